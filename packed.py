@@ -1,0 +1,310 @@
+"""packed.py: one row of tokens, no padding, each prompt computed once.
+
+A step's batch is P prompts with G samples each. Laid out as N = P*G padded rows, most of the
+work is waste: short samples are padded to the longest, and each prompt is computed G times.
+Here a batch is ONE row instead,
+
+    [ prompt 0 | prompt 1 | ... | output 0 | output 1 | output 2 | ... ]        (1, T)
+
+so the matrix products, nearly all of the arithmetic, see each real token exactly once. Only
+attention has to know who may look at whom. transformers hands that decision to us: any model
+that uses its attention interface calls `attend` below, layer by layer, with a *plan*:
+
+  1. `Pack`   (training)    outputs look at their own prompt and at their own past;
+  2. `Slots`  (generation)  a key-value cache with one slot a sequence. `Slots.prefill` computes
+                            new prompts once and copies them to all their samples' slots,
+                            `Slots.decode` adds one token to every running sequence.
+
+Both plans do the same arithmetic on the same weights in the same precision, so the sampler's
+log-probs and the trainer's agree to rounding (1e-5 in fp32, tested): no engine mismatch.
+
+Rotary and other position information comes from `position_ids`, so where a token lies in the
+row does not matter. What this layout cannot do is refused by `prepare`: sliding windows shorter
+than the context, soft-capped logits, models that bypass the attention interface.
+
+Ours: the paper does not say how its trainer lays out a batch.
+
+Axes: m prompts, n outputs (samples), T tokens in the row, H query heads, J key-value heads,
+D head size, P / R longest prompt / output, L = P + R.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface
+
+# ---------------------------------------------------------------------------------------------
+# 1. The hook into transformers
+
+
+def attend(module, query, key, value, attention_mask=None, *, scaling=None, plan=None, **_):
+    """The attention interface's function: pass this layer's q, k, v to the plan of this forward.
+
+    query (1, H, T, D), key and value (1, J, T, D) as every transformers model makes them; returns
+    (1, T, H, D) and no attention weights. `_` takes what other back ends need (dropout, window).
+    """
+    if plan is None:
+        raise RuntimeError("the attention 'packed' needs a plan: call forward(model, ids, "
+                           "positions, plan), or load the model with attn_implementation='sdpa'")
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))       # each (T, heads, D)
+    return plan.attend(module.layer_idx, q, k, v, scaling)[None], None
+
+
+AttentionInterface.register("packed", attend)
+
+
+def prepare(model):
+    """Switch `model` (a transformers causal LM) to packed attention, in place; returns it.
+
+    Raises ValueError, naming the setting, for models whose arithmetic this layout would change
+    in silence.
+    """
+    config = model.config
+    for name in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if getattr(config, name, None):
+            raise ValueError(f"model config has {name} = {getattr(config, name)}: not supported")
+    for name in ("logits_scaling", "logit_scale"):
+        if getattr(config, name, 1.0) not in (None, 1.0):
+            raise ValueError(f"model config has {name} = {getattr(config, name)}: not supported")
+    if getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None):
+        raise ValueError(f"model config has sliding_window = {config.sliding_window}: packed "
+                         "attention sees the whole context; set it to null if yours is shorter")
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise ValueError("the LM head has a bias: not supported")
+    model.set_attn_implementation("packed")
+    return model
+
+
+def forward(model, input_ids, position_ids, plan):
+    """Hidden states (T, hidden) of one row, input_ids and position_ids (T,), under `plan`."""
+    backbone = getattr(model, model.base_model_prefix)
+    output = backbone(input_ids=input_ids[None], position_ids=position_ids[None], plan=plan,
+                      use_cache=False)
+    return output.last_hidden_state[0]
+
+
+def _attention(q, k, v, mask, scaling):
+    """softmax(q k' * scaling + mask) v for q (n, H, R, D), k and v (n, J, L, D), mask (n, 1, R, L).
+
+    With grouped heads (H = g*J) the g queries that share a key head are laid side by side on the
+    query axis. Repeating keys and values g times instead would move g times the memory, and
+    moving memory is what decoding spends its time on.
+    """
+    (n, H, R, D), J = q.shape, k.shape[1]
+    if H != J:
+        q = q.reshape(n, J, (H // J) * R, D)
+        mask = mask.repeat(1, 1, H // J, 1)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+    return out.reshape(n, H, R, D)
+
+
+def _additive(allowed, dtype):
+    """A boolean mask (True: may look) as the number added to the scores. Finite, not -inf: a
+    padded query that may look nowhere would otherwise turn into NaN, and NaN * 0 is NaN."""
+    floor = torch.finfo(dtype).min
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(
+        ~allowed, floor)
+
+
+# ---------------------------------------------------------------------------------------------
+# 2. Training: prompts once, outputs after them
+
+
+class _Scatter(torch.autograd.Function):
+    """Rows x (T, ...) to a zeroed buffer at distinct places (T,): its transpose is a gather.
+
+    Autograd's own rules would be right too, but the backward of a gather is an `index_add_`,
+    which on the CPU costs a microsecond a row; as places are distinct, a copy is enough.
+    """
+
+    @staticmethod
+    def forward(ctx, x, places, size):
+        ctx.save_for_backward(places)
+        return x.new_zeros(size, *x.shape[1:]).index_copy_(0, places, x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Gather(torch.autograd.Function):
+    """The transpose of `_Scatter`: rows of x (size, ...) at distinct places (T,)."""
+
+    @staticmethod
+    def forward(ctx, x, places):
+        ctx.save_for_backward(places)
+        ctx.size = x.shape[0]
+        return x.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx, grad):
+        places, = ctx.saved_tensors
+        return grad.new_zeros(ctx.size, *grad.shape[1:]).index_copy_(0, places, grad), None
+
+
+class _Ragged:
+    """Where the tokens of sequences of different lengths lie in a padded (rows, width) block."""
+
+    def __init__(self, lengths, device):
+        self.lengths = torch.as_tensor(lengths, dtype=torch.long)
+        self.rows, self.width = len(lengths), int(self.lengths.max()) if len(lengths) else 0
+        self.tokens = int(self.lengths.sum())
+        row = torch.repeat_interleave(torch.arange(self.rows), self.lengths)
+        start = torch.cumsum(self.lengths, 0) - self.lengths
+        self.column = torch.arange(self.tokens) - start[row]
+        self.places = (row * self.width + self.column).to(device)
+        self.row, self.column, self.start = row.to(device), self.column.to(device), start.to(device)
+        self.lengths = self.lengths.to(device)
+
+    def pad(self, x):
+        """(tokens, heads, D) -> (rows, heads, width, D)"""
+        x = _Scatter.apply(x, self.places, self.rows * self.width)
+        return x.view(self.rows, self.width, *x.shape[1:]).transpose(1, 2)
+
+    def unpad(self, x):
+        """(rows, heads, width, D) -> (tokens, heads, D)"""
+        x = x.transpose(1, 2).reshape(self.rows * self.width, x.shape[1], x.shape[3])
+        return _Gather.apply(x, self.places)
+
+
+class Pack:
+    """A micro-batch of outputs and the prompts they share, and the plan of its forward.
+
+    prompts     m lists of token ids, none empty
+    outputs     n lists of token ids, none empty
+    prompt_of   n indices: output i continues prompts[prompt_of[i]]
+
+    input_ids, position_ids (T,)   the row. An output's last token predicts nothing: left out.
+    predict (K,)                   place in the row whose hidden state predicts each output token
+    targets, sample, column (K,)   the token, its output's index i, its position t in the output
+    """
+
+    def __init__(self, prompts, outputs, prompt_of, *, dtype=torch.float32, device="cpu"):
+        assert prompts and outputs and all(prompts) and all(outputs)
+        self.prompt_of = torch.as_tensor(prompt_of, device=device)
+        self.prompts = _Ragged([len(p) for p in prompts], device)
+        self.inputs = _Ragged([len(o) - 1 for o in outputs], device)    # without the last token
+        full = _Ragged([len(o) for o in outputs], device)
+        ids = [t for p in prompts for t in p] + [t for o in outputs for t in o[:-1]]
+        self.input_ids = torch.tensor(ids, device=device)
+        prompt_length = self.prompts.lengths[self.prompt_of]                         # (n,)
+        self.position_ids = torch.cat([
+            self.prompts.column, self.inputs.column + prompt_length[self.inputs.row]])
+
+        # Token 0 of an output is predicted by its prompt's last token, which G samples share;
+        # token t > 0 by the output's own token t - 1. Getting this shift wrong by one is the
+        # classic silent bug; the test compares with a plain forward of each sequence.
+        last_of_prompt = (self.prompts.start + self.prompts.lengths - 1)[self.prompt_of]
+        first_input = self.prompts.tokens + self.inputs.start
+        self.sample, self.column = full.row, full.column
+        self.predict = torch.where(self.column == 0, last_of_prompt[self.sample],
+                                   first_input[self.sample] + self.column - 1)
+        self.targets = torch.tensor([t for o in outputs for t in o], device=device)
+
+        # Masks, made once and used by every layer. Prompts: causal. Outputs: all of the own
+        # prompt (not its padding), then causal among themselves.
+        P, R = self.prompts.width, self.inputs.width
+        arange = lambda size: torch.arange(size, device=device)                    # noqa: E731
+        causal_P = arange(P)[:, None] >= arange(P)
+        self.prompt_mask = _additive(causal_P[None, None], dtype)
+        if R:
+            real = arange(P) < prompt_length[:, None]                                # (n, P)
+            causal_R = (arange(R)[:, None] >= arange(R)).expand(len(outputs), R, R)
+            allowed = torch.cat([real[:, None].expand(-1, R, -1), causal_R], -1)     # (n, R, P+R)
+            self.output_mask = _additive(allowed[:, None], dtype)
+
+    def attend(self, layer, q, k, v, scaling):
+        """q (T, H, D), k and v (T, J, D) -> (T, H, D). Every layer is alike to this plan."""
+        tp = self.prompts.tokens
+        qp, kp, vp = (self.prompts.pad(x[:tp]) for x in (q, k, v))     # (m, heads, P, D)
+        out = self.prompts.unpad(_attention(qp, kp, vp, self.prompt_mask, scaling))
+        if not self.inputs.tokens:                      # every output is a single token
+            return out
+        qo, ko, vo = (self.inputs.pad(x[tp:]) for x in (q, k, v))      # (n, heads, R, D)
+        # The prompt's keys and values serve all its samples; backward sums their gradients.
+        ko = torch.cat([kp.index_select(0, self.prompt_of), ko], 2)    # (n, J, P+R, D)
+        vo = torch.cat([vp.index_select(0, self.prompt_of), vo], 2)
+        return torch.cat([out, self.inputs.unpad(_attention(qo, ko, vo, self.output_mask,
+                                                            scaling))])
+
+
+# ---------------------------------------------------------------------------------------------
+# 3. Generation: one slot a sequence
+
+
+class Slots:
+    """Key-value cache of up to `slots` sequences of up to `length` tokens each.
+
+    keys, values: per layer (slots, J, length, D). The running sequences are always the first
+    `active` slots (`move` keeps it so), and attention reads them only up to the longest one, as
+    a view: nothing is copied to decode, and nobody decodes for a sequence that has ended.
+    """
+
+    def __init__(self, config, slots, length, *, dtype=torch.float32, device="cpu"):
+        heads = config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        shape = (slots, getattr(config, "num_key_value_heads", None) or heads, length, size)
+        layers = range(config.num_hidden_layers)
+        # Zeros, not empty: a mask multiplies what lies behind it by zero, and NaN * 0 is NaN.
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
+        self.lengths = torch.zeros(slots, dtype=torch.long, device=device)  # tokens in the cache
+        self.active, self.slots, self.length = 0, slots, length
+        self.dtype, self.device = dtype, device
+
+    def prefill(self, model, prompts, samples):
+        """Compute `prompts` (m lists of ids) once each; give each `samples[i]` new slots at the
+        end of the active ones. Returns each prompt's last hidden state (m, hidden)."""
+        self._ragged = _Ragged([len(p) for p in prompts], self.device)
+        self._mask = _additive(torch.ones(self._ragged.width, self._ragged.width,
+                               dtype=torch.bool, device=self.device).tril()[None, None], self.dtype)
+        self._owner = torch.repeat_interleave(torch.arange(len(prompts)),
+                                              torch.tensor(samples)).to(self.device)
+        new = slice(self.active, self.active + len(self._owner))
+        assert new.stop <= self.slots, f"{new.stop} sequences, {self.slots} slots"
+        self._new, self._step = new, self._attend_prefill
+        ids = torch.tensor([t for p in prompts for t in p], device=self.device)
+        hidden = forward(model, ids, self._ragged.column, self)
+        self.lengths[new] = self._ragged.lengths[self._owner]
+        self.active = new.stop
+        return hidden[self._ragged.start + self._ragged.lengths - 1]
+
+    def _attend_prefill(self, layer, q, k, v, scaling):
+        q, k, v = (self._ragged.pad(x) for x in (q, k, v))               # (m, heads, P, D)
+        width = self._ragged.width
+        self.keys[layer][self._new, :, :width] = k[self._owner]
+        self.values[layer][self._new, :, :width] = v[self._owner]
+        return self._ragged.unpad(_attention(q, k, v, self._mask, scaling))
+
+    def decode(self, model, tokens):
+        """Feed one token to each active sequence, tokens (active,); returns (active, hidden)."""
+        n = self.active
+        self._places = (torch.arange(n, device=self.device), self.lengths[:n].clone())
+        self._width = int(self._places[1].max()) + 1
+        seen = torch.arange(self._width, device=self.device) <= self._places[1][:, None]
+        self._mask = _additive(seen[:, None, None], self.dtype)          # (n, 1, 1, width)
+        self._step = self._attend_decode
+        hidden = forward(model, tokens, self._places[1], self)
+        self.lengths[:n] += 1
+        return hidden
+
+    def _attend_decode(self, layer, q, k, v, scaling):
+        row, column = self._places
+        self.keys[layer][row, :, column] = k                             # k (n, J, D)
+        self.values[layer][row, :, column] = v
+        n, width = len(row), self._width
+        out = _attention(q[:, :, None], self.keys[layer][:n, :, :width],
+                         self.values[layer][:n, :, :width], self._mask, scaling)
+        return out[:, :, 0]                                              # (n, H, D)
+
+    def attend(self, layer, q, k, v, scaling):
+        return self._step(layer, q, k, v, scaling)
+
+    def move(self, sources, targets):
+        """Copy whole sequences between slots: to close the holes that finished ones leave."""
+        if len(sources):
+            width = int(self.lengths[: self.active].max())
+            for cache in (*self.keys, *self.values):
+                cache[targets, :, :width] = cache[sources, :, :width]
+            self.lengths[targets] = self.lengths[sources]

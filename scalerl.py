@@ -1,0 +1,1049 @@
+"""scalerl.py: train a language model with the ScaleRL recipe (arXiv 2510.13786).
+
+    python scalerl.py --config configs/demo.toml                 the toy, on a laptop, in minutes
+    python scalerl.py --model PATH --task reasoning_gym:chain_sum --steps 20
+    python scalerl.py --config configs/demo.toml --resume        go on where a run was cut off
+    python fit.py runs/demo                                      what more compute would buy
+
+One step of the recipe, in the order of this file:
+
+  1. Config       every knob, with the paper's value or "ours"
+  2. Curriculum   which prompt next: epochs; prompts the model has learned retire    (paper, sec. 4)
+  3. Pacer        PipelineRL-k: how far generation may run ahead of training         (sec. 3.1)
+  4. Batch        marks, zero-variance filter, one row of tokens a micro-batch       (sec. 3.2)
+  5. Train step   CISPO on the sampler's own log-probs, fp32 head, AdamW             (sec. 2, 4)
+  6. Evaluation   pass rate on held-out prompts: the y of the curve                  (sec. 2.2)
+  7. Compute      FLOPs, tokens, device-hours: the x of the curve
+  8. Checkpoint   everything, the running sequences and their caches included
+  9. Run          the loop, the log, the progress line
+ 10. main
+
+The mathematics is in loss.py, generation in sampler.py, the layout of a batch in packed.py,
+problems and marks in tasks.py. Without a GPU, or with one, sampler and trainer share a process:
+decode steps and optimizer steps alternate, so a run is deterministic, and staleness is the same
+algebra as on a cluster.
+
+Axes: P prompts a step, G samples a prompt, N = P*G samples, T tokens, v trainer's version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import difflib
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import random
+import shutil
+import signal
+import sys
+import time
+import tomllib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+import packed
+from loss import (advantages, merge_stats, policy_loss, token_logprobs, token_weights,
+                  zero_variance)
+from sampler import Interruption, Request, Rollout, TransformersSampler
+from tasks import (INTERRUPTION_PHRASE, TaskError, check_gold, load_task, prompt_ids, verify)
+
+# ---------------------------------------------------------------------------------------------
+# 1. Config
+
+
+class ConfigError(ValueError):
+    """Wrong input: one sentence with the field, the value, and what would be right. Exit code 2."""
+
+
+@dataclass
+class Config:
+    """All knobs. Comments give the paper's value where the default is not it; "ours" where the
+    paper is silent."""
+    # -- what
+    model: str = ""                     # a Hugging Face folder or name
+    task: str = "toy"                   # see tasks.load_task; the paper: Polaris-53K math
+    task_options: dict = field(default_factory=dict)    # the problem generator's own options
+    instruction: str = ""               # put before every question
+    heldout_prompts: int = 1000         # paper; never trained on
+    name: str = ""                      # run folder runs/NAME; default: model, task, seed
+    seed: int = 0
+    steps: int = 100                    # train steps
+    # -- batch
+    prompts_per_step: int = 48          # P, paper
+    samples_per_prompt: int = 16        # G, paper
+    micro_batch_tokens: int = 8192      # tokens a forward and backward; ours, memory only
+    # -- asynchrony
+    off_policy: str = "pipeline-8"      # paper; "pipeline-0" is on-policy; "ppo-8" the classic way
+    slots: int = 256                    # sequences decoded at once; ours
+    # -- length, in tokens
+    prompt_tokens: int = 2048           # paper; a longer prompt is refused
+    think_min: int = 10240              # paper: interrupted at a random point in [10k, 12k]
+    think_max: int = 12288              # paper
+    answer_tokens: int = 2048           # paper
+    interrupt_phrase: str = INTERRUPTION_PHRASE         # paper; "" turns interruption off
+    # -- sampling
+    temperature: float = 1.0            # ours
+    top_p: float = 1.0                  # only 1: anything else biases every importance ratio
+    # -- objective
+    loss: str = "cispo"                 # paper; or grpo, dapo, gspo, reinforce
+    behavior: str = "sampler"           # paper; "recomputed": the trainer's own, ratio always 1
+    eps_max: float = 5.0                # paper: 4, 5, 8 alike; caps CISPO's ratio itself
+    eps_low: float = 0.2                # the other losses' clip range [1 - low, 1 + high]
+    eps_high: float = 0.2
+    aggregation: str = "prompt"         # paper; or sample (GRPO), token
+    advantage_norm: str = "batch"       # paper; or prompt (GRPO), none (Dr. GRPO)
+    head_fp32: bool = True              # paper; both in trainer and sampler
+    zero_variance_filter: bool = True   # paper
+    retire_at: float = 0.9              # paper: No-Positive-Resampling; above 1: off
+    # -- optimizer (AdamW)
+    lr: float = 5e-7                    # paper, constant after warm-up
+    warmup_steps: int = 100             # paper, linear
+    beta1: float = 0.9                  # ours
+    beta2: float = 0.95                 # ours
+    adam_eps: float = 1e-15             # paper
+    weight_decay: float = 0.01          # paper
+    grad_clip: float = 1.0              # ours, of the global norm
+    # -- evaluation, checkpoints
+    eval_every: int = 100               # paper
+    eval_prompts: int = 1000            # paper
+    eval_samples: int = 16              # paper
+    checkpoint_every: int = 100         # ours
+    keep_checkpoints: int = 2           # ours; the best one is kept apart
+    samples_logged: int = 4             # rollouts written to samples.jsonl a step; ours
+    # -- machine
+    gpus: int = -1                      # -1: one if there is one
+    engine: str = "auto"                # transformers; vllm is not built yet
+    dtype: str = "auto"                 # compute: bfloat16 on a GPU, float32 on a CPU
+    threads: int = 0                    # CPU threads; 0: all cores
+
+    def check(self):
+        """Refuse what cannot work, one sentence each. Returns (scheme, k) of `off_policy`."""
+        def refuse(name, right):
+            raise ConfigError(f"{name} = {getattr(self, name)!r}: {right}")
+        choices = {"loss": ("cispo", "grpo", "dapo", "gspo", "reinforce"),
+                   "aggregation": ("prompt", "sample", "token"),
+                   "advantage_norm": ("batch", "prompt", "none"),
+                   "behavior": ("sampler", "recomputed"),
+                   "engine": ("auto", "transformers"), "gpus": (-1, 0, 1),
+                   "dtype": ("auto", "float32", "bfloat16")}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                refuse(name, "use one of " + ", ".join(map(str, allowed)))
+        for name in ("steps", "prompts_per_step", "samples_per_prompt", "micro_batch_tokens",
+                     "slots", "prompt_tokens", "think_max", "answer_tokens", "eval_every",
+                     "eval_prompts", "eval_samples", "checkpoint_every", "keep_checkpoints",
+                     "heldout_prompts", "temperature", "lr", "eps_max", "grad_clip"):
+            if not getattr(self, name) > 0 or not math.isfinite(getattr(self, name)):
+                refuse(name, "must be above zero")
+        if self.top_p != 1:
+            refuse("top_p", "must be 1: a truncated distribution biases every importance ratio")
+        if not 0 <= self.think_min <= self.think_max:
+            refuse("think_min", f"must lie in 0..think_max = {self.think_max}")
+        if self.samples_per_prompt > self.slots:
+            refuse("slots", f"must hold the {self.samples_per_prompt} samples of a prompt")
+        if not self.model:
+            refuse("model", "give a Hugging Face folder or name, as in --model models/toy")
+        scheme, _, k = self.off_policy.partition("-")
+        if scheme not in ("pipeline", "ppo") or not k.isdecimal() or (scheme, k) == ("ppo", "0"):
+            refuse("off_policy", 'use "pipeline-K" (K = 0: on-policy) or "ppo-K" with K >= 1')
+        if self.gpus == 1 and not torch.cuda.is_available():
+            refuse("gpus", "torch finds no GPU here; use 0")
+        return scheme, int(k)
+
+
+def typed(name, value, kind):
+    """`value` as the field's type, from TOML or the command line; an int is a fine float."""
+    try:
+        if isinstance(value, str) and kind != "str":
+            value = {"int": int, "float": float, "dict": json.loads,
+                     "bool": {"true": True, "false": False}.__getitem__}[kind](value)
+    except (ValueError, KeyError):
+        raise ConfigError(f"{name} = {value!r}: should be of type {kind}") from None
+    if kind == "float" and type(value) is int:
+        value = float(value)
+    if type(value).__name__ != kind:
+        raise ConfigError(f"{name} = {value!r}: should be of type {kind}")
+    return value
+
+
+def read_config(path, overrides):
+    """Defaults, then the TOML file, then the command line. Raises ConfigError."""
+    values = {}
+    if path:
+        try:
+            values = tomllib.loads(Path(path).read_text())
+        except OSError as error:
+            raise ConfigError(f"--config {path}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--config {path}: not valid TOML: {error}") from None
+    kinds = {f.name: f.type for f in dataclasses.fields(Config)}
+    for name in values:
+        if name not in kinds:
+            near = difflib.get_close_matches(name, kinds, 1)
+            raise ConfigError(f"{path}: unknown key {name!r}"
+                              + (f", did you mean {near[0]!r}?" if near else ""))
+    config = Config(**{name: typed(name, value, kinds[name])
+                       for name, value in (values | overrides).items()})
+    if not config.name:
+        config.name = "-".join([Path(config.model).name, config.task.replace(":", "-"),
+                                f"seed{config.seed}"]).replace("/", "-")
+    return config
+
+
+def to_toml(config):
+    """The resolved config as TOML. JSON's strings and numbers are TOML's as well."""
+    def render(value):
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{json.dumps(k)} = {render(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, list):
+            return "[" + ", ".join(map(render, value)) + "]"
+        return repr(value) if isinstance(value, float) else json.dumps(value)
+    return "".join(f"{k} = {render(v)}\n" for k, v in dataclasses.asdict(config).items())
+
+
+# ---------------------------------------------------------------------------------------------
+# 2. Curriculum
+
+
+class Curriculum:
+    """Epochs over the prompts in seeded random order, with No-Positive-Resampling.
+
+    A prompt whose pass rate over all its samples so far is at `retire_at` (0.9) or above leaves
+    the next epochs for good: it has little left to teach, and its groups would mostly be filtered
+    for zero variance anyway (paper, sec. 4).
+    """
+
+    def __init__(self, prompt_ids, retire_at, seed):
+        self.retire_at, self.seed = retire_at, seed
+        self.active = list(prompt_ids)
+        self.order, self.cursor, self.epoch = [], 0, 0
+        self.history = {}                       # prompt id -> [correct, samples]
+
+    def next(self):
+        """Next prompt's id, or None when every prompt has retired."""
+        if self.cursor == len(self.order):
+            self.active = [p for p in self.active if not self.learned(p)]
+            if not self.active:
+                return None
+            self.epoch += 1
+            self.order = random.Random(f"{self.seed}/{self.epoch}").sample(
+                self.active, len(self.active))
+            self.cursor = 0
+        self.cursor += 1
+        return self.order[self.cursor - 1]
+
+    def learned(self, prompt):
+        correct, samples = self.history.get(prompt, (0, 0))
+        return samples > 0 and correct / samples >= self.retire_at
+
+    def record(self, prompt, correct, samples):
+        old = self.history.get(prompt, (0, 0))
+        self.history[prompt] = [old[0] + correct, old[1] + samples]
+
+    def state(self):
+        return {name: getattr(self, name) for name in ("active", "order", "cursor", "epoch",
+                                                       "history")}
+
+    def load_state(self, state):
+        vars(self).update(state)
+
+
+# ---------------------------------------------------------------------------------------------
+# 3. Pacer
+
+
+@dataclass
+class Group:
+    """G samples of one prompt, from admission until the trainer has consumed them."""
+    group_id: int
+    prompt_id: str
+    start: int                                  # trainer's version at admission
+    size: int                                   # G
+    rollouts: list[Rollout] = field(default_factory=list)
+
+    @property
+    def finished(self):
+        return len(self.rollouts) == self.size
+
+
+class Pacer:
+    """Who may start, who is consumed, so that no token is ever more than k versions old.
+
+    pipeline-k  A group is admitted while fewer than (k+1)*P are outstanding (admitted, not yet
+                consumed). Each step consumes the P oldest finished ones; if an unfinished group
+                started at v - k, the trainer waits for it. Why lag <= k then holds: of the
+                (k+1)*P groups that may be outstanding when one starts at version s, the k steps
+                s..s+k-1 consume k*P, oldest first, so it is among the last P, and goes into step
+                s + k at the latest.
+    ppo-k       Generate k*P groups with frozen weights, then k steps (lag 0 to k-1).
+
+    Nothing is dropped for being old: the trainer waits instead.
+    """
+
+    def __init__(self, scheme, k, prompts_per_step):
+        self.scheme, self.k, self.P = scheme, k, prompts_per_step
+        self.groups: dict[int, Group] = {}      # outstanding, in order of admission
+        self.admitted = 0                       # ever, and so the next group's id
+        self.filling = True                     # ppo: still collecting this round's groups
+
+    def may_admit(self):
+        if self.scheme == "pipeline":
+            return len(self.groups) < (self.k + 1) * self.P
+        self.filling = (self.filling or not self.groups) and len(self.groups) < self.k * self.P
+        return self.filling
+
+    def admit(self, prompt_id, version, size):
+        group = Group(self.admitted, prompt_id, version, size)
+        self.groups[group.group_id] = group
+        self.admitted += 1
+        return group
+
+    def take(self, version):
+        """The next step's P groups, oldest start first; None: generate on."""
+        finished = [g for g in self.groups.values() if g.finished]
+        unfinished = [g for g in self.groups.values() if not g.finished]
+        if self.scheme == "ppo":
+            must_wait = self.filling or bool(unfinished)
+        else:
+            must_wait = any(g.start <= version - self.k for g in unfinished)
+        if must_wait or len(finished) < self.P:
+            return None
+        taken = sorted(finished, key=lambda g: (g.start, g.group_id))[: self.P]
+        for group in taken:
+            del self.groups[group.group_id]
+        return taken
+
+
+# ---------------------------------------------------------------------------------------------
+# 4. Batch
+
+
+def mark(rollouts, problems, tokenizer):
+    """Rewards (P, G) in {-1, +1} of P groups of rollouts. A truncated sample has no answer: -1."""
+    rewards = []
+    for rollout in rollouts:
+        ended = rollout.finish_reason == "stop"
+        text = tokenizer.decode(rollout.output_ids[: -1 if ended else None])
+        problem = problems[rollout.prompt_id]
+        rewards.append(verify(text, problem.answer, problem.kind)[0] if ended else -1.0)
+    return rewards
+
+
+def micro_batches(rollouts, budget_tokens):
+    """Indices of `rollouts`, cut into lists of about `budget_tokens` tokens, prompts counted once.
+
+    Groups of similar length come together (attention pads to the longest sample of a
+    micro-batch), and a group stays together, so that its prompt is computed once.
+    """
+    longest = Counter()
+    for r in rollouts:
+        longest[r.group_id] = max(longest[r.group_id], len(r.output_ids))
+    order = sorted(range(len(rollouts)),
+                   key=lambda i: (longest[rollouts[i].group_id], rollouts[i].group_id, i))
+    batches, tokens, groups = [], math.inf, set()
+    for i in order:
+        r = rollouts[i]
+        cost = len(r.output_ids) + (len(r.prompt_ids) if r.group_id not in groups else 0)
+        if tokens + cost > budget_tokens:
+            batches.append([])
+            tokens, groups, cost = 0, set(), len(r.output_ids) + len(r.prompt_ids)
+        batches[-1].append(i)
+        groups.add(r.group_id)
+        tokens += cost
+    return batches
+
+
+def table(rollouts, name, dtype):
+    """One per-token list of each rollout as a zero-padded (N, T) tensor."""
+    rows = [torch.tensor(getattr(r, name), dtype=dtype) for r in rollouts]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+# ---------------------------------------------------------------------------------------------
+# 5. Train step
+
+
+def output_logprobs(model, rollouts, config, dtype, device, head_fp32):
+    """Trainer's log-probs and entropies (n, T) of the rollouts' tokens; zero where not sampled."""
+    prompts = {r.group_id: r.prompt_ids for r in rollouts}
+    place = {group: i for i, group in enumerate(prompts)}
+    pack = packed.Pack(list(prompts.values()), [r.output_ids for r in rollouts],
+                       [place[r.group_id] for r in rollouts], dtype=dtype, device=device)
+    with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+        hidden = packed.forward(model, pack.input_ids, pack.position_ids, pack)
+    sampled = table(rollouts, "sampled", torch.bool).to(device)[pack.sample, pack.column]
+    predict, targets, place = (x[sampled] for x in (
+        pack.predict, pack.targets, torch.stack([pack.sample, pack.column], 1)))
+    # The head's operands as the sampler has them: rounded to bf16 where it computes in bf16.
+    values = token_logprobs(hidden[predict].to(dtype),
+                            model.get_output_embeddings().weight.to(dtype), targets,
+                            temperature=config.temperature, head_fp32=head_fp32)
+    T = max(len(r.output_ids) for r in rollouts)
+    return tuple(x.new_zeros(len(rollouts), T).index_put(tuple(place.T), x) for x in values)
+
+
+def train_step(model, optimizer, rollouts, rewards, version, config, dtype, device):
+    """One optimizer step on the groups that have something to teach. Returns the log's numbers.
+
+    rollouts   P*G, group by group;  rewards (P, G)
+    """
+    P, G = rewards.shape
+    same = zero_variance(rewards)                                                   # (P,)
+    log = {"reward/mean": rewards.mean().item(), "reward/std": rewards.std().item(),
+           "pass_rate": (rewards > 0).float().mean().item(),
+           "frac_reward_zero_std": same.float().mean().item(), "prompts/consumed": P}
+    keep = ~same if config.zero_variance_filter else torch.ones(P, dtype=torch.bool)
+    # The groups left are the effective batch: every mean and std below is over them alone.
+    kept = [rollouts[p * G + g] for p in keep.nonzero()[:, 0].tolist() for g in range(G)]
+    log["prompts/trained"] = int(keep.sum())
+    log["tokens/trained"] = sum(sum(r.sampled) for r in kept)
+    if not kept or not log["tokens/trained"]:
+        return log | {"optimizer_step": 0}
+    advantage = advantages(rewards[keep], norm=config.advantage_norm).flatten()     # (N,)
+    mask = table(kept, "sampled", torch.bool)                                       # (N, T)
+    weights = token_weights(mask, torch.arange(len(kept)) // G, aggregation=config.aggregation)
+    behavior = table(kept, "logprobs", torch.float32)
+    lags = version - table(kept, "versions", torch.long)
+
+    stats = []
+    for indices in micro_batches(kept, config.micro_batch_tokens):
+        part = [kept[i] for i in indices]
+        logprobs, entropies = output_logprobs(model, part, config, dtype, device,
+                                              config.head_fp32)
+        cut = lambda x: x[indices, : logprobs.shape[1]].to(device)             # noqa: E731
+        # The ratio's denominator is what the sampler recorded, stale weights and all (paper).
+        # "recomputed" is the usual mistake, kept as an ablation: ratio 1, the clip never bites.
+        old = cut(behavior) if config.behavior == "sampler" else logprobs.detach()
+        loss, stat = policy_loss(
+            logprobs, old, advantage[indices].to(device), cut(weights), loss=config.loss,
+            eps_max=config.eps_max, eps_low=config.eps_low, eps_high=config.eps_high,
+            lags=cut(lags), entropy=entropies)
+        loss.backward()                  # weights sum to 1 over the step: gradients add up
+        stats.append(stat)
+
+    log |= merge_stats(stats)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip).item()
+    if not (math.isfinite(norm) and math.isfinite(log["loss"])):
+        raise FloatingPointError(f"loss {log['loss']}, gradient norm {norm} at version {version}")
+    for group in optimizer.param_groups:
+        group["lr"] = config.lr * min(1.0, (version + 1) / max(1, config.warmup_steps))
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    real = mask.expand_as(lags)
+    return log | {
+        "optimizer_step": 1, "grad_norm": norm,
+        "lr": optimizer.param_groups[0]["lr"], "lag/mean": lags[real].float().mean().item(),
+        "lag/max": int(lags[real].max()), "lag/min": int(lags[real].min())}
+
+
+# ---------------------------------------------------------------------------------------------
+# 6. Evaluation
+
+
+def evaluate(sampler, problems, prompts, tokenizer, samples, seed):
+    """Pass rates on held-out prompts by task: {"eval/<task>/mean@k": ..., "eval/<task>/pass@k"}.
+
+    `sampler` is one apart, on the same weights: running sequences of the training sampler are not
+    disturbed, and an evaluation depends on nothing but the weights and the seed.
+    """
+    sampler.generator.manual_seed(seed)
+    for i, prompt_id in enumerate(problems):
+        sampler.submit(Request(i, prompt_id, prompts[prompt_id], samples))
+    correct = Counter()
+    rollouts = []
+    while sampler.in_flight:
+        rollouts += sampler.step()
+    for rollout, reward in zip(rollouts, mark(rollouts, problems, tokenizer)):
+        correct[rollout.prompt_id] += reward > 0
+    result = {}
+    for task in dict.fromkeys(p.task for p in problems.values()):
+        rates = [correct[p.id] / samples for p in problems.values() if p.task == task]
+        result[f"eval/{task}/mean@{samples}"] = sum(rates) / len(rates)
+        result[f"eval/{task}/pass@{samples}"] = sum(rate > 0 for rate in rates) / len(rates)
+    result["eval/truncated_frac"] = sum(r.finish_reason == "length"
+                                        for r in rollouts) / len(rollouts)
+    result["eval/mean_length"] = sum(len(r.output_ids) for r in rollouts) / len(rollouts)
+    return result
+
+
+# ---------------------------------------------------------------------------------------------
+# 7. Compute
+
+
+class Compute:
+    """Cumulative training compute, evaluation apart (ours: the paper does not say).
+
+    flops is analytic: a forward pass costs 2 FLOPs a weight and token in matrix products, and
+    4*layers*hidden a token and token looked at in attention; training costs three forwards. What
+    is counted is what this code computes: each prompt once for its samples, no padding.
+    """
+
+    def __init__(self, model, devices, device_name):
+        config = model.config
+        weights = sum(p.numel() for p in model.parameters())
+        if not config.tie_word_embeddings:      # looking up an embedding multiplies nothing
+            weights -= model.get_input_embeddings().weight.numel()
+        heads = config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self.token_flops = 2 * weights
+        self.look_flops = 4 * config.num_hidden_layers * heads * size
+        self.devices, self.hours_name = devices, f"compute/{device_name}_hours"
+        self.flops, self.tokens, self.hours = 0, 0, 0.0
+
+    def forward_flops(self, prompt, outputs):
+        """FLOPs of one prompt of `prompt` tokens and of its outputs of these lengths."""
+        tokens = prompt + sum(outputs)
+        looks = prompt * (prompt + 1) // 2 + sum(n * prompt + n * (n + 1) // 2 for n in outputs)
+        return self.token_flops * tokens + self.look_flops * looks
+
+    def add(self, rollouts, samples_per_prompt, passes):
+        for i in range(0, len(rollouts), samples_per_prompt):
+            group = rollouts[i: i + samples_per_prompt]
+            self.flops += passes * self.forward_flops(
+                len(group[0].prompt_ids), [len(r.output_ids) for r in group])
+
+    def log(self):
+        return {"compute/flops": self.flops, "compute/tokens": self.tokens,
+                self.hours_name: self.hours}
+
+
+# ---------------------------------------------------------------------------------------------
+# 8. Checkpoint
+
+
+def sha256(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def save_checkpoint(folder, tensors, plain):
+    """Write `tensors` ({file: {name: tensor}}) and `plain` (JSON) to `folder`, all or nothing.
+
+    Everything goes to a folder aside, with checksums, is flushed to disk, and only then renamed:
+    a process killed at any moment leaves the checkpoint before it whole. No pickle anywhere.
+    """
+    aside = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    for name, group in tensors.items():
+        save_file({key: value.contiguous() for key, value in group.items()},
+                  aside / f"{name}.safetensors")
+    (aside / "state.json").write_text(json.dumps(plain))
+    sums = {path.name: sha256(path) for path in sorted(aside.iterdir())}
+    (aside / "checksums.json").write_text(json.dumps(sums))
+    for path in aside.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+
+
+def load_checkpoint(folder):
+    """(tensors, plain) of a checkpoint. Raises ValueError, naming the file, if it is damaged."""
+    try:
+        sums = json.loads((folder / "checksums.json").read_text())
+        for name, expected in sums.items():
+            if sha256(folder / name) != expected:
+                raise ValueError(f"{folder / name} does not match its checksum")
+        tensors = {path.stem: load_file(path) for path in folder.glob("*.safetensors")}
+        return tensors, json.loads((folder / "state.json").read_text())
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise ValueError(f"{folder} cannot be read ({error})") from None
+
+
+def checkpoints(folder):
+    """Checkpoint folders below `folder`, newest first."""
+    return sorted(folder.glob("step_*"), key=lambda path: -int(path.name.split("_")[1]))
+
+
+def cut_log(path, step):
+    """Drop the lines after `step`, and a last line that a killed process left half-written."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["step"] > step:
+                break
+        except (json.JSONDecodeError, KeyError, TypeError):
+            break
+        kept.append(line + "\n")
+    aside = path.with_suffix(".tmp")
+    aside.write_text("".join(kept))
+    aside.replace(path)
+
+
+# ---------------------------------------------------------------------------------------------
+# 9. Run
+
+
+class Run:
+    """One training run: what it is made of, the loop, and its folder."""
+
+    def __init__(self, config, resume):
+        self.config = config
+        self.scheme, self.k = config.check()
+        self.folder = Path("runs") / config.name
+        if self.folder.exists() and not resume:
+            raise ConfigError(f"{self.folder} exists: add --resume to go on with it, or choose "
+                              "another --name")
+        if resume and not self.folder.exists():
+            raise ConfigError(f"{self.folder} does not exist: nothing to resume")
+        cuda = torch.cuda.is_available() and config.gpus != 0
+        self.device = "cuda" if cuda else "cpu"
+        self.dtype = {"auto": torch.bfloat16 if cuda else torch.float32,
+                      "bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        torch.manual_seed(config.seed)
+        self.load_model()
+        self.load_problems()
+        self.build()
+
+    # -- what it is made of -------------------------------------------------------------------
+
+    def load_model(self):
+        config = self.config
+        if Path(config.model).exists() and not (Path(config.model) / "config.json").exists():
+            raise ConfigError(f"model = {config.model!r}: the folder has no config.json")
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(config.model)
+            # fp32 masters: at lr 5e-7 a bf16 weight would round most updates away.
+            self.model = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32)
+        except OSError as error:
+            raise ConfigError(f"model = {config.model!r}: not a model folder, and not to be had "
+                              f"from the hub: {str(error).splitlines()[0]}") from None
+        try:
+            packed.prepare(self.model.to(self.device))
+        except ValueError as error:
+            raise ConfigError(f"model = {config.model!r}: {error}") from None
+        # No dropout, ever: the ratio compares the trainer's forward with the sampler's.
+        self.model.eval()
+
+    def load_problems(self):
+        config = self.config
+        try:
+            train, heldout = (load_task(config.task, split, heldout=config.heldout_prompts,
+                                        seed=config.seed, options=config.task_options)
+                              for split in ("train", "heldout"))
+            check_gold(train + heldout)
+        except TaskError as error:
+            raise ConfigError(f"task = {config.task!r}: {error}") from None
+        heldout = heldout[: config.eval_prompts]
+        self.problems = {p.id: p for p in train}
+        self.heldout = {p.id: p for p in heldout}
+        self.prompts = {p.id: tuple(prompt_ids(self.tokenizer, p, config.instruction))
+                        for p in train + heldout}
+        longest = max(map(len, self.prompts.values()))
+        if longest > config.prompt_tokens:
+            raise ConfigError(f"prompt_tokens = {config.prompt_tokens}: the longest prompt of "
+                              f"{config.task!r} has {longest} tokens, and none is cut in silence")
+        self.prompt_tokens = longest            # sizes the cache: no need for more
+
+    def build(self):
+        config, device = self.config, self.device
+        phrase = self.tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"] \
+            if config.interrupt_phrase else []
+        interruption = Interruption(config.think_min, config.think_max, config.answer_tokens,
+                                    tuple(phrase))
+        positions = self.prompt_tokens + interruption.longest
+        limit = getattr(self.model.config, "max_position_embeddings", None) or math.inf
+        if positions > limit:
+            raise ConfigError(f"think_max = {config.think_max}: prompt, thinking, phrase and "
+                              f"answer may take {positions} tokens, the model has {limit}")
+        eos = self.model.generation_config.eos_token_id
+        eos = self.tokenizer.eos_token_id if eos is None else eos
+        eos = set(eos if isinstance(eos, list) else [eos])
+        if None in eos:
+            raise ConfigError(f"model = {config.model!r}: neither its generation config nor its "
+                              "tokenizer names an end-of-sequence token")
+        # On a CPU sampler and trainer share the very same weights: a push costs nothing. With a
+        # bf16 sampler the fp32 masters need a rounded copy.
+        generator = self.model if self.dtype == torch.float32 else copy.deepcopy(
+            self.model).to(self.dtype)
+        make = lambda seed: TransformersSampler(                               # noqa: E731
+            generator, self.tokenizer, interruption, slots=config.slots,
+            prompt_tokens=self.prompt_tokens, eos_ids=eos, temperature=config.temperature,
+            seed=seed, head_fp32=config.head_fp32)
+        self.sampler, self.eval_sampler = make(config.seed), make(config.seed + 1)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
+            eps=config.adam_eps, weight_decay=config.weight_decay, fused=True)
+        self.curriculum = Curriculum(self.problems, config.retire_at, config.seed)
+        self.pacer = Pacer(self.scheme, self.k, config.prompts_per_step)
+        devices = 1 if device == "cuda" else torch.get_num_threads()
+        self.compute = Compute(self.model, devices, "gpu" if device == "cuda" else "core")
+        self.step = self.version = 0            # steps taken; optimizer steps taken (v)
+        self.best = -1.0
+        self.counters = Counter()               # since the last log line
+        self.stop = False
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def train(self):
+        """Train until `steps`, or until every prompt has retired. Returns the closing sentence."""
+        config = self.config
+        if self.step == 0:
+            self.self_test()
+            self.evaluate()
+        ending = f"Done: {config.steps} steps."
+        progress = Progress(config.steps, self.step)
+        with progress:
+            while self.step < config.steps and not self.stop:
+                groups = self.generate()
+                if groups is None:
+                    ending = (f"Done after {self.step} steps: every prompt has retired (pass rate "
+                              f">= {config.retire_at}); {len(self.pacer.groups)} groups, fewer "
+                              "than a step's worth, are left untrained.")
+                    break
+                self.train_on(groups)
+                last = self.step == config.steps
+                if self.step % config.eval_every == 0 or last:
+                    self.evaluate()
+                if self.step % config.checkpoint_every == 0 or last or self.stop:
+                    self.save()
+                progress.show(self.record)
+        if self.stop:
+            return f"Stopped at step {self.step}; the checkpoint is written, --resume goes on."
+        if self.evaluated != self.step:
+            self.evaluate()
+        save_model(self.model, self.tokenizer, self.folder / "model")
+        return ending
+
+    def generate(self):
+        """Decode until the pacer hands out the next step's groups; None when prompts ran out."""
+        start = time.perf_counter()
+        while True:
+            self.admit()
+            groups = self.pacer.take(self.version)
+            if groups or not self.sampler.in_flight:
+                break
+            for rollout in self.sampler.step():
+                self.pacer.groups[rollout.group_id].rollouts.append(rollout)
+                self.counters["tokens/generated"] += sum(rollout.sampled)
+        self.time_generate = time.perf_counter() - start
+        return groups
+
+    def admit(self):
+        """Start groups as the pacer and, for pipeline-k, free slots allow: a prompt that would
+        only queue is better chosen later, when the curriculum knows more."""
+        config = self.config
+        G = config.samples_per_prompt
+        while self.pacer.may_admit() and (self.scheme == "ppo" or self.sampler.free_slots >= G):
+            prompt_id = self.curriculum.next()
+            if prompt_id is None:
+                self.pacer.filling = False
+                return
+            group = self.pacer.admit(prompt_id, self.version, G)
+            self.sampler.submit(Request(group.group_id, prompt_id, self.prompts[prompt_id], G,
+                                        self.problems[prompt_id].task))
+
+    def train_on(self, groups):
+        """Mark, filter, train, push; then write the step's log line."""
+        config, G = self.config, self.config.samples_per_prompt
+        start = time.perf_counter()
+        rollouts = [r for group in groups for r in group.rollouts]
+        lag = max(self.version - v for r in rollouts for v in r.versions)
+        assert lag <= self.k, f"a token is {lag} versions old, the pacer promised {self.k}"
+        rewards = torch.tensor(mark(rollouts, self.problems, self.tokenizer)).view(-1, G)
+        for group, row in zip(groups, rewards):
+            self.curriculum.record(group.prompt_id, int((row > 0).sum()), G)
+        marked = time.perf_counter()
+        try:
+            log = train_step(self.model, self.optimizer, rollouts, rewards, self.version, config,
+                             self.dtype, self.device)
+        except FloatingPointError as error:
+            path = self.folder / "bad_step.jsonl"
+            path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))
+            raise RuntimeError(f"step {self.step + 1} stopped: {error}; its samples are in {path}")
+        trained = time.perf_counter()
+        self.version += log["optimizer_step"]
+        self.sampler.push_weights(self.model.named_parameters(), self.version)
+        self.eval_sampler.version = self.version
+        pushed = time.perf_counter()
+
+        self.step += 1
+        kept = [r for g, row in zip(groups, rewards) for r in g.rollouts
+                if not (config.zero_variance_filter and bool(zero_variance(row[None])))]
+        self.compute.add(rollouts, G, passes=1)
+        if log["optimizer_step"]:
+            self.compute.add(kept, G, passes=3)
+        self.compute.tokens += self.counters["tokens/generated"]
+        seconds = self.time_generate + pushed - start
+        self.compute.hours += self.compute.devices * seconds / 3600
+        n = len(rollouts)
+        self.record = {"step": self.step, "version": self.version} | log | {
+            "completions/mean_length": sum(len(r.output_ids) for r in rollouts) / n,
+            "completions/truncated_frac": sum(r.finish_reason == "length" for r in rollouts) / n,
+            "completions/interrupted_frac": sum(r.interrupted for r in rollouts) / n,
+            "tokens/generated": self.counters["tokens/generated"],
+            "tokens/forced": sum(not s for r in rollouts for s in r.sampled),
+            "off_policy/in_flight": self.sampler.in_flight,
+            "off_policy/outstanding": len(self.pacer.groups),
+            "curriculum/epoch": self.curriculum.epoch,
+            "curriculum/active": len(self.curriculum.active),
+            "curriculum/retired": len(self.problems) - len(self.curriculum.active),
+            "time/generate_s": self.time_generate, "time/verify_s": marked - start,
+            "time/train_s": trained - marked, "time/sync_s": pushed - trained,
+            "time/step_s": seconds,
+            "throughput/generated_tok_s":
+                self.counters["tokens/generated"] / max(self.time_generate, 1e-9),
+            "throughput/trained_tok_s": log["tokens/trained"] / max(trained - marked, 1e-9),
+        } | self.compute.log()
+        self.counters.clear()
+        self.append("metrics.jsonl", self.record)
+        for rollout, reward in list(zip(rollouts, rewards.flatten().tolist()))[
+                :: max(1, n // config.samples_logged)][: config.samples_logged]:
+            self.append("samples.jsonl", {
+                "step": self.step, "prompt_id": rollout.prompt_id, "reward": reward,
+                "prompt": self.tokenizer.decode(rollout.prompt_ids),
+                "output": self.tokenizer.decode(rollout.output_ids),
+                "interrupted": rollout.interrupted, "finish_reason": rollout.finish_reason,
+                "versions": [rollout.versions[0], rollout.versions[-1]]})
+
+    def evaluate(self):
+        start = time.perf_counter()
+        result = evaluate(self.eval_sampler, self.heldout, self.prompts, self.tokenizer,
+                          self.config.eval_samples, self.config.seed + 1000 + self.step)
+        self.evaluated = self.step
+        self.append("evals.jsonl", {"step": self.step, "version": self.version}
+                    | self.compute.log() | result
+                    | {"time/eval_s": time.perf_counter() - start})
+        means = [v for name, v in result.items() if "/mean@" in name]
+        self.last_eval = sum(means) / len(means)
+        if self.last_eval > self.best:
+            self.best = self.last_eval
+            save_model(self.model, self.tokenizer, self.folder / "checkpoints" / "best")
+
+    def self_test(self):
+        """Run a few prompts through sampler and trainer and log how far their log-probs differ,
+        with the fp32 head and with a bf16 one: what the recipe's fp32 head buys on this model."""
+        line = {"step": 0, "version": 0}
+        for head_fp32 in (True, False):
+            self.eval_sampler.head_fp32 = head_fp32
+            for i, prompt_id in enumerate(list(self.heldout)[:8]):
+                self.eval_sampler.submit(Request(i, prompt_id, self.prompts[prompt_id], 2))
+            rollouts = []
+            while self.eval_sampler.in_flight:
+                rollouts += self.eval_sampler.step()
+            with torch.no_grad():
+                logprobs, _ = output_logprobs(self.model, rollouts, self.config, self.dtype,
+                                              self.device, head_fp32)
+            log_ratio = (logprobs.cpu() - table(rollouts, "logprobs", torch.float32))[
+                table(rollouts, "sampled", torch.bool)]
+            name = "fp32_head" if head_fp32 else "bf16_head"
+            line |= {f"mismatch/{name}/mean_abs_dlogp": log_ratio.abs().mean().item(),
+                     f"mismatch/{name}/max_abs_dlogp": log_ratio.abs().max().item(),
+                     f"mismatch/{name}/kl_k3": (log_ratio.exp() - 1 - log_ratio).mean().item()}
+        self.eval_sampler.head_fp32 = self.config.head_fp32
+        self.append("metrics.jsonl", line)
+        now = "fp32_head" if self.config.head_fp32 else "bf16_head"
+        if line[f"mismatch/{now}/kl_k3"] > 0.015:
+            print(f"warning: sampler and trainer disagree before the first step (mean k3 KL "
+                  f"{line[f'mismatch/{now}/kl_k3']:.3f}, healthy is below 0.015)", file=sys.stderr)
+
+    # -- its folder ---------------------------------------------------------------------------
+
+    def open(self):
+        """Make the run folder: config, source and versions say later what was run."""
+        (self.folder / "checkpoints").mkdir(parents=True)
+        (self.folder / "config.toml").write_text(to_toml(self.config))
+        (self.folder / "source").mkdir()
+        for path in sorted(Path(__file__).parent.glob("*.py")):
+            shutil.copy(path, self.folder / "source")
+        packages = {name: importlib.metadata.version(name)
+                    for name in ("torch", "transformers", "safetensors", "numpy")}
+        (self.folder / "versions.json").write_text(json.dumps({
+            "python": platform.python_version(), "machine": platform.platform(),
+            "device": torch.cuda.get_device_name() if self.device == "cuda"
+            else f"CPU, {torch.get_num_threads()} threads", **packages}, indent=1))
+
+    def append(self, name, line):
+        with open(self.folder / name, "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def save(self):
+        sampler_tensors, sampler_plain = self.sampler.state()
+        state = self.optimizer.state_dict()
+        plain = {
+            "step": self.step, "version": self.version, "best": self.best,
+            "evaluated": self.evaluated, "last_eval": self.last_eval,
+            "curriculum": self.curriculum.state(), "sampler": sampler_plain,
+            "groups": [dataclasses.asdict(g) for g in self.pacer.groups.values()],
+            "admitted": self.pacer.admitted, "filling": self.pacer.filling,
+            "compute": {"flops": self.compute.flops, "tokens": self.compute.tokens,
+                        "hours": self.compute.hours},
+            "counters": dict(self.counters)}
+        save_checkpoint(self.folder / "checkpoints" / f"step_{self.step}", {
+            "model": {name: p.data for name, p in self.model.named_parameters()},
+            "optimizer": {f"{i}.{key}": value for i, entry in state["state"].items()
+                          for key, value in entry.items()},
+            "sampler": sampler_tensors, "random": {"torch": torch.get_rng_state()}}, plain)
+        for old in checkpoints(self.folder / "checkpoints")[self.config.keep_checkpoints:]:
+            shutil.rmtree(old)
+
+    def restore(self):
+        """Load the newest whole checkpoint. Returns the sentence that says what was found."""
+        damaged = []
+        for folder in checkpoints(self.folder / "checkpoints"):
+            try:
+                tensors, plain = load_checkpoint(folder)
+                break
+            except ValueError as error:
+                damaged.append(str(error))
+                print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
+        else:
+            if damaged:
+                raise ConfigError(f"{self.folder}: no whole checkpoint ({'; '.join(damaged)})")
+            tensors, plain = None, {"step": -1}
+        for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
+            cut_log(self.folder / name, plain["step"])
+        if tensors is None:
+            return f"{self.folder} has no checkpoint yet: starting from the first step."
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(tensors["model"][name])
+        optimizer = self.optimizer.state_dict()
+        for key, value in tensors["optimizer"].items():
+            i, name = key.split(".")
+            optimizer["state"].setdefault(int(i), {})[name] = value
+        self.optimizer.load_state_dict(optimizer)
+        torch.set_rng_state(tensors["random"]["torch"])
+        self.sampler.load_state(tensors["sampler"], plain["sampler"])
+        self.sampler.push_weights(self.model.named_parameters(), plain["version"])
+        self.curriculum.load_state(plain["curriculum"])
+        for name in ("step", "version", "best", "evaluated", "last_eval"):
+            setattr(self, name, plain[name])
+        self.eval_sampler.version = self.version
+        self.pacer.admitted, self.pacer.filling = plain["admitted"], plain["filling"]
+        for fields in plain["groups"]:
+            fields["rollouts"] = [Rollout(**{**r, "prompt_ids": tuple(r["prompt_ids"])})
+                                  for r in fields["rollouts"]]
+            self.pacer.groups[fields["group_id"]] = Group(**fields)
+        vars(self.compute).update(plain["compute"])
+        self.counters.update(plain["counters"])
+        return (f"Resumed {folder}: {len(self.pacer.groups)} groups outstanding, "
+                f"{self.sampler.in_flight} unfinished samples go on where they were, "
+                "0 restarted.")
+
+
+def save_model(model, tokenizer, folder):
+    """Weights and tokenizer as an ordinary Hugging Face folder, written aside, then renamed."""
+    aside = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    model.save_pretrained(aside)
+    tokenizer.save_pretrained(aside)
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+
+
+class Progress:
+    """One line a step: a bar on a terminal, plain lines in a file."""
+
+    def __init__(self, steps, first):
+        self.bar = tqdm(total=steps, initial=first, unit="step", dynamic_ncols=True,
+                        disable=not sys.stderr.isatty())
+        self.steps = steps
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.bar.close()
+
+    def show(self, r):
+        text = (f"pass {r['pass_rate']:.3f}  len {r['completions/mean_length']:.1f}  "
+                f"cut {r['completions/interrupted_frac']:.2f}  "
+                f"lag {r.get('lag/mean', 0):.1f}/{r.get('lag/max', 0)}  "
+                f"ratio {r.get('ratio/mean', 1):.3f}  ess {r.get('ess', 1):.2f}  "
+                f"ent {r.get('entropy', 0):.2f}  left {r['curriculum/active']}")
+        if self.bar.disable:
+            print(f"step {r['step']:>4}/{self.steps}  {text}  {r['time/step_s']:.2f}s", flush=True)
+        else:
+            self.bar.set_postfix_str(text, refresh=False)
+            self.bar.update(1)
+
+
+# ---------------------------------------------------------------------------------------------
+# 10. main
+
+
+def parse(argv):
+    """(config, resume) from the command line. Every field of Config is an option."""
+    def refuse(message):
+        raise ConfigError(message)
+    parser = argparse.ArgumentParser(
+        prog="scalerl.py", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__.split("One step of")[0], allow_abbrev=False)
+    parser.error = refuse
+    parser.add_argument("--config", help="TOML file with differences from the defaults")
+    parser.add_argument("--resume", action="store_true", help="go on with runs/NAME")
+    parser.add_argument("--print-config", action="store_true", help="print all settings and stop")
+    for f in dataclasses.fields(Config):
+        default = f.default_factory() if f.default is dataclasses.MISSING else f.default
+        shown = "{}" if default == {} else str(default)[:40] or '""'
+        parser.add_argument(f"--{f.name.replace('_', '-')}", metavar=f.type.upper(),
+                            default=argparse.SUPPRESS, help=f"default {shown}".replace("%", "%%"))
+    options, unknown = parser.parse_known_args(argv)
+    for word in unknown:
+        name = word.lstrip("-").split("=")[0].replace("-", "_")
+        near = difflib.get_close_matches(name, [f.name for f in dataclasses.fields(Config)], 1)
+        refuse(f"unknown argument {word!r}"
+               + (f", did you mean --{near[0].replace('_', '-')}?" if near else ""))
+    options = vars(options)
+    path, resume, show = (options.pop(key) for key in ("config", "resume", "print_config"))
+    config = read_config(path, options)
+    if show:
+        print(to_toml(config), end="")
+        sys.exit(0)
+    return config, resume
+
+
+def main(argv=None):
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        config, resume = parse(argv)
+        run = Run(config, resume)
+        if resume:
+            print(run.restore())
+        else:
+            run.open()
+    except ConfigError as error:
+        print(f"scalerl.py: {error}", file=sys.stderr)
+        return 2
+
+    def interrupt(*_):
+        # The first Ctrl-C ends the step and writes a checkpoint; a second one kills.
+        run.stop = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        print("\nstopping after this step, with a checkpoint; Ctrl-C again stops at once",
+              file=sys.stderr)
+    signal.signal(signal.SIGINT, interrupt)
+    print(f"{config.model} on {config.task}: {len(run.problems)} problems, {len(run.heldout)} "
+          f"held out, {config.prompts_per_step} x {config.samples_per_prompt} samples a step, "
+          f"{config.off_policy}, {run.device}. Log: {run.folder}")
+    try:
+        print(run.train())
+    except (RuntimeError, OSError) as error:
+        print(f"scalerl.py: step {run.step + 1}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
