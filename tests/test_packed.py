@@ -1,0 +1,109 @@
+"""One row of tokens gives what one forward a sequence gives.
+
+The oracle is transformers itself: each prompt with each of its outputs as a plain sequence of its
+own, eager attention, no padding, no sharing.
+"""
+
+import pytest
+import torch
+from conftest import packed_copy, random_llama
+
+import packed
+
+
+def ragged_batch(vocab=37):
+    """3 prompts and 7 outputs of random lengths; one output of a single token, one prompt unused
+    by the first outputs, and prompts of different lengths."""
+    length = lambda low, high: int(torch.randint(low, high, ()))               # noqa: E731
+    tokens = lambda n: torch.randint(0, vocab, (n,)).tolist()                  # noqa: E731
+    prompts = [tokens(n) for n in (length(2, 5), length(5, 9), length(9, 14))]
+    outputs = [tokens(n) for n in (1, *(length(2, 17) for _ in range(6)))]
+    return prompts, outputs, [2, 0, 1, 1, 2, 0, 1]
+
+
+def plain_logprobs(model, prompt, output):
+    """log p(output token | all before it), one plain forward, ten plain lines or fewer."""
+    logits = model(torch.tensor([prompt + output])).logits[0]
+    logprobs = logits.log_softmax(-1)
+    return torch.stack([logprobs[len(prompt) + t - 1, token] for t, token in enumerate(output)])
+
+
+def pack_logprobs(model, pack):
+    hidden = packed.forward(model, pack.input_ids, pack.position_ids, pack)
+    logits = hidden[pack.predict] @ model.get_output_embeddings().weight.T
+    return logits.log_softmax(-1).gather(1, pack.targets[:, None])[:, 0]
+
+
+def test_a_row_gives_every_output_the_logprobs_of_a_forward_of_its_own(llama):
+    """A mask that leaks, a position off by one, or a token predicted by the wrong place shows
+    here as an error of order one; the two sides round differently by 1e-5."""
+    prompts, outputs, prompt_of = ragged_batch()
+    pack = packed.Pack(prompts, outputs, prompt_of)
+    ours = pack_logprobs(packed_copy(llama), pack)
+    for i, output in enumerate(outputs):
+        expected = plain_logprobs(llama, prompts[prompt_of[i]], output)
+        mine = ours[pack.sample == i]
+        assert pack.column[pack.sample == i].tolist() == list(range(len(output)))
+        torch.testing.assert_close(mine, expected, atol=1e-4, rtol=0)
+
+
+def test_gradients_through_a_row_are_those_of_the_plain_forwards(seed):
+    """A prompt's keys serve several outputs: its gradient is their sum. In float64, as far
+    as transformers goes: its norms and its eager softmax round to fp32 on the way."""
+    llama = random_llama(dtype=torch.float64)
+    twin = packed_copy(llama)
+    prompts, outputs, prompt_of = ragged_batch()
+    pack = packed.Pack(prompts, outputs, prompt_of, dtype=torch.float64)
+    weights = torch.randn(len(pack.targets), dtype=torch.float64)
+    (weights * pack_logprobs(twin, pack)).sum().backward()
+    plain = torch.cat([plain_logprobs(llama, prompts[p], o) for p, o in zip(prompt_of, outputs)])
+    (weights * plain).sum().backward()
+    for (name, a), b in zip(twin.named_parameters(), llama.parameters()):
+        error = (a.grad - b.grad).norm() / b.grad.norm()
+        assert error < 1e-5, f"{name}: {error}"
+
+
+def test_each_prompt_and_each_output_is_in_the_row_once_and_nothing_else():
+    prompts, outputs, prompt_of = ragged_batch()
+    pack = packed.Pack(prompts, outputs, prompt_of)
+    assert len(pack.input_ids) == sum(map(len, prompts)) + sum(len(o) - 1 for o in outputs)
+    assert pack.targets.tolist() == [token for output in outputs for token in output]
+
+
+def test_outputs_of_one_token_each_need_no_row_of_their_own(llama):
+    pack = packed.Pack([[5, 6, 7], [8, 9]], [[1], [2], [3]], [1, 0, 1])
+    ours = pack_logprobs(packed_copy(llama), pack)
+    expected = [plain_logprobs(llama, p, o)[0] for p, o in
+                [([8, 9], [1]), ([5, 6, 7], [2]), ([8, 9], [3])]]
+    torch.testing.assert_close(ours, torch.stack(expected), atol=1e-4, rtol=0)
+
+
+def test_decoding_in_slots_follows_the_plain_forward_while_slots_move(llama):
+    """Sequences of different ages share a decode step; closing a hole moves a whole cache."""
+    twin = packed_copy(llama)
+    slots = packed.Slots(twin.config, slots=5, length=40)
+    with torch.no_grad():
+        first, second, third = [3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5]
+        slots.prefill(twin, [first, second], [1, 2])
+        slots.decode(twin, torch.tensor([7, 8, 11]))
+        slots.prefill(twin, [third], [1])
+        slots.move([3], [0])                              # the first sequence ends, third takes over
+        slots.active = 3
+        hidden = slots.decode(twin, torch.tensor([20, 21, 22]))
+        for row, ids in zip(hidden, ([*third, 20], [*second, 8, 21], [*second, 11, 22])):
+            expected = llama.model(torch.tensor([ids])).last_hidden_state[0, -1]
+            torch.testing.assert_close(row, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("setting", [{"final_logit_softcapping": 30.0}, {"logits_scaling": 8.0},
+                                     {"sliding_window": 16, "use_sliding_window": True}])
+def test_a_model_whose_arithmetic_would_change_in_silence_is_refused(llama, setting):
+    for name, value in setting.items():
+        setattr(llama.config, name, value)
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        packed.prepare(llama)
+
+
+def test_a_forward_without_a_plan_says_what_to_do(llama):
+    with pytest.raises(RuntimeError, match="needs a plan"):
+        packed_copy(llama)(torch.tensor([[1, 2, 3]]))

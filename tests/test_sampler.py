@@ -1,0 +1,197 @@
+"""What a rollout claims is what happened: its log-probs, its versions, its interruption."""
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from conftest import packed_copy
+from transformers import DynamicCache
+
+from sampler import Interruption, Request, TransformersSampler
+
+EOS = 36
+
+
+class Letters:
+    """A tokenizer of one letter a token; token 7 ends the thinking."""
+
+    def decode(self, ids):
+        return "".join("</think>" if i == 7 else chr(97 + i % 26) for i in ids)
+
+
+def make(model, *, think=(9, 17), answer=4, phrase=(30, 31, 7), slots=11, **settings):
+    rule = Interruption(*think, answer, tuple(phrase))
+    return TransformersSampler(model, Letters(), rule, slots=slots, prompt_tokens=13,
+                               eos_ids={EOS}, **{"seed": 5, **settings})
+
+
+def requests(count, samples=3):
+    return [Request(i, f"p{i}", tuple(torch.randint(0, 36, (int(torch.randint(2, 13, ())),))
+                                      .tolist()), samples) for i in range(count)]
+
+
+def drain(sampler, group=()):
+    for request in group:
+        sampler.submit(request)
+    rollouts = []
+    for _ in range(10_000):                     # bounded: a hang would be a bug of its own
+        rollouts += sampler.step()
+        if not sampler.in_flight:
+            return rollouts
+    raise AssertionError("the sampler does not finish")
+
+
+def plain_logprobs(model, rollout, temperature):
+    ids = list(rollout.prompt_ids) + rollout.output_ids
+    logprobs = (model(torch.tensor([ids])).logits[0] / temperature).log_softmax(-1)
+    return [logprobs[len(rollout.prompt_ids) + t - 1, token].item()
+            for t, token in enumerate(rollout.output_ids)]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_recorded_logprobs_are_those_of_a_full_forward(llama, temperature):
+    """11 slots for 24 samples of mixed lengths, so slots are reused and sequences move. The
+    temperature is part of the policy: log-probs without it are off by tenths."""
+    rollouts = drain(make(packed_copy(llama), temperature=temperature), requests(8))
+    assert len(rollouts) == 24
+    for rollout in rollouts:
+        expected = plain_logprobs(llama, rollout, temperature)
+        for mine, truth, sampled in zip(rollout.logprobs, expected, rollout.sampled):
+            assert not sampled or abs(mine - truth) < 1e-4
+
+
+def test_on_a_model_of_usual_scale_they_agree_to_1e_5(micro, seed):
+    """The figure of the README, on a trained model (the one above is random and large)."""
+    from transformers import AutoModelForCausalLM
+    plain = AutoModelForCausalLM.from_pretrained(micro, dtype=torch.float32).eval()
+    sampler = make(packed_copy(plain), phrase=())
+    sampler.eos_ids = torch.tensor([1])
+    rollouts = drain(sampler, requests(5))
+    errors = [abs(a - b) for r in rollouts
+              for a, b in zip(r.logprobs, plain_logprobs(plain, r, 1.0))]
+    assert sum(errors) / len(errors) < 1e-5
+
+
+def test_after_a_swap_running_sequences_follow_new_weights_over_the_old_cache(llama):
+    """PipelineRL's in-flight update. The oracle is transformers' own cache: keys and values of
+    the first tokens from the old weights, of the later ones from the new. Recomputing the cache,
+    or restarting the sequence, gives different numbers; the test sees the difference."""
+    old, new = copy.deepcopy(llama), copy.deepcopy(llama)
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    sampler = make(packed_copy(llama), phrase=())
+    sampler.submit(Request(0, "p", (1, 2, 3, 4), 2))
+    for _ in range(5):
+        rollouts = sampler.step()
+    assert not rollouts and sampler.in_flight == 2
+    sampler.push_weights(new.named_parameters(), version=1)
+    for rollout in drain(sampler):
+        n = len(rollout.output_ids)
+        assert rollout.versions == [0] * 5 + [1] * (n - 5)
+        # Token 5 (the sixth) is the first that new weights produce: they read token 4 themselves,
+        # over the keys and values that old weights left for the prompt and tokens 0..3.
+        cache = DynamicCache()
+        prefix = torch.tensor([[*rollout.prompt_ids, *rollout.output_ids[:4]]])
+        with torch.no_grad():
+            old(prefix, past_key_values=cache, use_cache=True)
+            rest = torch.tensor([rollout.output_ids[4:-1]])
+            mixed = new(rest, past_key_values=cache, use_cache=True).logits[0].log_softmax(-1)
+            fresh = plain_logprobs(new, rollout, 1.0)[5:]
+        expected = [mixed[t, token].item() for t, token in enumerate(rollout.output_ids[5:])]
+        assert torch.allclose(torch.tensor(rollout.logprobs[5:]), torch.tensor(expected), atol=1e-4)
+        assert not torch.allclose(torch.tensor(expected), torch.tensor(fresh), atol=1e-3)
+
+
+def test_thinking_is_cut_at_a_random_budget_and_the_phrase_is_not_sampled(llama):
+    rollouts = drain(make(packed_copy(llama), slots=60), requests(20, samples=12))
+    cut, budgets = [r for r in rollouts if r.interrupted], Counter()
+    assert 0 < len(cut) < len(rollouts)
+    for r in rollouts:
+        assert len(r.output_ids) == len(r.logprobs) == len(r.versions) == len(r.sampled)
+        assert r.interrupted == (not all(r.sampled))
+        assert (r.finish_reason == "stop") == (r.output_ids[-1] == EOS)
+    for r in cut:
+        start = r.sampled.index(False)
+        budgets[start] += 1
+        assert 9 <= start <= 17 and 7 not in r.output_ids[:start]
+        assert r.output_ids[start: start + 3] == [30, 31, 7]
+        assert r.sampled == [not start <= t < start + 3 for t in range(len(r.sampled))]
+        assert r.logprobs[start: start + 3] == [0, 0, 0]
+        answer = len(r.output_ids) - start - 3
+        assert answer == 4 if r.finish_reason == "length" else 1 <= answer <= 4
+    assert set(budgets) == set(range(9, 18))            # each of the nine budgets was drawn
+    for r in rollouts:
+        if not r.interrupted and len(r.output_ids) > 17:
+            assert 7 in r.output_ids[:17]               # it had ended its thinking by itself
+
+
+def test_without_a_phrase_nothing_is_interrupted(llama):
+    rollouts = drain(make(packed_copy(llama), phrase=()), requests(6))
+    assert not any(r.interrupted for r in rollouts) and all(all(r.sampled) for r in rollouts)
+    assert max(len(r.output_ids) for r in rollouts) == 17 + 4
+
+
+@torch.no_grad()
+def test_tokens_are_drawn_from_the_softmax(llama):
+    """Pearson's chi-square of 4,000 draws against the model's own probabilities."""
+    sampler = make(packed_copy(llama), temperature=0.8)
+    hidden = torch.randn(1, 48)
+    token, _ = sampler._choose(hidden.expand(4000, -1))
+    p = (hidden @ llama.lm_head.weight.T / 0.8).softmax(-1)[0]
+    counts = torch.bincount(token, minlength=37)
+    enough = p * 4000 >= 5
+    chi2 = ((counts - 4000 * p) ** 2 / (4000 * p))[enough].sum()
+    degrees = int(enough.sum())
+    assert chi2 < degrees + 6 * (2 * degrees) ** 0.5          # six standard deviations
+
+
+def test_a_token_of_probability_zero_is_never_drawn(llama):
+    sampler = make(packed_copy(llama))
+    sampler.head = torch.zeros(37, 48)                        # all logits 0 ...
+    hidden = torch.ones(500, 48)
+    sampler.head[::2] = -torch.inf                            # ... every other one impossible
+    token, logprob = sampler._choose(hidden)
+    assert (token % 2 == 1).all() and torch.isfinite(logprob).all()
+
+
+def test_the_same_seed_gives_the_same_rollouts_and_another_seed_others(llama):
+    group = requests(4)
+    first, again, other = (drain(make(packed_copy(llama), seed=s), group) for s in (5, 5, 6))
+    assert first == again != other
+
+
+def test_a_saved_state_goes_on_exactly_running_sequences_included(llama):
+    """The cache is part of the state: half of it was computed under weights that are gone."""
+    group = requests(7)
+    new = copy.deepcopy(llama)
+    with torch.no_grad():
+        new.model.layers[0].mlp.up_proj.weight.mul_(1.5)
+    sampler = make(packed_copy(llama))
+    for request in group:
+        sampler.submit(request)
+    done = [r for _ in range(6) for r in sampler.step()]
+    sampler.push_weights(new.named_parameters(), 1)
+    done += sampler.step()
+    tensors, plain = sampler.state()
+    expected = drain(sampler)
+    resumed = make(packed_copy(new), seed=99)
+    resumed.load_state(tensors, plain)
+    assert resumed.in_flight == 21 - len(done) > 0
+    assert drain(resumed) == expected
+
+
+def test_every_sample_of_every_group_comes_back_once_in_order_of_submission(llama):
+    group = requests(9, samples=4)
+    rollouts = drain(make(packed_copy(llama), slots=10), group)
+    assert Counter(r.group_id for r in rollouts) == {i: 4 for i in range(9)}
+    assert all(r.prompt_ids == group[r.group_id].prompt_ids for r in rollouts)
+
+
+def test_what_cannot_fit_is_refused_with_numbers(llama):
+    sampler = make(packed_copy(llama))
+    with pytest.raises(ValueError, match="14 tokens, more than prompt_tokens = 13"):
+        sampler.submit(Request(0, "p", tuple(range(14)), 2))
+    with pytest.raises(ValueError, match="12 samples a prompt, 11 slots"):
+        sampler.submit(Request(0, "p", (1, 2), 12))
