@@ -412,7 +412,7 @@ def policy_loss(
     if reference_logprobs is not None:
         # k3, as GRPO has it. As a loss term its expected gradient is that of KL(reference ‖ π).
         kl = _k3(_alive("reference_logprobs", reference_logprobs, alive).detach() - log_pi)
-        J = J - kl_coef * kl
+        J = J - kl_coef * kl if kl_coef else J  # without a coefficient it is only watched
         means["kl"] = kl
     if entropy_coef:
         # ∇ entropy = -E_π[log π ∇log π], one draw of it a token; unbiased only without lag.

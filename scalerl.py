@@ -284,11 +284,12 @@ class Pacer:
     """Who may start, who is consumed, so that no token is ever more than k versions old.
 
     pipeline-k  A group is admitted while fewer than (k+1)*P are outstanding (admitted, not yet
-                consumed). Each step consumes the P oldest finished ones; if an unfinished group
-                started at v - k, the trainer waits for it. Why lag <= k then holds: of the
-                (k+1)*P groups that may be outstanding when one starts at version s, the k steps
-                s..s+k-1 consume k*P, oldest first, so it is among the last P, and goes into step
-                s + k at the latest.
+                consumed), and each step consumes the P finished ones with the oldest start. A
+                group that started at version s must be in a step by version s + k. Waiting for
+                those at their last chance is not enough: if quick young groups keep overtaking,
+                more than P slow ones reach it together. So a step is taken only if those it
+                leaves behind still fit, P a step, into the steps before their last chance (an
+                earliest-deadline-first schedule); else the trainer waits for older ones.
     ppo-k       Generate k*P groups with frozen weights, then k steps (lag 0 to k-1).
 
     Nothing is dropped for being old: the trainer waits instead.
@@ -314,15 +315,20 @@ class Pacer:
 
     def take(self, version):
         """The next step's P groups, oldest start first; None: generate on."""
-        finished = [g for g in self.groups.values() if g.finished]
-        unfinished = [g for g in self.groups.values() if not g.finished]
-        if self.scheme == "ppo":
-            must_wait = self.filling or bool(unfinished)
-        else:
-            must_wait = any(g.start <= version - self.k for g in unfinished)
-        if must_wait or len(finished) < self.P:
+        finished = sorted((g for g in self.groups.values() if g.finished),
+                          key=lambda g: (g.start, g.group_id))
+        taken = finished[: self.P]
+        if len(taken) < self.P:
             return None
-        taken = sorted(finished, key=lambda g: (g.start, g.group_id))[: self.P]
+        if self.scheme == "ppo":
+            if self.filling or len(finished) < len(self.groups):
+                return None
+        else:
+            chosen = {g.group_id for g in taken}
+            left = [g.start for g in self.groups.values() if g.group_id not in chosen]
+            for v in range(version, version + self.k):
+                if sum(start + self.k <= v for start in left) > (v - version) * self.P:
+                    return None
         for group in taken:
             del self.groups[group.group_id]
         return taken
@@ -443,11 +449,7 @@ def train_step(model, optimizer, rollouts, rewards, version, config, dtype, devi
         group["lr"] = config.lr * min(1.0, (version + 1) / max(1, config.warmup_steps))
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    real = mask.expand_as(lags)
-    return log | {
-        "optimizer_step": 1, "grad_norm": norm,
-        "lr": optimizer.param_groups[0]["lr"], "lag/mean": lags[real].float().mean().item(),
-        "lag/max": int(lags[real].max()), "lag/min": int(lags[real].min())}
+    return log | {"optimizer_step": 1, "grad_norm": norm, "lr": optimizer.param_groups[0]["lr"]}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -618,8 +620,12 @@ class Run:
 
     def load_model(self):
         config = self.config
-        if Path(config.model).exists() and not (Path(config.model) / "config.json").exists():
+        local = Path(config.model)
+        if local.exists() and not (local / "config.json").exists():
             raise ConfigError(f"model = {config.model!r}: the folder has no config.json")
+        if not local.exists() and config.model.count("/") != 1:
+            raise ConfigError(f"model = {config.model!r}: no such folder, and a name on the hub "
+                              "reads OWNER/NAME")
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(config.model)
             # fp32 masters: at lr 5e-7 a bf16 weight would round most updates away.
@@ -714,10 +720,11 @@ class Run:
                 last = self.step == config.steps
                 if self.step % config.eval_every == 0 or last:
                     self.evaluate()
-                if self.step % config.checkpoint_every == 0 or last or self.stop:
+                if self.step % config.checkpoint_every == 0 or last:
                     self.save()
                 progress.show(self.record)
         if self.stop:
+            self.save()
             return f"Stopped at step {self.step}; the checkpoint is written, --resume goes on."
         if self.evaluated != self.step:
             self.evaluate()
@@ -757,8 +764,8 @@ class Run:
         config, G = self.config, self.config.samples_per_prompt
         start = time.perf_counter()
         rollouts = [r for group in groups for r in group.rollouts]
-        lag = max(self.version - v for r in rollouts for v in r.versions)
-        assert lag <= self.k, f"a token is {lag} versions old, the pacer promised {self.k}"
+        lags = [self.version - v for r in rollouts for v in r.versions]
+        assert max(lags) <= self.k, f"lag {max(lags)}, the pacer promised at most {self.k}"
         rewards = torch.tensor(mark(rollouts, self.problems, self.tokenizer)).view(-1, G)
         for group, row in zip(groups, rewards):
             self.curriculum.record(group.prompt_id, int((row > 0).sum()), G)
@@ -792,6 +799,7 @@ class Run:
             "completions/interrupted_frac": sum(r.interrupted for r in rollouts) / n,
             "tokens/generated": self.counters["tokens/generated"],
             "tokens/forced": sum(not s for r in rollouts for s in r.sampled),
+            "lag/mean": sum(lags) / len(lags), "lag/max": max(lags),
             "off_policy/in_flight": self.sampler.in_flight,
             "off_policy/outstanding": len(self.pacer.groups),
             "curriculum/epoch": self.curriculum.epoch,
@@ -968,7 +976,7 @@ class Progress:
     def show(self, r):
         text = (f"pass {r['pass_rate']:.3f}  len {r['completions/mean_length']:.1f}  "
                 f"cut {r['completions/interrupted_frac']:.2f}  "
-                f"lag {r.get('lag/mean', 0):.1f}/{r.get('lag/max', 0)}  "
+                f"lag {r['lag/mean']:.1f}/{r['lag/max']}  "
                 f"ratio {r.get('ratio/mean', 1):.3f}  ess {r.get('ess', 1):.2f}  "
                 f"ent {r.get('entropy', 0):.2f}  left {r['curriculum/active']}")
         if self.bar.disable:
