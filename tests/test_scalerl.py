@@ -1,0 +1,497 @@
+"""The story: pacing, curriculum, the step's batch, and a run that survives what happens to runs."""
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, packed_copy, run_command
+
+import scalerl
+from sampler import Rollout
+from scalerl import Config, ConfigError, Curriculum, Pacer, micro_batches, read_config, train_step
+
+# ---------------------------------------------------------------------------------------------
+# Curriculum
+
+
+def test_an_epoch_visits_every_prompt_once_in_a_new_order():
+    curriculum = Curriculum([f"p{i}" for i in range(23)], 0.9, seed=1)
+    epochs = [[curriculum.next() for _ in range(23)] for _ in range(3)]
+    assert all(sorted(e) == sorted(epochs[0]) for e in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_a_learned_prompt_retires_from_the_next_epoch_on_and_the_end_is_graceful():
+    """0.9 is reached, not passed: 9 of 10 retires, 17 of 19 does not. All samples count, so one
+    lucky group is not enough; and when nobody is left the answer is None, not a crash."""
+    curriculum = Curriculum(["a", "b", "c"], 0.9, seed=0)
+    first = curriculum.next()
+    curriculum.record("a", 9, 10)
+    curriculum.record("b", 9, 9)
+    curriculum.record("b", 8, 10)
+    assert {first, curriculum.next(), curriculum.next()} == {"a", "b", "c"}     # this epoch: all
+    second = {curriculum.next(), curriculum.next()}
+    assert second == {"b", "c"}
+    curriculum.record("b", 100, 100)
+    curriculum.record("c", 1, 1)
+    assert curriculum.next() is None and curriculum.next() is None
+
+
+def test_above_one_nobody_retires():
+    curriculum = Curriculum(["a"], 1.1, seed=0)
+    curriculum.record("a", 5, 5)
+    assert [curriculum.next() for _ in range(4)] == ["a"] * 4
+
+
+# ---------------------------------------------------------------------------------------------
+# Pacer
+
+
+def simulate(scheme, k, P, rng, steps=40, G=2):
+    """Groups finish in a random order that has nothing to do with their start; some linger."""
+    pacer, version, lags, waited = Pacer(scheme, k, P), 0, [], 0
+    while version < steps:
+        while pacer.may_admit():
+            pacer.admit(f"p{pacer.admitted}", version, G)
+        assert len(pacer.groups) <= (k + 1) * P
+        taken = pacer.take(version)
+        if taken is None:
+            waited += 1
+            assert waited < 100_000, "deadlock"
+            open_groups = [g for g in pacer.groups.values() if not g.finished]
+            rng.choice(open_groups).rollouts.append(None)
+            continue
+        assert len(taken) == P
+        assert [(g.start, g.group_id) for g in taken] == sorted((g.start, g.group_id)
+                                                               for g in taken)
+        left = [(g.start, g.group_id) for g in pacer.groups.values() if g.finished]
+        assert not left or max((g.start, g.group_id) for g in taken) < min(left)
+        lags += [version - g.start for g in taken]
+        version += 1
+    return lags, pacer
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 8])
+def test_no_token_is_ever_more_than_k_versions_old_and_nothing_is_dropped(k, seed):
+    rng = random.Random(seed)
+    for P in (1, 4, 7):
+        lags, pacer = simulate("pipeline", k, P, rng)
+        assert max(lags) <= k
+        assert pacer.admitted == len(lags) + len(pacer.groups)
+        if k > 1 and P > 1:
+            assert max(lags) > 0                    # it does run ahead
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_ppo_generates_k_steps_with_frozen_weights_then_takes_k_steps(k, seed):
+    lags, _ = simulate("ppo", k, 3, random.Random(seed), steps=4 * k)
+    assert lags == [lag for _ in range(4) for lag in range(k) for _ in range(3)]
+
+
+def test_the_trainer_waits_for_a_group_that_would_become_too_old():
+    """k = 1, P = 1: group 0 lingers while group 1 is done. Taking group 1 is allowed at version
+    0; at version 1 group 0 is at its last chance, and the trainer must wait for it."""
+    pacer = Pacer("pipeline", 1, 1)
+    groups = [pacer.admit(p, 0, 1) for p in "ab"]
+    groups[1].rollouts.append(None)
+    assert pacer.take(0) == [groups[1]]
+    late = pacer.admit("c", 1, 1)
+    late.rollouts.append(None)
+    assert pacer.take(1) is None
+    groups[0].rollouts.append(None)
+    assert pacer.take(1) == [groups[0]]
+
+
+def test_quick_groups_may_not_overtake_until_slow_ones_reach_their_last_chance_together():
+    """k = 2, P = 1, and two of the first three groups linger. The naive rule, to wait only for
+    groups at their last chance, steps on at version 1 with a young group and then has two groups
+    for the single step at version 2: one token would be 3 versions old."""
+    pacer = Pacer("pipeline", 2, 1)
+    slow, slower, quick = (pacer.admit(p, 0, 1) for p in "abc")
+    quick.rollouts.append(None)
+    assert pacer.take(0) == [quick]
+    pacer.admit("d", 1, 1).rollouts.append(None)
+    assert pacer.take(1) is None
+    slow.rollouts.append(None)
+    assert pacer.take(1) == [slow]
+
+
+# ---------------------------------------------------------------------------------------------
+# The step's batch
+
+
+def rollouts_of(P, G, rng, vocab=30, version=3):
+    """Groups of random samples with random provenance; some tokens forced."""
+    rollouts = []
+    for p in range(P):
+        prompt = tuple(rng.randrange(vocab) for _ in range(rng.randrange(3, 9)))
+        for _ in range(G):
+            n = rng.randrange(2, 15)
+            sampled = [True] + [rng.random() < 0.8 for _ in range(n - 1)]
+            rollouts.append(Rollout(
+                f"p{p}", p, prompt, [rng.randrange(vocab) for _ in range(n)],
+                [-rng.random() * 5 if s else 0.0 for s in sampled],
+                sorted(rng.randrange(version) for _ in range(n)), sampled, "stop", False))
+    return rollouts
+
+
+def test_micro_batches_hold_every_sample_once_within_the_budget(seed):
+    rng = random.Random(seed)
+    rollouts = rollouts_of(7, 5, rng)
+    batches = micro_batches(rollouts, 90)
+    assert sorted(i for batch in batches for i in batch) == list(range(35)) and len(batches) > 3
+    for batch in batches:
+        prompts = {rollouts[i].group_id: len(rollouts[i].prompt_ids) for i in batch}
+        assert sum(prompts.values()) + sum(len(rollouts[i].output_ids) for i in batch) <= 90
+    assert micro_batches(rollouts, 1) and all(len(b) == 1 for b in micro_batches(rollouts, 1))
+
+
+def take_step(model, rollouts, rewards, **settings):
+    """Gradients and log of one step without moving the weights (learning rate 0, no clipping)."""
+    config = Config(model="x", lr=1e-30, grad_clip=1e9, warmup_steps=0, **settings)
+    seen = {}
+    optimizer = SimpleNamespace(param_groups=[{}], zero_grad=lambda set_to_none: None)
+    optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in model.named_parameters()})
+    model.zero_grad()
+    log = train_step(model, optimizer, rollouts, rewards, 3, config, torch.float32, "cpu")
+    return seen, log
+
+
+@pytest.mark.parametrize("aggregation", ["prompt", "sample", "token"])
+def test_the_gradient_does_not_depend_on_how_the_step_is_cut_into_micro_batches(
+        llama, seed, aggregation):
+    rollouts = rollouts_of(5, 3, random.Random(seed))
+    rewards = torch.where(torch.rand(5, 3) < 0.5, 1.0, -1.0)
+    rewards[:, 0], rewards[:, 1] = 1, -1                         # no group is left out
+    model = packed_copy(llama)
+    whole, log = take_step(model, rollouts, rewards, aggregation=aggregation)
+    parts, log_parts = take_step(model, rollouts, rewards, aggregation=aggregation,
+                                 micro_batch_tokens=40)
+    for name, gradient in whole.items():
+        error = (gradient - parts[name]).norm() / gradient.norm()
+        assert error < 1e-4, f"{name}: {error}"
+    for name in ("loss", "ratio/mean", "ess", "mismatch/kl_k3", "entropy"):
+        assert math.isclose(log[name], log_parts[name], rel_tol=1e-4, abs_tol=1e-6), name
+
+
+def test_a_step_has_the_gradient_of_the_formula_in_the_paper(llama, seed):
+    """Equation by equation in plain Python over plain forwards: the filter, batch std, prompt
+    average over sampled tokens, the capped ratio against the recorded log-prob."""
+    rollouts = rollouts_of(4, 3, random.Random(seed))
+    rewards = torch.tensor([[1., -1, -1], [1, 1, 1], [-1, 1, 1], [-1, -1, 1]])
+    ours, log = take_step(packed_copy(llama), rollouts, rewards, eps_max=2.0)
+    assert log["prompts/trained"] == 3 and log["frac_reward_zero_std"] == 0.25
+
+    kept = [0, 2, 3]
+    centered = {p: [r - sum(rewards[p].tolist()) / 3 for r in rewards[p].tolist()] for p in kept}
+    every = [a for row in centered.values() for a in row]
+    std = math.sqrt(sum(a * a for a in every) / len(every))
+    objective = 0.0
+    for p in kept:
+        group = rollouts[3 * p: 3 * p + 3]
+        tokens = sum(sum(r.sampled) for r in group)
+        for rollout, a in zip(group, centered[p]):
+            ids = [*rollout.prompt_ids, *rollout.output_ids]
+            logprobs = llama(torch.tensor([ids])).logits[0].log_softmax(-1)
+            for t, token in enumerate(rollout.output_ids):
+                if rollout.sampled[t]:
+                    logprob = logprobs[len(rollout.prompt_ids) + t - 1, token]
+                    ratio = min(math.exp(logprob.item() - rollout.logprobs[t]), 2.0)
+                    objective = objective + ratio * a / std * logprob / tokens / len(kept)
+    (-objective).backward()
+    for name, parameter in llama.named_parameters():
+        error = (ours[name] - parameter.grad).norm() / parameter.grad.norm()
+        assert error < 1e-3, f"{name}: {error}"
+
+
+def test_a_step_whose_groups_all_agree_takes_no_optimizer_step(llama, seed):
+    rollouts = rollouts_of(3, 2, random.Random(seed))
+    rewards = torch.tensor([[1., 1], [-1, -1], [1, 1]])
+    gradients, log = take_step(packed_copy(llama), rollouts, rewards)
+    assert gradients == {} and log["optimizer_step"] == 0 and log["prompts/trained"] == 0
+    _, log = take_step(packed_copy(llama), rollouts, rewards, zero_variance_filter=False)
+    assert log["optimizer_step"] == 1 and log["grad_norm"] < 1e-6
+
+
+def test_a_non_finite_loss_stops_the_step_and_names_the_version(llama, seed):
+    model = packed_copy(llama)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = torch.inf
+    with pytest.raises((FloatingPointError, ValueError), match="version 3|logprobs of sample"):
+        take_step(model, rollouts_of(2, 2, random.Random(seed)), torch.tensor([[1., -1], [-1, 1]]))
+
+
+# ---------------------------------------------------------------------------------------------
+# Config
+
+
+def test_every_field_survives_toml_and_command_line(tmp_path):
+    config = Config(model="m", name="n", lr=5e-7, task_options={"max_terms": 2, "s": ['a"b']})
+    path = tmp_path / "config.toml"
+    path.write_text(scalerl.to_toml(config))
+    assert read_config(path, {}) == config
+    changed, resume = scalerl.parse(["--config", str(path), "--lr", "1e-4", "--head-fp32", "false",
+                                     "--task-options", '{"a": 1}', "--resume"])
+    assert (changed.lr, changed.head_fp32, changed.task_options, resume) == (
+        1e-4, False, {"a": 1}, True)
+
+
+def test_the_shipped_configs_are_valid_and_repeat_no_default():
+    for path in (ROOT / "configs").rglob("*.toml"):
+        config = read_config(path, {"model": "m"})
+        config.check()
+        for name, value in tomllib.loads(path.read_text()).items():
+            assert value != getattr(Config(), name), f"{path}: {name} repeats the default"
+
+
+BAD_INPUT = {
+    "unknown key": (["--config", "bad.toml"], "unknown key 'epsmax', did you mean 'eps_max'?"),
+    "wrong type": (["--steps", "many"], "steps = 'many': should be of type int"),
+    "broken file": (["--config", "broken.toml"], "not valid TOML"),
+    "missing file": (["--config", "none.toml"], "No such file"),
+    "unknown option": (["--learning-rate", "1"], "unknown argument '--learning-rate'"),
+    "typo": (["--stepz", "1"], "did you mean --steps?"),
+    "no model": (["--model", "nowhere"], "model = 'nowhere'"),
+    "not a model": (["--model", "."], "has no config.json"),
+    "unknown task": (["--task", "tic-tac-toe"], "tic-tac-toe"),
+    "empty task": (["--task", "empty.jsonl"], "empty.jsonl"),
+    "gold fails": (["--task", "gold.jsonl"], "gold"),
+    "top-p": (["--top-p", "0.9"], "top_p = 0.9: must be 1"),
+    "zero steps": (["--steps", "0"], "steps = 0: must be above zero"),
+    "loss": (["--loss", "ppo"], "loss = 'ppo': use one of cispo"),
+    "schedule": (["--off-policy", "async"], "off_policy = 'async'"),
+    "too long": (["--think-max", "500"], "the model has 256"),
+    "long prompt": (["--prompt-tokens", "3"], "prompt_tokens = 3"),
+    "run exists": (["--name", "taken"], "exists: add --resume"),
+    "nothing to resume": (["--name", "new", "--resume"], "nothing to resume"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_ends_in_one_clear_sentence_and_exit_code_2(case, micro, tmp_path, monkeypatch,
+                                                              capsys):
+    arguments, sentence = BAD_INPUT[case]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.toml").write_text("epsmax = 4.0\n")
+    (tmp_path / "broken.toml").write_text("steps = = 3\n")
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "gold.jsonl").write_text(json.dumps(
+        {"question": "Name a number.", "answer": "no number at all"}) + "\n")
+    (tmp_path / "runs" / "taken").mkdir(parents=True)
+    base = SMALL | {"model": str(micro), "heldout_prompts": 8}
+    if "--name" not in arguments:
+        base["name"] = "bad"
+    if "gold.jsonl" in arguments or "empty.jsonl" in arguments:
+        base["heldout_prompts"] = 1
+    given = {a.lstrip("-").replace("-", "_") for a in arguments}
+    words = [w for name, value in base.items() if name not in given
+             for w in (f"--{name.replace('_', '-')}", str(value))]
+    assert scalerl.main([*words, *arguments]) == 2
+    message = capsys.readouterr().err
+    assert sentence in message and message.startswith("scalerl.py: ")
+    assert len(message.strip().splitlines()) == 1 and "Traceback" not in message
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["taken"]     # nothing left behind
+
+
+# ---------------------------------------------------------------------------------------------
+# Whole runs
+
+# As small as a run can be in which every part of the recipe has something to do.
+SMALL = {"prompts_per_step": 4, "samples_per_prompt": 4, "slots": 24, "think_min": 8,
+         "think_max": 22, "answer_tokens": 3, "prompt_tokens": 40, "heldout_prompts": 64,
+         "eval_prompts": 8, "eval_samples": 2, "eval_every": 4, "checkpoint_every": 3,
+         "lr": 1e-3, "warmup_steps": 2, "steps": 8, "off_policy": "pipeline-2",
+         "retire_at": 0.25, "task_options": '{"size": 24}', "threads": 1}
+
+
+def arguments(micro, **changes):
+    settings = SMALL | {"model": micro} | changes
+    return [w for name, value in settings.items()
+            for w in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def start(micro, cwd, **changes):
+    return run_command([ROOT / "scalerl.py", *arguments(micro, **changes)], cwd)
+
+
+def lines(folder, name="metrics.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def without_time(records):
+    """What a killed and resumed run must reproduce: all but clocks."""
+    clocks = ("time/", "throughput/", "compute/core_hours")
+    return [{k: v for k, v in record.items() if not k.startswith(clocks)} for record in records]
+
+
+@pytest.fixture(scope="module")
+def reference(micro, tmp_path_factory):
+    cwd = tmp_path_factory.mktemp("reference")
+    done = start(micro, cwd, name="r")
+    assert done.returncode == 0, done.stderr
+    return cwd / "runs" / "r"
+
+
+def test_every_part_of_the_recipe_leaves_a_trace_in_the_log(reference):
+    records = lines(reference)
+    assert [r["step"] for r in records] == list(range(9))          # 0 is the start-up self-test
+    assert records[0]["mismatch/fp32_head/mean_abs_dlogp"] < 1e-5
+    steps = records[1:]
+    total = Counter()
+    for r in steps:
+        total.update({k: v for k, v in r.items() if isinstance(v, (int, float))})
+        assert r["lag/max"] <= 2
+    assert total["lag/max"] > 0                                     # in-flight updates happened
+    assert any("ratio/mean/lag_1" in r for r in steps)              # versions are per token
+    assert total["completions/interrupted_frac"] > 0 and total["tokens/forced"] > 0
+    assert 0 < total["frac_reward_zero_std"] < len(steps)           # some groups filtered
+    assert steps[-1]["curriculum/retired"] > 0
+    assert steps[-1]["curriculum/epoch"] > 1
+    evals = lines(reference, "evals.jsonl")
+    assert [e["step"] for e in evals] == [0, 4, 8]
+    assert evals[0]["compute/flops"] == 0 < evals[1]["compute/flops"] < evals[2]["compute/flops"]
+    assert all(0 <= e["eval/toy/mean@2"] <= e["eval/toy/pass@2"] <= 1 for e in evals)
+
+
+def test_a_run_folder_holds_what_is_needed_to_know_what_was_run(reference):
+    assert read_config(reference / "config.toml", {}).steps == 8
+    assert (reference / "source" / "loss.py").read_text() == (ROOT / "loss.py").read_text()
+    assert "torch" in json.loads((reference / "versions.json").read_text())
+    assert [p.name for p in sorted((reference / "checkpoints").iterdir())] == [
+        "best", "step_6", "step_8"]                                  # the last two, and the best
+    sample = lines(reference, "samples.jsonl")[0]
+    assert sample["prompt"].endswith("<think>") and sample["reward"] in (-1, 1)
+
+
+def test_the_final_model_is_an_ordinary_folder(reference):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    model = AutoModelForCausalLM.from_pretrained(reference / "model")
+    tokenizer = AutoTokenizer.from_pretrained(reference / "model")
+    ids = tokenizer("3+4+5<think>", return_tensors="pt")["input_ids"]
+    assert model.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, ids.shape[1] + 3)
+    assert "packed" not in (reference / "model" / "config.json").read_text()
+
+
+def test_the_same_seed_writes_the_same_metrics(reference, micro, tmp_path):
+    assert start(micro, tmp_path, name="r").returncode == 0
+    again = tmp_path / "runs" / "r"
+    assert without_time(lines(again)) == without_time(lines(reference))
+
+
+def test_killed_at_any_moment_and_resumed_it_writes_the_same_metrics(reference, micro, tmp_path,
+                                                                     seed):
+    """SIGKILL at random moments, resumed each time: same metrics, evaluations and samples as the
+    run that was never killed, time fields apart. A lost group, a sample trained twice, a cache
+    not restored, or a generator not continued each show as a difference."""
+    rng, command = random.Random(seed), [sys.executable, ROOT / "scalerl.py",
+                                         *arguments(micro, name="r")]
+    folder, kills, resumed = tmp_path / "runs" / "r", 0, 0
+    for attempt in range(40):
+        extra = ["--resume"] if folder.exists() else []
+        with open(tmp_path / "log", "a") as log:
+            process = subprocess.Popen(
+                [*map(str, command), *extra], cwd=tmp_path, stdout=log, stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": "1"})
+        # Wait for a sign of life in the folder, then kill within a moment; late attempts may end.
+        deadline = time.monotonic() + 120
+        before = sum(p.stat().st_mtime_ns for p in folder.rglob("*")) if folder.exists() else 0
+        while process.poll() is None and time.monotonic() < deadline:
+            now = sum(p.stat().st_mtime_ns for p in folder.glob("*.jsonl")) + len(
+                list(folder.rglob("*"))) if folder.exists() else 0
+            if now and now != before and kills < 5:
+                break
+            before = now or before
+            time.sleep(0.01)
+        time.sleep(rng.random() * 1.5 if kills < 5 else 0)
+        if kills < 5 and process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        code = process.wait(timeout=300)
+        resumed += bool(extra)
+        if code == 0:
+            break
+    assert code == 0 and kills == 5 and resumed >= 1, (tmp_path / "log").read_text()
+    for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
+        assert without_time(lines(folder, name)) == without_time(lines(reference, name)), name
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(reference, micro, tmp_path):
+    shutil.copytree(reference.parent.parent, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "runs" / "r"
+    newest = folder / "checkpoints" / "step_8" / "model.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1                                       # one bit
+    newest.write_bytes(data)
+    command = [ROOT / "scalerl.py", *arguments(micro, name="r"), "--resume"]
+    done = run_command(command, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "step_8/model.safetensors does not match its checksum" in done.stderr
+    assert "Resumed runs/r/checkpoints/step_6" in done.stdout
+    assert without_time(lines(folder)) == without_time(lines(reference))
+
+    for path in (folder / "checkpoints").glob("step_*/state.json"):
+        path.write_text("{")
+    done = run_command(command, tmp_path)
+    assert done.returncode == 2 and "no whole checkpoint" in done.stderr
+    assert lines(folder)                                            # and nothing was lost
+
+
+def test_ctrl_c_writes_a_checkpoint_first_and_resume_goes_on(micro, tmp_path):
+    command = [sys.executable, ROOT / "scalerl.py", *arguments(micro, name="c", steps=500)]
+    process = subprocess.Popen(list(map(str, command)), cwd=tmp_path, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True)
+    for line in process.stdout:
+        if line.startswith("step    4"):
+            process.send_signal(signal.SIGINT)
+            break
+    rest = process.stdout.read()
+    assert process.wait(timeout=120) == 0 and "the checkpoint is written" in rest
+    last = lines(tmp_path / "runs" / "c")[-1]["step"]
+    assert (tmp_path / "runs" / "c" / "checkpoints" / f"step_{last}").exists()
+    done = run_command([ROOT / "scalerl.py", *arguments(micro, name="c", steps=last + 1),
+                        "--resume"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert lines(tmp_path / "runs" / "c")[-1]["step"] == last + 1
+
+
+def test_when_every_prompt_has_retired_the_run_ends_well(micro, tmp_path):
+    done = start(micro, tmp_path, name="e", retire_at=0.0001, steps=60,
+                 task_options='{"size": 8, "min_digits": 2, "max_digits": 2}', eval_every=100)
+    assert done.returncode == 0, done.stderr
+    assert "every prompt has retired" in done.stdout
+    assert lines(tmp_path / "runs" / "e")[-1]["step"] < 60
+
+
+@pytest.mark.parametrize("change, trace", [
+    ({"off_policy": "pipeline-0"}, lambda r: r.get("lag/max", 0) == 0),
+    ({"off_policy": "ppo-2"}, lambda r: r.get("lag/max", 0) <= 1),
+    ({"behavior": "recomputed"}, lambda r: r.get("ratio/max", 1) == r.get("ratio/min", 1) == 1),
+    ({"interrupt_phrase": ""}, lambda r: r["completions/interrupted_frac"] == 0),
+    ({"zero_variance_filter": "false"}, lambda r: r["prompts/trained"] == 4),
+    ({"retire_at": 1.5}, lambda r: r["curriculum/retired"] == 0),
+    ({"loss": "grpo", "aggregation": "sample", "advantage_norm": "prompt"}, None),
+    ({"loss": "gspo", "aggregation": "token", "advantage_norm": "none"}, None),
+    ({"head_fp32": "false"}, None),
+    ({"dtype": "bfloat16"}, None),
+], ids=lambda value: next(iter(value.items())) if isinstance(value, dict) else "")
+def test_each_part_of_the_recipe_is_one_setting_that_swaps_it(change, trace, micro, tmp_path,
+                                                              reference, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = arguments(micro, **{"name": "s", "steps": 4, "eval_prompts": 2} | change)
+    assert scalerl.main(words) == 0
+    records = lines(tmp_path / "runs" / "s")[1:]
+    assert len(records) == 4 and all(math.isfinite(r["reward/mean"]) for r in records)
+    if trace:
+        assert all(trace(r) for r in records)
+        assert not all(trace(r) for r in lines(reference)[1:])        # the default does differ
