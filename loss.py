@@ -132,7 +132,7 @@ class _TokenLogprobs(torch.autograd.Function):
         T, dtype = len(targets), head.dtype
         logprobs, entropy, log_z = (hidden.new_empty(T, dtype=dtype) for _ in range(3))
         logits_buffer = hidden.new_empty(min(chunk_tokens, T), head.V, dtype=dtype)
-        exp_buffer = hidden.new_empty(min(head.block_rows, T), head.V, dtype=dtype)
+        exp_buffer = torch.empty_like(logits_buffer[: head.block_rows])
 
         for start in range(0, T, chunk_tokens):
             chunk = slice(start, start + chunk_tokens)

@@ -1,0 +1,1087 @@
+"""What the mathematics promises, one claim a test, in the order of loss.py.
+
+Oracles are plain Python loops or float64 autograd, never a stored number. All sizes are odd and
+pairwise different, so that no swapped axis can pass. Inputs are fresh in every run; a failure shows
+its seed, and `LOSS_SEED=<seed> pytest tests/test_loss.py` repeats it. Where a mistake is common,
+the mistaken form stands beside ours and the test shows what it would have done.
+
+Axes: P prompts, G samples of each, N = P·G samples, T tokens, H hidden, V vocabulary.
+"""
+
+import doctest
+import itertools
+import json
+import math
+import os
+import random
+import statistics
+from collections import defaultdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import loss as loss_module
+from loss import (
+    AGGREGATIONS, LOSSES, NORMS, advantages, head_logits, length_penalty, merge_stats, policy_loss,
+    token_logprobs, token_weights, zero_variance,
+)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    seed = int(os.environ.get("LOSS_SEED", random.randrange(2**31)))
+    print(f"LOSS_SEED={seed}")
+    random.seed(seed)
+    torch.manual_seed(seed)
+    return seed
+
+
+def plain_logprobs(hidden, weight, targets, temperature=1.0):
+    """The five lines everybody writes, with their (T, V) tensor: right, and too large."""
+    logits = F.linear(hidden, weight) / temperature
+    return logits.log_softmax(-1).gather(-1, targets[..., None]).squeeze(-1)
+
+
+def gradients(output, inputs, upstream=None):
+    return torch.autograd.grad(output, inputs, upstream, retain_graph=True)
+
+
+def assert_all_close(ours, theirs, **tolerance):
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+# --------------------------------------------------------------------------------------------------
+# 1. log π
+# --------------------------------------------------------------------------------------------------
+def head_inputs(T=13, H=5, V=31, dtype=torch.float64):
+    hidden = torch.randn(T, H, dtype=dtype, requires_grad=True)
+    weight = torch.randn(V, H, dtype=dtype, requires_grad=True)
+    return hidden, weight, torch.randint(V, (T,)), torch.randn(T, dtype=dtype)
+
+
+def test_logprobs_and_entropy_equal_their_definitions_in_plain_python():
+    hidden, weight, targets, _ = head_inputs()
+    temperature = 0.7
+    logprobs, entropy = token_logprobs(hidden, weight, targets, temperature=temperature)
+    for t, h in enumerate(hidden.tolist()):
+        scores = [sum(a * b for a, b in zip(h, w)) / temperature for w in weight.tolist()]
+        Z = sum(math.exp(z) for z in scores)
+        p = [math.exp(z) / Z for z in scores]
+        assert logprobs[t].item() == pytest.approx(math.log(p[targets[t]]))
+        assert entropy[t].item() == pytest.approx(-sum(q * math.log(q) for q in p))
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 12, 13, 1024])
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
+def test_any_chunking_has_the_gradient_of_plain_autograd(chunk_tokens, temperature, monkeypatch):
+    """A last chunk that is shorter, a chunk of one, cache blocks of three rows: none may show."""
+    monkeypatch.setattr(loss_module, "BLOCK_ELEMENTS_CPU", 3 * 31)
+    hidden, weight, targets, g = head_inputs()
+    ours, _ = token_logprobs(
+        hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens)
+    plain = plain_logprobs(hidden, weight, targets, temperature)
+    torch.testing.assert_close(ours, plain)
+    assert_all_close(gradients(ours, (hidden, weight), g), gradients(plain, (hidden, weight), g))
+
+
+def test_the_backward_pass_agrees_with_finite_differences():
+    hidden, weight, targets, _ = head_inputs(T=5, H=3, V=7)
+    logprobs = lambda h, w: token_logprobs(h, w, targets, temperature=0.8, chunk_tokens=2)[0]
+    assert torch.autograd.gradcheck(logprobs, (hidden, weight))
+
+
+def test_only_the_wanted_gradients_are_computed():
+    """A frozen head, or a probe on frozen features: the other gradient is still right."""
+    hidden, weight, targets, g = head_inputs()
+    both = gradients(plain_logprobs(hidden, weight, targets), (hidden, weight), g)
+    ours, _ = token_logprobs(hidden, weight.detach(), targets, chunk_tokens=4)
+    assert_all_close(gradients(ours, (hidden,), g), both[:1])
+    ours, _ = token_logprobs(hidden.detach(), weight, targets, chunk_tokens=4)
+    assert_all_close(gradients(ours, (weight,), g), both[1:])
+    with torch.no_grad():
+        assert not token_logprobs(hidden, weight, targets)[0].requires_grad
+
+
+def test_a_causal_model_is_scored_by_the_state_before_the_token():
+    """hidden[:, t] predicts token t + 1. The slices that express this are views with gaps, and an
+    off-by-one here trains the model to predict the token it has just read."""
+    N, T, H, V = 3, 7, 5, 11
+    hidden, weight = torch.randn(N, T, H, requires_grad=True), torch.randn(V, H)
+    tokens = torch.randint(V, (N, T))
+    logprobs, entropy = token_logprobs(hidden[:, :-1], weight, tokens[:, 1:], chunk_tokens=4)
+    assert logprobs.shape == entropy.shape == (N, T - 1)
+    for n, t in itertools.product(range(N), range(T - 1)):
+        row = (weight @ hidden[n, t]).log_softmax(0)
+        torch.testing.assert_close(logprobs[n, t], row[tokens[n, t + 1]])
+    logprobs.sum().backward()
+    assert (hidden.grad[:, -1] == 0).all() and (hidden.grad[:, :-1] != 0).any(-1).all()
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the largest tensor that any operation returns, forward and backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        tensors = result if isinstance(result, (tuple, list)) else (result,)
+        sizes = [x.untyped_storage().nbytes() // x.itemsize for x in tensors
+                 if isinstance(x, torch.Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return result
+
+
+def test_no_tensor_of_tokens_times_vocabulary_is_ever_made():
+    T, H, V, chunk = 97, 3, 211, 8
+    hidden, weight, targets, g = head_inputs(T, H, V)
+    sizes = {}
+    for name, logprobs in {
+        "ours": lambda: token_logprobs(hidden, weight, targets, chunk_tokens=chunk)[0],
+        "plain": lambda: plain_logprobs(hidden, weight, targets),
+    }.items():
+        with LargestTensor() as largest:
+            gradients(logprobs(), (hidden, weight), g)
+        sizes[name] = largest.elements
+    assert sizes == {"ours": chunk * V, "plain": T * V}
+
+
+def test_large_logits_neither_overflow_nor_cost_the_entropy_its_digits():
+    hidden, weight, targets, _ = head_inputs(dtype=torch.float32)
+    shifted = torch.cat([hidden, torch.full((len(hidden), 1), 1e3)], 1).detach()
+    ones = torch.cat([weight, torch.ones(len(weight), 1)], 1).detach()  # every logit + 1000
+    ours = token_logprobs(shifted, ones, targets)
+    exact = token_logprobs(hidden.double().detach(), weight.double().detach(), targets)
+    assert_all_close([x.double() for x in ours], exact, atol=2e-3, rtol=0)  # 1000 · 2^-24 · terms
+
+
+def test_an_empty_selection_gives_zero_gradients_not_missing_ones():
+    """On many ranks a missing gradient is a collective that one rank never joins: a hang."""
+    hidden, weight = torch.randn(0, 5, requires_grad=True), torch.randn(31, 5, requires_grad=True)
+    logprobs, entropy = token_logprobs(hidden, weight, torch.zeros(0, dtype=torch.int64))
+    assert logprobs.shape == entropy.shape == (0,)
+    logprobs.sum().backward()
+    assert hidden.grad.shape == (0, 5) and (weight.grad == 0).all()
+
+
+def test_garbage_in_a_token_without_gradient_does_not_reach_the_head():
+    """0 · nan is nan: multiplying by the mask at the end would spoil every row of the head."""
+    hidden, weight, targets, g = head_inputs()
+    dead = torch.arange(len(g)) % 3 == 1
+    with torch.no_grad():
+        hidden[dead] = math.nan
+    g[dead] = 0
+    ours, _ = token_logprobs(hidden, weight, targets, chunk_tokens=4)
+    grad_hidden, grad_weight = gradients(ours, (hidden, weight), g)
+    alive = ~dead
+    clean = plain_logprobs(hidden[alive], weight, targets[alive])
+    clean_hidden, clean_weight = gradients(clean, (hidden, weight), g[alive])
+    assert_all_close((grad_hidden, grad_weight), (clean_hidden, clean_weight))
+    assert (grad_hidden[dead] == 0).all()
+    plain = plain_logprobs(hidden, weight, targets)
+    assert gradients(plain, (weight,), g)[0].isnan().all()
+
+
+def test_gradients_accumulate_over_micro_batches_and_over_a_tied_embedding():
+    T, H, V = 13, 5, 31
+    embedding, mix = torch.randn(V, H), torch.randn(H, H)
+    tokens, targets, g = torch.randint(V, (T,)), torch.randint(V, (T,)), torch.randn(T)
+
+    def gradient(logprobs, splits, dtype):
+        E, M = embedding.to(dtype, copy=True).requires_grad_(), mix.to(dtype)
+        for x, y, upstream in zip(tokens.split(splits), targets.split(splits), g.split(splits)):
+            (logprobs(torch.tanh(E[x] @ M), E, y) * upstream).sum().backward()
+        return E.grad.float()
+
+    ours = lambda h, w, y: token_logprobs(h, w, y, chunk_tokens=4)[0]
+    exact = gradient(plain_logprobs, T, torch.float64)
+    torch.testing.assert_close(gradient(ours, T, torch.float32), exact)
+    torch.testing.assert_close(gradient(ours, [7, 1, 5], torch.float32), exact)
+
+
+def test_entropy_is_a_diagnostic_and_carries_no_gradient():
+    hidden, weight, targets, _ = head_inputs()
+    logprobs, entropy = token_logprobs(hidden, weight, targets)
+    assert logprobs.requires_grad and not entropy.requires_grad
+
+
+def test_temperature_is_part_of_the_policy():
+    """The trainer must divide by the sampler's temperature. Left out, the two are different
+    policies, and KL(μ ‖ π) is not zero however exact both engines are."""
+    hidden, weight, _, _ = head_inputs()
+    V = len(weight)
+    every_target = torch.arange(V).expand(len(hidden), V)
+    every_hidden = hidden[:, None].expand(-1, V, -1)
+    log_mu = (hidden @ weight.T / 0.6).log_softmax(-1)  # the sampler, at temperature 0.6
+    kl = {}
+    for temperature in (0.6, 1.0):
+        log_pi, _ = token_logprobs(every_hidden, weight, every_target, temperature=temperature)
+        kl[temperature] = (log_mu.exp() * (log_mu - log_pi)).sum(-1).mean().item()
+    assert abs(kl[0.6]) < 1e-12 < 1e-3 < kl[1.0]
+
+
+# Precision. A number type with 8 bits of mantissa rounds a logit of 10 to multiples of 1/16.
+def test_bf16_operands_are_multiplied_into_fp32_logits():
+    """The fp32 head is exact for the operands it is given, however these were rounded."""
+    hidden, weight, targets, _ = head_inputs(H=65)
+    hidden, weight = hidden.detach().bfloat16(), weight.detach().bfloat16()
+    ours, _ = token_logprobs(hidden, weight, targets, chunk_tokens=4)
+    exact = plain_logprobs(hidden.double(), weight.double(), targets)
+    rounded = plain_logprobs(hidden, weight, targets).double()
+    assert ours.dtype == torch.float32
+    assert (ours - exact).abs().max() < 2e-5 < 5e-3 < (rounded - exact).abs().max()
+
+
+def test_the_bf16_ablation_rounds_as_a_bf16_linear_layer_does():
+    hidden, weight, targets, g = head_inputs(H=65, dtype=torch.float32)
+    ours, _ = token_logprobs(hidden, weight, targets, head_fp32=False, chunk_tokens=4)
+    logits = F.linear(hidden.bfloat16(), weight.bfloat16()).float()
+    plain = logits.log_softmax(-1).gather(-1, targets[:, None]).squeeze(-1)
+    torch.testing.assert_close(ours, plain)
+    assert ours.dtype == torch.float32
+    # bf16 gradients of two implementations agree to a few units of bf16, 2^-8 each.
+    for a, b in zip(gradients(ours, (hidden, weight), g), gradients(plain, (hidden, weight), g)):
+        assert (a - b).norm() < 0.02 * b.norm()
+
+
+def two_engines(sampler_fp32, trainer_fp32):
+    """KL(μ ‖ π) and mean |Δ log p| of two engines that share bf16 weights and differ in their head
+    only: the same states to within fp32 rounding, each head in its own precision."""
+    T, H, V = 41, 129, 257
+    weight = (torch.randn(V, H) * 2 / H**0.5).bfloat16()
+    hidden = (torch.randn(T, H) * 2).bfloat16()
+    targets = torch.arange(V).expand(T, V)
+    log_p = [
+        token_logprobs(hidden[:, None].expand(T, V, H), weight, targets, head_fp32=fp32)[0]
+        for fp32 in (sampler_fp32, trainer_fp32)
+    ]
+    log_mu, log_pi = log_p
+    kl = (log_mu.exp() * (log_mu - log_pi)).sum(-1).mean().item()
+    return kl, (log_mu.exp() * (log_mu - log_pi).abs()).sum(-1).mean().item()
+
+
+def test_a_bf16_head_biases_the_ratio_and_a_one_sided_fp32_head_does_not_cure_it():
+    """fp32 on one side only, whichever, leaves the ratio off by the other side's rounding. The
+    paper's gain (A .52 -> .61) needs it in the trainer and in the generator."""
+    assert two_engines(True, True) == (0, 0)
+    for one_sided in ((True, False), (False, True)):
+        kl, dlogp = two_engines(*one_sided)
+        assert kl > 1e-6 and dlogp > 2e-3
+
+
+def test_two_bf16_heads_disagree_although_both_round_alike():
+    """Why "bf16 on both sides" is no cure either: two engines never add in the same order, and the
+    last digits of fp32 decide which way bf16 rounds. Here their states differ by 3 parts in 10^6:
+    fp32 logits hardly notice, while some bf16 logits jump by a whole step of 1/128 or more."""
+    T, H, V = 201, 129, 257
+    weight, hidden = torch.randn(V, H) * 2 / H**0.5, torch.randn(T, H) * 2
+    nudged = hidden * (1 + 3e-6 * torch.randn(T, H))
+    jump = {}
+    for name, rounding in {"fp32": lambda z: z, "bf16": lambda z: z.bfloat16().float()}.items():
+        a, b = (rounding(head_logits(h, weight)).log_softmax(-1) for h in (hidden, nudged))
+        jump[name] = (a - b).abs().max().item()
+    assert jump["fp32"] < 1e-4 < 1e-3 < jump["bf16"]
+
+
+def test_autocast_rounds_the_operands_but_neither_the_logits_nor_the_gradient():
+    """fp32 masters under bf16 autocast, forward and backward inside the region: the head sees what
+    a bf16 generator sees, and its gradient still arrives in fp32."""
+    hidden, weight, targets, g = head_inputs(H=65, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, _ = token_logprobs(hidden, weight, targets, chunk_tokens=4)
+        ours_grads = gradients(ours, (hidden, weight), g)
+    rounded = [x.detach().bfloat16().double().requires_grad_() for x in (hidden, weight)]
+    exact = plain_logprobs(*rounded, targets)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours.double(), exact, atol=2e-5, rtol=1e-5)
+    exact_grads = gradients(exact, rounded, g.double())
+    assert_all_close([x.double() for x in ours_grads], exact_grads, atol=1e-5, rtol=1e-4)
+    grad_weight = ours_grads[1]
+    assert (grad_weight.bfloat16().float() != grad_weight).any()
+
+
+def test_the_gradient_of_a_bf16_head_is_summed_in_fp32():
+    """Adding chunk after chunk in bf16 loses them: from 256 on, adding 1 changes nothing."""
+    T, H, V = 2049, 3, 5
+    hidden = torch.ones(T, H).bfloat16()
+    weight = torch.zeros(V, H).bfloat16().requires_grad_()
+    logprobs, _ = token_logprobs(hidden, weight, torch.zeros(T, dtype=torch.int64), chunk_tokens=1)
+    logprobs.sum().backward()  # each token adds 1 - 1/V to the target's row
+    exact = T * (1 - 1 / V)
+    assert weight.grad.dtype == torch.bfloat16
+    assert weight.grad[0, 0].item() == pytest.approx(exact, rel=2**-8)
+    naive = torch.zeros(()).bfloat16()
+    for _ in range(T):
+        naive += 1 - 1 / V
+    assert naive.item() < exact / 3
+
+
+def test_the_sampler_draws_from_the_logits_the_trainer_scores():
+    hidden, weight, targets, _ = head_inputs(H=65, dtype=torch.float32)
+    for dtype, head_fp32 in itertools.product((torch.float32, torch.bfloat16), (True, False)):
+        h, w = hidden.detach().to(dtype), weight.detach().to(dtype)
+        sampler = head_logits(h, w, head_fp32=head_fp32).log_softmax(-1)
+        trainer, _ = token_logprobs(h, w, targets, head_fp32=head_fp32, chunk_tokens=4)
+        torch.testing.assert_close(sampler.gather(-1, targets[:, None]).squeeze(-1), trainer)
+
+
+def _fsdp2_rank(rank, world_size, port, seed, path):
+    """Two ranks, the head and its log-probs inside the root's forward, as the trainer does it."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    model, tokens, targets = _tiny_model(seed)
+    exact = _tiny_model(seed)[0]
+    fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (world_size,)))
+    rows = slice(0, 2) if rank == 0 else slice(2, 5)  # unequal shares of the batch
+    model(tokens[rows], targets[rows]).sum().mul(world_size).backward()  # FSDP means over ranks
+    plain_logprobs(exact.body(exact.embedding(tokens)), exact.head.weight, targets).sum().backward()
+    worst = 0.0
+    for ours, theirs in zip(model.parameters(), exact.parameters(), strict=True):
+        assert isinstance(ours.grad, DTensor)
+        worst = max(worst, (ours.grad.full_tensor() - theirs.grad).abs().max().item())
+    if rank == 0:
+        with open(path, "w") as file:
+            json.dump(worst, file)
+    torch.distributed.destroy_process_group()
+
+
+class _TinyModel(torch.nn.Module):
+    def __init__(self, H=5, V=31):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(V, H)
+        self.body = torch.nn.Linear(H, H)
+        self.head = torch.nn.Linear(H, V, bias=False)
+
+    def forward(self, tokens, targets):
+        hidden = self.body(self.embedding(tokens))
+        return token_logprobs(hidden, self.head.weight, targets, chunk_tokens=4)[0]
+
+
+def _tiny_model(seed, N=5, T=7):
+    torch.manual_seed(seed)
+    model = _TinyModel().double()
+    return model, torch.randint(31, (N, T)), torch.randint(31, (N, T))
+
+
+def test_the_head_may_be_sharded_by_fsdp2_when_used_in_the_roots_forward(seed, tmp_path):
+    """There the weight is whole and its gradient is reduced by FSDP. Two gloo ranks, no GPU."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(
+        _fsdp2_rank, (2, port, seed, str(tmp_path / "worst.json")), nprocs=2)
+    assert json.loads((tmp_path / "worst.json").read_text()) < 1e-12
+
+
+def test_settings_that_make_no_sense_are_refused_by_name():
+    hidden, weight, targets, _ = head_inputs()
+    with pytest.raises(ValueError, match="temperature = 0"):
+        token_logprobs(hidden, weight, targets, temperature=0)
+    with pytest.raises(ValueError, match="chunk_tokens = 0"):
+        token_logprobs(hidden, weight, targets, chunk_tokens=0)
+
+
+# --------------------------------------------------------------------------------------------------
+# 2. Â
+# --------------------------------------------------------------------------------------------------
+def random_rewards(P=7, G=5):
+    """±1 with a different chance of success for each prompt, no prompt all right or all wrong."""
+    rewards = torch.where(torch.rand(P, G) < torch.rand(P, 1), 1.0, -1.0)
+    rewards[:, 0], rewards[:, 1] = 1.0, -1.0
+    return rewards
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_advantages_equal_their_definition_in_plain_python(norm):
+    rewards = random_rewards()
+    rows = rewards.tolist()
+    centered = [[r - statistics.fmean(row) for r in row] for row in rows]
+    batch_std = statistics.pstdev(itertools.chain(*centered))
+    for ours, row in zip(advantages(rewards, norm=norm).tolist(), centered, strict=True):
+        std = {"batch": batch_std, "prompt": statistics.pstdev(row), "none": 1.0}[norm]
+        assert ours == pytest.approx([a / std for a in row], rel=1e-5)
+
+
+def test_the_std_is_the_batch_s_of_advantages_neither_the_groups_nor_the_rewards():
+    """Three stds that are easily confused. With prompts of unequal difficulty the rewards spread
+    more than the advantages: TRL's "batch" divides by the std of the rewards, and by another
+    estimator (n - 1, plus 1e-4), so its advantages are smaller than the paper's."""
+    rewards = torch.tensor([[1.0, -1, -1, -1, -1], [1, 1, 1, 1, -1], [1, 1, -1, -1, -1]])
+    ours = advantages(rewards, norm="batch")
+    assert ours.std(correction=0).item() == pytest.approx(1)
+    assert ours[0].std(correction=0) < 0.95 < 1.05 < ours[2].std(correction=0)  # not the group's
+    centered = rewards - rewards.mean(1, keepdim=True)
+    of_rewards = centered / rewards.std(correction=0)
+    assert (of_rewards.abs() < ours.abs() - 0.05).all()
+
+
+def test_equal_rewards_give_exact_zeros_although_their_float_mean_differs():
+    """Partial credits of 0.1 are not exact floats. The naive quotient of two rounding errors makes
+    advantages of size one out of nothing."""
+    G = 7
+    for value in (0.1, 1 / 3, 0.7, 1e-3, 123.4):
+        rewards = torch.full((1, G), value)
+        for norm in NORMS:
+            assert advantages(rewards, norm=norm).tolist() == [[0.0] * G]
+    naive = []
+    for value in torch.rand(200).tolist():
+        centered = torch.full((1, G), value)
+        centered = centered - centered.mean()
+        naive.append((centered / centered.square().mean().sqrt().clamp(min=1e-12)).abs().max())
+    assert max(naive) == 1
+
+
+def test_a_group_that_taught_nothing_dilutes_the_std_unless_it_leaves_first():
+    rewards = torch.cat([random_rewards(P=3), torch.ones(4, 5)])
+    kept = ~zero_variance(rewards)
+    assert kept.tolist() == [True] * 3 + [False] * 4
+    filtered = advantages(rewards[kept], norm="batch")
+    diluted = advantages(rewards, norm="batch")[kept]
+    torch.testing.assert_close(diluted, filtered * math.sqrt(7 / 3))  # louder by sqrt(P / P kept)
+
+
+def test_zero_variance_has_a_tolerance_and_means_equal_not_zero():
+    rewards = torch.tensor([[0.5, 0.5 + 5e-7], [0.5, 0.501], [-1.0, -1.0], [-1.0, 1.0]])
+    assert zero_variance(rewards).tolist() == [True, False, True, False]
+    assert zero_variance(rewards, tol=1e-2).tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_groups_of_one_and_batches_of_none_are_no_special_case(norm):
+    assert advantages(torch.tensor([[1.0], [-1.0], [0.3]]), norm=norm).tolist() == [[0.0]] * 3
+    assert advantages(torch.zeros(0, 5), norm=norm).shape == (0, 5)
+    assert advantages(torch.tensor([[1, -1, -1]]), norm=norm).dtype == torch.float32  # int rewards
+
+
+def test_a_reward_that_is_not_finite_is_named():
+    rewards = random_rewards()
+    rewards[4, 3] = math.nan
+    with pytest.raises(ValueError, match="prompt 4, sample 3 is nan"):
+        advantages(rewards)
+
+
+def test_length_penalty_is_free_then_linear_then_minus_one():
+    lengths = [0, 1200, 1201, 1300, 1399, 1400, 5000]
+    ours = length_penalty(torch.tensor(lengths), l_max=1400, l_cache=200).tolist()
+    plain = [min(0.0, max(-1.0, (1400 - n) / 200 - 1)) for n in lengths]
+    assert ours == pytest.approx(plain)
+    assert plain[:2] == [0, 0] and plain[3] == -0.5 and plain[-2:] == [-1, -1]
+
+
+# --------------------------------------------------------------------------------------------------
+# 3. Token weights
+# --------------------------------------------------------------------------------------------------
+def ragged_mask(N, T):
+    """Lengths from 1 to T, with holes: a forced phrase is inside the answer but not trained."""
+    mask = torch.arange(T) < torch.randint(1, T + 1, (N, 1))
+    holes = torch.rand(N, T) < 0.2
+    holes[:, 0] = False  # every sample keeps a token
+    return mask & ~holes
+
+
+def plain_weights(mask, prompt_index, aggregation):
+    """token_weights as nested loops over lists."""
+    mask, prompt_index = mask.tolist(), prompt_index.tolist()
+    pool = {"token": lambda n: 0, "sample": lambda n: n, "prompt": lambda n: prompt_index[n]}
+    pool_of = [pool[aggregation](n) for n in range(len(mask))]
+    tokens = defaultdict(int)
+    for n, row in enumerate(mask):
+        tokens[pool_of[n]] += sum(row)
+    pools = sum(count > 0 for count in tokens.values())
+    return [[m / tokens[pool_of[n]] / pools if m else 0.0 for m in row]
+            for n, row in enumerate(mask)]
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_weights_equal_their_definition_wherever_a_prompts_samples_lie(aggregation):
+    """Samples come back in the order they finish. Code that assumes prompts to be contiguous, or
+    repeats prompts in one order and answers in another, pools the tokens of strangers."""
+    N, T = 15, 7
+    mask, prompt_index = ragged_mask(N, T), torch.tensor([40, 7, 1003]).repeat(5)
+    prompt_index = prompt_index[torch.randperm(N)]
+    mask[prompt_index == 7] &= torch.rand(5, T) < 0.5  # some samples, rarely a prompt, lose all
+    weights = token_weights(mask, prompt_index, aggregation=aggregation)
+    assert weights.dtype == torch.float32 and weights.sum().item() == pytest.approx(1)
+    expected = torch.tensor(plain_weights(mask, prompt_index, aggregation))
+    torch.testing.assert_close(weights, expected)
+    order = torch.randperm(N)
+    shuffled = token_weights(mask[order], prompt_index[order], aggregation=aggregation)
+    torch.testing.assert_close(shuffled, weights[order])
+
+
+def test_the_three_averages_rank_the_same_tokens_differently():
+    """Prompt 0 answers with 1 and 9 tokens, prompt 1 with 2 and 2. Ask each average what share of
+    the step it gives to a token of the long answer and to prompt 1: no two agree."""
+    lengths, prompts = torch.tensor([1, 9, 2, 2]), torch.tensor([0, 0, 1, 1])
+    mask = torch.arange(9) < lengths[:, None]
+    share = {}
+    for aggregation in AGGREGATIONS:
+        w = token_weights(mask, prompts, aggregation=aggregation)
+        share[aggregation] = w[1, 0].item(), w[2:].sum().item()
+    assert share["prompt"] == pytest.approx((1 / 20, 1 / 2))
+    assert share["sample"] == pytest.approx((1 / 36, 1 / 2))
+    assert share["token"] == pytest.approx((1 / 14, 4 / 14))
+
+
+def test_two_batches_are_ranked_in_opposite_order_by_two_averages():
+    """One batch has a long right answer and two short wrong ones, the other two short right ones
+    and a long wrong one. Which is better is not a matter of taste but of the denominator."""
+
+    def value(lengths, A, aggregation, prompts):
+        mask = torch.arange(9) < torch.tensor(lengths)[:, None]
+        w = token_weights(mask, torch.tensor(prompts), aggregation=aggregation)
+        return (w * torch.tensor(A)[:, None]).sum().item()
+
+    def first_is_better(aggregation, prompts):
+        first = value([9, 1, 1], [1.0, -1.0, -1.0], aggregation, prompts)
+        return first > value([2, 2, 9], [1.0, 1.0, -1.0], aggregation, prompts)
+
+    same, different = [0, 0, 0], [0, 1, 2]
+    assert first_is_better("token", same) and first_is_better("token", different)
+    assert first_is_better("prompt", same) and not first_is_better("prompt", different)
+    assert not first_is_better("sample", same) and not first_is_better("sample", different)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_padding_changes_nothing(aggregation):
+    """Divided by the padded length, a loss shrinks when a neighbor in the batch talks more."""
+    N, T = 9, 7
+    mask, prompts = ragged_mask(N, T), torch.arange(N) // 3
+    padded = F.pad(mask, (0, 4))
+    weights = token_weights(padded, prompts, aggregation=aggregation)
+    assert (weights[:, T:] == 0).all()
+    torch.testing.assert_close(
+        weights[:, :T], token_weights(mask, prompts, aggregation=aggregation))
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_the_last_token_counts_like_any_other(aggregation):
+    """It is the end token: masked out, the model never learns to stop."""
+    mask = torch.arange(7) < torch.tensor([3, 7, 5])[:, None]
+    weights = token_weights(mask, torch.tensor([0, 0, 1]), aggregation=aggregation)
+    for row, length in zip(weights, (3, 7, 5)):
+        assert (row[:length] == row[0]).all() and row[0] > 0 and (row[length:] == 0).all()
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_a_step_without_tokens_weighs_nothing_and_divides_by_nothing(aggregation):
+    for N in (3, 0):
+        nothing = torch.zeros(N, 5, dtype=torch.bool)
+        weights = token_weights(nothing, torch.arange(N), aggregation=aggregation)
+        assert weights.shape == (N, 5) and (weights == 0).all()
+
+
+# --------------------------------------------------------------------------------------------------
+# 4. The loss
+# --------------------------------------------------------------------------------------------------
+def random_step(P=3, G=5, T=7, spread=0.5, aggregation="prompt", norm="batch", dtype=torch.float64):
+    """A step with ratios on both sides of every clip, ragged answers, holes, shuffled prompts."""
+    N = P * G
+    order = torch.randperm(N)
+    A = advantages(random_rewards(P, G), norm=norm).flatten()[order]
+    mask = ragged_mask(N, T)
+    prompt_index = torch.arange(P).repeat_interleave(G)[order]
+    weights = token_weights(mask, prompt_index, aggregation=aggregation)
+    log_mu = -3 * torch.rand(N, T, dtype=dtype) - 0.1
+    log_pi = (log_mu + spread * torch.randn(N, T, dtype=dtype)).requires_grad_()
+    return SimpleNamespace(log_pi=log_pi, log_mu=log_mu, A=A, weights=weights, mask=mask,
+                           lags=torch.randint(3, (N, T)), arguments=(log_pi, log_mu, A, weights))
+
+
+def plain_policy_loss(step, loss, eps_max=5.0, eps_low=0.2, eps_high=0.2):
+    """Loss and d loss / d log π, by loops and by hand, from policy_loss's docstring."""
+    log_pi, log_mu, A, weights = (x.tolist() for x in step.arguments)
+    value, gradient = 0.0, [[0.0] * len(row) for row in log_pi]
+    for n, row in enumerate(weights):
+        alive = [t for t, w in enumerate(row) if w]
+        s = math.exp(statistics.fmean([log_pi[n][t] - log_mu[n][t] for t in alive] or [0]))
+        for t in alive:
+            w, rho = row[t], math.exp(log_pi[n][t] - log_mu[n][t])
+            if loss == "cispo":
+                value -= w * min(rho, eps_max) * A[n] * log_pi[n][t]
+                gradient[n][t] -= w * min(rho, eps_max) * A[n]
+            elif loss == "reinforce":
+                value -= w * A[n] * log_pi[n][t]
+                gradient[n][t] -= w * A[n]
+            else:
+                ratio = s if loss == "gspo" else rho
+                bounded = min(max(ratio, 1 - eps_low), 1 + eps_high)
+                value -= w * min(ratio * A[n], bounded * A[n])
+                if ratio * A[n] <= bounded * A[n]:  # not clipped: follow the ratio
+                    follows = alive if loss == "gspo" else [t]
+                    for u in follows:
+                        gradient[n][u] -= w * A[n] * ratio / len(follows)
+    return value, torch.tensor(gradient, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_and_its_gradient_equal_the_formula(loss, aggregation, norm):
+    step = random_step(aggregation=aggregation, norm=norm)
+    settings = dict(eps_max=1.3, eps_low=0.1, eps_high=0.26)  # three bounds, none symmetric
+    value, stats = policy_loss(*step.arguments, loss=loss, **settings)
+    value.backward()
+    expected, gradient = plain_policy_loss(step, loss, **settings)
+    assert value.item() == pytest.approx(expected)
+    torch.testing.assert_close(step.log_pi.grad, gradient)
+    assert merge_stats([stats])["loss"] == pytest.approx(expected)
+
+
+def test_cispo_differs_from_ppo_exactly_on_clipped_tokens():
+    """Inside the clip both push with ρ Â. A token that PPO clips falls silent, and those are the
+    rare and decisive ones ("wait", "but"); CISPO keeps them with a bounded weight."""
+    step = random_step()
+    eps = dict(eps_max=1.2, eps_low=0.2, eps_high=0.2)
+    ppo, cispo = (gradients(policy_loss(*step.arguments, loss=loss, **eps)[0], step.log_pi)[0]
+                  for loss in ("grpo", "cispo"))
+    rho, A = (step.log_pi - step.log_mu).exp(), step.A[:, None].expand_as(step.log_pi)
+    alive = step.weights > 0
+    silenced = alive & (((rho > 1.2) & (A > 0)) | ((rho < 0.8) & (A < 0)))
+    capped = alive & (rho > 1.2)
+    assert (silenced & capped).any() and (silenced & ~capped).any() and (capped & ~silenced).any()
+    assert ((ppo - cispo).abs() > 1e-9).equal(silenced | capped)
+    assert (ppo[silenced] == 0).all() and (cispo[silenced] != 0).all()
+    torch.testing.assert_close(cispo[capped], (-step.weights * 1.2 * A)[capped].double())
+
+
+def test_the_clip_is_on_the_side_the_advantage_points_to():
+    """A good token that became unlikely, or a bad one that became likely, must still be pulled
+    back, however far it went. A clip on both sides would leave it there for good."""
+    log_mu = torch.zeros(4, 1)
+    log_pi = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]], requires_grad=True)
+    A, weights = torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.full((4, 1), 0.25)
+    value, stats = policy_loss(log_pi, log_mu, A, weights, loss="grpo")
+    value.backward()
+    e = math.e
+    assert log_pi.grad.flatten().tolist() == pytest.approx([0, -1 / e / 4, e / 4, 0])
+    assert merge_stats([stats])["ratio/clipped_frac"] == 0.5
+
+
+def test_the_ratio_is_a_weight_and_gets_no_gradient_of_its_own():
+    """Without the stop-gradient, ∇(ρ Â log π) = ρ Â (1 + log π) ∇log π: it changes its sign where
+    log π < -1, and every unlikely right token would be made less likely."""
+    log_pi = torch.tensor([[-2.0]], requires_grad=True)
+    one = torch.ones(1, 1)
+    value, _ = policy_loss(log_pi, torch.tensor([[-2.0]]), one[0], one, loss="cispo")
+    assert gradients(value, log_pi)[0].item() == pytest.approx(-1)
+    naive = -((log_pi + 2).exp() * log_pi).sum()
+    assert gradients(naive, log_pi)[0].item() == pytest.approx(+1)
+
+
+def test_importance_weights_make_stale_samples_unbiased_and_reinforce_does_not():
+    """A bandit, enumerated: the expected CISPO gradient over the sampler's draws is the gradient of
+    the policy's expected reward (while the cap does not bite); without a ratio it is another's."""
+    V = 7
+    theta = torch.randn(V, dtype=torch.float64, requires_grad=True)
+    mu = torch.randn(V, dtype=torch.float64).softmax(0)
+    reward = torch.randn(V).double()
+    true = gradients(-(theta.softmax(0) * reward).sum(), theta)[0]
+    log_pi, each = theta.log_softmax(0)[:, None], mu[:, None]  # one draw of each, weighted by μ
+    found = {loss: gradients(policy_loss(log_pi, mu.log()[:, None], reward, each, loss=loss,
+                                         eps_max=1e9)[0], theta)[0]
+             for loss in ("cispo", "reinforce")}
+    torch.testing.assert_close(found["cispo"], true)
+    assert (found["reinforce"] - true).norm() > 0.01 * true.norm()
+
+
+@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "reinforce"])
+def test_recomputed_old_logprobs_make_the_clip_inert(loss):
+    """The denominator of ρ is what the sampler recorded. A trainer that recomputes it before the
+    step gets ρ = 1 and never clips; however stale the samples, the statistics look perfect."""
+    step = random_step(spread=1.5)
+    bounds = dict(eps_max=1.05, eps_low=0.05, eps_high=0.05)
+    recorded = merge_stats([policy_loss(*step.arguments, loss=loss, **bounds)[1]])
+    recomputed = (step.log_pi, step.log_pi.detach(), step.A, step.weights)
+    inert = merge_stats([policy_loss(*recomputed, loss=loss, **bounds)[1]])
+    assert recorded["ratio/clipped_frac"] > 0 and recorded["ess"] < 0.99
+    assert inert["ratio/clipped_frac"] == 0 and inert["ess"] == pytest.approx(1)
+
+
+def test_gspo_at_1e_4_clips_almost_everything():
+    """Noise of a token averages out over its sequence, so the sequence's ratio stays within some
+    1e-3 of 1. There is the paper's working ε; at 1e-4 nearly every sequence has no gradient."""
+    N, T = 33, 401
+    A = torch.where(torch.arange(N) % 2 == 0, 1.0, -1.0)
+    weights = torch.full((N, T), 1 / (N * T))
+    log_mu = -torch.rand(N, T)
+    # After some updates tokens have moved by 5%, on average 2e-3 along the advantage.
+    log_pi = (log_mu + 0.002 * A[:, None] + 0.02 * torch.randn(N, T)).requires_grad_()
+    silent = {}
+    for eps in (1e-4, 8e-3):
+        value, stats = policy_loss(
+            log_pi, log_mu, A, weights, loss="gspo", eps_low=eps, eps_high=eps)
+        no_gradient = (gradients(value, log_pi)[0] == 0).float().mean().item()
+        silent[eps] = merge_stats([stats])["ratio/clipped_frac"]
+        assert silent[eps] == pytest.approx(no_gradient, abs=1e-6)
+    assert silent[1e-4] > 0.85 and silent[8e-3] < 0.15
+    token_level = policy_loss(log_pi, log_mu, A, weights, loss="grpo")[1]
+    assert merge_stats([token_level])["ratio/clipped_frac"] < 1e-3
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_micro_batches_add_up_to_the_gradient_of_the_step(loss, aggregation):
+    """Splits of unequal size, one of them empty. The mean over each split under the name of a token
+    mean, as it is often written, weighs the tokens of a small split more."""
+    step = random_step(aggregation=aggregation)
+    whole, _ = policy_loss(*step.arguments, loss=loss)
+    whole_gradient = gradients(whole, step.log_pi)[0]
+    splits = [7, 0, 2, 6]
+    parts = [policy_loss(*(x.split(splits)[k] for x in step.arguments), loss=loss)[0]
+             for k in range(4)]
+    assert sum(parts).item() == pytest.approx(whole.item())
+    torch.testing.assert_close(gradients(sum(parts), step.log_pi)[0], whole_gradient)
+    naive = sum(p / w.sum() for p, w in zip(parts, step.weights.split(splits)) if w.sum() > 0) / 3
+    naive_gradient = gradients(naive, step.log_pi)[0]
+    assert (naive_gradient - whole_gradient).norm() > 1e-3 * whole_gradient.norm()
+
+
+def test_a_group_of_equal_rewards_has_no_gradient_but_is_not_free():
+    """Kept, it adds exactly nothing to the gradient and still dilutes the others' mean: hence the
+    filter before the denominators, not after."""
+    rewards = torch.cat([random_rewards(P=2), torch.full((1, 5), 0.1)])
+    mask, prompts = ragged_mask(15, 7), torch.arange(3).repeat_interleave(5)
+    log_mu = -torch.rand(15, 7)
+    log_pi = (log_mu + 0.1 * torch.randn(15, 7)).requires_grad_()
+    A = advantages(rewards, norm="none").flatten()
+
+    def gradient(rows):
+        w = token_weights(mask[rows], prompts[rows])
+        value, _ = policy_loss(log_pi[rows], log_mu[rows], A[rows], w)
+        return gradients(value, log_pi)[0]
+
+    kept, filtered = gradient(slice(0, 15)), gradient(slice(0, 10))
+    assert (kept[10:] == 0).all()
+    torch.testing.assert_close(filtered[:10], kept[:10] * 3 / 2)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_log_ratio_of_80_either_way_stays_finite(loss):
+    """e^80 fits a float32 and its square does not; nothing may turn into nan, and CISPO's gradient
+    is bounded by its cap where the others' is not."""
+    log_pi = torch.tensor([[-1.0, -81.0], [-1.0, -81.0], [-0.5, -0.5]], requires_grad=True)
+    log_mu = torch.tensor([[-81.0, -1.0], [-81.0, -1.0], [-0.5, -0.5]])
+    A, weights = torch.tensor([1.0, -1.0, 0.0]), torch.full((3, 2), 1 / 6)
+    value, stats = policy_loss(log_pi, log_mu, A, weights, loss=loss)
+    value.backward()
+    metrics = merge_stats([stats])
+    assert value.isfinite() and log_pi.grad.isfinite().all() and (log_pi.grad[2] == 0).all()
+    assert all(math.isfinite(x) for x in metrics.values()) and 0 < metrics["ess"] <= 1
+    assert metrics["mismatch/max_abs_dlogp"] == 80
+    if loss == "cispo":
+        assert log_pi.grad.abs().max().item() == pytest.approx(5 / 6)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf, 1e30])
+def test_tokens_of_weight_zero_do_not_exist(loss, garbage):
+    """Padding, forced phrases, a padded column, the prompt of an empty sample: whatever they hold
+    reaches neither the loss nor a statistic nor a gradient. Multiplying by a mask is not enough."""
+    step = random_step(dtype=torch.float32)
+    with torch.no_grad():  # sample 4 has no token left, column 6 is padding for all
+        step.mask[4], step.mask[:, 6] = False, False
+        step.weights *= step.mask
+    clean_value, clean_stats = policy_loss(*step.arguments, loss=loss, lags=step.lags)
+    clean_gradient = gradients(clean_value, step.log_pi)[0]
+    dead = step.weights == 0
+    log_pi, log_mu = step.log_pi.detach().clone(), step.log_mu.clone()
+    log_pi[dead], log_mu[dead] = garbage, garbage
+    A, lags, entropy = step.A.clone(), step.lags.clone(), torch.rand_like(log_pi)
+    A[4], lags[dead], entropy[dead] = garbage, -9, garbage
+    log_pi.requires_grad_()
+    value, stats = policy_loss(log_pi, log_mu, A, step.weights, loss=loss, lags=lags)
+    assert value.equal(clean_value) and stats == clean_stats
+    assert gradients(value, log_pi)[0].equal(clean_gradient)
+    with_entropy = policy_loss(log_pi, log_mu, A, step.weights, loss=loss, entropy=entropy)[1]
+    expected = (step.weights * entropy)[~dead].sum() / step.weights.sum()
+    assert merge_stats([with_entropy])["entropy"] == pytest.approx(expected.item(), rel=1e-5)
+    if loss != "reinforce" and garbage != 1e30:
+        assert (step.weights * (log_pi - log_mu).exp()).sum().isnan()  # the naive mask
+
+
+@pytest.mark.parametrize("bad", [-math.inf, math.nan])
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_impossible_token_is_an_error_that_names_the_sample(which, bad):
+    """-inf from the sampler says that it drew what it held impossible: top-p log-probs, or a
+    softmax in low precision. The ratio would be infinite, be capped, and train on."""
+    step = random_step()
+    step.weights[11, 3] = 0.01
+    tensors = [x.detach().clone() for x in step.arguments]
+    tensors[which][11, 3] = bad
+    name = ("logprobs", "behavior_logprobs")[which]
+    with pytest.raises(ValueError, match=f"^{name} of sample 11, token 3 is {bad}"):
+        policy_loss(*tensors)
+
+
+def test_an_advantage_that_is_not_finite_is_an_error_too():
+    step = random_step()
+    step.A[5] = math.nan
+    with pytest.raises(ValueError, match="advantages of sample 5"):
+        policy_loss(*step.arguments)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_smallest_steps_work(loss):
+    """One token, and none at all: the loss of an empty micro-batch is a zero with a gradient, so
+    that every rank can call backward."""
+    one = torch.ones(1, 1)
+    log_pi = (-one).requires_grad_()
+    policy_loss(log_pi, -one, one[0], one, loss=loss)[0].backward()
+    assert log_pi.grad.item() == -1
+    for N, T in ((3, 5), (0, 5), (3, 0)):
+        log_pi = torch.zeros(N, T, requires_grad=True)
+        value, stats = policy_loss(log_pi, torch.zeros(N, T), torch.zeros(N), torch.zeros(N, T),
+                                   loss=loss, lags=torch.zeros(N, T).long())
+        value.backward()
+        assert value.item() == 0 and (log_pi.grad == 0).all() and merge_stats([stats]) == {}
+
+
+def test_forced_tokens_inside_an_answer_have_no_loss_and_no_ratio():
+    """think think | phrase phrase | answer: the phrase was put in, not drawn. Counted, its tiny
+    probability under the policy would dominate ρ, and GSPO's length would include it."""
+    mask = torch.tensor([[True, True, False, False, True]])
+    weights = token_weights(mask, torch.tensor([0]))
+    log_mu = torch.tensor([[-1.0, -1.0, 0.0, 0.0, -1.0]])
+    log_pi = torch.tensor([[-0.9, -0.9, -30.0, -30.0, -0.9]], requires_grad=True)
+    for loss in ("cispo", "gspo"):
+        value, stats = policy_loss(log_pi, log_mu, torch.ones(1), weights, loss=loss)
+        metrics = merge_stats([stats])
+        assert metrics["ratio/mean"] == pytest.approx(math.exp(0.1), rel=1e-5)
+        assert metrics["mismatch/max_abs_dlogp"] == pytest.approx(0.1, rel=1e-5)
+        assert gradients(value, log_pi)[0][0, 2:4].tolist() == [0, 0]
+
+
+def test_inputs_are_never_written_to():
+    """A mask shifted in place through a view once made a trainer divide by the padded length."""
+    rewards, mask, prompts = random_rewards(), ragged_mask(15, 7), torch.arange(15) // 5
+    hidden, weight, targets, g = head_inputs()
+    step = random_step()
+    tensors = [rewards, mask, prompts, hidden, weight, targets, g, *step.arguments, step.lags]
+    before = [x.detach().clone() for x in tensors]
+    versions = [x._version for x in tensors]
+    for norm in NORMS:
+        advantages(rewards, norm=norm), zero_variance(rewards)
+    for aggregation in AGGREGATIONS:
+        token_weights(mask, prompts, aggregation=aggregation)
+    for loss in LOSSES:
+        policy_loss(*step.arguments, loss=loss, lags=step.lags, reference_logprobs=step.log_mu,
+                    kl_coef=0.1, entropy_coef=0.1)[0].backward()
+    gradients(token_logprobs(hidden, weight, targets, temperature=0.5)[0], (hidden, weight), g)
+    assert [x._version for x in tensors] == versions
+    assert all(x.equal(y) for x, y in zip(tensors, before))
+
+
+# KL and entropy: not in the paper. Off by default, right where somebody turns them on.
+def test_kl_and_entropy_bonus_are_off_by_default():
+    step = random_step()
+    plain, stats = policy_loss(*step.arguments)
+    reference = step.log_mu - 0.3
+    watched, with_kl = policy_loss(*step.arguments, reference_logprobs=reference)
+    assert watched.equal(plain) and "kl" not in merge_stats([stats])
+    x = reference - step.log_pi
+    k3 = (step.weights * (x.exp() - 1 - x)).sum().item()
+    assert merge_stats([with_kl])["kl"] == pytest.approx(k3)
+    penalized, _ = policy_loss(*step.arguments, reference_logprobs=reference, kl_coef=0.07)
+    assert penalized.item() == pytest.approx(plain.item() + 0.07 * k3)
+    with pytest.raises(ValueError, match="kl_coef = 0.1 needs reference_logprobs"):
+        policy_loss(*step.arguments, kl_coef=0.1)
+
+
+@pytest.mark.parametrize("term", ["kl", "entropy"])
+def test_the_expected_gradient_of_kl_and_entropy_terms_is_what_the_comments_say(term):
+    """Enumerated over a vocabulary. Worth knowing: k3 as a loss pulls along KL(reference ‖ π),
+    although its value estimates KL(π ‖ reference)."""
+    V = 7
+    theta = torch.randn(V, dtype=torch.float64, requires_grad=True)
+    log_pi = theta.log_softmax(0)
+    log_ref = torch.randn(V).double().log_softmax(0)
+    column = lambda x: x[:, None]
+    pi = column(log_pi.detach().exp())
+    coefficients = dict(kl_coef=1.0) if term == "kl" else dict(entropy_coef=1.0)
+    value, stats = policy_loss(column(log_pi), column(log_pi.detach()), torch.zeros(V), pi,
+                               reference_logprobs=column(log_ref), **coefficients)
+    if term == "kl":
+        wanted = (log_ref.exp() * (log_ref - log_pi)).sum()
+        reverse = (log_pi.exp() * (log_pi - log_ref)).sum().item()
+        assert merge_stats([stats])["kl"] == pytest.approx(reverse)
+    else:
+        wanted = (log_pi.exp() * log_pi).sum()  # minus the entropy
+    torch.testing.assert_close(gradients(value, theta)[0], gradients(wanted, theta)[0])
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda s: advantages(torch.zeros(3, 5), norm="group"),
+     "norm = 'group': give one of 'batch', 'prompt', 'none'"),
+    (lambda s: token_weights(s.mask, torch.arange(15), aggregation="promt"),
+     "aggregation = 'promt': give one of 'prompt', 'sample', 'token'"),
+    (lambda s: policy_loss(*s.arguments, loss="ppo"), "loss = 'ppo': give one of 'cispo', 'grpo'"),
+    (lambda s: policy_loss(*s.arguments, eps_max=0.2), "eps_max = 0.2: it caps the ratio itself"),
+    (lambda s: policy_loss(*s.arguments, loss="dapo", eps_low=1.26), "eps_low = 1.26"),
+    (lambda s: policy_loss(*s.arguments, loss="dapo", eps_high=-0.1), "eps_high = -0.1"),
+])
+def test_a_wrong_setting_ends_in_a_sentence_with_field_value_and_remedy(call, message):
+    with pytest.raises(ValueError) as error:
+        call(random_step())
+    assert message in str(error.value)
+
+
+# --------------------------------------------------------------------------------------------------
+# 5. Statistics
+# --------------------------------------------------------------------------------------------------
+def plain_metrics(step, chosen, clipped):
+    """The metrics over the tokens for which chosen(n, t), by loops over lists."""
+    log_pi, log_mu, A, weights = (x.tolist() for x in step.arguments)
+    tokens = [(w, log_pi[n][t] - log_mu[n][t], A[n]) for n, row in enumerate(weights)
+              for t, w in enumerate(row) if w and chosen(n, t)]
+    total = sum(w for w, _, _ in tokens)
+    mean = lambda f: sum(w * f(math.exp(x), x, a) for w, x, a in tokens) / total
+    ratios, distances = [math.exp(x) for _, x, _ in tokens], [abs(x) for _, x, _ in tokens]
+    return {
+        "ratio/mean": mean(lambda rho, x, a: rho),
+        "ratio/min": min(ratios), "ratio/max": max(ratios),
+        "ratio/clipped_frac": mean(lambda rho, x, a: clipped(rho, a)),
+        "ess": mean(lambda rho, x, a: rho) ** 2 / mean(lambda rho, x, a: rho**2),
+        "mismatch/kl_k3": mean(lambda rho, x, a: rho - 1 - x),
+        "mismatch/mean_abs_dlogp": mean(lambda rho, x, a: abs(x)),
+        "mismatch/max_abs_dlogp": max(distances),
+    }
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("loss, clipped", [
+    ("cispo", lambda rho, a: rho > 1.3),
+    ("dapo", lambda rho, a: (rho > 1.26 and a > 0) or (rho < 0.9 and a < 0)),
+    ("reinforce", lambda rho, a: False),
+])
+def test_statistics_are_weighted_as_the_loss_is_and_split_by_lag_token_by_token(
+        loss, clipped, aggregation):
+    """A sample that was running when weights were pushed has tokens of several versions. One
+    version stamped on the whole of it would put them all under one lag."""
+    step = random_step(aggregation=aggregation)
+    value, stats = policy_loss(*step.arguments, loss=loss, eps_max=1.3, eps_low=0.1, eps_high=0.26,
+                               lags=step.lags)
+    lags = step.lags.tolist()
+    expected = {"loss": value.item()} | plain_metrics(step, lambda n, t: True, clipped)
+    for lag in set(step.lags[step.weights > 0].tolist()):
+        by_lag = plain_metrics(step, lambda n, t: lags[n][t] == lag, clipped)
+        expected |= {f"{name}/lag_{lag}": x for name, x in by_lag.items()}
+    assert merge_stats([stats]) == pytest.approx(expected)
+
+
+def test_gspo_reports_the_ratio_it_uses_and_the_mismatch_of_tokens():
+    step = random_step()
+    _, stats = policy_loss(*step.arguments, loss="gspo")
+    metrics = merge_stats([stats])
+    log_ratio = torch.where(step.weights > 0, step.log_pi - step.log_mu, 0).detach()
+    s = (log_ratio.sum(1) / (step.weights > 0).sum(1)).exp()
+    assert metrics["ratio/max"] == pytest.approx(s.max().item())
+    assert metrics["ratio/mean"] == pytest.approx((step.weights.sum(1) * s).sum().item())
+    assert metrics["mismatch/max_abs_dlogp"] == pytest.approx(log_ratio.abs().max().item())
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_statistics_of_micro_batches_merge_to_those_of_the_step(loss):
+    """In any split and order, an empty one among them. Neither the last micro-batch's numbers nor
+    the mean of all of them are the step's, and both have been logged as such."""
+    step = random_step(aggregation="token")
+    entropy = torch.rand_like(step.weights)
+    arguments = (*step.arguments, step.lags, entropy)
+
+    def stats_of(split):
+        return policy_loss(*split[:4], loss=loss, lags=split[4], entropy=split[5])[1]
+
+    whole = merge_stats([stats_of(arguments)])
+    splits = [7, 0, 2, 6]
+    parts = [stats_of([x.split(splits)[k] for x in arguments]) for k in range(4)]
+    random.shuffle(parts)
+    as_sent_between_ranks = json.loads(json.dumps(parts))  # plain floats, no tensors
+    assert merge_stats(as_sent_between_ranks) == pytest.approx(whole)
+    each = [merge_stats([p]) for p in parts if p]
+    for name in ("mismatch/kl_k3", "mismatch/mean_abs_dlogp", "entropy", "ratio/mean"):
+        assert each[-1][name] != pytest.approx(whole[name], rel=1e-6)
+        assert statistics.fmean(m[name] for m in each) != pytest.approx(whole[name], rel=1e-6)
+
+
+def test_ess_is_one_without_lag_and_the_share_of_one_token_when_it_dominates():
+    N = 9
+    weights, zeros = torch.full((N, 1), 1 / N), torch.zeros(N, 1)
+    ess = lambda log_pi: merge_stats([policy_loss(log_pi, zeros, torch.ones(N), weights)[1]])["ess"]
+    assert ess(zeros) == pytest.approx(1)
+    one = zeros.clone()
+    one[4] = 50.0
+    assert ess(one) == pytest.approx(1 / N)
+
+
+def test_the_examples_in_the_header_run():
+    failed, attempted = doctest.testmod(loss_module)
+    assert attempted and not failed
+
+
+# --------------------------------------------------------------------------------------------------
+# 6. Agreement with TRL
+# --------------------------------------------------------------------------------------------------
+# TRL's own code is called, GRPOTrainer._compute_loss, on an object that has just the attributes it
+# reads; the log-probs are given instead of computed by a model. Where the definitions differ:
+#   - TRL's CISPO averages over all tokens ("token"); the prompt average of the paper it has not.
+#   - Its cap is `epsilon_high`, taken as the ratio itself, with a default of 0.2.
+#   - Its "batch" std is that of the rewards, with n - 1 and + 1e-4 (see the test in section 2).
+#   - A sample without tokens counts as a zero in its sample average; ours leaves the average.
+def trl_loss(step, loss_type, *, epsilon_low=0.2, epsilon_high=0.2, level="token", beta=0.0,
+             reference=None):
+    GRPOTrainer = pytest.importorskip("trl", reason="TRL is an oracle only").GRPOTrainer
+    log_pi, log_mu, A, weights = step.arguments
+    mask = (weights > 0).long()
+    N, T = mask.shape
+    accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x,
+                                  gather_for_metrics=lambda x: x, reduce=lambda x, reduction: x)
+    trainer = SimpleNamespace(
+        loss_type=loss_type, epsilon_low=epsilon_low, epsilon_high=epsilon_high, beta=beta,
+        importance_sampling_level=level, accelerator=accelerator,
+        args=SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
+        model=SimpleNamespace(training=True), current_gradient_accumulation_steps=1,
+        top_entropy_quantile=1.0, off_policy_mask_threshold=None, aux_loss_enabled=False,
+        use_vllm=False, vllm_importance_sampling_correction=False, _entropy_bonus_enabled=False,
+        _metrics={"train": defaultdict(list)},
+        _get_per_token_logps_and_entropies=lambda *a, **k: (log_pi, torch.zeros_like(log_pi), None),
+    )
+    ids = torch.zeros(N, T, dtype=torch.int64)
+    inputs = dict(prompt_ids=ids[:, :1], prompt_mask=ids[:, :1] + 1, completion_ids=ids,
+                  completion_mask=mask, advantages=A, old_per_token_logps=log_mu,
+                  ref_per_token_logps=reference, num_items_in_batch=mask.sum())
+    return GRPOTrainer._compute_loss(trainer, None, inputs), trainer._metrics["train"]
+
+
+@pytest.mark.parametrize("loss, aggregation, ours, loss_type, theirs", [
+    ("cispo", "token", dict(eps_max=1.3), "cispo", dict(epsilon_high=1.3)),
+    ("grpo", "sample", dict(), "grpo", dict()),
+    ("dapo", "token", dict(eps_high=0.26), "dapo", dict(epsilon_high=0.26)),
+    ("gspo", "sample", dict(eps_low=0.03, eps_high=0.04), "grpo",
+     dict(epsilon_low=0.03, epsilon_high=0.04, level="sequence")),
+    ("grpo", "token", dict(kl_coef=0.07), "bnpo", dict(beta=0.07)),
+])
+def test_losses_agree_with_trl_where_the_definitions_coincide(
+        loss, aggregation, ours, loss_type, theirs):
+    step = random_step(aggregation=aggregation)
+    if "kl_coef" in ours:
+        reference = step.log_mu - torch.rand_like(step.log_mu)
+        ours, theirs = ours | dict(reference_logprobs=reference), theirs | dict(reference=reference)
+    value, stats = policy_loss(*step.arguments, loss=loss, **ours)
+    trl_value, trl_metrics = trl_loss(step, loss_type, **theirs)
+    assert value.item() == pytest.approx(trl_value.item(), rel=1e-5)
+    assert_all_close(gradients(value, step.log_pi),
+                     gradients(trl_value, step.log_pi), atol=1e-8, rtol=1e-5)
+    if loss == "dapo":
+        [clipped] = trl_metrics["clip_ratio/region_mean"]
+        assert merge_stats([stats])["ratio/clipped_frac"] == pytest.approx(clipped, rel=1e-5)
