@@ -1,0 +1,542 @@
+"""Problems, prompts and marks: what the model is asked and how its answer is judged.
+
+The paper (sec. 2) trains on math problems, reward +1 for a correct answer and -1 for any other,
+judged from the text after `</think>`, and holds 1,000 problems out to draw its curve (sec. 3).
+What is here, in the order a problem lives:
+
+1. Problem        one record: question, gold answer, and which verifier marks it
+2. load_task      a spec such as "toy", "reasoning_gym:chain_sum", "my.jsonl" or "a:0.7+b:0.3"
+                  becomes a list of problems; the held-out ones are chosen by a hash of the question
+3. sources        where problems come from
+4. prompt_ids     the question in the model's own chat format
+5. verify         the mark, and why; check_gold marks the gold answers themselves
+
+Differences from the paper, all ours: the toy task, the generated problems, the rule for several
+answers (section 5), and the simple number verifier in place of Math-Verify.
+
+No torch here, no randomness that is not seeded, and no problem is dropped without a word.
+
+    >>> load_task("toy", "train", heldout=512)[0].trace  # doctest: +SKIP
+    '1+7=8;8+3=1;1+9=0</think>0'
+"""
+
+import hashlib
+import json
+import random
+import re
+import warnings
+from collections import defaultdict
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+# The paper's words (sec. 4), forced into the output when the thinking budget is spent. They live
+# here, beside prompts and marks, because toy.py has to teach its model the same words that the
+# sampler will use.
+INTERRUPTION_PHRASE = (
+    "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+)
+SPLITS = ("train", "heldout")
+KINDS = ("math", "exact")
+
+
+# ------------------------------------------------------------------------------------------------
+# 1. One problem
+
+
+class TaskError(ValueError):
+    """Bad task, option or problem: one sentence with the field, its value and what would be right."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question with its gold answer. Frozen: many rollouts point at the same record."""
+
+    id: str  # "task/hash of the question": the same in every run, whatever the seed or file order
+    task: str  # the name evaluation is reported under
+    question: str
+    answer: str  # the gold answer, as text
+    kind: str = "math"  # which rule of `verify` marks it
+    level: int = 0  # graded difficulty, 0 where nobody graded it
+    trace: str | None = None  # a correct worked completion, "thinking</think>answer", for warm starts
+
+
+def make_problem(task, question, answer, **fields):
+    """A Problem with its id. 48 bits of hash: 10,000 problems collide with chance 2e-7."""
+    return Problem(f"{task}/{question_hash(question)}", task, question, answer, **fields)
+
+
+def question_hash(question):
+    """12 hex digits of the question, spacing apart: "1 + 2" with two blanks is the same question."""
+    return hashlib.sha256(" ".join(question.split()).encode()).hexdigest()[:12]
+
+
+# ------------------------------------------------------------------------------------------------
+# 2. From a spec to a list of problems
+
+
+def load_task(spec, split, *, heldout=1000, seed=0, options=None):
+    """The problems of one split of a task, in a fixed order; any prefix of it is a fair sample.
+
+    spec: "toy", "reasoning_gym:NAME", a path ending in .jsonl, or a mix. "a+b" trains on all
+        problems of both; "a:0.7+b:0.3" keeps as many as it can in these shares.
+    split: "train" or "heldout".
+    heldout: how many problems are held out in total; a mix divides them by its shares (equally,
+        when it has none), so that the plain mean over them is the pass rate of the mix.
+    seed: which problems a generator draws. It does not touch a file, nor the hash of a question.
+    options: the generator's own options and "size", the number of training problems (default
+        2,000). For a mix, a dict from part to options: {"reasoning_gym:chain_sum": {...}}.
+
+    The paper holds out 1,000 of its training distribution. Raises TaskError.
+    """
+    if split not in SPLITS:
+        raise TaskError(f'split = {split!r} is unknown: use "train" or "heldout"')
+    if not isinstance(heldout, int) or heldout < 0:
+        raise TaskError(f"heldout = {heldout!r} must be a whole number, 0 or more")
+    weights = parse_mix(spec)
+    options = options_by_part(options or {}, list(weights))
+    shares = {part: weight or 1.0 for part, weight in weights.items()}
+    scale = sum(shares.values())
+
+    train, held = {}, {}
+    for part, share in shares.items():
+        part_heldout = round(heldout * share / scale)
+        pool = load_pool(part, part_heldout, seed, options[part])
+        train[part], held[part] = split_pool(part, pool, part_heldout)
+
+    # Two files may share questions, and each file holds out its own: what any part holds out
+    # leaves the training problems of all parts.
+    leaks = {question_hash(p.question) for part in held.values() for p in part}
+    for part, problems in train.items():
+        train[part] = [p for p in problems if question_hash(p.question) not in leaks]
+    if None not in weights.values():
+        whole = min(len(train[part]) / share for part, share in shares.items())
+        train = {part: train[part][: round(whole * share)] for part, share in shares.items()}
+
+    chosen = [p for part in (train if split == "train" else held).values() for p in part]
+    if not chosen:
+        raise TaskError(f"task {spec!r} has no {split} problems with heldout = {heldout}")
+    if len({p.id for p in chosen}) < len(chosen):
+        raise TaskError(f"task {spec!r} has two parts of the same name: rename one of the files")
+    return chosen
+
+
+def parse_mix(spec):
+    """{part: weight or None} of "a", "a+b" or "a:0.7+b:0.3"."""
+    if not isinstance(spec, str) or not spec.strip():
+        raise TaskError(f"task = {spec!r} must be text such as \"toy\" or \"reasoning_gym:chain_sum\"")
+    weights = {}
+    for part in spec.split("+"):
+        weighted = re.fullmatch(r"(.+):([0-9]*\.?[0-9]+)", part.strip())
+        name, weight = weighted.groups() if weighted else (part.strip(), None)
+        if name in weights:
+            raise TaskError(f"task = {spec!r} names {name!r} twice: give each part once")
+        weights[name] = None if weight is None else float(weight)
+    if 0.0 in weights.values() or len({weight is None for weight in weights.values()}) > 1:
+        raise TaskError(f"task = {spec!r}: give every part a weight above 0, or none of them")
+    return weights
+
+
+def options_by_part(options, parts):
+    """One options dict per part; a single task takes its options directly."""
+    if not isinstance(options, dict):
+        raise TaskError(f'task options = {options!r} must be a table such as {{"max_terms": 2}}')
+    if len(parts) == 1:
+        return {parts[0]: options}
+    unknown = [key for key in options if key not in parts or not isinstance(options[key], dict)]
+    if unknown:
+        raise TaskError(
+            f"task option {unknown[0]!r}: a mix takes options by part, one table for each of {parts}"
+        )
+    return {part: options.get(part, {}) for part in parts}
+
+
+def load_pool(name, heldout, seed, options):
+    """All distinct problems of one task, training and held-out together."""
+    if name == "toy":
+        return toy_problems(heldout, seed, **checked_options(name, options, TOY_OPTIONS))
+    if name.startswith("reasoning_gym:"):
+        return reasoning_gym_problems(name, heldout, seed, options)
+    if name.endswith(".jsonl"):
+        checked_options(name, options, {})
+        return jsonl_problems(Path(name))
+    if name.startswith("hf:"):
+        raise TaskError(f"task {name!r}: data sets of the Hugging Face hub are not available yet")
+    raise TaskError(
+        f'task {name!r} is unknown: use "toy", "reasoning_gym:NAME", a path ending in .jsonl, '
+        'or a mix such as "toy:0.7+my.jsonl:0.3"'
+    )
+
+
+def split_pool(name, pool, heldout):
+    """(train, heldout): the same share of every level is held out, lowest hashes first.
+
+    Why a hash and not a shuffle: a question is then on the same side in (nearly) every run. With
+    another seed or size the border moves by a fraction of a percent, and a smaller `heldout` is a
+    subset of a larger one, so a warm start on one pool does not see the held-out questions of
+    another. Levels are ranked apart, else the held-out pass rate would carry the luck of the draw
+    of levels (a few hundred problems over 7 levels: 0.01, as large as what the curve must show).
+    """
+    if heldout >= len(pool):
+        raise TaskError(
+            f"heldout = {heldout} leaves nothing to train on: task {name!r} has {len(pool)} distinct "
+            f"problems, so choose heldout below {len(pool)}"
+        )
+    levels = defaultdict(list)
+    for problem in pool:
+        levels[problem.level].append(problem)
+    ranked = []  # (quantile of the hash within the level, problem): levels interleave evenly
+    for problems in levels.values():
+        problems.sort(key=lambda p: p.id)
+        ranked += [((i + 0.5) / len(problems), p.level, p) for i, p in enumerate(problems)]
+    order = [p for _, _, p in sorted(ranked, key=lambda entry: entry[:2])]
+    return order[heldout:], order[:heldout]
+
+
+def checked_options(name, options, defaults):
+    """Defaults with the given options over them; unknown names and non-integers are errors."""
+    for key, value in options.items():
+        if key not in defaults:
+            known = ", ".join(defaults) or "none"
+            raise TaskError(f"task option {key!r} is unknown to {name!r}: it takes {known}")
+        if type(value) is not int or value < 1:
+            raise TaskError(f"task option {key} = {value!r} of {name!r} must be a whole number above 0")
+    return {**defaults, **options}
+
+
+# ------------------------------------------------------------------------------------------------
+# 3. Sources
+
+# 3 to 9 digits: 2 to 8 steps. Shorter chains are solved by luck, longer ones hardly ever at first,
+# and the mean trace is 32 tokens, which is what a step may cost on two cores.
+TOY_OPTIONS = {"size": 2000, "min_digits": 3, "max_digits": 9}
+
+
+def toy_problems(heldout, seed, *, size, min_digits, max_digits):
+    """Running sums modulo 10, "6+3+9+2" -> "0"; the level is the number of digits.
+
+    Modulo 10 keeps every number one digit: one token a number, and a step's difficulty does not
+    depend on the step. The answer is marked "exact": one digit and nothing else after </think>.
+    """
+    if not 2 <= min_digits <= max_digits:
+        raise TaskError(
+            f"task options min_digits = {min_digits}, max_digits = {max_digits} of 'toy' must "
+            "satisfy 2 <= min_digits <= max_digits"
+        )
+    rng = random.Random(f"toy {seed}")
+    levels = range(min_digits, max_digits + 1)
+    problems = []
+    for i, level in enumerate(levels):
+        # An equal part of the pool for each level; a short level has only 10**level questions.
+        count = (size + heldout) * (i + 1) // len(levels) - (size + heldout) * i // len(levels)
+        for number in rng.sample(range(10**level), min(count, 10**level)):
+            terms = [int(digit) for digit in f"{number:0{level}d}"]
+            steps, total = worked_steps(terms[0], [("+", term) for term in terms[1:]], modulus=10)
+            trace = ";".join(steps).replace(" ", "") + f"</think>{total}"
+            question = "+".join(str(term) for term in terms)
+            problems.append(
+                make_problem("toy", question, str(total), kind="exact", level=level, trace=trace)
+            )
+    return problems
+
+
+def worked_steps(total, rest, modulus=None):
+    """A chain of sums written out, and its result.
+
+    >>> worked_steps(6, [("+", 3), ("-", 10)])
+    (['6 + 3 = 9', '9 - 10 = -1'], -1)
+    """
+    steps = []
+    for operator, term in rest:
+        after = total + term if operator == "+" else total - term
+        after = after if modulus is None else after % modulus
+        steps.append(f"{total} {operator} {term} = {after}")
+        total = after
+    return steps, total
+
+
+def reasoning_gym_problems(name, heldout, seed, options):
+    """Problems of one Reasoning Gym generator, with its own options.
+
+    Asks for further problems until size + heldout distinct questions are found, at most four times
+    as often: small settings have few questions ("two one-digit terms" about 200), and a question
+    that occurs twice must not count twice.
+    """
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS, ProceduralDataset
+    except ImportError as error:
+        raise TaskError(f"task {name!r} needs a package: pip install 'reasoning-gym<0.2'") from error
+    generator = name.removeprefix("reasoning_gym:")
+    if generator not in DATASETS:
+        raise TaskError(
+            f"task {name!r} is unknown: Reasoning Gym has {len(DATASETS)} generators, among them "
+            "chain_sum, products and leg_counting, but none of this name"
+        )
+    options = dict(options)
+    size = checked_options(name, {"size": options.pop("size", 2000)}, {"size": 2000})["size"]
+    wanted = size + heldout
+    try:
+        # The generator draws problem i from seed + i, so neighboring seeds would share nearly all
+        # of their problems: keep them a million apart.
+        source = reasoning_gym.create_dataset(
+            generator, seed=1_000_000 * seed, size=4 * wanted, **options
+        )
+    except (TypeError, ValueError, AssertionError) as error:  # how its configurations refuse
+        raise TaskError(f"task options {options} are refused by {name!r}: {error}") from error
+
+    problems = {}
+    for i in range(4 * wanted):
+        if len(problems) == wanted:
+            break
+        entry = source[i]
+        kind = "math" if read_number(entry["answer"]) is not None else "exact"
+        if kind == "exact" and type(source).score_answer is not ProceduralDataset.score_answer:
+            raise TaskError(
+                f"task {name!r} marks answers such as {entry['answer']!r} by rules of its own, "
+                "which is not available yet: choose a generator whose answers are numbers"
+            )
+        level, trace = chain_sum_trace(entry) if generator == "chain_sum" else (0, None)
+        problem = make_problem(
+            name, entry["question"], entry["answer"], kind=kind, level=level, trace=trace
+        )
+        problems.setdefault(problem.id, problem)
+    if len(problems) < wanted:
+        warnings.warn(
+            f"task {name!r} has only {len(problems)} distinct problems with options {options}; "
+            f"{size} to train on and {heldout} held out were asked for",
+            stacklevel=2,
+        )
+    return list(problems.values())
+
+
+def chain_sum_trace(entry):
+    """(level, trace) of a chain_sum entry: the number of terms, and the sum worked left to right."""
+    first, *rest = entry["metadata"]["expression"].split()
+    steps, total = worked_steps(
+        int(first), [(op, int(term)) for op, term in zip(rest[::2], rest[1::2], strict=True)]
+    )
+    return len(rest) // 2 + 1, "; ".join(steps) + f"</think>{total}"
+
+
+def jsonl_problems(path):
+    """Problems of a file with one {"question": ..., "answer": ...} a line.
+
+    Optional fields: "kind" ("math"), "level" (0), "trace" (none). Other fields, such as a source,
+    are the file's own business. Every error names the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise TaskError(f"task {str(path)!r}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"task {str(path)!r} cannot be read as UTF-8 text: {error}") from error
+    if lines[-1] == "":  # the newline that ends the last line
+        lines.pop()
+    problems, first_line, repeated = {}, {}, 0
+    for number, line in enumerate(lines, start=1):
+        problem = jsonl_problem(line, path.stem, f"task {str(path)!r}, line {number}")
+        same = problems.setdefault(problem.id, problem)
+        if same.answer != problem.answer:
+            raise TaskError(
+                f"task {str(path)!r}, lines {first_line[problem.id]} and {number}: one question, two "
+                f"answers, {same.answer!r} and {problem.answer!r}"
+            )
+        repeated += number != first_line.setdefault(problem.id, number)
+    if not problems:
+        raise TaskError(f"task {str(path)!r} is empty: it needs one problem a line")
+    if repeated:
+        warnings.warn(
+            f"task {str(path)!r}: {repeated} of {len(lines)} lines repeat a question and are kept once",
+            stacklevel=2,
+        )
+    return list(problems.values())
+
+
+def jsonl_problem(line, task, where):
+    """The Problem of one line; `where` names file and line for the error."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise TaskError(f"{where} is not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise TaskError(f'{where} must be an object such as {{"question": "2+3", "answer": "5"}}')
+    for field in ("question", "answer"):
+        value = record.get(field)
+        if not isinstance(value, str) or not value.strip():
+            raise TaskError(f"{where}: field {field!r} is {value!r} and must be text, not empty")
+    kind, level, trace = record.get("kind", "math"), record.get("level", 0), record.get("trace")
+    if kind not in KINDS:
+        raise TaskError(f"{where}: field 'kind' is {kind!r} and must be one of {KINDS}")
+    if type(level) is not int:
+        raise TaskError(f"{where}: field 'level' is {level!r} and must be a whole number")
+    if trace is not None and not isinstance(trace, str):
+        raise TaskError(f"{where}: field 'trace' is {trace!r} and must be text")
+    return make_problem(
+        task, record["question"], record["answer"], kind=kind, level=level, trace=trace
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# 4. The prompt
+
+
+def prompt_ids(tokenizer, problem, instruction=""):
+    """Token ids of the question in the model's own chat format, ready for the model's turn.
+
+    The instruction goes in front: as the system message where the chat template has a place for
+    it, else before the question. Templates disagree: some raise on a system message, some drop it
+    without a word, so we look whether its text arrived. A tokenizer without a template (a base
+    model) gets "question, blank line, Answer:" (ours). Never truncated: a prompt that is too long
+    for the model is for the caller to refuse, who knows the budget of the answer as well.
+    """
+    prefixed = f"{instruction}\n\n{problem.question}" if instruction else problem.question
+    if tokenizer.chat_template is None:
+        return list(tokenizer(f"{prefixed}\n\nAnswer:")["input_ids"])
+    user = {"role": "user", "content": problem.question}
+    messages = [{"role": "system", "content": instruction}, user] if instruction else [user]
+    if instruction and not arrives(tokenizer, messages, instruction):
+        messages = [{"role": "user", "content": prefixed}]
+    return list(
+        tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    )
+
+
+def arrives(tokenizer, messages, text):
+    """Whether the chat template takes these messages and shows this text."""
+    from jinja2.exceptions import TemplateError
+
+    try:
+        return text.strip() in tokenizer.apply_chat_template(messages, tokenize=False)
+    except TemplateError:
+        return False
+
+
+# ------------------------------------------------------------------------------------------------
+# 5. The mark
+#
+# Reward hacking starts where a text can be read in two ways: a policy that may list "5 or 6 or 7"
+# learns to list. So at most one answer is read, from a place that is fixed before looking at the
+# gold answer, and a text whose answers disagree earns -1 even if one of them is right:
+#   a. \boxed{...} and "answer is ..." / "Answer: ..." are declared answers; all of them must agree,
+#      and each holds one number (of "3 + 4 = 7" the part after the last "=").
+#   b. Without any, the last number of the text; unless it ends a bare list ("5, 6 or 7", "5 6 7").
+
+DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
+NUMBER = re.compile(
+    r"(?:(?<![\w)\]}])[-+\u2212])?"  # a sign, unless it joins two terms as in "5-3"
+    r"(?<![A-Za-z_])"  # not the 2 of "x2"
+    rf"(?:{DIGITS}(?:\.[0-9]+)?|\.[0-9]+)"  # 1234 or 1,234 or 12.5 or .5
+    r"(?:\s*/\s*[0-9]+)?"  # 3/4
+)
+DECLARED = re.compile(r"\banswer\b[*_]*\s*(?:is\b|:|=)[\s:*_]*(.*?)(?:\.(?![0-9])|\n|$)", re.I)
+LIST_SEPARATOR = re.compile(r"[\s,;/|&]*(?:or|and|to|-|\u2013)?[\s,;/|&]*", re.I)
+
+
+def verify(text, answer, kind="math"):
+    """(reward, reason) of a completion: +1.0 for "correct", else -1.0.
+
+    Only the text after the last </think> counts, if there is one; without one, all of it does (a
+    model may answer without thinking aloud).
+    kind "math": by value, so "0.5", "1/2" and "2/4" are one answer. "exact": the stripped text.
+    reason: "correct", "wrong", "no answer" or "several answers".
+    Math-Verify, which the paper uses, reads LaTeX expressions as well; this reads numbers only.
+    """
+    text = text.rpartition("</think>")[2].strip()
+    if kind == "exact":
+        right = text == answer.strip()
+        reason = "correct" if right else "wrong" if text else "no answer"
+    elif kind == "math":
+        gold = read_number(answer)
+        found = declared_numbers(text) or last_number(text)
+        right = gold is not None and found == {gold}
+        reason = "no answer" if not found else "several answers" if len(found) > 1 else "wrong"
+        reason = "correct" if right else reason
+    else:
+        raise TaskError(f"verifier kind = {kind!r} is unknown: use one of {KINDS}")
+    return (1.0 if right else -1.0), reason
+
+
+def declared_numbers(text):
+    """The set of values that the text declares to be its answer (rule a)."""
+    found = set()
+    for part in boxed_parts(text) + DECLARED.findall(text):
+        found |= set(numbers(part.rpartition("=")[2]))
+    return found
+
+
+def last_number(text):
+    """The set with the last number of the text, or with two if it ends a bare list (rule b)."""
+    matches = list(NUMBER.finditer(plain(text)))
+    pair = matches[-2:]
+    if len(pair) == 2:
+        between = plain(text)[pair[0].end() : pair[1].start()]
+        pair = pair if LIST_SEPARATOR.fullmatch(between) else pair[1:]
+    return {value for m in pair if (value := number_value(m.group())) is not None}
+
+
+def boxed_parts(text):
+    r"""The contents of every \boxed{...}, inner braces matched; one left open does not count."""
+    parts = []
+    for start in (m.end() for m in re.finditer(r"\\boxed\s*\{", text)):
+        depth = 1
+        for end in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            if depth == 0:
+                parts.append(text[start:end])
+                break
+    return parts
+
+
+def numbers(text):
+    """The values of all numbers in the text."""
+    values = (number_value(found) for found in NUMBER.findall(plain(text)))
+    return [value for value in values if value is not None]
+
+
+def read_number(text):
+    """The value of a text that is one number and nothing else, or None."""
+    text = plain(text).strip()
+    return number_value(text) if NUMBER.fullmatch(text) else None
+
+
+def plain(text):
+    r"""LaTeX fractions as a/b, and 1{,}234 as 1,234."""
+    text = re.sub(r"\\[dt]?frac\s*\{\s*([-+]?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}", r"\1/\2", text)
+    return text.replace("{,}", ",")
+
+
+def number_value(text):
+    """Fraction of a matched number; None for what has no value (3/0) or no sense (100+ digits).
+
+    The limit is not pedantry: a policy that loops on one digit writes thousands of them, and
+    Python refuses to read integers of more than 4,300 digits, which would end the run.
+    """
+    if len(text) > 100:
+        return None
+    top, _, bottom = text.replace(",", "").replace("\u2212", "-").partition("/")
+    if bottom and int(bottom) == 0:
+        return None
+    return Fraction(top.strip()) / (int(bottom) if bottom else 1)
+
+
+def check_gold(problems):
+    """Marks every gold answer, and the answer of every worked trace, with its own verifier.
+
+    A verifier that cannot recognize the gold answer gives -1 to every completion, and the run
+    would learn nothing for days. Costs microseconds a problem. Raises TaskError with the first
+    problem that fails, and for an empty list, of which nothing can be said.
+    """
+    if not problems:
+        raise TaskError("the task is empty: there is no problem to check")
+    for problem in problems:
+        for field in ("answer", "trace"):
+            text = getattr(problem, field)
+            if text is None:
+                continue
+            reward, reason = verify(text, problem.answer, problem.kind)
+            if reward != 1.0:
+                raise TaskError(
+                    f"problem {problem.id}: its own {field} {text!r} is marked {reason!r} by the "
+                    f"verifier {problem.kind!r}; correct it, or set another kind of {KINDS}"
+                )

@@ -1,0 +1,377 @@
+"""The sandbox: a model of under a million parameters that reasons a little, and wrongly.
+
+RL can only reinforce what a model already does now and then (paper, sec. 2: supervised training
+comes first). A toy that is to show the whole recipe on two cores must therefore start with a skill
+that is present but unreliable. We make one from two ingredients:
+
+1. A folder     an ordinary Hugging Face folder: a two-layer Llama, its tokenizer, chat template
+2. Traces       worked traces in which every step is wrong with probability `--noise` and the error
+                is carried on, so that what is right most often is also what is written most often
+3. Warm start   supervised training on them; a plain function for any model and any worked traces
+4. Base rate    what the result does: pass rate of sampling and of always taking the likeliest token
+
+The gap between the two rates of 4 is what RL can win. Everything here is ours; the paper starts
+from an 8B model after its own supervised stage. Nothing that uses the folder knows it is a toy.
+
+    python toy.py                                   # models/toy, about a minute on two cores
+    python toy.py --model models/smollm2-135m --task reasoning_gym:chain_sum \\
+        --task-options '{"max_terms": 2}' --heldout 200 --steps 20 --lr 2e-5 \\
+        --batch 16 --out models/smollm2-warm        # the same warm start for a real model
+
+Shapes: _N sequences of a batch, _T tokens of the longest one.
+"""
+
+import argparse
+import json
+import random
+import re
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+import tasks
+
+# Knobs of the made toy. Chosen together: with them sampling solves about a fifth of the held-out
+# problems and the likeliest token nearly all of them.
+NOISE = 0.37  # probability of a wrong step
+CUT_SHARE = 0.1  # traces cut short by the interruption phrase, so that the model has seen it
+CLEAN_STEPS, CLEAN_LR = 250, 3e-3
+STEPS, LR, BATCH = 100, 1e-3, 32
+HIDDEN, LAYERS, HEAD_DIM = 160, 3, 32  # two layers learn the same, but need three times the steps
+
+
+# ------------------------------------------------------------------------------------------------
+# 1. The folder
+
+
+def make_tokenizer():
+    """One token for each digit and symbol, and one for each word of the interruption phrase.
+
+    Words keep the blank before them (" time"), and decoding joins tokens with nothing between, so
+    text and tokens are one to one: "6+3=9;" comes back as it went in. `<think>` and `</think>` are
+    whole tokens but not "special": decoding with skip_special_tokens must keep them, or nobody
+    could tell the thinking from the answer.
+    """
+    words = re.findall(r" ?[A-Za-z]+[.,]?", tasks.INTERRUPTION_PHRASE.removesuffix("</think>"))
+    vocabulary = ["<pad>", "<eos>", "<unk>", "<think>", "</think>", *"0123456789+-=;:., \n"]
+    vocabulary += dict.fromkeys(words)
+    model = models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+[.,]?|[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in ("<think>", "</think>")])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        model_max_length=256,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}<think>{% endif %}"
+    )
+    return tokenizer
+
+
+def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, head_dim=HEAD_DIM):
+    """A fresh Llama in float32 with tied embeddings; about 0.78M parameters as set above.
+
+    Heads are not grouped: sharing keys and values saves memory that a toy does not need, and the
+    repetition of them at every decode step would cost more than it saves.
+
+    Two values are far from those of large models, and decide whether the toy learns to calculate
+    within 200 steps or not at all. The rotary base is 100, not 10,000: with 70 positions the usual
+    base leaves most frequencies standing still, and finding "the operand four back" is all that
+    the first layer has to do. Weights start at 0.08, not 0.02: tied digits of a narrow model are
+    otherwise too alike to be told apart.
+    """
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // head_dim,
+        num_key_value_heads=hidden // head_dim,
+        head_dim=head_dim,
+        max_position_embeddings=256,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        initializer_range=0.08,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    return model
+
+
+# ------------------------------------------------------------------------------------------------
+# 2. Traces
+
+STEP = re.compile(r"(-?\d+)( ?[-+] ?)(-?\d+)( ?= ?)(-?\d+)")  # "6+3=9" or "14 - 3 = 11"
+
+
+def noisy_trace(problem, noise, rng):
+    """The problem's worked trace with each step wrong with probability `noise`, answer included.
+
+    A wrong result is what the next step starts from, and the answer repeats the last result: the
+    reasoning is consistent and only its arithmetic unreliable. That is what RL can unlearn, since
+    the right result is still the likeliest one at every step.
+
+    >>> noisy_trace(tasks.make_problem("toy", "6+3+9", "8", trace="6+3=9;9+9=8</think>8"), 0.0, None)
+    '6+3=9;9+9=8</think>8'
+    """
+    thinking, closing, answer = problem.trace.partition("</think>")
+    modulus = 10 if problem.task == "toy" else None
+    total = None  # the running value as this trace has it, right or wrong
+
+    def redo(step):
+        nonlocal total
+        before, operator, term, equals, _ = step.groups()
+        before = int(before) if total is None else total
+        total = before + int(term) * (-1 if "-" in operator else 1)
+        if rng.random() < noise:
+            total += rng.choice((-10, -1, 1, 10)) if modulus is None else rng.randrange(1, modulus)
+        total = total if modulus is None else total % modulus
+        return f"{before}{operator}{term}{equals}{total}"
+
+    if noise > 0:
+        thinking = STEP.sub(redo, thinking)
+        if total is None:
+            raise tasks.TaskError(
+                f"the trace of problem {problem.id} has no steps such as 2 + 3 = 5 that could be "
+                "made wrong: set --noise 0"
+            )
+        answer = str(total)
+    return thinking + closing + answer
+
+
+def make_pairs(tokenizer, problems, count, *, noise, cut_share, seed, instruction=""):
+    """`count` pairs (prompt ids, completion ids) from the problems' traces, in random order.
+
+    A cut trace stops at a random token, as if its thinking budget were spent; the interruption
+    phrase follows, and then the running value: an answer is due, even if the thinking was not
+    done. Thinking and phrase are then part of the *prompt*, so that the model learns to answer
+    after the phrase, and not to write the phrase itself.
+    """
+    rng = random.Random(seed)
+    order = []
+    while len(order) < count:  # every problem equally often, each time with other errors
+        order += rng.sample(problems, len(problems))
+    phrase_ids = encode(tokenizer, tasks.INTERRUPTION_PHRASE)
+    pairs = []
+    for problem in order[:count]:
+        if problem.trace is None:
+            raise tasks.TaskError(
+                f"task {problem.task!r} has no worked traces to start from: use toy, "
+                'reasoning_gym:chain_sum, or a .jsonl file with a "trace" in every line'
+            )
+        prompt = tasks.prompt_ids(tokenizer, problem, instruction)
+        trace = noisy_trace(problem, noise, rng)
+        if rng.random() < cut_share:
+            thinking = encode(tokenizer, trace.partition("</think>")[0])
+            thinking = thinking[: rng.randrange(1, len(thinking))]
+            results = re.findall(r"= ?(-?\d+)|^(-?\d+)", tokenizer.decode(thinking))
+            if not results:
+                raise tasks.TaskError(
+                    f"the trace of problem {problem.id} has no running value: set --cut-share 0"
+                )
+            prompt, trace = prompt + thinking + phrase_ids, "".join(results[-1])
+        pairs.append((prompt, encode(tokenizer, trace) + [tokenizer.eos_token_id]))
+    return pairs
+
+
+def encode(tokenizer, text):
+    """Token ids of a text that stands in the middle of a sequence: no start token in front."""
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+# ------------------------------------------------------------------------------------------------
+# 3. Warm start
+
+
+def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed, log=None):
+    """Trains the model in place on (prompt ids, completion ids); returns the loss of each step.
+
+    Cross-entropy per completion token, none on the prompt. AdamW with a clipped gradient; the
+    learning rate rises over the first twentieth of the steps and falls linearly to zero, which at
+    these few steps is worth more than any other choice. `log(step, loss)` is called after a step.
+    Epochs are walked in shuffled order, the same for the same seed.
+    """
+    if not pairs:
+        raise tasks.TaskError("the warm start has no traces to train on")
+    torch.manual_seed(seed)  # dropout, where a model has it
+    rng = random.Random(seed)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
+    warm = max(1, steps // 20)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda i: min((i + 1) / warm, (steps - i) / max(1, steps - warm))
+    )
+    order, losses = [], []
+    for step in range(1, steps + 1):
+        while len(order) < batch:
+            order += rng.sample(pairs, len(pairs))
+        chosen, order = order[:batch], order[batch:]
+        ids_NT, labels_NT = pad_batch(chosen, tokenizer.pad_token_id)
+        # No attention mask: padding stands on the right, where causal attention never looks.
+        loss = model(input_ids=ids_NT, labels=labels_NT, use_cache=False).loss
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"warm start: loss {loss.item()} at step {step}; lower --lr")
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+        if log:
+            log(step, losses[-1])
+    model.eval()
+    return losses
+
+
+def pad_batch(pairs, pad_id):
+    """(ids, labels), both (N, T) int64, padded on the right; label -100 is not trained on."""
+    length = max(len(prompt) + len(completion) for prompt, completion in pairs)
+    ids_NT = torch.full((len(pairs), length), pad_id)
+    labels_NT = torch.full((len(pairs), length), -100)
+    for i, (prompt, completion) in enumerate(pairs):
+        end = len(prompt) + len(completion)
+        ids_NT[i, :end] = torch.tensor(prompt + completion)
+        labels_NT[i, len(prompt) : end] = torch.tensor(completion)
+    return ids_NT, labels_NT
+
+
+# ------------------------------------------------------------------------------------------------
+# 4. Base rate
+
+
+@torch.no_grad()
+def base_rate(model, tokenizer, problems, *, max_new_tokens, greedy=False, seed=0, instruction="",
+              batch=256):
+    """One (reward, tokens, text) per problem: one completion each, at temperature 1 or greedy.
+
+    A completion that reaches max_new_tokens without its end token is marked -1, as in training.
+    Plain `model.generate`, deliberately: a second opinion, independent of sampler.py.
+    """
+    torch.manual_seed(seed)
+    marks = []
+    for start in range(0, len(problems), batch):
+        chosen = problems[start : start + batch]
+        prompts = [tasks.prompt_ids(tokenizer, problem, instruction) for problem in chosen]
+        width = max(map(len, prompts))
+        # Generation continues at the right end, so prompts are padded on the left, with a mask.
+        pad = tokenizer.pad_token_id
+        ids_NT = torch.tensor([[pad] * (width - len(p)) + p for p in prompts])
+        mask_NT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        out_NT = model.generate(
+            ids_NT, attention_mask=mask_NT, max_new_tokens=max_new_tokens, do_sample=not greedy,
+            temperature=None if greedy else 1.0, top_p=None if greedy else 1.0,
+            top_k=None if greedy else 0, eos_token_id=tokenizer.eos_token_id, pad_token_id=pad,
+        )[:, width:]
+        for problem, row in zip(chosen, out_NT.tolist(), strict=True):
+            ended = tokenizer.eos_token_id in row
+            row = row[: row.index(tokenizer.eos_token_id)] if ended else row
+            text = tokenizer.decode(row, skip_special_tokens=True)
+            reward, _ = tasks.verify(text, problem.answer, problem.kind)
+            marks.append((reward if ended else -1.0, len(row) + ended, text))
+    return marks
+
+
+def report(model, tokenizer, problems, *, max_new_tokens, instruction="", seed=0):
+    """Prints the pass rates, sampled and greedy, in all and by level, and the lengths."""
+    print(f"{'level':>8} {'problems':>8} {'sampled':>8} {'greedy':>8} {'tokens':>8} {'longest':>8}")
+    rows = defaultdict(list)
+    settings = dict(max_new_tokens=max_new_tokens, instruction=instruction, seed=seed)
+    sampled = base_rate(model, tokenizer, problems, **settings)
+    greedy = base_rate(model, tokenizer, problems, greedy=True, **settings)
+    for problem, (reward, tokens, _), (best, _, _) in zip(problems, sampled, greedy, strict=True):
+        for level in (problem.level, "all"):
+            rows[level].append((reward > 0, best > 0, tokens))
+    for level, marks in sorted(rows.items(), key=lambda row: (row[0] == "all", str(row[0]))):
+        passed, best, tokens = zip(*marks, strict=True)
+        n = len(marks)
+        print(f"{level:>8} {n:8d} {sum(passed) / n:8.3f} {sum(best) / n:8.3f} "
+              f"{sum(tokens) / n:8.1f} {max(tokens):8d}")
+
+
+def main():
+    p = argparse.ArgumentParser(description="Make the toy model, or warm-start any model folder.")
+    p.add_argument("--out", default="models/toy", help="folder to write")
+    p.add_argument("--model", help="start from this folder; without it a fresh toy is made")
+    p.add_argument("--task", default="toy", help="a task with worked traces")
+    p.add_argument("--task-options", default="{}", help="its options, as JSON")
+    p.add_argument("--heldout", type=int, default=512, help="problems kept out of the warm start")
+    p.add_argument("--instruction", default="", help="put before every question")
+    p.add_argument("--noise", type=float, help="wrong steps; default 0.4, with --model 0")
+    p.add_argument("--cut-share", type=float, default=CUT_SHARE, help="interrupted traces")
+    p.add_argument("--clean-steps", type=int, help="first, without noise; with --model 0")
+    p.add_argument("--steps", type=int, default=STEPS, help="then, with noise")
+    p.add_argument("--lr", type=float, default=LR)
+    p.add_argument("--batch", type=int, default=BATCH)
+    p.add_argument("--hidden", type=int, default=HIDDEN)
+    p.add_argument("--layers", type=int, default=LAYERS)
+    p.add_argument("--max-new-tokens", type=int, default=64, help="in the final report")
+    p.add_argument("--seed", type=int, default=0)
+    args = p.parse_args()
+    options = json.loads(args.task_options)
+    train, heldout = (
+        tasks.load_task(args.task, split, heldout=args.heldout, seed=args.seed, options=options)
+        for split in tasks.SPLITS
+    )
+    tasks.check_gold(train + heldout)
+    if args.model:
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    else:
+        tokenizer = make_tokenizer()
+        model = make_model(tokenizer, args.seed, hidden=args.hidden, layers=args.layers)
+    # Noise from the first step on would hide the sums: at 40% wrong steps the toy needs six times
+    # as long to find them. So it learns to calculate first, and to err afterwards.
+    noise = args.noise if args.noise is not None else 0.0 if args.model else NOISE
+    clean = args.clean_steps if args.clean_steps is not None else 0 if args.model else CLEAN_STEPS
+    start = time.perf_counter()
+    stages = (("clean", clean, CLEAN_LR, 0.0), ("noisy", args.steps, args.lr, noise))
+    for stage, steps, lr, wrong in stages:
+
+        def log(step, loss):
+            if step % max(1, steps // 5) == 0:
+                elapsed = time.perf_counter() - start
+                print(f"{stage} step {step}/{steps}  loss {loss:.3f}  {elapsed:.0f} s", flush=True)
+
+        if steps:
+            pairs = make_pairs(
+                tokenizer, train, steps * args.batch, noise=wrong, cut_share=args.cut_share,
+                seed=args.seed, instruction=args.instruction,
+            )
+            warm_start(
+                model, tokenizer, pairs, steps=steps, lr=lr, batch=args.batch, seed=args.seed, log=log
+            )
+    model.save_pretrained(args.out)
+    tokenizer.save_pretrained(args.out)
+    parameters = sum(q.numel() for q in model.parameters())
+    print(f"wrote {args.out}: {parameters:,} parameters, {time.perf_counter() - start:.0f} s")
+    report(model, tokenizer, heldout, max_new_tokens=args.max_new_tokens,
+        instruction=args.instruction, seed=args.seed)
+
+
+if __name__ == "__main__":
+    main()
