@@ -16,13 +16,14 @@ rates will do.  The law is Eq. 1 of ScaleRL (arXiv 2510.13786), the procedure it
 
 Where this differs from the paper, or the paper is silent ("ours"):
   1. R0 is the measured step-0 evaluation, held fixed in the fit.  The paper does not say how R0
-     enters, and nothing moves the answer more: on a curve with A .61 and R0 .35, fitting with
-     R0 = 0 gives A .665, B .89.  So R0 is printed with every fit and its noise is in the intervals.
+     enters, and nothing moves the answer more: an exact curve with A .61, B 1.92, R0 .35, fitted
+     from 1.5k to 8k GPU-hours, gives A .659, B .95 with R0 = 0, and A .596, B 2.61 with R0 = .4.
+     So R0 is printed with every fit, and its noise is in the intervals.
   2. The default method, `free`, is bounded least squares in A, log B, log C_mid from many starts.
      `grid` is the paper's: nodes of A and C_mid, B by least squares at each.
   3. The printed C_mid nodes, linspace(100, 40000, 100), cannot have made the paper's own tables:
-     the step is 403, and the published 2542, 2818, 2936, 3054 are nodes of linspace(100, 4000,
-     100).  So the nodes are a setting, from the data by default; `--paper-grid` is the printed text.
+     their step is 403, and the published 2542, 2818, 2936, 3054 are nodes of linspace(100, 4000,
+     100).  So the nodes are a setting, by default from the data; --paper-grid is the printed text.
   4. Intervals: residual bootstrap, 90%.  The paper gives +-0.015 on A, from three seeds.
   5. The power law is A.4's.  The logistic law in linear compute comes from a popular article about
      the paper, not from the paper; it is here so that the two can be compared.
@@ -70,10 +71,10 @@ class BadInput(ValueError):
 
 # -------------------------------------------------------------------------------------- 1. laws
 # Every law here is R = R0 + (A - R0) g(u), where g is the share of the gain that C has bought:
-#   sigmoid    g = 1 / (1 + e^-u)    u = B (log C - log C_mid)    Eq. 1, written so as not to overflow
-#   power      g = 1 - e^-u          u = B (log C - log C_mid)    A.4: R = A - D / C^B, where
-#                                                                 D = (A - R0) C_mid^B; R(C_mid) = R0
-#   logistic   g = 1 / (1 + e^-u)    u = B (C / C_mid - 1)        not the paper's; k = B / C_mid
+#   sigmoid    g = 1 / (1 + e^-u)    u = B (log C - log C_mid)   Eq. 1; this form cannot overflow
+#   power      g = 1 - e^-u          u = B (log C - log C_mid)   A.4: A - D / C^B, with
+#                                                                D = (A - R0) C_mid^B; R0 at C_mid
+#   logistic   g = 1 / (1 + e^-u)    u = B (C / C_mid - 1)       not the paper's; k = B / C_mid
 # One form gives one table, one optimizer and one inverse for all three.  And with B and C_mid given
 # the reward is linear in A, which is what makes section 2 fast.
 LAWS = ("sigmoid", "power", "logistic")
@@ -118,7 +119,8 @@ def compute_needed(law, R, A, B, C_mid, R0):
 # First a table over (B, C_mid) finds the right valley for each problem.  The sum of squares has
 # several: curve_fit from its default start ends with a median error in A of 0.125, where 0.0035 is
 # possible.  Then Levenberg-Marquardt walks to the valley's floor.
-# `free` walks in A, log B and log C_mid.  `grid` pins A and C_mid to nodes and walks in log B alone:
+# `free` walks in A, log B and log C_mid: B and C_mid are scales, so a step means "twice", not "plus
+# one", and neither can turn negative.  `grid` pins A and C_mid to nodes and walks in log B alone:
 # the paper's procedure, except that nodes which cannot win are not visited.
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ class Fit:
         return R0 + (A - R0) * _share(self.law, np.asarray(C, float), np.log(B), np.log(C_mid))[0]
 
     def paths(self, C, noise=False):
-        """The curve of every replicate at C (n,) -> (S, n); with `noise`, one evaluation on each."""
+        """Each replicate's curve at C (n,) -> (S, n); with `noise`, an evaluation on each."""
         paths = self.curve(C, self.draws)
         if noise:
             paths = paths + np.random.default_rng(0).choice(self.noise, paths.shape)
@@ -387,8 +389,9 @@ def doubts(fit, space):
         yield f"{n} evaluations for {3 + space.fit_R0} parameters: at least {FEW}, better 20"
     if fit.R0_from == "fitted":
         yield "R0 is fitted, not measured, and it moves every other number: evaluate at step 0"
-    # Collapse: the last fifth against the best stretch of the same length.  The noise is taken from
-    # neighbors (median |difference| = .954 sigma): a law fitted to a collapse has no honest residual.
+    # Collapse: the last fifth against the best stretch of the same length.  The noise comes from
+    # neighbors (median |difference| = .954 sigma): a law fitted to a collapse has residuals that
+    # are no noise.
     k = max(3, n // 5)
     if n >= 2 * k:
         means = np.convolve(fit.R, np.ones(k) / k, "valid")
@@ -410,7 +413,8 @@ def doubts(fit, space):
 
 
 def pool_doubts(fit, seeds):
-    """Do the seeds of a pooled fit differ by more than noise?  Then its intervals are too narrow."""
+    """Do the seeds of a pooled fit differ by more than noise?  Then its intervals are too narrow:
+    the bootstrap draws evaluations, and three seeds are three pieces of evidence, not 240."""
     for label, C, R in seeds:
         shift = (R - fit.curve(C))[C > 0]
         if shift.size and abs(shift.mean()) > 3 * fit.rmse / np.sqrt(shift.size):
@@ -434,9 +438,8 @@ class Curve:
 
 
 def read_rows(path):
-    """Any supported log -> (rows of {column: number}, one a step; the file that was read; notes)."""
-    path, notes = Path(path), []
-    path = _log_in(path) if path.is_dir() else path
+    """A log or a run's folder -> (rows {column: number}, one a step; the file read; notes)."""
+    path, notes = _log_in(path) if path.is_dir() else path, []
     if "tfevents" in path.name:
         rows = _tensorboard(path.parent)
     elif path.suffix == ".csv":               # any CSV with a header; Weights & Biases exports
@@ -446,14 +449,14 @@ def read_rows(path):
         rows = _json(path.read_text(), path)
         rows = rows.get("log_history") if isinstance(rows, dict) else None
         if rows is None:
-            raise BadInput(f"{path} has no log_history: of .json files only trainer_state.json is read")
+            raise BadInput(f"{path} has no log_history; of .json files trainer_state.json is read")
     else:                                     # one JSON object a line: ours, verl, prime-rl
         *lines, last = [line for line in path.read_text().split("\n") if line.strip()] or ["{}"]
         rows = [_json(line, f"{path}, line {i}") for i, line in enumerate(lines, 1)]
         try:
             rows.append(json.loads(last))
         except json.JSONDecodeError:
-            notes.append(f"the last line of {path.name} is cut off (still being written?): left out")
+            notes.append(f"the last line of {path.name} is cut off (being written?): left out")
     if not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds lines that are not JSON objects")
     # Trainers log a step several times (training, evaluation, again after a resume), so rows of
@@ -479,7 +482,7 @@ def _log_in(folder):
         found = sorted(folder.glob(pattern),
                        key=lambda p: [int(digits) for digits in re.findall(r"\d+", p.parent.name)])
         if found:
-            return found[-1]                  # of several checkpoints the latest: it holds the others
+            return found[-1]                  # of several checkpoints the latest: it holds all
     raise BadInput(f"{folder} holds no log that can be read: evals.jsonl, metrics.jsonl, "
                    "trainer_state.json, TensorBoard events, *.jsonl or *.csv")
 
@@ -531,21 +534,24 @@ def _pick(columns, wanted, patterns, option, path):
 def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0)) -> Curve:
     """Read "PATH", or "NAME=PATH,PATH,..." (seeds of one recipe, pooled).
 
-    x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS.  x_scale multiplies compute
-    (steps into GPU-hours); reward_range is mapped onto [0, 1] ((-1, 1) for rewards of +-1).
+    x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS.  x_scale multiplies
+    compute (steps into GPU-hours); reward_range is mapped onto [0, 1] ((-1, 1) for +-1 rewards).
     """
     name, _, paths = spec.rpartition("=")
     lo, hi = reward_range
     if not lo < hi:
         raise BadInput(f"--reward-range takes LO < HI, got {lo:g} {hi:g}")
     seeds, notes, warnings = [], [], []
-    for path in paths.split(","):
-        rows, path, more = read_rows(path)
+    for given in map(Path, paths.split(",")):
+        rows, path, more = read_rows(given)
         columns = dict.fromkeys(column for row in rows for column in row)
         y_name, others = _pick(columns, y, Y_COLUMNS, "--y", path)
         x_name, _ = _pick(columns, x, X_COLUMNS, "--x", path)
         notes += more + others
         rows = [row for row in rows if y_name in row]
+        for row in rows:          # before the first step no compute has been spent, logged or not
+            if any(row.get(step) == 0 for step in STEP_COLUMNS):
+                row.setdefault(x_name, 0.0)
         for lost, why in ((sum(np.isnan(row[y_name]) for row in rows), f"have {y_name} = nan"),
                           (sum(x_name not in row for row in rows), f"have no {x_name}")):
             if lost:
@@ -554,14 +560,13 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
         pairs = {row[x_name]: row[y_name] for row in rows}       # the same compute twice: the later
         C, R = np.array([*pairs.keys()], float), np.array([*pairs.values()], float)
         if len(pairs) < len(rows) or np.any(np.diff(C) < 0):
-            notes.append(f"{path} repeats {len(rows) - len(pairs)} values of {x_name} (the later one "
-                         "counts) or is out of order (sorted)")
-        own = path.name in ("evals.jsonl", "metrics.jsonl", "trainer_state.json")
-        label = path.absolute().parent.name if own else path.stem
+            notes.append(f"{path} is out of order (sorted) or repeats {x_name} "
+                         f"({len(rows) - len(pairs)} times; the later evaluation counts)")
+        label = given.absolute().name if given.is_dir() else given.stem
         seeds.append((label, *_checked(C * x_scale, (R - lo) / (hi - lo))))
     C, R = (np.concatenate(parts) for parts in list(zip(*seeds))[1:])
     order = np.argsort(C, kind="stable")
-    picture = path.with_name("curve.png" if path.name == "evals.jsonl" else path.stem + "_curve.png")
+    picture = given / "curve.png" if given.is_dir() else given.with_name(f"{given.stem}_curve.png")
     return Curve(name or label, C[order], R[order], x_label or x_name, y_name, picture,
                  tuple(seeds) if len(seeds) > 1 else (), tuple(notes), tuple(warnings))
 
@@ -577,7 +582,8 @@ def fit_table(fits):
     rows = [("fitted on", "n", "A (ceiling)", "B (steepness)", "C_mid", "R0", "rmse")]
     for label, f in fits.items():
         rows.append((label, str(f.n), f"{f.A:.3f} {span(*f.ci['A'], '.3f')}",
-                     f"{f.B:.2f} {span(*f.ci['B'], '.2f')}", f"{f.C_mid:.3g} {span(*f.ci['C_mid'])}",
+                     f"{f.B:.2f} {span(*f.ci['B'], '.2f')}",
+                     f"{f.C_mid:.3g} {span(*f.ci['C_mid'])}",
                      f"{f.R0:.3f} ({f.R0_from})", f"{f.rmse:.4f}"))
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
@@ -615,17 +621,18 @@ def forecast(fit, predict, target):
         C, draws = fit.compute_for(target), compute_needed(fit.law, target, *fit.draws.T)
         lo, hi = interval(draws)
         said["target"] = dict(R=target, C=C, lo=lo, hi=hi, never=np.isinf(draws).mean())
-        lines.append(f"to reach {target:g} takes compute {C:.3g} {span(lo, hi)}" if np.isfinite(C) else
-                     f"{target:g} is never reached: the ceiling is {fit.A:.3f} "
-                     f"{span(*fit.ci['A'], '.3f')}")
+        lines.append(
+            f"to reach {target:g} takes compute {C:.3g} {span(lo, hi)}" if np.isfinite(C) else
+            f"{target:g} is never reached: the ceiling is {fit.A:.3f} {span(*fit.ci['A'], '.3f')}")
     return lines, said
 
 
 def rolling(curve, refit):
-    """When could you have known?  Refit at each of up to 40 cuts (k,) as if the run had ended there.
+    """When could you have known?  Refit at up to 40 cuts (k,) as if the run had ended there.
 
-    -> cuts, the ceiling (3, k) = value, lo, hi; the prediction (3, k) of the run's last evaluations;
-    what they measured; the cut from which on the prediction stayed within 0.02 of it, or None.
+    -> cuts; the ceiling (3, k) = value, lo, hi; the prediction (3, k) of the run's last
+    evaluations; what they measured; the cut from which on the prediction stayed within 0.02 of
+    that for good, or None.  A prediction that was right once and wrong later was luck.
     """
     C = np.unique(curve.C[curve.C > 0])
     if C.size < FEW:
@@ -643,7 +650,11 @@ def rolling(curve, refit):
 
 
 def advice(curve, refit, min_gain):
-    """For a run that still runs -> (lines, has it left its band?, is there little left to gain?)."""
+    """For a run that still runs -> (lines, has it left its band?, is little left to gain?).
+
+    Left: the last three evaluations are on one side of the band predicted before them.  Little
+    left: even the upper end of the interval of A - R(now) is below min_gain.
+    """
     recent = 3                    # by chance all three leave on one side once in 4,000 times
     if np.unique(curve.C[curve.C > 0]).size < FEW + recent:
         return [f"{curve.C.size} evaluations so far; advice needs {FEW + recent + 1}"], False, False
@@ -689,8 +700,9 @@ def leaders(fits, C_lo, C_hi):
 def compare(curves, fits, refit):
     """Ceilings against the first run's, steepness at a shared ceiling, then who leads where.
 
-    B is compared only if every A is within the paper's 0.02 of their mean: then all are refitted at
-    that mean, as in the paper's leave-one-out table.  -> lines, numbers, the fits to draw
+    B means little without A, so it is compared only if all ceilings are the same by the paper's
+    rule: then all runs are refitted at the mean A, as for the paper's leave-one-out table.
+    -> lines, numbers, the fits to draw
     """
     (base, first), *others = fits.items()
     A = np.array([fit.A for fit in fits.values()])
@@ -698,12 +710,13 @@ def compare(curves, fits, refit):
     lines = [f"ceilings: mean {mean:.3f}, farthest from it {spread:.3f} "
              "(three seeds of one recipe in the paper: 0.015)"]
     said = dict(A_mean=mean, A_spread=spread, A={}, B={})
+    alike = np.ptp(A) <= SAME_A + 1e-9            # .590-.610, the paper's own case, must pass
     for label, fit in others:
         d = said["A"][label] = difference("A", fit, first)
         d["rule"] = "same" if abs(d["d"]) <= SAME_A else "differ"
         lines.append(f"  A({label}) - A({base}) = {d['d']:+.3f} {span(d['lo'], d['hi'], '+.3f')}: "
                      f"{d['rule']} by the paper's {SAME_A}, {d['bootstrap']} by the bootstrap")
-    if spread <= SAME_A:
+    if alike:
         fits = {curve.label: refit(curve.C, curve.R, A_range=(mean, mean)) for curve in curves}
         lines.append(f"steepness at the shared ceiling {mean:.3f}:")
         for label, fit in fits.items():
@@ -712,7 +725,7 @@ def compare(curves, fits, refit):
                 f"; {d['d']:+.2f} {span(d['lo'], d['hi'], '+.2f')} against {base}: {d['bootstrap']}"
                 if label != base else ""))
     else:
-        lines.append(f"a ceiling is farther than {SAME_A} from the mean: B is not compared")
+        lines.append(f"the ceilings span more than {SAME_A}: B is not compared")
     seen = min(fit.C[-1] for fit in fits.values())
     said["leaders"] = list(leaders(fits, max(fit.C[0] for fit in fits.values()), 10 * seen))
     for d in said["leaders"]:
@@ -745,7 +758,8 @@ def plot_run(curve, fit, early=None):
     shown, end = early or fit, curve.C[-1]
     trained = curve.C > 0
     seen = np.isin(curve.C, shown.C) & trained
-    groups = [(seen, "full", "evaluation, fitted"), (trained & ~seen, "none", "evaluation, left out")]
+    groups = [(seen, "full", "evaluation, fitted"),
+              (trained & ~seen, "none", "evaluation, left out")]
     for log, (top, low) in enumerate(axes.T):
         C = np.geomspace(curve.C[trained][0] * 0.7, 1.5 * end, 500) if log else \
             np.linspace(end / 2000, 1.05 * end, 500)
@@ -753,10 +767,11 @@ def plot_run(curve, fit, early=None):
         top.fill_between(C, lo, hi, color=ORANGE if early else BLUE, alpha=0.22, linewidth=0,
                          label=f"{LEVEL:.0%} interval")
         if early:
-            top.plot(C, early.curve(C), "--", color=ORANGE, linewidth=2, label="fit of the first part")
+            top.plot(C, early.curve(C), "--", color=ORANGE, linewidth=2,
+                     label="fit of the first part")
             for words, side in (("fitted ", "right"), (" predicted", "left")):
-                top.annotate(words, (early.C[-1], 0.03), xycoords=("data", "axes fraction"), ha=side,
-                             color=GREY, fontsize=9)
+                top.annotate(words, (early.C[-1], 0.02), xycoords=("data", "axes fraction"),
+                             ha=side, color=GREY, fontsize=9)
             for ax in (top, low):
                 ax.axvline(early.C[-1], color=GREY, linestyle=":", linewidth=1.2)
         top.plot(C, fit.curve(C), color=BLUE, linewidth=1.3, label="fit of all" if early else "fit")
@@ -771,25 +786,29 @@ def plot_run(curve, fit, early=None):
         if log:
             top.set_xscale("log")
         else:
-            top.plot(0, fit.R0, "D", color=GREY, markersize=5, clip_on=False, label=f"R0 ({fit.R0_from})")
+            top.plot(0, fit.R0, "D", color=GREY, markersize=5, label=f"R0 ({fit.R0_from})")
             top.annotate(f"ceiling A = {shown.A:.3f}", (0.99, shown.A), ha="right", va="bottom",
                          xycoords=("axes fraction", "data"), color=GREY, fontsize=9)
             top.legend(loc="center right", fontsize=8.5, frameon=False)
         low.set_xlabel(curve.x + (", log scale" if log else ""))
+        # Heights from the data and the ceiling: the power law dives to -inf at small compute.
+        floor, roof = min(curve.R.min(), fit.R0), max(curve.R.max(), shown.A)
+        top.set_ylim(floor - 0.1 * (roof - floor), roof + 0.08 * (roof - floor))
     axes[0, 0].set_ylabel(curve.y)
     axes[1, 0].set_ylabel("residual")
-    fig.suptitle(f"{curve.label}: " + ", ".join(
-        f"{name} {getattr(shown, name):.3g} {span(*shown.ci[name])}" for name in ("A", "B", "C_mid")),
-        fontsize=10.5)
+    numbers = ", ".join(f"{name} {getattr(shown, name):.3g} {span(*shown.ci[name])}"
+                        for name in ("A", "B", "C_mid"))
+    fig.suptitle(f"{curve.label}{', first part' if early else ''}: {numbers}", fontsize=10.5)
     return fig
 
 
 def plot_compare(curves, fits):
-    """Left: the curves.  Right: the paper's leave-one-out plot, F = C_mid^B / ((A - R0)/(R - R0) - 1)
-    against C on log axes, which Eq. 1 makes a line of slope B.
+    """Left: the curves.  Right: the paper's leave-one-out plot, on log axes,
 
-    C is in units of the first run's C_mid (ours), so that all lines cross at 1 and slopes can be
-    compared by eye.  Points outside R0 < R < A have no F: they stand hollow on their line.
+        F(R) = C_mid^B / ((A - R0) / (R - R0) - 1) = C^B        a line of slope B
+
+    with C in units of the first run's C_mid (ours), so that all lines cross at 1 and their slopes
+    can be compared by eye.  Points outside R0 < R < A have no F: they stand hollow on their line.
     """
     from matplotlib import colormaps
     fig, axes = _figure(11, 4.4, 1, 2)
@@ -798,7 +817,8 @@ def plot_compare(curves, fits):
     for i, curve in enumerate(curves):
         fit, trained = fits[curve.label], curve.C > 0
         # cividis rises evenly in lightness, so the order of runs survives a print in grey.
-        color, dash = colormaps["cividis"](0.85 * i / max(len(curves) - 1, 1)), ("-", "--", "-.", ":")[i % 4]
+        color = colormaps["cividis"](0.85 * i / max(len(curves) - 1, 1))
+        dash = ("-", "--", "-.", ":")[i % 4]
         dots = dict(color=color, marker="osD^vPX*"[i % 8], markersize=4, linestyle="none")
         C = np.geomspace(curve.C[trained][0], 2 * curve.C[-1], 300)
         _, lo, hi = fit.predict(C)
@@ -823,8 +843,10 @@ def plot_rolling(curve, rolled):
     """What the fit would have said had the run ended at each cut."""
     cuts, A, ahead, measured, known = rolled
     fig, axes = _figure(7, 5.6, 2, 1, sharex=True)
-    for ax, (value, lo, hi), name in zip(axes[:, 0], (ahead, A), (f"mean of the last {LAST}", "ceiling A")):
-        ax.fill_between(cuts, lo, hi, color=ORANGE, alpha=0.22, linewidth=0, label=f"{LEVEL:.0%} interval")
+    names = (f"mean of the last {LAST}", "ceiling A")
+    for ax, (value, lo, hi), name in zip(axes[:, 0], (ahead, A), names):
+        ax.fill_between(cuts, lo, hi, color=ORANGE, alpha=0.22, linewidth=0,
+                        label=f"{LEVEL:.0%} interval")
         ax.plot(cuts, value, "s--", color=ORANGE, markersize=3.5, label="predicted at the cut")
         ax.plot(curve.C, curve.R, ".", color=BLUE, label="evaluations")
         if known is not None:
@@ -839,14 +861,14 @@ def plot_rolling(curve, rolled):
 
 # -------------------------------------------------------------------------- 9. command line
 TEACH = """
-what it reads   a run folder of ours; JSONL of verl and prime-rl; trainer_state.json of TRL; any CSV
-                with a header; CSV exports of Weights & Biases; TensorBoard event files.
-                NAME=A,B,C pools the seeds A, B, C of one recipe; several runs are compared.
-which columns   --y is a pass rate in [0, 1] on held-out problems, --x the compute.  Steps will do if
-                every step costs the same: --x step --x-scale 0.4 --x-label GPU-hours
+what it reads   A run folder of ours; JSONL of verl and prime-rl; trainer_state.json of TRL; any
+                CSV with a header; CSV exports of Weights & Biases; TensorBoard event files.
+                NAME=A,B,C pools the seeds A, B, C of one recipe.  Several runs are compared.
+which columns   --y is a pass rate in [0, 1] on held-out problems, --x the compute.  Steps will do
+                if every step costs the same: --x step --x-scale 0.4 --x-label GPU-hours
 what to trust   Read the warnings first.  A ceiling fitted before the bend is a guess, and R0 moves
-                everything: evaluate at step 0.  --until is the test that counts: does the first half
-                of the run predict the second?
+                everything: evaluate at step 0.  --until is the test that counts: does the first
+                half of the run predict the second?
 
 examples
   fit.py runs/demo --until 0.5                          predict the second half from the first
@@ -855,7 +877,7 @@ examples
   fit.py trainer_state.json --y eval_reward --reward-range -1 1
   fit.py runs/demo --watch 60 --min-gain 0.01           ends when more compute buys little
 
-exit codes      0 well; 2 input that cannot be used; 3 there are warnings and --strict was given
+exit codes      0 well; 2 input that cannot be used; 3 there are warnings, with --strict
 """
 
 
@@ -879,8 +901,8 @@ def arguments(argv):
     add("--A-step", type=float, default=A_STEP, help="grid method: distance of the A nodes")
     add("--C-mid-nodes", type=int, metavar="N", help="grid method: N linear nodes in --C-mid-range")
     add("--c-min", type=float, help="leave out earlier evaluations (the paper: about one epoch)")
-    add("--until", type=float, metavar="C", help="fit up to here, predict the rest; <= 1: a fraction")
-    add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at this compute")
+    add("--until", type=float, metavar="C", help="fit up to here, predict the rest; to 1: a share")
+    add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
     add("--rolling", action="store_true", help="when could you have known? a second picture")
     add("--watch", type=float, metavar="SECONDS", help="follow a running log")
@@ -923,40 +945,40 @@ def plain(value):
 
 
 def record_of(fit):
-    """A fit as numbers, intervals and warnings: not its data, nor the replicates."""
-    return {name: value for name, value in vars(fit).items() if name not in ("C", "R", "draws", "noise")}
+    """A fit as numbers, intervals and warnings: without its data and replicates."""
+    arrays = ("C", "R", "draws", "noise")
+    return {name: value for name, value in vars(fit).items() if name not in arrays}
 
 
 def report_run(args, refit, curve):
-    """All that is said about one run -> ({label: Fit}, lines, numbers, warnings, {path: figure})."""
-    label, k = curve.label, min(LAST, curve.R.size)
+    """Fit one run, say what it is -> ({label: Fit}, lines, numbers, warnings, {path: figure})."""
+    label, last = curve.label, curve.R[-LAST:]
     fit, early = refit(curve.C, curve.R), None
     print(f"{label}: {curve.R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
-          f"({fit.R0_from}); last {curve.R[-k:].mean():.3f} (mean of {k})")
-    for note in curve.notes:
-        print(f"  note: {note}")
-    fits, lines, said = {label: fit}, [], dict(x=curve.x, y=curve.y, fit=record_of(fit))
-    warnings = [f"{label}: {w}" for w in (*curve.warnings, *fit.warnings, *pool_doubts(fit, curve.seeds))]
+          f"({fit.R0_from}); last evaluation {last.mean():.3f} (mean of the last {last.size})")
+    print(*(f"  note: {note}\n" for note in curve.notes), sep="", end="")
+    fits, said = {label: fit}, dict(x=curve.x, y=curve.y, last=last.mean(), fit=record_of(fit))
+    doubted = [*curve.warnings, *fit.warnings, *pool_doubts(fit, curve.seeds)]
+    lines, said["forecast"] = forecast(fit, args.predict, args.target)
     if args.until is not None:
         cut = args.until * curve.C[-1] if args.until <= 1 else args.until
-        early = refit(curve.C, curve.R, c_max=cut)
-        fits[f"{label}, up to {cut:.3g}"] = early
-        lines, said["held_out"] = held_out(curve, early)
-        said["early"] = record_of(early)
-        warnings += [f"{label}, up to {cut:.3g}: {w}" for w in early.warnings]
-    more, said["forecast"] = forecast(fit, args.predict, args.target)
-    lines += more
+        early = fits[f"{label}, up to {cut:.3g}"] = refit(curve.C, curve.R, c_max=cut)
+        more, said["held_out"] = held_out(curve, early)
+        lines, said["early"] = more + lines, record_of(early)
+        doubted += [f"up to {cut:.3g}: {warning}" for warning in early.warnings]
     out = Path(args.out) if args.out else curve.picture
     figures = {out: plot_run(curve, fit, early)} if len(args.runs) == 1 else {}
-    if args.rolling:
-        rolled = rolling(curve, lambda C, R, **cut: refit(C, R, **cut, bootstrap=min(200, args.bootstrap)))
+    if args.rolling:      # 40 fits: 200 replicates each are enough for a band
+        few = min(200, args.bootstrap)
+        rolled = rolling(curve, lambda C, R, c_max: refit(C, R, c_max=c_max, bootstrap=few))
         name = f"{out.stem}_rolling" + (f"_{label}" if len(args.runs) > 1 else "")
         figures[out.with_stem(name)] = plot_rolling(curve, rolled)
         said["known_from"] = known = rolled[-1]
-        lines.append(f"the prediction never settled within {SAME_A} of the outcome" if known is None else
-                     f"the prediction stayed within {SAME_A} of the outcome from {known:.3g} on "
-                     f"({known / curve.C[-1]:.0%} of the compute)")
-    return fits, [f"{label}: {x}" if len(args.runs) > 1 else x for x in lines], said, warnings, figures
+        lines.append(f"the prediction {'never settled' if known is None else 'stayed'} within {SAME_A} "
+                     "of the outcome" + (f" from {known:.3g} on ({known / curve.C[-1]:.0%} of the "
+                                         "compute)" if known is not None else ""))
+    who = f"{label}: " if len(args.runs) > 1 else ""
+    return fits, [who + line for line in lines], said, [f"{label}: {w}" for w in doubted], figures
 
 
 def report(args, refit, read):
@@ -966,12 +988,13 @@ def report(args, refit, read):
         curves = [replace(curve, label=run) for curve, run in zip(curves, args.runs)]
     table, lines, figures, record = {}, [], {}, dict(runs={}, warnings=[])
     for curve in curves:
-        fits, more, record["runs"][curve.label], warnings, drawn = report_run(args, refit, curve)
+        fits, more, record["runs"][curve.label], doubted, drawn = report_run(args, refit, curve)
         table, figures, lines = table | fits, figures | drawn, lines + more
-        record["warnings"] += warnings
+        record["warnings"] += doubted
     if len(curves) > 1:
-        more, record["comparison"], fits = compare(curves, {c.label: table[c.label] for c in curves}, refit)
-        figures[Path(args.out or "compare.png")] = plot_compare(curves, fits)
+        own = {curve.label: table[curve.label] for curve in curves}
+        more, record["comparison"], drawn = compare(curves, own, refit)
+        figures[Path(args.out or "compare.png")] = plot_compare(curves, drawn)
         lines += more
     print(*fit_table(table), *lines, *(f"warning: {w}" for w in record["warnings"]), sep="\n")
     if args.json:

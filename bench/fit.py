@@ -1,0 +1,127 @@
+"""How well and how fast fit.py fits: coverage, recovery, speed.
+
+    python bench/fit.py                  # all three, about two minutes on one core
+    python bench/fit.py speed            # one of: coverage, recovery, speed
+
+Everything is made data with known parameters: Table 1 of the paper, R0 .35 and the noise given here
+being ours.  81 evaluations a run, the first 1.5k GPU-hours left out, step 0 as noisy as the rest.
+"""
+import csv
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import curve_fit, least_squares
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import fit  # noqa: E402  (the file beside this folder, not this one)
+
+R0 = 0.35
+with (ROOT / "tests/fixtures/paper_table1.csv").open() as file:
+    TABLE_1 = [(row["run"], float(row["A"]), float(row["B"]), float(row["C_mid_gpu_hours"]))
+               for row in csv.DictReader(file)]
+
+
+def made(A, B, C_mid, end, sd, seed, n=81):
+    C = np.linspace(0, end, n)
+    return C, fit.sigmoid(C, A, B, C_mid, R0) + np.random.default_rng(seed).normal(0, sd, n)
+
+
+def coverage(runs=400):
+    """How often a 90% interval holds the truth.  Wanted: between 80% and 97%."""
+    print(f"coverage of 90% intervals, {runs} made runs each (A .61, B 1.92, C_mid 2542)")
+    print("  noise  data to  method     A      B  C_mid  R at 2x")
+    for sd in (0.004, 0.01):
+        for end in (8000, 16_000):
+            for method in ("free", "grid"):
+                inside = np.zeros(4)
+                for seed in range(runs):
+                    f = fit.fit_curve(*made(0.61, 1.92, 2542, end, sd, seed), c_min=1500, seed=seed,
+                                      method=method, bootstrap=200)
+                    _, *ahead = f.predict(2.0 * end)
+                    truth = (0.61, 1.92, 2542, fit.sigmoid(2.0 * end, 0.61, 1.92, 2542, R0))
+                    # A grid's interval ends on nodes; the truth counts as inside up to half a step.
+                    slack = (0.0025, 0, 0.012 * 2542, 0) if method == "grid" else (0,) * 4
+                    for i, (lo, hi) in enumerate((f.ci["A"], f.ci["B"], f.ci["C_mid"], ahead)):
+                        inside[i] += lo - slack[i] <= truth[i] <= hi + slack[i]
+                cells = "  ".join(f"{share:5.1%}" for share in inside / runs)
+                print(f"  {sd:5.3f}  {end:7d}  {method:6}  {cells}", flush=True)
+
+
+def recovery(runs=200):
+    """How often A is within .01, B within .2 and C_mid within 10%, all three.  Wanted: 95%."""
+    print(f"recovery of Table 1 from {runs} made runs each: A +-.01 and B +-.2 and C_mid +-10%")
+    print("  16,000 samples scatter by at most .004; .005 is harder than the paper's evaluations")
+    for fitted, ends in (("to the paper's last check (16k, 45k, 100k)", (16_000, 45_000, 100_000)),
+                         ("to the paper's fit window (8k, 16k, 50k)", (8000, 16_000, 50_000))):
+        for sd in (0.003, 0.004, 0.005):
+            share = {}
+            for run, A, B, C_mid in TABLE_1:
+                end = ends[2] if C_mid > 10_000 else ends[1] if "Scout" in run else ends[0]
+                hits = 0
+                for seed in range(runs):
+                    f = fit.fit_curve(*made(A, B, C_mid, end, sd, seed), c_min=1500, bootstrap=0)
+                    hits += abs(f.A - A) <= 0.01 and abs(f.B - B) <= 0.2 and abs(f.C_mid / C_mid - 1) <= 0.1
+                share[run] = hits / runs
+            worst = min(share, key=share.get)
+            print(f"  data {fitted}, noise {sd}: {np.mean([*share.values()]):.1%} of all draws; "
+                  f"worst row {worst}: {share[worst]:.1%}", flush=True)
+
+
+def median_time(work, repeats=5):
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        result = work()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)), result
+
+
+def speed():
+    """The paper's grid against the loop that its text describes; the bootstrap against scipy."""
+    C, R = made(0.61, 1.92, 2542, 16_000, 0.004, 0)
+    R[0] = R0
+    nodes = dict(A_range=(0.45, 0.80), A_step=0.005, C_mid_nodes=np.linspace(100, 4000, 100))
+
+    def loop():
+        """7,100 nodes, B by curve_fit at each: A.5 as one would write it down."""
+        best = (np.inf,)
+        for A in np.arange(0.45, 0.8001, 0.005):
+            for C_mid in nodes["C_mid_nodes"]:
+                def law(c, B):
+                    return R0 + (A - R0) / (1 + (C_mid / c) ** B)
+                (B,), _ = curve_fit(law, C[1:], R[1:], p0=[1.5], bounds=(0.1, 20))
+                best = min(best, (((R[1:] - law(C[1:], B)) ** 2).sum(), A, B, C_mid))
+        return best[1:]
+
+    def one_by_one():
+        """1,000 replicates, each by scipy's bounded least squares from the fitted curve."""
+        rng, f = np.random.default_rng(0), fit.fit_curve(C, R, R0, bootstrap=0)
+        for _ in range(1000):
+            y = f.curve(f.C) + rng.choice(f.noise, f.n)
+            least_squares(lambda t: y - fit.sigmoid(f.C, t[0], np.exp(t[1]), np.exp(t[2]), R0),
+                          [f.A, np.log(f.B), np.log(f.C_mid)],
+                          bounds=([R0, np.log(0.1), 0], [1, np.log(20), 20]))
+
+    ours, f = median_time(lambda: fit.fit_curve(C, R, R0, method="grid", bootstrap=0, **nodes))
+    theirs, best = median_time(loop, repeats=1)
+    print(f"the paper's grid, 71 x 100 nodes, 80 evaluations: {ours:.3f} s; loop of curve_fit "
+          f"{theirs:.1f} s; {theirs / ours:.0f} times faster (wanted: 20)")
+    print(f"  the same node? ours A {f.A:.3f} B {f.B:.4f} C_mid {f.C_mid:.1f}; "
+          f"loop A {best[0]:.3f} B {best[1]:.4f} C_mid {best[2]:.1f}")
+    ours, _ = median_time(lambda: fit.fit_curve(C, R))
+    theirs, _ = median_time(one_by_one, repeats=1)
+    print(f"free fit with 1,000 bootstraps: {ours:.3f} s (wanted: 2); scipy one by one {theirs:.1f} s; "
+          f"{theirs / ours:.0f} times faster")
+    ours, _ = median_time(lambda: fit.fit_curve(C, R, R0, method="grid", **nodes))
+    print(f"grid fit with 1,000 bootstraps: {ours:.2f} s")
+
+
+if __name__ == "__main__":
+    parts = {"coverage": coverage, "recovery": recovery, "speed": speed}
+    for name in sys.argv[1:] or parts:
+        if name not in parts:
+            sys.exit(f"bench/fit.py: no part {name}; there are {', '.join(parts)}")
+        parts[name]()
