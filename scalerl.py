@@ -138,7 +138,7 @@ class Config:
                    "aggregation": ("prompt", "sample", "token"),
                    "advantage_norm": ("batch", "prompt", "none"),
                    "behavior": ("sampler", "recomputed"),
-                   "engine": ("auto", "transformers"), "gpus": (-1, 0, 1),
+                   "engine": ("auto", "transformers"),
                    "dtype": ("auto", "float32", "bfloat16")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -160,9 +160,17 @@ class Config:
         scheme, _, k = self.off_policy.partition("-")
         if scheme not in ("pipeline", "ppo") or not k.isdecimal() or (scheme, k) == ("ppo", "0"):
             refuse("off_policy", 'use "pipeline-K" (K = 0: on-policy) or "ppo-K" with K >= 1')
+        if self.gpus not in (-1, 0, 1):
+            refuse("gpus", "use 0 or 1; more than one is not built yet")
         if self.gpus == 1 and not torch.cuda.is_available():
             refuse("gpus", "torch finds no GPU here; use 0")
         return scheme, int(k)
+
+
+# What --resume may change: the rest is built into the state of the run.
+FREE_TO_CHANGE = {"steps", "micro_batch_tokens", "lr", "warmup_steps", "grad_clip", "eps_max",
+                  "eps_low", "eps_high", "eval_every", "checkpoint_every", "keep_checkpoints",
+                  "samples_logged", "threads", "gpus"}
 
 
 def typed(name, value, kind):
@@ -180,24 +188,27 @@ def typed(name, value, kind):
     return value
 
 
-def read_config(path, overrides):
-    """Defaults, then the TOML file, then the command line. Raises ConfigError."""
-    values = {}
-    if path:
-        try:
-            values = tomllib.loads(Path(path).read_text())
-        except OSError as error:
-            raise ConfigError(f"--config {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--config {path}: not valid TOML: {error}") from None
-    kinds = {f.name: f.type for f in dataclasses.fields(Config)}
+def read_toml(path):
+    """The settings in a TOML file. Raises ConfigError: no file, not TOML, an unknown key."""
+    try:
+        values = tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    known = [f.name for f in dataclasses.fields(Config)]
     for name in values:
-        if name not in kinds:
-            near = difflib.get_close_matches(name, kinds, 1)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
             raise ConfigError(f"{path}: unknown key {name!r}"
                               + (f", did you mean {near[0]!r}?" if near else ""))
-    config = Config(**{name: typed(name, value, kinds[name])
-                       for name, value in (values | overrides).items()})
+    return values
+
+
+def make_config(values):
+    """A Config of these settings over the defaults; a run without a name gets one."""
+    kinds = {f.name: f.type for f in dataclasses.fields(Config)}
+    config = Config(**{name: typed(name, value, kinds[name]) for name, value in values.items()})
     if not config.name:
         config.name = "-".join([Path(config.model).name, config.task.replace(":", "-"),
                                 f"seed{config.seed}"]).replace("/", "-")
@@ -773,10 +784,11 @@ class Run:
         try:
             log = train_step(self.model, self.optimizer, rollouts, rewards, self.version, config,
                              self.dtype, self.device)
-        except FloatingPointError as error:
+        except (FloatingPointError, ValueError) as error:
             path = self.folder / "bad_step.jsonl"
             path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))
-            raise RuntimeError(f"step {self.step + 1} stopped: {error}; its samples are in {path}")
+            raise RuntimeError(f"step {self.step + 1} stopped: {error}; its samples are in {path}") \
+                from None
         trained = time.perf_counter()
         self.version += log["optimizer_step"]
         self.sampler.push_weights(self.model.named_parameters(), self.version)
@@ -1014,7 +1026,16 @@ def parse(argv):
                + (f", did you mean --{near[0].replace('_', '-')}?" if near else ""))
     options = vars(options)
     path, resume, show = (options.pop(key) for key in ("config", "resume", "print_config"))
-    config = read_config(path, options)
+    values = (read_toml(path) if path else {}) | options
+    config = make_config(values)
+    saved = Path("runs") / config.name / "config.toml"
+    if resume and saved.exists():           # a run goes on with its own settings, with changes
+        before = make_config(read_toml(saved))
+        config = make_config(dataclasses.asdict(before) | values)
+        for name, value in dataclasses.asdict(config).items():
+            if value != getattr(before, name) and name not in FREE_TO_CHANGE:
+                refuse(f"{name} = {value!r}: {saved.parent} was made with {getattr(before, name)!r}"
+                       ", and --resume cannot change it; start a new run")
     if show:
         print(to_toml(config), end="")
         sys.exit(0)
@@ -1029,6 +1050,7 @@ def main(argv=None):
         run = Run(config, resume)
         if resume:
             print(run.restore())
+            (run.folder / "config.toml").write_text(to_toml(config))
         else:
             run.open()
     except ConfigError as error:

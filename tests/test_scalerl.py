@@ -19,7 +19,7 @@ from conftest import ROOT, packed_copy, run_command
 
 import scalerl
 from sampler import Rollout
-from scalerl import Config, ConfigError, Curriculum, Pacer, micro_batches, read_config, train_step
+from scalerl import Config, Curriculum, Pacer, make_config, micro_batches, read_toml, train_step
 
 # ---------------------------------------------------------------------------------------------
 # Curriculum
@@ -240,8 +240,8 @@ def test_every_field_survives_toml_and_command_line(tmp_path):
     config = Config(model="m", name="n", lr=5e-7, task_options={"max_terms": 2, "s": ['a"b']})
     path = tmp_path / "config.toml"
     path.write_text(scalerl.to_toml(config))
-    assert read_config(path, {}) == config
-    changed, resume = scalerl.parse(["--config", str(path), "--lr", "1e-4", "--head-fp32", "false",
+    assert make_config(read_toml(path)) == config
+    changed, resume = scalerl.parse(["--config", str(path), "--name", "none", "--lr", "1e-4", "--head-fp32", "false",
                                      "--task-options", '{"a": 1}', "--resume"])
     assert (changed.lr, changed.head_fp32, changed.task_options, resume) == (
         1e-4, False, {"a": 1}, True)
@@ -249,8 +249,7 @@ def test_every_field_survives_toml_and_command_line(tmp_path):
 
 def test_the_shipped_configs_are_valid_and_repeat_no_default():
     for path in (ROOT / "configs").rglob("*.toml"):
-        config = read_config(path, {"model": "m"})
-        config.check()
+        make_config({"model": "m"} | read_toml(path)).check()
         for name, value in tomllib.loads(path.read_text()).items():
             assert value != getattr(Config(), name), f"{path}: {name} repeats the default"
 
@@ -273,6 +272,7 @@ BAD_INPUT = {
     "schedule": (["--off-policy", "async"], "off_policy = 'async'"),
     "too long": (["--think-max", "500"], "the model has 256"),
     "long prompt": (["--prompt-tokens", "3"], "prompt_tokens = 3"),
+    "several GPUs": (["--gpus", "8"], "gpus = 8: use 0 or 1"),
     "run exists": (["--name", "taken"], "exists: add --resume"),
     "nothing to resume": (["--name", "new", "--resume"], "nothing to resume"),
 }
@@ -365,7 +365,7 @@ def test_every_part_of_the_recipe_leaves_a_trace_in_the_log(reference):
 
 
 def test_a_run_folder_holds_what_is_needed_to_know_what_was_run(reference):
-    assert read_config(reference / "config.toml", {}).steps == 8
+    assert make_config(read_toml(reference / "config.toml")).steps == 8
     assert (reference / "source" / "loss.py").read_text() == (ROOT / "loss.py").read_text()
     assert "torch" in json.loads((reference / "versions.json").read_text())
     assert [p.name for p in sorted((reference / "checkpoints").iterdir())] == [
@@ -459,8 +459,11 @@ def test_ctrl_c_writes_a_checkpoint_first_and_resume_goes_on(micro, tmp_path):
     assert process.wait(timeout=120) == 0 and "the checkpoint is written" in rest
     last = lines(tmp_path / "runs" / "c")[-1]["step"]
     assert (tmp_path / "runs" / "c" / "checkpoints" / f"step_{last}").exists()
-    done = run_command([ROOT / "scalerl.py", *arguments(micro, name="c", steps=last + 1),
-                        "--resume"], tmp_path)
+    # The run knows its own settings; some may change, the ones built into its state may not.
+    command = [ROOT / "scalerl.py", "--name", "c", "--resume"]
+    refused = run_command([*command, "--seed", "5"], tmp_path)
+    assert refused.returncode == 2 and "seed = 5: runs/c was made with 0" in refused.stderr
+    done = run_command([*command, "--steps", str(last + 1)], tmp_path)
     assert done.returncode == 0, done.stderr
     assert lines(tmp_path / "runs" / "c")[-1]["step"] == last + 1
 

@@ -1,0 +1,80 @@
+"""The project keeps its own promises: rooms, arrows, examples, documentation."""
+
+import ast
+import doctest
+import importlib
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+FILES = sorted(path.name for path in ROOT.glob("*.py"))
+OURS = {name.removesuffix(".py") for name in FILES}
+README = (ROOT / "README.md").read_text()
+
+# Who may import whom (README, "Reading order"). fit.py stands alone; nothing imports the story.
+ARROWS = {"scalerl": {"loss", "packed", "sampler", "tasks"}, "sampler": {"loss", "packed"},
+          "toy": {"tasks"}, "loss": set(), "packed": set(), "tasks": set(), "fit": set(),
+          "smollm2": set()}
+# What a room must never import, at any depth of the file.
+BANNED = {"loss": {"transformers", "vllm", "numpy"}, "tasks": {"torch"},
+          "fit": {"torch", "transformers"}, "scalerl": {"vllm", "matplotlib"},
+          "packed": {"vllm"}}
+
+
+def imports(name):
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / f"{name}.py").read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def test_files_import_only_along_the_arrows():
+    assert set(ARROWS) == OURS
+    for name in OURS:
+        assert imports(name) & OURS <= ARROWS[name], name
+        assert not imports(name) & BANNED.get(name, set()), name
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_examples_in_docstrings_are_true(name):
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.failed == 0
+
+
+def test_every_file_is_in_the_readme_and_every_function_it_names_exists():
+    for name in FILES:
+        assert f"`{name}`" in README, f"{name} is not in the reading order"
+    for file, name in re.findall(r"`(\w+\.py)::(\w+)`", README):
+        tree = ast.parse((ROOT / file).read_text())
+        assert name in {node.name for node in tree.body if hasattr(node, "name")}, (file, name)
+
+
+def test_every_option_in_the_readme_exists():
+    """A renamed option would leave a reader with a command that fails."""
+    help_of = {}
+    for line in re.findall(r"^(?:\.venv/bin/)?python (\w+\.py) (.*?)(?:#.*)?$", README, re.M):
+        file, rest = line
+        if file not in help_of:
+            help_of[file] = subprocess.run([sys.executable, ROOT / file, "--help"], check=True,
+                                           capture_output=True, text=True, timeout=120).stdout
+        for option in re.findall(r"--[a-zA-Z0][\w-]*", rest):
+            assert option in help_of[file], line
+    assert {"scalerl.py", "fit.py"} <= set(help_of)
+
+
+def test_every_target_in_the_readme_is_in_the_makefile():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
+    assert set(re.findall(r"^make (\w+)", README, re.M)) <= targets
+
+
+def test_no_line_is_wider_than_100_columns():
+    for path in (*ROOT.glob("*.py"), *ROOT.glob("*/*.py")):
+        if ".venv" not in path.parts and "runs" not in path.parts:
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                assert len(line) <= 100, f"{path}:{number} has {len(line)} columns"
