@@ -429,8 +429,12 @@ NUMBER = re.compile(
     rf"(?:{DIGITS}(?:\.[0-9]+)?|\.[0-9]+)"  # 1234 or 1,234 or 12.5 or .5
     r"(?:\s*/\s*[0-9]+)?"  # 3/4
 )
-DECLARED = re.compile(r"\banswer\b[*_]*\s*(?:is\b|:|=)[\s:*_]*(.*?)(?:\.(?![0-9])|\n|$)", re.I)
-LIST_SEPARATOR = re.compile(r"[\s,;/|&]*(?:or|and|to|-|\u2013)?[\s,;/|&]*", re.I)
+DECLARED = re.compile(
+    r"\banswer\b[*_]*\s*(?:is\b|:|=)[\s:*_]*"
+    r"(.*?)(?:\.(?![0-9])|\n(?!\s*[-+.0-9])|$)",  # to the end of the sentence or line; a next line
+    re.I | re.S,  # that starts with a number belongs to it: else "Answer: 6", "7" would be two tries
+)
+LIST_WORDS = ("", "or", "and", "to", "-", "\u2013")
 
 
 def verify(text, answer, kind="math"):
@@ -471,20 +475,24 @@ def last_number(text):
     pair = matches[-2:]
     if len(pair) == 2:
         between = plain(text)[pair[0].end() : pair[1].start()]
-        pair = pair if LIST_SEPARATOR.fullmatch(between) else pair[1:]
+        listed = between.strip(" \t\r\n,;/|&").lower() in LIST_WORDS
+        pair = pair if listed else pair[1:]
     return {value for m in pair if (value := number_value(m.group())) is not None}
 
 
 def boxed_parts(text):
-    r"""The contents of every \boxed{...}, inner braces matched; one left open does not count."""
-    parts = []
-    for start in (m.end() for m in re.finditer(r"\\boxed\s*\{", text)):
-        depth = 1
-        for end in range(start, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                parts.append(text[start:end])
-                break
+    r"""The contents of every outermost \boxed{...}; one whose braces stay open does not count.
+
+    One pass with a stack: a text of 7,000 open boxes must not cost 7,000 passes.
+    """
+    parts, starts = [], []
+    for token in re.finditer(r"\\boxed\s*\{|[{}]", text):
+        if token.group() != "}":
+            starts.append(token.end() if token.group() != "{" else None)
+        elif starts:
+            start = starts.pop()
+            if start is not None and not any(starts):
+                parts.append(text[start : token.start()])
     return parts
 
 

@@ -1,0 +1,513 @@
+"""What tasks.py promises about problems, prompts and marks.
+
+Each test is named after the claim it checks; its docstring says what would go wrong without it.
+"""
+
+import doctest
+import json
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import tasks
+from tasks import Problem, TaskError, check_gold, load_task, prompt_ids, verify
+
+SUMS = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2, "size": 60}
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+def questions(problems):
+    return {problem.question for problem in problems}
+
+
+# ------------------------------------------------------------------------------------------------
+# Problems of the toy
+
+
+def test_toy_answers_agree_with_plain_arithmetic():
+    """The answer comes from worked_steps; here the question is simply added up."""
+    for problem in load_task("toy", "train", heldout=70):
+        digits = [int(digit) for digit in problem.question.split("+")]
+        assert problem.answer == str(sum(digits) % 10)
+        assert problem.level == len(digits)
+
+
+def test_toy_traces_are_right_at_every_step():
+    """A warm start copies the traces, so one wrong step in them would be taught as truth."""
+    for problem in load_task("toy", "heldout", heldout=70):
+        thinking, answer = problem.trace.split("</think>")
+        digits, total = problem.question.split("+"), 0
+        for i, step in enumerate(thinking.split(";")):
+            left, result = step.split("=")
+            before, term = left.split("+")
+            assert term == digits[i + 1] and before == (digits[0] if i == 0 else total)
+            total = result
+            assert (int(before) + int(term)) % 10 == int(result)
+        assert i == len(digits) - 2 and answer == total == problem.answer
+
+
+def test_toy_has_the_sizes_it_was_asked_for_and_equal_levels():
+    """Held-out problems of the short level alone would show a pass rate of another task."""
+    train, held = (load_task("toy", split, heldout=512) for split in tasks.SPLITS)
+    assert (len(train), len(held)) == (2000, 512)
+    for problems in (train, held):
+        counts = Counter(problem.level for problem in problems)
+        assert sorted(counts) == [3, 4, 5, 6, 7, 8, 9]
+        assert max(counts.values()) - min(counts.values()) <= 2
+
+
+def test_any_prefix_of_the_heldout_problems_has_all_levels_in_equal_parts():
+    """Someone who evaluates on the first 70 must not evaluate on one level."""
+    counts = Counter(problem.level for problem in load_task("toy", "heldout", heldout=512)[:70])
+    assert set(counts.values()) == {10}
+
+
+def test_a_short_level_has_no_more_problems_than_there_are_questions():
+    """Two digits make 100 questions; asking for more must not repeat one."""
+    options = {"min_digits": 2, "max_digits": 3, "size": 600}
+    problems = load_task("toy", "train", heldout=0, options=options)
+    assert Counter(p.level for p in problems) == {2: 100, 3: 300}
+    assert len(questions(problems)) == 400
+
+
+# ------------------------------------------------------------------------------------------------
+# Splits
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"), [("toy", {"size": 300}), ("reasoning_gym:chain_sum", SUMS)]
+)
+def test_train_and_heldout_share_no_question(spec, options):
+    """A held-out question that was trained on measures memory."""
+    train, held = (
+        load_task(spec, split, heldout=33, options=options) for split in ("train", "heldout")
+    )
+    assert len(held) == 33 and len(train) == options["size"]
+    assert not questions(train) & questions(held)
+
+
+def test_the_split_does_not_depend_on_the_seed():
+    """A model warm-started with one seed must not have seen another seed's held-out questions.
+
+    The border of the hash moves a little between pools, so a handful may cross; a shuffled split
+    would put a fifth of the common questions on the other side.
+    """
+    options = {"min_digits": 3, "max_digits": 3, "size": 400}  # 500 of 1,000 questions: much overlap
+    train = questions(load_task("toy", "train", heldout=100, seed=1, options=options))
+    held = questions(load_task("toy", "heldout", heldout=100, seed=2, options=options))
+    common = held & (train | questions(load_task("toy", "heldout", heldout=100, seed=1,
+                                                  options=options)))
+    assert len(common) > 30
+    assert len(held & train) <= 0.1 * len(common)
+
+
+def test_a_smaller_heldout_set_is_part_of_a_larger_one(tmp_path):
+    """A quick evaluation on fewer problems must not test on what the full one trains on."""
+    path = write_jsonl(tmp_path / "a.jsonl", [{"question": f"{i}", "answer": "1"} for i in range(97)])
+    small, large = (load_task(path, "heldout", heldout=n) for n in (7, 31))
+    assert questions(small) < questions(large)
+
+
+def test_the_split_of_a_file_ignores_the_order_of_its_lines(tmp_path):
+    """Sorting or appending to a file must not move trained problems among the held-out ones."""
+    records = [{"question": f"{i}+1", "answer": f"{i + 1}"} for i in range(53)]
+    there = load_task(write_jsonl(tmp_path / "x.jsonl", records), "heldout", heldout=11)
+    back = load_task(write_jsonl(tmp_path / "x.jsonl", records[::-1]), "heldout", heldout=11)
+    assert there == back
+
+
+def test_a_repeated_question_is_kept_once_and_said(tmp_path):
+    """The naive split by line number puts the two copies on both sides."""
+    records = [{"question": f"{i}  + 1", "answer": f"{i + 1}"} for i in range(20)]
+    records += [{"question": f"{i} + 1", "answer": f"{i + 1}"} for i in range(5)]
+    with pytest.warns(UserWarning, match="5 of 25 lines repeat a question"):
+        train = load_task(write_jsonl(tmp_path / "r.jsonl", records), "train", heldout=6)
+    with pytest.warns(UserWarning):
+        held = load_task(str(tmp_path / "r.jsonl"), "heldout", heldout=6)
+    seen = [" ".join(problem.question.split()) for problem in train + held]
+    assert len(seen) == len(set(seen)) == 20
+
+
+def test_ids_are_unique_and_the_same_in_every_process():
+    """Pass rates are kept by id over a resume; Python's own hash() differs between processes."""
+    code = "import tasks; print(*[p.id for p in tasks.load_task('toy', 'heldout', heldout=9)])"
+    fresh = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                           cwd=tasks.__file__.removesuffix("tasks.py")).stdout.split()
+    ours = [problem.id for problem in load_task("toy", "heldout", heldout=9)]
+    assert fresh == ours and len(set(ours)) == 9
+
+
+# ------------------------------------------------------------------------------------------------
+# Mixes
+
+
+def two_files(tmp_path):
+    for name, count in (("a", 90), ("b", 50)):
+        records = [{"question": f"{name}{i}", "answer": str(i)} for i in range(count)]
+        write_jsonl(tmp_path / f"{name}.jsonl", records)
+    return f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"
+
+
+def test_an_unweighted_mix_trains_on_everything(tmp_path):
+    """And holds out equally from both parts."""
+    a, b = two_files(tmp_path)
+    held = load_task(f"{a}+{b}", "heldout", heldout=20)
+    train = load_task(f"{a}+{b}", "train", heldout=20)
+    assert Counter(p.task for p in held) == {"a": 10, "b": 10}
+    assert Counter(p.task for p in train) == {"a": 80, "b": 40}
+
+
+def test_a_weighted_mix_has_its_shares_in_both_splits(tmp_path):
+    """The mean over held-out problems must be the mean over the training distribution."""
+    a, b = two_files(tmp_path)
+    held = load_task(f"{a}:0.25+{b}:0.75", "heldout", heldout=20)
+    train = load_task(f"{a}:0.25+{b}:0.75", "train", heldout=20)
+    assert Counter(p.task for p in held) == {"a": 5, "b": 15}
+    assert Counter(p.task for p in train) == {"a": 12, "b": 35}  # all 35 of b, a third of that of a
+
+
+def test_a_question_held_out_by_one_part_is_trained_on_by_none(tmp_path):
+    """Two files that overlap hold out different questions unless somebody looks."""
+    both = [{"question": f"q{i}", "answer": str(i)} for i in range(40)]
+    a = write_jsonl(tmp_path / "a.jsonl", both + [{"question": f"a{i}", "answer": "1"} for i in range(40)])
+    b = write_jsonl(tmp_path / "b.jsonl", both)
+    train, held = (load_task(f"{a}+{b}", split, heldout=30) for split in ("train", "heldout"))
+    assert not questions(train) & questions(held)
+    assert len(held) == 30
+
+
+def test_options_of_a_mix_go_to_their_part():
+    """"max_terms" means nothing to the toy."""
+    options = {"toy": {"size": 30, "max_digits": 4}, "reasoning_gym:chain_sum": SUMS}
+    mix = load_task("toy+reasoning_gym:chain_sum", "train", heldout=10, options=options)
+    assert Counter(p.task for p in mix) == {"toy": 30, "reasoning_gym:chain_sum": 60}
+
+
+# ------------------------------------------------------------------------------------------------
+# Generated problems
+
+
+def test_chain_sum_answers_and_traces_agree_with_python():
+    """eval of the question is the oracle; the trace must reach the same number step by step."""
+    for problem in load_task("reasoning_gym:chain_sum", "train", heldout=13, options=SUMS):
+        expression = re.search(r"problem: (.*) =", problem.question).group(1)
+        assert eval(expression) == int(problem.answer)
+        steps = problem.trace.partition("</think>")[0].split("; ")
+        assert all(eval(step.replace("=", "==")) for step in steps)
+        assert len(steps) + 1 == problem.level == len(expression.split()) // 2 + 1
+        assert verify(problem.trace, problem.answer) == (1.0, "correct")
+
+
+def test_neighboring_seeds_draw_different_problems():
+    """The generator's problem i of seed s is problem i - 1 of seed s + 1: a naive seed shares all."""
+    options = {"size": 50, "min_digits": 4}
+    one, two = (
+        questions(load_task("reasoning_gym:chain_sum", "train", heldout=5, seed=s, options=options))
+        for s in (1, 2)
+    )
+    assert len(one & two) < 5
+
+
+def test_a_generator_that_runs_dry_says_so():
+    """Two one-digit terms have 200 questions; 300 cannot be had, and nobody should think so."""
+    options = {"max_terms": 2, "max_digits": 1, "size": 300}
+    with pytest.warns(UserWarning, match="only [0-9]+ distinct problems"):
+        problems = load_task("reasoning_gym:chain_sum", "train", heldout=50, options=options)
+    assert len(questions(problems)) == len(problems) <= 150
+
+
+def test_text_answers_of_a_generator_are_marked_exactly():
+    """Not every generated answer is a number."""
+    problems = load_task("reasoning_gym:count_bits", "train", heldout=3, options={"size": 20})
+    assert {p.kind for p in problems} == {"math"}
+    problems = load_task("reasoning_gym:base_conversion", "train", heldout=3, options={"size": 20})
+    assert "exact" in {p.kind for p in problems}
+    check_gold(problems)
+
+
+def test_a_generator_with_several_right_answers_is_refused():
+    """Any tour of n queens is right; comparing with one of them would punish the others."""
+    with pytest.raises(TaskError, match="rules of its own"):
+        load_task("reasoning_gym:n_queens", "train", heldout=3, options={"size": 20})
+
+
+# ------------------------------------------------------------------------------------------------
+# Marks
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["7", " 7.0", "7.", "the sum of 3 and 4 is 7", "3 + 4 = 7", "So: 10 - 3\n= 7 apples", "14/2", "+7",
+     r"\boxed{7}", r"\boxed{x = 7}", r"$\boxed{\frac{14}{2}}$", r"it is \boxed{{7}} and not 8",
+     "The answer is 7.", "Answer: 7", "**Answer:** 7", "Final answer:\n7", "the answer is: $7$",
+     "The answer is 3 + 4 = 7.", "Answer: 7\nI used 3 and 4", "The answer is 7. Yes, answer: 7",
+     "5, 6 or 8? no.</think>7", "</think>5</think>7", "7 = 7, so 7 7"],
+)  # fmt: skip
+def test_the_right_answer_is_found(text):
+    """What a person would mark as 7."""
+    assert verify(text, "7") == (1.0, "correct")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("8", "wrong"),
+        ("-7", "wrong"),
+        ("70", "wrong"),
+        ("0.7", "wrong"),
+        ("7,000", "wrong"),
+        ("7/2", "wrong"),
+        ("7</think>8", "wrong"),  # the thinking does not count
+        ("7</think>", "no answer"),
+        ("", "no answer"),
+        ("seven", "no answer"),
+        ("x7", "no answer"),
+        ("7/0", "no answer"),
+        (r"\boxed{8}, and also 7", "wrong"),
+        (r"\boxed{8} \boxed{7", "wrong"),  # the second box stays open
+    ],
+)
+def test_the_wrong_answer_is_not_found(text, reason):
+    """The reason tells a wrong answer from a missing one: one is the model, one the format."""
+    assert verify(text, "7") == (-1.0, reason)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{} or {}", "{}, {}", "{} {}", "{}\n{}", "either {} or {}.", "{}/{} ".replace("/", " / "),
+     r"\boxed{{{}}} \boxed{{{}}}", r"\boxed{{{}, {}}}", r"\boxed{{{}}}, that is, answer: {}",
+     "Answer: {}\nAnswer: {}", "The answer is {} or {}.", "the answer is {}, the answer is {}",
+     "answer is {} (or maybe {})"],
+)  # fmt: skip
+@pytest.mark.parametrize("pair", [(6, 7), (7, 6)])
+def test_two_candidates_never_score(template, pair):
+    """A policy rewarded for listing learns to list: no order and no format of it may pay."""
+    reward, reason = verify(template.format(*pair), "7")
+    assert reward == -1.0 and reason in ("several answers", "wrong")
+
+
+def test_listing_every_digit_never_scores():
+    """The bluntest attack on the toy's kind of answer, in every format at once."""
+    for glue in (" ", ",", ", ", " or ", "\n", ";", "|", " and "):
+        listing = glue.join("0123456789")
+        for form in (listing, rf"\boxed{{{listing}}}", f"The answer is {listing}", f"Answer: {listing}"):
+            for kind in tasks.KINDS:
+                assert sum(verify(form, str(d), kind)[0] > 0 for d in range(10)) == 0, form
+
+
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [("1,234", "1234"), ("1234.50", "1,234.5"), ("1/3", "2/6"), ("0.5", "1/2"), ("-3", "\u22123"),
+     (r"\frac{1}{3}", "1/3"), (".25", "1/4"), ("12{,}345", "12345"), ("3 / 4", "0.75"), ("007", "7")],
+)  # fmt: skip
+def test_numbers_are_compared_by_value(text, gold):
+    """Formatting is not mathematics."""
+    assert verify(text, gold)[0] == 1.0
+    assert verify(gold, text)[0] == 1.0
+
+
+def test_values_that_floats_confuse_are_kept_apart():
+    """With floats 0.1 + 0.2 is not 0.3, and 10**17 + 1 is 10**17."""
+    assert verify("0.30", "3/10")[0] == 1.0
+    assert verify("100000000000000001", "100000000000000000")[0] == -1.0
+    assert verify("0.3333333333333333", "1/3")[0] == -1.0
+
+
+def test_a_completion_cannot_end_the_run():
+    """Python refuses integers of more than 4,300 digits, and a looping policy writes them.
+
+    Nor may it stall the run: every text here took a second or more while a pattern was quadratic.
+    """
+    n = 20_000
+    texts = ["9" * n, "1/" + "9" * n, "1," * n + "1", "-" * n, "1" + " " * n + "x 2", "answer is " * n,
+             r"\boxed{" * n, r"\boxed{" * n + "}" * n, "answer" + " " * n, "1 /" * n, r"\frac{1" * n]
+    for text in texts:
+        start = time.process_time()
+        assert verify(text, "7")[0] == -1.0
+        assert time.process_time() - start < 1.0, text[:20]
+
+
+def test_exact_answers_are_exact():
+    """The toy's answer is one digit: neither a sentence with it nor another spelling of it."""
+    assert verify("6+1=7</think> 7\n", "7", "exact") == (1.0, "correct")
+    for text in ("07", "7.0", "The answer is 7", "7 7", "6+1=7"):
+        assert verify(text, "7", "exact") == (-1.0, "wrong")
+    assert verify("6+1=7</think>", "7", "exact") == (-1.0, "no answer")
+
+
+def test_the_gold_check_names_the_first_problem_that_fails():
+    """A verifier that cannot mark its own gold answer right would train on noise."""
+    good = Problem("x/1", "x", "3+4", "7")
+    with pytest.raises(TaskError, match=r"problem x/2: its own answer 'blue' is marked 'no answer'"):
+        check_gold([good, Problem("x/2", "x", "sky?", "blue"), Problem("x/3", "x", "sea?", "blue")])
+    with pytest.raises(TaskError, match=r"problem x/4: its own trace .* is marked 'wrong'"):
+        check_gold([good, Problem("x/4", "x", "3+4", "7", trace="3+4=8</think>8")])
+    check_gold([good, Problem("x/5", "x", "sky?", "blue", kind="exact")])
+
+
+def test_an_empty_list_of_problems_fails_the_gold_check():
+    """"All zero problems are right" is true and useless."""
+    with pytest.raises(TaskError, match="the task is empty"):
+        check_gold([])
+
+
+# ------------------------------------------------------------------------------------------------
+# Prompts
+
+SYSTEM = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+DROPS_SYSTEM = "{% for m in messages if m.role == 'user' %}<user>{{ m.content }}{% endfor %}<bot>"
+REFUSES_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + SYSTEM
+
+
+def letters_tokenizer(template=None):
+    """A tokenizer of single characters, so that decoding shows the prompt as it is."""
+    vocabulary = {chr(i): i for i in range(1, 128)} | {"<unk>": 0}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", model_max_length=16)
+    fast.chat_template = template
+    return fast
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (SYSTEM, "<system>Think.<user>1+1<bot>"),
+        (DROPS_SYSTEM, "<user>Think.\n\n1+1<bot>"),
+        (REFUSES_SYSTEM, "<user>Think.\n\n1+1<bot>"),
+        (None, "Think.\n\n1+1\n\nAnswer:"),
+    ],
+)
+def test_the_instruction_arrives_whatever_the_template(template, expected):
+    """Some templates drop a system message silently: the model would never be told to think."""
+    tokenizer = letters_tokenizer(template)
+    ids = prompt_ids(tokenizer, Problem("x/1", "x", "1+1", "2"), "Think.")
+    assert "".join(map(chr, ids)) == expected and all(type(i) is int for i in ids)
+
+
+@pytest.mark.parametrize("template", [SYSTEM, DROPS_SYSTEM, REFUSES_SYSTEM])
+def test_without_an_instruction_the_prompt_is_the_question_alone(template):
+    """An empty system message is not the same as none."""
+    ids = prompt_ids(letters_tokenizer(template), Problem("x/1", "x", "1+1", "2"))
+    assert "".join(map(chr, ids)) == "<user>1+1<bot>"
+
+
+@pytest.mark.parametrize("template", [SYSTEM, None])
+def test_a_long_prompt_is_never_cut(template):
+    """model_max_length is 16 here; a question cut in silence cannot be answered."""
+    ids = prompt_ids(letters_tokenizer(template), Problem("x/1", "x", "1+" * 500 + "1", "501"))
+    assert len(ids) > 1000
+
+
+# ------------------------------------------------------------------------------------------------
+# Bad input: one sentence, with the field, the value and what would be right
+
+
+@pytest.mark.parametrize(
+    ("spec", "arguments", "message"),
+    [
+        ("tyo", {}, "task 'tyo' is unknown: use \"toy\""),
+        ("", {}, "task = '' must be text"),
+        (None, {}, "task = None must be text"),
+        ("toy:0.5+toy:0.5", {}, "names 'toy' twice"),
+        ("toy:0.5+reasoning_gym:chain_sum", {}, "give every part a weight"),
+        ("toy:0+reasoning_gym:chain_sum:1", {}, "a weight above 0"),
+        ("hf:openai/gsm8k", {}, "not available yet"),
+        ("missing.jsonl", {}, "task 'missing.jsonl': there is no such file"),
+        ("toy", {"split": "test"}, "split = 'test' is unknown"),
+        ("toy", {"heldout": -1}, "heldout = -1 must be a whole number"),
+        ("toy", {"heldout": 0, "split": "heldout"}, "has no heldout problems"),
+        ("toy", {"options": {"digits": 3}}, "task option 'digits' is unknown to 'toy'"),
+        ("toy", {"options": {"size": "many"}}, "size = 'many' of 'toy' must be a whole number"),
+        ("toy", {"options": {"size": 0}}, "size = 0 of 'toy' must be a whole number above 0"),
+        ("toy", {"options": {"min_digits": 5, "max_digits": 4}}, "min_digits <= max_digits"),
+        ("toy", {"options": [3]}, "must be a table"),
+        ("toy+a.jsonl", {"options": {"size": 3}}, "a mix takes options by part"),
+        ("reasoning_gym:sums", {}, "task 'reasoning_gym:sums' is unknown"),
+        ("reasoning_gym:chain_sum", {"options": {"terms": 2}}, "'terms'"),
+        ("reasoning_gym:chain_sum", {"options": {"min_terms": 0}}, "min_terms must be positive"),
+        ("reasoning_gym:chain_sum", {"options": {"size": -5}}, "size = -5"),
+    ],
+)
+def test_a_wrong_task_is_one_sentence(spec, arguments, message):
+    """The reader needs the field, the value and what would be right, not a traceback."""
+    arguments = {"split": "train", **arguments}
+    with pytest.raises(TaskError) as caught:
+        load_task(spec, **arguments)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"question": "1+1", "answer": "2"', "line 3 is not JSON"),
+        ("", "line 3 is not JSON"),
+        ('["1+1", "2"]', "line 3 must be an object"),
+        ('{"question": "1+1"}', "line 3: field 'answer' is None and must be text"),
+        ('{"question": "1+1", "answer": 2}', "line 3: field 'answer' is 2 and must be text"),
+        ('{"question": " ", "answer": "2"}', "line 3: field 'question' is ' '"),
+        ('{"question": "1+1", "answer": "2", "kind": "maths"}', "line 3: field 'kind' is 'maths'"),
+        ('{"question": "1+1", "answer": "2", "level": "a"}', "line 3: field 'level' is 'a'"),
+        ('{"question": "1+1", "answer": "2", "trace": 4}', "line 3: field 'trace' is 4"),
+        ('{"question": "q1", "answer": "2"}', "lines 1 and 3: one question, two answers, '1' and '2'"),
+    ],
+)
+def test_a_bad_line_is_named_by_its_number(tmp_path, line, message):
+    """In a file of 100,000 lines "invalid JSON" helps nobody."""
+    good = [json.dumps({"question": f"q{i}", "answer": "1"}) for i in (1, 2)]
+    (tmp_path / "p.jsonl").write_text("\n".join([*good, line, *good]) + "\n")
+    with pytest.raises(TaskError) as caught:
+        load_task(str(tmp_path / "p.jsonl"), "train", heldout=1)
+    assert message in str(caught.value) and "p.jsonl" in str(caught.value)
+
+
+def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
+    """An empty file is a mistake somewhere upstream, not an epoch of zero steps."""
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    for name, message in (("empty", "is empty"), ("binary", "cannot be read as UTF-8")):
+        with pytest.raises(TaskError, match=message):
+            load_task(str(tmp_path / f"{name}.jsonl"), "train", heldout=0)
+
+
+def test_holding_out_everything_is_an_error(tmp_path):
+    """The default of 1,000 is more than a small file has."""
+    path = write_jsonl(tmp_path / "s.jsonl", [{"question": f"{i}", "answer": "1"} for i in range(12)])
+    for split in tasks.SPLITS:
+        with pytest.raises(TaskError, match="has 12 distinct problems, so choose heldout below 12"):
+            load_task(path, split)
+    assert len(load_task(path, "train", heldout=11)) == 1
+
+
+def test_an_unknown_verifier_is_an_error():
+    """Not a -1 for every completion."""
+    with pytest.raises(TaskError, match="kind = 'maths' is unknown"):
+        verify("7", "7", "maths")
+
+
+# ------------------------------------------------------------------------------------------------
+# The file itself
+
+
+def test_the_examples_in_the_docstrings_are_true():
+    """An example that is not run is a rumor."""
+    results = doctest.testmod(tasks)
+    assert results.failed == 0 and results.attempted >= 1
+
+
+def test_tasks_does_not_load_torch():
+    """Verifiers run in worker processes, where a second of import per worker adds up."""
+    code = "import sys, tasks; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                         cwd=tasks.__file__.removesuffix("tasks.py")).stdout
+    assert out.split() == ["False", "False"]
