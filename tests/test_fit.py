@@ -39,8 +39,8 @@ def made(end=16_000, n=81, sd=0.004, seed=0, exact_R0=True, **truth):
 def write_run(folder, C, R, **columns):
     """An evals.jsonl as the trainer writes it."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"step": i, "version": i, "compute/flops": float(c), "eval/toy/mean@4": float(r),
-                         "eval/toy/pass@4": min(1.0, float(r) + 0.1)} | columns)
+    lines = [json.dumps({"step": i, "version": i, "compute/flops": float(c),
+                         "eval/toy/mean@4": float(r), "eval/toy/pass@4": 1.0} | columns)
              for i, (c, r) in enumerate(zip(C, R))]
     (folder / "evals.jsonl").write_text("\n".join(lines) + "\n")
     return folder
@@ -77,7 +77,8 @@ def test_power_and_logistic_are_the_printed_forms():
     np.testing.assert_allclose(power.curve(C), 0.7 - D / C ** 0.6, rtol=1e-13)
     logistic = fit.replace(f, law="logistic", A=0.7, B=2.0, C_mid=3e3, R0=0.3)
     k = 2.0 / 3e3
-    np.testing.assert_allclose(logistic.curve(C), 0.3 + 0.4 / (1 + np.exp(-k * (C - 3e3))), rtol=1e-13)
+    naive = 0.3 + 0.4 / (1 + np.exp(-k * (C - 3e3)))
+    np.testing.assert_allclose(logistic.curve(C), naive, rtol=1e-13)
 
 
 @pytest.mark.parametrize("law", fit.LAWS)
@@ -116,13 +117,15 @@ def test_batched_fit_is_as_good_as_scipy(law, R0):
         fixed = R0 != "fit"
 
         def residual(t):
-            return fit._residual_and_slopes(law, f.C, f.R[None], np.array([[*t[:3], f.R0 if fixed else t[3]]]))[0][0]
+            theta = np.array([[*t[:3], f.R0 if fixed else t[3]]])
+            return fit._residual_and_slopes(law, f.C, f.R[None], theta)[0][0]
         lo = [f.R0 if fixed else f.R.mean(), np.log(0.1), np.log(f.C[f.C > 0][0] / 100), 0]
         hi = [1, np.log(20), np.log(f.C[-1] * 10), f.R.mean()]
         for start in ((f.A, f.B, f.C_mid, f.R0), (0.62, 1.9, 2500.0, 0.35)):
             t = [start[0], np.log(start[1]), np.log(start[2]), start[3]][:3 if fixed else 4]
-            best = least_squares(residual, np.clip(t, lo[:len(t)], hi[:len(t)]), xtol=1e-12, ftol=1e-12,
-                                 bounds=(lo[:len(t)], hi[:len(t)]))
+            bounds = lo[:len(t)], hi[:len(t)]
+            best = least_squares(residual, np.clip(t, *bounds), bounds=bounds, xtol=1e-12,
+                                 ftol=1e-12)
             assert ours <= 2 * best.cost * (1 + 1e-7)
 
 
@@ -144,9 +147,10 @@ def test_batch_solves_each_problem_as_if_alone():
 
 
 def test_grid_is_the_loop_that_the_paper_describes():
-    """The grid method skips nodes that cannot win; if it skipped one that can, it would not be A.5."""
+    """The grid method skips nodes that cannot win; skipping one that can, it would not be A.5.
+    Draw 49 is one of the few (1 in 60) where the best A is the neighbor of the first guess."""
     A_nodes, C_nodes = np.arange(0.55, 0.6501, 0.005), np.linspace(2000, 3200, 21)
-    for seed in range(3):
+    for seed in (0, 1, 49):
         C, R = made(n=41, seed=seed)
         x, y, best = C[1:], R[1:], (np.inf,)
         for A in A_nodes:
@@ -160,7 +164,7 @@ def test_grid_is_the_loop_that_the_paper_describes():
 
 
 def test_fit_does_not_care_about_the_unit_of_compute():
-    """GPU-hours and FLOPs differ by 1e15; starts or tolerances in absolute units would not travel."""
+    """GPU-hours and FLOPs differ by 1e15; starts or tolerances in absolute units do not travel."""
     C, R = made(sd=0.01)
     a, b = fit_curve(C, R), fit_curve(C * 1e15, R)
     assert (a.A, a.B, a.C_mid * 1e15) == pytest.approx((b.A, b.B, b.C_mid), rel=1e-6)
@@ -176,7 +180,7 @@ def test_fit_does_not_care_about_the_order_of_evaluations_and_repeats_with_its_s
 
 
 def test_equal_bounds_hold_a_parameter():
-    """The shared ceiling of a comparison is a held A; a free one would make the B's incomparable."""
+    """The shared ceiling of a comparison is a held A; with a free one B's cannot be compared."""
     f = fit_curve(*made(), A_range=(0.6, 0.6))
     assert f.A == 0.6 and f.ci["A"] == (0.6, 0.6) and np.ptp(f.draws[:, 1]) > 0
     assert not any("edge" in w for w in f.warnings)
@@ -237,7 +241,8 @@ def test_power_law_fitted_early_promises_a_ceiling_of_1_and_the_sigmoid_does_not
 def test_R0_moves_everything():
     """Header, point 1.  A tool that hides R0 hides the largest choice it makes."""
     C, R = made(sd=0)
-    zero, low, high = (fit_curve(C, R, R0, c_min=1500, c_max=8000, bootstrap=0) for R0 in (0.0, 0.3, 0.4))
+    zero, low, high = (fit_curve(C, R, R0, c_min=1500, c_max=8000, bootstrap=0)
+                       for R0 in (0.0, 0.3, 0.4))
     assert (round(zero.A, 3), round(zero.B, 2)) == (0.659, 0.95)
     assert (round(high.A, 3), round(high.B, 2)) == (0.596, 2.61)
     assert zero.A > low.A > TRUTH["A"] > high.A and zero.B < low.B < TRUTH["B"] < high.B
@@ -271,7 +276,7 @@ def test_noise_of_the_step_0_evaluation_is_in_the_intervals():
 
 
 def test_band_for_one_evaluation_is_wider_than_the_band_of_the_curve():
-    """--watch compares single evaluations with the band: with the curve's band it would cry wolf."""
+    """--watch compares single evaluations with the band; the curve's band would cry wolf."""
     C, R = made()
     f = fit_curve(C[:41], R[:41])
     _, lo, hi = f.predict(C[41:])
@@ -351,6 +356,7 @@ def test_nonsense_is_refused_with_a_sentence(C, R, sentence):
     (dict(R0=1.5), "R0 is a pass rate"), (dict(bootstrap=-1), "bootstrap"),
     (dict(A_range=(0.9, 0.1)), "A_range"), (dict(B_range=(0, 3)), "B_range"),
     (dict(C_mid_range=(0, 9)), "C_mid_range"), (dict(method="grid", A_step=0.0), "A_step"),
+    (dict(method="grid", C_mid_nodes=[0, 9]), "C_mid_nodes"),
     (dict(R0="fit", method="grid"), "grid method holds R0"), (dict(c_max=100), "c_max 100"),
 ])
 def test_settings_that_cannot_work_are_refused_with_a_sentence(options, sentence):
@@ -384,7 +390,8 @@ def test_an_unknown_setting_is_an_error():
     (["other.json"], "log_history"),
     (["binary.csv"], "decode"),
 ])
-def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys, monkeypatch):
+def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys,
+                                                           monkeypatch):
     """People read the last line of what they see; it must name the thing to change."""
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "run", *made())
@@ -414,9 +421,9 @@ def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_p
     ("tensorboard", {}, 0.1),
 ])
 def test_one_run_is_the_same_in_every_tools_log(log, options, unit):
-    """One made run (A .8, B 1.5, C_mid 400 steps, R0 .2) was written in the shape of each tool, with
-    training rows between the evaluations.  A reader that takes training rows, or loses step 0,
-    gives other numbers."""
+    """One made run (A .8, B 1.5, C_mid 400 steps, R0 .2) was written in the shape of each tool,
+    with training rows between the evaluations.  A reader that takes training rows, or loses step
+    0, gives other numbers."""
     ours = fit.load(str(FIXTURES / "run"))
     curve = fit.load(str(FIXTURES / log), **options)
     np.testing.assert_allclose(curve.C, ours.C / 1e12 * unit, rtol=1e-6)
@@ -468,7 +475,8 @@ def test_a_folder_of_checkpoints_is_read_from_its_latest(tmp_path):
     for n in (900, 1000):
         folder = tmp_path / f"checkpoint-{n}"
         folder.mkdir()
-        (folder / "trainer_state.json").write_text(json.dumps({"log_history": [{"step": n, "eval_reward": 0.1}]}))
+        state = {"log_history": [{"step": n, "eval_reward": 0.1}]}
+        (folder / "trainer_state.json").write_text(json.dumps(state))
     assert fit.read_rows(tmp_path)[0] == [{"step": 1000.0, "eval_reward": 0.1}]
 
 
@@ -487,7 +495,8 @@ def test_until_predicts_from_the_first_part_alone(tmp_path):
     early = fit_curve(C, R, c_max=8000, bootstrap=0)
     assert told["predicted"] == pytest.approx(early.curve(C[-5:]).mean())
     assert told["measured"] == pytest.approx(R[-5:].mean())
-    assert told["rmse_held_out"] == pytest.approx(np.sqrt(((R - early.curve(C))[C > 8000] ** 2).mean()))
+    error = (R - early.curve(C))[C > 8000]
+    assert told["rmse_held_out"] == pytest.approx(np.sqrt((error ** 2).mean()))
     assert told["n_held_out"] == 40 and abs(told["error"]) < 0.02
 
 
@@ -508,7 +517,8 @@ def test_rolling_finds_when_the_outcome_was_known():
     bend, must be wrong, and the last cut must be the fit itself."""
     C, R = made(seed=2)
     curve = fit.Curve("r", C, R, "x", "y", Path("."))
-    cuts, A, ahead, measured, known = fit.rolling(curve, lambda C, R, **o: fit_curve(C, R, bootstrap=50, **o))
+    cuts, A, ahead, measured, known = fit.rolling(
+        curve, lambda C, R, c_max: fit_curve(C, R, c_max=c_max, bootstrap=50))
     assert abs(ahead[0, 0] - measured) > 0.1 and cuts[0] == C[fit.FEW]
     assert A[0, -1] == pytest.approx(fit_curve(C, R, bootstrap=0).A) and cuts[-1] == C[-1]
     i = cuts.tolist().index(known)
@@ -560,7 +570,8 @@ def test_recipes_that_differ_in_steepness_share_a_ceiling(tmp_path, capsys):
 
 def test_different_ceilings_are_called_different(tmp_path):
     """ScaleRL .610 against GRPO's .490: refitting both at the mean would invent a B for each."""
-    a, b = write_run(tmp_path / "a", *made()), write_run(tmp_path / "b", *made(A=0.49, B=1.17, seed=5))
+    a = write_run(tmp_path / "a", *made())
+    b = write_run(tmp_path / "b", *made(A=0.49, B=1.17, seed=5))
     out = tmp_path / "j.json"
     fit.main([str(a), str(b), "--json", str(out), "--out", str(tmp_path / "c.png")])
     told = json.loads(out.read_text())["comparison"]
@@ -598,7 +609,8 @@ def test_seeds_are_pooled_and_their_disagreement_is_told(tmp_path, capsys):
 def test_pictures_are_written_in_each_format(ending, tmp_path, capsys):
     """People put the curve in a paper (pdf), a page (svg) and a chat (png)."""
     run, out = write_run(tmp_path / "r", *made()), tmp_path / f"x.{ending}"
-    assert fit.main([str(run), "--until", "0.5", "--rolling", "--bootstrap", "50", "--out", str(out)]) == 0
+    words = [str(run), "--until", "0.5", "--rolling", "--bootstrap", "50", "--out", str(out)]
+    assert fit.main(words) == 0
     said = capsys.readouterr().out
     for path in (out, tmp_path / f"x_rolling.{ending}"):
         assert path.stat().st_size > 5000 and f"picture: {path}" in said
@@ -607,11 +619,12 @@ def test_pictures_are_written_in_each_format(ending, tmp_path, capsys):
 
 
 def test_hollow_points_are_the_ones_left_out():
-    """The eye believes filled points: drawing a held-out one filled would claim that it was fitted."""
+    """The eye believes filled points: a held-out one drawn filled would claim to be fitted."""
     C, R = made()
     curve = fit.Curve("r", C, R, "x", "y", Path("."))
-    figure = fit.plot_run(curve, fit_curve(C, R, bootstrap=20), fit_curve(C, R, c_max=8000, bootstrap=20))
-    dots = {line.get_label(): line for line in figure.axes[0].get_lines() if line.get_marker() == "o"}
+    whole, early = fit_curve(C, R, bootstrap=20), fit_curve(C, R, c_max=8000, bootstrap=20)
+    lines = fit.plot_run(curve, whole, early).axes[0].get_lines()
+    dots = {line.get_label(): line for line in lines if line.get_marker() == "o"}
     hollow, full = dots["evaluation, left out"], dots["evaluation, fitted"]
     assert hollow.get_fillstyle() == "none" and hollow.get_xdata().tolist() == C[C > 8000].tolist()
     assert full.get_fillstyle() == "full" and full.get_xdata().tolist() == C[1:41].tolist()
@@ -637,15 +650,18 @@ def test_drawing_touches_no_global_state(tmp_path):
     """In somebody's notebook an imported fit.py must not close their figures or change backends."""
     run = write_run(tmp_path / "r", *made())
     code = f"import sys, fit; fit.main([{str(run)!r}]); print('matplotlib.pyplot' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE.parent)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          cwd=HERE.parent)
     assert done.stdout.strip().endswith("False") and done.returncode == 0, done.stderr
 
 
 def test_fit_stands_alone():
     """fit.py is for anybody's log: torch or a file of ours among its imports would end that."""
     tree = ast.parse((HERE.parent / "fit.py").read_text())
-    roots = {name.split(".")[0] for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))
-             for name in ([a.name for a in node.names] if isinstance(node, ast.Import) else [node.module])}
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import)
+             for alias in node.names}
+    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    roots = {name.split(".")[0] for name in names}
     assert roots - set(sys.stdlib_module_names) == {"numpy", "scipy", "matplotlib", "tensorboard"}
 
 
