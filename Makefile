@@ -1,5 +1,6 @@
 # make demo      the toy: train it with the whole recipe, fit its curve, predict the second half
 # make test      the whole test suite
+# make seeds     the demo on five seeds, and what each first half predicted
 # make smollm2   a real small language model, as an ordinary folder in models/smollm2-135m
 # make toy       the toy model alone, in models/toy
 #
@@ -9,15 +10,22 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 # A new run folder for every demo, so that no run is ever overwritten.
-RUN    ?= demo-$(shell date +%Y%m%d-%H%M%S)
+RUN    := $(or $(RUN),demo-$(shell date +%Y%m%d-%H%M%S))
 SEED   ?= 0
 
-.PHONY: demo test toy smollm2 clean
+.PHONY: demo seeds test toy smollm2 clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
 	$(PY) scalerl.py --config configs/demo.toml --name $(RUN) --seed $(SEED)
 	$(PY) fit.py runs/$(RUN) --until 0.5
+
+# Five seeds of the demo, two at a time on one core each: does the first half predict the second?
+seeds: $(VENV)/base models/toy/config.json
+	mkdir -p runs
+	printf '%s\n' 0 1 2 3 4 | xargs -P 2 -I {} sh -c '$(PY) scalerl.py --config configs/demo.toml \
+		--name $(RUN)-seed{} --seed {} --threads 1 > runs/$(RUN)-seed{}.log 2>&1'
+	for s in 0 1 2 3 4; do $(PY) fit.py runs/$(RUN)-seed$$s --until 0.5; done
 
 test: $(VENV)/test
 	$(PY) -m pytest

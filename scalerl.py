@@ -654,8 +654,9 @@ class Run:
     def load_problems(self):
         config = self.config
         try:
+            # The same problems for every seed: seeds of one recipe share their held-out set.
             train, heldout = (load_task(config.task, split, heldout=config.heldout_prompts,
-                                        seed=config.seed, options=config.task_options)
+                                        options=config.task_options)
                               for split in ("train", "heldout"))
             check_gold(train + heldout)
         except TaskError as error:

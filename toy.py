@@ -313,7 +313,8 @@ def report(model, tokenizer, problems, *, max_new_tokens, instruction="", seed=0
               f"{sum(tokens) / n:8.1f} {max(tokens):8d}")
 
 
-def main():
+def arguments():
+    """The command line; wrong values end in argparse's own one sentence and exit code 2."""
     p = argparse.ArgumentParser(description="Make the toy model, or warm-start any model folder.")
     p.add_argument("--out", default="models/toy", help="folder to write")
     p.add_argument("--model", help="start from this folder; without it a fresh toy is made")
@@ -321,20 +322,45 @@ def main():
     p.add_argument("--task-options", default="{}", help="its options, as JSON")
     p.add_argument("--heldout", type=int, default=512, help="problems kept out of the warm start")
     p.add_argument("--instruction", default="", help="put before every question")
-    p.add_argument("--noise", type=float, help="wrong steps; default 0.4, with --model 0")
+    p.add_argument("--noise", type=float, help=f"wrong steps; default {NOISE}, with --model 0")
     p.add_argument("--cut-share", type=float, default=CUT_SHARE, help="interrupted traces")
-    p.add_argument("--clean-steps", type=int, help="first, without noise; with --model 0")
+    p.add_argument("--clean-steps", type=int, help="first, without noise; default for --model 0")
     p.add_argument("--steps", type=int, default=STEPS, help="then, with noise")
-    p.add_argument("--lr", type=float, default=LR)
+    p.add_argument("--lr", type=float, default=LR, help="of the noisy stage")
     p.add_argument("--batch", type=int, default=BATCH)
     p.add_argument("--hidden", type=int, default=HIDDEN)
     p.add_argument("--layers", type=int, default=LAYERS)
     p.add_argument("--max-new-tokens", type=int, default=64, help="in the final report")
     p.add_argument("--seed", type=int, default=0)
     args = p.parse_args()
-    options = json.loads(args.task_options)
+    if args.noise is None:
+        args.noise = 0.0 if args.model else NOISE
+    if args.clean_steps is None:
+        args.clean_steps = 0 if args.model else CLEAN_STEPS
+    if args.model and not Path(args.model).is_dir():
+        p.error(f"--model {args.model}: there is no such folder")
+    for name in ("noise", "cut_share"):
+        if not 0 <= getattr(args, name) <= 1:
+            p.error(f"--{name.replace('_', '-')} {getattr(args, name)} must be between 0 and 1")
+    if min(args.steps, args.clean_steps) < 0 or args.steps + args.clean_steps == 0:
+        p.error(f"--steps {args.steps} --clean-steps {args.clean_steps}: give at least one step")
+    if args.hidden % HEAD_DIM or args.hidden < HEAD_DIM:
+        p.error(f"--hidden {args.hidden} must be a multiple of {HEAD_DIM}")
+    if min(args.batch, args.layers, args.max_new_tokens) < 1 or args.lr <= 0:
+        p.error("--batch, --layers, --max-new-tokens and --lr must be above 0")
+    try:
+        args.task_options = json.loads(args.task_options)
+    except json.JSONDecodeError as error:
+        p.error(f"--task-options {args.task_options!r} is not JSON: {error}")
+    return args
+
+
+def main(args):
+    """Task, model, the two stages, the folder, the report: in this order."""
     train, heldout = (
-        tasks.load_task(args.task, split, heldout=args.heldout, seed=args.seed, options=options)
+        tasks.load_task(
+            args.task, split, heldout=args.heldout, seed=args.seed, options=args.task_options
+        )
         for split in tasks.SPLITS
     )
     tasks.check_gold(train + heldout)
@@ -344,13 +370,11 @@ def main():
     else:
         tokenizer = make_tokenizer()
         model = make_model(tokenizer, args.seed, hidden=args.hidden, layers=args.layers)
-    # Noise from the first step on would hide the sums: at 40% wrong steps the toy needs six times
-    # as long to find them. So it learns to calculate first, and to err afterwards.
-    noise = args.noise if args.noise is not None else 0.0 if args.model else NOISE
-    clean = args.clean_steps if args.clean_steps is not None else 0 if args.model else CLEAN_STEPS
     start = time.perf_counter()
-    stages = (("clean", clean, CLEAN_LR, 0.0), ("noisy", args.steps, args.lr, noise))
-    for stage, steps, lr, wrong in stages:
+    # Noise from the first step on would hide the sums: at 40% wrong steps the toy needs many times
+    # as long to find them. So it learns to calculate first, and to err afterwards.
+    stages = (("clean", args.clean_steps, CLEAN_LR, 0.0), ("noisy", args.steps, args.lr, args.noise))
+    for stage, steps, lr, noise in stages:
 
         def log(step, loss):
             if step % max(1, steps // 5) == 0:
@@ -359,7 +383,7 @@ def main():
 
         if steps:
             pairs = make_pairs(
-                tokenizer, train, steps * args.batch, noise=wrong, cut_share=args.cut_share,
+                tokenizer, train, steps * args.batch, noise=noise, cut_share=args.cut_share,
                 seed=args.seed, instruction=args.instruction,
             )
             warm_start(
@@ -369,9 +393,15 @@ def main():
     tokenizer.save_pretrained(args.out)
     parameters = sum(q.numel() for q in model.parameters())
     print(f"wrote {args.out}: {parameters:,} parameters, {time.perf_counter() - start:.0f} s")
-    report(model, tokenizer, heldout, max_new_tokens=args.max_new_tokens,
-        instruction=args.instruction, seed=args.seed)
+    report(
+        model, tokenizer, heldout, max_new_tokens=args.max_new_tokens,
+        instruction=args.instruction, seed=args.seed,
+    )
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main(arguments())
+    except tasks.TaskError as error:
+        print(f"toy.py: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -94,6 +94,17 @@ def test_the_backward_pass_agrees_with_finite_differences():
     assert torch.autograd.gradcheck(logprobs, (hidden, weight))
 
 
+@pytest.mark.parametrize("chunk_tokens", [4, 13])
+def test_a_graph_that_is_kept_can_be_used_twice(chunk_tokens):
+    """The backward pass begins with logits that the forward pass left behind, and destroys them.
+    A second one must compute them again, not take what is left for logits."""
+    hidden, weight, targets, g = head_inputs()
+    ours, _ = token_logprobs(hidden, weight, targets, chunk_tokens=chunk_tokens)
+    first, second = (gradients(ours, (hidden, weight), g) for _ in range(2))
+    assert_all_close(first, second)
+    assert_all_close(first, gradients(plain_logprobs(hidden, weight, targets), (hidden, weight), g))
+
+
 def test_only_the_wanted_gradients_are_computed():
     """A frozen head, or a probe on frozen features: the other gradient is still right."""
     hidden, weight, targets, g = head_inputs()
