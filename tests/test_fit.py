@@ -500,6 +500,18 @@ def test_until_predicts_from_the_first_part_alone(tmp_path):
     assert told["n_held_out"] == 40 and abs(told["error"]) < 0.02
 
 
+def test_interval_of_the_held_out_prediction_covers_what_is_measured():
+    """"Predicted .59 [.58, .60]; measured .57" must be news, so 90% must mean about 90%.  What is
+    measured is the mean of five noisy evaluations, and the interval is made for that."""
+    inside = 0
+    for seed in range(150):
+        C, R = made(seed=seed, exact_R0=False)
+        curve = fit.Curve("r", C, R, "x", "y", Path("."))
+        told = fit.held_out(curve, fit_curve(C, R, c_max=12_000, bootstrap=150, seed=seed))[1]
+        inside += told["lo"] <= told["measured"] <= told["hi"]
+    assert 0.80 <= inside / 150 <= 0.97
+
+
 def test_predict_and_target_are_told_with_intervals(tmp_path, capsys):
     """What more compute buys, and what a reward costs, or that no compute buys it."""
     run = write_run(tmp_path / "r", *made())
@@ -576,6 +588,7 @@ def test_different_ceilings_are_called_different(tmp_path):
     fit.main([str(a), str(b), "--json", str(out), "--out", str(tmp_path / "c.png")])
     told = json.loads(out.read_text())["comparison"]
     assert told["A"]["b"]["rule"] == told["A"]["b"]["bootstrap"] == "differ" and not told["B"]
+    assert told["leaders"][-1]["run"] == "a" and told["leaders"][-1]["share"] == 1.0
 
 
 def test_crossing_points_are_where_the_curves_cross():
