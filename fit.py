@@ -334,6 +334,8 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         R0_rows = np.clip(R0 + rng.choice(noise, (start.size, bootstrap)).mean(0), 0, 1)
     theta = np.concatenate([theta, _solve(space, C, Y, R0_rows, keep=2)])          # (1 + S, 4)
     theta[:, 1:3] = np.exp(theta[:, 1:3])
+    if method == "grid":          # .61 and not .6100000000000001, which lies outside [.60, .61]
+        theta[:, 0] = theta[:, 0].round(12)
     A, B, C_mid, R0 = map(float, theta[0])
     ci = dict(zip(("A", "B", "C_mid", "R0"), map(tuple, interval(theta[1:]).T.tolist())))
     fit = Fit(A, B, C_mid, R0, R0_from, law, method, R.size,

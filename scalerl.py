@@ -788,8 +788,8 @@ class Run:
         except (FloatingPointError, ValueError) as error:
             path = self.folder / "bad_step.jsonl"
             path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))
-            raise RuntimeError(f"step {self.step + 1} stopped: {error}; its samples are in {path}") \
-                from None
+            message = f"step {self.step + 1} stopped: {error}; its samples are in {path}"
+            raise RuntimeError(message) from None
         trained = time.perf_counter()
         self.version += log["optimizer_step"]
         self.sampler.push_weights(self.model.named_parameters(), self.version)

@@ -1,6 +1,6 @@
 """How well and how fast fit.py fits: coverage, recovery, speed.
 
-    python bench/fit.py                  # all three, about five minutes on one core
+    python bench/fit.py                  # all three, about seven minutes on one core
     python bench/fit.py speed            # one of: coverage, recovery, speed
 
 Everything is made data with known parameters: Table 1 of the paper, R0 .35 and the noise given here

@@ -18,8 +18,9 @@ How it measures:
  2. "Extra" memory is the peak minus what was held before, minus the two gradients that every form
     must return. On a CPU the peak is the process's resident set, on a GPU torch's allocator.
  3. Rounds interleave the forms, so that a busy minute hits all of them; time is the best round,
-    memory the worst. Ratios are taken within one invocation only. The first round also tells
-    whether all forms computed the same gradient: a fast wrong answer is none.
+    memory the worst. Ratios are taken within one invocation only. On a shared machine read the CPU
+    seconds of one thread (OMP_NUM_THREADS=1): neighbors stretch the wall clock more than those.
+    Forms that did not compute the same gradient are an error: a fast wrong answer is none.
  4. A form that would not fit is skipped and said so, not tried: it might take others down with it.
 """
 
@@ -103,13 +104,13 @@ def measure(form, T, H, V, chunk_tokens, device):
     A = torch.randn(T // SEQUENCE, device=device).repeat_interleave(SEQUENCE)
 
     def run(tokens):
-        """Seconds, forward and backward, for the first `tokens` tokens."""
+        """Forward and backward for the first `tokens` tokens: wall and CPU seconds."""
         hidden.grad = weight.grad = None
-        start = time.perf_counter()
+        start = time.perf_counter(), time.process_time()
         FORMS[form](hidden[:tokens], weight, targets[:tokens], A[:tokens], chunk_tokens).backward()
         if device == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - start
+        return time.perf_counter() - start[0], time.process_time() - start[1]
 
     run(8)
     if device == "cuda":
@@ -118,14 +119,15 @@ def measure(form, T, H, V, chunk_tokens, device):
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     held, peak_before = held_and_peak(device)
-    seconds = run(T)
+    seconds, cpu_seconds = run(T)
     _, peak = held_and_peak(device)
     assert peak > peak_before or device == "cuda", "the warm-up was larger than the measured run"
     gradients = (hidden.numel() + weight.numel()) * weight.element_size()
     if device == "cuda":
-        seconds = min(seconds, *(run(T) for _ in range(4)))
+        seconds = min(seconds, *(run(T)[0] for _ in range(4)))
     return {
         "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
         "extra_mib": (peak - held - gradients) / MIB,
         "fingerprint": [hidden.grad.float().norm().item(), weight.grad.float().norm().item(),
                         hidden.grad.float()[T // 3, H // 3].item()],
@@ -135,6 +137,9 @@ def measure(form, T, H, V, chunk_tokens, device):
 # --------------------------------------------------------------------------------------------------
 # 3. All of them, side by side
 # --------------------------------------------------------------------------------------------------
+BEST = {"extra_mib": max, "seconds": min, "cpu_seconds": min}  # of several rounds
+
+
 def plain_would_fit(T, V, device):
     needed = 3 * T * V * 4
     if device == "cuda":
@@ -154,14 +159,14 @@ def child(form, size, chunk_tokens, device):
 
 
 def compare(size, forms, rounds, chunk_tokens, device):
-    """{form: {"seconds", "extra_mib", "seconds_ratio", "memory_ratio"}} at one size."""
+    """{form: {key: figure, key + "_of_plain": ratio, ...}} at one size, for each key of BEST."""
     results = {}
     for _ in range(rounds):
         for form in forms:
             new = child(form, size, chunk_tokens, device)
             old = results.setdefault(form, new)
-            old["seconds"] = min(old["seconds"], new["seconds"])
-            old["extra_mib"] = max(old["extra_mib"], new["extra_mib"])
+            for key, best in BEST.items():
+                old[key] = best(old[key], new[key])
     reference = results[forms[0]]["fingerprint"]
     tolerance = 2e-2 if device == "cuda" else 1e-4  # bf16 gradients, fp32 gradients
     for form, result in results.items():
@@ -169,9 +174,9 @@ def compare(size, forms, rounds, chunk_tokens, device):
         for a, b in zip(fingerprint, reference):
             assert abs(a - b) <= tolerance * abs(b), (form, fingerprint, reference)
     if "plain" in results:
+        plain = dict(results["plain"])
         for result in results.values():
-            result["seconds_ratio"] = result["seconds"] / results["plain"]["seconds"]
-            result["memory_ratio"] = result["extra_mib"] / results["plain"]["extra_mib"]
+            result |= {f"{key}_of_plain": result[key] / plain[key] for key in BEST}
     return results
 
 
@@ -212,8 +217,8 @@ def main():
             forms.remove("liger")
     print(f"{machine(args.device)}; torch {torch.__version__}; {args.rounds} rounds; "
           f"chunks of {args.chunk_tokens} tokens; {time.strftime('%Y-%m-%d')}\n")
-    print("| T | H | V | form | extra MiB | of plain | seconds | of plain |")
-    print("|--:|--:|--:|:--|--:|--:|--:|--:|")
+    print("| T | H | V | form | extra MiB | of plain | wall s | of plain | CPU s | of plain |")
+    print("|--:|--:|--:|:--|--:|--:|--:|--:|--:|--:|")
     rows = []
     for size in [(T, H, V) for T in args.tokens for H in args.hidden for V in args.vocab]:
         fits = plain_would_fit(size[0], size[2], args.device)
@@ -221,11 +226,12 @@ def main():
         for form, result in compare(
                 size, chosen, args.rounds, args.chunk_tokens, args.device).items():
             rows.append({"T": size[0], "H": size[1], "V": size[2], "form": form, **result})
-            ratios = [f"{result[key]:.2f}" if key in result else "plain does not fit"
-                      for key in ("memory_ratio", "seconds_ratio")]
-            print(f"| {size[0]:,} | {size[1]:,} | {size[2]:,} | {form} "
-                  f"| {result['extra_mib']:,.0f} | {ratios[0]} "
-                  f"| {result['seconds']:.2f} | {ratios[1]} |", flush=True)
+            cells = [f"{x:,}" for x in size] + [form]
+            for key, digits in (("extra_mib", 0), ("seconds", 2), ("cpu_seconds", 2)):
+                ratio = result.get(f"{key}_of_plain")
+                cells += [f"{result[key]:,.{digits}f}",
+                          "plain does not fit" if ratio is None else f"{ratio:.2f}"]
+            print("| " + " | ".join(cells) + " |", flush=True)
     print("\n" + json.dumps(rows))
 
 
