@@ -45,7 +45,7 @@ KINDS = ("math", "exact")
 
 
 class TaskError(ValueError):
-    """Bad task, option or problem: one sentence with the field, its value and what would be right."""
+    """Bad task, option or problem: one sentence with the field, its value, what would be right."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Problem:
     answer: str  # the gold answer, as text
     kind: str = "math"  # which rule of `verify` marks it
     level: int = 0  # graded difficulty, 0 where nobody graded it
-    trace: str | None = None  # a correct worked completion, "thinking</think>answer", for warm starts
+    trace: str | None = None  # a correct completion, "thinking</think>answer", for warm starts
 
 
 def make_problem(task, question, answer, **fields):
@@ -67,7 +67,7 @@ def make_problem(task, question, answer, **fields):
 
 
 def question_hash(question):
-    """12 hex digits of the question, spacing apart: "1 + 2" with two blanks is the same question."""
+    """12 hex digits of the question, spacing apart: "1  + 2" and "1 + 2" are one."""
     return hashlib.sha256(" ".join(question.split()).encode()).hexdigest()[:12]
 
 
@@ -124,7 +124,7 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
 def parse_mix(spec):
     """{part: weight or None} of "a", "a+b" or "a:0.7+b:0.3"."""
     if not isinstance(spec, str) or not spec.strip():
-        raise TaskError(f"task = {spec!r} must be text such as \"toy\" or \"reasoning_gym:chain_sum\"")
+        raise TaskError(f"task = {spec!r} must be text, as \"toy\" or \"reasoning_gym:chain_sum\"")
     weights = {}
     for part in spec.split("+"):
         weighted = re.fullmatch(r"(.+):([0-9]*\.?[0-9]+)", part.strip())
@@ -146,7 +146,7 @@ def options_by_part(options, parts):
     unknown = [key for key in options if key not in parts or not isinstance(options[key], dict)]
     if unknown:
         raise TaskError(
-            f"task option {unknown[0]!r}: a mix takes options by part, one table for each of {parts}"
+            f"task option {unknown[0]!r}: a mix takes options by part, a table for each of {parts}"
         )
     return {part: options.get(part, {}) for part in parts}
 
@@ -179,7 +179,7 @@ def split_pool(name, pool, heldout):
     """
     if heldout >= len(pool):
         raise TaskError(
-            f"heldout = {heldout} leaves nothing to train on: task {name!r} has {len(pool)} distinct "
+            f"heldout = {heldout} leaves nothing to train on: {name!r} has {len(pool)} distinct "
             f"problems, so choose heldout below {len(pool)}"
         )
     levels = defaultdict(list)
@@ -200,7 +200,8 @@ def checked_options(name, options, defaults):
             known = ", ".join(defaults) or "none"
             raise TaskError(f"task option {key!r} is unknown to {name!r}: it takes {known}")
         if type(value) is not int or value < 1:
-            raise TaskError(f"task option {key} = {value!r} of {name!r} must be a whole number above 0")
+            wanted = "must be a whole number above 0"
+            raise TaskError(f"task option {key} = {value!r} of {name!r} {wanted}")
     return {**defaults, **options}
 
 
@@ -266,7 +267,8 @@ def reasoning_gym_problems(name, heldout, seed, options):
         import reasoning_gym
         from reasoning_gym.factory import DATASETS, ProceduralDataset
     except ImportError as error:
-        raise TaskError(f"task {name!r} needs a package: pip install 'reasoning-gym<0.2'") from error
+        sentence = f"task {name!r} needs a package: pip install 'reasoning-gym<0.2'"
+        raise TaskError(sentence) from error
     generator = name.removeprefix("reasoning_gym:")
     if generator not in DATASETS:
         raise TaskError(
@@ -311,7 +313,7 @@ def reasoning_gym_problems(name, heldout, seed, options):
 
 
 def chain_sum_trace(entry):
-    """(level, trace) of a chain_sum entry: the number of terms, and the sum worked left to right."""
+    """(level, trace) of a chain_sum entry: number of terms, and the sum worked left to right."""
     first, *rest = entry["metadata"]["expression"].split()
     steps, total = worked_steps(
         int(first), [(op, int(term)) for op, term in zip(rest[::2], rest[1::2], strict=True)]
@@ -339,15 +341,15 @@ def jsonl_problems(path):
         same = problems.setdefault(problem.id, problem)
         if same.answer != problem.answer:
             raise TaskError(
-                f"task {str(path)!r}, lines {first_line[problem.id]} and {number}: one question, two "
-                f"answers, {same.answer!r} and {problem.answer!r}"
+                f"task {str(path)!r}, lines {first_line[problem.id]} and {number}: one question, "
+                f"two answers, {same.answer!r} and {problem.answer!r}"
             )
         repeated += number != first_line.setdefault(problem.id, number)
     if not problems:
         raise TaskError(f"task {str(path)!r} is empty: it needs one problem a line")
     if repeated:
         warnings.warn(
-            f"task {str(path)!r}: {repeated} of {len(lines)} lines repeat a question and are kept once",
+            f"task {str(path)!r}: {repeated} of {len(lines)} lines repeat a question; kept once",
             stacklevel=2,
         )
     return list(problems.values())
@@ -432,7 +434,7 @@ NUMBER = re.compile(
 DECLARED = re.compile(
     r"\banswer\b[*_]*\s*(?:is\b|:|=)[\s:*_]*"
     r"(.*?)(?:\.(?![0-9])|\n(?!\s*[-+.0-9])|$)",  # to the end of the sentence or line; a next line
-    re.I | re.S,  # that starts with a number belongs to it: else "Answer: 6", "7" would be two tries
+    re.I | re.S,  # that starts with a number belongs to it: "Answer: 6", "7" would be two tries
 )
 LIST_WORDS = ("", "or", "and", "to", "-", "\u2013")
 

@@ -138,7 +138,8 @@ def noisy_trace(problem, noise, rng):
     reasoning is consistent and only its arithmetic unreliable. That is what RL can unlearn, since
     the right result is still the likeliest one at every step.
 
-    >>> noisy_trace(tasks.make_problem("toy", "6+3+9", "8", trace="6+3=9;9+9=8</think>8"), 0.0, None)
+    >>> problem = tasks.make_problem("toy", "6+3+9", "8", trace="6+3=9;9+9=8</think>8")
+    >>> noisy_trace(problem, 0.0, None)
     '6+3=9;9+9=8</think>8'
     """
     thinking, closing, answer = problem.trace.partition("</think>")
@@ -376,8 +377,8 @@ def make(args):
         tokenizer = make_tokenizer()
         model = make_model(tokenizer, args.seed, hidden=args.hidden, layers=args.layers)
     start = time.perf_counter()
-    # Noise from the first step on would hide the sums: after 300 steps at 40% wrong ones the toy had
-    # found less than half of the table. So it learns to calculate first, and to err afterwards.
+    # Noise from the first step on would hide the sums: after 300 steps at 40% wrong ones the toy
+    # had found less than half of the table. So it learns to calculate first, and to err afterwards.
     stages = (
         ("clean", args.clean_steps, CLEAN_LR, 0.0, CALCULATES),
         ("noisy", args.steps, args.lr, args.noise, 0.0),

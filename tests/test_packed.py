@@ -87,7 +87,7 @@ def test_decoding_in_slots_follows_the_plain_forward_while_slots_move(llama):
         slots.prefill(twin, [first, second], [1, 2])
         slots.decode(twin, torch.tensor([7, 8, 11]))
         slots.prefill(twin, [third], [1])
-        slots.move([3], [0])                              # the first sequence ends, third takes over
+        slots.move([3], [0])              # the first sequence ends, the third takes over
         slots.active = 3
         hidden = slots.decode(twin, torch.tensor([20, 21, 22]))
         for row, ids in zip(hidden, ([*third, 20], [*second, 8, 21], [*second, 11, 22])):

@@ -241,8 +241,9 @@ def test_every_field_survives_toml_and_command_line(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(scalerl.to_toml(config))
     assert make_config(read_toml(path)) == config
-    changed, resume = scalerl.parse(["--config", str(path), "--name", "none", "--lr", "1e-4", "--head-fp32", "false",
-                                     "--task-options", '{"a": 1}', "--resume"])
+    changed, resume = scalerl.parse([
+        "--config", str(path), "--name", "none", "--lr", "1e-4", "--head-fp32", "false",
+        "--task-options", '{"a": 1}', "--resume"])
     assert (changed.lr, changed.head_fp32, changed.task_options, resume) == (
         1e-4, False, {"a": 1}, True)
 

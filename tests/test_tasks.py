@@ -102,7 +102,8 @@ def test_the_split_does_not_depend_on_the_seed():
     The border of the hash moves a little between pools, so a handful may cross; a shuffled split
     would put a fifth of the common questions on the other side.
     """
-    options = {"min_digits": 3, "max_digits": 3, "size": 400}  # 500 of 1,000 questions: much overlap
+    # 500 of 1,000 questions: much overlap
+    options = {"min_digits": 3, "max_digits": 3, "size": 400}
     train = questions(load_task("toy", "train", heldout=100, seed=1, options=options))
     held = questions(load_task("toy", "heldout", heldout=100, seed=2, options=options))
     common = held & (train | questions(load_task("toy", "heldout", heldout=100, seed=1,
@@ -113,7 +114,8 @@ def test_the_split_does_not_depend_on_the_seed():
 
 def test_a_smaller_heldout_set_is_part_of_a_larger_one(tmp_path):
     """A quick evaluation on fewer problems must not test on what the full one trains on."""
-    path = write_jsonl(tmp_path / "a.jsonl", [{"question": f"{i}", "answer": "1"} for i in range(97)])
+    lines = [{"question": f"{i}", "answer": "1"} for i in range(97)]
+    path = write_jsonl(tmp_path / "a.jsonl", lines)
     small, large = (load_task(path, "heldout", heldout=n) for n in (7, 31))
     assert questions(small) < questions(large)
 
@@ -179,7 +181,8 @@ def test_a_weighted_mix_has_its_shares_in_both_splits(tmp_path):
 def test_a_question_held_out_by_one_part_is_trained_on_by_none(tmp_path):
     """Two files that overlap hold out different questions unless somebody looks."""
     both = [{"question": f"q{i}", "answer": str(i)} for i in range(40)]
-    a = write_jsonl(tmp_path / "a.jsonl", both + [{"question": f"a{i}", "answer": "1"} for i in range(40)])
+    only_a = [{"question": f"a{i}", "answer": "1"} for i in range(40)]
+    a = write_jsonl(tmp_path / "a.jsonl", both + only_a)
     b = write_jsonl(tmp_path / "b.jsonl", both)
     train, held = (load_task(f"{a}+{b}", split, heldout=30) for split in ("train", "heldout"))
     assert not questions(train) & questions(held)
@@ -209,7 +212,7 @@ def test_chain_sum_answers_and_traces_agree_with_python():
 
 
 def test_neighboring_seeds_draw_different_problems():
-    """The generator's problem i of seed s is problem i - 1 of seed s + 1: a naive seed shares all."""
+    """The generator's problem i of seed s is problem i - 1 of seed s + 1: naive seeds share all."""
     options = {"size": 50, "min_digits": 4}
     one, two = (
         questions(load_task("reasoning_gym:chain_sum", "train", heldout=5, seed=s, options=options))
@@ -247,7 +250,8 @@ def test_a_generator_with_several_right_answers_is_refused():
 
 @pytest.mark.parametrize(
     "text",
-    ["7", " 7.0", "7.", "the sum of 3 and 4 is 7", "3 + 4 = 7", "So: 10 - 3\n= 7 apples", "14/2", "+7",
+    ["7", " 7.0", "7.", "the sum of 3 and 4 is 7", "3 + 4 = 7", "So: 10 - 3\n= 7 apples", "14/2",
+     "+7",
      r"\boxed{7}", r"\boxed{x = 7}", r"$\boxed{\frac{14}{2}}$", r"it is \boxed{{7}} and not 8",
      "The answer is 7.", "Answer: 7", "**Answer:** 7", "Final answer:\n7", "the answer is: $7$",
      "The answer is 3 + 4 = 7.", "Answer: 7\nI used 3 and 4", "The answer is 7. Yes, answer: 7",
@@ -300,7 +304,8 @@ def test_listing_every_digit_never_scores():
     """The bluntest attack on the toy's kind of answer, in every format at once."""
     for glue in (" ", ",", ", ", " or ", "\n", ";", "|", " and "):
         listing = glue.join("0123456789")
-        for form in (listing, rf"\boxed{{{listing}}}", f"The answer is {listing}", f"Answer: {listing}"):
+        forms = (rf"\boxed{{{listing}}}", f"The answer is {listing}", f"Answer: {listing}")
+        for form in (listing, *forms):
             for kind in tasks.KINDS:
                 assert sum(verify(form, str(d), kind)[0] > 0 for d in range(10)) == 0, form
 
@@ -308,7 +313,8 @@ def test_listing_every_digit_never_scores():
 @pytest.mark.parametrize(
     ("text", "gold"),
     [("1,234", "1234"), ("1234.50", "1,234.5"), ("1/3", "2/6"), ("0.5", "1/2"), ("-3", "\u22123"),
-     (r"\frac{1}{3}", "1/3"), (".25", "1/4"), ("12{,}345", "12345"), ("3 / 4", "0.75"), ("007", "7")],
+     (r"\frac{1}{3}", "1/3"), (".25", "1/4"), ("12{,}345", "12345"), ("3 / 4", "0.75"),
+     ("007", "7")],
 )  # fmt: skip
 def test_numbers_are_compared_by_value(text, gold):
     """Formatting is not mathematics."""
@@ -329,8 +335,10 @@ def test_a_completion_cannot_end_the_run():
     Nor may it stall the run: every text here took a second or more while a pattern was quadratic.
     """
     n = 20_000
-    texts = ["9" * n, "1/" + "9" * n, "1," * n + "1", "-" * n, "1" + " " * n + "x 2", "answer is " * n,
-             r"\boxed{" * n, r"\boxed{" * n + "}" * n, "answer" + " " * n, "1 /" * n, r"\frac{1" * n]
+    texts = ["9" * n, "1/" + "9" * n, "1," * n + "1", "-" * n, "1" + " " * n + "x 2",
+             "answer is " * n,
+             r"\boxed{" * n, r"\boxed{" * n + "}" * n, "answer" + " " * n, "1 /" * n,
+             r"\frac{1" * n]
     for text in texts:
         start = time.process_time()
         assert verify(text, "7")[0] == -1.0
@@ -348,7 +356,7 @@ def test_exact_answers_are_exact():
 def test_the_gold_check_names_the_first_problem_that_fails():
     """A verifier that cannot mark its own gold answer right would train on noise."""
     good = Problem("x/1", "x", "3+4", "7")
-    with pytest.raises(TaskError, match=r"problem x/2: its own answer 'blue' is marked 'no answer'"):
+    with pytest.raises(TaskError, match="problem x/2: its own answer 'blue' is marked 'no answ"):
         check_gold([good, Problem("x/2", "x", "sky?", "blue"), Problem("x/3", "x", "sea?", "blue")])
     with pytest.raises(TaskError, match=r"problem x/4: its own trace .* is marked 'wrong'"):
         check_gold([good, Problem("x/4", "x", "3+4", "7", trace="3+4=8</think>8")])
@@ -364,9 +372,13 @@ def test_an_empty_list_of_problems_fails_the_gold_check():
 # ------------------------------------------------------------------------------------------------
 # Prompts
 
-SYSTEM = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
+SYSTEM = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<bot>{% endif %}"
+)
 DROPS_SYSTEM = "{% for m in messages if m.role == 'user' %}<user>{{ m.content }}{% endfor %}<bot>"
-REFUSES_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + SYSTEM
+REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+REFUSES_SYSTEM = REFUSES + SYSTEM
 
 
 def letters_tokenizer(template=None):
@@ -374,7 +386,9 @@ def letters_tokenizer(template=None):
     vocabulary = {chr(i): i for i in range(1, 128)} | {"<unk>": 0}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", model_max_length=16)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", model_max_length=16
+    )
     fast.chat_template = template
     return fast
 
@@ -459,7 +473,7 @@ def test_a_wrong_task_is_one_sentence(spec, arguments, message):
         ('{"question": "1+1", "answer": "2", "kind": "maths"}', "line 3: field 'kind' is 'maths'"),
         ('{"question": "1+1", "answer": "2", "level": "a"}', "line 3: field 'level' is 'a'"),
         ('{"question": "1+1", "answer": "2", "trace": 4}', "line 3: field 'trace' is 4"),
-        ('{"question": "q1", "answer": "2"}', "lines 1 and 3: one question, two answers, '1' and '2'"),
+        ('{"question": "q1", "answer": "2"}', "lines 1 and 3: one question, two answers"),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(tmp_path, line, message):
@@ -482,7 +496,8 @@ def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
 
 def test_holding_out_everything_is_an_error(tmp_path):
     """The default of 1,000 is more than a small file has."""
-    path = write_jsonl(tmp_path / "s.jsonl", [{"question": f"{i}", "answer": "1"} for i in range(12)])
+    lines = [{"question": f"{i}", "answer": "1"} for i in range(12)]
+    path = write_jsonl(tmp_path / "s.jsonl", lines)
     for split in tasks.SPLITS:
         with pytest.raises(TaskError, match="has 12 distinct problems, so choose heldout below 12"):
             load_task(path, split)

@@ -1,4 +1,4 @@
-"""What toy.py promises: an ordinary model folder, lossless tokens, honest noise, a general warm start.
+"""What toy.py promises: an ordinary folder, lossless tokens, honest noise, a general warm start.
 
 The models here are smaller still than the toy, so that the file takes seconds; that the toy itself
 learns is measured when it is made (`python toy.py` prints it).
@@ -186,7 +186,8 @@ def test_padding_is_not_trained_on_and_not_looked_at(tokenizer):
         for t, token in enumerate(completion, start=len(prompt)):
             total, tokens = total - logprobs[t - 1, token].item(), tokens + 1
     assert tokens == 10
-    assert model(input_ids=ids, labels=labels).loss.item() == pytest.approx(total / tokens, abs=1e-5)
+    loss = model(input_ids=ids, labels=labels).loss.item()
+    assert loss == pytest.approx(total / tokens, abs=1e-5)
 
 
 def test_only_the_completion_is_learned(tokenizer):
