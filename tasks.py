@@ -9,10 +9,10 @@ What is here, in the order a problem lives:
                   becomes a list of problems; the held-out ones are chosen by a hash of the question
 3. sources        where problems come from
 4. prompt_ids     the question in the model's own chat format
-5. verify         the mark, and why; check_gold marks the gold answers themselves
+5. check_gold     the gold answers, marked by their own verifier before the first step
 
-Differences from the paper, all ours: the toy task, the generated problems, the rule for several
-answers (section 5), and the simple number verifier in place of Math-Verify.
+The mark itself is in verify.py. Differences from the paper, all ours: the toy task and the
+generated problems.
 
 No torch here, no randomness that is not seeded, and no problem is dropped without a word.
 
@@ -27,8 +27,9 @@ import re
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
+
+from verify import KINDS, TaskError, verify
 
 # The paper's words (sec. 4), forced into the output when the thinking budget is spent. They live
 # here, beside prompts and marks, because toy.py has to teach its model the same words that the
@@ -37,15 +38,10 @@ INTERRUPTION_PHRASE = (
     "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
 )
 SPLITS = ("train", "heldout")
-KINDS = ("math", "exact")
 
 
 # ------------------------------------------------------------------------------------------------
 # 1. One problem
-
-
-class TaskError(ValueError):
-    """Bad task, option or problem: one sentence with the field, its value, what would be right."""
 
 
 @dataclass(frozen=True)
@@ -415,138 +411,49 @@ def arrives(tokenizer, messages, text):
 
 
 # ------------------------------------------------------------------------------------------------
-# 5. The mark
-#
-# Reward hacking starts where a text can be read in two ways: a policy that may list "5 or 6 or 7"
-# learns to list. So at most one answer is read, from a place that is fixed before looking at the
-# gold answer, and a text whose answers disagree earns -1 even if one of them is right:
-#   a. \boxed{...} and "answer is ..." / "Answer: ..." are declared answers; all of them must agree,
-#      and each holds one number (of "3 + 4 = 7" the part after the last "=").
-#   b. Without any, the last number of the text; unless it ends a bare list ("5, 6 or 7", "5 6 7").
-
-DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
-NUMBER = re.compile(
-    r"(?:(?<![\w)\]}])[-+\u2212])?"  # a sign, unless it joins two terms as in "5-3"
-    r"(?<![A-Za-z_])"  # not the 2 of "x2"
-    rf"(?:{DIGITS}(?:\.[0-9]+)?|\.[0-9]+)"  # 1234 or 1,234 or 12.5 or .5
-    r"(?:\s*/\s*[0-9]+)?"  # 3/4
-)
-DECLARED = re.compile(
-    r"\banswer\b[*_]*\s*(?:is\b|:|=)[\s:*_]*"
-    r"(.*?)(?:\.(?![0-9])|\n(?!\s*[-+.0-9])|$)",  # to the end of the sentence or line; a next line
-    re.I | re.S,  # that starts with a number belongs to it: "Answer: 6", "7" would be two tries
-)
-LIST_WORDS = ("", "or", "and", "to", "-", "\u2013")
+# 5. The gold answers
 
 
-def verify(text, answer, kind="math"):
-    """(reward, reason) of a completion: +1.0 for "correct", else -1.0.
-
-    Only the text after the last </think> counts, if there is one; without one, all of it does (a
-    model may answer without thinking aloud).
-    kind "math": by value, so "0.5", "1/2" and "2/4" are one answer. "exact": the stripped text.
-    reason: "correct", "wrong", "no answer" or "several answers".
-    Math-Verify, which the paper uses, reads LaTeX expressions as well; this reads numbers only.
-    """
-    text = text.rpartition("</think>")[2].strip()
-    if kind == "exact":
-        right = text == answer.strip()
-        reason = "correct" if right else "wrong" if text else "no answer"
-    elif kind == "math":
-        gold = read_number(answer)
-        found = declared_numbers(text) or last_number(text)
-        right = gold is not None and found == {gold}
-        reason = "no answer" if not found else "several answers" if len(found) > 1 else "wrong"
-        reason = "correct" if right else reason
-    else:
-        raise TaskError(f"verifier kind = {kind!r} is unknown: use one of {KINDS}")
-    return (1.0 if right else -1.0), reason
-
-
-def declared_numbers(text):
-    """The set of values that the text declares to be its answer (rule a)."""
-    found = set()
-    for part in boxed_parts(text) + DECLARED.findall(text):
-        found |= set(numbers(part.rpartition("=")[2]))
-    return found
-
-
-def last_number(text):
-    """The set with the last number of the text, or with two if it ends a bare list (rule b)."""
-    matches = list(NUMBER.finditer(plain(text)))
-    pair = matches[-2:]
-    if len(pair) == 2:
-        between = plain(text)[pair[0].end() : pair[1].start()]
-        listed = between.strip(" \t\r\n,;/|&").lower() in LIST_WORDS
-        pair = pair if listed else pair[1:]
-    return {value for m in pair if (value := number_value(m.group())) is not None}
-
-
-def boxed_parts(text):
-    r"""The contents of every outermost \boxed{...}; one whose braces stay open does not count.
-
-    One pass with a stack: a text of 7,000 open boxes must not cost 7,000 passes.
-    """
-    parts, starts = [], []
-    for token in re.finditer(r"\\boxed\s*\{|[{}]", text):
-        if token.group() != "}":
-            starts.append(token.end() if token.group() != "{" else None)
-        elif starts:
-            start = starts.pop()
-            if start is not None and not any(starts):
-                parts.append(text[start : token.start()])
-    return parts
-
-
-def numbers(text):
-    """The values of all numbers in the text."""
-    values = (number_value(found) for found in NUMBER.findall(plain(text)))
-    return [value for value in values if value is not None]
-
-
-def read_number(text):
-    """The value of a text that is one number and nothing else, or None."""
-    text = plain(text).strip()
-    return number_value(text) if NUMBER.fullmatch(text) else None
-
-
-def plain(text):
-    r"""LaTeX fractions as a/b, and 1{,}234 as 1,234."""
-    text = re.sub(r"\\[dt]?frac\s*\{\s*([-+]?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}", r"\1/\2", text)
-    return text.replace("{,}", ",")
-
-
-def number_value(text):
-    """Fraction of a matched number; None for what has no value (3/0) or no sense (100+ digits).
-
-    The limit is not pedantry: a policy that loops on one digit writes thousands of them, and
-    Python refuses to read integers of more than 4,300 digits, which would end the run.
-    """
-    if len(text) > 100:
-        return None
-    top, _, bottom = text.replace(",", "").replace("\u2212", "-").partition("/")
-    if bottom and int(bottom) == 0:
-        return None
-    return Fraction(top.strip()) / (int(bottom) if bottom else 1)
-
-
-def check_gold(problems):
+def check_gold(problems, marker=None, max_dropped=0.0):
     """Marks every gold answer, and the answer of every worked trace, with its own verifier.
 
     A verifier that cannot recognize the gold answer gives -1 to every completion, and the run
-    would learn nothing for days. Costs microseconds a problem. Raises TaskError with the first
-    problem that fails, and for an empty list, of which nothing can be said.
+    would learn nothing for days. Microseconds a problem for numbers, 0.01 to 0.2 s for formulas.
+
+    marker: a verify.Marker, whose workers have a deadline; without one, this process does it.
+    max_dropped: the share of problems that may be left out with a warning. 0 for problems of our
+        own; data sets of this world have some answers that nobody can check ("see figure").
+
+    Returns the problems that passed, in their order. Raises TaskError with the first problem that
+    fails, if they are too many, and for an empty list, of which nothing can be said.
     """
     if not problems:
         raise TaskError("the task is empty: there is no problem to check")
-    for problem in problems:
-        for field in ("answer", "trace"):
-            text = getattr(problem, field)
-            if text is None:
-                continue
-            reward, reason = verify(text, problem.answer, problem.kind)
-            if reward != 1.0:
-                raise TaskError(
-                    f"problem {problem.id}: its own {field} {text!r} is marked {reason!r} by the "
-                    f"verifier {problem.kind!r}; correct it, or set another kind of {KINDS}"
-                )
+    claims = [(i, "answer", as_output(p)) for i, p in enumerate(problems)]
+    claims += [(i, "trace", p.trace) for i, p in enumerate(problems) if p.trace is not None]
+    items = [(text, problems[i].answer, problems[i].kind) for i, _, text in claims]
+    reasons = marker.mark(items).reasons if marker else [verify(*item)[1] for item in items]
+    failed = {}
+    for (i, field, text), reason in sorted(zip(claims, reasons, strict=True)):
+        if reason != "correct":
+            failed.setdefault(i, (field, text, reason))
+    if failed:
+        i, (field, text, reason) = next(iter(failed.items()))
+        problem = problems[i]
+        sentence = (
+            f"problem {problem.id}: its own {field} {text!r} is marked {reason!r} by the "
+            f"verifier {problem.kind!r}"
+        )
+        if len(failed) > max_dropped * len(problems):
+            raise TaskError(f"{sentence}; correct it, or set another kind of {KINDS}")
+        warnings.warn(
+            f"{len(failed)} of {len(problems)} problems are left out, since their gold answers "
+            f"cannot be marked; the first: {sentence}",
+            stacklevel=2,
+        )
+    return [problem for i, problem in enumerate(problems) if i not in failed]
+
+
+def as_output(problem):
+    """The gold answer as a model would give it."""
+    return rf"\boxed{{{problem.answer}}}" if problem.kind == "math" else problem.answer
