@@ -19,9 +19,9 @@ One step of the recipe, in the order of this file:
  10. main
 
 The mathematics is in loss.py, generation in sampler.py, the layout of a batch in packed.py,
-problems and marks in tasks.py. Without a GPU, or with one, sampler and trainer share a process:
-decode steps and optimizer steps alternate, so a run is deterministic, and staleness is the same
-algebra as on a cluster.
+problems in tasks.py, marks in verify.py. Without a GPU, or with one, sampler and trainer share a
+process: decode steps and optimizer steps alternate, so a run is deterministic, and staleness is
+the same algebra as on a cluster.
 
 Axes: P prompts a step, G samples a prompt, N = P*G samples, T tokens, v trainer's version.
 """
@@ -59,7 +59,8 @@ import packed
 from loss import (advantages, merge_stats, policy_loss, token_logprobs, token_weights,
                   zero_variance)
 from sampler import Interruption, Request, Rollout, TransformersSampler
-from tasks import (INTERRUPTION_PHRASE, TaskError, check_gold, load_task, prompt_ids, verify)
+from tasks import INTERRUPTION_PHRASE, TaskError, check_gold, load_task, prompt_ids
+from verify import Marker
 
 # ---------------------------------------------------------------------------------------------
 # 1. Config
@@ -79,6 +80,7 @@ class Config:
     task_options: dict = field(default_factory=dict)    # the problem generator's own options
     instruction: str = ""               # put before every question
     heldout_prompts: int = 1000         # paper; never trained on
+    max_bad_gold: float = 0.02          # share of gold answers that may be unreadable; ours
     name: str = ""                      # run folder runs/NAME; default: model, task, seed
     seed: int = 0
     steps: int = 100                    # train steps
@@ -349,15 +351,22 @@ class Pacer:
 # 4. Batch
 
 
-def mark(rollouts, problems, tokenizer):
-    """Rewards (P, G) in {-1, +1} of P groups of rollouts. A truncated sample has no answer: -1."""
-    rewards = []
-    for rollout in rollouts:
-        ended = rollout.finish_reason == "stop"
-        text = tokenizer.decode(rollout.output_ids[: -1 if ended else None])
-        problem = problems[rollout.prompt_id]
-        rewards.append(verify(text, problem.answer, problem.kind)[0] if ended else -1.0)
-    return rewards
+def mark(rollouts, problems, tokenizer, marker):
+    """(rewards, counters): -1 or +1 for each rollout, and the marker's numbers for the log.
+
+    A truncated sample has no answer, whatever its text says: -1.
+    """
+    ended = [i for i, r in enumerate(rollouts) if r.finish_reason == "stop"]
+    items = []
+    for i in ended:
+        problem = problems[rollouts[i].prompt_id]
+        text = tokenizer.decode(rollouts[i].output_ids[:-1])
+        items.append((text, problem.answer, problem.kind))
+    marks = marker.mark(items)
+    rewards = [-1.0] * len(rollouts)
+    for i, reward in zip(ended, marks.rewards):
+        rewards[i] = reward
+    return rewards, marks.counters
 
 
 def micro_batches(rollouts, budget_tokens):
@@ -467,7 +476,7 @@ def train_step(model, optimizer, rollouts, rewards, version, config, dtype, devi
 # 6. Evaluation
 
 
-def evaluate(sampler, problems, prompts, tokenizer, samples, seed):
+def evaluate(sampler, problems, prompts, tokenizer, marker, samples, seed):
     """Pass rates on held-out prompts by task: {"eval/<task>/mean@k": ..., "eval/<task>/pass@k"}.
 
     `sampler` is one apart, on the same weights: running sequences of the training sampler are not
@@ -480,7 +489,8 @@ def evaluate(sampler, problems, prompts, tokenizer, samples, seed):
     rollouts = []
     while sampler.in_flight:
         rollouts += sampler.step()
-    for rollout, reward in zip(rollouts, mark(rollouts, problems, tokenizer)):
+    rewards, _ = mark(rollouts, problems, tokenizer, marker)
+    for rollout, reward in zip(rollouts, rewards):
         correct[rollout.prompt_id] += reward > 0
     result = {}
     for task in dict.fromkeys(p.task for p in problems.values()):
@@ -653,15 +663,18 @@ class Run:
 
     def load_problems(self):
         config = self.config
+        self.marker = Marker()
         try:
             # The same problems for every seed: seeds of one recipe share their held-out set.
             train, heldout = (load_task(config.task, split, heldout=config.heldout_prompts,
                                         options=config.task_options)
                               for split in ("train", "heldout"))
-            check_gold(train + heldout)
+            kept = {p.id for p in check_gold(train + heldout, self.marker,
+                                             config.max_bad_gold)}
         except TaskError as error:
             raise ConfigError(f"task = {config.task!r}: {error}") from None
-        heldout = heldout[: config.eval_prompts]
+        train = [p for p in train if p.id in kept]
+        heldout = [p for p in heldout if p.id in kept][: config.eval_prompts]
         self.problems = {p.id: p for p in train}
         self.heldout = {p.id: p for p in heldout}
         self.prompts = {p.id: tuple(prompt_ids(self.tokenizer, p, config.instruction))
@@ -778,7 +791,8 @@ class Run:
         rollouts = [r for group in groups for r in group.rollouts]
         lags = [self.version - v for r in rollouts for v in r.versions]
         assert max(lags) <= self.k, f"lag {max(lags)}, the pacer promised at most {self.k}"
-        rewards = torch.tensor(mark(rollouts, self.problems, self.tokenizer)).view(-1, G)
+        rewards, marking = mark(rollouts, self.problems, self.tokenizer, self.marker)
+        rewards = torch.tensor(rewards).view(-1, G)
         for group, row in zip(groups, rewards):
             self.curriculum.record(group.prompt_id, int((row > 0).sum()), G)
         marked = time.perf_counter()
@@ -806,7 +820,7 @@ class Run:
         seconds = self.time_generate + pushed - start
         self.compute.hours += self.compute.devices * seconds / 3600
         n = len(rollouts)
-        self.record = {"step": self.step, "version": self.version} | log | {
+        self.record = {"step": self.step, "version": self.version} | log | marking | {
             "completions/mean_length": sum(len(r.output_ids) for r in rollouts) / n,
             "completions/truncated_frac": sum(r.finish_reason == "length" for r in rollouts) / n,
             "completions/interrupted_frac": sum(r.interrupted for r in rollouts) / n,
@@ -839,7 +853,8 @@ class Run:
     def evaluate(self):
         start = time.perf_counter()
         result = evaluate(self.eval_sampler, self.heldout, self.prompts, self.tokenizer,
-                          self.config.eval_samples, self.config.seed + 1000 + self.step)
+                          self.marker, self.config.eval_samples,
+                          self.config.seed + 1000 + self.step)
         self.evaluated = self.step
         self.append("evals.jsonl", {"step": self.step, "version": self.version}
                     | self.compute.log() | result

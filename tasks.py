@@ -29,7 +29,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from verify import KINDS, TaskError, verify
+from verify import KINDS, TaskError, read_number, verify
 
 # The paper's words (sec. 4), forced into the output when the thinking budget is spent. They live
 # here, beside prompts and marks, because toy.py has to teach its model the same words that the

@@ -58,7 +58,7 @@ def verify(text, answer, kind="math"):
     """(reward, reason) of a completion: +1.0 for "correct", else -1.0.
 
     Only the text after the last </think> counts, if there is one; without one, all of it does (a
-    model may answer without thinking aloud).
+    model may answer without thinking aloud), but nothing after a <think> that stays open.
     kind "math": by value, so "0.5", "1/2" and "2/4" are one answer. "exact": the stripped text.
     reason: one of REASONS.
 
@@ -77,7 +77,7 @@ def reward_of(reason):
 
 def read(text, answer, kind):
     """(reason, None) where that can be said at once, else (None, expressions to compare)."""
-    text = text.rpartition("</think>")[2].strip()
+    text = text.rpartition("</think>")[2].partition("<think>")[0].strip()
     if kind == "exact":
         right = text == answer.strip()
         return ("correct" if right else "wrong" if text else "no answer"), None
@@ -114,8 +114,10 @@ def verdict(right):
 
 DECLARED = re.compile(
     r"\banswer\b[*_]*\s*(?:is\b|:|=)[\s:*_]*"
-    r"(.*?)(?:\.(?![0-9])|\n(?!\s*[-+.0-9])|$)",  # to the end of the sentence or line; a next line
-    re.I | re.S,  # that starts with a number belongs to it: else "Answer: 6", "7" would be two tries
+    # To the end of the sentence or line; a next line that starts with a number belongs to it, else
+    # "Answer: 6", "7" would be two tries.
+    r"(.*?)(?:\.(?![0-9])|\n(?!\s*[-+.0-9])|$)",
+    re.I | re.S,
 )
 LIST_WORDS = ("", "or", "and", "to", "-", "\u2013")
 FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
@@ -201,8 +203,8 @@ SPELLINGS = [
     (r"\\text\s*\{\s*(?:and|or)\s*\}|(?<![\\A-Za-z])(?:and|or)(?![A-Za-z])", ","),
     (r"\\varnothing|\u2205", r"\\emptyset"), (r"\u2212", "-"), (r"\u221e", r"\\infty "),
     (r"\u222a", r"\\cup "), (r"\u2264", r"\\le "), (r"\u2265", r"\\ge "), (r"\*\*", "^"),
-    (r"(?<![\\A-Za-z])sqrt\(([^()]*)\)", r"\\sqrt{\1}"), (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
-    (r"\u03c0", r"\\pi "), (r"\u221a([0-9]+)", r"\\sqrt{\1}"), (r",(\s*,)+", ","),
+    (r"(?<![\\A-Za-z])sqrt\(([^()]*)\)", r"\\sqrt{\1}"), (r"\u221a([0-9]+)", r"\\sqrt{\1}"),
+    (r"(?<![\\A-Za-z])pi(?![A-Za-z])|\u03c0", r"\\pi "), (r",(\s*,)+", ","),
 ]  # fmt: skip
 
 
@@ -227,18 +229,22 @@ NUMBER = re.compile(
     rf"(?:{DIGITS}(?:\.[0-9]+)?|\.[0-9]+)"  # 1234 or 1,234 or 12.5 or .5
     r"(?:\s*/\s*[0-9]+)?"  # 3/4
 )
+# A number is entered at its first digit only: tried at each of 20,000 digits, it is 2e8 steps.
 FRACTION = re.compile(
-    r"([0-9]*)\s*\\[dt]?frac\s*(?:\{\s*([-+]?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])\s*([0-9]))"
+    r"(?:(?<![0-9])([0-9]+)\s*)?\\[dt]?frac\s*"
+    r"(?:\{\s*([-+]?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])\s*([0-9]))"
 )
 POWER_OF_TEN = re.compile(
-    r"([0-9]+(?:\.[0-9]+)?)\s*(?:\\times|\\cdot|\u00d7|\*)\s*10\s*\^\s*\{?(-?[0-9]{1,2})(?![0-9])\}?"
+    r"(?<![0-9.])([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(?:\\times|\\cdot|\u00d7|\*)\s*"
+    r"10\s*\^\s*\{?(-?[0-9]{1,2})(?![0-9])\}?"
 )
 PERCENT = re.compile(r"\s*(?:%|percent\b|pct\b)", re.I)
 UNIT_LETTERS = "mgshLlNJWV"  # 7m is seven meters; 7x, 7n and 7i are products
 # What makes a number part of a larger formula: the 7 of 2^7, 7!, 7x, 7*2, f(7) or \sqrt{7}.
 BEFORE = re.compile(r"(?:[\^_{*/\u00b7\u00d7\u221a]|\\(?:cdot|times)|[A-Za-z]\()\s*$")
 AFTER = re.compile(
-    rf"\s*(?:[\^_*/\u00b7\u00d7\u221a]|!(?=\S)|\+\s*\S|\\[A-Za-z])|(?![{UNIT_LETTERS}])[A-Za-z](?![A-Za-z])"
+    rf"\s*(?:[\^_*/\u00b7\u00d7\u221a]|!(?=\S)|\+\s*\S|\\[A-Za-z])"
+    rf"|(?![{UNIT_LETTERS}])[A-Za-z](?![A-Za-z])"
 )
 NOT_A_NUMBER = (None, False)
 
@@ -283,7 +289,7 @@ def part_of_formula(text, match):
 
 def read_number(text):
     """(value, percent) of a text that is one number, perhaps with a unit, or None."""
-    text = bare(plain(text.strip().strip("$"))).strip(" $.")
+    text = bare(plain(text.strip().strip("$"))).strip(" $").rstrip(".")  # ".5" keeps its point
     match = NUMBER.match(text)
     rest = text[match.end() :] if match else ""
     # Units in words ("7 cm", "5 miles per hour"); a longer text is not a number with a unit.
@@ -318,10 +324,11 @@ def plain_power(match):
 
 
 def bare(text):
-    """A declared answer without what LaTeX puts around a number: text, spaces, degrees, brackets."""
+    """A declared answer without what LaTeX puts around a number: text, spaces, degrees."""
     text = re.sub(r"\\(?:text|mathrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\^?\s*\{?\s*(?:\\circ|\\degree|\u00b0)(?![A-Za-z])\s*\}?", " ", text)
-    text = re.sub(r"\\(?:left|right|boxed|q?quad|displaystyle)(?![A-Za-z])|\\[,;:!() \[\]]", " ", text)
+    around = r"\\(?:left|right|boxed|q?quad|displaystyle)(?![A-Za-z])|\\[,;:!() \[\]]"
+    text = re.sub(around, " ", text)
     # The braces of "{7}" alone are LaTeX's; those of \sqrt{7} stay and give the formula away.
     return re.sub(r"(?:(?<=\s)|^)\{\s*([^{}]*?)\s*\}", r" \1 ", text)
 
@@ -425,7 +432,7 @@ def same_expression(found, gold):
 
 
 def import_math_verify():
-    """Imported on first use: 0.6 s and SymPy, which the trainer's process never needs for numbers."""
+    """Imported on first use: 0.6 s and SymPy, never needed by the trainer for numbers."""
     import math_verify
 
     # It warns at every start that its timeouts are off, which is what we want.
@@ -443,7 +450,7 @@ class Marks:
 
     rewards: list  # +1.0 or -1.0
     reasons: list  # one of REASONS each
-    counters: dict  # "verifier/..." -> float
+    counters: dict  # "verifier/...", "time/check_ms" -> float
 
 
 class Marker:
@@ -494,7 +501,7 @@ class Marker:
             "verifier/timeout_frac": reasons.count("timeout") / n,
             "verifier/several_frac": reasons.count("several answers") / n,
             "verifier/slow_frac": sum(map(len, slow.values())) / n,
-            "verifier/check_ms": 1000 * (time.perf_counter() - start) / n,
+            "time/check_ms": 1000 * (time.perf_counter() - start) / n,
         }
         return Marks([reward_of(reason) for reason in reasons], reasons, counters)
 
@@ -549,10 +556,15 @@ class Worker:
         return "timeout" if late else "error"
 
     def start(self):
-        command = [sys.executable, str(Path(__file__).resolve()), "--worker", str(self.memory_bytes)]
+        here = str(Path(__file__).resolve())
+        command = [sys.executable, here, "--worker", str(self.memory_bytes)]
         # A session of its own: Ctrl-C in a terminal is for the trainer, which then still marks.
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         if self.exchange("", self.START_S)[0] != "ready":
             self.kill()

@@ -1,4 +1,4 @@
-"""What tasks.py promises about problems, prompts and marks.
+"""What tasks.py promises about problems, splits and prompts; marks are in test_verify.py.
 
 Each test is named after the claim it checks; its docstring says what would go wrong without it.
 """
@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import pytest
@@ -16,7 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import tasks
-from tasks import Problem, TaskError, check_gold, load_task, prompt_ids, verify
+from tasks import Problem, TaskError, check_gold, load_task, prompt_ids
+from verify import verify
 
 SUMS = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2, "size": 60}
 
@@ -245,122 +245,27 @@ def test_a_generator_with_several_right_answers_is_refused():
 
 
 # ------------------------------------------------------------------------------------------------
-# Marks
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["7", " 7.0", "7.", "the sum of 3 and 4 is 7", "3 + 4 = 7", "So: 10 - 3\n= 7 apples", "14/2",
-     "+7",
-     r"\boxed{7}", r"\boxed{x = 7}", r"$\boxed{\frac{14}{2}}$", r"it is \boxed{{7}} and not 8",
-     "The answer is 7.", "Answer: 7", "**Answer:** 7", "Final answer:\n7", "the answer is: $7$",
-     "The answer is 3 + 4 = 7.", "Answer: 7\nI used 3 and 4", "The answer is 7. Yes, answer: 7",
-     "5, 6 or 8? no.</think>7", "</think>5</think>7", "7 = 7, so 7 7"],
-)  # fmt: skip
-def test_the_right_answer_is_found(text):
-    """What a person would mark as 7."""
-    assert verify(text, "7") == (1.0, "correct")
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("8", "wrong"),
-        ("-7", "wrong"),
-        ("70", "wrong"),
-        ("0.7", "wrong"),
-        ("7,000", "wrong"),
-        ("7/2", "wrong"),
-        ("7</think>8", "wrong"),  # the thinking does not count
-        ("7</think>", "no answer"),
-        ("", "no answer"),
-        ("seven", "no answer"),
-        ("x7", "no answer"),
-        ("7/0", "no answer"),
-        (r"\boxed{8}, and also 7", "wrong"),
-        (r"\boxed{8} \boxed{7", "wrong"),  # the second box stays open
-    ],
-)
-def test_the_wrong_answer_is_not_found(text, reason):
-    """The reason tells a wrong answer from a missing one: one is the model, one the format."""
-    assert verify(text, "7") == (-1.0, reason)
-
-
-@pytest.mark.parametrize(
-    "template",
-    ["{} or {}", "{}, {}", "{} {}", "{}\n{}", "either {} or {}.", "{}/{} ".replace("/", " / "),
-     r"\boxed{{{}}} \boxed{{{}}}", r"\boxed{{{}, {}}}", r"\boxed{{{}}}, that is, answer: {}",
-     "Answer: {}\nAnswer: {}", "The answer is {} or {}.", "the answer is {}, the answer is {}",
-     "answer is {} (or maybe {})"],
-)  # fmt: skip
-@pytest.mark.parametrize("pair", [(6, 7), (7, 6)])
-def test_two_candidates_never_score(template, pair):
-    """A policy rewarded for listing learns to list: no order and no format of it may pay."""
-    reward, reason = verify(template.format(*pair), "7")
-    assert reward == -1.0 and reason in ("several answers", "wrong")
-
-
-def test_listing_every_digit_never_scores():
-    """The bluntest attack on the toy's kind of answer, in every format at once."""
-    for glue in (" ", ",", ", ", " or ", "\n", ";", "|", " and "):
-        listing = glue.join("0123456789")
-        forms = (rf"\boxed{{{listing}}}", f"The answer is {listing}", f"Answer: {listing}")
-        for form in (listing, *forms):
-            for kind in tasks.KINDS:
-                assert sum(verify(form, str(d), kind)[0] > 0 for d in range(10)) == 0, form
-
-
-@pytest.mark.parametrize(
-    ("text", "gold"),
-    [("1,234", "1234"), ("1234.50", "1,234.5"), ("1/3", "2/6"), ("0.5", "1/2"), ("-3", "\u22123"),
-     (r"\frac{1}{3}", "1/3"), (".25", "1/4"), ("12{,}345", "12345"), ("3 / 4", "0.75"),
-     ("007", "7")],
-)  # fmt: skip
-def test_numbers_are_compared_by_value(text, gold):
-    """Formatting is not mathematics."""
-    assert verify(text, gold)[0] == 1.0
-    assert verify(gold, text)[0] == 1.0
-
-
-def test_values_that_floats_confuse_are_kept_apart():
-    """With floats 0.1 + 0.2 is not 0.3, and 10**17 + 1 is 10**17."""
-    assert verify("0.30", "3/10")[0] == 1.0
-    assert verify("100000000000000001", "100000000000000000")[0] == -1.0
-    assert verify("0.3333333333333333", "1/3")[0] == -1.0
-
-
-def test_a_completion_cannot_end_the_run():
-    """Python refuses integers of more than 4,300 digits, and a looping policy writes them.
-
-    Nor may it stall the run: every text here took a second or more while a pattern was quadratic.
-    """
-    n = 20_000
-    texts = ["9" * n, "1/" + "9" * n, "1," * n + "1", "-" * n, "1" + " " * n + "x 2",
-             "answer is " * n,
-             r"\boxed{" * n, r"\boxed{" * n + "}" * n, "answer" + " " * n, "1 /" * n,
-             r"\frac{1" * n]
-    for text in texts:
-        start = time.process_time()
-        assert verify(text, "7")[0] == -1.0
-        assert time.process_time() - start < 1.0, text[:20]
-
-
-def test_exact_answers_are_exact():
-    """The toy's answer is one digit: neither a sentence with it nor another spelling of it."""
-    assert verify("6+1=7</think> 7\n", "7", "exact") == (1.0, "correct")
-    for text in ("07", "7.0", "The answer is 7", "7 7", "6+1=7"):
-        assert verify(text, "7", "exact") == (-1.0, "wrong")
-    assert verify("6+1=7</think>", "7", "exact") == (-1.0, "no answer")
+# The gold answers
 
 
 def test_the_gold_check_names_the_first_problem_that_fails():
     """A verifier that cannot mark its own gold answer right would train on noise."""
     good = Problem("x/1", "x", "3+4", "7")
-    with pytest.raises(TaskError, match="problem x/2: its own answer 'blue' is marked 'no answ"):
-        check_gold([good, Problem("x/2", "x", "sky?", "blue"), Problem("x/3", "x", "sea?", "blue")])
+    with pytest.raises(TaskError, match=r"problem x/2: its own answer .* is marked 'error'"):
+        check_gold([good, *(Problem(f"x/{i}", "x", "1/3?", r"0.\overline{3}") for i in (2, 3))])
     with pytest.raises(TaskError, match=r"problem x/4: its own trace .* is marked 'wrong'"):
         check_gold([good, Problem("x/4", "x", "3+4", "7", trace="3+4=8</think>8")])
     check_gold([good, Problem("x/5", "x", "sky?", "blue", kind="exact")])
+
+
+def test_a_share_of_bad_gold_answers_is_left_out_and_said():
+    """Real data sets have answers that nobody can check; a run should not stop for one of them."""
+    problems = [Problem(f"x/{i}", "x", f"{i}+1", str(i + 1)) for i in range(9)]
+    bad = Problem("x/bad", "x", "see figure", r"0.\overline{3}")
+    with pytest.warns(UserWarning, match="1 of 10 problems are left out.*x/bad"):
+        assert check_gold([*problems[:4], bad, *problems[4:]], max_dropped=0.1) == problems
+    with pytest.raises(TaskError, match="x/bad"):
+        check_gold([*problems, bad], max_dropped=0.09)
 
 
 def test_an_empty_list_of_problems_fails_the_gold_check():
@@ -502,12 +407,6 @@ def test_holding_out_everything_is_an_error(tmp_path):
         with pytest.raises(TaskError, match="has 12 distinct problems, so choose heldout below 12"):
             load_task(path, split)
     assert len(load_task(path, "train", heldout=11)) == 1
-
-
-def test_an_unknown_verifier_is_an_error():
-    """Not a -1 for every completion."""
-    with pytest.raises(TaskError, match="kind = 'maths' is unknown"):
-        verify("7", "7", "maths")
 
 
 # ------------------------------------------------------------------------------------------------
