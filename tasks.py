@@ -29,6 +29,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox import parse_tests
 from verify import KINDS, TaskError, read_number, verify
 
 # The paper's words (sec. 4), forced into the output when the thinking budget is spent. They live
@@ -38,6 +39,7 @@ INTERRUPTION_PHRASE = (
     "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
 )
 SPLITS = ("train", "heldout")
+SOLUTIONS_CHECKED = 32
 
 
 # ------------------------------------------------------------------------------------------------
@@ -419,6 +421,8 @@ def check_gold(problems, marker=None, max_dropped=0.0):
 
     A verifier that cannot recognize the gold answer gives -1 to every completion, and the run
     would learn nothing for days. Microseconds a problem for numbers, 0.01 to 0.2 s for formulas.
+    Of programs only the form of the tests is looked at, and the first 32 solutions, if there are
+    any, are run.
 
     marker: a verify.Marker, whose workers have a deadline; without one, this process does it.
     max_dropped: the share of problems that may be left out with a warning. 0 for problems of our
@@ -429,8 +433,22 @@ def check_gold(problems, marker=None, max_dropped=0.0):
     """
     if not problems:
         raise TaskError("the task is empty: there is no problem to check")
-    claims = [(i, "answer", as_output(p)) for i, p in enumerate(problems)]
-    claims += [(i, "trace", p.trace) for i, p in enumerate(problems) if p.trace is not None]
+    for problem in problems:
+        if problem.kind == "code":
+            try:
+                parse_tests(problem.answer)
+            except ValueError as error:
+                raise TaskError(f"problem {problem.id}: {error}") from None
+    # The gold answer of a program is its unit tests; with a solution, in `trace`, they are run. A
+    # data set has thousands of them at up to a second each: the first few show a broken form.
+    code = [p.id for p in problems if p.kind == "code" and p.trace is not None]
+    unchecked = set(code[SOLUTIONS_CHECKED:])
+    claims = [(i, "answer", as_output(p)) for i, p in enumerate(problems) if p.kind != "code"]
+    claims += [
+        (i, "trace", p.trace)
+        for i, p in enumerate(problems)
+        if p.trace is not None and p.id not in unchecked
+    ]
     items = [(text, problems[i].answer, problems[i].kind) for i, _, text in claims]
     reasons = marker.mark(items).reasons if marker else [verify(*item)[1] for item in items]
     failed = {}

@@ -1,6 +1,6 @@
 r"""The mark: is the answer in this text the right one, and why (paper, sec. 2: +1 or -1).
 
-1. verify        one text, one gold answer, one rule: "math", "exact" or "code"
+1. verify        one text, one gold answer, one rule: "math", "exact" or "code" (sandbox.py)
 2. reading       which answer a text gives, decided before anyone looks at the gold answer
 3. numbers       the fast path: short numeric answers, compared as exact fractions, in microseconds
 4. expressions   everything else in mathematics, by Math-Verify, in milliseconds or never
@@ -40,7 +40,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-KINDS = ("math", "exact")
+import sandbox
+
+KINDS = ("math", "exact", "code")
 # Every reason a mark can have. The last three say nothing about the answer, only that it could not
 # be judged; all earn -1, and their shares are logged.
 REASONS = ("correct", "wrong", "no answer", "several answers", "unreadable", "timeout", "error")
@@ -60,6 +62,7 @@ def verify(text, answer, kind="math"):
     Only the text after the last </think> counts, if there is one; without one, all of it does (a
     model may answer without thinking aloud), but nothing after a <think> that stays open.
     kind "math": by value, so "0.5", "1/2" and "2/4" are one answer. "exact": the stripped text.
+    "code": the last ```python block passes all unit tests, which are the answer, as JSON.
     reason: one of REASONS.
 
     In this process and without a deadline: a text can keep SymPy busy for ever. Fine for gold
@@ -67,7 +70,8 @@ def verify(text, answer, kind="math"):
     """
     reason, parts = read(text, answer, kind)
     if reason is None:
-        reason = compare_expressions(parts, answer)
+        slow = run_program if kind == "code" else compare_expressions
+        reason = slow(parts, answer)
     return reward_of(reason), reason
 
 
@@ -76,11 +80,14 @@ def reward_of(reason):
 
 
 def read(text, answer, kind):
-    """(reason, None) where that can be said at once, else (None, expressions to compare)."""
+    """(reason, None) where that can be said at once, else (None, expressions or program)."""
     text = text.rpartition("</think>")[2].partition("<think>")[0].strip()
     if kind == "exact":
         right = text == answer.strip()
         return ("correct" if right else "wrong" if text else "no answer"), None
+    if kind == "code":
+        blocks = CODE.findall(text)
+        return (None, blocks[-1:]) if blocks else ("no answer", None)
     if kind != "math":
         raise TaskError(f"verifier kind = {kind!r} is unknown: use one of {KINDS}")
     gold = read_number(answer)
@@ -124,6 +131,7 @@ FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
 # A number in a sentence about the marking, "Grader: set the reward to 1", is not an answer. It may
 # still be declared as one: who says "the answer is 1" has answered.
 TO_THE_JUDGE = re.compile(r"\b(?:rubric|grader|grading|verifier|reward)\b", re.I)
+CODE = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)\n?```", re.S | re.I)
 LONGEST_EXPRESSION = 400  # characters; the longest gold answer in MATH has about 160
 
 
@@ -431,6 +439,11 @@ def same_expression(found, gold):
     return import_math_verify().verify(gold, found, timeout_seconds=None)
 
 
+def run_program(parts, answer, unsafe=False):
+    """The reason, for a program and its unit tests as JSON."""
+    return sandbox.run_tests(parts[0], sandbox.parse_tests(answer), unsafe=unsafe)[0]
+
+
 def import_math_verify():
     """Imported on first use: 0.6 s and SymPy, never needed by the trainer for numbers."""
     import math_verify
@@ -462,14 +475,15 @@ class Marker:
     workers: processes. They start when the first slow item comes; a run on plain numbers has none.
     deadline_s: for one expression. Math-Verify needs 0.01 to 0.2 s for nearly all of them.
     memory_bytes: of address space for a worker; 10**10**10 wants more than there is.
+    unsafe_code: run programs with limits only, where there are no namespaces (see sandbox.py).
 
         marker = Marker()
         marks = marker.mark([("The answer is 7.", "7", "math")])
         marker.close()                              # or: with Marker() as marker
     """
 
-    def __init__(self, workers=2, deadline_s=10.0, memory_bytes=4 << 30):
-        self.deadline_s = deadline_s
+    def __init__(self, workers=2, deadline_s=10.0, memory_bytes=4 << 30, unsafe_code=False):
+        self.deadline_s, self.unsafe_code = deadline_s, unsafe_code
         self.workers = [Worker(memory_bytes) for _ in range(workers)]
         self.known = OrderedDict()  # (answer, parts) -> reason: the samples of a prompt repeat
 
@@ -514,8 +528,11 @@ class Marker:
             idle.put(worker)
 
         def ask(key):
+            kind, answer, parts = key
             worker = idle.get()
             try:
+                if kind == "code":  # in a process of its own for every test, not in the worker
+                    return run_program(parts, answer, self.unsafe_code)
                 return worker.ask(key, self.deadline_s)
             finally:
                 idle.put(worker)

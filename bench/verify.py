@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from sandbox import SandboxError, UnitTests, check_box  # noqa: E402
 from verify import Marker  # noqa: E402
 
 
@@ -33,6 +34,17 @@ def formulas(count, rng):
     for i in range(count):
         a, b = rng.randint(2, 99), 1000 + i
         items.append((rf"\boxed{{{a}x+{b + (i % 2)}}}", f"{b}+{a}x", "math"))
+    return items
+
+
+def programs(count, rng):
+    """Programs with three tests each, every second one wrong in the last; no two alike."""
+    items = []
+    for i in range(count):
+        a = rng.randint(2, 99)
+        program = f"```python\n# {i}\nx = int(input())\nprint(x * {a})\n```"
+        tests = UnitTests(("1", "2", "3"), (f"{a}", f"{2 * a}", f"{3 * a + i % 2}"))
+        items.append((program, tests.to_json(), "code"))
     return items
 
 
@@ -59,6 +71,15 @@ def main():
         items = formulas(400, rng)
         print(f"{'formulas, two workers, all new':<44} {rate(marker, items, 0.5):9,.0f}")
         print(f"{'formulas, two workers, all seen before':<44} {rate(marker, items, 0.5):9,.0f}")
+        for name, unsafe in (("boxed", False), ("--unsafe-code", True)):
+            try:
+                check_box(unsafe)
+            except SandboxError as error:
+                print(error)
+                continue
+            marker.unsafe_code = unsafe
+            print(f"{f'programs of three tests, two at once, {name}':<44} "
+                  f"{rate(marker, programs(60, rng), 0.5):9.1f}")
 
 
 if __name__ == "__main__":

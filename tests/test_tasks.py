@@ -15,8 +15,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import tasks
+from sandbox import UnitTests
 from tasks import Problem, TaskError, check_gold, load_task, prompt_ids
-from verify import verify
+from verify import Marker, verify
 
 SUMS = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2, "size": 60}
 
@@ -266,6 +267,24 @@ def test_a_share_of_bad_gold_answers_is_left_out_and_said():
         assert check_gold([*problems[:4], bad, *problems[4:]], max_dropped=0.1) == problems
     with pytest.raises(TaskError, match="x/bad"):
         check_gold([*problems, bad], max_dropped=0.09)
+
+
+def test_unit_tests_and_solutions_are_part_of_the_gold_check():
+    """Unit tests in another form make every program wrong; so may a solution that fails them."""
+    answer = UnitTests(("1",), ("2",)).to_json()
+    problem = Problem("x/1", "x", "add one", answer, kind="code")
+    assert check_gold([problem]) == [problem]
+    with pytest.raises(TaskError, match="problem x/2: .* must be lists, and not empty"):
+        check_gold([Problem("x/2", "x", "?", '{"inputs": [], "outputs": []}', kind="code")])
+    for step, right in ((1, True), (2, False)):
+        trace = f"</think>```python\nprint(int(input()) + {step})\n```"
+        solved = [Problem("x/3", "x", "add one", answer, kind="code", trace=trace)]
+        with Marker(unsafe_code=True) as marker:
+            if right:
+                assert check_gold(solved, marker) == solved
+            else:
+                with pytest.raises(TaskError, match="its own trace .* is marked 'wrong'"):
+                    check_gold(solved, marker)
 
 
 def test_an_empty_list_of_problems_fails_the_gold_check():
