@@ -58,6 +58,7 @@ from transformers.utils import logging as transformers_logging
 import packed
 from loss import (advantages, merge_stats, policy_loss, token_logprobs, token_weights,
                   zero_variance)
+from sandbox import SandboxError, check_box
 from sampler import Interruption, Request, Rollout, TransformersSampler
 from tasks import INTERRUPTION_PHRASE, TaskError, check_gold, load_task, prompt_ids
 from verify import Marker
@@ -81,6 +82,7 @@ class Config:
     instruction: str = ""               # put before every question
     heldout_prompts: int = 1000         # paper; never trained on
     max_bad_gold: float = 0.02          # share of gold answers that may be unreadable; ours
+    unsafe_code: bool = False           # run programs where there is no sandbox; ours
     name: str = ""                      # run folder runs/NAME; default: model, task, seed
     seed: int = 0
     steps: int = 100                    # train steps
@@ -663,15 +665,17 @@ class Run:
 
     def load_problems(self):
         config = self.config
-        self.marker = Marker()
+        self.marker = Marker(unsafe_code=config.unsafe_code)
         try:
             # The same problems for every seed: seeds of one recipe share their held-out set.
             train, heldout = (load_task(config.task, split, heldout=config.heldout_prompts,
                                         options=config.task_options)
                               for split in ("train", "heldout"))
+            if any(p.kind == "code" for p in train + heldout):
+                check_box(config.unsafe_code)
             kept = {p.id for p in check_gold(train + heldout, self.marker,
                                              config.max_bad_gold)}
-        except TaskError as error:
+        except (TaskError, SandboxError) as error:
             raise ConfigError(f"task = {config.task!r}: {error}") from None
         train = [p for p in train if p.id in kept]
         heldout = [p for p in heldout if p.id in kept][: config.eval_prompts]
