@@ -5,8 +5,9 @@ judged from the text after `</think>`, and holds 1,000 problems out to draw its 
 What is here, in the order a problem lives:
 
 1. Problem        one record: question, gold answer, and which verifier marks it
-2. load_task      a spec such as "toy", "reasoning_gym:chain_sum", "my.jsonl" or "a:0.7+b:0.3"
-                  becomes a list of problems; the held-out ones are chosen by a hash of the question
+2. load_task      a spec such as "toy", "reasoning_gym:chain_sum", "polaris-53k", "hf:OWNER/NAME",
+                  "my.jsonl" or "a:0.7+b:0.3" becomes a list of problems; the held-out ones are
+                  chosen by a hash of the question
 3. sources        where problems come from
 4. prompt_ids     the question in the model's own chat format
 5. check_gold     the gold answers, marked by their own verifier before the first step
@@ -20,6 +21,7 @@ No torch here, no randomness that is not seeded, and no problem is dropped witho
     '1+7=8;8+3=1;1+9=0</think>0'
 """
 
+import difflib
 import hashlib
 import json
 import random
@@ -30,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox import parse_tests
-from verify import KINDS, TaskError, read_number, verify
+from verify import KINDS, TaskError, boxed_parts, read_number, verify
 
 # The paper's words (sec. 4), forced into the output when the thinking budget is spent. They live
 # here, beside prompts and marks, because toy.py has to teach its model the same words that the
@@ -76,14 +78,16 @@ def question_hash(question):
 def load_task(spec, split, *, heldout=1000, seed=0, options=None):
     """The problems of one split of a task, in a fixed order; any prefix of it is a fair sample.
 
-    spec: "toy", "reasoning_gym:NAME", a path ending in .jsonl, or a mix. "a+b" trains on all
-        problems of both; "a:0.7+b:0.3" keeps as many as it can in these shares.
+    spec: "toy", "reasoning_gym:NAME", a preset (see PRESETS), "hf:OWNER/NAME", a path ending in
+        .jsonl or .parquet, or a mix. "a+b" trains on all problems of both; "a:0.7+b:0.3" keeps as
+        many as it can in these shares.
     split: "train" or "heldout".
     heldout: how many problems are held out in total; a mix divides them by its shares (equally,
         when it has none), so that the plain mean over them is the pass rate of the mix.
     seed: which problems a generator draws. It does not touch a file, nor the hash of a question.
     options: the generator's own options and "size", the number of training problems (default
-        2,000). For a mix, a dict from part to options: {"reasoning_gym:chain_sum": {...}}.
+        2,000); for files and data sets see COLUMNS. For a mix, a dict from part to options:
+        {"reasoning_gym:chain_sum": {...}}.
 
     The paper holds out 1,000 of its training distribution. Raises TaskError.
     """
@@ -117,6 +121,29 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
     if len({p.id for p in chosen}) < len(chosen):
         raise TaskError(f"task {spec!r} has two parts of the same name: rename one of the files")
     return chosen
+
+
+def load_evaluation(spec, options=None):
+    """All problems of a task that is only evaluated, such as "aime-24"; spec as in load_task.
+
+    Its questions may still be among the training problems: see `without`. Raises TaskError.
+    """
+    parts = list(parse_mix(spec))
+    options = options_by_part(options or {}, parts)
+    return [p for part in parts for p in load_pool(part, 0, 0, options[part])]
+
+
+def without(train, evaluation):
+    """The training problems whose question is in none of the evaluation's; says how many are."""
+    asked = {question_hash(problem.question) for problem in evaluation}
+    kept = [problem for problem in train if question_hash(problem.question) not in asked]
+    if len(kept) < len(train):
+        warnings.warn(
+            f"{len(train) - len(kept)} of {len(train)} training problems are questions of an "
+            "evaluation set; they are left out of training",
+            stacklevel=2,
+        )
+    return kept
 
 
 def parse_mix(spec):
@@ -155,14 +182,23 @@ def load_pool(name, heldout, seed, options):
         return toy_problems(heldout, seed, **checked_options(name, options, TOY_OPTIONS))
     if name.startswith("reasoning_gym:"):
         return reasoning_gym_problems(name, heldout, seed, options)
-    if name.endswith(".jsonl"):
-        checked_options(name, options, {})
-        return jsonl_problems(Path(name))
+    if name.endswith((".jsonl", ".parquet")):
+        return file_problems(Path(name), column_options(name, options, COLUMNS))
+    if name in PRESETS:
+        preset = COLUMNS | HUB | PRESETS[name]
+        return hub_problems(name, name, column_options(name, options, preset))
     if name.startswith("hf:"):
-        raise TaskError(f"task {name!r}: data sets of the Hugging Face hub are not available yet")
+        repository = name.removeprefix("hf:")
+        known = [preset for preset in PRESETS.values() if preset["repository"] == repository]
+        preset = COLUMNS | HUB | {"repository": repository} | (known[0] if known else {})
+        task = repository.rpartition("/")[2]
+        return hub_problems(name, task, column_options(name, options, preset))
+    near = difflib.get_close_matches(name, ["toy", *PRESETS], 1)
     raise TaskError(
-        f'task {name!r} is unknown: use "toy", "reasoning_gym:NAME", a path ending in .jsonl, '
-        'or a mix such as "toy:0.7+my.jsonl:0.3"'
+        f"task {name!r} is unknown"
+        + (f", did you mean {near[0]!r}?" if near else ":")
+        + ' use "toy", "reasoning_gym:NAME", "hf:OWNER/NAME", a path ending in .jsonl or .parquet, '
+        f"one of {', '.join(PRESETS)}, or a mix such as \"toy:0.7+my.jsonl:0.3\""
     )
 
 
@@ -201,6 +237,22 @@ def checked_options(name, options, defaults):
             wanted = "must be a whole number above 0"
             raise TaskError(f"task option {key} = {value!r} of {name!r} {wanted}")
     return {**defaults, **options}
+
+
+def column_options(name, options, defaults):
+    """Defaults with the given options over them: names of columns, so all of them are text."""
+    for key, value in options.items():
+        if key not in defaults:
+            known = ", ".join(defaults)
+            raise TaskError(f"task option {key!r} is unknown to {name!r}: it takes {known}")
+        if not isinstance(value, str):
+            raise TaskError(f"task option {key} = {value!r} of {name!r} must be text")
+    chosen = defaults | options
+    if chosen["kind"] not in KINDS:
+        raise TaskError(f"task option kind = {chosen['kind']!r} of {name!r}: use one of {KINDS}")
+    if chosen["form"] not in FORMS:
+        raise TaskError(f"task option form = {chosen['form']!r} of {name!r}: use one of {FORMS}")
+    return chosen
 
 
 # ------------------------------------------------------------------------------------------------
@@ -319,62 +371,249 @@ def chain_sum_trace(entry):
     return len(rest) // 2 + 1, "; ".join(steps) + f"</think>{total}"
 
 
-def jsonl_problems(path):
-    """Problems of a file with one {"question": ..., "answer": ...} a line.
+# Files and data sets. Which column holds what; "a.b" looks into a table, "a.0" into a list.
+FORMS = ("plain", "####", "boxed")
+COLUMNS = {
+    "question": "question",
+    "answer": "answer",  # of kind "code" the unit tests
+    "form": "plain",  # where in that column the answer is: all of it, after "####", in \\boxed{}
+    "kind": "math",  # a column "kind" goes before it
+    "level": "level",  # a number, or a text with one: "Level 5", "3/8"
+    "trace": "trace",  # a worked solution; of kind "code" a program
+}
+HUB = {"repository": "", "config": "", "split": "train"}
+# The paper trains on the first two. Their columns are as the data sets' own pages describe them.
+PRESETS = {
+    "polaris-53k": {
+        "repository": "POLARIS-Project/Polaris-Dataset-53K",
+        "question": "problem",
+        "level": "difficulty",
+    },
+    "deepcoder": {
+        "repository": "agentica-org/DeepCoder-Preview-Dataset",
+        "config": "primeintellect+taco+lcbv5",
+        "question": "problem",
+        "answer": "tests",
+        "kind": "code",
+        "trace": "solutions",
+    },
+    "gsm8k": {"repository": "openai/gsm8k", "config": "main", "form": "####"},
+    "gsm8k-test": {"repository": "openai/gsm8k", "config": "main", "split": "test", "form": "####"},
+    "math": {
+        "repository": "DigitalLearningGmbH/MATH-lighteval",
+        "question": "problem",
+        "answer": "solution",
+        "form": "boxed",
+    },
+    "math-500": {"repository": "HuggingFaceH4/MATH-500", "split": "test", "question": "problem"},
+    "dapo-17k": {
+        "repository": "open-r1/DAPO-Math-17k-Processed",
+        "config": "en",
+        "question": "prompt",
+        "answer": "solution",
+    },
+    "aime-24": {"repository": "HuggingFaceH4/aime_2024", "question": "problem"},
+    "aime-25": {"repository": "math-ai/aime25", "split": "test", "question": "problem"},
+}
 
-    Optional fields: "kind" ("math"), "level" (0), "trace" (none). Other fields, such as a source,
-    are the file's own business. Every error names the line.
+
+def file_problems(path, columns):
+    """Problems of a local file, one record a line or row; `columns` as in COLUMNS.
+
+    Strict, since the file is its owner's to correct: every error names the line.
     """
+    where = f"task {str(path)!r}"
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        records = parquet_records(path) if path.suffix == ".parquet" else jsonl_records(path, where)
     except FileNotFoundError:
-        raise TaskError(f"task {str(path)!r}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"task {str(path)!r} cannot be read as UTF-8 text: {error}") from error
-    if lines[-1] == "":  # the newline that ends the last line
-        lines.pop()
+        raise TaskError(f"{where}: there is no such file") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, TaskError):
+            raise
+        raise TaskError(f"{where} cannot be read: {error}") from error
     problems, first_line, repeated = {}, {}, 0
-    for number, line in enumerate(lines, start=1):
-        problem = jsonl_problem(line, path.stem, f"task {str(path)!r}, line {number}")
+    for number, record in enumerate(records, start=1):
+        problem = record_problem(record, path.stem, columns, f"{where}, line {number}")
         same = problems.setdefault(problem.id, problem)
         if same.answer != problem.answer:
             raise TaskError(
-                f"task {str(path)!r}, lines {first_line[problem.id]} and {number}: one question, "
+                f"{where}, lines {first_line[problem.id]} and {number}: one question, "
                 f"two answers, {same.answer!r} and {problem.answer!r}"
             )
         repeated += number != first_line.setdefault(problem.id, number)
     if not problems:
-        raise TaskError(f"task {str(path)!r} is empty: it needs one problem a line")
+        raise TaskError(f"{where} is empty: it needs one problem a line")
     if repeated:
         warnings.warn(
-            f"task {str(path)!r}: {repeated} of {len(lines)} lines repeat a question; kept once",
+            f"{where}: {repeated} of {len(records)} lines repeat a question; kept once",
             stacklevel=2,
         )
     return list(problems.values())
 
 
-def jsonl_problem(line, task, where):
-    """The Problem of one line; `where` names file and line for the error."""
+def jsonl_records(path, where):
+    """The records of a file with one {"question": ..., "answer": ...} a line."""
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise TaskError(f"{where} is not JSON: {error}") from error
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{where} cannot be read as UTF-8 text: {error}") from error
+    if lines[-1] == "":  # the newline that ends the last line
+        lines.pop()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise TaskError(f"{where}, line {number} is not JSON: {error}") from error
+    return records
+
+
+def parquet_records(path):
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise TaskError(f"task {str(path)!r} needs a package: pip install pyarrow") from error
+    return pyarrow.parquet.read_table(path).to_pylist()
+
+
+def hub_problems(name, task, options):
+    """Problems of a data set of the Hugging Face hub, or of a folder of that name here.
+
+    Lenient, since nobody here can correct it: records without question or answer, and questions
+    with two answers, are left out, with a warning that counts them and names the first.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise TaskError(f"task {name!r} needs a package: pip install 'datasets>=5.2,<6'") from error
+    datasets.disable_progress_bars()
+    records = []
+    for config in options["config"].split("+"):
+        try:
+            part = datasets.load_dataset(
+                options["repository"], config or None, split=options["split"]
+            )
+        except (OSError, ValueError) as error:
+            cause = str(error).strip().splitlines()[0]
+            raise TaskError(f"task {name!r} cannot be loaded: {cause}") from error
+        records += [(f"{config or 'row'} {i}", record) for i, record in enumerate(part, start=1)]
+    problems, left_out, clash = {}, [], set()
+    for where, record in records:
+        try:
+            problem = record_problem(record, task, options, where)
+        except TaskError as error:
+            left_out.append(str(error))
+            continue
+        if problems.setdefault(problem.id, problem).answer != problem.answer:
+            left_out.append(f"{where}: one question, two answers")
+            clash.add(problem.id)
+    problems = [problem for problem in problems.values() if problem.id not in clash]
+    if not problems:
+        raise TaskError(f"task {name!r} has no problem that can be used; the first: {left_out[0]}")
+    if left_out:
+        warnings.warn(
+            f"task {name!r}: {len(left_out)} of {len(records)} records are left out; "
+            f"the first: {left_out[0]}",
+            stacklevel=2,
+        )
+    return problems
+
+
+def record_problem(record, task, columns, where):
+    """The Problem of one record; `where` names file and line for the error."""
     if not isinstance(record, dict):
         raise TaskError(f'{where} must be an object such as {{"question": "2+3", "answer": "5"}}')
-    for field in ("question", "answer"):
-        value = record.get(field)
-        if not isinstance(value, str) or not value.strip():
-            raise TaskError(f"{where}: field {field!r} is {value!r} and must be text, not empty")
-    kind, level, trace = record.get("kind", "math"), record.get("level", 0), record.get("trace")
+    kind = record.get("kind", columns["kind"])
     if kind not in KINDS:
         raise TaskError(f"{where}: field 'kind' is {kind!r} and must be one of {KINDS}")
-    if type(level) is not int:
-        raise TaskError(f"{where}: field 'level' is {level!r} and must be a whole number")
+    question = column(record, columns["question"])
+    answer = column(record, columns["answer"])
+    if kind == "code" and answer is not None:
+        try:
+            answer = unit_tests(answer).to_json()
+        except ValueError as error:
+            raise TaskError(f"{where}: field {columns['answer']!r}: {error}") from None
+    elif columns["form"] != "plain" and isinstance(answer, str):
+        parts = boxed_parts(answer) if columns["form"] == "boxed" else answer.split("####")[1:]
+        if not parts:
+            wanted = {"boxed": "\\boxed{}", "####": "####"}[columns["form"]]
+            raise TaskError(f"{where}: field {columns['answer']!r} has no {wanted}")
+        answer = parts[-1].strip()
+    for field, value in ((columns["question"], question), (columns["answer"], answer)):
+        if not isinstance(value, str) or not value.strip():
+            raise TaskError(f"{where}: field {field!r} is {value!r} and must be text, not empty")
+    level, trace = column(record, columns["level"]), column(record, columns["trace"])
+    if isinstance(level, str):
+        number = re.search("[0-9]+", level)
+        level = int(number.group()) if number else level
+    if level is not None and type(level) is not int:
+        raise TaskError(f"{where}: field {columns['level']!r} is {level!r} and has no whole number")
+    if kind == "code" and isinstance(trace, list):
+        trace = trace[0] if trace else None
     if trace is not None and not isinstance(trace, str):
-        raise TaskError(f"{where}: field 'trace' is {trace!r} and must be text")
-    return make_problem(
-        task, record["question"], record["answer"], kind=kind, level=level, trace=trace
-    )
+        raise TaskError(f"{where}: field {columns['trace']!r} is {trace!r} and must be text")
+    if kind == "code" and trace is not None and "```" not in trace:
+        trace = f"</think>```python\n{trace}\n```"
+    return make_problem(task, question, answer, kind=kind, level=level or 0, trace=trace)
+
+
+def column(record, path):
+    """The value at "a", "a.b" or "a.0" of a record; None where there is none."""
+    for key in path.split("."):
+        if isinstance(record, list) and key.isdecimal() and int(key) < len(record):
+            record = record[int(key)]
+        elif isinstance(record, dict):
+            record = record.get(key)
+        else:
+            return None
+    return record
+
+
+MOST_TESTS = 15  # DeepCoder's: a problem's longest inputs; all of them would take minutes
+
+
+def unit_tests(value):
+    """UnitTests of the forms that data sets have. Raises ValueError with a sentence.
+
+    TACO, APPS:          {"inputs": [...], "outputs": [...], "fn_name": "f"}
+    PrimeIntellect:      [{"type": "function_call", "fn_name": "f", "input": [1], "output": 2}, ...]
+    LiveCodeBench:       [{"testtype": "functional", "metadata": {"func_name": "f"}, "input": "1",
+                           "output": "2"}, ...], with one JSON value a line
+    Codeforces:          [{"input": "1", "output": "2"}, ...]
+    """
+    if isinstance(value, str):
+        value = json.loads(value)
+    name = None
+    if isinstance(value, list):
+        names = {called_function(test) for test in value}
+        if len(names) != 1:
+            raise ValueError(f"unit tests call {len(names)} functions: {sorted(map(str, names))}")
+        name = names.pop()
+        pairs = [(test.get("input"), test.get("output")) for test in value]
+        if name is not None and isinstance(pairs[0][0], str):  # LiveCodeBench
+            pairs = [([json.loads(x) for x in i.splitlines()], json.loads(o)) for i, o in pairs]
+    elif isinstance(value, dict) and isinstance(value.get("inputs"), list):
+        name = value.get("fn_name")
+        pairs = list(zip(value["inputs"], value.get("outputs") or [], strict=True))
+    else:
+        raise ValueError('unit tests must be a list, or a table with "inputs" and "outputs"')
+    if name is None:  # some have a list of lines
+        pairs = [tuple("\n".join(x) if isinstance(x, list) else x for x in p) for p in pairs]
+    pairs.sort(key=lambda pair: -len(json.dumps(pair[0])))
+    inputs, outputs = zip(*pairs[:MOST_TESTS], strict=True) if pairs else ((), ())
+    tests = {"inputs": list(inputs), "outputs": list(outputs), "fn_name": name}
+    return parse_tests(json.dumps(tests))
+
+
+def called_function(test):
+    """The name of the function that one test calls; None for standard input."""
+    if not isinstance(test, dict):
+        raise ValueError(f"a unit test is {test!r}, and must be a table")
+    metadata = test.get("metadata") or {}
+    if isinstance(metadata, str):
+        metadata = json.loads(metadata)
+    functional = test.get("type") == "function_call" or test.get("testtype") == "functional"
+    return (test.get("fn_name") or metadata.get("func_name")) if functional else None
 
 
 # ------------------------------------------------------------------------------------------------

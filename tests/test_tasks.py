@@ -9,7 +9,10 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -246,6 +249,184 @@ def test_a_generator_with_several_right_answers_is_refused():
 
 
 # ------------------------------------------------------------------------------------------------
+# Files and data sets. There is no hub here: folders of the same name and shape stand in for it.
+
+
+def write_data_set(repository, files):
+    """A data set as on the hub: {"config/split": rows}, with the page that names its configs."""
+    page = "---\nconfigs:\n"
+    for name, rows in files.items():
+        config, split = name.split("/")
+        path = Path(repository) / config / f"{split}-00000-of-00001.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    for config in dict.fromkeys(name.split("/")[0] for name in files):
+        page += f"- config_name: {config}\n  data_files:\n"
+        for split in (name.split("/")[1] for name in files if name.startswith(config + "/")):
+            page += f"  - split: {split}\n    path: {config}/{split}-*\n"
+    (Path(repository) / "README.md").write_text(page + "---\n")
+
+
+ADD = "a = int(input())\nprint(a + 1)"
+DATA_SETS = {
+    "polaris-53k": ({"default/train": [
+        {"problem": "What is 3/4 of 8?", "answer": "6", "difficulty": "3/8"},
+        {"problem": "Solve $x^2=5$.", "answer": r"\pm\sqrt{5}", "difficulty": "7/8"}]},
+        [("6", 3), (r"\pm\sqrt{5}", 7)]),
+    "gsm8k": ({"main/train": [
+        {"question": "Tom has 3 apples and 4 pears. How many?",
+         "answer": "3 + 4 = <<3+4=7>>7\n#### 7"}], "main/test": [
+        {"question": "And 1,200 more?", "answer": "#### 1,207"}]}, [("7", 0)]),
+    "gsm8k-test": ({"main/train": [{"question": "a", "answer": "#### 1"}], "main/test": [
+        {"question": "And 1,200 more?", "answer": "so\n#### 1,207"}]}, [("1,207", 0)]),
+    "math": ({"default/train": [
+        {"problem": "Half of one?", "level": "Level 5", "type": "Algebra",
+         "solution": r"We halve. So $\boxed{\frac{1}{2}}$."}]}, [(r"\frac{1}{2}", 5)]),
+    "math-500": ({"default/test": [
+        {"problem": "Half of two?", "solution": r"$\boxed{1}$", "answer": "1", "subject": "Algebra",
+         "level": 2, "unique_id": "test/algebra/1.json"}]}, [("1", 2)]),
+    "dapo-17k": ({"en/train": [
+        {"prompt": "How many?", "solution": "34", "data_source": "math_dapo",
+         "reward_model": {"ground_truth": "34", "style": "rule"}}], "cn/train": [
+        {"prompt": "?", "solution": "1", "data_source": "math_dapo",
+         "reward_model": {"ground_truth": "1", "style": "rule"}}]}, [("34", 0)]),
+    "aime-24": ({"default/train": [
+        {"id": 60, "problem": "Find it.", "solution": "...", "answer": "204", "year": "2024"}]},
+        [("204", 0)]),
+    "aime-25": ({"default/test": [{"problem": "Find it.", "answer": "070", "id": "0"}]},
+                [("070", 0)]),
+    "deepcoder": ({
+        "primeintellect/train": [
+            {"problem": "Add one.", "solutions": [f"```python\n{ADD}\n```"], "tests": json.dumps([
+                {"type": "stdin_stdout", "input": "1\n", "output": "2\n"},
+                {"type": "stdin_stdout", "input": "41\n", "output": "42\n"}])},
+            {"problem": "Write add.", "solutions": ["def add(a, b): return a + b"],
+             "tests": json.dumps([{"type": "function_call", "fn_name": "add", "input": [1, 2],
+                                   "output": 3}])}],
+        "taco/train": [
+            {"problem": "Write twice.", "solutions": ["def twice(x): return 2 * x"],
+             "tests": json.dumps({"fn_name": "twice", "inputs": [[2], [3]],
+                                  "outputs": [[4], [6]]})},
+            {"problem": "Add one, in lines.", "solutions": [ADD], "tests": json.dumps(
+                {"inputs": [["1"], ["2"]], "outputs": [["2"], ["3"]]})}],
+        "lcbv5/train": [
+            {"problem": "Write total.", "solutions": [
+                "class Solution:\n    def total(self, xs, k): return sum(xs) + k"],
+             "tests": json.dumps([{"testtype": "functional", "input": "[1, 2]\n4", "output": "7",
+                                   "metadata": {"func_name": "total"}}])}]},
+        [(UnitTests(("41\n", "1\n"), ("42\n", "2\n")).to_json(), 0),
+         (UnitTests(([1, 2],), (3,), "add").to_json(), 0),
+         (UnitTests(([2], [3]), ([4], [6]), "twice").to_json(), 0),
+         (UnitTests(("1", "2"), ("2", "3")).to_json(), 0),
+         (UnitTests(([[1, 2], 4],), (7,), "total").to_json(), 0)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", tasks.PRESETS)
+def test_a_preset_reads_its_data_set(name, tmp_path, monkeypatch):
+    """A column that was renamed, or the test split in training, would show in no error message.
+
+    Every gold answer passes its own verifier; for programs that means that the solution which
+    comes with the problem passes the unit tests in the form we have read them.
+    """
+    monkeypatch.chdir(tmp_path)
+    files, expected = DATA_SETS[name]
+    repository = tasks.PRESETS[name]["repository"]
+    write_data_set(repository, files)
+    problems = tasks.load_evaluation(name)
+    assert [(p.answer, p.level) for p in problems] == expected
+    assert {p.task for p in problems} == {name}
+    with Marker(unsafe_code=True) as marker:
+        assert check_gold(problems, marker) == problems
+    # By its own name on the hub it is read the same way, and shown under the short name.
+    if tasks.PRESETS[name].get("split") != "test" or name == "aime-25":
+        same = tasks.load_evaluation(f"hf:{repository}")
+        assert [p.answer for p in same] == [p.answer for p in problems]
+        assert {p.task for p in same} == {repository.split("/")[1]}
+
+
+def test_any_data_set_is_read_with_names_of_columns(tmp_path, monkeypatch):
+    """"prompt.0.content" looks into the lists and tables that data sets for chat have."""
+    monkeypatch.chdir(tmp_path)
+    write_data_set("someone/sums", {"default/validation": [
+        {"messages": [{"role": "user", "content": f"{i} + 1?"}],
+         "reward_model": {"ground_truth": str(i + 1)}} for i in range(30)]})
+    options = {"split": "validation", "question": "messages.0.content",
+               "answer": "reward_model.ground_truth"}
+    train, held = (load_task("hf:someone/sums", split, heldout=7, options=options)
+                   for split in ("train", "heldout"))
+    assert (len(train), len(held)) == (23, 7) and not questions(train) & questions(held)
+    for problem in train + held:
+        assert int(problem.answer) == int(problem.question.split()[0]) + 1
+    with pytest.raises(TaskError, match="cannot be loaded: .*train"):
+        load_task("hf:someone/sums", "train", heldout=7)
+
+
+def test_records_of_a_data_set_that_cannot_be_used_are_counted(tmp_path, monkeypatch):
+    """Left out in silence, half a data set may be missing and nobody would know."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(9)]
+    rows += [{"question": "q3", "answer": "4"}, {"question": "", "answer": "1"},
+             {"question": "none", "answer": None}, {"question": "q1", "answer": "1"}]
+    write_data_set("someone/mess", {"default/train": rows})
+    with pytest.warns(UserWarning, match="3 of 13 records are left out; the first: row 10: one qu"):
+        problems = tasks.load_evaluation("hf:someone/mess")
+    assert questions(problems) == {f"q{i}" for i in range(9) if i != 3}
+    write_data_set("someone/nothing", {"default/train": rows[10:12]})
+    with pytest.raises(TaskError, match="has no problem that can be used; the first: row 1: field"):
+        tasks.load_evaluation("hf:someone/nothing")
+
+
+def test_parquet_and_jsonl_are_the_same_problems(tmp_path):
+    """A local file in either form, with the columns it happens to have."""
+    rows = [{"problem": f"{i} + 1?", "solution": rf"so \boxed{{{i + 1}}}", "difficulty": f"{i}/8"}
+            for i in range(12)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "mine.parquet")
+    write_jsonl(tmp_path / "mine.jsonl", rows)
+    options = {"question": "problem", "answer": "solution", "form": "boxed", "level": "difficulty"}
+    one, two = (load_task(f"{tmp_path}/mine.{kind}", "train", heldout=5, options=options)
+                for kind in ("parquet", "jsonl"))
+    assert one == two and all(int(p.answer) == p.level + 1 for p in one)
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(TaskError, match="broken.parquet' cannot be read"):
+        load_task(f"{tmp_path}/broken.parquet", "train", heldout=5)
+
+
+def test_long_lists_of_unit_tests_keep_their_longest_inputs():
+    """As DeepCoder does: the small cases seldom fail a program that passes the large ones."""
+    pairs = [{"input": "x" * i, "output": str(i)} for i in range(1, 40)]
+    kept = tasks.unit_tests(pairs)
+    assert kept.outputs == tuple(str(i) for i in range(39, 24, -1))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("{", "Expecting"), ({"tests": []}, 'a table with "inputs"'), ([], "call 0 functions"),
+     ([1], "must be a table"), ({"inputs": ["1"], "outputs": None}, "zip"),
+     ([{"type": "function_call", "fn_name": "f", "input": [1], "output": 1},
+       {"input": "1", "output": "1"}], "call 2 functions"),
+     ([{"input": "1"}], "must be text")],
+)  # fmt: skip
+def test_unit_tests_in_no_known_form_are_refused(value, message):
+    """Guessing would mark every program wrong, or every program right."""
+    with pytest.raises(ValueError, match=message):
+        tasks.unit_tests(value)
+
+
+def test_questions_of_an_evaluation_set_leave_training_and_it_says_so(tmp_path):
+    """Training on the test is the oldest way to a good curve; copies differ in their spaces."""
+    train = load_task(write_jsonl(tmp_path / "t.jsonl", [
+        {"question": f"What is  {i}?", "answer": str(i)} for i in range(20)]), "train", heldout=3)
+    asked = write_jsonl(tmp_path / "e.jsonl", [
+        {"question": f"What is {i}?", "answer": str(i)} for i in range(15, 30)])
+    evaluation = tasks.load_evaluation(asked)
+    with pytest.warns(UserWarning, match="questions of an evaluation set"):
+        kept = tasks.without(train, evaluation)
+    assert {int(p.answer) for p in kept} == {int(p.answer) for p in train if int(p.answer) < 15}
+    assert tasks.without(kept, evaluation) == kept
+
+
+# ------------------------------------------------------------------------------------------------
 # The gold answers
 
 
@@ -354,13 +535,19 @@ def test_a_long_prompt_is_never_cut(template):
 @pytest.mark.parametrize(
     ("spec", "arguments", "message"),
     [
-        ("tyo", {}, "task 'tyo' is unknown: use \"toy\""),
+        ("tyo", {}, "task 'tyo' is unknown, did you mean 'toy'? use \"toy\""),
+        ("gsm-8k", {}, "did you mean 'gsm8k'?"),
         ("", {}, "task = '' must be text"),
         (None, {}, "task = None must be text"),
         ("toy:0.5+toy:0.5", {}, "names 'toy' twice"),
         ("toy:0.5+reasoning_gym:chain_sum", {}, "give every part a weight"),
         ("toy:0+reasoning_gym:chain_sum:1", {}, "a weight above 0"),
-        ("hf:openai/gsm8k", {}, "not available yet"),
+        ("hf:openai/gsm8k", {}, "task 'hf:openai/gsm8k' cannot be loaded: "),
+        ("gsm8k", {"options": {"colum": "q"}}, "'colum' is unknown to 'gsm8k': it takes question"),
+        ("gsm8k", {"options": {"split": 3}}, "task option split = 3 of 'gsm8k' must be text"),
+        ("x.jsonl", {"options": {"form": "box"}}, "form = 'box' of 'x.jsonl': use one of"),
+        ("x.jsonl", {"options": {"kind": "maths"}}, "kind = 'maths' of 'x.jsonl': use one of"),
+        ("missing.parquet", {}, "task 'missing.parquet': there is no such file"),
         ("missing.jsonl", {}, "task 'missing.jsonl': there is no such file"),
         ("toy", {"split": "test"}, "split = 'test' is unknown"),
         ("toy", {"heldout": -1}, "heldout = -1 must be a whole number"),
