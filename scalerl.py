@@ -34,6 +34,7 @@ import dataclasses
 import difflib
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -56,8 +57,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 import packed
-from loss import (advantages, merge_stats, policy_loss, token_logprobs, token_weights,
-                  zero_variance)
+from loss import (advantages, length_penalty, merge_stats, policy_loss, token_logprobs,
+                  token_weights, zero_variance)
 from sandbox import SandboxError, check_box
 from sampler import Interruption, Request, Rollout, TransformersSampler
 from tasks import INTERRUPTION_PHRASE, TaskError, check_gold, load_task, prompt_ids
@@ -98,6 +99,8 @@ class Config:
     think_min: int = 10240              # paper: interrupted at a random point in [10k, 12k]
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
+    length_penalty: int = 0             # off; the paper's ablation: 2048 tokens of slope
+    overlong_filter: bool = False       # off: a truncated sample earns -1; true: it is masked (DAPO)
     interrupt_phrase: str = INTERRUPTION_PHRASE         # paper; "" turns interruption off
     # -- sampling
     temperature: float = 1.0            # ours
@@ -128,6 +131,7 @@ class Config:
     checkpoint_every: int = 100         # ours
     keep_checkpoints: int = 2           # ours; the best one is kept apart
     samples_logged: int = 4             # rollouts written to samples.jsonl a step; ours
+    log_with: str = ""                  # also tensorboard, wandb or trackio; ours
     # -- machine
     gpus: int = -1                      # -1: one if there is one
     engine: str = "auto"                # transformers; vllm is not built yet
@@ -143,7 +147,8 @@ class Config:
                    "advantage_norm": ("batch", "prompt", "none"),
                    "behavior": ("sampler", "recomputed"),
                    "engine": ("auto", "transformers"),
-                   "dtype": ("auto", "float32", "bfloat16")}
+                   "dtype": ("auto", "float32", "bfloat16"),
+                   "log_with": ("", "tensorboard", "wandb", "trackio")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 refuse(name, "use one of " + ", ".join(map(str, allowed)))
@@ -161,9 +166,14 @@ class Config:
             refuse("slots", f"must hold the {self.samples_per_prompt} samples of a prompt")
         if not self.model:
             refuse("model", "give a Hugging Face folder or name, as in --model models/toy")
+        if not 0 <= self.length_penalty <= self.think_max + self.answer_tokens:
+            refuse("length_penalty", "must lie in 0..think_max + answer_tokens")
         scheme, _, k = self.off_policy.partition("-")
         if scheme not in ("pipeline", "ppo") or not k.isdecimal() or (scheme, k) == ("ppo", "0"):
             refuse("off_policy", 'use "pipeline-K" (K = 0: on-policy) or "ppo-K" with K >= 1')
+        for package in filter(None, ("accelerate", self.log_with) if self.log_with else ()):
+            if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
+                refuse("log_with", f"needs a package: pip install {package}")
         if self.gpus not in (-1, 0, 1):
             refuse("gpus", "use 0 or 1; more than one is not built yet")
         if self.gpus == 1 and not torch.cuda.is_available():
@@ -174,7 +184,7 @@ class Config:
 # What --resume may change: the rest is built into the state of the run.
 FREE_TO_CHANGE = {"steps", "micro_batch_tokens", "lr", "warmup_steps", "grad_clip", "eps_max",
                   "eps_low", "eps_high", "eval_every", "checkpoint_every", "keep_checkpoints",
-                  "samples_logged", "threads", "gpus"}
+                  "samples_logged", "log_with", "threads", "gpus"}
 
 
 def typed(name, value, kind):
@@ -432,17 +442,21 @@ def train_step(model, optimizer, rollouts, rewards, version, config, dtype, devi
     P, G = rewards.shape
     same = zero_variance(rewards)                                                   # (P,)
     log = {"reward/mean": rewards.mean().item(), "reward/std": rewards.std().item(),
-           "pass_rate": (rewards > 0).float().mean().item(),
+           "pass_rate": (rewards >= 0).float().mean().item(),   # 0: correct, at the penalty's end
            "frac_reward_zero_std": same.float().mean().item(), "prompts/consumed": P}
     keep = ~same if config.zero_variance_filter else torch.ones(P, dtype=torch.bool)
     # The groups left are the effective batch: every mean and std below is over them alone.
     kept = [rollouts[p * G + g] for p in keep.nonzero()[:, 0].tolist() for g in range(G)]
     log["prompts/trained"] = int(keep.sum())
-    log["tokens/trained"] = sum(sum(r.sampled) for r in kept)
-    if not kept or not log["tokens/trained"]:
+    log["tokens/trained"] = 0
+    if kept:
+        mask = table(kept, "sampled", torch.bool)                                   # (N, T)
+        if config.overlong_filter:      # in the advantages of its group, but not in the gradient
+            mask &= torch.tensor([[r.finish_reason == "stop"] for r in kept])
+        log["tokens/trained"] = int(mask.sum())
+    if not log["tokens/trained"]:
         return log | {"optimizer_step": 0}
     advantage = advantages(rewards[keep], norm=config.advantage_norm).flatten()     # (N,)
-    mask = table(kept, "sampled", torch.bool)                                       # (N, T)
     weights = token_weights(mask, torch.arange(len(kept)) // G, aggregation=config.aggregation)
     behavior = table(kept, "logprobs", torch.float32)
     lags = version - table(kept, "versions", torch.long)
@@ -732,6 +746,7 @@ class Run:
     def train(self):
         """Train until `steps`, or until every prompt has retired. Returns the closing sentence."""
         config = self.config
+        self.tracker = tracker(config, self.folder) if config.log_with else None
         if self.step == 0:
             self.self_test()
             self.evaluate()
@@ -758,6 +773,8 @@ class Run:
         if self.evaluated != self.step:
             self.evaluate()
         save_model(self.model, self.tokenizer, self.folder / "model")
+        if self.tracker:
+            self.tracker.end_training()
         return ending
 
     def generate(self):
@@ -799,6 +816,11 @@ class Run:
         rewards = torch.tensor(rewards).view(-1, G)
         for group, row in zip(groups, rewards):
             self.curriculum.record(group.prompt_id, int((row > 0).sum()), G)
+        if config.length_penalty:       # of correct samples only (paper's ablation)
+            lengths = torch.tensor([len(r.output_ids) for r in rollouts]).view_as(rewards)
+            rewards += (rewards > 0) * length_penalty(
+                lengths, l_max=config.think_max + config.answer_tokens,
+                l_cache=config.length_penalty)
         marked = time.perf_counter()
         try:
             log = train_step(self.model, self.optimizer, rollouts, rewards, self.version, config,
@@ -915,6 +937,8 @@ class Run:
     def append(self, name, line):
         with open(self.folder / name, "a") as file:
             file.write(json.dumps(line) + "\n")
+        if self.tracker and name != "samples.jsonl":
+            self.tracker.log({k: v for k, v in line.items() if k != "step"}, step=line["step"])
 
     def save(self):
         sampler_tensors, sampler_plain = self.sampler.state()
@@ -991,6 +1015,18 @@ def save_model(model, tokenizer, folder):
     aside.rename(folder)
 
 
+def tracker(config, folder):
+    """accelerate's trackers, so that the log is where people already look. The folder's own files
+    are written all the same, and a resumed run cuts only those back to its checkpoint."""
+    from accelerate import Accelerator
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), log_with=config.log_with,
+                              project_dir=folder)
+    plain = {k: json.dumps(v) if isinstance(v, dict) else v
+             for k, v in dataclasses.asdict(config).items()}
+    accelerator.init_trackers(config.name, config=plain)
+    return accelerator
+
+
 class Progress:
     """One line a step: a bar on a terminal, plain lines in a file."""
 
@@ -1032,6 +1068,7 @@ def parse(argv):
     parser.error = refuse
     parser.add_argument("--config", help="TOML file with differences from the defaults")
     parser.add_argument("--resume", action="store_true", help="go on with runs/NAME")
+    parser.add_argument("--report", metavar="RUN", help="write RUN/report.html and stop")
     parser.add_argument("--print-config", action="store_true", help="print all settings and stop")
     for f in dataclasses.fields(Config):
         default = f.default_factory() if f.default is dataclasses.MISSING else f.default
@@ -1045,7 +1082,15 @@ def parse(argv):
         refuse(f"unknown argument {word!r}"
                + (f", did you mean --{near[0].replace('_', '-')}?" if near else ""))
     options = vars(options)
-    path, resume, show = (options.pop(key) for key in ("config", "resume", "print_config"))
+    path, resume, show, run = (
+        options.pop(key) for key in ("config", "resume", "print_config", "report"))
+    if run:
+        import report                                       # matplotlib, which training never needs
+        try:
+            print(report.write_report(run))
+        except ValueError as error:
+            refuse(str(error))
+        sys.exit(0)
     values = (read_toml(path) if path else {}) | options
     config = make_config(values)
     saved = Path("runs") / config.name / "config.toml"
