@@ -179,7 +179,7 @@ def check_box(unsafe=False):
     """Makes sure once, before a run starts, that there is a box. Raises SandboxError."""
     if unsafe:
         return
-    way_out = "allow user namespaces, or give --unsafe-code to run programs with limits only"
+    way_out = "allow user namespaces, or set unsafe_code = true to run programs with limits only"
     for tool in ("unshare", "setpriv"):
         if shutil.which(tool) is None:
             cause = f"there is no {tool!r} (util-linux)"

@@ -620,25 +620,39 @@ def called_function(test):
 # 4. The prompt
 
 
-def prompt_ids(tokenizer, problem, instruction=""):
+def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_options=None):
     """Token ids of the question in the model's own chat format, ready for the model's turn.
 
-    The instruction goes in front: as the system message where the chat template has a place for
-    it, else before the question. Templates disagree: some raise on a system message, some drop it
-    without a word, so we look whether its text arrived. A tokenizer without a template (a base
-    model) gets "question, blank line, Answer:" (ours). Never truncated: a prompt that is too long
-    for the model is for the caller to refuse, who knows the budget of the answer as well.
+    instruction: goes in front: as the system message where the chat template has a place for it,
+        else before the question. Templates disagree: some raise on a system message, some drop it
+        without a word, so we look whether its text arrived.
+    think_open: ends the prompt, so that the model starts out thinking; not twice, if the template
+        itself ends with it.
+    template_options: the template's own switches, such as {"enable_thinking": True} of Qwen3.
+
+    A tokenizer without a template (a base model) gets "question, blank line, Answer:" (ours).
+    Special tokens at the start come once: from the template, or without one from the tokenizer.
+    Never truncated: a prompt that is too long for the model is for the caller to refuse or to leave
+    out, who knows the budget of the answer as well.
     """
     prefixed = f"{instruction}\n\n{problem.question}" if instruction else problem.question
     if tokenizer.chat_template is None:
-        return list(tokenizer(f"{prefixed}\n\nAnswer:")["input_ids"])
-    user = {"role": "user", "content": problem.question}
-    messages = [{"role": "system", "content": instruction}, user] if instruction else [user]
-    if instruction and not arrives(tokenizer, messages, instruction):
-        messages = [{"role": "user", "content": prefixed}]
-    return list(
-        tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    )
+        ids = list(tokenizer(f"{prefixed}\n\nAnswer:")["input_ids"])
+        if ids and ids[-1] == tokenizer.eos_token_id:  # some end every text, T5's and its like
+            ids.pop()
+    else:
+        user = {"role": "user", "content": problem.question}
+        messages = [{"role": "system", "content": instruction}, user] if instruction else [user]
+        if instruction and not arrives(tokenizer, messages, instruction):
+            messages = [{"role": "user", "content": prefixed}]
+        ids = list(
+            tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=False, **(template_options or {})
+            )
+        )
+    if think_open and not tokenizer.decode(ids).rstrip().endswith(think_open.strip()):
+        ids += tokenizer(think_open, add_special_tokens=False)["input_ids"]
+    return ids
 
 
 def arrives(tokenizer, messages, text):

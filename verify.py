@@ -46,6 +46,7 @@ KINDS = ("math", "exact", "code")
 # Every reason a mark can have. The last three say nothing about the answer, only that it could not
 # be judged; all earn -1, and their shares are logged.
 REASONS = ("correct", "wrong", "no answer", "several answers", "unreadable", "timeout", "error")
+THINK_TAGS = ("<think>", "</think>")
 
 
 class TaskError(ValueError):
@@ -79,9 +80,10 @@ def reward_of(reason):
     return 1.0 if reason == "correct" else -1.0
 
 
-def read(text, answer, kind):
+def read(text, answer, kind, think_tags=THINK_TAGS):
     """(reason, None) where that can be said at once, else (None, expressions or program)."""
-    text = text.rpartition("</think>")[2].partition("<think>")[0].strip()
+    opens, closes = think_tags
+    text = text.rpartition(closes)[2].partition(opens)[0].strip()
     if kind == "exact":
         right = text == answer.strip()
         return ("correct" if right else "wrong" if text else "no answer"), None
@@ -476,14 +478,16 @@ class Marker:
     deadline_s: for one expression. Math-Verify needs 0.01 to 0.2 s for nearly all of them.
     memory_bytes: of address space for a worker; 10**10**10 wants more than there is.
     unsafe_code: run programs with limits only, where there are no namespaces (see sandbox.py).
+    think_tags: what opens and closes the thinking in this model's texts.
 
         marker = Marker()
         marks = marker.mark([("The answer is 7.", "7", "math")])
         marker.close()                              # or: with Marker() as marker
     """
 
-    def __init__(self, workers=2, deadline_s=10.0, memory_bytes=4 << 30, unsafe_code=False):
-        self.deadline_s, self.unsafe_code = deadline_s, unsafe_code
+    def __init__(self, workers=2, deadline_s=10.0, memory_bytes=4 << 30, unsafe_code=False,
+                 think_tags=THINK_TAGS):
+        self.deadline_s, self.unsafe_code, self.think_tags = deadline_s, unsafe_code, think_tags
         self.workers = [Worker(memory_bytes) for _ in range(workers)]
         self.known = OrderedDict()  # (answer, parts) -> reason: the samples of a prompt repeat
 
@@ -502,7 +506,7 @@ class Marker:
         start = time.perf_counter()
         reasons, slow = [], {}
         for i, (text, answer, kind) in enumerate(items):
-            reason, parts = read(text, answer, kind)
+            reason, parts = read(text, answer, kind, self.think_tags)
             reasons.append(reason)
             if reason is None:
                 slow.setdefault((kind, answer, tuple(parts)), []).append(i)

@@ -71,7 +71,7 @@ def main():
         items = formulas(400, rng)
         print(f"{'formulas, two workers, all new':<44} {rate(marker, items, 0.5):9,.0f}")
         print(f"{'formulas, two workers, all seen before':<44} {rate(marker, items, 0.5):9,.0f}")
-        for name, unsafe in (("boxed", False), ("--unsafe-code", True)):
+        for name, unsafe in (("boxed", False), ("limits only", True)):
             try:
                 check_box(unsafe)
             except SandboxError as error:

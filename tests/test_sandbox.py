@@ -259,7 +259,7 @@ def test_the_box_shuts_for_ordinary_users_as_well():
 def test_without_namespaces_code_is_refused_with_a_way_out(monkeypatch):
     """Many containers allow none. Silently running such programs bare would be worse than not."""
     monkeypatch.setattr(sandbox, "run_tests", lambda *_: ("wrong", "unshare: not permitted"))
-    with pytest.raises(SandboxError, match="not permitted.*--unsafe-code"):
+    with pytest.raises(SandboxError, match="not permitted.*unsafe_code = true"):
         check_box()
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(SandboxError, match="there is no 'unshare'"):
