@@ -217,7 +217,7 @@ def run_boxed(header, given, limits, unsafe):
         tempfile.TemporaryFile() as stdout,
         tempfile.TemporaryFile() as stderr,
     ):
-        stdin.write(b"%12d" % len(header) + header + given.encode())
+        stdin.write(b"%12d" % len(header) + header + given.encode(errors="replace"))
         stdin.seek(0)
         process = subprocess.Popen(
             command, stdin=stdin, stdout=stdout, stderr=stderr, env={}, cwd=folder,

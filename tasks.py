@@ -28,7 +28,7 @@ import random
 import re
 import warnings
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandbox import parse_tests
@@ -504,6 +504,9 @@ def hub_problems(name, task, options):
         except TaskError as error:
             left_out.append(str(error))
             continue
+        if problem.kind == "code":
+            request = code_request(problem.answer)
+            problem = replace(problem, question=f"{problem.question.rstrip()}\n\n{request}")
         if problems.setdefault(problem.id, problem).answer != problem.answer:
             left_out.append(f"{where}: one question, two answers")
             clash.add(problem.id)
@@ -517,6 +520,15 @@ def hub_problems(name, task, options):
             stacklevel=2,
         )
     return problems
+
+
+def code_request(answer):
+    """What a problem of a data set leaves unsaid: what is called, and where the program is looked
+    for. In a mix the instruction cannot say it, since math gets the same one."""
+    name = parse_tests(answer).fn_name
+    wanted = "that reads standard input and writes standard output" if name is None else (
+        f"with the function `{name}`, alone or as a method of a class `Solution`")
+    return f"Write a Python program {wanted}. Put all of it in one ```python block."
 
 
 def record_problem(record, task, columns, where):

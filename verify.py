@@ -474,7 +474,8 @@ class Marker:
     A worker that is late is killed and replaced, and its item earns -1 with reason "timeout": a
     text that keeps SymPy busy must cost its sample the reward, never the run its progress.
 
-    workers: processes. They start when the first slow item comes; a run on plain numbers has none.
+    workers: processes, 0: one a core, since the trainer waits for the marks anyway. They start when
+        slow items come; a run on plain numbers has none.
     deadline_s: for one expression. Math-Verify needs 0.01 to 0.2 s for nearly all of them.
     memory_bytes: of address space for a worker; 10**10**10 wants more than there is.
     unsafe_code: run programs with limits only, where there are no namespaces (see sandbox.py).
@@ -485,9 +486,10 @@ class Marker:
         marker.close()                              # or: with Marker() as marker
     """
 
-    def __init__(self, workers=2, deadline_s=10.0, memory_bytes=4 << 30, unsafe_code=False,
+    def __init__(self, workers=0, deadline_s=10.0, memory_bytes=4 << 30, unsafe_code=False,
                  think_tags=THINK_TAGS):
         self.deadline_s, self.unsafe_code, self.think_tags = deadline_s, unsafe_code, think_tags
+        workers = workers or min(32, max(2, os.cpu_count() or 2))
         self.workers = [Worker(memory_bytes) for _ in range(workers)]
         self.known = OrderedDict()  # (answer, parts) -> reason: the samples of a prompt repeat
 

@@ -337,6 +337,10 @@ def test_a_preset_reads_its_data_set(name, tmp_path, monkeypatch):
     problems = tasks.load_evaluation(name)
     assert [(p.answer, p.level) for p in problems] == expected
     assert {p.task for p in problems} == {name}
+    for problem in problems:        # nobody can guess the name of the function that is called
+        tests = json.loads(problem.answer) if problem.kind == "code" else {}
+        assert f"`{tests['fn_name']}`" in problem.question if tests.get("fn_name") else (
+            ("standard input" in problem.question) == (problem.kind == "code"))
     with Marker(unsafe_code=True) as marker:
         assert check_gold(problems, marker) == problems
     # By its own name on the hub it is read the same way, and shown under the short name.
