@@ -908,8 +908,8 @@ def plot_rolling(curve, rolled):
                         label=f"its {LEVEL:.0%} interval")
         ax.plot(cuts, value, "s--", color=ORANGE, markersize=3.5, label="predicted at the cut")
         ax.plot(curve.C, curve.R, ".", color=BLUE, label="evaluations")
-        ax.axhspan(measured - SAME_A, measured + SAME_A, color=GREY, alpha=0.25, linewidth=0,
-                   label=f"outcome ± {SAME_A}")
+        ax.axhspan(measured - SAME_A, measured + SAME_A, facecolor="none", edgecolor=GREY,
+                   linestyle="--", label=f"outcome ± {SAME_A}")
         if known is not None:
             ax.axvline(known, color=GREY, linestyle=":", label="stays within it from here")
         # Heights from the predictions: the first evaluations lie far below and would flatten them.

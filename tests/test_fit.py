@@ -516,7 +516,7 @@ def test_a_folder_of_checkpoints_is_read_from_its_latest(tmp_path):
 
 
 # ---------------------------------------------------------------------------- what is said
-def test_until_predicts_from_the_first_part_alone(tmp_path):
+def test_until_predicts_from_the_first_part_alone(tmp_path, capsys):
     """If one held-out point leaked into the early fit, its prediction would be a fit."""
     C, R = made(seed=4)
     spoiled = np.where(C > 8000, 0.9, R)
@@ -525,6 +525,8 @@ def test_until_predicts_from_the_first_part_alone(tmp_path):
         run, out = write_run(tmp_path / name, C, rewards), tmp_path / f"{name}.json"
         assert fit.main([str(run), "--until", "0.5", "--out", "none", "--json", str(out)]) == 0
         records.append(json.loads(out.read_text())["runs"][name])
+        said = capsys.readouterr().out
+        assert (", outside the interval" in said) == (name == "b") != (", in the interval" in said)
     assert records[0]["early"] == records[1]["early"] and records[0]["early"]["n"] == 40
     told = records[0]["held_out"]
     early = fit_curve(C, R, c_max=8000, bootstrap=0)
