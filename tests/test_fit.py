@@ -571,11 +571,12 @@ def test_rolling_finds_when_the_outcome_was_known():
     assert abs(ahead[0, 0] - measured) > 0.1 and cuts[0] == C[fit.FEW]
     assert A[0, -1] == pytest.approx(fit_curve(C, R, bootstrap=0).A) and cuts[-1] == C[-1]
     # The band is of the mean of the last five on each replicate's curve, neither of the highest one
-    # nor of the last one; at the first cut the curves are steep enough to tell these apart.
-    first = fit_curve(C, R, c_max=cuts[0], bootstrap=50)
-    paths = np.array([fit.sigmoid(C[-5:], *draw) for draw in first.draws]).mean(1)
-    np.testing.assert_allclose(ahead[1:, 0], np.sort(paths)[[2, 47]], atol=1e-12)
-    assert ahead[0, 0] == pytest.approx(first.curve(C[-5:]).mean())
+    # nor of the last one; a third of the way the curves still rise enough to tell these apart.
+    k = np.searchsorted(cuts, 5000)
+    then = fit_curve(C, R, c_max=cuts[k], bootstrap=50)
+    paths = np.array([fit.sigmoid(C[-5:], *draw) for draw in then.draws]).mean(1)
+    np.testing.assert_allclose(ahead[1:, k], np.sort(paths)[[2, 47]], atol=1e-12)
+    assert ahead[0, k] == pytest.approx(then.curve(C[-5:]).mean(), abs=1e-12)
     i = cuts.tolist().index(known)
     assert (np.abs(ahead[0, i:] - measured) <= fit.SAME_A).all()
     assert i > 0 and abs(ahead[0, i - 1] - measured) > fit.SAME_A
