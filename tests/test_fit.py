@@ -411,7 +411,7 @@ def test_an_unknown_setting_is_an_error():
     (["run", "--until", "1.0"], "nothing to predict"),
     (["run", "--C-mid-nodes", "9"], "--C-mid-range"),
     (["run", "--out", "x.bmp"], ".png, .pdf or .svg"),
-    (["run", "run", "--watch", "1"], "one run"),
+    (["run", "run", "--watch", "1"], "one curve"),
     (["short", "--rolling", "--out", "none"], "6 evaluations"),
     (["broken/evals.jsonl"], "line 2 is not JSON"),
     (["list.jsonl"], "not JSON objects"),
@@ -516,7 +516,7 @@ def test_a_folder_of_checkpoints_is_read_from_its_latest(tmp_path):
 
 
 # ---------------------------------------------------------------------------- what is said
-def test_until_predicts_from_the_first_part_alone(tmp_path):
+def test_until_predicts_from_the_first_part_alone(tmp_path, capsys):
     """If one held-out point leaked into the early fit, its prediction would be a fit."""
     C, R = made(seed=4)
     spoiled = np.where(C > 8000, 0.9, R)
@@ -525,6 +525,8 @@ def test_until_predicts_from_the_first_part_alone(tmp_path):
         run, out = write_run(tmp_path / name, C, rewards), tmp_path / f"{name}.json"
         assert fit.main([str(run), "--until", "0.5", "--out", "none", "--json", str(out)]) == 0
         records.append(json.loads(out.read_text())["runs"][name])
+        said = capsys.readouterr().out
+        assert (", outside the interval" in said) == (name == "b") != (", in the interval" in said)
     assert records[0]["early"] == records[1]["early"] and records[0]["early"]["n"] == 40
     told = records[0]["held_out"]
     early = fit_curve(C, R, c_max=8000, bootstrap=0)
@@ -569,14 +571,35 @@ def test_rolling_finds_when_the_outcome_was_known():
     assert abs(ahead[0, 0] - measured) > 0.1 and cuts[0] == C[fit.FEW]
     assert A[0, -1] == pytest.approx(fit_curve(C, R, bootstrap=0).A) and cuts[-1] == C[-1]
     # The band is of the mean of the last five on each replicate's curve, neither of the highest one
-    # nor of the last one; at the first cut the curves are steep enough to tell these apart.
-    first = fit_curve(C, R, c_max=cuts[0], bootstrap=50)
-    paths = np.array([fit.sigmoid(C[-5:], *draw) for draw in first.draws]).mean(1)
-    np.testing.assert_allclose(ahead[1:, 0], np.sort(paths)[[2, 47]], atol=1e-12)
-    assert ahead[0, 0] == pytest.approx(first.curve(C[-5:]).mean())
+    # nor of the last one; a third of the way the curves still rise enough to tell these apart.
+    k = np.searchsorted(cuts, 5000)
+    then = fit_curve(C, R, c_max=cuts[k], bootstrap=50)
+    paths = np.array([fit.sigmoid(C[-5:], *draw) for draw in then.draws]).mean(1)
+    np.testing.assert_allclose(ahead[1:, k], np.sort(paths)[[2, 47]], atol=1e-12)
+    assert ahead[0, k] == pytest.approx(then.curve(C[-5:]).mean(), abs=1e-12)
     i = cuts.tolist().index(known)
     assert (np.abs(ahead[0, i:] - measured) <= fit.SAME_A).all()
     assert i > 0 and abs(ahead[0, i - 1] - measured) > fit.SAME_A
+
+
+def test_two_tasks_of_one_run_are_two_curves(tmp_path, capsys):
+    """As in the paper's math + code run: one training, a ceiling for each task."""
+    run, out = tmp_path / "mix", tmp_path / "two.png"
+    run.mkdir()
+    C, math = made(A=0.7, sd=0.002)
+    _, code = made(A=0.5, sd=0.002)
+    (run / "evals.jsonl").write_text("".join(
+        json.dumps({"step": i, "compute/flops": c, "eval/math/mean@4": m, "eval/code/mean@4": k})
+        + "\n" for i, (c, m, k) in enumerate(zip(C, math, code))))
+    numbers = tmp_path / "n.json"
+    columns = ["--y", "eval/math/mean@4", "--y", "eval/code/mean@4"]
+    assert fit.main([str(run), *columns, "--out", str(out), "--json", str(numbers)]) == 0
+    runs = json.loads(numbers.read_text())["runs"]
+    assert abs(runs["eval/math/mean@4"]["fit"]["A"] - 0.7) < 0.02
+    assert abs(runs["eval/code/mean@4"]["fit"]["A"] - 0.5) < 0.02
+    assert out.stat().st_size > 10_000
+    assert fit.main([str(run), *columns, "--watch", "1"]) == 2
+    assert "--watch follows one curve" in capsys.readouterr().err
 
 
 def test_watch_ends_when_little_is_left_to_gain(tmp_path, capsys):
