@@ -28,7 +28,7 @@ boxed = pytest.mark.skipif(not BOXED, reason=BOXED or WHY)
 # For programs that end by themselves: a busy machine must not make them late.
 PATIENT = Limits(cpu_s=20, wall_s=100.0, memory_bytes=256 << 20)
 # For the others: small, so that a program which only waits does not make the tests wait.
-TIGHT = Limits(cpu_s=1, wall_s=1.5, memory_bytes=256 << 20, processes=4, file_bytes=1 << 20)
+TIGHT = Limits(cpu_s=1, wall_s=1.0, memory_bytes=256 << 20, processes=4, file_bytes=1 << 20)
 PRODUCT = UnitTests(("6\n7\n", "-3\n5\n"), ("42\n", "-15\n"))
 RIGHT = "a = int(input())\nb = int(input())\nprint(a * b)"
 
@@ -202,6 +202,37 @@ def test_a_hostile_program_does_no_harm_and_does_not_score(what, harm):
     assert "secret" not in detail.replace("secret.txt", "")
 
 
+RIGHTS = """
+import ctypes, os, resource, socket
+libc = ctypes.CDLL(None)
+def tried(name, do):
+    try:
+        if do() in (0, None):
+            print(name)
+    except (OSError, ValueError):
+        pass
+remount = ctypes.c_ulong(32 | 4096)
+for path in (b"/", b"/usr/lib", b"/lib64", os.__file__.rpartition("/python")[0].encode()):
+    tried(f"remount {path}", lambda: libc.mount(None, path, None, remount, None))
+    tried(f"unmount {path}", lambda: libc.umount2(path, 2))
+tried("mount", lambda: libc.mount(b"none", b"/tmp", b"tmpfs", ctypes.c_ulong(0), None))
+tried("chroot", lambda: os.chroot("/tmp"))
+tried("become root", lambda: os.setuid(0) if os.getuid() else libc.setgroups(0, None))
+tried("hostname", lambda: socket.sethostname("owned"))
+tried("nice", lambda: os.setpriority(os.PRIO_PROCESS, 0, -5))
+tried("device", lambda: os.mknod("/tmp/disk", 0o060666, os.makedev(8, 0)))
+tried("trace", lambda: libc.ptrace(16, os.getppid(), None, None))
+for limit in (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC):
+    tried(f"limit {limit}", lambda: resource.setrlimit(limit, (-1, -1)))
+"""
+
+
+@boxed
+def test_inside_the_box_no_right_is_left():
+    """The namespaces are made by their root: one right forgotten opens them from inside."""
+    assert run_tests(RIGHTS, UnitTests(("",), ("",)), PATIENT) == ("correct", "1 of 1 tests")
+
+
 HOSTILE_FUNCTIONS = {
     "equal to everything": "class E(int):\n    def __eq__(s, o): return True\n"
     "def f(x): return E(0)",
@@ -243,12 +274,13 @@ def test_the_box_shuts_for_ordinary_users_as_well():
             "from sandbox import *\ncheck_box()\nlimits = Limits(cpu_s=20, wall_s=100.0)\n"
             "for p in json.loads(sys.argv[2]):\n"
             "    print(run_tests(p, UnitTests(('',), ('42',)), limits)[0])")
+    programs.append(RIGHTS.replace("import ctypes", "print(42)\nimport ctypes", 1))
     command = [python, "-c", code, ROOT, json.dumps(programs)]
     out = subprocess.run(command, user=65534, group=65534, extra_groups=[],
                          capture_output=True, text=True, timeout=500, cwd="/", env={})
     if "SyntaxError" in out.stderr or "Permission denied" in out.stderr:
         pytest.skip(f"another user cannot run it here: {out.stderr[-200:]}")
-    assert out.stdout.split() == ["correct"] + ["wrong"] * 6, out.stdout + out.stderr
+    assert out.stdout.split() == ["correct", *["wrong"] * 6, "correct"], out.stdout + out.stderr
 
 
 # ------------------------------------------------------------------------------------------------

@@ -278,7 +278,7 @@ def test_the_shipped_configs_are_valid_and_repeat_no_default():
             assert value != getattr(Config(), name), f"{path}: {name} repeats the default"
 
 
-def test_the_help_explains_every_setting_and_says_whose_default_it_is():
+def test_the_help_explains_every_setting_and_says_whose_default_it_is(capsys):
     """The comments of Config are the help: a setting without one would have no help either."""
     groups = scalerl.documented_fields()
     fields = [f.name for _, entries in groups for f, _ in entries]
@@ -287,7 +287,9 @@ def test_the_help_explains_every_setting_and_says_whose_default_it_is():
     for _, entries in groups:
         for f, comment in entries:
             assert "paper" in comment or "ours" in comment, f.name
-    shown = run_command([ROOT / "scalerl.py", "--help"], ROOT).stdout
+    with pytest.raises(SystemExit, match="^0$"):
+        scalerl.parse(["--help"])
+    shown = capsys.readouterr().out
     for title, entries in groups:
         assert f"\n{title}:\n" in shown
         assert all(f"--{f.name.replace('_', '-')} " in shown for f, _ in entries)
