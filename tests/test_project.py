@@ -15,7 +15,8 @@ OURS = {name.removesuffix(".py") for name in FILES}
 README = (ROOT / "README.md").read_text()
 
 # Who may import whom (README, "Reading order"). fit.py stands alone; nothing imports the story.
-ARROWS = {"scalerl": {"loss", "packed", "sampler", "tasks"}, "sampler": {"loss", "packed"},
+ARROWS = {"scalerl": {"loss", "packed", "sampler", "tasks", "vllm_engine"},
+          "sampler": {"loss", "packed"}, "vllm_engine": {"sampler"},
           "toy": {"tasks"}, "loss": set(), "packed": set(), "tasks": set(), "fit": set(),
           "smollm2": set()}
 # What a room must never import, at any depth of the file.
