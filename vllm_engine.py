@@ -121,6 +121,7 @@ class VllmSampler:
         self.tokenizer, self.interruption = tokenizer, interruption
         self.prompt_tokens, self.eos_ids = prompt_tokens, sorted(eos_ids)
         self.temperature, self.version = temperature, version
+        self.dtype, self._head_fp32 = dtype, head_fp32
         self.waiting: deque[Request] = deque()          # groups not yet begun
         self.resuming: deque[Sample] = deque()          # samples between their two requests
         self.running: dict[str, Sample] = {}            # by vLLM's name of the request under way
@@ -129,7 +130,15 @@ class VllmSampler:
         self.generator = torch.Generator().manual_seed(seed)
 
         length = prompt_tokens + interruption.longest
+        # As many sequences as can all grow to the end. More would sometimes have to be thrown
+        # out and computed again, under weights that may have changed since. One block is vLLM's.
         per_slot = -(-length // BLOCK_TOKENS)                   # blocks of the longest sequence
+        size = block_bytes(model, dtype)
+        kv_bytes = kv_bytes or (slots * per_slot + 1) * size
+        self.slots = slots = min(slots, (kv_bytes // size - 1) // per_slot)
+        if slots < 1:
+            raise ValueError(f"kv_bytes = {kv_bytes:,}: the cache of one sequence, {length} "
+                             f"tokens, takes {(per_slot + 1) * size:,}")
         # Room in one step for every running sequence and for the longest second request, or for
         # a whole new group, whose prompt costs at most one block more for each further sample.
         self.step_tokens = slots + max(8192, length, prompt_tokens + slots * BLOCK_TOKENS)
@@ -143,17 +152,20 @@ class VllmSampler:
             async_scheduling=False,
             enable_prefix_caching=True, block_size=BLOCK_TOKENS, max_model_len=length,
             max_num_seqs=slots, max_num_batched_tokens=self.step_tokens, seed=seed,
-            kv_cache_memory_bytes=kv_bytes or (slots * per_slot + 1) * block_bytes(model, dtype),
-            use_tqdm_on_load=False, disable_log_stats=True)
+            kv_cache_memory_bytes=kv_bytes, use_tqdm_on_load=False, disable_log_stats=True)
         self.engine = self.llm.llm_engine
         self.engine.set_weight_version(str(version))
-        # As many sequences as can all grow to the end. More would sometimes have to be thrown
-        # out and computed again, under weights that may have changed since. One block is vLLM's.
-        blocks = self.engine.vllm_config.cache_config.num_gpu_blocks - 1
-        self.slots = min(slots, blocks // per_slot)
-        if not self.slots:
-            raise ValueError(f"the cache has {blocks * BLOCK_TOKENS} tokens, one sequence may take "
-                             f"{length}: give more memory (kv_bytes), or shorter budgets")
+
+    @property
+    def head_fp32(self):
+        return self._head_fp32
+
+    @head_fp32.setter
+    def head_fp32(self, value):
+        """Switch the LM head's precision between two steps (the self-test compares both)."""
+        self._head_fp32 = value
+        dtype = torch.float32 if value else self.dtype
+        self.llm.apply_model(lambda model: setattr(model.logits_processor, "head_dtype", dtype))
 
     @property
     def in_flight(self):
@@ -238,11 +250,12 @@ class VllmSampler:
         from vllm.sampling_params import RequestOutputKind
         self.requests += 1
         name, sample.asked = str(self.requests), tokens
-        # Log-probs of the sampled token alone (0 more), as flat lists: a dictionary a token
-        # would cost more than the rest of the loop. Returned once, when the request is over.
+        # Ends are ours alone: what the model's folder calls its end is not asked. Log-probs of the
+        # sampled token alone (0 more), as flat lists instead of a dictionary a token. Everything
+        # is returned once, when the request is over.
         parameters = SamplingParams(
             temperature=self.temperature, max_tokens=tokens, stop_token_ids=self.eos_ids,
-            logprobs=0, flat_logprobs=True, detokenize=False,
+            ignore_eos=True, logprobs=0, flat_logprobs=True, detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY)
         prompt = {"type": "token", "cache_salt": str(self.version),
                   "prompt_token_ids": [*sample.request.prompt_ids, *sample.ids]}
