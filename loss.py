@@ -426,7 +426,7 @@ def policy_loss(
         # ∇ entropy = -E_π[log π ∇log π], one draw of it a token; unbiased only without lag.
         J = J - entropy_coef * log_pi.detach() * log_pi
     if entropy is not None:
-        means["entropy"] = torch.where(alive, entropy, 0)
+        means["entropy"] = entropy
 
     stats = _statistics(-J, means, log_rho, log_ratio, weights, alive, lags)
     return -(weights * J).sum(), stats

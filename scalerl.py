@@ -34,6 +34,7 @@ import dataclasses
 import difflib
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -124,6 +125,7 @@ class Config:
     checkpoint_every: int = 100         # ours
     keep_checkpoints: int = 2           # ours; the best one is kept apart
     samples_logged: int = 4             # rollouts written to samples.jsonl a step; ours
+    log_with: str = ""                  # also tensorboard, wandb or trackio; ours
     # -- machine
     gpus: int = -1                      # -1: one if there is one
     engine: str = "auto"                # transformers; vllm is not built yet
@@ -139,7 +141,8 @@ class Config:
                    "advantage_norm": ("batch", "prompt", "none"),
                    "behavior": ("sampler", "recomputed"),
                    "engine": ("auto", "transformers"),
-                   "dtype": ("auto", "float32", "bfloat16")}
+                   "dtype": ("auto", "float32", "bfloat16"),
+                   "log_with": ("", "tensorboard", "wandb", "trackio")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 refuse(name, "use one of " + ", ".join(map(str, allowed)))
@@ -160,6 +163,9 @@ class Config:
         scheme, _, k = self.off_policy.partition("-")
         if scheme not in ("pipeline", "ppo") or not k.isdecimal() or (scheme, k) == ("ppo", "0"):
             refuse("off_policy", 'use "pipeline-K" (K = 0: on-policy) or "ppo-K" with K >= 1')
+        for package in filter(None, ("accelerate", self.log_with) if self.log_with else ()):
+            if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
+                refuse("log_with", f"needs a package: pip install {package}")
         if self.gpus not in (-1, 0, 1):
             refuse("gpus", "use 0 or 1; more than one is not built yet")
         if self.gpus == 1 and not torch.cuda.is_available():
@@ -170,7 +176,7 @@ class Config:
 # What --resume may change: the rest is built into the state of the run.
 FREE_TO_CHANGE = {"steps", "micro_batch_tokens", "lr", "warmup_steps", "grad_clip", "eps_max",
                   "eps_low", "eps_high", "eval_every", "checkpoint_every", "keep_checkpoints",
-                  "samples_logged", "threads", "gpus"}
+                  "samples_logged", "log_with", "threads", "gpus"}
 
 
 def typed(name, value, kind):
@@ -715,6 +721,7 @@ class Run:
     def train(self):
         """Train until `steps`, or until every prompt has retired. Returns the closing sentence."""
         config = self.config
+        self.tracker = tracker(config, self.folder) if config.log_with else None
         if self.step == 0:
             self.self_test()
             self.evaluate()
@@ -741,6 +748,8 @@ class Run:
         if self.evaluated != self.step:
             self.evaluate()
         save_model(self.model, self.tokenizer, self.folder / "model")
+        if self.tracker:
+            self.tracker.end_training()
         return ending
 
     def generate(self):
@@ -896,6 +905,8 @@ class Run:
     def append(self, name, line):
         with open(self.folder / name, "a") as file:
             file.write(json.dumps(line) + "\n")
+        if self.tracker and name != "samples.jsonl":
+            self.tracker.log({k: v for k, v in line.items() if k != "step"}, step=line["step"])
 
     def save(self):
         sampler_tensors, sampler_plain = self.sampler.state()
@@ -972,6 +983,18 @@ def save_model(model, tokenizer, folder):
     aside.rename(folder)
 
 
+def tracker(config, folder):
+    """accelerate's trackers, so that the log is where people already look. The folder's own files
+    are written all the same, and a resumed run cuts only those back to its checkpoint."""
+    from accelerate import Accelerator
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), log_with=config.log_with,
+                              project_dir=folder)
+    plain = {k: json.dumps(v) if isinstance(v, dict) else v
+             for k, v in dataclasses.asdict(config).items()}
+    accelerator.init_trackers(config.name, config=plain)
+    return accelerator
+
+
 class Progress:
     """One line a step: a bar on a terminal, plain lines in a file."""
 
@@ -1013,6 +1036,7 @@ def parse(argv):
     parser.error = refuse
     parser.add_argument("--config", help="TOML file with differences from the defaults")
     parser.add_argument("--resume", action="store_true", help="go on with runs/NAME")
+    parser.add_argument("--report", metavar="RUN", help="write RUN/report.html and stop")
     parser.add_argument("--print-config", action="store_true", help="print all settings and stop")
     for f in dataclasses.fields(Config):
         default = f.default_factory() if f.default is dataclasses.MISSING else f.default
@@ -1026,7 +1050,15 @@ def parse(argv):
         refuse(f"unknown argument {word!r}"
                + (f", did you mean --{near[0].replace('_', '-')}?" if near else ""))
     options = vars(options)
-    path, resume, show = (options.pop(key) for key in ("config", "resume", "print_config"))
+    path, resume, show, run = (
+        options.pop(key) for key in ("config", "resume", "print_config", "report"))
+    if run:
+        import report                                       # matplotlib, which training never needs
+        try:
+            print(report.write_report(run))
+        except ValueError as error:
+            refuse(str(error))
+        sys.exit(0)
     values = (read_toml(path) if path else {}) | options
     config = make_config(values)
     saved = Path("runs") / config.name / "config.toml"

@@ -117,6 +117,24 @@ def test_only_the_wanted_gradients_are_computed():
         assert not token_logprobs(hidden, weight, targets)[0].requires_grad
 
 
+def test_a_frozen_head_saves_its_matrix_products():
+    class Products(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.count += "mm" in function.overloadpacket.__name__
+            return function(*args, **(kwargs or {}))
+
+    hidden, weight, targets, g = head_inputs()
+    counts = []
+    for h, w in ((hidden, weight), (hidden, weight.detach()), (hidden.detach(), weight)):
+        with Products() as products:
+            token_logprobs(h, w, targets, chunk_tokens=4)[0].backward(g)
+        counts.append(products.count)
+    chunks = 4  # of 13 tokens: 4 forward products, 3 again, as the last one's logits are still there
+    assert counts == [7 + 2 * chunks, 7 + chunks, 7 + chunks]
+
+
 def test_a_causal_model_is_scored_by_the_state_before_the_token():
     """hidden[:, t] predicts token t + 1. The slices that express this are views with gaps, and an
     off-by-one here trains the model to predict the token it has just read."""
@@ -157,9 +175,15 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made():
         "plain": lambda: plain_logprobs(hidden, weight, targets),
     }.items():
         with LargestTensor() as largest:
-            gradients(logprobs(), (hidden, weight), g)
+            out = logprobs()
+            for _ in range(2):  # the second backward pass finds no logits left by the forward pass
+                gradients(out, (hidden, weight), g)
         sizes[name] = largest.elements
     assert sizes == {"ours": chunk * V, "plain": T * V}
+    hidden, weight, targets, g = head_inputs(2051, H, 17)
+    with LargestTensor() as largest:  # and nobody has to ask for chunks
+        gradients(token_logprobs(hidden, weight, targets)[0], (hidden, weight), g)
+    assert largest.elements == 1024 * 17
 
 
 def test_large_logits_neither_overflow_nor_cost_the_entropy_its_digits():
@@ -246,6 +270,15 @@ def test_bf16_operands_are_multiplied_into_fp32_logits():
     rounded = plain_logprobs(hidden, weight, targets).double()
     assert ours.dtype == torch.float32
     assert (ours - exact).abs().max() < 2e-5 < 5e-3 < (rounded - exact).abs().max()
+
+
+def test_operands_of_two_dtypes_meet_in_the_wider_one():
+    """Rounding an fp32 head to the bf16 of the states would be the one-sided head, unasked."""
+    hidden, weight, targets, _ = head_inputs(H=65, dtype=torch.float32)
+    for h, w in ((hidden.bfloat16(), weight), (hidden, weight.bfloat16())):
+        ours, _ = token_logprobs(h, w, targets, chunk_tokens=4)
+        exact = plain_logprobs(h.double(), w.double(), targets)
+        torch.testing.assert_close(ours.double(), exact, atol=2e-5, rtol=1e-5)
 
 
 def test_the_bf16_ablation_rounds_as_a_bf16_linear_layer_does():
@@ -801,6 +834,8 @@ def test_a_log_ratio_of_80_either_way_stays_finite(loss):
     assert metrics["mismatch/max_abs_dlogp"] == 80
     if loss == "cispo":
         assert log_pi.grad.abs().max().item() == pytest.approx(5 / 6)
+    if loss in ("grpo", "dapo"):  # a bad token that became likely: pulled back with all its ratio
+        assert log_pi.grad[1, 0].item() == pytest.approx(math.exp(80) / 6, rel=1e-4)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -900,6 +935,33 @@ def test_inputs_are_never_written_to():
     gradients(token_logprobs(hidden, weight, targets, temperature=0.5)[0], (hidden, weight), g)
     assert [x._version for x in tensors] == versions
     assert all(x.equal(y) for x, y in zip(tensors, before))
+
+
+def test_only_the_trainers_logprobs_receive_a_gradient():
+    """The sampler's, the reference's, the advantages and the weights are data. A gradient through
+    them reaches whatever computed them, a value head or a shared trunk, without a word."""
+    step = random_step()
+    data = [x.detach().double().clone().requires_grad_() for x in
+            (step.log_mu, step.A, step.weights, step.log_mu - 0.3)]
+    log_mu, A, weights, reference = data
+    for loss in LOSSES:
+        value, _ = policy_loss(step.log_pi, log_mu, A, weights, loss=loss, kl_coef=0.1,
+                               reference_logprobs=reference, entropy_coef=0.1)
+        assert torch.autograd.grad(value, data, allow_unused=True) == (None,) * 4
+
+
+def test_the_defaults_are_the_papers():
+    """Left out, a setting must mean ScaleRL: CISPO capped at 5, prompt average, batch std. Ours,
+    for the rivals: clips of 0.2 on both sides."""
+    rewards, step = random_rewards(), random_step(spread=1.5)
+    assert advantages(rewards).equal(advantages(rewards, norm="batch"))
+    by_prompt = token_weights(step.mask, torch.arange(15) // 5, aggregation="prompt")
+    assert token_weights(step.mask, torch.arange(15) // 5).equal(by_prompt)
+    said = policy_loss(*step.arguments, loss="cispo", eps_max=5.0)[0]
+    assert policy_loss(*step.arguments)[0].equal(said)
+    for loss in ("grpo", "dapo", "gspo"):
+        said = policy_loss(*step.arguments, loss=loss, eps_low=0.2, eps_high=0.2)[0]
+        assert policy_loss(*step.arguments, loss=loss)[0].equal(said)
 
 
 # KL and entropy: not in the paper. Off by default, right where somebody turns them on.

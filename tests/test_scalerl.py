@@ -273,6 +273,8 @@ BAD_INPUT = {
     "schedule": (["--off-policy", "async"], "off_policy = 'async'"),
     "too long": (["--think-max", "500"], "the model has 256"),
     "long prompt": (["--prompt-tokens", "3"], "prompt_tokens = 3"),
+    "tracker": (["--log-with", "wandb"], "log_with = 'wandb': needs a package"),
+    "report": (["--report", "nowhere"], "no run to report in 'nowhere'"),
     "several GPUs": (["--gpus", "8"], "gpus = 8: use 0 or 1"),
     "run exists": (["--name", "taken"], "exists: add --resume"),
     "nothing to resume": (["--name", "new", "--resume"], "nothing to resume"),
@@ -499,3 +501,21 @@ def test_each_part_of_the_recipe_is_one_setting_that_swaps_it(change, trace, mic
     if trace:
         assert all(trace(r) for r in records)
         assert not all(trace(r) for r in lines(reference)[1:])        # the default does differ
+
+
+def test_a_tracker_gets_what_the_folder_gets(micro, tmp_path):
+    """TensorBoard's files hold every evaluation of evals.jsonl, at its step."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    done = start(micro, tmp_path, name="tracked", log_with="tensorboard", steps=4)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs" / "tracked"
+    events = [path for path in folder.rglob("events.out.tfevents.*")]
+    found = {}
+    for path in events:
+        log = EventAccumulator(str(path.parent))
+        log.Reload()
+        for tag in log.Tags()["scalars"]:
+            found.setdefault(tag, {}).update({e.step: e.value for e in log.Scalars(tag)})
+    for file, column in (("evals.jsonl", "eval/toy/mean@2"), ("metrics.jsonl", "pass_rate")):
+        ours = {r["step"]: r[column] for r in lines(folder, file) if column in r}
+        assert len(ours) >= 2 and found[column] == pytest.approx(ours)
