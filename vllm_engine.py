@@ -108,7 +108,7 @@ class VllmSampler:
     prompt_tokens      the longest prompt (with the interruption, gives the size of the cache)
     eos_ids            ids that end a sample
     dtype              of weights and cache; the LM head's is fp32 if head_fp32
-    kv_bytes           memory for the cache; 0: as much as all slots can ever fill
+    kv_bytes           memory for the cache, at most; 0: as much as all slots can ever fill
     seed               of the thinking budgets, and of torch's global generator
 
     Raises ValueError: no usable vLLM; no room for one sequence; from `submit`, a prompt or group
@@ -134,7 +134,8 @@ class VllmSampler:
         # out and computed again, under weights that may have changed since. One block is vLLM's.
         per_slot = -(-length // BLOCK_TOKENS)                   # blocks of the longest sequence
         size = block_bytes(model, dtype)
-        kv_bytes = kv_bytes or (slots * per_slot + 1) * size
+        most = (slots * per_slot + 1) * size
+        kv_bytes = min(kv_bytes or most, most)
         self.slots = slots = min(slots, (kv_bytes // size - 1) // per_slot)
         if slots < 1:
             raise ValueError(f"kv_bytes = {kv_bytes:,}: the cache of one sequence, {length} "
@@ -152,7 +153,9 @@ class VllmSampler:
             async_scheduling=False,
             enable_prefix_caching=True, block_size=BLOCK_TOKENS, max_model_len=length,
             max_num_seqs=slots, max_num_batched_tokens=self.step_tokens, seed=seed,
-            kv_cache_memory_bytes=kv_bytes, use_tqdm_on_load=False, disable_log_stats=True)
+            kv_cache_memory_bytes=kv_bytes,
+            gpu_memory_utilization=0.01,                # unused, but must not exceed what is free
+            use_tqdm_on_load=False, disable_log_stats=True)
         self.engine = self.llm.llm_engine
         self.engine.set_weight_version(str(version))
 

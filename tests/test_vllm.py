@@ -6,6 +6,7 @@ tests need `make vllm`; `make test` has it done.
 
 import copy
 import json
+import shutil
 import sys
 from collections import Counter
 from types import SimpleNamespace
@@ -381,3 +382,58 @@ def test_what_cannot_work_is_refused_with_numbers(make, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ValueError, match="vllm cannot be imported.*make vllm"):
         make()
+
+
+# ---------------------------------------------------------------------------------------------
+# Whole runs
+
+
+def run(micro, cwd, *more):
+    """A small run of scalerl.py, k = 2; returns (process, lines of its log)."""
+    done = run_command([
+        ROOT / "scalerl.py", "--model", micro, "--prompts-per-step", 4, "--samples-per-prompt", 4,
+        "--slots", 24, "--think-min", 8, "--think-max", 22, "--answer-tokens", 3, "--eval-prompts",
+        8, "--eval-samples", 2, "--eval-every", 4, "--checkpoint-every", 3, "--lr", 1e-3,
+        "--warmup-steps", 2, "--off-policy", "pipeline-2", "--heldout-prompts", 64, "--threads", 1,
+        "--name", "r", *more], cwd)
+    assert done.returncode == 0, done.stderr
+    log = (cwd / "runs" / "r" / "metrics.jsonl").read_text().splitlines()
+    return done, [json.loads(line) for line in log]
+
+
+@pytest.fixture(scope="module")
+def first(micro, tmp_path_factory):
+    """A run of six steps: (its working directory, process, log)."""
+    cwd = tmp_path_factory.mktemp("first")
+    return cwd, *run(micro, cwd, "--steps", 6)
+
+
+def test_a_run_takes_vllm_by_itself_and_keeps_the_lag_at_most_k(first):
+    """`auto` is vLLM where it is installed. scalerl.py asserts lag <= k for every token; that
+    log-probs at lag 0 agree is in the start-up self-test and in the ratios of the first step."""
+    cwd, done, log = first
+    assert "vllm on cpu" in done.stdout
+    assert log[0]["mismatch/fp32_head/mean_abs_dlogp"] < 1e-5
+    assert [r["step"] for r in log] == list(range(7))
+    assert all(r["lag/max"] <= 2 for r in log[1:]) and any(r["lag/max"] for r in log[1:])
+    assert sum(r["completions/interrupted_frac"] for r in log[1:]) > 0
+    assert log[1]["lag/max"] == 0 and abs(log[1].get("ratio/mean", 1) - 1) < 1e-4
+    assert 'engine = "vllm"' in (cwd / "runs" / "r" / "config.toml").read_text()
+
+
+def test_two_runs_of_one_seed_write_the_same_metrics(first, micro, tmp_path):
+    """Decode and optimizer steps alternate in one process: nothing depends on the clock."""
+    clocks = ("time/", "throughput/", "compute/core_hours")
+    logs = [[{k: v for k, v in r.items() if not k.startswith(clocks)} for r in log]
+            for log in (first[2], run(micro, tmp_path, "--steps", 6)[1])]
+    assert logs[0] == logs[1]
+
+
+def test_a_killed_run_goes_on_and_says_what_it_starts_again(first, micro, tmp_path):
+    """From the checkpoint of step 3, as if killed after it; steps 4 to 6 are taken anew."""
+    shutil.copytree(first[0] / "runs", tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "r" / "checkpoints" / "step_6")
+    resumed, log = run(micro, tmp_path, "--steps", 7, "--resume")
+    assert "unfinished samples start again" in resumed.stdout
+    assert [r["step"] for r in log] == list(range(8)) and log[:4] == first[2][:4]
+    assert all(r["lag/max"] <= 2 for r in log[1:])
