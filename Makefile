@@ -28,7 +28,7 @@ seeds: $(VENV)/base models/toy/config.json
 		--name $(RUN)-seed{} --seed {} --threads 1 > runs/$(RUN)-seed{}.log 2>&1'
 	for s in 0 1 2 3 4; do $(PY) fit.py runs/$(RUN)-seed$$s --until 0.5; done
 
-test: $(VENV)/test
+test: $(VENV)/test $(VENV)/vllm
 	$(PY) -m pytest
 
 toy: models/toy/config.json
