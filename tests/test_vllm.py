@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from conftest import ROOT, run_command
@@ -365,6 +366,14 @@ def test_the_process_may_still_choose_its_number_of_threads(make):
     torch.set_num_threads(2)
     assert torch.get_num_threads() == 2
     torch.set_num_threads(1)
+
+
+def test_the_engine_listens_on_loopback_only(make):
+    """Even one process makes a process group, by default on the machine's public address."""
+    make(slots=3)
+    listening = [c.laddr.ip for c in psutil.Process().net_connections("inet")
+                 if c.status == psutil.CONN_LISTEN]
+    assert listening and set(listening) <= {"127.0.0.1", "::1"}
 
 
 def test_what_cannot_work_is_refused_with_numbers(make, folder, monkeypatch):
