@@ -134,8 +134,9 @@ class Space:
     fit_R0: bool
 
 
-def _table(space, C, Y, R0, keep):
+def _table(space, C, Y, R0, keep, shift):
     """Starts (S, keep, 4) for rewards Y (S, n) with R0 (S,): the best `keep` nodes of C_mid.
+    The A nodes of problem i are moved by shift[i].
 
     Closed forms only.  With a = A - R0 the sum of squares at a node is a^2 gg - 2 a yg + const, a
     parabola in a.  Its least value among the A nodes is at the node nearest to its vertex yg / gg.
@@ -149,7 +150,8 @@ def _table(space, C, Y, R0, keep):
         yg = (Y[rows:rows + 64] - r0) @ G.T                                        # (s, m)
         A = yg / gg + r0
         if space.A_step:
-            A = space.A_range[0] + space.A_step * np.round((A - space.A_range[0]) / space.A_step)
+            node = space.A_range[0] + shift[rows:rows + 64, None]
+            A = node + space.A_step * np.round((A - node) / space.A_step)
         A = np.clip(A, *space.A_range)
         sse = ((A - r0) ** 2 * gg - 2 * (A - r0) * yg).reshape(len(A), log_C.size, log_B.size)
         c = np.argsort(sse.min(2), axis=1)[:, :keep]                               # (s, keep)
@@ -201,11 +203,13 @@ def _walk(law, C, Y, theta, lo, hi, steps=100):
     return theta, sse
 
 
-def _solve(space, C, Y, R0, keep):
-    """The best fit of each row of Y (S, n) with its R0 (S,) -> theta (S, 4)."""
+def _solve(space, C, Y, R0, keep, shift=0.0):
+    """The best fit of each row of Y (S, n) with its R0 (S,) -> theta (S, 4).  `shift`: see _table.
+    """
+    shift = np.broadcast_to(shift, len(Y))
     # When R0 is fitted too, the table needs a guess of it: the lowest reward, and half of that.
     guesses = (Y.min(1), Y.min(1) / 2) if space.fit_R0 else (R0,)
-    theta = np.concatenate([_table(space, C, Y, guess, keep) for guess in guesses], 1)
+    theta = np.concatenate([_table(space, C, Y, guess, keep, shift) for guess in guesses], 1)
     A_lo, A_hi = space.A_range
     if space.A_step:       # the neighbors too: A was rounded while B stood on its nodes
         theta = np.concatenate([theta + [d * space.A_step, 0, 0, 0] for d in (-1, 0, 1)], 1)
@@ -309,9 +313,9 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     R0 = 0.0 if fit_R0 else float(start.mean()) if R0_from == "step 0" else R0
     if fit_R0 and method == "grid":
         raise BadInput("the grid method holds R0: give the log a step-0 evaluation, or give R0")
-    if not 0 <= R0 <= 1 or bootstrap < 0:
-        raise BadInput(f"R0 is a pass rate in [0, 1] and bootstrap is at least 0; "
-                       f"got R0 {R0:g}, bootstrap {bootstrap}")
+    if not 0 <= R0 <= 1 or bootstrap < 0 or seed < 0:
+        raise BadInput(f"R0 is a pass rate in [0, 1], bootstrap and seed are at least 0; "
+                       f"got R0 {R0:g}, bootstrap {bootstrap}, seed {seed}")
     # At C = 0 the law is R0, whatever A, B and C_mid: with R0 held, such points say nothing more.
     use = (C >= (c_min or 0)) & (C <= (np.inf if c_max is None else c_max)) & ((C > 0) | fit_R0)
     C, R = C[use], R[use]
@@ -332,7 +336,10 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     R0_rows = np.full(bootstrap, R0)
     if R0_from == "step 0":       # R0 was measured with the same noise, so it moves as well: ours
         R0_rows = np.clip(R0 + rng.choice(noise, (start.size, bootstrap)).mean(0), 0, 1)
-    theta = np.concatenate([theta, _solve(space, C, Y, R0_rows, keep=2)])          # (1 + S, 4)
+    # Each replicate has its own A nodes, moved by a random part of a step (ours).  On good data all
+    # replicates would land on one node, and A would look exact because the grid is coarse.
+    shift = rng.uniform(-0.5, 0.5, bootstrap) * space.A_step
+    theta = np.concatenate([theta, _solve(space, C, Y, R0_rows, 2, shift)])        # (1 + S, 4)
     theta[:, 1:3] = np.exp(theta[:, 1:3])
     if method == "grid":          # .61 and not .6100000000000001, which lies outside [.60, .61]
         theta[:, 0] = theta[:, 0].round(12)
@@ -414,6 +421,12 @@ def doubts(fit, space):
         if neighbors > 2.5 / np.sqrt(n):
             yield (f"the residuals have a trend (neighbors correlate at {neighbors:.2f}): the law "
                    "misses part of the shape and the intervals are too narrow")
+    if fit.method == "grid":
+        i = np.abs(space.C_nodes - fit.C_mid).argmin()
+        (lo, hi), gap = fit.ci["C_mid"], np.ptp(space.C_nodes[max(i - 1, 0):i + 1])
+        if hi - lo < gap:
+            yield (f"the C_mid nodes are {gap:.3g} apart and the replicates agree on one: its "
+                   "interval only says which node is nearest, take finer --C-mid-nodes")
     (lo, hi), remaining = fit.ci["A"], fit.A - float(fit.curve(end))
     if hi - lo > max(2 * SAME_A, remaining):
         yield (f"the ceiling is only known to lie in [{lo:.3f}, {hi:.3f}], wider than the gain of "
@@ -449,12 +462,18 @@ class Curve:
 
 def read_rows(path):
     """A log or a run's folder -> (rows {column: number}, one a step; the file read; notes)."""
+    if not path.exists():
+        raise BadInput(f"there is no file or folder {path}")
     path, notes = _log_in(path) if path.is_dir() else path, []
     if "tfevents" in path.name:
         rows = _tensorboard(path.parent)
     elif path.suffix == ".csv":               # any CSV with a header; Weights & Biases exports
         with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+            text = file.read()
+        rows = list(csv.DictReader(text.splitlines()))
+        if rows and not text.endswith("\n"):
+            notes.append(f"the last line of {path.name} has no end (being written?): "
+                         "if its number is cut off, it is wrong")
     elif path.suffix == ".json":              # TRL, transformers: trainer_state.json
         rows = _json(path.read_text(), path)
         rows = rows.get("log_history") if isinstance(rows, dict) else None
@@ -539,7 +558,7 @@ def _pick(columns, wanted, patterns, option, path):
             others = [f"{option} is {found[0]}, not {', '.join(found[1:])}"] if found[1:] else []
             return found[0], others
     raise BadInput(f"{path} has no column for {option}" + (f" {wanted}" if wanted else "")
-                   + f"; it has: {', '.join(sorted(columns)) or 'nothing yet'}")
+                   + f"; it has: {', '.join(sorted(columns)) or 'no numbers yet'}")
 
 
 def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0)) -> Curve:
@@ -552,6 +571,10 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
     lo, hi = reward_range
     if not lo < hi:
         raise BadInput(f"--reward-range takes LO < HI, got {lo:g} {hi:g}")
+    if not 0 < x_scale < np.inf:
+        raise BadInput(f"--x-scale takes a number above 0, got {x_scale:g}")
+    if not all(paths.split(",")):
+        raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
     seeds, notes, warnings = [], [], []
     for given in map(Path, paths.split(",")):
         rows, path, more = read_rows(given)
@@ -568,6 +591,8 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
             if lost:
                 warnings.append(f"{lost} of {len(rows)} evaluations in {path} {why}: left out")
         rows = [row for row in rows if x_name in row and not np.isnan(row[y_name])]
+        if not rows:
+            raise BadInput(f"{path} has no evaluation with both {x_name} and {y_name}")
         pairs = {row[x_name]: row[y_name] for row in rows}       # the same compute twice: the later
         C, R = np.array([*pairs.keys()], float), np.array([*pairs.values()], float)
         if len(pairs) < len(rows) or np.any(np.diff(C) < 0):
@@ -619,7 +644,9 @@ def held_out(curve, early):
                 measured=R[-k:].mean(), error=error[-k:].mean(), rmse_in_range=early.rmse,
                 rmse_held_out=np.sqrt((error ** 2).mean()), n_held_out=C.size)
     return [f"predicted from the first part for the last {k} evaluations: {said['predicted']:.3f} "
-            f"{span(lo, hi, '.3f')}; measured {said['measured']:.3f}; error {said['error']:+.3f}",
+            f"{span(lo, hi, '.3f')}; measured {said['measured']:.3f}; error {said['error']:+.3f}"
+            + ("" if np.isnan(lo) else ", in the interval" if lo <= said["measured"] <= hi else
+               ", outside the interval"),
             f"error in range {early.rmse:.4f} (rmse of {early.n} fitted), held out "
             f"{said['rmse_held_out']:.4f} (rmse of {C.size} predicted)"], said
 
@@ -628,13 +655,15 @@ def forecast(fit, predict, target):
     """--predict: the reward at a compute.  --target: the compute for a reward."""
     lines, said = [], {"predict": [], "target": None}
     for C in predict:
-        if C < 0:
+        if not C >= 0:
             raise BadInput(f"--predict takes compute >= 0, got {C:g}")
         mean, lo, hi = fit.predict(C)
         said["predict"].append(dict(C=C, mean=mean, lo=lo, hi=hi))
         lines.append(f"at compute {C:.3g} ({C / fit.C[-1]:.2g} times the data): {mean:.3f} "
                      f"{span(lo, hi, '.3f')}")
     if target is not None:
+        if not 0 <= target <= 1:
+            raise BadInput(f"--target takes a pass rate in [0, 1], got {target:g}")
         C, draws = fit.compute_for(target), compute_needed(fit.law, target, *fit.draws.T)
         lo, hi = interval(draws)
         said["target"] = dict(R=target, C=C, lo=lo, hi=hi, never=np.isinf(draws).mean())
@@ -802,7 +831,8 @@ def plot_run(curve, fit, early=None):
                 ax.axvline(early.C[-1], color=GREY, linestyle=":", linewidth=1.2)
         top.plot(C, fit.curve(C), color=BLUE, linewidth=1.3, label="fit of all" if early else "fit")
         top.axhline(fit.R0, color=GREY, linewidth=0.8, linestyle=(0, (1, 3)))
-        top.axhline(shown.A, color=GREY, linewidth=0.8, linestyle=(0, (6, 4)))
+        top.axhline(shown.A, color=GREY, linewidth=0.8, linestyle=(0, (6, 4)),
+                    label=f"ceiling A = {shown.A:.3f}")
         low.axhline(0, color=GREY, linewidth=0.8)
         for group, fill, name in groups:
             if group.any():
@@ -813,13 +843,13 @@ def plot_run(curve, fit, early=None):
             top.set_xscale("log")
         else:
             top.plot(0, fit.R0, "D", color=GREY, markersize=5, label=f"R0 ({fit.R0_from})")
-            top.annotate(f"ceiling A = {shown.A:.3f}", (0.99, shown.A), ha="right", va="bottom",
-                         xycoords=("axes fraction", "data"), color=GREY, fontsize=9)
-            top.legend(loc="center right", fontsize=8.5, frameon=False)
+            # A rising curve leaves this corner empty.
+            top.legend(loc="lower right", bbox_to_anchor=(1, 0.08), fontsize=8.5, frameon=False)
         low.set_xlabel(curve.x + (", log scale" if log else ""))
         # Heights from the data and the ceiling: the power law dives to -inf at small compute.
         floor, roof = min(curve.R.min(), fit.R0), max(curve.R.max(), shown.A)
-        top.set_ylim(floor - 0.1 * (roof - floor), roof + 0.08 * (roof - floor))
+        height = max(roof - floor, 0.02)
+        top.set_ylim(floor - 0.1 * height, roof + 0.08 * height)
     axes[0, 0].set_ylabel(curve.y)
     axes[1, 0].set_ylabel("residual")
     fig.suptitle("{}{}: A {}, B {}, C_mid {}".format(
@@ -838,7 +868,10 @@ def plot_compare(curves, fits):
     from matplotlib import colormaps
     fig, axes = _figure(11, 4.4, 1, 2)
     left, right = axes[0]
-    unit = fits[curves[0].label].C_mid
+    unit, ceilings = fits[curves[0].label].C_mid, [fits[curve.label].A for curve in curves]
+    shared = len(curves) > 1 and np.ptp(ceilings) == 0        # by `compare`
+    if shared:
+        left.set_title(f"all refitted at the shared ceiling A = {ceilings[0]:.3f}", fontsize=10.5)
     for i, curve in enumerate(curves):
         fit, trained = fits[curve.label], curve.C > 0
         # cividis rises evenly in lightness, so the order of runs survives a print in grey.
@@ -849,7 +882,8 @@ def plot_compare(curves, fits):
         _, lo, hi = fit.predict(C)
         left.fill_between(C, lo, hi, color=color, alpha=0.18, linewidth=0)
         left.plot(C, fit.curve(C), dash, color=color)
-        left.plot(curve.C[trained], curve.R[trained], **dots, label=f"{curve.label}: A {fit.A:.3f}")
+        left.plot(curve.C[trained], curve.R[trained], **dots,
+                  label=curve.label if shared else f"{curve.label}: A {fit.A:.3f}")
         right.plot(C / unit, (C / unit) ** fit.B, dash, color=color)
         line = (curve.R > fit.R0) & (curve.R < fit.A) & trained
         F = (fit.C_mid / unit) ** fit.B / ((fit.A - fit.R0) / (curve.R[line] - fit.R0) - 1)
@@ -859,8 +893,8 @@ def plot_compare(curves, fits):
     left.set(xscale="log", xlabel=f"{curves[0].x}, log scale", ylabel=curves[0].y)
     right.set(xscale="log", yscale="log", xlabel=f"{curves[0].x} / {unit:.3g}, log scale",
               ylabel="F(R), log scale; its slope is B")
-    for ax in (left, right):
-        ax.legend(fontsize=8.5, frameon=False)
+    for ax, corner in ((left, "lower right"), (right, "upper left")):     # empty in rising curves
+        ax.legend(loc=corner, fontsize=8.5, frameon=False)
     return fig
 
 
@@ -871,15 +905,19 @@ def plot_rolling(curve, rolled):
     names = (f"mean of the last {LAST}", "ceiling A")
     for ax, (value, lo, hi), name in zip(axes[:, 0], (ahead, A), names):
         ax.fill_between(cuts, lo, hi, color=ORANGE, alpha=0.22, linewidth=0,
-                        label=f"{LEVEL:.0%} interval")
+                        label=f"its {LEVEL:.0%} interval")
         ax.plot(cuts, value, "s--", color=ORANGE, markersize=3.5, label="predicted at the cut")
         ax.plot(curve.C, curve.R, ".", color=BLUE, label="evaluations")
+        ax.axhspan(measured - SAME_A, measured + SAME_A, facecolor="none", edgecolor=GREY,
+                   linestyle="--", label=f"outcome ± {SAME_A}")
         if known is not None:
-            ax.axvline(known, color=GREY, linestyle=":")
+            ax.axvline(known, color=GREY, linestyle=":", label="stays within it from here")
+        # Heights from the predictions: the first evaluations lie far below and would flatten them.
+        ax.set_ylim(min(value.min() - SAME_A, measured - 3 * SAME_A),
+                    max(value.max() + SAME_A, measured + 3 * SAME_A))
         ax.set_ylabel(name)
-    axes[0, 0].axhspan(measured - SAME_A, measured + SAME_A, color=GREY, alpha=0.25, linewidth=0,
-                       label=f"measured ± {SAME_A}")
-    axes[0, 0].legend(fontsize=8.5, frameon=False, loc="lower right")
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3,
+               fontsize=8.5, frameon=False)
     axes[1, 0].set_xlabel(f"{curve.x} at which the run is cut")
     return fig
 
@@ -987,6 +1025,9 @@ def report_run(args, refit, curve):
     lines, said["forecast"] = forecast(fit, args.predict, args.target)
     if args.until is not None:
         cut = args.until * curve.C[-1] if args.until <= 1 else args.until
+        if not cut >= curve.C[curve.C > 0][0]:
+            raise BadInput(f"--until {args.until:g} leaves nothing to fit: up to 1 it is a share "
+                           f"of the run, above 1 it is {curve.x} (here to {curve.C[-1]:.3g})")
         early = fits[f"{label}, up to {cut:.3g}"] = refit(curve.C, curve.R, c_max=cut)
         more, said["held_out"] = held_out(curve, early)
         lines, said["early"] = more + lines, record_of(early)
@@ -1037,7 +1078,9 @@ def watch(args, refit, read):
     the run leaves its predicted band (exit code 3)."""
     if len(args.runs) > 1:
         raise BadInput(f"--watch follows one run, got {len(args.runs)}")
-    seen = 0
+    if not args.watch > 0:
+        raise BadInput(f"--watch takes the seconds between two looks, got {args.watch:g}")
+    seen, waiting = 0, False
     while True:
         curve = read(args.runs[0])
         if curve.C.size != seen:
@@ -1046,6 +1089,10 @@ def watch(args, refit, read):
             print(*lines, sep="\n", flush=True)
             if done or (left and args.strict):
                 return 3 if left and args.strict else 0
+            waiting = False
+        elif not waiting:         # said once: the run may be slow, or over
+            print("no new evaluation; still watching, Ctrl-C ends it", flush=True)
+            waiting = True
         time.sleep(args.watch)
 
 
@@ -1055,7 +1102,7 @@ def main(argv=None):
     def read(spec):
         return load(spec, args.x, args.y, args.x_scale, args.x_label, args.reward_range)
     try:
-        return (watch if args.watch else report)(args, refitter(args), read)
+        return (report if args.watch is None else watch)(args, refitter(args), read)
     except (BadInput, OSError, UnicodeDecodeError) as error:     # the last: a file that is no text
         print(f"fit.py: {error}", file=sys.stderr)
         return 2

@@ -57,8 +57,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 import packed
-from loss import (advantages, merge_stats, policy_loss, token_logprobs, token_weights,
-                  zero_variance)
+from loss import (advantages, length_penalty, merge_stats, policy_loss, token_logprobs,
+                  token_weights, zero_variance)
 from sampler import Interruption, Request, Rollout, TransformersSampler
 from tasks import (INTERRUPTION_PHRASE, TaskError, check_gold, load_task, prompt_ids, verify)
 from vllm_engine import VllmSampler
@@ -96,6 +96,8 @@ class Config:
     think_min: int = 10240              # paper: interrupted at a random point in [10k, 12k]
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
+    length_penalty: int = 0             # off; the paper's ablation: 2048 tokens of slope
+    overlong_filter: bool = False       # off: a truncated sample earns -1; true: it is masked (DAPO)
     interrupt_phrase: str = INTERRUPTION_PHRASE         # paper; "" turns interruption off
     # -- sampling
     temperature: float = 1.0            # ours
@@ -161,6 +163,8 @@ class Config:
             refuse("slots", f"must hold the {self.samples_per_prompt} samples of a prompt")
         if not self.model:
             refuse("model", "give a Hugging Face folder or name, as in --model models/toy")
+        if not 0 <= self.length_penalty <= self.think_max + self.answer_tokens:
+            refuse("length_penalty", "must lie in 0..think_max + answer_tokens")
         scheme, _, k = self.off_policy.partition("-")
         if scheme not in ("pipeline", "ppo") or not k.isdecimal() or (scheme, k) == ("ppo", "0"):
             refuse("off_policy", 'use "pipeline-K" (K = 0: on-policy) or "ppo-K" with K >= 1')
@@ -428,17 +432,21 @@ def train_step(model, optimizer, rollouts, rewards, version, config, dtype, devi
     P, G = rewards.shape
     same = zero_variance(rewards)                                                   # (P,)
     log = {"reward/mean": rewards.mean().item(), "reward/std": rewards.std().item(),
-           "pass_rate": (rewards > 0).float().mean().item(),
+           "pass_rate": (rewards >= 0).float().mean().item(),   # 0: correct, at the penalty's end
            "frac_reward_zero_std": same.float().mean().item(), "prompts/consumed": P}
     keep = ~same if config.zero_variance_filter else torch.ones(P, dtype=torch.bool)
     # The groups left are the effective batch: every mean and std below is over them alone.
     kept = [rollouts[p * G + g] for p in keep.nonzero()[:, 0].tolist() for g in range(G)]
     log["prompts/trained"] = int(keep.sum())
-    log["tokens/trained"] = sum(sum(r.sampled) for r in kept)
-    if not kept or not log["tokens/trained"]:
+    log["tokens/trained"] = 0
+    if kept:
+        mask = table(kept, "sampled", torch.bool)                                   # (N, T)
+        if config.overlong_filter:      # in the advantages of its group, but not in the gradient
+            mask &= torch.tensor([[r.finish_reason == "stop"] for r in kept])
+        log["tokens/trained"] = int(mask.sum())
+    if not log["tokens/trained"]:
         return log | {"optimizer_step": 0}
     advantage = advantages(rewards[keep], norm=config.advantage_norm).flatten()     # (N,)
-    mask = table(kept, "sampled", torch.bool)                                       # (N, T)
     weights = token_weights(mask, torch.arange(len(kept)) // G, aggregation=config.aggregation)
     behavior = table(kept, "logprobs", torch.float32)
     lags = version - table(kept, "versions", torch.long)
@@ -816,6 +824,11 @@ class Run:
         rewards = torch.tensor(mark(rollouts, self.problems, self.tokenizer)).view(-1, G)
         for group, row in zip(groups, rewards):
             self.curriculum.record(group.prompt_id, int((row > 0).sum()), G)
+        if config.length_penalty:       # of correct samples only (paper's ablation)
+            lengths = torch.tensor([len(r.output_ids) for r in rollouts]).view_as(rewards)
+            rewards += (rewards > 0) * length_penalty(
+                lengths, l_max=config.think_max + config.answer_tokens,
+                l_cache=config.length_penalty)
         marked = time.perf_counter()
         try:
             log = train_step(self.model, self.optimizer, rollouts, rewards, self.version, config,

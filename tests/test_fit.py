@@ -148,10 +148,10 @@ def test_batch_solves_each_problem_as_if_alone():
 
 def test_grid_is_the_loop_that_the_paper_describes():
     """The grid method skips nodes that cannot win; skipping one that can, it would not be A.5.
-    Draw 49 is one of the few (1 in 60) where the best A is the neighbor of the first guess."""
+    The last two draws are among the few where the best node lies below, above the first guess."""
     A_nodes, C_nodes = np.arange(0.55, 0.6501, 0.005), np.linspace(2000, 3200, 21)
-    for seed in (0, 1, 49):
-        C, R = made(n=41, seed=seed)
+    for n, sd, seed in ((41, 0.004, 0), (41, 0.004, 49), (13, 0.02, 48)):
+        C, R = made(n=n, sd=sd, seed=seed)
         x, y, best = C[1:], R[1:], (np.inf,)
         for A in A_nodes:
             for C_mid in C_nodes:
@@ -262,6 +262,22 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
     assert ((0.80 <= inside / 200) & (inside / 200 <= 0.97)).all(), inside / 200
 
 
+def test_an_interval_of_the_grid_knows_how_coarse_the_grid_is():
+    """On clean data all replicates land on one node: without the random shift of their nodes, A
+    would be exact to the last digit, and wrong by up to half a step."""
+    inside = np.zeros(2)
+    for seed in range(40):
+        A = np.random.default_rng(seed).uniform(0.60, 0.62)               # seldom on a node
+        C, R = made(n=41, sd=0.0005, seed=seed, A=A)
+        f = fit_curve(C, R, method="grid", C_mid_nodes=np.linspace(2300, 2800, 26), bootstrap=200)
+        _, *ahead = f.predict(32_000)
+        truths = A, sigmoid(32_000, A, 1.92, 2542, 0.35)
+        for i, (lo, hi) in enumerate([f.ci["A"], ahead]):
+            inside[i] += lo <= truths[i] <= hi
+        assert 0.004 < np.subtract(*f.ci["A"][::-1]) < 0.008
+    assert (inside / 40 >= 0.75).all(), inside / 40
+
+
 def test_noise_of_the_step_0_evaluation_is_in_the_intervals():
     """Holding a noisy R0 as if it were exact gives intervals for B that are too narrow: the naive
     form, R0 given as a number, is kept here to show it."""
@@ -311,6 +327,7 @@ def bent():
     ("falls at the end", collapse(), {}),
     ("residuals have a trend", bent(), {}),
     ("wider than the gain", made(end=3000, sd=0.02), {}),
+    ("nodes are 403 apart", made(), fit.PAPER_GRID),
 ])
 def test_each_doubt_is_raised(sentence, data, options):
     """Each of these fits looks fine in a picture and is not."""
@@ -372,7 +389,19 @@ def test_an_unknown_setting_is_an_error():
 
 
 @pytest.mark.parametrize("words,sentence", [
-    (["nowhere"], "nowhere"),
+    (["nowhere"], "no file or folder nowhere"),
+    (["a="], "NAME=PATH"),
+    (["nan.csv"], "no evaluation with both"),
+    (["semicolons.csv"], "no numbers yet"),
+    (["percent.csv"], "reward 20 (evaluation 0) is not a pass rate in [0, 1]; --reward-range"),
+    (["run", "--until", "2"], "leaves nothing to fit: up to 1 it is a share"),
+    (["run", "--until", "-1"], "leaves nothing to fit"),
+    (["run", "--until", "1e9"], "nothing to predict"),
+    (["run", "--target", "70"], "pass rate in [0, 1], got 70"),
+    (["run", "--predict", "nan"], "compute >= 0"),
+    (["run", "--x-scale", "-1"], "above 0"),
+    (["run", "--seed", "-1"], "seed -1"),
+    (["run", "--watch", "0"], "seconds between two looks"),
     (["empty"], "holds no log"),
     (["run", "--y", "reward"], "--y reward; it has: compute/flops"),
     (["run", "--y", "eval/*"], "fits several columns"),
@@ -386,7 +415,7 @@ def test_an_unknown_setting_is_an_error():
     (["short", "--rolling", "--out", "none"], "6 evaluations"),
     (["broken/evals.jsonl"], "line 2 is not JSON"),
     (["list.jsonl"], "not JSON objects"),
-    (["void.jsonl"], "nothing yet"),
+    (["void.jsonl"], "no numbers yet"),
     (["other.json"], "log_history"),
     (["binary.csv"], "decode"),
 ])
@@ -400,6 +429,9 @@ def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_p
     lines = (tmp_path / "broken/evals.jsonl").read_text().split("\n")
     (tmp_path / "broken/evals.jsonl").write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]))
     (tmp_path / "empty").mkdir()
+    (tmp_path / "nan.csv").write_text("gpu_hours,pass_rate\n0,nan\n1,nan\n")
+    (tmp_path / "semicolons.csv").write_text("gpu_hours;pass_rate\n0;0.2\n1;0.3\n")
+    (tmp_path / "percent.csv").write_text("gpu_hours,pass_rate\n0,20\n1,30\n")
     (tmp_path / "list.jsonl").write_text("[1, 2]\n[3, 4]\n")
     (tmp_path / "void.jsonl").write_text("")
     (tmp_path / "other.json").write_text('{"a": 1}')
@@ -440,6 +472,9 @@ def test_a_running_log_may_end_in_the_middle_of_a_line(tmp_path, capsys):
     log.write_text(log.read_text()[:-40])
     curve = fit.load(str(tmp_path / "r"))
     assert curve.C.size == 80 and "cut off" in curve.notes[0]
+    table = tmp_path / "a.csv"                   # half a number is a number: only the end tells
+    table.write_text("gpu_hours,pass_rate\n0,.2\n1,.31\n2,.4")
+    assert "if its number is cut off" in fit.load(str(table)).notes[0]
 
 
 def test_a_resumed_run_counts_each_evaluation_once(tmp_path):
@@ -481,7 +516,7 @@ def test_a_folder_of_checkpoints_is_read_from_its_latest(tmp_path):
 
 
 # ---------------------------------------------------------------------------- what is said
-def test_until_predicts_from_the_first_part_alone(tmp_path):
+def test_until_predicts_from_the_first_part_alone(tmp_path, capsys):
     """If one held-out point leaked into the early fit, its prediction would be a fit."""
     C, R = made(seed=4)
     spoiled = np.where(C > 8000, 0.9, R)
@@ -490,6 +525,8 @@ def test_until_predicts_from_the_first_part_alone(tmp_path):
         run, out = write_run(tmp_path / name, C, rewards), tmp_path / f"{name}.json"
         assert fit.main([str(run), "--until", "0.5", "--out", "none", "--json", str(out)]) == 0
         records.append(json.loads(out.read_text())["runs"][name])
+        said = capsys.readouterr().out
+        assert (", outside the interval" in said) == (name == "b") != (", in the interval" in said)
     assert records[0]["early"] == records[1]["early"] and records[0]["early"]["n"] == 40
     told = records[0]["held_out"]
     early = fit_curve(C, R, c_max=8000, bootstrap=0)
@@ -533,6 +570,13 @@ def test_rolling_finds_when_the_outcome_was_known():
         curve, lambda C, R, c_max: fit_curve(C, R, c_max=c_max, bootstrap=50))
     assert abs(ahead[0, 0] - measured) > 0.1 and cuts[0] == C[fit.FEW]
     assert A[0, -1] == pytest.approx(fit_curve(C, R, bootstrap=0).A) and cuts[-1] == C[-1]
+    # The band is of the mean of the last five on each replicate's curve, neither of the highest one
+    # nor of the last one; a third of the way the curves still rise enough to tell these apart.
+    k = np.searchsorted(cuts, 5000)
+    then = fit_curve(C, R, c_max=cuts[k], bootstrap=50)
+    paths = np.array([fit.sigmoid(C[-5:], *draw) for draw in then.draws]).mean(1)
+    np.testing.assert_allclose(ahead[1:, k], np.sort(paths)[[2, 47]], atol=1e-12)
+    assert ahead[0, k] == pytest.approx(then.curve(C[-5:]).mean(), abs=1e-12)
     i = cuts.tolist().index(known)
     assert (np.abs(ahead[0, i:] - measured) <= fit.SAME_A).all()
     assert i > 0 and abs(ahead[0, i - 1] - measured) > fit.SAME_A
@@ -602,6 +646,18 @@ def test_crossing_points_are_where_the_curves_cross():
     roots = np.roots([0.1, -0.5, 0, 0.6])                         # .1 x^3 - .5 x^2 + .6 = 0
     roots = sorted(r.real * 1000 for r in roots if r.real > 0)
     assert [spans[1]["C_from"], spans[1]["C_to"]] == pytest.approx(roots, rel=1e-6)
+
+
+def test_the_leaders_share_counts_replicates_in_the_middle_of_its_span():
+    """At its ends a span is a tie by definition, and a share of 100% would say "certain".  Of 20
+    replicates of `fast` 9 are as fitted, 5 lead in a narrower span, 6 nowhere."""
+    fits = {name: fit.replace(fit_curve(*made(), bootstrap=20), A=A, B=B, C_mid=1000.0, R0=0.0)
+            for name, A, B in (("fast", 0.5, 3.0), ("high", 0.6, 1.0))}
+    A_draws = {"fast": [0.501] * 9 + [0.48] * 5 + [0.3] * 6, "high": [0.6] * 20}
+    for name, f in fits.items():
+        fits[name] = fit.replace(f, draws=np.array([[A, f.B, 1000, 0] for A in A_draws[name]]))
+    spans = list(fit.leaders(fits, 300, 1e5))
+    assert [(s["run"], s["share"]) for s in spans] == [("high", 1.0), ("fast", 0.7), ("high", 1.0)]
 
 
 def test_seeds_are_pooled_and_their_disagreement_is_told(tmp_path, capsys):

@@ -131,7 +131,7 @@ def test_a_frozen_head_saves_its_matrix_products():
         with Products() as products:
             token_logprobs(h, w, targets, chunk_tokens=4)[0].backward(g)
         counts.append(products.count)
-    chunks = 4  # of 13 tokens: 4 forward products, 3 again, as the last one's logits are still there
+    chunks = 4  # 13 tokens: 4 products forward, 3 again: the last logits are still there
     assert counts == [7 + 2 * chunks, 7 + chunks, 7 + chunks]
 
 

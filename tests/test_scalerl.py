@@ -224,6 +224,25 @@ def test_a_step_whose_groups_all_agree_takes_no_optimizer_step(llama, seed):
     assert log["optimizer_step"] == 1 and log["grad_norm"] < 1e-6
 
 
+def test_the_overlong_filter_takes_truncated_samples_out_of_the_gradient(llama, seed):
+    """They stay in their group's baseline: the step is that of the same advantages without them."""
+    rollouts = rollouts_of(2, 3, random.Random(seed))
+    for i in (1, 3):
+        rollouts[i].finish_reason = "length"
+    rewards = torch.tensor([[1., -1, -1], [-1, 1, 1]])
+    masked, log = take_step(packed_copy(llama), rollouts, rewards, overlong_filter=True)
+    assert log["tokens/trained"] == sum(sum(r.sampled) for r in rollouts
+                                        if r.finish_reason == "stop") > 0
+    for i in (1, 3):
+        rollouts[i].sampled = [False] * len(rollouts[i].sampled)
+    by_hand, _ = take_step(packed_copy(llama), rollouts, rewards)
+    unmasked, _ = take_step(packed_copy(llama), rollouts_of(2, 3, random.Random(seed)), rewards)
+    for name, gradient in masked.items():
+        torch.testing.assert_close(gradient, by_hand[name])
+    assert any((masked[name] - unmasked[name]).norm() > 1e-3 * unmasked[name].norm()
+               for name in masked)
+
+
 def test_a_non_finite_loss_stops_the_step_and_names_the_version(llama, seed):
     model = packed_copy(llama)
     with torch.no_grad():
@@ -487,6 +506,9 @@ def test_when_every_prompt_has_retired_the_run_ends_well(micro, tmp_path):
     ({"interrupt_phrase": ""}, lambda r: r["completions/interrupted_frac"] == 0),
     ({"zero_variance_filter": "false"}, lambda r: r["prompts/trained"] == 4),
     ({"retire_at": 1.5}, lambda r: r["curriculum/retired"] == 0),
+    ({"length_penalty": 20},
+     lambda r: not (r["reward/mean"] + 1) / 2 == pytest.approx(r["pass_rate"])),
+    ({"overlong_filter": "true"}, None),
     ({"loss": "grpo", "aggregation": "sample", "advantage_norm": "prompt"}, None),
     ({"loss": "gspo", "aggregation": "token", "advantage_norm": "none"}, None),
     ({"head_fp32": "false"}, None),
