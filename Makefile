@@ -11,8 +11,8 @@
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
-# A new run folder for every demo, so that no run is ever overwritten.
-RUN    := $(or $(RUN),demo-$(shell date +%Y%m%d-%H%M%S))
+# runs/demo, and a new folder for every further run, so that none is ever overwritten.
+RUN    := $(or $(RUN),demo$(if $(wildcard runs/demo),-$(shell date +%Y%m%d-%H%M%S)))
 SEED   ?= 0
 
 .PHONY: demo seeds mix test toy smollm2 vllm clean
