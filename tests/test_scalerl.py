@@ -364,7 +364,8 @@ SMALL = {"prompts_per_step": 4, "samples_per_prompt": 4, "slots": 24, "think_min
          "think_max": 22, "answer_tokens": 3, "prompt_tokens": 40, "heldout_prompts": 64,
          "eval_prompts": 8, "eval_samples": 2, "eval_every": 4, "checkpoint_every": 3,
          "lr": 1e-3, "warmup_steps": 2, "steps": 8, "off_policy": "pipeline-2",
-         "retire_at": 0.25, "task_options": '{"size": 24}', "threads": 1}
+         "retire_at": 0.25, "task_options": '{"size": 24}', "threads": 1,
+         "engine": "transformers"}         # whose runs repeat bit for bit, killed or not
 
 
 def arguments(micro, **changes):
