@@ -1,6 +1,7 @@
 # make demo      the toy: train it with the whole recipe, fit its curve, predict the second half
 # make test      the whole test suite
 # make seeds     the demo on five seeds, and what each first half predicted
+# make mix       two tasks at once, a curve each
 # make smollm2   a real small language model, as an ordinary folder in models/smollm2-135m
 # make vllm      vLLM, the build for this machine; scalerl.py then takes it by itself
 # make toy       the toy model alone, in models/toy
@@ -10,11 +11,11 @@
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
-# A new run folder for every demo, so that no run is ever overwritten.
-RUN    := $(or $(RUN),demo-$(shell date +%Y%m%d-%H%M%S))
+# runs/demo, and a new folder for every further run, so that none is ever overwritten.
+RUN    := $(or $(RUN),demo$(if $(wildcard runs/demo),-$(shell date +%Y%m%d-%H%M%S)))
 SEED   ?= 0
 
-.PHONY: demo seeds test toy smollm2 vllm clean
+.PHONY: demo seeds mix test toy smollm2 vllm clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -28,6 +29,12 @@ seeds: $(VENV)/base models/toy/config.json
 		--name $(RUN)-seed{} --seed {} --threads 1 > runs/$(RUN)-seed{}.log 2>&1'
 	for s in 0 1 2 3 4; do $(PY) fit.py runs/$(RUN)-seed$$s --until 0.5; done
 
+# The model is warmed up on both tasks; reasoning_gym brings the second one's problems.
+mix: $(VENV)/smollm2 models/toy-mix/config.json
+	$(PY) scalerl.py --config configs/mix.toml --name $(RUN) --seed $(SEED)
+	$(PY) fit.py runs/$(RUN) --y eval/toy/mean@4 --y eval/reasoning_gym:chain_sum/mean@4 \
+		--out runs/$(RUN)/curve.png
+
 test: $(VENV)/test $(VENV)/vllm
 	$(PY) -m pytest
 
@@ -37,6 +44,11 @@ vllm: $(VENV)/vllm
 
 models/toy/config.json: | $(VENV)/base
 	$(PY) toy.py --out models/toy
+
+models/toy-mix/config.json: | $(VENV)/smollm2
+	$(PY) toy.py --out models/toy-mix --task toy+reasoning_gym:chain_sum --task-options '{ \
+		"toy": {"size": 2000}, "reasoning_gym:chain_sum": {"min_terms": 2, "max_terms": 4, \
+		"min_digits": 1, "max_digits": 1, "size": 2000}}'
 
 models/smollm2-135m/config.json: | $(VENV)/smollm2
 	$(PY) smollm2.py

@@ -938,6 +938,7 @@ examples
   fit.py runs/demo --predict 1e15 --target 0.9          what compute buys; what a reward costs
   fit.py ours=runs/s1,runs/s2 grpo=runs/g1,runs/g2      two recipes, their seeds pooled
   fit.py trainer_state.json --y eval_reward --reward-range -1 1
+  fit.py runs/mix --y eval/toy/mean@4 --y eval/math/mean@4     two tasks of a run, a curve each
   fit.py runs/demo --watch 60 --min-gain 0.01           ends when more compute buys little
 
 exit codes      0 well; 2 input that cannot be used; 3 there are warnings, with --strict
@@ -950,7 +951,7 @@ def arguments(argv):
     add, pair = p.add_argument, dict(type=float, nargs=2, metavar=("LO", "HI"))
     add("runs", nargs="+", metavar="RUN", help="a log, a run folder, or NAME=LOG,LOG,...")
     add("--x", help="column of compute")
-    add("--y", help="column of the pass rate")
+    add("--y", action="append", help="column of the pass rate; twice for two tasks of a run")
     add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
     add("--x-label", help="name of the compute axis")
     add("--reward-range", **pair, default=(0.0, 1.0), help="map these rewards onto [0, 1]")
@@ -1033,24 +1034,29 @@ def report_run(args, refit, curve):
         lines, said["early"] = more + lines, record_of(early)
         doubted += [f"up to {cut:.3g}: {warning}" for warning in early.warnings]
     out = Path(args.out) if args.out else curve.picture
-    figures = {out: plot_run(curve, fit, early)} if len(args.runs) == 1 else {}
+    alone = len(args.runs) * len(args.y or [None]) == 1
+    figures = {out: plot_run(curve, fit, early)} if alone else {}
     if args.rolling:      # 40 fits: 200 replicates each are enough for a band
         few = min(200, args.bootstrap)
         rolled = rolling(curve, lambda C, R, c_max: refit(C, R, c_max=c_max, bootstrap=few))
-        name = f"{out.stem}_rolling" + (f"_{label}" if len(args.runs) > 1 else "")
+        name = f"{out.stem}_rolling" + ("" if alone else f"_{label.replace('/', '-')}")
         figures[out.with_stem(name)] = plot_rolling(curve, rolled)
         said["known_from"] = known = rolled[-1]
         when = "never settled" if known is None else \
             f"settled at {known:.3g} ({known / curve.C[-1]:.0%} of the compute)"
         lines.append(f"the prediction {when}: within {SAME_A} of the outcome and staying there")
-    who = f"{label}: " if len(args.runs) > 1 else ""
+    who = "" if alone else f"{label}: "
     return fits, [who + line for line in lines], said, [f"{label}: {w}" for w in doubted], figures
 
 
 def report(args, refit, read):
     """Everything about one run, or about several and their comparison -> exit code."""
-    curves = [read(run) for run in args.runs]
-    if len({curve.label for curve in curves}) < len(curves):  # folders of one name: tell by path
+    tasks = args.y or [None]
+    curves = [read(run, y) for run in args.runs for y in tasks]
+    if len(tasks) > 1:                                        # one label a run will not do
+        curves = [replace(curve, label=f"{curve.label} {curve.y}" if len(args.runs) > 1 else
+                          curve.y) for curve in curves]
+    elif len({curve.label for curve in curves}) < len(curves):   # folders of one name: by path
         curves = [replace(curve, label=run) for curve, run in zip(curves, args.runs)]
     table, lines, figures, record = {}, [], {}, dict(runs={}, warnings=[])
     for curve in curves:
@@ -1076,13 +1082,14 @@ def report(args, refit, read):
 def watch(args, refit, read):
     """Print advice at each new evaluation, until little is left to gain; with --strict also until
     the run leaves its predicted band (exit code 3)."""
-    if len(args.runs) > 1:
-        raise BadInput(f"--watch follows one run, got {len(args.runs)}")
+    if len(args.runs) > 1 or len(args.y or []) > 1:
+        raise BadInput(f"--watch follows one curve, got {len(args.runs)} runs and "
+                       f"{len(args.y or [None])} columns")
     if not args.watch > 0:
         raise BadInput(f"--watch takes the seconds between two looks, got {args.watch:g}")
     seen, waiting = 0, False
     while True:
-        curve = read(args.runs[0])
+        curve = read(args.runs[0], *(args.y or [None]))
         if curve.C.size != seen:
             seen = curve.C.size
             lines, left, done = advice(curve, refit, args.min_gain)
@@ -1099,8 +1106,8 @@ def watch(args, refit, read):
 def main(argv=None):
     args = arguments(argv)
 
-    def read(spec):
-        return load(spec, args.x, args.y, args.x_scale, args.x_label, args.reward_range)
+    def read(spec, y):
+        return load(spec, args.x, y, args.x_scale, args.x_label, args.reward_range)
     try:
         return (report if args.watch is None else watch)(args, refitter(args), read)
     except (BadInput, OSError, UnicodeDecodeError) as error:     # the last: a file that is no text

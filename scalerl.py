@@ -19,9 +19,9 @@ One step of the recipe, in the order of this file:
  10. main
 
 The mathematics is in loss.py, generation in sampler.py, the layout of a batch in packed.py,
-problems and marks in tasks.py. Without a GPU, or with one, sampler and trainer share a process:
-decode steps and optimizer steps alternate, so a run is deterministic, and staleness is the same
-algebra as on a cluster.
+problems in tasks.py, marks in verify.py. Without a GPU, or with one, sampler and trainer share a
+process: decode steps and optimizer steps alternate, so a run is deterministic, and staleness is
+the same algebra as on a cluster.
 
 Axes: P prompts a step, G samples a prompt, N = P*G samples, T tokens, v trainer's version.
 """
@@ -34,12 +34,14 @@ import dataclasses
 import difflib
 import hashlib
 import importlib.metadata
+import inspect
 import importlib.util
 import json
 import math
 import os
 import platform
 import random
+import re
 import shutil
 import signal
 import sys
@@ -59,8 +61,11 @@ from transformers.utils import logging as transformers_logging
 import packed
 from loss import (advantages, length_penalty, merge_stats, policy_loss, token_logprobs,
                   token_weights, zero_variance)
+from sandbox import SandboxError, check_box
 from sampler import Interruption, Request, Rollout, TransformersSampler
-from tasks import (INTERRUPTION_PHRASE, TaskError, check_gold, load_task, prompt_ids, verify)
+from tasks import (INTERRUPTION_PHRASE, TaskError, check_gold, load_evaluation, load_task,
+                   prompt_ids, without)
+from verify import THINK_TAGS, Marker
 from vllm_engine import VllmSampler
 
 # ---------------------------------------------------------------------------------------------
@@ -76,14 +81,19 @@ class Config:
     """All knobs. Comments give the paper's value where the default is not it; "ours" where the
     paper is silent."""
     # -- what
-    model: str = ""                     # a Hugging Face folder or name
-    task: str = "toy"                   # see tasks.load_task; the paper: Polaris-53K math
-    task_options: dict = field(default_factory=dict)    # the problem generator's own options
-    instruction: str = ""               # put before every question
+    model: str = ""                     # a Hugging Face folder or name; the paper: an 8B model
+    task: str = "toy"                   # ours; the paper: "polaris-53k"; see README, "Problems"
+    task_options: dict = field(default_factory=dict)    # the task's own, as JSON; ours
+    instruction: str = ""               # put before every question; ours
+    template_options: dict = field(default_factory=dict)    # the chat template's switches; ours
+    think_open: str = ""                # ends every prompt, as "<think>\n"; ours
+    think_close: str = "</think>"       # paper; only what follows it is marked
     heldout_prompts: int = 1000         # paper; never trained on
-    name: str = ""                      # run folder runs/NAME; default: model, task, seed
-    seed: int = 0
-    steps: int = 100                    # train steps
+    max_bad_gold: float = 0.02          # share of gold answers that may be unreadable; ours
+    unsafe_code: bool = False           # run programs where there is no sandbox; ours
+    name: str = ""                      # run folder runs/NAME; ours: model, task, seed
+    seed: int = 0                       # of sampling and of the order of prompts; ours
+    steps: int = 100                    # train steps; ours, the paper's runs take thousands
     # -- batch
     prompts_per_step: int = 48          # P, paper
     samples_per_prompt: int = 16        # G, paper
@@ -92,22 +102,23 @@ class Config:
     off_policy: str = "pipeline-8"      # paper; "pipeline-0" is on-policy; "ppo-8" the classic way
     slots: int = 256                    # sequences decoded at once; ours
     # -- length, in tokens
-    prompt_tokens: int = 2048           # paper; a longer prompt is refused
+    prompt_tokens: int = 2048           # paper; a longer prompt is never cut:
+    long_prompts: str = "refuse"        # the run, or "skip" the problem, and say so; ours
     think_min: int = 10240              # paper: interrupted at a random point in [10k, 12k]
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
     length_penalty: int = 0             # off; the paper's ablation: 2048 tokens of slope
-    overlong_filter: bool = False       # off: a truncated sample earns -1; true: it is masked (DAPO)
+    overlong_filter: bool = False       # paper: a truncated sample earns -1; true: masked
     interrupt_phrase: str = INTERRUPTION_PHRASE         # paper; "" turns interruption off
     # -- sampling
     temperature: float = 1.0            # ours
-    top_p: float = 1.0                  # only 1: anything else biases every importance ratio
+    top_p: float = 1.0                  # ours, only 1: anything else biases every importance ratio
     # -- objective
     loss: str = "cispo"                 # paper; or grpo, dapo, gspo, reinforce
     behavior: str = "sampler"           # paper; "recomputed": the trainer's own, ratio always 1
     eps_max: float = 5.0                # paper: 4, 5, 8 alike; caps CISPO's ratio itself
-    eps_low: float = 0.2                # the other losses' clip range [1 - low, 1 + high]
-    eps_high: float = 0.2
+    eps_low: float = 0.2                # ours: the other losses clip to [1 - low, 1 + high]
+    eps_high: float = 0.2               # ours; DAPO's own is 0.28
     aggregation: str = "prompt"         # paper; or sample (GRPO), token
     advantage_norm: str = "batch"       # paper; or prompt (GRPO), none (Dr. GRPO)
     head_fp32: bool = True              # paper; both in trainer and sampler
@@ -125,15 +136,18 @@ class Config:
     eval_every: int = 100               # paper
     eval_prompts: int = 1000            # paper
     eval_samples: int = 16              # paper
+    eval_tasks: str = ""                # further tasks to evaluate on, "aime-24+math-500"; ours
+    eval_task_options: dict = field(default_factory=dict)   # as task_options; ours
+    eval_think_tokens: int = 0          # thinking budget there; 0: as in training; ours
     checkpoint_every: int = 100         # ours
     keep_checkpoints: int = 2           # ours; the best one is kept apart
     samples_logged: int = 4             # rollouts written to samples.jsonl a step; ours
     log_with: str = ""                  # also tensorboard, wandb or trackio; ours
     # -- machine
-    gpus: int = -1                      # -1: one if there is one
-    engine: str = "auto"                # vllm if it is installed (make vllm), or transformers
-    dtype: str = "auto"                 # compute: bfloat16 on a GPU, float32 on a CPU
-    threads: int = 0                    # CPU threads; 0: all cores
+    gpus: int = -1                      # ours; -1: one if there is one
+    engine: str = "auto"                # ours: vllm if it is installed (make vllm), or transformers
+    dtype: str = "auto"                 # ours: compute in bfloat16 on a GPU, float32 on a CPU
+    threads: int = 0                    # ours; CPU threads, 0: all cores
 
     def check(self):
         """Refuse what cannot work, one sentence each. Returns (scheme, k) of `off_policy`."""
@@ -143,6 +157,7 @@ class Config:
                    "aggregation": ("prompt", "sample", "token"),
                    "advantage_norm": ("batch", "prompt", "none"),
                    "behavior": ("sampler", "recomputed"),
+                   "long_prompts": ("refuse", "skip"),
                    "engine": ("auto", "vllm", "transformers"),
                    "dtype": ("auto", "float32", "bfloat16"),
                    "log_with": ("", "tensorboard", "wandb", "trackio")}
@@ -161,6 +176,10 @@ class Config:
             refuse("think_min", f"must lie in 0..think_max = {self.think_max}")
         if self.samples_per_prompt > self.slots:
             refuse("slots", f"must hold the {self.samples_per_prompt} samples of a prompt")
+        if not self.think_close:
+            refuse("think_close", "must be text: what follows it is marked")
+        if self.interrupt_phrase and self.think_close not in self.interrupt_phrase:
+            refuse("interrupt_phrase", f"must hold think_close = {self.think_close!r}, or be empty")
         if not self.model:
             refuse("model", "give a Hugging Face folder or name, as in --model models/toy")
         if not 0 <= self.length_penalty <= self.think_max + self.answer_tokens:
@@ -360,15 +379,26 @@ class Pacer:
 # 4. Batch
 
 
-def mark(rollouts, problems, tokenizer):
-    """Rewards (P, G) in {-1, +1} of P groups of rollouts. A truncated sample has no answer: -1."""
-    rewards = []
-    for rollout in rollouts:
-        ended = rollout.finish_reason == "stop"
-        text = tokenizer.decode(rollout.output_ids[: -1 if ended else None])
-        problem = problems[rollout.prompt_id]
-        rewards.append(verify(text, problem.answer, problem.kind)[0] if ended else -1.0)
-    return rewards
+def mark(rollouts, problems, tokenizer, marker):
+    """(rewards, counters): -1 or +1 for each rollout, and the marker's numbers for the log.
+
+    A truncated sample has no answer, whatever its text says: -1.
+    """
+    ended = [i for i, r in enumerate(rollouts) if r.finish_reason == "stop"]
+    items = []
+    for i in ended:
+        problem = problems[rollouts[i].prompt_id]
+        # Some templates open the thinking in the prompt; the answer is then still after its end.
+        text = tokenizer.decode(rollouts[i].output_ids[:-1])
+        opens = marker.think_tags[0]
+        if tokenizer.decode(rollouts[i].prompt_ids[-16:]).rstrip().endswith(opens):
+            text = opens + text
+        items.append((text, problem.answer, problem.kind))
+    marks = marker.mark(items)
+    rewards = [-1.0] * len(rollouts)
+    for i, reward in zip(ended, marks.rewards):
+        rewards[i] = reward
+    return rewards, marks.counters
 
 
 def micro_batches(rollouts, budget_tokens):
@@ -482,7 +512,7 @@ def train_step(model, optimizer, rollouts, rewards, version, config, dtype, devi
 # 6. Evaluation
 
 
-def evaluate(sampler, problems, prompts, tokenizer, samples, seed):
+def evaluate(sampler, problems, prompts, tokenizer, marker, samples, seed):
     """Pass rates on held-out prompts by task: {"eval/<task>/mean@k": ..., "eval/<task>/pass@k"}.
 
     `sampler` is one apart, on the same weights: running sequences of the training sampler are not
@@ -495,17 +525,30 @@ def evaluate(sampler, problems, prompts, tokenizer, samples, seed):
     rollouts = []
     while sampler.in_flight:
         rollouts += sampler.step()
-    for rollout, reward in zip(rollouts, mark(rollouts, problems, tokenizer)):
+    rewards, _ = mark(rollouts, problems, tokenizer, marker)
+    for rollout, reward in zip(rollouts, rewards):
         correct[rollout.prompt_id] += reward > 0
     result = {}
     for task in dict.fromkeys(p.task for p in problems.values()):
         rates = [correct[p.id] / samples for p in problems.values() if p.task == task]
         result[f"eval/{task}/mean@{samples}"] = sum(rates) / len(rates)
-        result[f"eval/{task}/pass@{samples}"] = sum(rate > 0 for rate in rates) / len(rates)
+        for k in [k for k in (2, 4, 8, 16, 32, 64) if k < samples] + [samples]:
+            solved = [pass_at_k(samples, correct[p.id], k) for p in problems.values()
+                      if p.task == task]
+            result[f"eval/{task}/pass@{k}"] = sum(solved) / len(solved)
     result["eval/truncated_frac"] = sum(r.finish_reason == "length"
                                         for r in rollouts) / len(rollouts)
     result["eval/mean_length"] = sum(len(r.output_ids) for r in rollouts) / len(rollouts)
     return result
+
+
+def pass_at_k(n, correct, k):
+    """Chance that k of n samples, drawn without replacement, hold one of the `correct` ones.
+
+    Unbiased for the chance of k fresh samples; 1 - (1 - correct/n)**k is too low (Chen et al.
+    2021, arXiv 2107.03374).
+    """
+    return 1 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -670,23 +713,49 @@ class Run:
 
     def load_problems(self):
         config = self.config
+        tags = (config.think_open.strip() or THINK_TAGS[0], config.think_close)
+        self.marker = Marker(unsafe_code=config.unsafe_code, think_tags=tags)
         try:
             # The same problems for every seed: seeds of one recipe share their held-out set.
             train, heldout = (load_task(config.task, split, heldout=config.heldout_prompts,
                                         options=config.task_options)
                               for split in ("train", "heldout"))
-            check_gold(train + heldout)
-        except TaskError as error:
+            extra = load_evaluation(config.eval_tasks, config.eval_task_options) \
+                if config.eval_tasks else []
+            both = {p.task for p in heldout} & {p.task for p in extra}
+            if both:
+                raise TaskError(f"eval_tasks names {both.pop()!r} as well: its held-out problems "
+                                "are evaluated already, and two curves need two names")
+            train = without(train, extra)
+            if any(p.kind == "code" for p in train + heldout + extra):
+                check_box(config.unsafe_code)
+            kept = {p.id for p in check_gold(train + heldout + extra, self.marker,
+                                             config.max_bad_gold)}
+        except (TaskError, SandboxError) as error:
             raise ConfigError(f"task = {config.task!r}: {error}") from None
-        heldout = heldout[: config.eval_prompts]
-        self.problems = {p.id: p for p in train}
-        self.heldout = {p.id: p for p in heldout}
-        self.prompts = {p.id: tuple(prompt_ids(self.tokenizer, p, config.instruction))
-                        for p in train + heldout}
-        longest = max(map(len, self.prompts.values()))
-        if longest > config.prompt_tokens:
-            raise ConfigError(f"prompt_tokens = {config.prompt_tokens}: the longest prompt of "
-                              f"{config.task!r} has {longest} tokens, and none is cut in silence")
+        train = [p for p in train if p.id in kept]
+        heldout, extra = ([p for p in part if p.id in kept] for part in (heldout, extra))
+        self.prompts = {p.id: tuple(prompt_ids(
+            self.tokenizer, p, config.instruction, think_open=config.think_open,
+            template_options=config.template_options)) for p in train + heldout + extra}
+        long = {i for i, ids in self.prompts.items() if len(ids) > config.prompt_tokens}
+        if long and config.long_prompts == "refuse":
+            longest = max(len(self.prompts[i]) for i in long)
+            raise ConfigError(f"prompt_tokens = {config.prompt_tokens}: {len(long)} prompts of "
+                              f"{config.task!r} are longer, up to {longest} tokens; none is cut in "
+                              'silence, but long_prompts = "skip" leaves them out')
+        if long:
+            print(f"{len(long)} of {len(self.prompts)} problems are left out: their prompts are "
+                  f"longer than {config.prompt_tokens} tokens", file=sys.stderr)
+        self.problems = {p.id: p for p in train if p.id not in long}
+        heldout = [p for p in heldout if p.id not in long][: config.eval_prompts]
+        # The curve, and the best checkpoint, are the held-out problems'; the others are shown.
+        self.heldout_tasks = {p.task for p in heldout}
+        self.heldout = {p.id: p for p in heldout + [p for p in extra if p.id not in long]}
+        if not self.problems or not self.heldout:
+            raise ConfigError(f"prompt_tokens = {config.prompt_tokens}: no problem of "
+                              f"{config.task!r} is that short")
+        longest = max(len(self.prompts[i]) for i in [*self.problems, *self.heldout])
         self.prompt_tokens = longest            # sizes the cache: no need for more
 
     def build(self):
@@ -694,8 +763,11 @@ class Run:
         phrase = self.tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"] \
             if config.interrupt_phrase else []
         interruption = Interruption(config.think_min, config.think_max, config.answer_tokens,
-                                    tuple(phrase))
-        positions = self.prompt_tokens + interruption.longest
+                                    tuple(phrase), end=config.think_close)
+        budget = config.eval_think_tokens
+        evaluation = dataclasses.replace(interruption, think_min=budget, think_max=budget) \
+            if budget else interruption
+        positions = self.prompt_tokens + max(interruption.longest, evaluation.longest)
         limit = getattr(self.model.config, "max_position_embeddings", None) or math.inf
         if positions > limit:
             raise ConfigError(f"think_max = {config.think_max}: prompt, thinking, phrase and "
@@ -712,12 +784,12 @@ class Run:
             self.model).to(self.dtype)
         shared = dict(slots=config.slots, prompt_tokens=self.prompt_tokens, eos_ids=eos,
                       temperature=config.temperature, head_fp32=config.head_fp32)
-        make = lambda seed: TransformersSampler(                               # noqa: E731
-            generator, self.tokenizer, interruption, seed=seed, **shared)
+        make = lambda rule, seed: TransformersSampler(                         # noqa: E731
+            generator, self.tokenizer, rule, seed=seed, **shared)
         # Evaluation is on the trainer's own weights with either engine: nothing to push, and
         # running sequences are left alone.
-        self.eval_sampler = make(config.seed + 1)
-        self.sampler = make(config.seed) if config.engine == "transformers" else \
+        self.eval_sampler = make(evaluation, config.seed + 1)
+        self.sampler = make(interruption, config.seed) if config.engine == "transformers" else \
             self.vllm_sampler(interruption, shared)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
@@ -821,7 +893,8 @@ class Run:
         rollouts = [r for group in groups for r in group.rollouts]
         lags = [self.version - v for r in rollouts for v in r.versions]
         assert max(lags) <= self.k, f"lag {max(lags)}, the pacer promised at most {self.k}"
-        rewards = torch.tensor(mark(rollouts, self.problems, self.tokenizer)).view(-1, G)
+        rewards, marking = mark(rollouts, self.problems, self.tokenizer, self.marker)
+        rewards = torch.tensor(rewards).view(-1, G)
         for group, row in zip(groups, rewards):
             self.curriculum.record(group.prompt_id, int((row > 0).sum()), G)
         if config.length_penalty:       # of correct samples only (paper's ablation)
@@ -853,7 +926,7 @@ class Run:
         seconds = self.time_generate + pushed - start
         self.compute.hours += self.compute.devices * seconds / 3600
         n = len(rollouts)
-        self.record = {"step": self.step, "version": self.version} | log | {
+        self.record = {"step": self.step, "version": self.version} | log | marking | {
             "completions/mean_length": sum(len(r.output_ids) for r in rollouts) / n,
             "completions/truncated_frac": sum(r.finish_reason == "length" for r in rollouts) / n,
             "completions/interrupted_frac": sum(r.interrupted for r in rollouts) / n,
@@ -887,12 +960,14 @@ class Run:
         start = time.perf_counter()
         self.eval_sampler.push_weights(self.model.named_parameters(), self.version)
         result = evaluate(self.eval_sampler, self.heldout, self.prompts, self.tokenizer,
-                          self.config.eval_samples, self.config.seed + 1000 + self.step)
+                          self.marker, self.config.eval_samples,
+                          self.config.seed + 1000 + self.step)
         self.evaluated = self.step
         self.append("evals.jsonl", {"step": self.step, "version": self.version}
                     | self.compute.log() | result
                     | {"time/eval_s": time.perf_counter() - start})
-        means = [v for name, v in result.items() if "/mean@" in name]
+        samples = self.config.eval_samples
+        means = [result[f"eval/{task}/mean@{samples}"] for task in self.heldout_tasks]
         self.last_eval = sum(means) / len(means)
         if self.last_eval > self.best:
             self.best = self.last_eval
@@ -938,7 +1013,8 @@ class Run:
         for path in sorted(Path(__file__).parent.glob("*.py")):
             shutil.copy(path, self.folder / "source")
         packages = {name: importlib.metadata.version(name)
-                    for name in ("torch", "transformers", "safetensors", "numpy")}
+                    for name in ("torch", "transformers", "safetensors", "numpy",
+                                 "math-verify")}
         (self.folder / "versions.json").write_text(json.dumps({
             "python": platform.python_version(), "machine": platform.platform(),
             "device": torch.cuda.get_device_name() if self.device == "cuda"
@@ -1069,23 +1145,39 @@ class Progress:
 # 10. main
 
 
+def documented_fields():
+    """[(title, [(field, comment)])] of Config: its comments, written once, are the help as well."""
+    fields, groups = {f.name: f for f in dataclasses.fields(Config)}, []
+    for line in inspect.getsource(Config).splitlines():
+        if title := re.fullmatch(r"    # -- (.*)", line):
+            groups.append((title[1], []))
+        elif (entry := re.match(r"    (\w+): .*?  # (.*)", line)) and entry[1] in fields:
+            groups[-1][1].append((fields[entry[1]], entry[2]))
+    return groups
+
+
 def parse(argv):
     """(config, resume) from the command line. Every field of Config is an option."""
     def refuse(message):
         raise ConfigError(message)
     parser = argparse.ArgumentParser(
-        prog="scalerl.py", formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="scalerl.py", usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Every setting is also a key of FILE. [in brackets]: the default.",
         description=__doc__.split("One step of")[0], allow_abbrev=False)
     parser.error = refuse
     parser.add_argument("--config", help="TOML file with differences from the defaults")
     parser.add_argument("--resume", action="store_true", help="go on with runs/NAME")
     parser.add_argument("--report", metavar="RUN", help="write RUN/report.html and stop")
     parser.add_argument("--print-config", action="store_true", help="print all settings and stop")
-    for f in dataclasses.fields(Config):
-        default = f.default_factory() if f.default is dataclasses.MISSING else f.default
-        shown = "{}" if default == {} else str(default)[:40] or '""'
-        parser.add_argument(f"--{f.name.replace('_', '-')}", metavar=f.type.upper(),
-                            default=argparse.SUPPRESS, help=f"default {shown}".replace("%", "%%"))
+    for title, fields in documented_fields():
+        group = parser.add_argument_group(title)
+        for f, comment in fields:
+            default = f.default_factory() if f.default is dataclasses.MISSING else f.default
+            shown = "{}" if default == {} else str(default)[:40] or '""'
+            group.add_argument(f"--{f.name.replace('_', '-')}", metavar=f.type.upper(),
+                               default=argparse.SUPPRESS,
+                               help=f"{comment} [{shown}]".replace("%", "%%"))
     options, unknown = parser.parse_known_args(argv)
     for word in unknown:
         name = word.lstrip("-").split("=")[0].replace("-", "_")

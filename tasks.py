@@ -5,14 +5,15 @@ judged from the text after `</think>`, and holds 1,000 problems out to draw its 
 What is here, in the order a problem lives:
 
 1. Problem        one record: question, gold answer, and which verifier marks it
-2. load_task      a spec such as "toy", "reasoning_gym:chain_sum", "my.jsonl" or "a:0.7+b:0.3"
-                  becomes a list of problems; the held-out ones are chosen by a hash of the question
+2. load_task      a spec such as "toy", "reasoning_gym:chain_sum", "polaris-53k", "hf:OWNER/NAME",
+                  "my.jsonl" or "a:0.7+b:0.3" becomes a list of problems; the held-out ones are
+                  chosen by a hash of the question
 3. sources        where problems come from
 4. prompt_ids     the question in the model's own chat format
-5. verify         the mark, and why; check_gold marks the gold answers themselves
+5. check_gold     the gold answers, marked by their own verifier before the first step
 
-Differences from the paper, all ours: the toy task, the generated problems, the rule for several
-answers (section 5), and the simple number verifier in place of Math-Verify.
+The mark itself is in verify.py. Differences from the paper, all ours: the toy task and the
+generated problems.
 
 No torch here, no randomness that is not seeded, and no problem is dropped without a word.
 
@@ -20,15 +21,18 @@ No torch here, no randomness that is not seeded, and no problem is dropped witho
     '1+7=8;8+3=1;1+9=0</think>0'
 """
 
+import difflib
 import hashlib
 import json
 import random
 import re
 import warnings
 from collections import defaultdict
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from sandbox import parse_tests
+from verify import KINDS, TaskError, boxed_parts, read_number, verify
 
 # The paper's words (sec. 4), forced into the output when the thinking budget is spent. They live
 # here, beside prompts and marks, because toy.py has to teach its model the same words that the
@@ -37,15 +41,11 @@ INTERRUPTION_PHRASE = (
     "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
 )
 SPLITS = ("train", "heldout")
-KINDS = ("math", "exact")
+SOLUTIONS_CHECKED = 32
 
 
 # ------------------------------------------------------------------------------------------------
 # 1. One problem
-
-
-class TaskError(ValueError):
-    """Bad task, option or problem: one sentence with the field, its value, what would be right."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,16 @@ def question_hash(question):
 def load_task(spec, split, *, heldout=1000, seed=0, options=None):
     """The problems of one split of a task, in a fixed order; any prefix of it is a fair sample.
 
-    spec: "toy", "reasoning_gym:NAME", a path ending in .jsonl, or a mix. "a+b" trains on all
-        problems of both; "a:0.7+b:0.3" keeps as many as it can in these shares.
+    spec: "toy", "reasoning_gym:NAME", a preset (see PRESETS), "hf:OWNER/NAME", a path ending in
+        .jsonl or .parquet, or a mix. "a+b" trains on all problems of both; "a:0.7+b:0.3" keeps as
+        many as it can in these shares.
     split: "train" or "heldout".
     heldout: how many problems are held out in total; a mix divides them by its shares (equally,
         when it has none), so that the plain mean over them is the pass rate of the mix.
     seed: which problems a generator draws. It does not touch a file, nor the hash of a question.
     options: the generator's own options and "size", the number of training problems (default
-        2,000). For a mix, a dict from part to options: {"reasoning_gym:chain_sum": {...}}.
+        2,000); for files and data sets see COLUMNS. For a mix, a dict from part to options:
+        {"reasoning_gym:chain_sum": {...}}.
 
     The paper holds out 1,000 of its training distribution. Raises TaskError.
     """
@@ -119,6 +121,29 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
     if len({p.id for p in chosen}) < len(chosen):
         raise TaskError(f"task {spec!r} has two parts of the same name: rename one of the files")
     return chosen
+
+
+def load_evaluation(spec, options=None):
+    """All problems of a task that is only evaluated, such as "aime-24"; spec as in load_task.
+
+    Its questions may still be among the training problems: see `without`. Raises TaskError.
+    """
+    parts = list(parse_mix(spec))
+    options = options_by_part(options or {}, parts)
+    return [p for part in parts for p in load_pool(part, 0, 0, options[part])]
+
+
+def without(train, evaluation):
+    """The training problems whose question is in none of the evaluation's; says how many are."""
+    asked = {question_hash(problem.question) for problem in evaluation}
+    kept = [problem for problem in train if question_hash(problem.question) not in asked]
+    if len(kept) < len(train):
+        warnings.warn(
+            f"{len(train) - len(kept)} of {len(train)} training problems are questions of an "
+            "evaluation set; they are left out of training",
+            stacklevel=2,
+        )
+    return kept
 
 
 def parse_mix(spec):
@@ -157,14 +182,23 @@ def load_pool(name, heldout, seed, options):
         return toy_problems(heldout, seed, **checked_options(name, options, TOY_OPTIONS))
     if name.startswith("reasoning_gym:"):
         return reasoning_gym_problems(name, heldout, seed, options)
-    if name.endswith(".jsonl"):
-        checked_options(name, options, {})
-        return jsonl_problems(Path(name))
+    if name.endswith((".jsonl", ".parquet")):
+        return file_problems(Path(name), column_options(name, options, COLUMNS))
+    if name in PRESETS:
+        preset = COLUMNS | HUB | PRESETS[name]
+        return hub_problems(name, name, column_options(name, options, preset))
     if name.startswith("hf:"):
-        raise TaskError(f"task {name!r}: data sets of the Hugging Face hub are not available yet")
+        repository = name.removeprefix("hf:")
+        known = [preset for preset in PRESETS.values() if preset["repository"] == repository]
+        preset = COLUMNS | HUB | {"repository": repository} | (known[0] if known else {})
+        task = repository.rpartition("/")[2]
+        return hub_problems(name, task, column_options(name, options, preset))
+    near = difflib.get_close_matches(name, ["toy", *PRESETS], 1)
     raise TaskError(
-        f'task {name!r} is unknown: use "toy", "reasoning_gym:NAME", a path ending in .jsonl, '
-        'or a mix such as "toy:0.7+my.jsonl:0.3"'
+        f"task {name!r} is unknown"
+        + (f", did you mean {near[0]!r}?" if near else ":")
+        + ' use "toy", "reasoning_gym:NAME", "hf:OWNER/NAME", a path ending in .jsonl or .parquet, '
+        f"one of {', '.join(PRESETS)}, or a mix such as \"toy:0.7+my.jsonl:0.3\""
     )
 
 
@@ -203,6 +237,22 @@ def checked_options(name, options, defaults):
             wanted = "must be a whole number above 0"
             raise TaskError(f"task option {key} = {value!r} of {name!r} {wanted}")
     return {**defaults, **options}
+
+
+def column_options(name, options, defaults):
+    """Defaults with the given options over them: names of columns, so all of them are text."""
+    for key, value in options.items():
+        if key not in defaults:
+            known = ", ".join(defaults)
+            raise TaskError(f"task option {key!r} is unknown to {name!r}: it takes {known}")
+        if not isinstance(value, str):
+            raise TaskError(f"task option {key} = {value!r} of {name!r} must be text")
+    chosen = defaults | options
+    if chosen["kind"] not in KINDS:
+        raise TaskError(f"task option kind = {chosen['kind']!r} of {name!r}: use one of {KINDS}")
+    if chosen["form"] not in FORMS:
+        raise TaskError(f"task option form = {chosen['form']!r} of {name!r}: use one of {FORMS}")
+    return chosen
 
 
 # ------------------------------------------------------------------------------------------------
@@ -321,87 +371,300 @@ def chain_sum_trace(entry):
     return len(rest) // 2 + 1, "; ".join(steps) + f"</think>{total}"
 
 
-def jsonl_problems(path):
-    """Problems of a file with one {"question": ..., "answer": ...} a line.
+# Files and data sets. Which column holds what; "a.b" looks into a table, "a.0" into a list.
+FORMS = ("plain", "####", "boxed")
+COLUMNS = {
+    "question": "question",
+    "answer": "answer",  # of kind "code" the unit tests
+    "form": "plain",  # where in that column the answer is: all of it, after "####", in \\boxed{}
+    "kind": "math",  # a column "kind" goes before it
+    "level": "level",  # a number, or a text with one: "Level 5", "3/8"
+    "trace": "trace",  # a worked solution; of kind "code" a program
+}
+HUB = {"repository": "", "config": "", "split": "train"}
+# The paper trains on the first two. Their columns are as the data sets' own pages describe them.
+PRESETS = {
+    "polaris-53k": {
+        "repository": "POLARIS-Project/Polaris-Dataset-53K",
+        "question": "problem",
+        "level": "difficulty",
+    },
+    "deepcoder": {
+        "repository": "agentica-org/DeepCoder-Preview-Dataset",
+        "config": "primeintellect+taco+lcbv5",
+        "question": "problem",
+        "answer": "tests",
+        "kind": "code",
+        "trace": "solutions",
+    },
+    "gsm8k": {"repository": "openai/gsm8k", "config": "main", "form": "####"},
+    "gsm8k-test": {"repository": "openai/gsm8k", "config": "main", "split": "test", "form": "####"},
+    "math": {
+        "repository": "DigitalLearningGmbH/MATH-lighteval",
+        "question": "problem",
+        "answer": "solution",
+        "form": "boxed",
+    },
+    "math-500": {"repository": "HuggingFaceH4/MATH-500", "split": "test", "question": "problem"},
+    "dapo-17k": {
+        "repository": "open-r1/DAPO-Math-17k-Processed",
+        "config": "en",
+        "question": "prompt",
+        "answer": "solution",
+    },
+    "aime-24": {"repository": "HuggingFaceH4/aime_2024", "question": "problem"},
+    "aime-25": {"repository": "math-ai/aime25", "split": "test", "question": "problem"},
+}
 
-    Optional fields: "kind" ("math"), "level" (0), "trace" (none). Other fields, such as a source,
-    are the file's own business. Every error names the line.
+
+def file_problems(path, columns):
+    """Problems of a local file, one record a line or row; `columns` as in COLUMNS.
+
+    Strict, since the file is its owner's to correct: every error names the line.
     """
+    where = f"task {str(path)!r}"
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        records = parquet_records(path) if path.suffix == ".parquet" else jsonl_records(path, where)
     except FileNotFoundError:
-        raise TaskError(f"task {str(path)!r}: there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"task {str(path)!r} cannot be read as UTF-8 text: {error}") from error
-    if lines[-1] == "":  # the newline that ends the last line
-        lines.pop()
+        raise TaskError(f"{where}: there is no such file") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, TaskError):
+            raise
+        raise TaskError(f"{where} cannot be read: {error}") from error
     problems, first_line, repeated = {}, {}, 0
-    for number, line in enumerate(lines, start=1):
-        problem = jsonl_problem(line, path.stem, f"task {str(path)!r}, line {number}")
+    for number, record in enumerate(records, start=1):
+        problem = record_problem(record, path.stem, columns, f"{where}, line {number}")
         same = problems.setdefault(problem.id, problem)
         if same.answer != problem.answer:
             raise TaskError(
-                f"task {str(path)!r}, lines {first_line[problem.id]} and {number}: one question, "
+                f"{where}, lines {first_line[problem.id]} and {number}: one question, "
                 f"two answers, {same.answer!r} and {problem.answer!r}"
             )
         repeated += number != first_line.setdefault(problem.id, number)
     if not problems:
-        raise TaskError(f"task {str(path)!r} is empty: it needs one problem a line")
+        raise TaskError(f"{where} is empty: it needs one problem a line")
     if repeated:
         warnings.warn(
-            f"task {str(path)!r}: {repeated} of {len(lines)} lines repeat a question; kept once",
+            f"{where}: {repeated} of {len(records)} lines repeat a question; kept once",
             stacklevel=2,
         )
     return list(problems.values())
 
 
-def jsonl_problem(line, task, where):
-    """The Problem of one line; `where` names file and line for the error."""
+def jsonl_records(path, where):
+    """The records of a file with one {"question": ..., "answer": ...} a line."""
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise TaskError(f"{where} is not JSON: {error}") from error
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{where} cannot be read as UTF-8 text: {error}") from error
+    if lines[-1] == "":  # the newline that ends the last line
+        lines.pop()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise TaskError(f"{where}, line {number} is not JSON: {error}") from error
+    return records
+
+
+def parquet_records(path):
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise TaskError(f"task {str(path)!r} needs a package: pip install pyarrow") from error
+    return pyarrow.parquet.read_table(path).to_pylist()
+
+
+def hub_problems(name, task, options):
+    """Problems of a data set of the Hugging Face hub, or of a folder of that name here.
+
+    Lenient, since nobody here can correct it: records without question or answer, and questions
+    with two answers, are left out, with a warning that counts them and names the first.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise TaskError(f"task {name!r} needs a package: pip install 'datasets>=5.2,<6'") from error
+    datasets.disable_progress_bars()
+    records = []
+    for config in options["config"].split("+"):
+        try:
+            part = datasets.load_dataset(
+                options["repository"], config or None, split=options["split"]
+            )
+        except (OSError, ValueError) as error:
+            cause = str(error).strip().splitlines()[0]
+            raise TaskError(f"task {name!r} cannot be loaded: {cause}") from error
+        records += [(f"{config or 'row'} {i}", record) for i, record in enumerate(part, start=1)]
+    problems, left_out, clash = {}, [], set()
+    for where, record in records:
+        try:
+            problem = record_problem(record, task, options, where)
+        except TaskError as error:
+            left_out.append(str(error))
+            continue
+        if problem.kind == "code":
+            request = code_request(problem.answer)
+            problem = replace(problem, question=f"{problem.question.rstrip()}\n\n{request}")
+        if problems.setdefault(problem.id, problem).answer != problem.answer:
+            left_out.append(f"{where}: one question, two answers")
+            clash.add(problem.id)
+    problems = [problem for problem in problems.values() if problem.id not in clash]
+    if not problems:
+        raise TaskError(f"task {name!r} has no problem that can be used; the first: {left_out[0]}")
+    if left_out:
+        warnings.warn(
+            f"task {name!r}: {len(left_out)} of {len(records)} records are left out; "
+            f"the first: {left_out[0]}",
+            stacklevel=2,
+        )
+    return problems
+
+
+def code_request(answer):
+    """What a problem of a data set leaves unsaid: what is called, and where the program is looked
+    for. In a mix the instruction cannot say it, since math gets the same one."""
+    name = parse_tests(answer).fn_name
+    wanted = "that reads standard input and writes standard output" if name is None else (
+        f"with the function `{name}`, alone or as a method of a class `Solution`")
+    return f"Write a Python program {wanted}. Put all of it in one ```python block."
+
+
+def record_problem(record, task, columns, where):
+    """The Problem of one record; `where` names file and line for the error."""
     if not isinstance(record, dict):
         raise TaskError(f'{where} must be an object such as {{"question": "2+3", "answer": "5"}}')
-    for field in ("question", "answer"):
-        value = record.get(field)
-        if not isinstance(value, str) or not value.strip():
-            raise TaskError(f"{where}: field {field!r} is {value!r} and must be text, not empty")
-    kind, level, trace = record.get("kind", "math"), record.get("level", 0), record.get("trace")
+    kind = record.get("kind", columns["kind"])
     if kind not in KINDS:
         raise TaskError(f"{where}: field 'kind' is {kind!r} and must be one of {KINDS}")
-    if type(level) is not int:
-        raise TaskError(f"{where}: field 'level' is {level!r} and must be a whole number")
+    question = column(record, columns["question"])
+    answer = column(record, columns["answer"])
+    if kind == "code" and answer is not None:
+        try:
+            answer = unit_tests(answer).to_json()
+        except ValueError as error:
+            raise TaskError(f"{where}: field {columns['answer']!r}: {error}") from None
+    elif columns["form"] != "plain" and isinstance(answer, str):
+        parts = boxed_parts(answer) if columns["form"] == "boxed" else answer.split("####")[1:]
+        if not parts:
+            wanted = {"boxed": "\\boxed{}", "####": "####"}[columns["form"]]
+            raise TaskError(f"{where}: field {columns['answer']!r} has no {wanted}")
+        answer = parts[-1].strip()
+    for field, value in ((columns["question"], question), (columns["answer"], answer)):
+        if not isinstance(value, str) or not value.strip():
+            raise TaskError(f"{where}: field {field!r} is {value!r} and must be text, not empty")
+    level, trace = column(record, columns["level"]), column(record, columns["trace"])
+    if isinstance(level, str):
+        number = re.search("[0-9]+", level)
+        level = int(number.group()) if number else level
+    if level is not None and type(level) is not int:
+        raise TaskError(f"{where}: field {columns['level']!r} is {level!r} and has no whole number")
+    if kind == "code" and isinstance(trace, list):
+        trace = trace[0] if trace else None
     if trace is not None and not isinstance(trace, str):
-        raise TaskError(f"{where}: field 'trace' is {trace!r} and must be text")
-    return make_problem(
-        task, record["question"], record["answer"], kind=kind, level=level, trace=trace
-    )
+        raise TaskError(f"{where}: field {columns['trace']!r} is {trace!r} and must be text")
+    if kind == "code" and trace is not None and "```" not in trace:
+        trace = f"</think>```python\n{trace}\n```"
+    return make_problem(task, question, answer, kind=kind, level=level or 0, trace=trace)
+
+
+def column(record, path):
+    """The value at "a", "a.b" or "a.0" of a record; None where there is none."""
+    for key in path.split("."):
+        if isinstance(record, list) and key.isdecimal() and int(key) < len(record):
+            record = record[int(key)]
+        elif isinstance(record, dict):
+            record = record.get(key)
+        else:
+            return None
+    return record
+
+
+MOST_TESTS = 15  # DeepCoder's: a problem's longest inputs; all of them would take minutes
+
+
+def unit_tests(value):
+    """UnitTests of the forms that data sets have. Raises ValueError with a sentence.
+
+    TACO, APPS:          {"inputs": [...], "outputs": [...], "fn_name": "f"}
+    PrimeIntellect:      [{"type": "function_call", "fn_name": "f", "input": [1], "output": 2}, ...]
+    LiveCodeBench:       [{"testtype": "functional", "metadata": {"func_name": "f"}, "input": "1",
+                           "output": "2"}, ...], with one JSON value a line
+    Codeforces:          [{"input": "1", "output": "2"}, ...]
+    """
+    if isinstance(value, str):
+        value = json.loads(value)
+    name = None
+    if isinstance(value, list):
+        names = {called_function(test) for test in value}
+        if len(names) != 1:
+            raise ValueError(f"unit tests call {len(names)} functions: {sorted(map(str, names))}")
+        name = names.pop()
+        pairs = [(test.get("input"), test.get("output")) for test in value]
+        if name is not None and isinstance(pairs[0][0], str):  # LiveCodeBench
+            pairs = [([json.loads(x) for x in i.splitlines()], json.loads(o)) for i, o in pairs]
+    elif isinstance(value, dict) and isinstance(value.get("inputs"), list):
+        name = value.get("fn_name")
+        pairs = list(zip(value["inputs"], value.get("outputs") or [], strict=True))
+    else:
+        raise ValueError('unit tests must be a list, or a table with "inputs" and "outputs"')
+    if name is None:  # some have a list of lines
+        pairs = [tuple("\n".join(x) if isinstance(x, list) else x for x in p) for p in pairs]
+    pairs.sort(key=lambda pair: -len(json.dumps(pair[0])))
+    inputs, outputs = zip(*pairs[:MOST_TESTS], strict=True) if pairs else ((), ())
+    tests = {"inputs": list(inputs), "outputs": list(outputs), "fn_name": name}
+    return parse_tests(json.dumps(tests))
+
+
+def called_function(test):
+    """The name of the function that one test calls; None for standard input."""
+    if not isinstance(test, dict):
+        raise ValueError(f"a unit test is {test!r}, and must be a table")
+    metadata = test.get("metadata") or {}
+    if isinstance(metadata, str):
+        metadata = json.loads(metadata)
+    functional = test.get("type") == "function_call" or test.get("testtype") == "functional"
+    return (test.get("fn_name") or metadata.get("func_name")) if functional else None
 
 
 # ------------------------------------------------------------------------------------------------
 # 4. The prompt
 
 
-def prompt_ids(tokenizer, problem, instruction=""):
+def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_options=None):
     """Token ids of the question in the model's own chat format, ready for the model's turn.
 
-    The instruction goes in front: as the system message where the chat template has a place for
-    it, else before the question. Templates disagree: some raise on a system message, some drop it
-    without a word, so we look whether its text arrived. A tokenizer without a template (a base
-    model) gets "question, blank line, Answer:" (ours). Never truncated: a prompt that is too long
-    for the model is for the caller to refuse, who knows the budget of the answer as well.
+    instruction: goes in front: as the system message where the chat template has a place for it,
+        else before the question. Templates disagree: some raise on a system message, some drop it
+        without a word, so we look whether its text arrived.
+    think_open: ends the prompt, so that the model starts out thinking; not twice, if the template
+        itself ends with it.
+    template_options: the template's own switches, such as {"enable_thinking": True} of Qwen3.
+
+    A tokenizer without a template (a base model) gets "question, blank line, Answer:" (ours).
+    Special tokens at the start come once: from the template, or without one from the tokenizer.
+    Never truncated: a prompt that is too long for the model is for the caller to refuse or to leave
+    out, who knows the budget of the answer as well.
     """
     prefixed = f"{instruction}\n\n{problem.question}" if instruction else problem.question
     if tokenizer.chat_template is None:
-        return list(tokenizer(f"{prefixed}\n\nAnswer:")["input_ids"])
-    user = {"role": "user", "content": problem.question}
-    messages = [{"role": "system", "content": instruction}, user] if instruction else [user]
-    if instruction and not arrives(tokenizer, messages, instruction):
-        messages = [{"role": "user", "content": prefixed}]
-    return list(
-        tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    )
+        ids = list(tokenizer(f"{prefixed}\n\nAnswer:")["input_ids"])
+        if ids and ids[-1] == tokenizer.eos_token_id:  # some end every text, T5's and its like
+            ids.pop()
+    else:
+        user = {"role": "user", "content": problem.question}
+        messages = [{"role": "system", "content": instruction}, user] if instruction else [user]
+        if instruction and not arrives(tokenizer, messages, instruction):
+            messages = [{"role": "user", "content": prefixed}]
+        ids = list(
+            tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, return_dict=False, **(template_options or {})
+            )
+        )
+    if think_open and not tokenizer.decode(ids).rstrip().endswith(think_open.strip()):
+        ids += tokenizer(think_open, add_special_tokens=False)["input_ids"]
+    return ids
 
 
 def arrives(tokenizer, messages, text):
@@ -415,138 +678,65 @@ def arrives(tokenizer, messages, text):
 
 
 # ------------------------------------------------------------------------------------------------
-# 5. The mark
-#
-# Reward hacking starts where a text can be read in two ways: a policy that may list "5 or 6 or 7"
-# learns to list. So at most one answer is read, from a place that is fixed before looking at the
-# gold answer, and a text whose answers disagree earns -1 even if one of them is right:
-#   a. \boxed{...} and "answer is ..." / "Answer: ..." are declared answers; all of them must agree,
-#      and each holds one number (of "3 + 4 = 7" the part after the last "=").
-#   b. Without any, the last number of the text; unless it ends a bare list ("5, 6 or 7", "5 6 7").
-
-DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
-NUMBER = re.compile(
-    r"(?:(?<![\w)\]}])[-+\u2212])?"  # a sign, unless it joins two terms as in "5-3"
-    r"(?<![A-Za-z_])"  # not the 2 of "x2"
-    rf"(?:{DIGITS}(?:\.[0-9]+)?|\.[0-9]+)"  # 1234 or 1,234 or 12.5 or .5
-    r"(?:\s*/\s*[0-9]+)?"  # 3/4
-)
-DECLARED = re.compile(
-    r"\banswer\b[*_]*\s*(?:is\b|:|=)[\s:*_]*"
-    r"(.*?)(?:\.(?![0-9])|\n(?!\s*[-+.0-9])|$)",  # to the end of the sentence or line; a next line
-    re.I | re.S,  # that starts with a number belongs to it: "Answer: 6", "7" would be two tries
-)
-LIST_WORDS = ("", "or", "and", "to", "-", "\u2013")
+# 5. The gold answers
 
 
-def verify(text, answer, kind="math"):
-    """(reward, reason) of a completion: +1.0 for "correct", else -1.0.
-
-    Only the text after the last </think> counts, if there is one; without one, all of it does (a
-    model may answer without thinking aloud).
-    kind "math": by value, so "0.5", "1/2" and "2/4" are one answer. "exact": the stripped text.
-    reason: "correct", "wrong", "no answer" or "several answers".
-    Math-Verify, which the paper uses, reads LaTeX expressions as well; this reads numbers only.
-    """
-    text = text.rpartition("</think>")[2].strip()
-    if kind == "exact":
-        right = text == answer.strip()
-        reason = "correct" if right else "wrong" if text else "no answer"
-    elif kind == "math":
-        gold = read_number(answer)
-        found = declared_numbers(text) or last_number(text)
-        right = gold is not None and found == {gold}
-        reason = "no answer" if not found else "several answers" if len(found) > 1 else "wrong"
-        reason = "correct" if right else reason
-    else:
-        raise TaskError(f"verifier kind = {kind!r} is unknown: use one of {KINDS}")
-    return (1.0 if right else -1.0), reason
-
-
-def declared_numbers(text):
-    """The set of values that the text declares to be its answer (rule a)."""
-    found = set()
-    for part in boxed_parts(text) + DECLARED.findall(text):
-        found |= set(numbers(part.rpartition("=")[2]))
-    return found
-
-
-def last_number(text):
-    """The set with the last number of the text, or with two if it ends a bare list (rule b)."""
-    matches = list(NUMBER.finditer(plain(text)))
-    pair = matches[-2:]
-    if len(pair) == 2:
-        between = plain(text)[pair[0].end() : pair[1].start()]
-        listed = between.strip(" \t\r\n,;/|&").lower() in LIST_WORDS
-        pair = pair if listed else pair[1:]
-    return {value for m in pair if (value := number_value(m.group())) is not None}
-
-
-def boxed_parts(text):
-    r"""The contents of every outermost \boxed{...}; one whose braces stay open does not count.
-
-    One pass with a stack: a text of 7,000 open boxes must not cost 7,000 passes.
-    """
-    parts, starts = [], []
-    for token in re.finditer(r"\\boxed\s*\{|[{}]", text):
-        if token.group() != "}":
-            starts.append(token.end() if token.group() != "{" else None)
-        elif starts:
-            start = starts.pop()
-            if start is not None and not any(starts):
-                parts.append(text[start : token.start()])
-    return parts
-
-
-def numbers(text):
-    """The values of all numbers in the text."""
-    values = (number_value(found) for found in NUMBER.findall(plain(text)))
-    return [value for value in values if value is not None]
-
-
-def read_number(text):
-    """The value of a text that is one number and nothing else, or None."""
-    text = plain(text).strip()
-    return number_value(text) if NUMBER.fullmatch(text) else None
-
-
-def plain(text):
-    r"""LaTeX fractions as a/b, and 1{,}234 as 1,234."""
-    text = re.sub(r"\\[dt]?frac\s*\{\s*([-+]?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}", r"\1/\2", text)
-    return text.replace("{,}", ",")
-
-
-def number_value(text):
-    """Fraction of a matched number; None for what has no value (3/0) or no sense (100+ digits).
-
-    The limit is not pedantry: a policy that loops on one digit writes thousands of them, and
-    Python refuses to read integers of more than 4,300 digits, which would end the run.
-    """
-    if len(text) > 100:
-        return None
-    top, _, bottom = text.replace(",", "").replace("\u2212", "-").partition("/")
-    if bottom and int(bottom) == 0:
-        return None
-    return Fraction(top.strip()) / (int(bottom) if bottom else 1)
-
-
-def check_gold(problems):
+def check_gold(problems, marker=None, max_dropped=0.0):
     """Marks every gold answer, and the answer of every worked trace, with its own verifier.
 
     A verifier that cannot recognize the gold answer gives -1 to every completion, and the run
-    would learn nothing for days. Costs microseconds a problem. Raises TaskError with the first
-    problem that fails, and for an empty list, of which nothing can be said.
+    would learn nothing for days. Microseconds a problem for numbers, 0.01 to 0.2 s for formulas.
+    Of programs only the form of the tests is looked at, and the first 32 solutions, if there are
+    any, are run.
+
+    marker: a verify.Marker, whose workers have a deadline; without one, this process does it.
+    max_dropped: the share of problems that may be left out with a warning. 0 for problems of our
+        own; data sets of this world have some answers that nobody can check ("see figure").
+
+    Returns the problems that passed, in their order. Raises TaskError with the first problem that
+    fails, if they are too many, and for an empty list, of which nothing can be said.
     """
     if not problems:
         raise TaskError("the task is empty: there is no problem to check")
     for problem in problems:
-        for field in ("answer", "trace"):
-            text = getattr(problem, field)
-            if text is None:
-                continue
-            reward, reason = verify(text, problem.answer, problem.kind)
-            if reward != 1.0:
-                raise TaskError(
-                    f"problem {problem.id}: its own {field} {text!r} is marked {reason!r} by the "
-                    f"verifier {problem.kind!r}; correct it, or set another kind of {KINDS}"
-                )
+        if problem.kind == "code":
+            try:
+                parse_tests(problem.answer)
+            except ValueError as error:
+                raise TaskError(f"problem {problem.id}: {error}") from None
+    # The gold answer of a program is its unit tests; with a solution, in `trace`, they are run. A
+    # data set has thousands of them at up to a second each: the first few show a broken form.
+    code = [p.id for p in problems if p.kind == "code" and p.trace is not None]
+    unchecked = set(code[SOLUTIONS_CHECKED:])
+    claims = [(i, "answer", as_output(p)) for i, p in enumerate(problems) if p.kind != "code"]
+    claims += [
+        (i, "trace", p.trace)
+        for i, p in enumerate(problems)
+        if p.trace is not None and p.id not in unchecked
+    ]
+    items = [(text, problems[i].answer, problems[i].kind) for i, _, text in claims]
+    reasons = marker.mark(items).reasons if marker else [verify(*item)[1] for item in items]
+    failed = {}
+    for (i, field, text), reason in sorted(zip(claims, reasons, strict=True)):
+        if reason != "correct":
+            failed.setdefault(i, (field, text, reason))
+    if failed:
+        i, (field, text, reason) = next(iter(failed.items()))
+        problem = problems[i]
+        sentence = (
+            f"problem {problem.id}: its own {field} {text!r} is marked {reason!r} by the "
+            f"verifier {problem.kind!r}"
+        )
+        if len(failed) > max_dropped * len(problems):
+            raise TaskError(f"{sentence}; correct it, or set another kind of {KINDS}")
+        warnings.warn(
+            f"{len(failed)} of {len(problems)} problems are left out, since their gold answers "
+            f"cannot be marked; the first: {sentence}",
+            stacklevel=2,
+        )
+    return [problem for i, problem in enumerate(problems) if i not in failed]
+
+
+def as_output(problem):
+    """The gold answer as a model would give it."""
+    return rf"\boxed{{{problem.answer}}}" if problem.kind == "math" else problem.answer

@@ -31,7 +31,7 @@ def made(A, B, C_mid, end, sd, seed, n=81):
 
 
 def coverage():
-    """How often a 90% interval holds the truth.  Wanted: between 80% and 97%.  A differs from run to
+    """How often a 90% interval holds the truth.  Wanted: 80% to 97%.  A differs from run to
     run by up to half a step of the grid: truths on a node would flatter it."""
     print("coverage of 90% intervals (A .6075-.6125, B 1.92, C_mid 2542)")
     print("  noise  data to  method  runs       A       B   C_mid  R at 2x")

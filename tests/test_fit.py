@@ -411,7 +411,7 @@ def test_an_unknown_setting_is_an_error():
     (["run", "--until", "1.0"], "nothing to predict"),
     (["run", "--C-mid-nodes", "9"], "--C-mid-range"),
     (["run", "--out", "x.bmp"], ".png, .pdf or .svg"),
-    (["run", "run", "--watch", "1"], "one run"),
+    (["run", "run", "--watch", "1"], "one curve"),
     (["short", "--rolling", "--out", "none"], "6 evaluations"),
     (["broken/evals.jsonl"], "line 2 is not JSON"),
     (["list.jsonl"], "not JSON objects"),
@@ -580,6 +580,26 @@ def test_rolling_finds_when_the_outcome_was_known():
     i = cuts.tolist().index(known)
     assert (np.abs(ahead[0, i:] - measured) <= fit.SAME_A).all()
     assert i > 0 and abs(ahead[0, i - 1] - measured) > fit.SAME_A
+
+
+def test_two_tasks_of_one_run_are_two_curves(tmp_path, capsys):
+    """As in the paper's math + code run: one training, a ceiling for each task."""
+    run, out = tmp_path / "mix", tmp_path / "two.png"
+    run.mkdir()
+    C, math = made(A=0.7, sd=0.002)
+    _, code = made(A=0.5, sd=0.002)
+    (run / "evals.jsonl").write_text("".join(
+        json.dumps({"step": i, "compute/flops": c, "eval/math/mean@4": m, "eval/code/mean@4": k})
+        + "\n" for i, (c, m, k) in enumerate(zip(C, math, code))))
+    numbers = tmp_path / "n.json"
+    columns = ["--y", "eval/math/mean@4", "--y", "eval/code/mean@4"]
+    assert fit.main([str(run), *columns, "--out", str(out), "--json", str(numbers)]) == 0
+    runs = json.loads(numbers.read_text())["runs"]
+    assert abs(runs["eval/math/mean@4"]["fit"]["A"] - 0.7) < 0.02
+    assert abs(runs["eval/code/mean@4"]["fit"]["A"] - 0.5) < 0.02
+    assert out.stat().st_size > 10_000
+    assert fit.main([str(run), *columns, "--watch", "1"]) == 2
+    assert "--watch follows one curve" in capsys.readouterr().err
 
 
 def test_watch_ends_when_little_is_left_to_gain(tmp_path, capsys):

@@ -15,12 +15,15 @@ OURS = {name.removesuffix(".py") for name in FILES}
 README = (ROOT / "README.md").read_text()
 
 # Who may import whom (README, "Reading order"). fit.py stands alone; nothing imports the story.
-ARROWS = {"scalerl": {"loss", "packed", "sampler", "tasks", "vllm_engine", "report"},
-          "sampler": {"loss", "packed"}, "vllm_engine": {"sampler"},
-          "toy": {"tasks"}, "loss": set(), "packed": set(), "tasks": set(), "fit": set(),
+ARROWS = {"scalerl": {"loss", "packed", "report", "sampler", "sandbox", "tasks", "verify",
+                      "vllm_engine"},
+          "sampler": {"loss", "packed"}, "vllm_engine": {"sampler"}, "toy": {"tasks"},
+          "tasks": {"sandbox", "verify"}, "verify": {"sandbox"}, "sandbox": set(), "box": set(),
+          "loss": set(), "packed": set(), "fit": set(),
           "report": {"fit", "tasks"}, "smollm2": set()}
 # What a room must never import, at any depth of the file.
 BANNED = {"loss": {"transformers", "vllm", "numpy"}, "tasks": {"torch"},
+          "verify": {"torch", "transformers"}, "sandbox": {"torch"},
           "fit": {"torch", "transformers"}, "scalerl": {"vllm", "matplotlib"},
           "packed": {"vllm"}}
 

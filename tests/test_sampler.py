@@ -23,7 +23,7 @@ class Letters:
 def make(model, *, think=(9, 17), answer=4, phrase=(30, 31, 7), slots=11, **settings):
     rule = Interruption(*think, answer, tuple(phrase))
     return TransformersSampler(model, Letters(), rule, slots=slots, prompt_tokens=13,
-                               eos_ids={EOS}, **{"seed": 5, **settings})
+                               **{"eos_ids": {EOS}, "seed": 5, **settings})
 
 
 def requests(count, samples=3):
@@ -81,7 +81,8 @@ def test_after_a_swap_running_sequences_follow_new_weights_over_the_old_cache(ll
     with torch.no_grad():
         for parameter in new.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
-    sampler = make(packed_copy(llama), phrase=())
+    # No end token: a sequence that is over before the swap has nothing to show.
+    sampler = make(packed_copy(llama), phrase=(), eos_ids={99})
     sampler.submit(Request(0, "p", (1, 2, 3, 4), 2))
     for _ in range(5):
         rollouts = sampler.step()

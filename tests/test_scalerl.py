@@ -1,5 +1,7 @@
 """The story: pacing, curriculum, the step's batch, and a run that survives what happens to runs."""
 
+import dataclasses
+import itertools
 import json
 import math
 import os
@@ -19,7 +21,9 @@ from conftest import ROOT, packed_copy, run_command
 
 import scalerl
 from sampler import Rollout
+from sandbox import UnitTests
 from scalerl import Config, Curriculum, Pacer, make_config, micro_batches, read_toml, train_step
+from verify import Marker
 
 # ---------------------------------------------------------------------------------------------
 # Curriculum
@@ -274,6 +278,21 @@ def test_the_shipped_configs_are_valid_and_repeat_no_default():
             assert value != getattr(Config(), name), f"{path}: {name} repeats the default"
 
 
+def test_the_help_explains_every_setting_and_says_whose_default_it_is():
+    """The comments of Config are the help: a setting without one would have no help either."""
+    groups = scalerl.documented_fields()
+    fields = [f.name for _, entries in groups for f, _ in entries]
+    assert fields == [f.name for f in dataclasses.fields(Config)]
+    assert len(groups) >= 8
+    for _, entries in groups:
+        for f, comment in entries:
+            assert "paper" in comment or "ours" in comment, f.name
+    shown = run_command([ROOT / "scalerl.py", "--help"], ROOT).stdout
+    for title, entries in groups:
+        assert f"\n{title}:\n" in shown
+        assert all(f"--{f.name.replace('_', '-')} " in shown for f, _ in entries)
+
+
 BAD_INPUT = {
     "unknown key": (["--config", "bad.toml"], "unknown key 'epsmax', did you mean 'eps_max'?"),
     "wrong type": (["--steps", "many"], "steps = 'many': should be of type int"),
@@ -284,6 +303,13 @@ BAD_INPUT = {
     "no model": (["--model", "nowhere"], "model = 'nowhere'"),
     "not a model": (["--model", "."], "has no config.json"),
     "unknown task": (["--task", "tic-tac-toe"], "tic-tac-toe"),
+    "task with a typo": (["--task", "polaris"], "did you mean 'polaris-53k'?"),
+    "unknown evaluation": (["--eval-tasks", "aime24"], "did you mean 'aime-24'?"),
+    "two curves of one name": (["--eval-tasks", "toy"], "eval_tasks names 'toy' as well"),
+    "phrase without the tag": (["--think-close", "</r>"], "must hold think_close = '</r>'"),
+    "programs without tests": (["--task-options", "{}", "--task", "code.jsonl"],
+                               "code.jsonl', line 1: field 'answer'"),
+    "what to do with long ones": (["--long-prompts", "cut"], "use one of refuse, skip"),
     "empty task": (["--task", "empty.jsonl"], "empty.jsonl"),
     "gold fails": (["--task", "gold.jsonl"], "gold"),
     "top-p": (["--top-p", "0.9"], "top_p = 0.9: must be 1"),
@@ -310,11 +336,13 @@ def test_bad_input_ends_in_one_clear_sentence_and_exit_code_2(case, micro, tmp_p
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "gold.jsonl").write_text(json.dumps(
         {"question": "Name a number.", "answer": "no number at all"}) + "\n")
+    (tmp_path / "code.jsonl").write_text(json.dumps(
+        {"question": "Add.", "answer": "3", "kind": "code"}) + "\n")
     (tmp_path / "runs" / "taken").mkdir(parents=True)
     base = SMALL | {"model": str(micro), "heldout_prompts": 8}
     if "--name" not in arguments:
         base["name"] = "bad"
-    if "gold.jsonl" in arguments or "empty.jsonl" in arguments:
+    if arguments[-1].endswith(".jsonl"):
         base["heldout_prompts"] = 1
     given = {a.lstrip("-").replace("-", "_") for a in arguments}
     words = [w for name, value in base.items() if name not in given
@@ -524,6 +552,78 @@ def test_each_part_of_the_recipe_is_one_setting_that_swaps_it(change, trace, mic
     if trace:
         assert all(trace(r) for r in records)
         assert not all(trace(r) for r in lines(reference)[1:])        # the default does differ
+
+
+def test_each_task_has_its_own_curve_and_evaluation_sets_are_never_trained_on(micro, tmp_path):
+    """A mix of sums and programs, as the paper's math and code, and a further set beside it."""
+    sums = [{"question": f"{a}+{b}", "answer": str((a + b) % 10), "kind": "exact"}
+            for a in range(10) for b in range(10)]
+    tests = UnitTests(("1",), ("2",)).to_json()
+    code = [{"question": f"{a}+1", "answer": tests, "kind": "code"} for a in range(30)]
+    for name, records in (("sums", sums), ("code", code), ("extra", sums[:25])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    done = start(micro, tmp_path, name="mix", task="sums.jsonl:0.7+code.jsonl:0.3",
+                 heldout_prompts=20, eval_tasks="extra.jsonl", eval_samples=3, eval_prompts=20,
+                 eval_think_tokens=12, steps=2, unsafe_code="true", task_options="{}")
+    assert done.returncode == 0, done.stderr
+    assert "are questions of an evaluation set" in done.stderr
+    folder = tmp_path / "runs" / "mix"
+    for record in lines(folder, "evals.jsonl"):
+        for task in ("sums", "code", "extra"):
+            at = [record[f"eval/{task}/{metric}"] for metric in ("mean@3", "pass@2", "pass@3")]
+            assert 0 <= at[0] <= at[1] <= at[2] <= 1
+            assert task != "code" or at[2] == 0             # the toy model cannot program
+        assert "eval/sums/pass@16" not in record
+    prompts = {r["prompt"] for r in lines(folder, "samples.jsonl")}
+    assert prompts and not any(q["question"] + "=" in p for q in sums[:25] for p in prompts)
+    assert {"verifier/error_frac", "verifier/timeout_frac", "time/check_ms"} <= set(
+        lines(folder)[-1])
+
+
+@pytest.mark.parametrize("n, correct, k", [(5, 2, 3), (7, 0, 4), (6, 6, 1), (6, 4, 3), (8, 1, 8)])
+def test_pass_at_k_counts_the_subsets_that_hold_a_right_sample(n, correct, k):
+    """The naive 1 - (1 - correct/n)**k draws with replacement, and is too low."""
+    samples = [True] * correct + [False] * (n - correct)
+    subsets = list(itertools.combinations(samples, k))
+    expected = sum(map(any, subsets)) / len(subsets)
+    assert scalerl.pass_at_k(n, correct, k) == pytest.approx(expected)
+    assert 1 - (1 - correct / n) ** k <= expected + 1e-12
+
+
+def test_long_prompts_are_left_out_and_counted_when_told_so(micro, tmp_path, monkeypatch, capsys):
+    """A question without its end cannot be answered, so none is cut; and none goes in silence."""
+    monkeypatch.chdir(tmp_path)
+    words = arguments(micro, name="long", prompt_tokens=12)
+    whole = scalerl.Run(scalerl.parse(arguments(micro, name="whole"))[0], False)
+    limit = sorted(map(len, whole.prompts.values()))[len(whole.prompts) // 2]
+    with pytest.raises(scalerl.ConfigError, match=r'none is cut .* long_prompts = "skip"'):
+        scalerl.Run(scalerl.parse([*words, "--prompt-tokens", str(limit)])[0], False)
+    capsys.readouterr()
+    run = scalerl.Run(scalerl.parse(
+        [*words, "--prompt-tokens", str(limit), "--long-prompts", "skip"])[0], False)
+    long = [i for i, ids in whole.prompts.items() if len(ids) > limit]
+    assert f"{len(long)} of {len(whole.prompts)} problems are left out" in capsys.readouterr().err
+    assert set(run.problems) == set(whole.problems) - set(long) and long
+    assert max(len(run.prompts[i]) for i in (*run.problems, *run.heldout)) == limit
+
+
+def test_thinking_that_the_prompt_has_opened_is_still_thinking():
+    """Some templates end the prompt with <think>: a text that never closes it has no answer."""
+    tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
+    problems = {"p": SimpleNamespace(answer="7", kind="math")}
+    def reward(prompt, output, tags):
+        rollout = SimpleNamespace(
+            prompt_ids=tuple(map(ord, prompt)), output_ids=[*map(ord, output), 0], prompt_id="p",
+            finish_reason="stop")
+        with Marker(think_tags=tags) as marker:
+            return scalerl.mark([rollout], problems, tokenizer, marker)[0][0]
+    usual, own = ("<think>", "</think>"), ("[r]", "[/r]")
+    assert reward("3+4?", "7", usual) == 1
+    assert reward("3+4?<think>\n", "7", usual) == -1
+    assert reward("3+4?<think>\n", "8</think>7", usual) == 1
+    assert reward("3+4?[r]", "7", own) == -1
+    assert reward("3+4?[r]", "8[/r]7", own) == 1
+    assert reward("3+4?", "8[/r]7</think>", own) == 1      # another model's tag is only a text
 
 
 def test_a_tracker_gets_what_the_folder_gets(micro, tmp_path):

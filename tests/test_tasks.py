@@ -1,4 +1,4 @@
-"""What tasks.py promises about problems, prompts and marks.
+"""What tasks.py promises about problems, splits and prompts; marks are in test_verify.py.
 
 Each test is named after the claim it checks; its docstring says what would go wrong without it.
 """
@@ -8,15 +8,20 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
+from pathlib import Path
 
+import jinja2
+import pyarrow
+import pyarrow.parquet
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 import tasks
-from tasks import Problem, TaskError, check_gold, load_task, prompt_ids, verify
+from sandbox import UnitTests
+from tasks import Problem, TaskError, check_gold, load_task, prompt_ids
+from verify import Marker, verify
 
 SUMS = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2, "size": 60}
 
@@ -245,122 +250,227 @@ def test_a_generator_with_several_right_answers_is_refused():
 
 
 # ------------------------------------------------------------------------------------------------
-# Marks
+# Files and data sets. There is no hub here: folders of the same name and shape stand in for it.
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["7", " 7.0", "7.", "the sum of 3 and 4 is 7", "3 + 4 = 7", "So: 10 - 3\n= 7 apples", "14/2",
-     "+7",
-     r"\boxed{7}", r"\boxed{x = 7}", r"$\boxed{\frac{14}{2}}$", r"it is \boxed{{7}} and not 8",
-     "The answer is 7.", "Answer: 7", "**Answer:** 7", "Final answer:\n7", "the answer is: $7$",
-     "The answer is 3 + 4 = 7.", "Answer: 7\nI used 3 and 4", "The answer is 7. Yes, answer: 7",
-     "5, 6 or 8? no.</think>7", "</think>5</think>7", "7 = 7, so 7 7"],
-)  # fmt: skip
-def test_the_right_answer_is_found(text):
-    """What a person would mark as 7."""
-    assert verify(text, "7") == (1.0, "correct")
+def write_data_set(repository, files):
+    """A data set as on the hub: {"config/split": rows}, with the page that names its configs."""
+    page = "---\nconfigs:\n"
+    for name, rows in files.items():
+        config, split = name.split("/")
+        path = Path(repository) / config / f"{split}-00000-of-00001.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    for config in dict.fromkeys(name.split("/")[0] for name in files):
+        page += f"- config_name: {config}\n  data_files:\n"
+        for split in (name.split("/")[1] for name in files if name.startswith(config + "/")):
+            page += f"  - split: {split}\n    path: {config}/{split}-*\n"
+    (Path(repository) / "README.md").write_text(page + "---\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("8", "wrong"),
-        ("-7", "wrong"),
-        ("70", "wrong"),
-        ("0.7", "wrong"),
-        ("7,000", "wrong"),
-        ("7/2", "wrong"),
-        ("7</think>8", "wrong"),  # the thinking does not count
-        ("7</think>", "no answer"),
-        ("", "no answer"),
-        ("seven", "no answer"),
-        ("x7", "no answer"),
-        ("7/0", "no answer"),
-        (r"\boxed{8}, and also 7", "wrong"),
-        (r"\boxed{8} \boxed{7", "wrong"),  # the second box stays open
-    ],
-)
-def test_the_wrong_answer_is_not_found(text, reason):
-    """The reason tells a wrong answer from a missing one: one is the model, one the format."""
-    assert verify(text, "7") == (-1.0, reason)
+ADD = "a = int(input())\nprint(a + 1)"
+DATA_SETS = {
+    "polaris-53k": ({"default/train": [
+        {"problem": "What is 3/4 of 8?", "answer": "6", "difficulty": "3/8"},
+        {"problem": "Solve $x^2=5$.", "answer": r"\pm\sqrt{5}", "difficulty": "7/8"}]},
+        [("6", 3), (r"\pm\sqrt{5}", 7)]),
+    "gsm8k": ({"main/train": [
+        {"question": "Tom has 3 apples and 4 pears. How many?",
+         "answer": "3 + 4 = <<3+4=7>>7\n#### 7"}], "main/test": [
+        {"question": "And 1,200 more?", "answer": "#### 1,207"}]}, [("7", 0)]),
+    "gsm8k-test": ({"main/train": [{"question": "a", "answer": "#### 1"}], "main/test": [
+        {"question": "And 1,200 more?", "answer": "so\n#### 1,207"}]}, [("1,207", 0)]),
+    "math": ({"default/train": [
+        {"problem": "Half of one?", "level": "Level 5", "type": "Algebra",
+         "solution": r"We halve. So $\boxed{\frac{1}{2}}$."}]}, [(r"\frac{1}{2}", 5)]),
+    "math-500": ({"default/test": [
+        {"problem": "Half of two?", "solution": r"$\boxed{1}$", "answer": "1", "subject": "Algebra",
+         "level": 2, "unique_id": "test/algebra/1.json"}]}, [("1", 2)]),
+    "dapo-17k": ({"en/train": [
+        {"prompt": "How many?", "solution": "34", "data_source": "math_dapo",
+         "reward_model": {"ground_truth": "34", "style": "rule"}}], "cn/train": [
+        {"prompt": "?", "solution": "1", "data_source": "math_dapo",
+         "reward_model": {"ground_truth": "1", "style": "rule"}}]}, [("34", 0)]),
+    "aime-24": ({"default/train": [
+        {"id": 60, "problem": "Find it.", "solution": "...", "answer": "204", "year": "2024"}]},
+        [("204", 0)]),
+    "aime-25": ({"default/test": [{"problem": "Find it.", "answer": "070", "id": "0"}]},
+                [("070", 0)]),
+    "deepcoder": ({
+        "primeintellect/train": [
+            {"problem": "Add one.", "solutions": [f"```python\n{ADD}\n```"], "tests": json.dumps([
+                {"type": "stdin_stdout", "input": "1\n", "output": "2\n"},
+                {"type": "stdin_stdout", "input": "41\n", "output": "42\n"}])},
+            {"problem": "Write add.", "solutions": ["def add(a, b): return a + b"],
+             "tests": json.dumps([{"type": "function_call", "fn_name": "add", "input": [1, 2],
+                                   "output": 3}])}],
+        "taco/train": [
+            {"problem": "Write twice.", "solutions": ["def twice(x): return 2 * x"],
+             "tests": json.dumps({"fn_name": "twice", "inputs": [[2], [3]],
+                                  "outputs": [[4], [6]]})},
+            {"problem": "Add one, in lines.", "solutions": [ADD], "tests": json.dumps(
+                {"inputs": [["1"], ["2"]], "outputs": [["2"], ["3"]]})}],
+        "lcbv5/train": [
+            {"problem": "Write total.", "solutions": [
+                "class Solution:\n    def total(self, xs, k): return sum(xs) + k"],
+             "tests": json.dumps([{"testtype": "functional", "input": "[1, 2]\n4", "output": "7",
+                                   "metadata": {"func_name": "total"}}])}]},
+        [(UnitTests(("41\n", "1\n"), ("42\n", "2\n")).to_json(), 0),
+         (UnitTests(([1, 2],), (3,), "add").to_json(), 0),
+         (UnitTests(([2], [3]), ([4], [6]), "twice").to_json(), 0),
+         (UnitTests(("1", "2"), ("2", "3")).to_json(), 0),
+         (UnitTests(([[1, 2], 4],), (7,), "total").to_json(), 0)]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "template",
-    ["{} or {}", "{}, {}", "{} {}", "{}\n{}", "either {} or {}.", "{}/{} ".replace("/", " / "),
-     r"\boxed{{{}}} \boxed{{{}}}", r"\boxed{{{}, {}}}", r"\boxed{{{}}}, that is, answer: {}",
-     "Answer: {}\nAnswer: {}", "The answer is {} or {}.", "the answer is {}, the answer is {}",
-     "answer is {} (or maybe {})"],
-)  # fmt: skip
-@pytest.mark.parametrize("pair", [(6, 7), (7, 6)])
-def test_two_candidates_never_score(template, pair):
-    """A policy rewarded for listing learns to list: no order and no format of it may pay."""
-    reward, reason = verify(template.format(*pair), "7")
-    assert reward == -1.0 and reason in ("several answers", "wrong")
+@pytest.mark.parametrize("name", tasks.PRESETS)
+def test_a_preset_reads_its_data_set(name, tmp_path, monkeypatch):
+    """A column that was renamed, or the test split in training, would show in no error message.
 
-
-def test_listing_every_digit_never_scores():
-    """The bluntest attack on the toy's kind of answer, in every format at once."""
-    for glue in (" ", ",", ", ", " or ", "\n", ";", "|", " and "):
-        listing = glue.join("0123456789")
-        forms = (rf"\boxed{{{listing}}}", f"The answer is {listing}", f"Answer: {listing}")
-        for form in (listing, *forms):
-            for kind in tasks.KINDS:
-                assert sum(verify(form, str(d), kind)[0] > 0 for d in range(10)) == 0, form
-
-
-@pytest.mark.parametrize(
-    ("text", "gold"),
-    [("1,234", "1234"), ("1234.50", "1,234.5"), ("1/3", "2/6"), ("0.5", "1/2"), ("-3", "\u22123"),
-     (r"\frac{1}{3}", "1/3"), (".25", "1/4"), ("12{,}345", "12345"), ("3 / 4", "0.75"),
-     ("007", "7")],
-)  # fmt: skip
-def test_numbers_are_compared_by_value(text, gold):
-    """Formatting is not mathematics."""
-    assert verify(text, gold)[0] == 1.0
-    assert verify(gold, text)[0] == 1.0
-
-
-def test_values_that_floats_confuse_are_kept_apart():
-    """With floats 0.1 + 0.2 is not 0.3, and 10**17 + 1 is 10**17."""
-    assert verify("0.30", "3/10")[0] == 1.0
-    assert verify("100000000000000001", "100000000000000000")[0] == -1.0
-    assert verify("0.3333333333333333", "1/3")[0] == -1.0
-
-
-def test_a_completion_cannot_end_the_run():
-    """Python refuses integers of more than 4,300 digits, and a looping policy writes them.
-
-    Nor may it stall the run: every text here took a second or more while a pattern was quadratic.
+    Every gold answer passes its own verifier; for programs that means that the solution which
+    comes with the problem passes the unit tests in the form we have read them.
     """
-    n = 20_000
-    texts = ["9" * n, "1/" + "9" * n, "1," * n + "1", "-" * n, "1" + " " * n + "x 2",
-             "answer is " * n,
-             r"\boxed{" * n, r"\boxed{" * n + "}" * n, "answer" + " " * n, "1 /" * n,
-             r"\frac{1" * n]
-    for text in texts:
-        start = time.process_time()
-        assert verify(text, "7")[0] == -1.0
-        assert time.process_time() - start < 1.0, text[:20]
+    monkeypatch.chdir(tmp_path)
+    files, expected = DATA_SETS[name]
+    repository = tasks.PRESETS[name]["repository"]
+    write_data_set(repository, files)
+    problems = tasks.load_evaluation(name)
+    assert [(p.answer, p.level) for p in problems] == expected
+    assert {p.task for p in problems} == {name}
+    for problem in problems:        # nobody can guess the name of the function that is called
+        tests = json.loads(problem.answer) if problem.kind == "code" else {}
+        assert f"`{tests['fn_name']}`" in problem.question if tests.get("fn_name") else (
+            ("standard input" in problem.question) == (problem.kind == "code"))
+    with Marker(unsafe_code=True) as marker:
+        assert check_gold(problems, marker) == problems
+    # By its own name on the hub it is read the same way, and shown under the short name.
+    if tasks.PRESETS[name].get("split") != "test" or name == "aime-25":
+        same = tasks.load_evaluation(f"hf:{repository}")
+        assert [p.answer for p in same] == [p.answer for p in problems]
+        assert {p.task for p in same} == {repository.split("/")[1]}
 
 
-def test_exact_answers_are_exact():
-    """The toy's answer is one digit: neither a sentence with it nor another spelling of it."""
-    assert verify("6+1=7</think> 7\n", "7", "exact") == (1.0, "correct")
-    for text in ("07", "7.0", "The answer is 7", "7 7", "6+1=7"):
-        assert verify(text, "7", "exact") == (-1.0, "wrong")
-    assert verify("6+1=7</think>", "7", "exact") == (-1.0, "no answer")
+def test_any_data_set_is_read_with_names_of_columns(tmp_path, monkeypatch):
+    """"prompt.0.content" looks into the lists and tables that data sets for chat have."""
+    monkeypatch.chdir(tmp_path)
+    write_data_set("someone/sums", {"default/validation": [
+        {"messages": [{"role": "user", "content": f"{i} + 1?"}],
+         "reward_model": {"ground_truth": str(i + 1)}} for i in range(30)]})
+    options = {"split": "validation", "question": "messages.0.content",
+               "answer": "reward_model.ground_truth"}
+    train, held = (load_task("hf:someone/sums", split, heldout=7, options=options)
+                   for split in ("train", "heldout"))
+    assert (len(train), len(held)) == (23, 7) and not questions(train) & questions(held)
+    for problem in train + held:
+        assert int(problem.answer) == int(problem.question.split()[0]) + 1
+    with pytest.raises(TaskError, match="cannot be loaded: .*train"):
+        load_task("hf:someone/sums", "train", heldout=7)
+
+
+def test_records_of_a_data_set_that_cannot_be_used_are_counted(tmp_path, monkeypatch):
+    """Left out in silence, half a data set may be missing and nobody would know."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(9)]
+    rows += [{"question": "q3", "answer": "4"}, {"question": "", "answer": "1"},
+             {"question": "none", "answer": None}, {"question": "q1", "answer": "1"}]
+    write_data_set("someone/mess", {"default/train": rows})
+    with pytest.warns(UserWarning, match="3 of 13 records are left out; the first: row 10: one qu"):
+        problems = tasks.load_evaluation("hf:someone/mess")
+    assert questions(problems) == {f"q{i}" for i in range(9) if i != 3}
+    write_data_set("someone/nothing", {"default/train": rows[10:12]})
+    with pytest.raises(TaskError, match="has no problem that can be used; the first: row 1: field"):
+        tasks.load_evaluation("hf:someone/nothing")
+
+
+def test_parquet_and_jsonl_are_the_same_problems(tmp_path):
+    """A local file in either form, with the columns it happens to have."""
+    rows = [{"problem": f"{i} + 1?", "solution": rf"so \boxed{{{i + 1}}}", "difficulty": f"{i}/8"}
+            for i in range(12)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "mine.parquet")
+    write_jsonl(tmp_path / "mine.jsonl", rows)
+    options = {"question": "problem", "answer": "solution", "form": "boxed", "level": "difficulty"}
+    one, two = (load_task(f"{tmp_path}/mine.{kind}", "train", heldout=5, options=options)
+                for kind in ("parquet", "jsonl"))
+    assert one == two and all(int(p.answer) == p.level + 1 for p in one)
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(TaskError, match="broken.parquet' cannot be read"):
+        load_task(f"{tmp_path}/broken.parquet", "train", heldout=5)
+
+
+def test_long_lists_of_unit_tests_keep_their_longest_inputs():
+    """As DeepCoder does: the small cases seldom fail a program that passes the large ones."""
+    pairs = [{"input": "x" * i, "output": str(i)} for i in range(1, 40)]
+    kept = tasks.unit_tests(pairs)
+    assert kept.outputs == tuple(str(i) for i in range(39, 24, -1))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("{", "Expecting"), ({"tests": []}, 'a table with "inputs"'), ([], "call 0 functions"),
+     ([1], "must be a table"), ({"inputs": ["1"], "outputs": None}, "zip"),
+     ([{"type": "function_call", "fn_name": "f", "input": [1], "output": 1},
+       {"input": "1", "output": "1"}], "call 2 functions"),
+     ([{"input": "1"}], "must be text")],
+)  # fmt: skip
+def test_unit_tests_in_no_known_form_are_refused(value, message):
+    """Guessing would mark every program wrong, or every program right."""
+    with pytest.raises(ValueError, match=message):
+        tasks.unit_tests(value)
+
+
+def test_questions_of_an_evaluation_set_leave_training_and_it_says_so(tmp_path):
+    """Training on the test is the oldest way to a good curve; copies differ in their spaces."""
+    train = load_task(write_jsonl(tmp_path / "t.jsonl", [
+        {"question": f"What is  {i}?", "answer": str(i)} for i in range(20)]), "train", heldout=3)
+    asked = write_jsonl(tmp_path / "e.jsonl", [
+        {"question": f"What is {i}?", "answer": str(i)} for i in range(15, 30)])
+    evaluation = tasks.load_evaluation(asked)
+    with pytest.warns(UserWarning, match="questions of an evaluation set"):
+        kept = tasks.without(train, evaluation)
+    assert {int(p.answer) for p in kept} == {int(p.answer) for p in train if int(p.answer) < 15}
+    assert tasks.without(kept, evaluation) == kept
+
+
+# ------------------------------------------------------------------------------------------------
+# The gold answers
 
 
 def test_the_gold_check_names_the_first_problem_that_fails():
     """A verifier that cannot mark its own gold answer right would train on noise."""
     good = Problem("x/1", "x", "3+4", "7")
-    with pytest.raises(TaskError, match="problem x/2: its own answer 'blue' is marked 'no answ"):
-        check_gold([good, Problem("x/2", "x", "sky?", "blue"), Problem("x/3", "x", "sea?", "blue")])
+    with pytest.raises(TaskError, match=r"problem x/2: its own answer .* is marked 'error'"):
+        check_gold([good, *(Problem(f"x/{i}", "x", "1/3?", r"0.\overline{3}") for i in (2, 3))])
     with pytest.raises(TaskError, match=r"problem x/4: its own trace .* is marked 'wrong'"):
         check_gold([good, Problem("x/4", "x", "3+4", "7", trace="3+4=8</think>8")])
     check_gold([good, Problem("x/5", "x", "sky?", "blue", kind="exact")])
+
+
+def test_a_share_of_bad_gold_answers_is_left_out_and_said():
+    """Real data sets have answers that nobody can check; a run should not stop for one of them."""
+    problems = [Problem(f"x/{i}", "x", f"{i}+1", str(i + 1)) for i in range(9)]
+    bad = Problem("x/bad", "x", "see figure", r"0.\overline{3}")
+    with pytest.warns(UserWarning, match="1 of 10 problems are left out.*x/bad"):
+        assert check_gold([*problems[:4], bad, *problems[4:]], max_dropped=0.1) == problems
+    with pytest.raises(TaskError, match="x/bad"):
+        check_gold([*problems, bad], max_dropped=0.09)
+
+
+def test_unit_tests_and_solutions_are_part_of_the_gold_check():
+    """Unit tests in another form make every program wrong; so may a solution that fails them."""
+    answer = UnitTests(("1",), ("2",)).to_json()
+    problem = Problem("x/1", "x", "add one", answer, kind="code")
+    assert check_gold([problem]) == [problem]
+    with pytest.raises(TaskError, match="problem x/2: .* must be lists, and not empty"):
+        check_gold([Problem("x/2", "x", "?", '{"inputs": [], "outputs": []}', kind="code")])
+    for step, right in ((1, True), (2, False)):
+        trace = f"</think>```python\nprint(int(input()) + {step})\n```"
+        solved = [Problem("x/3", "x", "add one", answer, kind="code", trace=trace)]
+        with Marker(unsafe_code=True) as marker:
+            if right:
+                assert check_gold(solved, marker) == solved
+            else:
+                with pytest.raises(TaskError, match="its own trace .* is marked 'wrong'"):
+                    check_gold(solved, marker)
 
 
 def test_an_empty_list_of_problems_fails_the_gold_check():
@@ -423,6 +533,103 @@ def test_a_long_prompt_is_never_cut(template):
     assert len(ids) > 1000
 
 
+# The templates of three families, shortened to what can go wrong with them: Qwen's has a default
+# system message, a switch for thinking, and no token at the start; Llama's writes the token at the
+# start itself, which its tokenizer adds as well; SmolLM's puts a system message of its own where
+# there is none.
+QWEN = (
+    "{% if messages[0].role == 'system' %}<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n"
+    "{% endif %}{% for m in messages if m.role != 'system' %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    "{% endif %}"
+)
+LLAMA = (
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+    "{{ m.content | trim }}<|eot_id|>{% endfor %}{% if add_generation_prompt %}"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+SMOL = (
+    "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\n"
+    "You are a helpful AI assistant named SmolLM<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FAMILIES = {
+    "qwen": (QWEN, ["<|im_start|>", "<|im_end|>", "<think>", "</think>"], None, "<|im_end|>"),
+    "llama": (LLAMA, ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+                      "<|eot_id|>"],
+              "<|begin_of_text|>", "<|eot_id|>"),
+    "smollm": (SMOL, ["<|im_start|>", "<|im_end|>", "<|endoftext|>"], None, "<|im_end|>"),
+}  # fmt: skip
+
+
+def family_tokenizer(name, base=False):
+    """Byte-level pairs and special tokens, as all three have; a base model has no template."""
+    template, special, start, end = FAMILIES[name]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(["What is 3 plus 4? Think step by step. assistant user system"],
+                                  trainers.BpeTrainer(special_tokens=special, vocab_size=330,
+                                                      show_progress=False, initial_alphabet=
+                                                      pre_tokenizers.ByteLevel.alphabet()))
+    if start:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{start} $A", special_tokens=[(start, tokenizer.token_to_id(start))])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=start, eos_token=end)
+    fast.chat_template = None if base else template
+    return fast
+
+
+@pytest.mark.parametrize("instruction", ["", "Think step by step."])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_family_gets_its_own_format_and_every_special_token_once(name, instruction):
+    """Two tokens at the start, the classic slip with Llama, are a prompt the model never saw."""
+    tokenizer = family_tokenizer(name)
+    template, special, start, end = FAMILIES[name]
+    problem = Problem("x/1", "x", "What is 3 plus 4? \u03c0 \u2260 3", "7")
+    ids = prompt_ids(tokenizer, problem, instruction)
+    text = tokenizer.decode(ids)
+    messages = [{"role": "user", "content": problem.question}]
+    if instruction:
+        messages.insert(0, {"role": "system", "content": instruction})
+    environment = jinja2.Environment()
+    environment.filters["trim"] = str.strip
+    assert text == environment.from_string(template).render(
+        messages=messages, add_generation_prompt=True, bos_token=start)
+    assert text.rstrip("\n").endswith(("assistant", "assistant<|end_header_id|>"))
+    for token in special:       # each is one token of the vocabulary, not a spelling of it
+        assert ids.count(tokenizer.convert_tokens_to_ids(token)) == text.count(token)
+    assert start is None or text.count(start) == 1
+    assert instruction in text and text.count(problem.question) == 1
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_base_model_of_each_family_gets_the_plain_format(name):
+    """No template, no roles; the token at the start where the tokenizer has one."""
+    tokenizer = family_tokenizer(name, base=True)
+    start = FAMILIES[name][2] or ""
+    ids = prompt_ids(tokenizer, Problem("x/1", "x", "What is 3 plus 4?", "7"), "Think.")
+    assert tokenizer.decode(ids) == f"{start}Think.\n\nWhat is 3 plus 4?\n\nAnswer:"
+
+
+def test_thinking_is_opened_once_whoever_opens_it():
+    """A setting for templates that leave it to the model; a switch for those that have one."""
+    tokenizer = family_tokenizer("qwen")
+    problem = Problem("x/1", "x", "What is 3 plus 4?", "7")
+    opened = tokenizer.decode(prompt_ids(tokenizer, problem, think_open="<think>\n"))
+    assert opened.endswith("assistant\n<think>\n")
+    tokenizer.chat_template = QWEN.replace("assistant\n", "assistant\n<think>\n", 1)
+    again = tokenizer.decode(prompt_ids(tokenizer, problem, think_open="<think>\n"))
+    assert again == opened
+    tokenizer.chat_template = QWEN
+    off = tokenizer.decode(prompt_ids(tokenizer, problem,
+                                      template_options={"enable_thinking": False}))
+    assert off.endswith("assistant\n<think>\n\n</think>\n\n")
+
+
 # ------------------------------------------------------------------------------------------------
 # Bad input: one sentence, with the field, the value and what would be right
 
@@ -430,13 +637,19 @@ def test_a_long_prompt_is_never_cut(template):
 @pytest.mark.parametrize(
     ("spec", "arguments", "message"),
     [
-        ("tyo", {}, "task 'tyo' is unknown: use \"toy\""),
+        ("tyo", {}, "task 'tyo' is unknown, did you mean 'toy'? use \"toy\""),
+        ("gsm-8k", {}, "did you mean 'gsm8k'?"),
         ("", {}, "task = '' must be text"),
         (None, {}, "task = None must be text"),
         ("toy:0.5+toy:0.5", {}, "names 'toy' twice"),
         ("toy:0.5+reasoning_gym:chain_sum", {}, "give every part a weight"),
         ("toy:0+reasoning_gym:chain_sum:1", {}, "a weight above 0"),
-        ("hf:openai/gsm8k", {}, "not available yet"),
+        ("hf:openai/gsm8k", {}, "task 'hf:openai/gsm8k' cannot be loaded: "),
+        ("gsm8k", {"options": {"colum": "q"}}, "'colum' is unknown to 'gsm8k': it takes question"),
+        ("gsm8k", {"options": {"split": 3}}, "task option split = 3 of 'gsm8k' must be text"),
+        ("x.jsonl", {"options": {"form": "box"}}, "form = 'box' of 'x.jsonl': use one of"),
+        ("x.jsonl", {"options": {"kind": "maths"}}, "kind = 'maths' of 'x.jsonl': use one of"),
+        ("missing.parquet", {}, "task 'missing.parquet': there is no such file"),
         ("missing.jsonl", {}, "task 'missing.jsonl': there is no such file"),
         ("toy", {"split": "test"}, "split = 'test' is unknown"),
         ("toy", {"heldout": -1}, "heldout = -1 must be a whole number"),
@@ -502,12 +715,6 @@ def test_holding_out_everything_is_an_error(tmp_path):
         with pytest.raises(TaskError, match="has 12 distinct problems, so choose heldout below 12"):
             load_task(path, split)
     assert len(load_task(path, "train", heldout=11)) == 1
-
-
-def test_an_unknown_verifier_is_an_error():
-    """Not a -1 for every completion."""
-    with pytest.raises(TaskError, match="kind = 'maths' is unknown"):
-        verify("7", "7", "maths")
 
 
 # ------------------------------------------------------------------------------------------------

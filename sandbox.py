@@ -1,0 +1,249 @@
+"""Runs a program that nobody has read: unit tests for code, in a box (paper: math and code).
+
+1. Limits, and the form of the tests
+2. run_tests       a program and its tests -> (reason, detail)
+3. the box         one process for one test: what it may use, what it can see
+
+What happens in that process before the program gets it is in box.py.
+
+What keeps a program from harm, and from marks it has not earned:
+
+  * The expected outputs never enter the box. It prints what it likes, and this side compares. So
+    there is no checker inside to patch, and `sys.exit(0)` before the checks is an empty output.
+  * One process for one test, in namespaces of its own (util-linux `unshare`): no network device but
+    a dead loopback, no process in sight but its own, and a file system that holds Python's library,
+    read-only, and an empty /tmp in memory. No home, no /proc, no shell, no environment variables.
+  * Limits of the kernel on CPU time, memory, processes, open files and file size, and a deadline by
+    the clock. With the first process all others in the namespace die.
+  * No rights to give itself more: capabilities dropped for good, as root also another user id.
+
+A box is no proof: the kernel itself is in reach of the program. Where namespaces are not allowed
+(many containers), there is no box, and code is refused, unless somebody says `unsafe`: then only
+process group, limits, empty environment and temporary folder remain, and a program that means harm
+can read and write what its user can.
+
+    >>> run_tests("print(int(input()) + 1)", UnitTests(("1", "41"), ("2", "42")), unsafe=True)
+    ('correct', '2 of 2 tests')
+"""
+
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# ------------------------------------------------------------------------------------------------
+# 1. Limits and tests
+
+
+class SandboxError(RuntimeError):
+    """There is no box here: one sentence with the cause and the way out."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one test may use. The paper is silent; 6 s a test is LiveCodeBench's, the rest ours."""
+
+    cpu_s: int = 6
+    wall_s: float = 10.0
+    memory_bytes: int = 1 << 30  # of address space, each process
+    processes: int = 4  # threads count; together they may use four times the memory
+    file_bytes: int = 8 << 20  # of one file, the output included
+
+
+@dataclass(frozen=True)
+class UnitTests:
+    """Unit tests of one problem.
+
+    Without fn_name each input is the text on standard input, each output the text expected on
+    standard output. With it each input is the list of arguments of that function (or of that method
+    of a class Solution), each output the value expected, both as JSON has them.
+    """
+
+    inputs: tuple
+    outputs: tuple
+    fn_name: str | None = None
+
+    def to_json(self):
+        return json.dumps(asdict(self))
+
+
+def parse_tests(text):
+    """UnitTests of their JSON. Raises ValueError with a sentence."""
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"unit tests are not JSON: {error}") from None
+    if not isinstance(fields, dict) or not {"inputs", "outputs"} <= set(fields):
+        raise ValueError('unit tests must be an object with "inputs" and "outputs"')
+    inputs, outputs, name = fields["inputs"], fields["outputs"], fields.get("fn_name")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs:
+        raise ValueError('"inputs" and "outputs" of unit tests must be lists, and not empty')
+    if len(inputs) != len(outputs):
+        raise ValueError(f"unit tests have {len(inputs)} inputs and {len(outputs)} outputs")
+    wanted = str if name is None else list
+    if not all(isinstance(entry, wanted) for entry in inputs):
+        kind = wanted.__name__
+        raise ValueError(f'"inputs" of unit tests with fn_name = {name!r} must be of type {kind}')
+    if name is None and not all(isinstance(entry, str) for entry in outputs):
+        raise ValueError('"outputs" of unit tests on standard output must be text')
+    if name is not None and not (isinstance(name, str) and name.isidentifier()):
+        raise ValueError(f"fn_name = {name!r} of unit tests is no name of a function")
+    return UnitTests(tuple(inputs), tuple(outputs), name)
+
+
+# ------------------------------------------------------------------------------------------------
+# 2. The tests of one program
+
+
+def run_tests(program, tests, limits=Limits(), unsafe=False):
+    """(reason, detail): "correct" if every test passes, else the first failure's reason.
+
+    reason: "correct", "wrong" (another output, or the program failed) or "timeout".
+    detail: which test, and what was seen.
+    """
+    for i, (given, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
+        header = {"program": program, "fn_name": tests.fn_name}
+        if tests.fn_name is not None:
+            header["arguments"], given = given, ""
+        code, output, complaint = run_boxed(header, given, limits, unsafe)
+        where = f"test {i} of {len(tests.inputs)}"
+        if code in ("late", -signal.SIGKILL, 128 + signal.SIGKILL):  # this side, or the kernel
+            return "timeout", f"{where}: no end within {limits.cpu_s} s CPU, {limits.wall_s} s"
+        if code != 0:
+            return "wrong", f"{where}: ended with {code}: {complaint.strip()[-200:]}"
+        if tests.fn_name is None:
+            right = same_output(output, expected)
+        else:
+            right = same_result(output, expected)
+        if not right:
+            return "wrong", f"{where}: got {output[:100]!r}"
+    return "correct", f"{len(tests.inputs)} of {len(tests.inputs)} tests"
+
+
+def same_output(found, expected):
+    """Whether two texts agree word by word; where a decimal is expected, to six digits."""
+    found, expected = found.split(), expected.split()
+    return len(found) == len(expected) and all(map(same_word, found, expected))
+
+
+def same_word(found, expected):
+    if found == expected:
+        return True
+    try:
+        return "." in expected and math.isclose(float(found), float(expected), rel_tol=1e-6)
+    except ValueError:
+        return False
+
+
+def same_result(output, expected):
+    """Whether the JSON that the box wrote is the expected value.
+
+    TACO and APPS wrap the value in a list of one, as if it were the arguments: both forms count.
+    """
+    try:
+        found = json.loads(output)
+    except ValueError:
+        return False
+    wrapped = isinstance(expected, list) and len(expected) == 1
+    return same_value(found, expected) or (wrapped and same_value(found, expected[0]))
+
+
+def same_value(found, expected):
+    """Equality of JSON values; floats to six digits, and true is not 1."""
+    if isinstance(expected, bool) or isinstance(found, bool):
+        return found is expected
+    if isinstance(expected, list):
+        same = isinstance(found, list) and len(found) == len(expected)
+        return same and all(map(same_value, found, expected))
+    if isinstance(expected, dict):
+        same = isinstance(found, dict) and found.keys() == expected.keys()
+        return same and all(same_value(found[key], expected[key]) for key in expected)
+    if isinstance(expected, float) and isinstance(found, int | float):
+        return math.isclose(found, expected, rel_tol=1e-6)
+    return found == expected
+
+
+# ------------------------------------------------------------------------------------------------
+# 3. The box
+
+
+def check_box(unsafe=False):
+    """Makes sure once, before a run starts, that there is a box. Raises SandboxError."""
+    if unsafe:
+        return
+    way_out = "allow user namespaces, or set unsafe_code = true to run programs with limits only"
+    for tool in ("unshare", "setpriv"):
+        if shutil.which(tool) is None:
+            cause = f"there is no {tool!r} (util-linux)"
+            raise SandboxError(f"code cannot be marked: {cause}; {way_out}")
+    reason, detail = run_tests("print('ready')", UnitTests(("",), ("ready",)))
+    if reason != "correct":
+        raise SandboxError(f"code cannot be marked: no namespaces here ({detail}); {way_out}")
+
+
+def run_boxed(header, given, limits, unsafe):
+    """(exit code or "late", output, complaint) of one process that got `given` on its input.
+
+    Input and output are files, not pipes: the kernel bounds a file, and nobody has to read along.
+    """
+    # -I: no environment, no user's site; -S: no packages at all, so the tests of a problem mean the
+    # same on every machine; -B: nothing is written beside this file.
+    inner = [sys.executable, "-I", "-S", "-B", str(Path(__file__).resolve().with_name("box.py"))]
+    if unsafe:
+        command = inner
+    else:
+        # Root may make the other namespaces without one for users.
+        user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+        command = ["setpriv", "--pdeathsig", "KILL", "unshare", *user, "--mount", "--net", "--ipc",
+                   "--uts", "--pid", "--fork", "--kill-child=KILL", *inner]  # fmt: skip
+        command[0] = shutil.which("setpriv")  # the environment, with its PATH, will be empty
+        command[command.index("unshare")] = shutil.which("unshare")
+    # As root the program becomes a user that nobody is, a fresh one each time: the kernel counts
+    # processes by user, and a fork bomb must not use up the share of the program beside it.
+    stranger = 1_000_000_000 + int.from_bytes(os.urandom(3), "big") if os.geteuid() == 0 else 0
+    header |= {"limits": asdict(limits), "unsafe": unsafe, "stranger": stranger}
+    header = json.dumps(header).encode()
+    with (
+        tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
+        tempfile.TemporaryFile() as stdin,
+        tempfile.TemporaryFile() as stdout,
+        tempfile.TemporaryFile() as stderr,
+    ):
+        stdin.write(b"%12d" % len(header) + header + given.encode(errors="replace"))
+        stdin.seek(0)
+        process = subprocess.Popen(
+            command, stdin=stdin, stdout=stdout, stderr=stderr, env={}, cwd=folder,
+            start_new_session=True,
+        )  # fmt: skip
+        late = threading.Event()
+
+        def end():
+            late.set()
+            os.killpg(process.pid, signal.SIGKILL)
+
+        timer = threading.Timer(limits.wall_s, end)
+        timer.start()
+        try:
+            # Not wait(timeout): it looks every 50 ms, which is longer than most programs take.
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        finally:
+            timer.cancel()
+            timer.join()
+            # Whatever it left behind; its number is still taken, since nobody has waited for it.
+            os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+        output, complaint = (read_bounded(file, limits.file_bytes) for file in (stdout, stderr))
+    return ("late" if late.is_set() else code), output, complaint
+
+
+def read_bounded(file, size):
+    file.seek(0)
+    return file.read(size).decode(errors="replace")
