@@ -50,7 +50,7 @@ def ours(args):
         "interrupt_phrase": "", "lr": 1e-12, "eval_prompts": 1, "eval_samples": 1,
         "eval_every": 10**6, "checkpoint_every": 10**6, "heldout_prompts": 8, "retire_at": 2,
         "zero_variance_filter": str(args.filter).lower(), "off_policy": args.off_policy,
-        "threads": args.threads, "micro_batch_tokens": args.micro_batch_tokens}
+        "threads": args.threads, "engine": args.engine, "micro_batch_tokens": args.micro_batch_tokens}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(args.model).resolve()
         os.chdir(folder)
@@ -121,6 +121,7 @@ def main():
     p.add_argument("--samples", type=int, default=16)
     p.add_argument("--tokens", type=int, default=64, help="longest sample")
     p.add_argument("--off-policy", default="pipeline-8")
+    p.add_argument("--engine", default="transformers", choices=("transformers", "vllm"))
     p.add_argument("--slots", type=int, default=256, help="our sequences in flight")
     p.add_argument("--micro-batch-tokens", type=int, default=8192)
     p.add_argument("--steps", type=int, default=8, help="timed steps a round")
