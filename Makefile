@@ -11,8 +11,11 @@
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
-# runs/demo, and a new folder for every further run, so that none is ever overwritten.
-RUN    := $(or $(RUN),demo$(if $(wildcard runs/demo),-$(shell date +%Y%m%d-%H%M%S)))
+# runs/demo (seed, mix), and another folder for every further run: none is ever overwritten.
+NOW    := $(shell date +%Y%m%d-%H%M%S)
+demo:  RUN := $(or $(RUN),demo$(if $(wildcard runs/demo),-$(NOW)))
+mix:   RUN := $(or $(RUN),mix$(if $(wildcard runs/mix),-$(NOW)))
+seeds: RUN := $(or $(RUN),seed$(if $(wildcard runs/seed0),-$(NOW)))
 SEED   ?= 0
 
 .PHONY: demo seeds mix test toy smollm2 vllm clean
@@ -26,8 +29,8 @@ demo: $(VENV)/base models/toy/config.json
 seeds: $(VENV)/base models/toy/config.json
 	mkdir -p runs
 	printf '%s\n' 0 1 2 3 4 | xargs -P 2 -I {} sh -c '$(PY) scalerl.py --config configs/demo.toml \
-		--name $(RUN)-seed{} --seed {} --threads 1 > runs/$(RUN)-seed{}.log 2>&1'
-	for s in 0 1 2 3 4; do $(PY) fit.py runs/$(RUN)-seed$$s --until 0.5; done
+		--name $(RUN){} --seed {} --threads 1 > runs/$(RUN){}.log 2>&1'
+	for s in 0 1 2 3 4; do $(PY) fit.py runs/$(RUN)$$s --until 0.5; done
 
 # The model is warmed up on both tasks; reasoning_gym brings the second one's problems.
 mix: $(VENV)/smollm2 models/toy-mix/config.json

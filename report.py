@@ -6,7 +6,7 @@ mailed, archived and opened offline years later. In the order of the page:
 1. The question   the fitted curve, and what the first half predicted for the second (fit.py)
 2. The training   one small chart for each thing that can go wrong, with its healthy range
 3. The samples    what the model wrote, first and last, the forced phrase marked
-4. The settings   what differs from the defaults is in the run's config.toml; here are all
+4. The settings   the run's config.toml and the versions it ran with
 
 Charts are SVG drawn by matplotlib. Samples are text by a language model, and a page is read by a
 browser: everything that did not come from this file goes through html.escape.
@@ -17,13 +17,13 @@ The page is ours; the paper has no such thing. Columns and healthy ranges: READM
 import html
 import io
 import json
+import tomllib
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
 import fit
-from tasks import INTERRUPTION_PHRASE
 
 COLORS = ("#1f4e79", "#d9822b", "#6b8e23", "#8e4585", "#7f7f7f", "#b22222")
 SAMPLES_SHOWN = 8               # of the first and of the last logged steps, each
@@ -71,7 +71,7 @@ def write_report(folder):
         *(f"<p class=note>{html.escape(note)}</p>" for note in notes),
         "<h2>What would more compute buy?</h2>", *curves(folder),
         "<h2>The training</h2><div class=charts>", *charts(steps), times(steps), "</div>",
-        "<h2>Samples</h2>", *shown_samples(samples),
+        "<h2>Samples</h2>", *shown_samples(samples, phrase_of(folder)),
         "<h2>Settings</h2>", *(pre(folder / name) for name in ("config.toml", "versions.json")),
     ]
     path = folder / "report.html"
@@ -210,7 +210,16 @@ def svg(figure):
 # 3. The samples, 4. the settings
 
 
-def shown_samples(samples):
+def phrase_of(folder):
+    """The run's interruption phrase, or "" where that cannot be known or none was used."""
+    try:
+        settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError):
+        return ""
+    return settings.get("interrupt_phrase", "")
+
+
+def shown_samples(samples, phrase):
     """The first and the last samples of the log, as tables."""
     if not samples:
         yield "<p>None logged.</p>"
@@ -222,14 +231,14 @@ def shown_samples(samples):
             end = "interrupted, " * bool(row["interrupted"]) + str(row["finish_reason"])
             yield (f"<tr><td>{int(row['step'])}<td class={'right' if reward > 0 else 'wrong'}>"
                    f"{reward:+g}<td>{html.escape(end)}<td class=text><span class=prompt>"
-                   f"{html.escape(row['prompt'])}</span>{marked(row['output'])}</tr>")
+                   f"{html.escape(row['prompt'])}</span>{marked(row['output'], phrase)}</tr>")
         yield "</table>"
 
 
-def marked(output):
-    """An output as HTML, the forced phrase in <mark>. The tokenizer may have changed its blanks."""
-    phrase = html.escape(INTERRUPTION_PHRASE)
-    return html.escape(output).replace(phrase, f"<mark>{phrase}</mark>")
+def marked(output, phrase):
+    """An output as HTML, the forced phrase in <mark>."""
+    output, phrase = html.escape(output), html.escape(phrase)
+    return output.replace(phrase, f"<mark>{phrase}</mark>") if phrase else output
 
 
 def pre(path):

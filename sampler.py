@@ -148,7 +148,6 @@ class TransformersSampler:
         self.ids, self.versions = whole(slots, longest), whole(slots, longest)
         self.logprobs = torch.zeros(slots, longest, device=device)
         self.sampled = torch.zeros(slots, longest, dtype=torch.bool, device=device)
-        self.decoded_tokens = self.decode_steps = 0     # counters for the log
 
     @property
     def in_flight(self):
@@ -187,8 +186,6 @@ class TransformersSampler:
         if not hidden:
             return []
         token, logprob = self._choose(torch.cat(hidden))
-        self.decoded_tokens += len(token)
-        self.decode_steps += 1
         return self._retire(self._record(token, logprob))
 
     def close(self):
@@ -319,8 +316,7 @@ class TransformersSampler:
         index = {id(r): i for i, r in enumerate(requests)}
         plain = {"version": self.version, "requests": [asdict(r) for r in requests],
                  "owner": [index[id(r)] for r in self.owner],
-                 "waiting": [asdict(r) for r in self.waiting],
-                 "decoded_tokens": self.decoded_tokens, "decode_steps": self.decode_steps}
+                 "waiting": [asdict(r) for r in self.waiting]}
         return tensors, plain
 
     def load_state(self, tensors, plain):
@@ -330,7 +326,6 @@ class TransformersSampler:
         self.owner = [requests[i] for i in plain["owner"]]
         self.waiting = deque(request(fields) for fields in plain["waiting"])
         self.version = plain["version"]
-        self.decoded_tokens, self.decode_steps = plain["decoded_tokens"], plain["decode_steps"]
         n = len(self.owner)
         self.cache.active = n
         self.cache.lengths[:n] = tensors["lengths"]

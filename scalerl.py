@@ -1,7 +1,7 @@
 """scalerl.py: train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
     python scalerl.py --config configs/demo.toml                 the toy, on a laptop, in minutes
-    python scalerl.py --model PATH --task reasoning_gym:chain_sum --steps 20
+    python scalerl.py --config configs/smollm2.toml              a small language model that adds
     python scalerl.py --config configs/demo.toml --resume        go on where a run was cut off
     python fit.py runs/demo                                      what more compute would buy
 
@@ -170,10 +170,20 @@ class Config:
                      "heldout_prompts", "temperature", "lr", "eps_max", "grad_clip"):
             if not getattr(self, name) > 0 or not math.isfinite(getattr(self, name)):
                 refuse(name, "must be above zero")
+        for name in ("samples_logged", "threads", "warmup_steps", "weight_decay", "adam_eps"):
+            if not getattr(self, name) >= 0 or not math.isfinite(getattr(self, name)):
+                refuse(name, "must be zero or above")
+        for name in ("beta1", "beta2", "eps_low", "eps_high"):
+            if not 0 <= getattr(self, name) < 1:
+                refuse(name, "must lie in [0, 1)")
+        if self.eps_max < 1:
+            refuse("eps_max", "must be 1 or above: it caps the ratio itself, which starts at 1")
+        if self.samples_per_prompt < 2:
+            refuse("samples_per_prompt", "must be 2 or more: an advantage compares samples")
         if self.top_p != 1:
             refuse("top_p", "must be 1: a truncated distribution biases every importance ratio")
-        if not 0 <= self.think_min <= self.think_max:
-            refuse("think_min", f"must lie in 0..think_max = {self.think_max}")
+        if not 1 <= self.think_min <= self.think_max:
+            refuse("think_min", f"must lie in 1..think_max = {self.think_max}")
         if self.samples_per_prompt > self.slots:
             refuse("slots", f"must hold the {self.samples_per_prompt} samples of a prompt")
         if not self.think_close:
@@ -190,6 +200,7 @@ class Config:
         for package in filter(None, ("accelerate", self.log_with) if self.log_with else ()):
             if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
                 refuse("log_with", f"needs a package: pip install {package}")
+        to_toml(self)                           # refuses what a resumed run could not read
         if self.gpus not in (-1, 0, 1):
             refuse("gpus", "use 0 or 1; more than one is not built yet")
         if self.gpus == 1 and not torch.cuda.is_available():
@@ -246,13 +257,16 @@ def make_config(values):
 
 
 def to_toml(config):
-    """The resolved config as TOML. JSON's strings and numbers are TOML's as well."""
+    """The resolved config as TOML. JSON's strings are TOML's, unless they escape what needs two
+    code units in UTF-16. Raises ConfigError for a null in an option, which TOML has not."""
     def render(value):
+        if value is None:
+            raise ConfigError("options cannot hold null: leave the option out")
         if isinstance(value, dict):
-            return "{" + ", ".join(f"{json.dumps(k)} = {render(v)}" for k, v in value.items()) + "}"
+            return "{" + ", ".join(f"{render(k)} = {render(v)}" for k, v in value.items()) + "}"
         if isinstance(value, list):
             return "[" + ", ".join(map(render, value)) + "]"
-        return repr(value) if isinstance(value, float) else json.dumps(value)
+        return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
     return "".join(f"{k} = {render(v)}\n" for k, v in dataclasses.asdict(config).items())
 
 
@@ -770,8 +784,11 @@ class Run:
         positions = self.prompt_tokens + max(interruption.longest, evaluation.longest)
         limit = getattr(self.model.config, "max_position_embeddings", None) or math.inf
         if positions > limit:
-            raise ConfigError(f"think_max = {config.think_max}: prompt, thinking, phrase and "
-                              f"answer may take {positions} tokens, the model has {limit}")
+            fits = config.think_max - (positions - limit)
+            raise ConfigError(
+                f"think_max = {config.think_max}: prompt, thinking, phrase and answer may take "
+                f"{positions} tokens, the model has {limit}; "
+                + (f"think_max = {fits} would fit" if fits > 0 else "lower answer_tokens as well"))
         eos = self.model.generation_config.eos_token_id
         eos = self.tokenizer.eos_token_id if eos is None else eos
         eos = set(eos if isinstance(eos, list) else [eos])
@@ -799,6 +816,7 @@ class Run:
         devices = 1 if device == "cuda" else torch.get_num_threads()
         self.compute = Compute(self.model, devices, "gpu" if device == "cuda" else "core")
         self.step = self.version = 0            # steps taken; optimizer steps taken (v)
+        self.evaluated = None                   # the last step that was
         self.best = -1.0
         self.counters = Counter()               # since the last log line
         self.stop = False
@@ -828,10 +846,10 @@ class Run:
         """Train until `steps`, or until every prompt has retired. Returns the closing sentence."""
         config = self.config
         self.tracker = tracker(config, self.folder) if config.log_with else None
-        if self.step == 0:
+        if self.evaluated is None:          # neither this run nor the one that it resumes has
             self.self_test()
             self.evaluate()
-        ending = f"Done: {config.steps} steps."
+        ending = f"Done: {max(config.steps, self.step)} steps."
         progress = Progress(config.steps, self.step)
         with progress:
             while self.step < config.steps and not self.stop:
@@ -849,7 +867,8 @@ class Run:
                     self.save()
                 progress.show(self.record)
         if self.stop:
-            self.save()
+            if not (self.folder / "checkpoints" / f"step_{self.step}").exists():
+                self.save()
             return f"Stopped at step {self.step}; the checkpoint is written, --resume goes on."
         if self.evaluated != self.step:
             self.evaluate()
@@ -948,7 +967,7 @@ class Run:
         self.counters.clear()
         self.append("metrics.jsonl", self.record)
         for rollout, reward in list(zip(rollouts, rewards.flatten().tolist()))[
-                :: max(1, n // config.samples_logged)][: config.samples_logged]:
+                :: max(1, n // max(1, config.samples_logged))][: config.samples_logged]:
             self.append("samples.jsonl", {
                 "step": self.step, "prompt_id": rollout.prompt_id, "reward": reward,
                 "prompt": self.tokenizer.decode(rollout.prompt_ids),
@@ -1008,7 +1027,7 @@ class Run:
     def open(self):
         """Make the run folder: config, source and versions say later what was run."""
         (self.folder / "checkpoints").mkdir(parents=True)
-        (self.folder / "config.toml").write_text(to_toml(self.config))
+        self.write_config()
         (self.folder / "source").mkdir()
         for path in sorted(Path(__file__).parent.glob("*.py")):
             shutil.copy(path, self.folder / "source")
@@ -1019,6 +1038,12 @@ class Run:
             "python": platform.python_version(), "machine": platform.platform(),
             "device": torch.cuda.get_device_name() if self.device == "cuda"
             else f"CPU, {torch.get_num_threads()} threads", **packages}, indent=1))
+
+    def write_config(self):
+        """Aside, then renamed: half a config.toml would make the whole run unreadable."""
+        aside = self.folder / ".config.toml.tmp"
+        aside.write_text(to_toml(self.config), encoding="utf-8")
+        aside.rename(self.folder / "config.toml")
 
     def append(self, name, line):
         with open(self.folder / name, "a") as file:
@@ -1036,8 +1061,7 @@ class Run:
             "groups": [dataclasses.asdict(g) for g in self.pacer.groups.values()],
             "admitted": self.pacer.admitted, "filling": self.pacer.filling,
             "compute": {"flops": self.compute.flops, "tokens": self.compute.tokens,
-                        "hours": self.compute.hours},
-            "counters": dict(self.counters)}
+                        "hours": self.compute.hours}}
         save_checkpoint(self.folder / "checkpoints" / f"step_{self.step}", {
             "model": {name: p.data for name, p in self.model.named_parameters()},
             "optimizer": {f"{i}.{key}": value for i, entry in state["state"].items()
@@ -1084,7 +1108,6 @@ class Run:
                                   for r in fields["rollouts"]]
             self.pacer.groups[fields["group_id"]] = Group(**fields)
         vars(self.compute).update(plain["compute"])
-        self.counters.update(plain["counters"])
         unfinished = self.sampler.in_flight
         how = "go on where they were, 0 restarted" if self.config.engine == "transformers" else \
             "start again: vLLM's cache cannot be saved"
@@ -1132,8 +1155,9 @@ class Progress:
         text = (f"pass {r['pass_rate']:.3f}  len {r['completions/mean_length']:.1f}  "
                 f"cut {r['completions/interrupted_frac']:.2f}  "
                 f"lag {r['lag/mean']:.1f}/{r['lag/max']}  "
-                f"ratio {r.get('ratio/mean', 1):.3f}  ess {r.get('ess', 1):.2f}  "
-                f"ent {r.get('entropy', 0):.2f}  left {r['curriculum/active']}")
+                + (f"ratio {r['ratio/mean']:.3f}  ess {r['ess']:.2f}  ent {r['entropy']:.2f}"
+                   if r["optimizer_step"] else "no group to learn from: no optimizer step")
+                + f"  left {r['curriculum/active']}")
         if self.bar.disable:
             print(f"step {r['step']:>4}/{self.steps}  {text}  {r['time/step_s']:.2f}s", flush=True)
         else:
@@ -1218,7 +1242,7 @@ def main(argv=None):
         run = Run(config, resume)
         if resume:
             print(run.restore())
-            (run.folder / "config.toml").write_text(to_toml(config))
+            run.write_config()
         else:
             run.open()
     except ConfigError as error:

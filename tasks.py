@@ -115,7 +115,11 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
         whole = min(len(train[part]) / share for part, share in shares.items())
         train = {part: train[part][: round(whole * share)] for part, share in shares.items()}
 
-    chosen = [p for part in (train if split == "train" else held).values() for p in part]
+    # The parts of a mix are dealt into each other, each evenly: a prefix has all of them.
+    parts = (train if split == "train" else held).values()
+    places = [((i + 0.5) / len(part), k, p) for k, part in enumerate(parts)
+              for i, p in enumerate(part)]
+    chosen = [p for _, _, p in sorted(places, key=lambda place: place[:2])]
     if not chosen:
         raise TaskError(f"task {spec!r} has no {split} problems with heldout = {heldout}")
     if len({p.id for p in chosen}) < len(chosen):

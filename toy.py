@@ -4,7 +4,7 @@ RL can only reinforce what a model already does now and then (paper, sec. 2: sup
 comes first). A toy that is to show the whole recipe on two cores must therefore start with a skill
 that is present but unreliable. We make one from two ingredients:
 
-1. A folder     an ordinary Hugging Face folder: a two-layer Llama, its tokenizer, chat template
+1. A folder     an ordinary Hugging Face folder: a three-layer Llama, its tokenizer, chat template
 2. Traces       worked traces in which every step is wrong with probability `--noise` and the error
                 is carried on, so that what is right most often is also what is written most often
 3. Warm start   supervised training on right traces, then on noisy ones; a plain function for any
@@ -96,7 +96,7 @@ def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, head_dim=HEAD_D
     repetition of them at every decode step would cost more than it saves.
 
     Two values are far from those of large models, and decide whether the toy learns to calculate
-    within 200 steps or not at all. The rotary base is 100, not 10,000: with 70 positions the usual
+    within 500 steps or not at all. The rotary base is 100, not 10,000: with 70 positions the usual
     base leaves most frequencies standing still, and finding "the operand four back" is all that
     the first layer has to do. Weights start at 0.08, not 0.02: tied digits of a narrow model are
     otherwise too alike to be told apart.
@@ -235,7 +235,7 @@ def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed, log=None, sto
         while len(order) < batch:
             order += rng.sample(pairs, len(pairs))
         chosen, order = order[:batch], order[batch:]
-        ids_NT, labels_NT = pad_batch(chosen, tokenizer.pad_token_id)
+        ids_NT, labels_NT = pad_batch(chosen, pad_id(tokenizer))
         # No attention mask: padding stands on the right, where causal attention never looks.
         loss = model(input_ids=ids_NT, labels=labels_NT, use_cache=False).loss
         if not torch.isfinite(loss):
@@ -252,6 +252,11 @@ def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed, log=None, sto
             break
     model.eval()
     return losses
+
+
+def pad_id(tokenizer):
+    """What fills up rows, and is never looked at: the end token where there is no padding token."""
+    return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
 def pad_batch(pairs, pad_id):
@@ -285,7 +290,7 @@ def base_rate(model, tokenizer, problems, *, max_new_tokens, greedy=False, seed=
         prompts = [tasks.prompt_ids(tokenizer, problem, instruction) for problem in chosen]
         width = max(map(len, prompts))
         # Generation continues at the right end, so prompts are padded on the left, with a mask.
-        pad = tokenizer.pad_token_id
+        pad = pad_id(tokenizer)
         ids_NT = torch.tensor([[pad] * (width - len(p)) + p for p in prompts])
         mask_NT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
         out_NT = model.generate(
@@ -326,7 +331,8 @@ def arguments(argv):
     p.add_argument("--model", help="start from this folder; without it a fresh toy is made")
     p.add_argument("--task", default="toy", help="a task with worked traces")
     p.add_argument("--task-options", default="{}", help="its options, as JSON")
-    p.add_argument("--heldout", type=int, default=512, help="problems kept out of the warm start")
+    p.add_argument("--heldout", type=int, default=512, 
+                   help="problems kept out of the warm start; as many as the run holds out")
     p.add_argument("--instruction", default="", help="put before every question")
     p.add_argument("--noise", type=float, help=f"wrong steps; default {NOISE}, with --model 0")
     p.add_argument("--cut-share", type=float, default=CUT_SHARE, help="interrupted traces")

@@ -126,7 +126,6 @@ class VllmSampler:
         self.resuming: deque[Sample] = deque()          # samples between their two requests
         self.running: dict[str, Sample] = {}            # by vLLM's name of the request under way
         self.requests = 0                               # ever: the next one's name
-        self.decoded_tokens = self.decode_steps = 0
         self.generator = torch.Generator().manual_seed(seed)
 
         length = prompt_tokens + interruption.longest
@@ -202,7 +201,6 @@ class VllmSampler:
         self._start()
         if not self.running:
             return []
-        self.decode_steps += 1
         return [rollout for output in self.engine.step()
                 if (rollout := self._collect(output)) is not None]
 
@@ -274,7 +272,6 @@ class VllmSampler:
         if not len(ids) == len(logprobs) == len(versions) <= sample.asked or not ids:
             raise RuntimeError(f"vllm returned {len(ids)} tokens, {len(logprobs)} log-probs and "
                                f"{len(versions)} versions for a request of {sample.asked}")
-        self.decoded_tokens += len(ids)
         sample.ids += ids
         sample.logprobs += logprobs
         sample.versions += versions
@@ -310,8 +307,7 @@ class VllmSampler:
                                  *((r, r.samples) for r in self.waiting)):
             missing[request.group_id] += samples
             requests.setdefault(request.group_id, request)
-        plain = {"version": self.version, "decoded_tokens": self.decoded_tokens,
-                 "decode_steps": self.decode_steps,
+        plain = {"version": self.version,
                  "requests": [asdict(replace(requests[group], samples=samples))
                               for group, samples in missing.items()]}
         return {"generator": self.generator.get_state()}, plain
@@ -322,5 +318,4 @@ class VllmSampler:
                              for fields in plain["requests"])
         self.version = plain["version"]
         self.engine.set_weight_version(str(self.version))
-        self.decoded_tokens, self.decode_steps = plain["decoded_tokens"], plain["decode_steps"]
         self.generator.set_state(tensors["generator"])

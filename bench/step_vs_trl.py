@@ -50,7 +50,8 @@ def ours(args):
         "interrupt_phrase": "", "lr": 1e-12, "eval_prompts": 1, "eval_samples": 1,
         "eval_every": 10**6, "checkpoint_every": 10**6, "heldout_prompts": 8, "retire_at": 2,
         "zero_variance_filter": str(args.filter).lower(), "off_policy": args.off_policy,
-        "threads": args.threads, "engine": args.engine, "micro_batch_tokens": args.micro_batch_tokens}
+        "threads": args.threads, "engine": args.engine,
+        "micro_batch_tokens": args.micro_batch_tokens}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(args.model).resolve()
         os.chdir(folder)

@@ -37,7 +37,8 @@ def run(tmp_path, seed):
               "eval/other/mean@4": fit.sigmoid(2e12 * i, 0.5, 1.5, 8e12, 0.1)} for i in range(12)]
     for name, rows in (("metrics", metrics), ("samples", samples), ("evals", evals)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "config.toml").write_text('model = "models/<toy>"\n')
+    (folder / "config.toml").write_text(
+        f'model = "models/<toy>"\ninterrupt_phrase = {json.dumps(INTERRUPTION_PHRASE)}\n')
     return folder
 
 

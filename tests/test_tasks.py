@@ -733,3 +733,16 @@ def test_tasks_does_not_load_torch():
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                          cwd=tasks.__file__.removesuffix("tasks.py")).stdout
     assert out.split() == ["False", "False"]
+
+
+def test_every_prefix_of_a_mix_has_its_parts_in_their_shares(tmp_path):
+    """An evaluation on the first few held-out prompts must not be of the first part alone."""
+    for name, n in (("a", 230), ("b", 410)):
+        write_jsonl(tmp_path / f"{name}.jsonl",
+                    [{"question": f"{name}{i}", "answer": "1"} for i in range(n)])
+    spec = f"{tmp_path}/a.jsonl:0.25+{tmp_path}/b.jsonl:0.75"
+    held = tasks.load_task(spec, "heldout", heldout=80)
+    assert len(held) == 80
+    for n in (8, 20, 52, 80):
+        of_a = sum(p.question.startswith("a") for p in held[:n])
+        assert abs(of_a - n / 4) <= 1
