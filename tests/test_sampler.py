@@ -70,7 +70,7 @@ def test_on_a_model_of_usual_scale_they_agree_to_1e_5(micro, seed):
     rollouts = drain(sampler, requests(5))
     errors = [abs(a - b) for r in rollouts
               for a, b in zip(r.logprobs, plain_logprobs(plain, r, 1.0))]
-    assert sum(errors) / len(errors) < 1e-5
+    assert max(errors) < 1e-5
 
 
 def test_after_a_swap_running_sequences_follow_new_weights_over_the_old_cache(llama):
