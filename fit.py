@@ -893,8 +893,9 @@ def plot_compare(curves, fits):
     left.set(xscale="log", xlabel=f"{curves[0].x}, log scale", ylabel=curves[0].y)
     right.set(xscale="log", yscale="log", xlabel=f"{curves[0].x} / {unit:.3g}, log scale",
               ylabel="F(R), log scale; its slope is B")
-    for ax, corner in ((left, "lower right"), (right, "upper left")):     # empty in rising curves
-        ax.legend(loc=corner, fontsize=8.5, frameon=False)
+    # Ceilings may lie anywhere, so the left legend stands above; a rising line leaves its corner.
+    left.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize=8.5, frameon=False)
+    right.legend(loc="upper left", fontsize=8.5, frameon=False)
     return fig
 
 
