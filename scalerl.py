@@ -148,6 +148,19 @@ class Config:
     engine: str = "auto"                # ours: vllm if it is installed (make vllm), or transformers
     dtype: str = "auto"                 # ours: compute in bfloat16 on a GPU, float32 on a CPU
     threads: int = 0                    # ours; CPU threads, 0: all cores
+    # -- places: more than one process, or more than one machine
+    servers: int = 0                    # vLLM servers to start; ours, 0: by the launcher's rule
+    trainers: int = 0                   # trainer processes; ours, 0: by the launcher's rule
+    tensor_parallel: int = 1            # GPUs that share one copy of a server's model; ours
+    pipeline_parallel: int = 1          # or its layers, in so many stages; ours
+    data_parallel: int = 1              # copies behind one server's address; ours
+    vllm_url: str = ""                  # servers that others started, "http://a:8000,..."; ours
+    hosts: str = ""                     # "a,b,c": the nodes, trainers first; ours
+    node_rank: int = 0                  # which of the hosts this is; ours
+    port: int = 8100                    # first of the ports that the nodes use; ours
+    tls: str = ""                       # folder with ca.pem, cert.pem, key.pem (make certs); ours
+    insecure_network: bool = False      # hosts without TLS, on a network you trust; ours
+    deadline_s: float = 600.0           # no wait for another process is longer; ours
 
     def check(self):
         """Refuse what cannot work, one sentence each. Returns (scheme, k) of `off_policy`."""
@@ -211,7 +224,9 @@ class Config:
 # What --resume may change: the rest is built into the state of the run.
 FREE_TO_CHANGE = {"steps", "micro_batch_tokens", "lr", "warmup_steps", "grad_clip", "eps_max",
                   "eps_low", "eps_high", "eval_every", "checkpoint_every", "keep_checkpoints",
-                  "samples_logged", "log_with", "threads", "gpus"}
+                  "samples_logged", "log_with", "threads", "gpus", "servers", "trainers",
+                  "tensor_parallel", "pipeline_parallel", "data_parallel", "vllm_url", "hosts",
+                  "node_rank", "port", "tls", "insecure_network", "deadline_s"}
 
 
 def typed(name, value, kind):
