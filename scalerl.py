@@ -3,6 +3,8 @@
     python scalerl.py --config configs/demo.toml                 the toy, on a laptop, in minutes
     python scalerl.py --config configs/smollm2.toml              a small language model that adds
     python scalerl.py --config configs/demo.toml --resume        go on where a run was cut off
+    python scalerl.py --config configs/demo.toml --config configs/loo/dapo_loss.toml --name dapo
+                                                                 the same with one decision changed
     python fit.py runs/demo                                      what more compute would buy
 
 One step of the recipe, in the order of this file:
@@ -1205,7 +1207,9 @@ def parse(argv):
         epilog="Every setting is also a key of FILE. [in brackets]: the default.",
         description=__doc__.split("One step of")[0], allow_abbrev=False)
     parser.error = refuse
-    parser.add_argument("--config", help="TOML file with differences from the defaults")
+    parser.add_argument("--config", metavar="FILE", action="append", default=[],
+                        help="TOML file with differences from the defaults; given more than once, "
+                        "the later file wins")
     parser.add_argument("--resume", action="store_true", help="go on with runs/NAME")
     parser.add_argument("--report", metavar="RUN", help="write RUN/report.html and stop")
     parser.add_argument("--print-config", action="store_true", help="print all settings and stop")
@@ -1224,7 +1228,7 @@ def parse(argv):
         refuse(f"unknown argument {word!r}"
                + (f", did you mean --{near[0].replace('_', '-')}?" if near else ""))
     options = vars(options)
-    path, resume, show, run = (
+    paths, resume, show, run = (
         options.pop(key) for key in ("config", "resume", "print_config", "report"))
     if run:
         import report                                       # matplotlib, which training never needs
@@ -1233,7 +1237,9 @@ def parse(argv):
         except ValueError as error:
             refuse(str(error))
         sys.exit(0)
-    values = (read_toml(path) if path else {}) | options
+    values = {}
+    for given in (*map(read_toml, paths), options):
+        values |= given
     config = make_config(values)
     saved = Path("runs") / config.name / "config.toml"
     if resume and saved.exists():           # a run goes on with its own settings, with changes

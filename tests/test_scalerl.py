@@ -321,11 +321,37 @@ def test_every_field_survives_toml_and_command_line(tmp_path):
         1e-4, False, {"a": 1}, True)
 
 
-def test_the_shipped_configs_are_valid_and_repeat_no_default():
-    for path in (ROOT / "configs").rglob("*.toml"):
-        make_config({"model": "m"} | read_toml(path)).check()
-        for name, value in tomllib.loads(path.read_text()).items():
-            assert value != getattr(Config(), name), f"{path}: {name} repeats the default"
+def test_of_several_config_files_the_later_wins_and_the_command_line_last(tmp_path):
+    for name, text in (("a", "lr = 1e-3\nsteps = 7\nseed = 1\n"), ("b", "steps = 9\nseed = 2\n")):
+        (tmp_path / f"{name}.toml").write_text(text)
+    files = [w for name in "ab" for w in ("--config", str(tmp_path / f"{name}.toml"))]
+    config, _ = scalerl.parse([*files, "--seed", "3"])
+    assert (config.lr, config.steps, config.seed) == (1e-3, 9, 3)
+
+
+CONFIGS = sorted((ROOT / "configs").rglob("*.toml"))
+# Fields that are one decision of the recipe together.
+DECISIONS = {"loss": "loss", "eps_low": "loss", "eps_high": "loss", "eps_max": "loss",
+             "length_penalty": "length", "interrupt_phrase": "length"}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_shipped_config_is_valid_and_repeats_no_default(path):
+    config, _ = scalerl.parse([] if path.parent.name == "configs" else [
+        "--config", str(ROOT / "configs" / "scalerl.toml"), "--config", str(path)])
+    make_config(dataclasses.asdict(config) | {"model": "m"} | read_toml(path)).check()
+    for name, value in tomllib.loads(path.read_text()).items():
+        assert value != getattr(Config(), name), f"{name} repeats the default"
+
+
+def test_a_leave_one_out_config_changes_one_decision_and_each_a_different_one():
+    """Two decisions changed at once would show neither's effect (paper, sec. 5)."""
+    changed = {path.stem: {DECISIONS.get(name, name) for name in read_toml(path)}
+               for path in CONFIGS if path.parent.name == "loo"}
+    assert len(changed) == 8 and all(len(decisions) == 1 for decisions in changed.values())
+    assert len(set.union(*changed.values())) == 8
+    names = {name for path in CONFIGS if path.parent.name == "rivals" for name in read_toml(path)}
+    assert {DECISIONS.get(name, name) for name in names} < set.union(*changed.values())
 
 
 def test_the_help_explains_every_setting_and_says_whose_default_it_is(capsys):
