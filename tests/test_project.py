@@ -20,7 +20,8 @@ ARROWS = {"scalerl": {"loss", "packed", "report", "sampler", "sandbox", "tasks",
           "sampler": {"loss", "packed"}, "vllm_engine": {"sampler"}, "toy": {"tasks"},
           "tasks": {"sandbox", "verify"}, "verify": {"sandbox"}, "sandbox": set(), "box": set(),
           "loss": set(), "packed": set(), "fit": set(),
-          "report": {"fit"}, "smollm2": set()}
+          "report": {"fit"}, "smollm2": set(),
+          "servers": {"sampler", "vllm_engine"}, "weight_wire": {"vllm_engine"}}
 # What a room must never import, at any depth of the file.
 BANNED = {"loss": {"transformers", "vllm", "numpy"}, "tasks": {"torch"},
           "verify": {"torch", "transformers"}, "sandbox": {"torch"},
