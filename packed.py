@@ -174,13 +174,17 @@ class Pack:
     prompts     m lists of token ids, none empty
     outputs     n lists of token ids, none empty
     prompt_of   n indices: output i continues prompts[prompt_of[i]]
+    flash       attention without masks and padding, by a kernel that only GPUs have, in bf16 and
+                fp16; None: there. Not run on a GPU so far: a test runs its indices with a kernel
+                in plain Python.
 
     input_ids, position_ids (T,)   the row. An output's last token predicts nothing: left out.
     predict (K,)                   place in the row whose hidden state predicts each output token
     targets, sample, column (K,)   the token, its output's index i, its position t in the output
     """
 
-    def __init__(self, prompts, outputs, prompt_of, *, dtype=torch.float32, device="cpu"):
+    def __init__(self, prompts, outputs, prompt_of, *, dtype=torch.float32, device="cpu",
+                 flash=None):
         assert prompts and outputs and all(prompts) and all(outputs)
         self.prompt_of = torch.as_tensor(prompt_of, device=device)
         self.prompts = _Ragged([len(p) for p in prompts], device)
@@ -202,6 +206,12 @@ class Pack:
                                    first_input[self.sample] + self.column - 1)
         self.targets = torch.tensor([t for o in outputs for t in o], device=device)
 
+        self.dtype = dtype
+        self.flash = flash if flash is not None else (
+            torch.device(device).type == "cuda" and dtype.itemsize == 2)
+        if self.flash:
+            self._index_keys()
+            return
         # Masks, made once and used by every layer. Prompts: causal. Outputs: all of the own
         # prompt (not its padding), then causal among themselves.
         P, R = self.prompts.width, self.inputs.width
@@ -214,8 +224,39 @@ class Pack:
             allowed = torch.cat([real[:, None].expand(-1, R, -1), causal_R], -1)     # (n, R, P+R)
             self.output_mask = _additive(allowed[:, None], dtype)
 
+    def _index_keys(self):
+        """For `_flash`: the place in the row of each sequence's keys, an output's after its
+        prompt's, and where each sequence's queries and keys end."""
+        real = self.inputs.lengths > 0                  # an output of one token has no query
+        prompt = self.prompt_of[real]
+        r, p = self.inputs.lengths[real], self.prompts.lengths[prompt]
+        start = torch.stack([self.prompts.start[prompt],
+                             self.prompts.tokens + self.inputs.start[real]], 1).flatten()
+        start = torch.cat([self.prompts.start, start])
+        length = torch.cat([self.prompts.lengths, torch.stack([p, r], 1).flatten()])
+        first = torch.cumsum(length, 0) - length
+        self.keys = torch.repeat_interleave(start - first, length)
+        self.keys += torch.arange(len(self.keys), device=self.keys.device)
+        queries = torch.cat([self.prompts.lengths, r])
+        keys = torch.cat([self.prompts.lengths, p + r])
+        self.ends = [F.pad(torch.cumsum(n, 0), (1, 0)).int() for n in (queries, keys)]
+        self.longest = [int(n.max()) for n in (queries, keys)]
+
+    def _flash(self, q, k, v, scaling):
+        """One call for the whole row: torch's FlashAttention for sequences of different lengths.
+
+        A window of (-1, 0) is causal, counted from each sequence's end: the first token of an
+        output sees its prompt and itself. Queries come in the order of the row.
+        """
+        from torch.nn.attention.varlen import varlen_attn           # its kernel is CUDA's alone
+        k, v = (x.to(self.dtype).index_select(0, self.keys) for x in (k, v))
+        return varlen_attn(q.to(self.dtype), k, v, *self.ends, *self.longest, scale=scaling,
+                           window_size=(-1, 0), enable_gqa=q.shape[1] != k.shape[1])
+
     def attend(self, layer, q, k, v, scaling):
         """q (T, H, D), k and v (T, J, D) -> (T, H, D). Every layer is alike to this plan."""
+        if self.flash:
+            return self._flash(q, k, v, scaling)
         tp = self.prompts.tokens
         qp, kp, vp = (self.prompts.pad(x[:tp]) for x in (q, k, v))     # (m, heads, P, D)
         out = self.prompts.unpad(_attention(qp, kp, vp, self.prompt_mask, scaling))

@@ -63,6 +63,40 @@ def test_gradients_through_a_row_are_those_of_the_plain_forwards(seed):
         assert error < 1e-5, f"{name}: {error}"
 
 
+def plain_varlen(q, k, v, ends_q, ends_k, max_q, max_k, *, scale, window_size, enable_gqa):
+    """What torch.nn.attention.varlen documents, a sequence at a time: causal from the end."""
+    assert window_size == (-1, 0) and enable_gqa == (q.shape[1] != k.shape[1])
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    out = []
+    for q0, q1, k0, k1 in zip(ends_q, ends_q[1:], ends_k, ends_k[1:]):
+        assert 0 < q1 - q0 <= max_q and q1 - q0 <= k1 - k0 <= max_k
+        scores = torch.einsum("qhd,khd->hqk", q[q0:q1], k[k0:k1]) * scale
+        seen = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool).tril(int(k1 - k0 - (q1 - q0)))
+        probabilities = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        out.append(torch.einsum("hqk,khd->qhd", probabilities, v[k0:k1]))
+    assert ends_q[-1] == len(q) and ends_k[-1] == len(k) == len(v)
+    return torch.cat(out)
+
+
+@pytest.mark.parametrize("outputs", [None, [[1], [2], [3]]])
+def test_the_gpus_kernel_is_told_the_same_as_the_masks_say(seed, monkeypatch, outputs):
+    """Who may look at whom, as indices instead of masks; the kernel itself is replaced by what
+    its documentation promises, because it runs on GPUs alone."""
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", plain_varlen)
+    llama = random_llama(dtype=torch.float64)
+    prompts, more, prompt_of = ragged_batch()
+    batch = (prompts, outputs or more, prompt_of[: len(outputs or more)])
+    gradients = []
+    for flash in (False, True):
+        twin = packed_copy(llama)
+        pack = packed.Pack(*batch, dtype=torch.float64, flash=flash)
+        logprobs = pack_logprobs(twin, pack)
+        (logprobs * torch.arange(len(logprobs))).sum().backward()
+        gradients.append([logprobs] + [p.grad for p in twin.parameters()])
+    for dense, flash in zip(*gradients):
+        torch.testing.assert_close(flash, dense, atol=1e-5, rtol=1e-5)
+
+
 def test_each_prompt_and_each_output_is_in_the_row_once_and_nothing_else():
     prompts, outputs, prompt_of = ragged_batch()
     pack = packed.Pack(prompts, outputs, prompt_of)
