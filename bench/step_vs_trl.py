@@ -1,6 +1,7 @@
-"""Seconds a training step: scalerl.py against TRL's GRPOTrainer, same work, same run.
+"""Seconds a training step: scalerl.py, with each of its engines, against TRL's GRPOTrainer: the
+same work, in the same run.
 
-    python bench/step_vs_trl.py --model models/toy
+    python bench/step_vs_trl.py --model models/toy --engines transformers vllm
     python bench/step_vs_trl.py --model models/smollm2-135m --task reasoning_gym:chain_sum \\
         --prompts 4 --steps 3
 
@@ -9,7 +10,7 @@ verifier, temperature 1, CISPO, fp32, AdamW, gradient clip, CPU threads. Both si
 sample: our zero-variance filter is off, or we would win by doing less (--filter turns it on). The
 learning rate is too small to matter, so both sides generate samples of the same lengths
 throughout. A step is everything from one step's end to the next: generation, marks, training,
-log. The two sides run by turns, each in a process of its own (--rounds), the first --warmup steps
+log. The sides run by turns, each in a process of its own (--rounds), the first --warmup steps
 of a round are left out, and the printed ratio is between medians.
 
 What is not the same: ours is PipelineRL (--off-policy), so sequences of the next steps are in
@@ -50,7 +51,7 @@ def ours(args):
         "interrupt_phrase": "", "lr": 1e-12, "eval_prompts": 1, "eval_samples": 1,
         "eval_every": 10**6, "checkpoint_every": 10**6, "heldout_prompts": 8, "retire_at": 2,
         "zero_variance_filter": str(args.filter).lower(), "off_policy": args.off_policy,
-        "threads": args.threads, "engine": args.engine,
+        "threads": args.threads, "engine": args.side,
         "micro_batch_tokens": args.micro_batch_tokens}
     with tempfile.TemporaryDirectory() as folder:
         model = Path(args.model).resolve()
@@ -64,7 +65,8 @@ def ours(args):
     return {"seconds": seconds,
             "tokens": statistics.mean(r["completions/mean_length"] for r in used),
             "generate_s": statistics.median(r["time/generate_s"] for r in used),
-            "train_s": statistics.median(r["time/train_s"] for r in used)}
+            "train_s": statistics.median(r["time/train_s"] for r in used),
+            "generated_tok_s": statistics.median(r["throughput/generated_tok_s"] for r in used)}
 
 
 def trl(args):
@@ -122,7 +124,8 @@ def main():
     p.add_argument("--samples", type=int, default=16)
     p.add_argument("--tokens", type=int, default=64, help="longest sample")
     p.add_argument("--off-policy", default="pipeline-8")
-    p.add_argument("--engine", default="transformers", choices=("transformers", "vllm"))
+    p.add_argument("--engines", nargs="+", default=["transformers"], help="of ours: transformers, "
+                   "vllm, or both", choices=("transformers", "vllm"))
     p.add_argument("--slots", type=int, default=256, help="our sequences in flight")
     p.add_argument("--micro-batch-tokens", type=int, default=8192)
     p.add_argument("--steps", type=int, default=8, help="timed steps a round")
@@ -130,15 +133,15 @@ def main():
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--threads", type=int, default=os.cpu_count())
     p.add_argument("--filter", action="store_true", help="our zero-variance filter on")
-    p.add_argument("--side", choices=("ours", "trl"), help=argparse.SUPPRESS)
+    p.add_argument("--side", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.instruction is None:
         args.instruction = "" if args.task == "toy" else INSTRUCTION
     if args.side:
-        print("RESULT " + json.dumps({"ours": ours, "trl": trl}[args.side](args)))
+        print("RESULT " + json.dumps((trl if args.side == "trl" else ours)(args)))
         return
 
-    sides = {"ours": [], "trl": []}
+    sides = {side: [] for side in [*args.engines, "trl"]}
     for _ in range(args.rounds):
         for side, results in sides.items():
             done = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--side", side],
@@ -147,17 +150,18 @@ def main():
             if done.returncode or not line:
                 sys.exit(f"{side} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
             results.append(json.loads(line[0][7:]))
-            print(f"{side:5} {' '.join(f'{s:.2f}' for s in results[-1]['seconds'])} s a step, "
+            print(f"{side:12} {' '.join(f'{s:.2f}' for s in results[-1]['seconds'])} s a step, "
                   f"{results[-1]['tokens']:.1f} tokens a sample", flush=True)
     median = {side: statistics.median(s for r in results for s in r["seconds"])
               for side, results in sides.items()}
-    parts = {name: statistics.median(r[name] for r in sides["ours"])
-             for name in ("generate_s", "train_s")}
     print(f"{args.model}, {args.prompts} x {args.samples} samples of up to {args.tokens} tokens, "
-          f"{args.threads} threads")
-    print(f"ours {median['ours']:.3f} s (generation {parts['generate_s']:.3f}, training "
-          f"{parts['train_s']:.3f})   TRL {median['trl']:.3f} s   ratio "
-          f"{median['ours'] / median['trl']:.3f}")
+          f"{args.threads} threads; TRL {median['trl']:.3f} s a step")
+    for side in args.engines:
+        parts = {name: statistics.median(r[name] for r in sides[side])
+                 for name in ("generate_s", "train_s", "generated_tok_s")}
+        print(f"ours, {side}: {median[side]:.3f} s (generation {parts['generate_s']:.3f}, training "
+              f"{parts['train_s']:.3f}; {parts['generated_tok_s']:,.0f} tokens/s generated), ratio "
+              f"{median[side] / median['trl']:.3f}")
 
 
 if __name__ == "__main__":
