@@ -35,6 +35,7 @@ import copy
 import dataclasses
 import difflib
 import hashlib
+import html
 import importlib.metadata
 import inspect
 import importlib.util
@@ -764,8 +765,9 @@ class Run:
                                              config.max_bad_gold)}
         except (TaskError, SandboxError) as error:
             raise ConfigError(f"task = {config.task!r}: {error}") from None
-        train = [p for p in train if p.id in kept]
-        heldout, extra = ([p for p in part if p.id in kept] for part in (heldout, extra))
+        bad = sum(p.id not in kept for p in train + heldout + extra)
+        train, heldout, extra = (
+            [p for p in part if p.id in kept] for part in (train, heldout, extra))
         self.prompts = {p.id: tuple(prompt_ids(
             self.tokenizer, p, config.instruction, think_open=config.think_open,
             template_options=config.template_options)) for p in train + heldout + extra}
@@ -786,6 +788,8 @@ class Run:
         if not self.problems or not self.heldout:
             raise ConfigError(f"prompt_tokens = {config.prompt_tokens}: no problem of "
                               f"{config.task!r} is that short")
+        self.counts = {"problems/train": len(self.problems), "problems/heldout": len(self.heldout),
+                       "problems/bad_gold": bad, "problems/too_long": len(long)}
         longest = max(len(self.prompts[i]) for i in [*self.problems, *self.heldout])
         self.prompt_tokens = longest            # sizes the cache: no need for more
 
@@ -836,6 +840,7 @@ class Run:
         self.evaluated = None                   # the last step that was
         self.best = -1.0
         self.counters = Counter()               # since the last log line
+        self.tracker = None
         self.stop = False
 
     def vllm_sampler(self, interruption, shared):
@@ -862,7 +867,8 @@ class Run:
     def train(self):
         """Train until `steps`, or until every prompt has retired. Returns the closing sentence."""
         config = self.config
-        self.tracker = tracker(config, self.folder) if config.log_with else None
+        if config.log_with:
+            self.tracker = tracker(config, self.folder)
         if self.evaluated is None:          # neither this run nor the one that it resumes has
             self.self_test()
             self.evaluate()
@@ -890,9 +896,13 @@ class Run:
         if self.evaluated != self.step:
             self.evaluate()
         save_model(self.model, self.tokenizer, self.folder / "model")
+        return ending
+
+    def close(self):
+        """However the run ended: no process stays behind, and the tracker sends what it holds."""
+        self.marker.close()
         if self.tracker:
             self.tracker.end_training()
-        return ending
 
     def generate(self):
         """Decode until the pacer hands out the next step's groups; None when prompts ran out."""
@@ -983,14 +993,18 @@ class Run:
         } | self.compute.log()
         self.counters.clear()
         self.append("metrics.jsonl", self.record)
-        for rollout, reward in list(zip(rollouts, rewards.flatten().tolist()))[
-                :: max(1, n // max(1, config.samples_logged))][: config.samples_logged]:
-            self.append("samples.jsonl", {
-                "step": self.step, "prompt_id": rollout.prompt_id, "reward": reward,
-                "prompt": self.tokenizer.decode(rollout.prompt_ids),
-                "output": self.tokenizer.decode(rollout.output_ids),
-                "interrupted": rollout.interrupted, "finish_reason": rollout.finish_reason,
-                "versions": [rollout.versions[0], rollout.versions[-1]]})
+        shown = [{
+            "step": self.step, "prompt_id": rollout.prompt_id, "reward": reward,
+            "prompt": self.tokenizer.decode(rollout.prompt_ids),
+            "output": self.tokenizer.decode(rollout.output_ids),
+            "interrupted": rollout.interrupted, "finish_reason": rollout.finish_reason,
+            "versions": [rollout.versions[0], rollout.versions[-1]]}
+            for rollout, reward in list(zip(rollouts, rewards.flatten().tolist()))[
+                :: max(1, n // max(1, config.samples_logged))][: config.samples_logged]]
+        for line in shown:
+            self.append("samples.jsonl", line)
+        if self.tracker and shown and self.step % config.eval_every == 0:
+            track_samples(self.tracker.trackers, shown, self.step)
 
     def evaluate(self):
         start = time.perf_counter()
@@ -1012,7 +1026,7 @@ class Run:
     def self_test(self):
         """Run a few prompts through sampler and trainer and log how far their log-probs differ,
         with the fp32 head and with a bf16 one: what the recipe's fp32 head buys on this model."""
-        line = {"step": 0, "version": 0}
+        line = {"step": 0, "version": 0} | self.counts
         # With vLLM the engine that generates, with transformers its twin, whose generator an
         # evaluation seeds anyway.
         sampler = self.sampler if self.config.engine == "vllm" else self.eval_sampler
@@ -1154,6 +1168,22 @@ def tracker(config, folder):
     return accelerator
 
 
+def track_samples(trackers, rows, step):
+    """Samples as a table where a tracker has tables (wandb), else as Markdown, which TensorBoard
+    draws as one. Escaped: a browser would take <think> for a tag of its own."""
+    columns = list(rows[0])
+    cells = [[str(value) for value in row.values()] for row in rows]
+    for each in trackers:
+        if hasattr(each, "log_table"):
+            each.log_table("samples", columns=columns, data=cells, step=step)
+        else:
+            lines = [columns, ["---"] * len(columns), *(
+                [html.escape(cell).replace("|", "&#124;").replace("\n", "<br>") for cell in row]
+                for row in cells)]
+            each.log({"samples": "\n".join("| " + " | ".join(line) + " |" for line in lines)},
+                     step=step)
+
+
 class Progress:
     """One line a step: a bar on a terminal, plain lines in a file."""
 
@@ -1285,6 +1315,8 @@ def main(argv=None):
     except (RuntimeError, OSError) as error:
         print(f"scalerl.py: step {run.step + 1}: {error}", file=sys.stderr)
         return 1
+    finally:
+        run.close()
     return 0
 
 

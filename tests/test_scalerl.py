@@ -1,6 +1,7 @@
 """The story: pacing, curriculum, the step's batch, and a run that survives what happens to runs."""
 
 import dataclasses
+import html
 import itertools
 import json
 import math
@@ -682,6 +683,7 @@ def test_long_prompts_are_left_out_and_counted_when_told_so(micro, tmp_path, mon
         [*words, "--prompt-tokens", str(limit), "--long-prompts", "skip"])[0], False)
     long = [i for i, ids in whole.prompts.items() if len(ids) > limit]
     assert f"{len(long)} of {len(whole.prompts)} problems are left out" in capsys.readouterr().err
+    assert run.counts["problems/too_long"] == len(long)
     assert set(run.problems) == set(whole.problems) - set(long) and long
     assert max(len(run.prompts[i]) for i in (*run.problems, *run.heldout)) == limit
 
@@ -730,12 +732,51 @@ def test_a_tracker_gets_what_the_folder_gets(micro, tmp_path):
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs" / "tracked"
     events = [path for path in folder.rglob("events.out.tfevents.*")]
-    found = {}
+    found, texts = {}, []
     for path in events:
         log = EventAccumulator(str(path.parent))
         log.Reload()
+        texts += [e.tensor_proto.string_val[0].decode() for tag in log.Tags()["tensors"]
+                  if tag.startswith("samples") for e in log.Tensors(tag)]
         for tag in log.Tags()["scalars"]:
             found.setdefault(tag, {}).update({e.step: e.value for e in log.Scalars(tag)})
+    shown = [r for r in lines(folder, "samples.jsonl") if r["step"] == 4]
+    assert shown and all(r["prompt_id"] in texts[-1] for r in shown)
+    assert "| --- |" in texts[-1] and "&lt;/think&gt;" in texts[-1] and "</think>" not in texts[-1]
     for file, column in (("evals.jsonl", "eval/toy/mean@2"), ("metrics.jsonl", "pass_rate")):
         ours = {r["step"]: r[column] for r in lines(folder, file) if column in r}
         assert len(ours) >= 2 and found[column] == pytest.approx(ours)
+
+
+def test_samples_are_a_table_where_the_tracker_has_tables():
+    """As Markdown elsewhere: a cell with a bar or a line break must not break its row."""
+    tables, texts = [], []
+    rows = [{"step": 3, "output": "a|b\n<think>"}, {"step": 3, "output": "c"}]
+    scalerl.track_samples([
+        SimpleNamespace(log_table=lambda name, **table: tables.append((name, table))),
+        SimpleNamespace(log=lambda values, step: texts.append((values["samples"], step)))], rows, 3)
+    assert tables == [("samples", {"columns": ["step", "output"], "step": 3,
+                                   "data": [["3", "a|b\n<think>"], ["3", "c"]]})]
+    (text, step), = texts
+    assert step == 3 and [line.count("|") for line in text.splitlines()] == [3] * 4
+    assert html.unescape(text.splitlines()[2]) == "| 3 | a|b<br><think> |"
+
+
+@pytest.mark.parametrize("how", ["stopped", "failed"])
+def test_a_tracker_ends_however_the_run_does(how, micro, tmp_path, monkeypatch):
+    """wandb and trackio send in the background: a run that does not end them loses its last lines."""
+    monkeypatch.chdir(tmp_path)
+    ended, train_on = [], scalerl.Run.train_on
+    tracker = SimpleNamespace(trackers=[], log=lambda *_, **__: None,
+                              end_training=lambda: ended.append(how))
+    monkeypatch.setattr(scalerl, "tracker", lambda *_: tracker)
+
+    def end(run, groups):
+        train_on(run, groups)
+        run.stop = True
+        if how == "failed":
+            raise RuntimeError("the disk is on fire")
+    monkeypatch.setattr(scalerl.Run, "train_on", end)
+    words = arguments(micro, name="t", log_with="tensorboard")
+    assert scalerl.main(words) == (1 if how == "failed" else 0)
+    assert ended == [how]
