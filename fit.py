@@ -479,13 +479,8 @@ def read_rows(path):
         rows = rows.get("log_history") if isinstance(rows, dict) else None
         if rows is None:
             raise BadInput(f"{path} has no log_history; of .json files trainer_state.json is read")
-    else:                                     # one JSON object a line: ours, verl, prime-rl
-        *lines, last = [line for line in path.read_text().split("\n") if line.strip()] or ["{}"]
-        rows = [_json(line, f"{path}, line {i}") for i, line in enumerate(lines, 1)]
-        try:
-            rows.append(json.loads(last))
-        except json.JSONDecodeError:
-            notes.append(f"the last line of {path.name} is cut off (being written?): left out")
+    else:                                     # ours, verl, prime-rl
+        rows, notes = read_jsonl(path)
     if not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds lines that are not JSON objects")
     # Trainers log a step several times (training, evaluation, again after a resume), so rows of
@@ -495,6 +490,16 @@ def read_rows(path):
         step = next((row[name] for name in STEP_COLUMNS if name in row), ("row", i))
         merged.setdefault(step, {}).update(row)
     return list(merged.values()), path, notes
+
+
+def read_jsonl(path):
+    """(rows, notes) of a log with one JSON object a line; its last line may be half-written."""
+    *lines, last = [line for line in path.read_text().split("\n") if line.strip()] or ["{}"]
+    rows = [_json(line, f"{path}, line {i}") for i, line in enumerate(lines, 1)]
+    try:
+        return [*rows, json.loads(last)], []
+    except json.JSONDecodeError:
+        return rows, [f"the last line of {path.name} is cut off (being written?): left out"]
 
 
 def _json(text, where):
@@ -1081,8 +1086,8 @@ def report(args, refit, read):
 
 
 def watch(args, refit, read):
-    """Print advice at each new evaluation, until little is left to gain; with --strict also until
-    the run leaves its predicted band (exit code 3)."""
+    """Print advice at each new evaluation, until little is left to gain or the run is over; with
+    --strict also until it leaves its predicted band (exit code 3)."""
     if len(args.runs) > 1 or len(args.y or []) > 1:
         raise BadInput(f"--watch follows one curve, got {len(args.runs)} runs and "
                        f"{len(args.y or [None])} columns")
@@ -1098,7 +1103,10 @@ def watch(args, refit, read):
             if done or (left and args.strict):
                 return 3 if left and args.strict else 0
             waiting = False
-        elif not waiting:         # said once: the run may be slow, or over
+        elif (Path(args.runs[0]) / "model").is_dir():       # a run of this project ends with it
+            print("the run is over, its final model is written: nothing more to watch")
+            return 0
+        elif not waiting:         # said once: the run may be slow, or another trainer's and over
             print("no new evaluation; still watching, Ctrl-C ends it", flush=True)
             waiting = True
         time.sleep(args.watch)

@@ -33,6 +33,8 @@ CHARTS = [
     ("Pass rate", ["pass_rate", "frac_reward_zero_std"],
      "Of the step's samples; the share of groups with equal rewards, which are filtered. Above 0.8 "
      "filtered, a step teaches little."),
+    ("Reward", ["reward/mean", "reward/std"],
+     "Of the step's samples, +1 or -1 each, length penalty included."),
     ("Length", ["completions/mean_length"], "Tokens a sample. No explosion, no collapse."),
     ("Cut and truncated", ["completions/interrupted_frac", "completions/truncated_frac"],
      "Thinking interrupted by the forced phrase; ran out of the answer's budget too. The paper saw "
@@ -80,17 +82,10 @@ def write_report(folder):
 
 
 def read_lines(path, notes):
-    """The rows of a JSONL file; [] if there is none."""
-    rows = []
-    lines = path.read_text().splitlines() if path.is_file() else []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            if number < len(lines):
-                raise fit.BadInput(f"{path}, line {number} is not JSON: {line[:60]!r}") from None
-            notes.append(f"The last line of {path.name} is cut off and left out.")
-    return rows
+    """The rows of a JSONL file; [] if there is none. Says in `notes` what was left out."""
+    rows, more = fit.read_jsonl(path) if path.is_file() else ([], [])
+    notes += more
+    return [row for row in rows if row]
 
 
 def summary(steps):

@@ -113,7 +113,12 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
         train[part] = [p for p in problems if question_hash(p.question) not in leaks]
     if None not in weights.values():
         whole = min(len(train[part]) / share for part, share in shares.items())
-        train = {part: train[part][: round(whole * share)] for part, share in shares.items()}
+        for part, share in shares.items():
+            count = round(whole * share)
+            if split == "train" and count < len(train[part]):
+                warnings.warn(f"task {spec!r}: {len(train[part]) - count} of {len(train[part])} "
+                              f"problems of {part!r} are left out to keep the shares", stacklevel=2)
+            train[part] = train[part][:count]
 
     # The parts of a mix are dealt into each other, each evenly: a prefix has all of them.
     parts = (train if split == "train" else held).values()

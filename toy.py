@@ -19,6 +19,10 @@ from an 8B model after its own supervised stage. Nothing that uses the folder kn
         --task-options '{"max_terms": 2}' --heldout 200 --steps 20 --lr 2e-5 \\
         --batch 16 --out models/smollm2-warm        # the same warm start for a real model
 
+The warm start keeps 512 problems back, as many as configs/demo.toml evaluates on. A run without
+that file holds out 1,000 of a larger pool: for prompts new to the model as well as to the run, give
+it --heldout-prompts 512, or make the model with --heldout 1000.
+
 Shapes: _N sequences of a batch, _T tokens of the longest one.
 """
 
@@ -331,7 +335,7 @@ def arguments(argv):
     p.add_argument("--model", help="start from this folder; without it a fresh toy is made")
     p.add_argument("--task", default="toy", help="a task with worked traces")
     p.add_argument("--task-options", default="{}", help="its options, as JSON")
-    p.add_argument("--heldout", type=int, default=512, 
+    p.add_argument("--heldout", type=int, default=512,
                    help="problems kept out of the warm start; as many as the run holds out")
     p.add_argument("--instruction", default="", help="put before every question")
     p.add_argument("--noise", type=float, help=f"wrong steps; default {NOISE}, with --model 0")

@@ -609,6 +609,14 @@ def test_watch_ends_when_little_is_left_to_gain(tmp_path, capsys):
     assert "less than 0.01 is left to gain" in capsys.readouterr().out
 
 
+def test_watch_ends_with_the_run_whatever_is_left_to_gain(tmp_path, capsys):
+    """Nobody would wait for an evaluation that cannot come."""
+    run = write_run(tmp_path / "r", *made(end=6000, n=31))
+    (run / "model").mkdir()
+    assert fit.main([str(run), "--watch", "0.01", "--min-gain", "0"]) == 0
+    assert "the run is over" in capsys.readouterr().out
+
+
 def test_watch_reports_a_run_that_leaves_its_band(tmp_path, capsys):
     """A broken verifier or a collapse shows as three evaluations in a row below the band."""
     C, R = made(end=6000, n=31)

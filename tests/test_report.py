@@ -86,7 +86,7 @@ def test_a_half_written_last_line_is_left_out_and_said(run):
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + '{"step": 24, "pass_')
     text = report.write_report(run).read_text()
-    assert "The last line of metrics.jsonl is cut off" in text and "23 steps, the last 23" in text
+    assert "the last line of metrics.jsonl is cut off" in text and "23 steps, the last 23" in text
 
 
 @pytest.mark.parametrize("damage, sentence", [

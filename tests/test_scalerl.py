@@ -7,6 +7,8 @@ import json
 import math
 import os
 import random
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -658,6 +660,22 @@ def test_each_task_has_its_own_curve_and_evaluation_sets_are_never_trained_on(mi
     assert prompts and not any(q["question"] + "=" in p for q in sums[:25] for p in prompts)
     assert {"verifier/error_frac", "verifier/timeout_frac", "time/check_ms"} <= set(
         lines(folder)[-1])
+
+
+def test_the_readmes_command_for_a_file_of_ones_own_works_as_written(micro, tmp_path):
+    """With another model, and one step: what a reader does second must not fail."""
+    readme = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    command, = re.findall(r"^\.venv/bin/python (.* my_problems\.jsonl .*)$", readme, re.M)
+    example, = re.findall(r"`(\{.*\})`, some more than are held\s+out", readme)
+    (tmp_path / "my_problems.jsonl").write_text("".join(
+        json.dumps(json.loads(example) | {"question": f"{json.loads(example)['question']} ({i})"})
+        + "\n" for i in range(29)))
+    script, *words = shlex.split(command)
+    done = run_command([ROOT / script, *(ROOT / w if w.startswith("configs/") else w for w in words),
+                        "--model", micro, "--steps", "1", "--threads", "1"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert lines(tmp_path / "runs" / "mine")[0]["problems/train"] == 9
+    assert "eval/my_problems/mean@8" in lines(tmp_path / "runs" / "mine", "evals.jsonl")[-1]
 
 
 @pytest.mark.parametrize("n, correct, k", [(5, 2, 3), (7, 0, 4), (6, 6, 1), (6, 4, 3), (8, 1, 8)])
