@@ -670,9 +670,10 @@ def test_the_readmes_command_for_a_file_of_ones_own_works_as_written(micro, tmp_
     (tmp_path / "my_problems.jsonl").write_text("".join(
         json.dumps(json.loads(example) | {"question": f"{json.loads(example)['question']} ({i})"})
         + "\n" for i in range(29)))
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
     script, *words = shlex.split(command)
-    done = run_command([ROOT / script, *(ROOT / w if w.startswith("configs/") else w for w in words),
-                        "--model", micro, "--steps", "1", "--threads", "1"], tmp_path)
+    done = run_command([ROOT / script, *words, "--model", micro, "--steps", "1", "--threads", "1"],
+                       tmp_path)
     assert done.returncode == 0, done.stderr
     assert lines(tmp_path / "runs" / "mine")[0]["problems/train"] == 9
     assert "eval/my_problems/mean@8" in lines(tmp_path / "runs" / "mine", "evals.jsonl")[-1]
@@ -782,7 +783,7 @@ def test_samples_are_a_table_where_the_tracker_has_tables():
 
 @pytest.mark.parametrize("how", ["stopped", "failed"])
 def test_a_tracker_ends_however_the_run_does(how, micro, tmp_path, monkeypatch):
-    """wandb and trackio send in the background: a run that does not end them loses its last lines."""
+    """wandb and trackio send in the background: unless they are ended, the last lines are lost."""
     monkeypatch.chdir(tmp_path)
     ended, train_on = [], scalerl.Run.train_on
     tracker = SimpleNamespace(trackers=[], log=lambda *_, **__: None,
