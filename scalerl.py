@@ -62,8 +62,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 import packed
-from loss import (advantages, length_penalty, merge_stats, policy_loss, token_logprobs,
-                  token_weights, zero_variance)
+from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,
+                  zero_variance)
+from ranks import BLANK, Policy, Ranks, deal, meets, recompute_layers, table, whole
 from sandbox import SandboxError, check_box
 from sampler import Interruption, Request, Rollout, TransformersSampler
 from tasks import (INTERRUPTION_PHRASE, TaskError, check_gold, load_evaluation, load_task,
@@ -101,6 +102,7 @@ class Config:
     prompts_per_step: int = 48          # P, paper
     samples_per_prompt: int = 16        # G, paper
     micro_batch_tokens: int = 8192      # tokens a forward and backward; ours, memory only
+    recompute_layers: bool = False      # in the backward pass: slower, far less memory; ours
     # -- asynchrony
     off_policy: str = "pipeline-8"      # paper; "pipeline-0" is on-policy; "ppo-8" the classic way
     slots: int = 256                    # sequences decoded at once; ours
@@ -225,7 +227,8 @@ class Config:
 
 
 # What --resume may change: the rest is built into the state of the run.
-FREE_TO_CHANGE = {"steps", "micro_batch_tokens", "lr", "warmup_steps", "grad_clip", "eps_max",
+FREE_TO_CHANGE = {"steps", "micro_batch_tokens", "recompute_layers", "lr", "warmup_steps",
+                  "grad_clip", "eps_max",
                   "eps_low", "eps_high", "eval_every", "checkpoint_every", "keep_checkpoints",
                   "samples_logged", "log_with", "threads", "gpus", "servers", "trainers",
                   "tensor_parallel", "pipeline_parallel", "data_parallel", "vllm_url", "hosts",
@@ -433,63 +436,55 @@ def mark(rollouts, problems, tokenizer, marker):
     return rewards, marks.counters
 
 
-def micro_batches(rollouts, budget_tokens):
+def micro_batches(rollouts, budget_tokens, ranks=1):
     """Indices of `rollouts`, cut into lists of about `budget_tokens` tokens, prompts counted once.
 
     Groups of similar length come together (attention pads to the longest sample of a
-    micro-batch), and a group stays together, so that its prompt is computed once.
+    micro-batch), and a group stays together, so that its prompt is computed once. For several
+    ranks, smaller ones if that makes their number a multiple of the ranks: nobody idles.
     """
     longest = Counter()
     for r in rollouts:
         longest[r.group_id] = max(longest[r.group_id], len(r.output_ids))
     order = sorted(range(len(rollouts)),
                    key=lambda i: (longest[rollouts[i].group_id], rollouts[i].group_id, i))
-    batches, tokens, groups = [], math.inf, set()
-    for i in order:
-        r = rollouts[i]
-        cost = len(r.output_ids) + (len(r.prompt_ids) if r.group_id not in groups else 0)
-        if tokens + cost > budget_tokens:
-            batches.append([])
-            tokens, groups, cost = 0, set(), len(r.output_ids) + len(r.prompt_ids)
-        batches[-1].append(i)
-        groups.add(r.group_id)
-        tokens += cost
+
+    def cut(budget):
+        batches, tokens, groups = [], math.inf, set()
+        for i in order:
+            r = rollouts[i]
+            cost = len(r.output_ids) + (len(r.prompt_ids) if r.group_id not in groups else 0)
+            if tokens + cost > budget:
+                batches.append([])
+                tokens, groups, cost = 0, set(), len(r.output_ids) + len(r.prompt_ids)
+            batches[-1].append(i)
+            groups.add(r.group_id)
+            tokens += cost
+        return batches
+    batches = cut(budget_tokens)
+    if places := -len(batches) % ranks:
+        smaller = cost_tokens(rollouts, order) / (places + len(batches))
+        while smaller < budget_tokens:
+            if len(even := cut(smaller)) <= places + len(batches):
+                return even
+            smaller *= 1.06
     return batches
 
 
-def table(rollouts, name, dtype):
-    """One per-token list of each rollout as a zero-padded (N, T) tensor."""
-    rows = [torch.tensor(getattr(r, name), dtype=dtype) for r in rollouts]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+def cost_tokens(rollouts, indices):
+    """Tokens that these samples cost in one micro-batch: each prompt once, each output."""
+    prompts = {rollouts[i].group_id: len(rollouts[i].prompt_ids) for i in indices}
+    return sum(prompts.values()) + sum(len(rollouts[i].output_ids) for i in indices)
 
 
 # ---------------------------------------------------------------------------------------------
 # 5. Train step
 
 
-def output_logprobs(model, rollouts, config, dtype, device, head_fp32):
-    """Trainer's log-probs and entropies (n, T) of the rollouts' tokens; zero where not sampled."""
-    prompts = {r.group_id: r.prompt_ids for r in rollouts}
-    place = {group: i for i, group in enumerate(prompts)}
-    pack = packed.Pack(list(prompts.values()), [r.output_ids for r in rollouts],
-                       [place[r.group_id] for r in rollouts], dtype=dtype, device=device)
-    with torch.autocast(device, dtype, enabled=dtype != torch.float32):
-        hidden = packed.forward(model, pack.input_ids, pack.position_ids, pack)
-    sampled = table(rollouts, "sampled", torch.bool).to(device)[pack.sample, pack.column]
-    predict, targets, place = (x[sampled] for x in (
-        pack.predict, pack.targets, torch.stack([pack.sample, pack.column], 1)))
-    # The head's operands as the sampler has them: rounded to bf16 where it computes in bf16.
-    values = token_logprobs(hidden[predict].to(dtype),
-                            model.get_output_embeddings().weight.to(dtype), targets,
-                            temperature=config.temperature, head_fp32=head_fp32)
-    T = max(len(r.output_ids) for r in rollouts)
-    return tuple(x.new_zeros(len(rollouts), T).index_put(tuple(place.T), x) for x in values)
-
-
-def train_step(model, optimizer, rollouts, rewards, version, config, dtype, device):
+def train_step(policy, optimizer, rollouts, rewards, version, config, ranks):
     """One optimizer step on the groups that have something to teach. Returns the log's numbers.
 
-    rollouts   P*G, group by group;  rewards (P, G)
+    rollouts   P*G, group by group;  rewards (P, G). On rank 0; the others do `optimizer_step`.
     """
     P, G = rewards.shape
     same = zero_variance(rewards)                                                   # (P,)
@@ -500,37 +495,63 @@ def train_step(model, optimizer, rollouts, rewards, version, config, dtype, devi
     # The groups left are the effective batch: every mean and std below is over them alone.
     kept = [rollouts[p * G + g] for p in keep.nonzero()[:, 0].tolist() for g in range(G)]
     log["prompts/trained"] = int(keep.sum())
-    log["tokens/trained"] = 0
-    if kept:
-        mask = table(kept, "sampled", torch.bool)                                   # (N, T)
-        if config.overlong_filter:      # in the advantages of its group, but not in the gradient
-            mask &= torch.tensor([[r.finish_reason == "stop"] for r in kept])
-        log["tokens/trained"] = int(mask.sum())
+    log["tokens/trained"] = int(trained_tokens(kept, config).sum()) if kept else 0
     if not log["tokens/trained"]:
         return log | {"optimizer_step": 0}
-    advantage = advantages(rewards[keep], norm=config.advantage_norm).flatten()     # (N,)
-    weights = token_weights(mask, torch.arange(len(kept)) // G, aggregation=config.aggregation)
-    behavior = table(kept, "logprobs", torch.float32)
-    lags = version - table(kept, "versions", torch.long)
+    return log | optimizer_step(policy, optimizer, kept, rewards[keep], version, config, ranks)
 
-    stats = []
-    for indices in micro_batches(kept, config.micro_batch_tokens):
-        part = [kept[i] for i in indices]
-        logprobs, entropies = output_logprobs(model, part, config, dtype, device,
-                                              config.head_fp32)
-        cut = lambda x: x[indices, : logprobs.shape[1]].to(device)             # noqa: E731
-        # The ratio's denominator is what the sampler recorded, stale weights and all (paper).
-        # "recomputed" is the usual mistake, kept as an ablation: ratio 1, the clip never bites.
-        old = cut(behavior) if config.behavior == "sampler" else logprobs.detach()
-        loss, stat = policy_loss(
-            logprobs, old, advantage[indices].to(device), cut(weights), loss=config.loss,
-            eps_max=config.eps_max, eps_low=config.eps_low, eps_high=config.eps_high,
-            lags=cut(lags), entropy=entropies)
-        loss.backward()                  # weights sum to 1 over the step: gradients add up
-        stats.append(stat)
 
-    log |= merge_stats(stats)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip).item()
+def trained_tokens(rollouts, config):
+    """(N, T) bool: the tokens whose log-probs are pushed up or down."""
+    mask = table(rollouts, "sampled", torch.bool)
+    if config.overlong_filter:          # in the advantages of its group, but not in the gradient
+        mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])
+    return mask
+
+
+def optimizer_step(policy, optimizer, rollouts, rewards, version, config, ranks):
+    """The gradient of the effective batch, on all ranks together, and one step along it.
+
+    Every rank has the whole batch, rollouts N = P*G and rewards (P, G), and counts advantages and
+    weights over all of it; then each computes its share of the micro-batches.
+    """
+    advantage = advantages(rewards, norm=config.advantage_norm).flatten()           # (N,)
+    weights = token_weights(trained_tokens(rollouts, config),
+                            torch.arange(len(rollouts)) // rewards.shape[1],
+                            aggregation=config.aggregation)                         # (N, T)
+    behavior = table(rollouts, "logprobs", torch.float32)
+    lags = version - table(rollouts, "versions", torch.long)
+
+    stats, error = [], None
+    batches = micro_batches(rollouts, config.micro_batch_tokens, ranks.size)
+    share = deal(batches, [cost_tokens(rollouts, b) for b in batches], ranks.size)[ranks.rank]
+    for number, indices in enumerate(share, 1):
+        with meets(policy, last=number == len(share)):
+            logprobs, entropies = policy([rollouts[i] for i in indices] or [BLANK])
+            cut = lambda x: x[indices, : logprobs.shape[1]].to(logprobs.device)     # noqa: E731
+            loss = 0 * logprobs.sum()                       # of an empty micro-batch
+            if indices:
+                # The ratio's denominator is what the sampler recorded, stale weights and all
+                # (paper). "recomputed" is the usual mistake, kept as an ablation: ratio 1, the
+                # clip never bites.
+                old = cut(behavior) if config.behavior == "sampler" else logprobs.detach()
+                try:
+                    loss, stat = policy_loss(
+                        logprobs, old, advantage[indices].to(logprobs.device), cut(weights),
+                        loss=config.loss, eps_max=config.eps_max, eps_low=config.eps_low,
+                        eps_high=config.eps_high, lags=cut(lags), entropy=entropies)
+                    stats.append(stat)
+                except ValueError as bad:   # the other ranks wait for this one's backward: later
+                    error = str(bad)
+            # Weights sum to 1 over the step, so gradients add up; but ranks take their mean.
+            (loss * ranks.size).backward()
+
+    parts = ranks.gather({"stats": stats, "error": error})
+    for rank, part in enumerate(parts):
+        if part["error"]:
+            raise FloatingPointError(f"rank {rank}, version {version}: {part['error']}")
+    log = merge_stats([stat for part in parts for stat in part["stats"]])
+    norm = whole(torch.nn.utils.clip_grad_norm_(policy.parameters(), config.grad_clip)).item()
     if not (math.isfinite(norm) and math.isfinite(log["loss"])):
         raise FloatingPointError(f"loss {log['loss']}, gradient norm {norm} at version {version}")
     for group in optimizer.param_groups:
@@ -714,6 +735,7 @@ class Run:
                       "bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
         if config.threads:
             torch.set_num_threads(config.threads)
+        self.ranks = Ranks(deadline_s=config.deadline_s, cpu=not cuda, dtype=self.dtype)
         torch.manual_seed(config.seed)
         self.load_model()
         self.load_problems()
@@ -829,9 +851,14 @@ class Run:
         self.eval_sampler = make(evaluation, config.seed + 1)
         self.sampler = make(interruption, config.seed) if config.engine == "transformers" else \
             self.vllm_sampler(interruption, shared)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
-            eps=config.adam_eps, weight_decay=config.weight_decay, fused=True)
+        if config.recompute_layers:
+            recompute_layers(self.model)
+        self.policy, self.optimizer = self.ranks.prepare(
+            Policy(self.model, temperature=config.temperature, dtype=self.dtype,
+                   head_fp32=config.head_fp32),
+            torch.optim.AdamW(
+                self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
+                eps=config.adam_eps, weight_decay=config.weight_decay, fused=True))
         self.curriculum = Curriculum(self.problems, config.retire_at, config.seed)
         self.pacer = Pacer(self.scheme, self.k, config.prompts_per_step)
         devices = 1 if device == "cuda" else torch.get_num_threads()
@@ -950,8 +977,8 @@ class Run:
                 l_cache=config.length_penalty)
         marked = time.perf_counter()
         try:
-            log = train_step(self.model, self.optimizer, rollouts, rewards, self.version, config,
-                             self.dtype, self.device)
+            log = train_step(self.policy, self.optimizer, rollouts, rewards, self.version, config,
+                             self.ranks)
         except (FloatingPointError, ValueError) as error:
             path = self.folder / "bad_step.jsonl"
             path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))
@@ -1038,8 +1065,7 @@ class Run:
             while sampler.in_flight:
                 rollouts += sampler.step()
             with torch.no_grad():
-                logprobs, _ = output_logprobs(self.model, rollouts, self.config, self.dtype,
-                                              self.device, head_fp32)
+                logprobs, _ = self.policy(rollouts, head_fp32)
             log_ratio = (logprobs.cpu() - table(rollouts, "logprobs", torch.float32))[
                 table(rollouts, "sampled", torch.bool)]
             name = "fp32_head" if head_fp32 else "bf16_head"

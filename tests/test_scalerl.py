@@ -23,6 +23,7 @@ import torch
 from conftest import ROOT, packed_copy, run_command
 
 import scalerl
+from ranks import Policy, Ranks
 from sampler import Rollout
 from sandbox import UnitTests
 from scalerl import Config, Curriculum, Pacer, make_config, micro_batches, read_toml, train_step
@@ -171,7 +172,8 @@ def take_step(model, rollouts, rewards, **settings):
     optimizer = SimpleNamespace(param_groups=[{}], zero_grad=lambda set_to_none: None)
     optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in model.named_parameters()})
     model.zero_grad()
-    log = train_step(model, optimizer, rollouts, rewards, 3, config, torch.float32, "cpu")
+    policy = Policy(model, temperature=config.temperature, head_fp32=config.head_fp32)
+    log = train_step(policy, optimizer, rollouts, rewards, 3, config, Ranks())
     return seen, log
 
 
@@ -243,7 +245,7 @@ def test_the_learning_rate_warms_up_and_the_gradient_is_clipped(llama, seed):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for version in (0, 3, 4, 9):
         before = {n: p.detach().clone() for n, p in model.named_parameters()}
-        log = train_step(model, optimizer, rollouts, rewards, version, config, torch.float32, "cpu")
+        log = train_step(Policy(model), optimizer, rollouts, rewards, version, config, Ranks())
         moved = math.sqrt(sum(((p.detach() - before[n]) ** 2).sum().item()
                               for n, p in model.named_parameters()))
         assert log["grad_norm"] > 0.01                       # as it was before the clip
