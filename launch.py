@@ -1,4 +1,4 @@
-"""launch.py: who runs where, and that all of it ends together.
+"""launch.py: who runs where, whether it fits, and that all of it ends together.
 
 `python scalerl.py --model M --gpus 8` is the whole command: this file splits the GPUs between
 vLLM servers, which generate, and trainers; starts both, keeps them alive, and ends every process
@@ -6,9 +6,9 @@ it has started, however the run ends. It knows nothing of weights or samples: th
 servers' addresses as --vllm-url, and all else is between the two.
 
   1. Split        how many GPUs generate, how many train, by a rule that is printed
-  2. Places       every process with its host, devices and address: the same on every node
-  3. Commands     how a server and the trainers are started
-  4. Supervisor   starts, watches, restarts, ends; each child on its leash (leash.py)
+  2. Estimate     memory and time from the model's config.json alone; what cannot fit is refused
+  3. Places       every process with its host, devices and address, the same on every node
+  4. Launch       the commands, and running them (under leash.py's supervisor)
 
 Ours, all of it: the paper gives 64 GPUs to generation and 16 to training, and no rule.
 """
@@ -16,182 +16,345 @@ Ours, all of it: the paper gives 64 GPUs to generation and 16 to training, and n
 from __future__ import annotations
 
 import os
-import signal
+import shlex
 import socket
-import subprocess
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-# A server that ends is started again, unless it has ended so often within so many seconds.
-DEATHS, DEATHS_WITHIN_S = 3, 600.0
+import torch
+
+from leash import Child, say, supervise
+from servers import LOOPBACK, server_command
+from vllm_engine import BLOCK_TOKENS, block_bytes
+
+# In the environment of every process that the launcher has started: the devices of the whole run,
+# for its count of device-hours.
+LAUNCHED = "SCALERL_DEVICES"
+GIB = 2 ** 30
 
 
 class PlaceError(ValueError):
     """What was asked for does not add up or does not fit: one sentence."""
 
 
-class LaunchError(RuntimeError):
-    """A process that the run needs is gone for good: the sentence names it and its log."""
+# ---------------------------------------------------------------------------------------------
+# 1. Split
+
+
+def split(gpus, generate_rate, train_rate, size=1, allowed=lambda trainers: True):
+    """(servers, trainers) that use all `gpus` GPUs and make the most tokens a second.
+
+    generate_rate   tokens a second that one GPU generates
+    train_rate      generated tokens a second that one GPU trains on
+    size            GPUs of one server
+    allowed         which numbers of trainers the hosts' shape leaves possible
+
+    Both sides work at the same time, so the slower one is the run's pace, and at the ideal, g/t =
+    train_rate / generate_rate, neither waits. With few GPUs that ratio is seldom to be had.
+    Raises PlaceError when no split is possible.
+
+    >>> split(8, generate_rate=1000, train_rate=3000)
+    (6, 2)
+    >>> split(8, generate_rate=1000, train_rate=3000, size=4)
+    (1, 4)
+    """
+    choices = [(servers, gpus - servers * size) for servers in range(1, gpus)
+               if gpus - servers * size > 0 and allowed(gpus - servers * size)]
+    if not choices:
+        raise PlaceError(f"gpus = {gpus}: no room for a server of {size} and a trainer")
+    return max(choices, key=lambda c: min(c[0] * size * generate_rate, c[1] * train_rate))
 
 
 # ---------------------------------------------------------------------------------------------
-# 4. Supervisor
+# 2. Estimate
 
 
-class Child:
-    """One command on its leash, with everything that it starts.
+@dataclass(frozen=True)
+class Device:
+    """What the estimates need to know of a device; the numbers are its makers'."""
+    name: str
+    memory: float                   # bytes
+    bandwidth: float                # bytes a second
+    flops: float                    # dense, bf16, a second
+    source: str = ""                # how they are known
 
-    name    for people: "server 1"
-    log     file that gets its output, after what is there; None: our own terminal
-    ranks   the command starts ranks, as torchrun does: Ctrl-C is for rank 0
+
+DEVICES = [Device(name, gib * GIB, bandwidth, flops) for name, gib, bandwidth, flops in (
+    ("H100", 79, 3.35e12, 989e12), ("H200", 140, 4.8e12, 989e12), ("B200", 178, 8e12, 2250e12),
+    ("A100", 79, 2.0e12, 312e12), ("L40S", 44, 0.86e12, 362e12), ("4090", 23.5, 1.0e12, 165e12))]
+# The shares of those numbers that are reached. Assumed, and printed as such.
+DECODE_SHARE, TRAIN_SHARE, VLLM_MEMORY_SHARE = 0.5, 0.3, 0.9
+SERVER_OVERHEAD = 2 * GIB           # CUDA context, activations, graphs
+
+
+def device_here(gpus):
+    """The first GPU as a Device, or the CPU; an assumption where there is none to ask."""
+    if not gpus:
+        cores = len(os.sched_getaffinity(0))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return Device("CPU", memory, 20e9, cores * 30e9,
+                      f"a CPU of {cores} cores (20 GB/s, 30 GFLOP/s a core assumed)")
+    if not torch.cuda.is_available():
+        return replace(DEVICES[0], source="an H100 (assumed: no GPU here to ask)")
+    here = torch.cuda.get_device_properties(0)
+    known = next((d for d in DEVICES if d.name in here.name), None)
+    return replace(known or DEVICES[0], name=here.name, memory=here.total_memory, source=here.name
+                   + ("" if known else " (not in launch.py's table: an H100's speed assumed)"))
+
+
+class Estimate:
+    """Memory and time of a run, from the shapes of its model; within a factor of two, not exact.
+
+    model     the transformers model on the meta device: shapes, no memory
+    compute   scalerl.py's Compute of it: FLOPs of a token and of looking at one
+    output    tokens of the longest output;  length: of the longest sequence, prompt included
+    dtype     the generators' weights and cache
     """
 
-    def __init__(self, name, argv, env=None, *, log=None, ranks=False):
-        self.name, self.argv, self.env, self.log, self.ranks = name, argv, env, log, ranks
-        self.process, self.deaths = None, []
+    def __init__(self, config, model, compute, output, length, dtype, device):
+        self.config, self.compute, self.device = config, compute, device
+        self.output, self.length = output, length
+        self.itemsize, self.shape = dtype.itemsize, model.config
+        self.weights = sum(p.numel() for p in model.parameters())
+        head = model.get_output_embeddings().weight.numel()
+        self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
+        self.mean_output = output / 2                                       # assumed
+        # Tokens that a token looks back at, on average; half of the prompt is assumed filled too.
+        self.context = (length - output) / 2 + self.mean_output / 2
+        self.kv_token = block_bytes(config.model, dtype) / BLOCK_TOKENS     # bytes, all layers
+        self.server_gpus = config.tensor_parallel * config.pipeline_parallel \
+            * config.data_parallel
+        self.copy_gpus = config.tensor_parallel * config.pipeline_parallel
 
-    def start(self):
-        output = open(self.log, "ab") if self.log else None
-        self.process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("leash.py"),
-             *(["--ranks"] if self.ranks else []), *map(str, self.argv)],
-            stdin=subprocess.PIPE, stdout=output, stderr=output, env=self.env,
-            start_new_session=True)             # the terminal's Ctrl-C is for us to pass on
-        if output:
-            output.close()
+    # -- memory, in bytes a device ------------------------------------------------------------
 
-    def status(self):
-        """None while it runs; then its exit status, 128 + n if signal n ended it."""
-        return self.process.poll()
+    def trainer_memory(self, trainers):
+        """{what: bytes} of one trainer. On several GPUs FSDP2 shards fp32 masters, gradients and
+        Adam's moments; embedding and head are whole, gradient included, during a micro-batch."""
+        c, s = self.config, self.shape
+        shards = trainers if self.device.name != "CPU" else 1
+        tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
+        hidden, layers = s.hidden_size, s.num_hidden_layers
+        kv_groups = s.num_attention_heads / (getattr(s, "num_key_value_heads", None)
+                                             or s.num_attention_heads)
+        layer = tokens * (12 * hidden + 4 * s.intermediate_size) * self.itemsize
+        recomputed = layer + layers * tokens * hidden * self.itemsize
+        samples = max(1, tokens // self.length)
+        return {
+            "parameters": 4 * self.weights / shards, "gradients": 4 * self.weights / shards,
+            "Adam": 8 * self.weights / shards,
+            "gathered": 0 if shards == 1 else self.root * (self.itemsize + 4)
+            + 2 * (self.weights - self.root) / layers * self.itemsize,
+            "activations": recomputed if shards > 1 else layers * layer,
+            "attention mask": samples * self.output * self.length * self.itemsize
+            * (1 + kv_groups * (kv_groups > 1)),
+            "logits chunk": 2 * 1024 * s.vocab_size * 4}
 
-    def order(self, letter):
-        """b"i" (Ctrl-C) or b"t" (end) to its leash."""
-        try:
-            self.process.stdin.write(letter)
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass                                # it has just ended: the next status() tells
+    def trainer_fits(self, trainers):
+        return sum(self.trainer_memory(trainers).values()) <= self.device.memory
 
-    def kill(self):
-        """Let go of the leash: everything below gets a SIGKILL."""
-        try:
-            self.process.stdin.close()
-        except BrokenPipeError:
-            pass                                # an order that it did not live to read
+    def server_memory(self):
+        """({what: bytes} of one GPU of a server, sequences that its cache holds to the end)."""
+        c = self.config
+        weights = self.weights * self.itemsize / self.copy_gpus
+        sequence = self.kv_token * self.length / self.copy_gpus
+        share = VLLM_MEMORY_SHARE if self.device.name != "CPU" else 0.25    # servers.py's own
+        room = share * self.device.memory - (self.device.name != "CPU") * (
+            SERVER_OVERHEAD + weights)
+        fits = max(0, int(room // sequence))
+        slots = -(-c.slots // c.data_parallel)
+        return {"weights": weights, "cache, one sequence": sequence,
+                "cache, what fits": min(fits, slots) * sequence}, fits
 
-    def restart(self):
-        """Start it again. Raises LaunchError if it has ended too often."""
-        ended, now = ending(self.status()), time.monotonic()
-        self.deaths = [then for then in self.deaths if now - then < DEATHS_WITHIN_S] + [now]
-        if len(self.deaths) == DEATHS:
-            raise LaunchError(f"{self.name} has ended {DEATHS} times within "
-                              f"{DEATHS_WITHIN_S / 60:g} minutes, now {ended}; the last lines of "
-                              f"{self.log}:\n{tail(self.log)}")
-        say(f"{self.name} has ended {ended}; it is started again. Its log: {self.log}")
-        self.kill()
-        self.start()
+    def refusals(self, trainers, servers):
+        """Sentences on what cannot fit, each with its numbers and what to change."""
+        found, have = [], self.device.memory
+        needs = self.trainer_memory(trainers)
+        total = sum(needs.values())
+        if trainers and not self.trainer_fits(trainers):
+            more = next(filter(self.trainer_fits, range(trainers + 1, 4097)), None)
+            most = max(needs, key=needs.get)
+            what = "lower micro_batch_tokens, think_max or answer_tokens" \
+                if most in ("activations", "attention mask") else \
+                f"trainers = {more} would do" if more and self.device.name != "CPU" else \
+                "a smaller model is needed"
+            found.append(f"a trainer needs about {total / GIB:.1f} GiB, a {self.device.name} has "
+                         f"{have / GIB:.0f}; most of it for {most} "
+                         f"({needs[most] / GIB:.1f} GiB): {what}")
+        parts, fits = self.server_memory()
+        if servers and not fits:
+            found.append(
+                f"a server needs about {parts['weights'] / GIB:.1f} GiB for its weights and "
+                f"{parts['cache, one sequence'] / GIB:.2f} for the cache of one sequence of "
+                f"{self.length} tokens, on a {self.device.name} of {have / GIB:.0f}: raise "
+                f"tensor_parallel above {self.config.tensor_parallel}")
+        return found
 
+    # -- time ---------------------------------------------------------------------------------
 
-def say(sentence):
-    print(f"launcher: {sentence}", file=sys.stderr, flush=True)
+    @property
+    def generate_rate(self):
+        """Tokens a second that one GPU of a server generates: a decode step reads all weights and
+        caches, and computes; the slower of the two bounds it."""
+        _, fits = self.server_memory()          # whole ones; on average they are not that long
+        batch = max(1, min(fits * self.length / self.context,
+                           -(-self.config.slots // self.config.data_parallel)))
+        read = self.weights * self.itemsize + batch * self.context * self.kv_token
+        compute = batch * (self.compute.token_flops + self.compute.look_flops * self.context)
+        step_s = max(read / self.device.bandwidth, compute / self.device.flops) \
+            / self.copy_gpus / DECODE_SHARE
+        return batch / step_s / self.copy_gpus
 
+    @property
+    def train_rate(self):
+        """Generated tokens a second that one GPU trains on: three forwards each."""
+        flops = 3 * (self.compute.token_flops + self.compute.look_flops * self.context)
+        return TRAIN_SHARE * self.device.flops / flops
 
-def ending(status):
-    return f"by {signal.Signals(status - 128).name}" if status > 128 else \
-        f"with exit status {status}"
-
-
-def tail(path, lines=12):
-    """The last lines of a log, indented."""
-    with open(path, "rb") as file:
-        file.seek(max(0, os.path.getsize(path) - 16384))
-        text = file.read().decode(errors="replace").splitlines()[-lines:]
-    return "\n".join("    " + line for line in text) or "    (empty)"
-
-
-def supervise(trainer, servers, *, watch=lambda: None, logs=()):
-    """Run until the trainer ends. Returns the exit status for the whole run.
-
-    trainer   Child, or None on a node that has only servers: then `watch` ends it
-    servers   Children that are started again when they end
-    watch     called a few times a second: an exit status ends the run, LaunchError fails it
-    logs      files to show the end of if the trainer fails: the other ranks' output
-
-    Ctrl-C goes on to the trainer, which ends its step, writes a checkpoint and ends; the second
-    one ends all at once, as SIGTERM does. A SIGKILL to this process ends all too: the leashes.
-    """
-    asked, interrupts = [], 0
-    before = {number: signal.signal(number, lambda number, _: asked.append(number))
-              for number in (signal.SIGINT, signal.SIGTERM)}
-    everyone = [*servers, *([trainer] if trainer else [])]
-    graceful = False
-    try:
-        for child in everyone:
-            child.start()
-        while True:
-            while asked:
-                number = asked.pop(0)
-                interrupts += number == signal.SIGINT
-                if number == signal.SIGTERM or interrupts == 2:
-                    say(f"{signal.Signals(number).name}: ending every process of this run")
-                    return 128 + number
-                if trainer:
-                    trainer.order(b"i")
-                else:
-                    say("Ctrl-C on the first of the hosts ends the run with a checkpoint; here, "
-                        "again, it ends this node's servers")
-            if trainer and trainer.status() is not None:
-                graceful = True
-                return verdict(trainer, logs)
-            for server in servers:
-                if server.status() is not None:
-                    server.restart()
-            status = watch()
-            if status is not None:
-                graceful = True
-                return status
-            time.sleep(0.1)
-    except LaunchError as error:
-        print(f"scalerl.py: {error}", file=sys.stderr, flush=True)
-        return 1
-    finally:
-        end([child for child in everyone if child.process], asked, graceful)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def step_s(self, trainers, server_gpus):
+        """(generation, training) seconds of a step's tokens, each side alone."""
+        c = self.config
+        tokens = c.prompts_per_step * c.samples_per_prompt * self.mean_output
+        return (tokens / self.generate_rate / max(1, server_gpus),
+                tokens / self.train_rate / max(1, trainers))
 
 
-def verdict(trainer, logs):
-    """The trainer's exit status as the run's: 2 is bad input, 1 all other failures."""
-    status = trainer.status()
-    if status in (0, 2):                    # 2: its one sentence has been read already
-        return status
-    say(f"{trainer.name} ended {ending(status)}"
-        + (": out of memory? The kernel's log (dmesg) would say" if status == 137 else ""))
-    for log in logs:
-        if os.path.exists(log) and os.path.getsize(log):
-            say(f"the last lines of {log}:\n{tail(log)}")
-    return 1
+# ---------------------------------------------------------------------------------------------
+# 3. Places
 
 
-def end(children, asked, graceful):
-    """End all; returns when they are gone. `asked` fills with further signals: no more patience."""
-    asked.clear()
-    started = time.monotonic()
-    for child in children:
-        child.order(b"t") if graceful else child.kill()
-    while any(child.status() is None for child in children):
-        waited = time.monotonic() - started
-        if waited > 30:
-            say("still there: " + ", ".join(f"{child.name} (process {child.process.pid})"
-                                            for child in children if child.status() is None))
-            return
-        if asked or waited > 15:
-            for child in children:
-                child.kill()
-        time.sleep(0.05)
-    for child in children:
-        child.kill()                        # closes our end of the pipe
+@dataclass(frozen=True)
+class Server:
+    """One vLLM server: its place and its address."""
+    index: int
+    node: int
+    host: str
+    port: int
+    devices: tuple[int, ...]            # () on a CPU
+
+    def url(self, config):
+        return f"http{'s' * bool(config.tls)}://{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Who runs where. Every node computes the same one from the same command."""
+    hosts: tuple[str, ...]
+    gpus: int                           # of each node; 0: CPUs
+    trainers: int                       # of all nodes
+    trainer_nodes: int                  # the first so many hosts have equally many each
+    servers: tuple[Server, ...]
+    why: str                            # the split and its reason, one line
+
+    def trainers_on(self, node):
+        return self.trainers // self.trainer_nodes if node < self.trainer_nodes else 0
+
+
+def wanted(config):
+    """Does this command ask for more than the one process it runs in?"""
+    started = LAUNCHED in os.environ or "RANK" in os.environ    # by us, torchrun or accelerate
+    return not started and bool(
+        config.gpus > 1 or config.servers or config.trainers > 1 or config.hosts)
+
+
+def place(config, estimate, port=lambda: 0):
+    """The `Places` that `config` asks for. `port()`: a free port of this machine, for servers on
+    loopback. Raises PlaceError for what does not add up."""
+    c = config
+    hosts = tuple(h.strip() for h in c.hosts.split(",")) if c.hosts else ("127.0.0.1",)
+    gpus = max(0, c.gpus)
+    if not all(hosts) or len(set(hosts)) < len(hosts):
+        raise PlaceError(f"hosts = {c.hosts!r}: should be different names or addresses, by commas")
+    if not 0 <= c.node_rank < len(hosts):
+        raise PlaceError(f"node_rank = {c.node_rank}: should be one of 0..{len(hosts) - 1}, the "
+                         f"place of this machine in hosts = {c.hosts!r}")
+    if c.vllm_url and c.servers:
+        raise PlaceError(f"servers = {c.servers}: vllm_url names servers that others have "
+                         "started; give one of the two")
+    if c.tls:
+        for name in ("ca.pem", "cert.pem", "key.pem"):
+            if not (Path(c.tls) / name).is_file():
+                raise PlaceError(f"tls = {c.tls!r}: no {name} there (make certs makes a set)")
+    elif not c.insecure_network and not set(hosts) <= set(LOOPBACK):
+        raise PlaceError(f"hosts = {c.hosts!r}: servers that other machines can reach need tls = "
+                         "FOLDER (make certs), or insecure_network = true on a network you trust")
+    size = estimate.server_gpus
+    layout = on_gpus if gpus else on_cpus
+    trainers, trainer_nodes, per_node, why = layout(c, estimate, hosts, gpus, size)
+    servers = []
+    for node, count in enumerate(per_node):
+        first = gpus - count * size         # trainers come first on a node that has both
+        for i in range(count):
+            devices = tuple(range(first + i * size, first + (i + 1) * size)) if gpus else ()
+            servers.append(Server(len(servers), node, hosts[node],
+                                  c.port + 10 + i if c.hosts else port(), devices))
+    return Places(hosts, gpus, trainers, trainer_nodes, tuple(servers), why)
+
+
+def on_gpus(c, estimate, hosts, gpus, size):
+    """(trainers, nodes that have them, servers on each node, why)."""
+    total = gpus * len(hosts)
+    shape = f"{len(hosts)} x {gpus} GPUs" if len(hosts) > 1 else f"{gpus} GPUs"
+
+    def fits(trainers):
+        """Part of the first node, or whole nodes; servers fill the rest of each."""
+        part = trainers % gpus
+        return trainers > 0 and (not part or trainers < gpus) and (
+            not part or (gpus - part) % size == 0) and (len(hosts) == 1 or gpus % size == 0)
+
+    def allowed(trainers):
+        """Those that have room for the model's state as well, if there are any."""
+        return fits(trainers) and (estimate.trainer_fits(trainers)
+                                   or not any(map(estimate.trainer_fits, range(1, total))))
+    if c.vllm_url:
+        trainers, why = c.trainers or total, "the servers are others'"
+    elif c.trainers or c.servers:
+        trainers, why = c.trainers or total - c.servers * size, "as asked for"
+    else:
+        _, trainers = split(total, estimate.generate_rate, estimate.train_rate, size, allowed)
+        ideal = estimate.train_rate / estimate.generate_rate
+        why = (f"a GPU generates about {estimate.generate_rate:,.0f} tokens a second and trains "
+               f"on {estimate.train_rate:,.0f}, so {ideal / (1 + ideal):.0%} of them should "
+               "generate; --servers and --trainers override this estimate")
+    left = total - trainers
+    servers = 0 if c.vllm_url else left // size
+    if left < 0 or not trainers > 0 or (not c.vllm_url and (
+            servers < 1 or servers * size != left or c.servers not in (0, servers))) or (
+            left and c.vllm_url):
+        raise PlaceError(
+            f"servers = {c.servers}, trainers = {c.trainers}: {shape} are to be all in use, by "
+            f"{'trainers' if c.vllm_url else f'servers of {size} and trainers of 1'}")
+    if not fits(trainers) and not c.vllm_url:
+        raise PlaceError(
+            f"trainers = {trainers}: on {shape} they take part of the first node, or whole nodes, "
+            f"and servers of {size} GPUs the rest of each node")
+    trainer_nodes = max(1, trainers // gpus)
+    used = [min(gpus, max(0, trainers - node * gpus)) for node in range(len(hosts))]
+    per_node = [0 if c.vllm_url else (gpus - n) // size for n in used]
+    return trainers, trainer_nodes, per_node, (
+        f"{shape}: {trainers} train, {servers * size} generate ({servers} servers): {why}")
+
+
+def on_cpus(c, estimate, hosts, gpus, size):
+    servers = 0 if c.vllm_url else c.servers or 1
+    trainers = c.trainers or 1
+    server_nodes = min(servers, len(hosts) - 1)
+    trainer_nodes = len(hosts) - server_nodes
+    if trainers % trainer_nodes:
+        raise PlaceError(f"trainers = {trainers}: {trainer_nodes} hosts should have equally many; "
+                         f"the last {server_nodes} of {len(hosts)} have the servers")
+    per_node = [0] * len(hosts)
+    for i in range(servers):
+        per_node[trainer_nodes + i % server_nodes if server_nodes else 0] += 1
+    return trainers, trainer_nodes, per_node, (
+        f"no GPU on {len(hosts)} host{'s' * (len(hosts) > 1)}: {trainers} trainers, {servers} "
+        "servers")
+
+
+# ---------------------------------------------------------------------------------------------
+# 4. Launch
 
 
 def free_port():
@@ -199,3 +362,149 @@ def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
+
+
+def commands(config, argv, places, *, length, dtype, folder, free=free_port):
+    """(trainer or None, servers, logs) of this node: Children, not started, and the log files of
+    the ranks that have no terminal.
+
+    argv     the command line of scalerl.py, passed on to the trainers
+    length   tokens of the longest sequence;  dtype: the generators'
+    free     () -> a free port, for the trainers' rendezvous on one machine
+    """
+    c, node, logs = config, config.node_rank, folder / "logs"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+
+    def devices(numbers):               # of the GPUs that we may use, which may not start at 0
+        return ",".join(visible[i] if visible[0] else str(i) for i in numbers)
+    servers = []
+    for server in places.servers:
+        if server.node == node:
+            command, env = server_command(
+                c, model=c.model, length=length, slots=-(-c.slots // c.data_parallel), dtype=dtype,
+                host=server.host, port=server.port,
+                device=devices(server.devices) if server.devices else None)
+            servers.append(Child(f"server {server.index} ({server.url(c)})", command, env,
+                                 log=logs / f"server_{server.index}.log"))
+    here = places.trainers_on(node)
+    if not here:
+        return None, servers, []
+    script = [str(Path(__file__).with_name("scalerl.py")),
+              *(word for word in argv if word != "--dry-run")]
+    if places.servers:
+        script += ["--vllm-url", ",".join(s.url(c) for s in places.servers)]
+    cores = len(os.sched_getaffinity(0))
+    env = os.environ | {LAUNCHED: str((places.gpus or cores) * len(places.hosts))}
+    if places.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = devices(range(here))
+    elif here > 1:                      # torchrun would give each rank one thread
+        env.setdefault("OMP_NUM_THREADS", str(max(1, cores // (here + len(servers)))))
+    if places.trainers == 1:
+        return Child("the trainer", [sys.executable, *script], env), servers, []
+    nodes = places.trainer_nodes
+    host, port = places.hosts[0], c.port + 1 if c.hosts else free()
+    if places.gpus:
+        start = ["accelerate.commands.launch", "--multi_gpu", "--num_machines", str(nodes),
+                 "--num_processes", str(places.trainers), "--machine_rank", str(node),
+                 "--main_process_ip", host, "--main_process_port", str(port),
+                 "--mixed_precision", "no", "--dynamo_backend", "no"]
+    else:       # accelerate's own launcher starts no second process on a CPU
+        start = ["torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(here),
+                 "--node-rank", str(node), "--master-addr", host, "--master-port", str(port)]
+    ranks = range(node * here, node * here + here)
+    name = f"ranks {ranks[0]} to {ranks[-1]}" if here > 1 else f"rank {ranks[0]}"
+    return (Child(f"the trainer ({name})", [sys.executable, "-m", *start, *script], env,
+                  ranks=True), servers, [rank_log(folder, rank) for rank in ranks if rank])
+
+
+def rank_log(folder, rank):
+    return folder / "logs" / f"rank_{rank}.log"
+
+
+def keep_quiet(folder):
+    """Called by every trainer rank first: what ranks other than 0 print goes to a file, so that
+    there is one progress line."""
+    rank = int(os.environ.get("RANK", 0))
+    if rank:
+        rank_log(folder, rank).parent.mkdir(parents=True, exist_ok=True)
+        with open(rank_log(folder, rank), "ab") as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+
+
+def launch(config, argv, estimate, *, dtype, folder):
+    """Start what `config` asks for on this node and run until it ends. Returns the exit status.
+    Raises PlaceError for what does not add up or does not fit."""
+    if config.gpus > torch.cuda.device_count():
+        raise PlaceError(f"gpus = {config.gpus}: torch finds {torch.cuda.device_count()} here")
+    places = place(config, estimate, free_port)
+    for sentence in estimate.refusals(places.trainers, len(places.servers)):
+        raise PlaceError(sentence)
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    trainer, servers, logs = commands(config, argv, places, length=estimate.length, dtype=dtype,
+                                      folder=folder)
+    say(places.why)
+    if servers:
+        say(f"logs in {folder / 'logs'}; "
+            + ", ".join(server.name for server in servers))
+    return supervise(trainer, servers, logs=logs)
+
+
+def describe(config, argv, estimate, *, dtype, folder):
+    """The text of --dry-run: who would run where, with what memory, how fast, by which commands.
+    Raises PlaceError as `launch` does, after that text has been printed."""
+    lines = []
+    if wanted(config):
+        places = place(config, estimate)
+        trainer, servers, logs = commands(config, argv, places, length=estimate.length,
+                                          dtype=dtype, folder=folder, free=lambda: 0)
+        lines.append(f"{places.why}. Port 0 below stands for a free one.")
+        address = f"{places.hosts[0]}:{config.port + 1}" if config.hosts else "a free port"
+        first = [("process", "host", "devices", "address", "log")]
+        rows = [(f"trainer {rank}", places.hosts[rank // places.trainers_on(0)],
+                 f"GPU {rank % places.gpus}" if places.gpus else "CPU",
+                 address if places.trainers > 1 else "-",
+                 str(rank_log(folder, rank)) if rank else "the terminal")
+                for rank in range(places.trainers)]
+        rows += [(f"server {s.index}", s.host,
+                  "GPU " + ",".join(map(str, s.devices)) if s.devices else "CPU",
+                  s.url(config) if s.port else "a free port of the loopback",
+                  str(folder / "logs" / f"server_{s.index}.log")) for s in places.servers]
+        children = [trainer] * bool(trainer) + servers
+    else:
+        places, children = None, []
+        device = "GPU 0" if estimate.device.name != "CPU" else "CPU"
+        first, rows = [("process", "host", "devices")], [("trainer and sampler, one process",
+                                                          "127.0.0.1", device)]
+    trainers = places.trainers if places else 1
+    servers = len(places.servers) if places else 1
+    table = first + rows
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    lines += ["", *("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip()
+                    for row in table)]
+
+    def gib(parts):
+        return ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
+    needs = estimate.trainer_memory(trainers)
+    parts, fits = estimate.server_memory()
+    generate_s, train_s = estimate.step_s(trainers, servers * estimate.server_gpus)
+    slots = -(-config.slots // config.data_parallel)
+    lines += [
+        "", f"Estimates for {estimate.device.source} ({estimate.device.memory / GIB:.0f} GiB):",
+        f"  {estimate.weights / 1e9:.3g} billion weights, sequences of up to {estimate.length} "
+        f"tokens, outputs of {estimate.mean_output:.0f} on average (assumed: half the longest)",
+        f"  a trainer, GiB: {sum(needs.values()) / GIB:.2f} = {gib(needs)}",
+        f"  a server, GiB a device: {gib(parts)}; {fits} whole sequences fit, slots = {slots}",
+        f"  a step's tokens: {generate_s:.3g} s to generate, {train_s:.3g} s to train (at "
+        f"{DECODE_SHARE:.0%} and {TRAIN_SHARE:.0%} of the device's speed, assumed), "
+        + (f"so {max(generate_s, train_s):.3g} s a step, both at once" if places
+           else f"so {generate_s + train_s:.3g} s a step, one after the other")]
+    if children:
+        lines += ["", "Commands of this node:"]
+    for child in children:
+        env = {k: v for k, v in (child.env or {}).items() if os.environ.get(k) != v}
+        lines.append("  " + " ".join([*(f"{k}={shlex.quote(v)}" for k, v in env.items()),
+                                      shlex.join(map(str, child.argv))]))
+    print("\n".join(lines))
+    for sentence in estimate.refusals(trainers, servers if places else 0):
+        raise PlaceError(sentence)

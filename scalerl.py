@@ -58,9 +58,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+import launch
 import packed
 from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,
                   zero_variance)
@@ -219,8 +220,16 @@ class Config:
             if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
                 refuse("log_with", f"needs a package: pip install {package}")
         to_toml(self)                           # refuses what a resumed run could not read
-        if self.gpus not in (-1, 0, 1):
-            refuse("gpus", "use 0 or 1; more than one is not built yet")
+        for name in ("tensor_parallel", "pipeline_parallel", "data_parallel", "deadline_s"):
+            if not getattr(self, name) > 0:
+                refuse(name, "must be above zero")
+        for name in ("servers", "trainers"):
+            if getattr(self, name) < 0:
+                refuse(name, "must be zero (by the launcher's rule) or above")
+        if self.gpus < -1:
+            refuse("gpus", "use -1 (one if there is one), 0, or their number")
+        if not 0 < self.port < 65000:
+            refuse("port", "must lie in 1..64999: the ports after it are used as well")
         if self.gpus == 1 and not torch.cuda.is_available():
             refuse("gpus", "torch finds no GPU here; use 0")
         return scheme, int(k)
@@ -715,6 +724,48 @@ def cut_log(path, step):
 # 9. Run
 
 
+def run_folder(config, resume):
+    """runs/NAME. A folder without a config.toml holds no run yet: a launcher's logs, perhaps."""
+    folder = Path("runs") / config.name
+    if (folder / "config.toml").exists() and not resume:
+        raise ConfigError(f"{folder} exists: add --resume to go on with it, or choose another "
+                          "--name")
+    if resume and not folder.exists():
+        raise ConfigError(f"{folder} does not exist: nothing to resume")
+    return folder
+
+
+def compute_dtype(config, cuda):
+    return {"auto": torch.bfloat16 if cuda else torch.float32,
+            "bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
+
+
+def load(what, config, **options):
+    """transformers' `what` of the model. Raises ConfigError: no such model."""
+    local = Path(config.model)
+    if local.exists() and not (local / "config.json").exists():
+        raise ConfigError(f"model = {config.model!r}: the folder has no config.json")
+    if not local.exists() and config.model.count("/") != 1:
+        raise ConfigError(f"model = {config.model!r}: no such folder, and a name on the hub "
+                          "reads OWNER/NAME")
+    try:
+        return what.from_pretrained(config.model, **options)
+    except OSError as error:
+        raise ConfigError(f"model = {config.model!r}: not a model folder, and not to be had "
+                          f"from the hub: {str(error).splitlines()[0]}") from None
+
+
+def interruptions(config, tokenizer):
+    """(training's, evaluation's) rule of how long a sample may think."""
+    phrase = tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"] \
+        if config.interrupt_phrase else []
+    training = Interruption(config.think_min, config.think_max, config.answer_tokens,
+                            tuple(phrase), end=config.think_close)
+    budget = config.eval_think_tokens
+    return training, dataclasses.replace(training, think_min=budget, think_max=budget) \
+        if budget else training
+
+
 class Run:
     """One training run: what it is made of, the loop, and its folder."""
 
@@ -723,16 +774,10 @@ class Run:
         self.scheme, self.k = config.check()
         if config.engine == "auto":         # settled here, so that a resumed run keeps its engine
             config.engine = "vllm" if importlib.util.find_spec("vllm") else "transformers"
-        self.folder = Path("runs") / config.name
-        if self.folder.exists() and not resume:
-            raise ConfigError(f"{self.folder} exists: add --resume to go on with it, or choose "
-                              "another --name")
-        if resume and not self.folder.exists():
-            raise ConfigError(f"{self.folder} does not exist: nothing to resume")
+        self.folder = run_folder(config, resume)
         cuda = torch.cuda.is_available() and config.gpus != 0
         self.device = "cuda" if cuda else "cpu"
-        self.dtype = {"auto": torch.bfloat16 if cuda else torch.float32,
-                      "bfloat16": torch.bfloat16, "float32": torch.float32}[config.dtype]
+        self.dtype = compute_dtype(config, cuda)
         if config.threads:
             torch.set_num_threads(config.threads)
         self.ranks = Ranks(deadline_s=config.deadline_s, cpu=not cuda, dtype=self.dtype)
@@ -745,19 +790,9 @@ class Run:
 
     def load_model(self):
         config = self.config
-        local = Path(config.model)
-        if local.exists() and not (local / "config.json").exists():
-            raise ConfigError(f"model = {config.model!r}: the folder has no config.json")
-        if not local.exists() and config.model.count("/") != 1:
-            raise ConfigError(f"model = {config.model!r}: no such folder, and a name on the hub "
-                              "reads OWNER/NAME")
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(config.model)
-            # fp32 masters: at lr 5e-7 a bf16 weight would round most updates away.
-            self.model = AutoModelForCausalLM.from_pretrained(config.model, dtype=torch.float32)
-        except OSError as error:
-            raise ConfigError(f"model = {config.model!r}: not a model folder, and not to be had "
-                              f"from the hub: {str(error).splitlines()[0]}") from None
+        self.tokenizer = load(AutoTokenizer, config)
+        # fp32 masters: at lr 5e-7 a bf16 weight would round most updates away.
+        self.model = load(AutoModelForCausalLM, config, dtype=torch.float32)
         try:
             packed.prepare(self.model.to(self.device))
         except ValueError as error:
@@ -817,13 +852,7 @@ class Run:
 
     def build(self):
         config, device = self.config, self.device
-        phrase = self.tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"] \
-            if config.interrupt_phrase else []
-        interruption = Interruption(config.think_min, config.think_max, config.answer_tokens,
-                                    tuple(phrase), end=config.think_close)
-        budget = config.eval_think_tokens
-        evaluation = dataclasses.replace(interruption, think_min=budget, think_max=budget) \
-            if budget else interruption
+        interruption, evaluation = interruptions(config, self.tokenizer)
         positions = self.prompt_tokens + max(interruption.longest, evaluation.longest)
         limit = getattr(self.model.config, "max_position_embeddings", None) or math.inf
         if positions > limit:
@@ -861,7 +890,8 @@ class Run:
                 eps=config.adam_eps, weight_decay=config.weight_decay, fused=True))
         self.curriculum = Curriculum(self.problems, config.retire_at, config.seed)
         self.pacer = Pacer(self.scheme, self.k, config.prompts_per_step)
-        devices = 1 if device == "cuda" else torch.get_num_threads()
+        devices = int(os.environ.get(launch.LAUNCHED, 0)) or (
+            1 if device == "cuda" else torch.get_num_threads())
         self.compute = Compute(self.model, devices, "gpu" if device == "cuda" else "core")
         self.step = self.version = 0            # steps taken; optimizer steps taken (v)
         self.evaluated = None                   # the last step that was
@@ -1083,9 +1113,9 @@ class Run:
 
     def open(self):
         """Make the run folder: config, source and versions say later what was run."""
-        (self.folder / "checkpoints").mkdir(parents=True)
+        for part in ("checkpoints", "source"):
+            (self.folder / part).mkdir(parents=True, exist_ok=True)
         self.write_config()
-        (self.folder / "source").mkdir()
         for path in sorted(Path(__file__).parent.glob("*.py")):
             shutil.copy(path, self.folder / "source")
         packages = {name: importlib.metadata.version(name)
@@ -1269,6 +1299,8 @@ def parse(argv):
     parser.add_argument("--resume", action="store_true", help="go on with runs/NAME")
     parser.add_argument("--report", metavar="RUN", help="write RUN/report.html and stop")
     parser.add_argument("--print-config", action="store_true", help="print all settings and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run where, what "
+                        "memory and time it would take, and stop")
     for title, fields in documented_fields():
         group = parser.add_argument_group(title)
         for f, comment in fields:
@@ -1284,8 +1316,8 @@ def parse(argv):
         refuse(f"unknown argument {word!r}"
                + (f", did you mean --{near[0].replace('_', '-')}?" if near else ""))
     options = vars(options)
-    paths, resume, show, run = (
-        options.pop(key) for key in ("config", "resume", "print_config", "report"))
+    paths, resume, show, dry, run = (
+        options.pop(key) for key in ("config", "resume", "print_config", "dry_run", "report"))
     if run:
         import report                                       # matplotlib, which training never needs
         try:
@@ -1305,17 +1337,45 @@ def parse(argv):
             if value != getattr(before, name) and name not in FREE_TO_CHANGE:
                 refuse(f"{name} = {value!r}: {saved.parent} was made with {getattr(before, name)!r}"
                        ", and --resume cannot change it; start a new run")
-    if show:
+    if show or dry:
         print(to_toml(config), end="")
+        if dry:
+            print()
+            launched(config, argv, resume, launch.describe)
         sys.exit(0)
     return config, resume
+
+
+def launched(config, argv, resume, what):
+    """launch.py's `what` (launch, or describe for --dry-run) on this run: several processes."""
+    config.check()
+    if config.gpus == -1 and launch.wanted(config):
+        config.gpus = torch.cuda.device_count()
+    cuda = bool(torch.cuda.is_available() if config.gpus == -1 else config.gpus)
+    tokenizer = load(AutoTokenizer, config)
+    with torch.device("meta"):                      # shapes alone: no memory, no weights read
+        model = AutoModelForCausalLM.from_config(load(AutoConfig, config))
+    output = max(rule.longest for rule in interruptions(config, tokenizer))
+    length = config.prompt_tokens + output          # the longest prompt is known only later
+    length = min(length, getattr(model.config, "max_position_embeddings", None) or length)
+    dtype = compute_dtype(config, cuda)
+    try:
+        estimate = launch.Estimate(config, model, Compute(model, 1, "gpu"), output, length, dtype,
+                                   launch.device_here(cuda))
+        return what(config, argv, estimate, dtype=dtype, folder=run_folder(config, resume))
+    except launch.PlaceError as error:
+        raise ConfigError(str(error)) from None
 
 
 def main(argv=None):
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    argv = sys.argv[1:] if argv is None else argv
     try:
         config, resume = parse(argv)
+        if launch.wanted(config):
+            return launched(config, argv, resume, launch.launch)
+        launch.keep_quiet(Path("runs") / config.name)
         run = Run(config, resume)
         if resume:
             print(run.restore())

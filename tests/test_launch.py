@@ -5,7 +5,10 @@ and real trees of processes.
 """
 
 import contextlib
+import json
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,9 +17,16 @@ import time
 
 import psutil
 import pytest
+import torch
 from conftest import ROOT
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 import launch
+import scalerl
+import toy
+from launch import GIB, PlaceError, split
+
+
 
 LIMIT_S = 60                                # nothing here takes longer; a hang fails
 
@@ -69,13 +79,13 @@ def launcher(folder, trainer, *servers, ranks=False):
     script = folder / "launcher.py"
     script.write_text(textwrap.dedent(f"""
         import sys
-        import launch
+        import leash
         command = lambda path: [sys.executable, path]
-        servers = [launch.Child(f"server {{i}}", command(path), log=f"{{path}}.log")
+        servers = [leash.Child(f"server {{i}}", command(path), log=f"{{path}}.log")
                    for i, path in enumerate({[str(s) for s in servers]})]
         trainer = {str(trainer) if trainer else None!r}
-        trainer = trainer and launch.Child("trainer", command(trainer), ranks={ranks})
-        sys.exit(launch.supervise(trainer, servers))
+        trainer = trainer and leash.Child("trainer", command(trainer), ranks={ranks})
+        sys.exit(leash.supervise(trainer, servers))
     """))
     process = subprocess.Popen([sys.executable, script], cwd=ROOT, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -260,3 +270,149 @@ def test_a_server_that_keeps_ending_ends_the_run_with_the_end_of_its_log(parts, 
         assert [n[0] for n in notes(bad)].count("up") == 3
         pids = {int(n[-1]) for path in parts for n in notes(path)}
         assert not pids & set(psutil.pids())
+
+
+# ---------------------------------------------------------------------------------------------
+# Who runs where, and whether it fits
+
+
+def test_the_split_is_the_fastest_there_is_and_tends_to_the_ratio_of_the_rates(seed):
+    rng = random.Random(seed)
+    for _ in range(200):
+        generate, train, size = rng.uniform(1, 9), rng.uniform(1, 40), rng.choice([1, 2, 4])
+        gpus = rng.randrange(size + 1, 60)
+        servers, trainers = split(gpus, generate, train, size)
+        assert servers * size + trainers == gpus and servers > 0 and trainers > 0
+        best = max(min((gpus - t) * generate, t * train) for t in range(1, gpus)
+                   if (gpus - t) % size == 0)
+        assert min(servers * size * generate, trainers * train) == pytest.approx(best)
+    servers, trainers = split(10_000, generate, train)
+    assert servers / trainers == pytest.approx(train / generate, rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory):
+    """The shape of an 8B model, config.json and a tokenizer: no weights."""
+    folder = tmp_path_factory.mktemp("eight")
+    Qwen3Config(vocab_size=151936, hidden_size=4096, intermediate_size=12288,
+                num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+                max_position_embeddings=40960, tie_word_embeddings=False,
+                architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
+    toy.make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def estimate_of(folder, **settings):
+    """(config, Estimate) as the launcher makes them, on assumed H100s if there are GPUs."""
+    found = {}
+
+    def note(config, argv, estimate, **_):
+        found.update(config=config, estimate=estimate)
+    config = scalerl.make_config({"model": str(folder), "name": "none"} | settings)
+    scalerl.launched(config, [], False, note)
+    return found["config"], found["estimate"]
+
+
+@pytest.mark.parametrize("settings, hosts, shape", [
+    ({"gpus": 8}, 1, None), ({"gpus": 8, "tensor_parallel": 2, "pipeline_parallel": 2}, 1, None),
+    ({"gpus": 8, "trainers": 3}, 1, (3, 5)), ({"gpus": 8, "servers": 2, "data_parallel": 3}, 1,
+                                               (2, 2)),
+    ({"gpus": 4}, 5, None), ({"gpus": 4, "trainers": 12, "tensor_parallel": 4}, 5, (12, 2)),
+    ({"gpus": 4, "trainers": 2, "tensor_parallel": 2}, 2, (2, 3)),
+    ({"gpus": 0, "servers": 3}, 1, (1, 3)), ({"gpus": 0, "servers": 1, "trainers": 2}, 3, (2, 1)),
+    ({"gpus": 0, "servers": 3, "trainers": 1}, 3, (1, 3))])
+def test_every_device_has_one_process_and_every_node_knows_the_same_places(settings, hosts, shape,
+                                                                           eight):
+    names = ",".join(f"10.0.0.{i + 1}" for i in range(hosts)) if hosts > 1 else ""
+    config, estimate = estimate_of(eight, hosts=names, insecure_network=True, **settings)
+    port = iter(range(5000, 6000)).__next__
+    places = launch.place(config, estimate, port)
+    if hosts > 1:
+        for node in range(hosts):
+            config.node_rank = node
+            assert launch.place(config, estimate) == places
+    if shape:
+        assert (places.trainers, len(places.servers)) == shape
+    assert sum(places.trainers_on(node) for node in range(hosts)) == places.trainers
+    urls = [server.url(config) for server in places.servers]
+    assert len(set(urls)) == len(urls) > 0
+    for node in range(places.gpus and hosts):
+        used = [*range(places.trainers_on(node))]
+        for server in places.servers:
+            used += server.devices if server.node == node else ()
+        assert used == list(range(places.gpus))
+
+
+@pytest.mark.parametrize("settings, sentence", [
+    ({"gpus": 8, "servers": 3, "trainers": 4}, "8 GPUs are to be all in use"),
+    ({"gpus": 8, "servers": 8}, "8 GPUs are to be all in use"),
+    ({"gpus": 8, "servers": 2, "tensor_parallel": 3, "trainers": 3}, "servers of 3"),
+    ({"gpus": 2, "tensor_parallel": 4}, "no room for a server of 4 and a trainer"),
+    ({"gpus": 4, "hosts": "127.0.0.1,localhost", "trainers": 6}, "whole nodes"),
+    ({"gpus": 0, "servers": 1, "trainers": 3, "hosts": "127.0.0.1,localhost,::1"}, "equally many"),
+    ({"gpus": 8, "vllm_url": "http://127.0.0.1:1", "trainers": 5}, "8 GPUs are to be all in use"),
+    ({"hosts": "127.0.0.1,127.0.0.1"}, "should be different names")])
+def test_what_does_not_add_up_is_refused(settings, sentence, eight):
+    config, estimate = estimate_of(eight, **settings)
+    with pytest.raises(PlaceError, match=sentence):
+        launch.place(config, estimate)
+
+
+def test_estimates_of_memory_are_those_counted_by_hand(eight):
+    config, estimate = estimate_of(eight, gpus=8, slots=64)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(Qwen3Config.from_pretrained(eight))
+    weights = sum(p.numel() for p in model.parameters())
+    assert weights == estimate.weights == 8_190_735_360           # Qwen3-8B's own number
+    alone, three = estimate.trainer_memory(1), estimate.trainer_memory(3)
+    assert sum(alone[k] for k in ("parameters", "gradients", "Adam")) == 16 * weights
+    assert three["Adam"] == pytest.approx(8 * weights / 3)
+    parts, fits = estimate.server_memory()
+    assert parts["weights"] == 2 * weights
+    phrase = toy.make_tokenizer()(config.interrupt_phrase, add_special_tokens=False)["input_ids"]
+    sequence = 2 * 36 * 8 * 128 * 2 * (2048 + 12288 + 2048 + len(phrase))   # K and V, bf16
+    assert parts["cache, one sequence"] == sequence
+    assert fits == int(((0.9 * 79 - 2) * GIB - 2 * weights) / sequence)
+    assert parts["cache, what fits"] == min(fits, 64) * sequence
+
+
+def test_a_dry_run_says_who_would_run_where_and_starts_and_writes_nothing(eight, tmp_path,
+                                                                          monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(a))
+    with pytest.raises(SystemExit, match="^0$"):
+        scalerl.main(["--model", str(eight), "--gpus", "8", "--trainers", "4", "--dry-run",
+                      "--name", "paper"])
+    text = capsys.readouterr().out
+    assert not started and not list(tmp_path.iterdir())
+    for part in ('name = "paper"', "8 GPUs: 4 train, 4 generate (4 servers): as asked for",
+                 "trainer 3", "runs/paper/logs/rank_3.log", "runs/paper/logs/server_3.log",
+                 "whole sequences fit", "s a step", "no GPU here to ask",
+                 "8.19 billion weights",
+                 "CUDA_VISIBLE_DEVICES=0,1,2,3", "CUDA_VISIBLE_DEVICES=7",
+                 "--num_processes 4", "vllm.entrypoints.openai.api_server"):
+        assert part in text, part
+
+
+def test_the_rule_gives_an_8b_model_on_8_gpus_as_many_trainers_as_have_room_for_it(eight):
+    """It generates slower than it trains, so one trainer would do: but not hold it."""
+    config, estimate = estimate_of(eight, gpus=8)
+    places = launch.place(config, estimate)
+    assert not estimate.refusals(places.trainers, len(places.servers))
+    assert estimate.refusals(places.trainers - 1, len(places.servers))
+
+
+@pytest.mark.parametrize("settings, sentence", [
+    (["--gpus", "2"], r"a trainer needs about \d\d\d\.\d GiB, a H100 has 79"),
+    (["--gpus", "8", "--trainers", "7", "--dtype", "float32", "--config", "wide.toml"],
+     r"weights and \d+\.\d\d for the cache of one sequence of 40960 tokens.* raise tensor_par"),
+])
+def test_what_cannot_fit_is_refused_with_the_number_and_the_cure(settings, sentence, eight,
+                                                                 tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch, "VLLM_MEMORY_SHARE", 0.4)
+    (tmp_path / "wide.toml").write_text("prompt_tokens = 99999")
+    assert scalerl.main(["--model", str(eight), *settings, "--dry-run"]) == 2
+    assert re.search(sentence, capsys.readouterr().err)

@@ -15,8 +15,9 @@ OURS = {name.removesuffix(".py") for name in FILES}
 README = (ROOT / "README.md").read_text()
 
 # Who may import whom (README, "Reading order"). fit.py stands alone; nothing imports the story.
-ARROWS = {"scalerl": {"loss", "packed", "ranks", "report", "sampler", "sandbox", "tasks", "verify",
-                      "vllm_engine"},
+ARROWS = {"scalerl": {"launch", "loss", "packed", "ranks", "report", "sampler", "sandbox", "tasks",
+                      "verify", "vllm_engine"},
+          "launch": {"leash", "servers", "vllm_engine"}, "leash": set(),
           "ranks": {"loss", "packed", "sampler"},
           "sampler": {"loss", "packed"}, "vllm_engine": {"sampler"}, "toy": {"tasks"},
           "tasks": {"sandbox", "verify"}, "verify": {"sandbox"}, "sandbox": set(), "box": set(),

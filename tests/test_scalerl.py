@@ -409,7 +409,13 @@ BAD_INPUT = {
     "long prompt": (["--prompt-tokens", "3"], "prompt_tokens = 3"),
     "tracker": (["--log-with", "wandb"], "log_with = 'wandb': needs a package"),
     "report": (["--report", "nowhere"], "no run to report in 'nowhere'"),
-    "several GPUs": (["--gpus", "8"], "gpus = 8: use 0 or 1"),
+    "GPUs that are not there": (["--gpus", "8"], "gpus = 8: torch finds 0 here"),
+    "fewer than no GPUs": (["--gpus", "-2"], "gpus = -2: use -1"),
+    "servers of two minds": (["--servers", "1", "--vllm-url", "http://127.0.0.1:1"],
+                             "servers = 1: vllm_url names servers that others have started"),
+    "open servers": (["--hosts", "10.0.0.1,10.0.0.2"], "other machines can reach need tls"),
+    "a node too many": (["--hosts", "10.0.0.1,10.0.0.2", "--node-rank", "2"], "one of 0..1"),
+    "no certificates": (["--hosts", "10.0.0.1", "--tls", "nowhere"], "no ca.pem there (make certs"),
     "run exists": (["--name", "taken"], "exists: add --resume"),
     "nothing to resume": (["--name", "new", "--resume"], "nothing to resume"),
 }
@@ -428,6 +434,7 @@ def test_bad_input_ends_in_one_clear_sentence_and_exit_code_2(case, micro, tmp_p
     (tmp_path / "code.jsonl").write_text(json.dumps(
         {"question": "Add.", "answer": "3", "kind": "code"}) + "\n")
     (tmp_path / "runs" / "taken").mkdir(parents=True)
+    (tmp_path / "runs" / "taken" / "config.toml").touch()
     base = SMALL | {"model": str(micro), "heldout_prompts": 8}
     if "--name" not in arguments:
         base["name"] = "bad"
