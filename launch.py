@@ -29,9 +29,9 @@ from leash import Child, say, supervise
 from servers import LOOPBACK, server_command
 from vllm_engine import BLOCK_TOKENS, block_bytes
 
-# In the environment of every process that the launcher has started: the devices of the whole run,
-# for its count of device-hours.
-LAUNCHED = "SCALERL_DEVICES"
+# In the environment of every trainer that the launcher has started: it starts nothing itself, and
+# its --vllm-url is of this start alone.
+LAUNCHED = "SCALERL_LAUNCHED"
 GIB = 2 ** 30
 
 
@@ -270,6 +270,9 @@ def place(config, estimate, port=lambda: 0):
     if not 0 <= c.node_rank < len(hosts):
         raise PlaceError(f"node_rank = {c.node_rank}: should be one of 0..{len(hosts) - 1}, the "
                          f"place of this machine in hosts = {c.hosts!r}")
+    if c.engine == "transformers":
+        raise PlaceError("engine = 'transformers': it works in the trainer's process alone; "
+                         "servers are vLLM's, so use engine = \"vllm\" or \"auto\"")
     if c.vllm_url and c.servers:
         raise PlaceError(f"servers = {c.servers}: vllm_url names servers that others have "
                          "started; give one of the two")
@@ -394,7 +397,7 @@ def commands(config, argv, places, *, length, dtype, folder, free=free_port):
     if places.servers:
         script += ["--vllm-url", ",".join(s.url(c) for s in places.servers)]
     cores = len(os.sched_getaffinity(0))
-    env = os.environ | {LAUNCHED: str((places.gpus or cores) * len(places.hosts))}
+    env = os.environ | {LAUNCHED: "1"}
     if places.gpus:
         env["CUDA_VISIBLE_DEVICES"] = devices(range(here))
     elif here > 1:                      # torchrun would give each rank one thread

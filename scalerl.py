@@ -890,8 +890,7 @@ class Run:
                 eps=config.adam_eps, weight_decay=config.weight_decay, fused=True))
         self.curriculum = Curriculum(self.problems, config.retire_at, config.seed)
         self.pacer = Pacer(self.scheme, self.k, config.prompts_per_step)
-        devices = int(os.environ.get(launch.LAUNCHED, 0)) or (
-            1 if device == "cuda" else torch.get_num_threads())
+        devices = 1 if device == "cuda" else torch.get_num_threads()
         self.compute = Compute(self.model, devices, "gpu" if device == "cuda" else "core")
         self.step = self.version = 0            # steps taken; optimizer steps taken (v)
         self.evaluated = None                   # the last step that was
@@ -1129,7 +1128,10 @@ class Run:
     def write_config(self):
         """Aside, then renamed: half a config.toml would make the whole run unreadable."""
         aside = self.folder / ".config.toml.tmp"
-        aside.write_text(to_toml(self.config), encoding="utf-8")
+        config = self.config
+        if launch.LAUNCHED in os.environ:       # the launcher's servers end with this run
+            config = dataclasses.replace(config, vllm_url="")
+        aside.write_text(to_toml(config), encoding="utf-8")
         aside.rename(self.folder / "config.toml")
 
     def append(self, name, line):
