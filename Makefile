@@ -49,9 +49,9 @@ models/toy/config.json: | $(VENV)/base
 	$(PY) toy.py --out models/toy
 
 models/toy-mix/config.json: | $(VENV)/smollm2
-	$(PY) toy.py --out models/toy-mix --task toy+reasoning_gym:chain_sum --task-options '{ \
-		"toy": {"size": 2000}, "reasoning_gym:chain_sum": {"min_terms": 2, "max_terms": 4, \
-		"min_digits": 1, "max_digits": 1, "size": 2000}}'
+	$(PY) toy.py --out models/toy-mix --clean-steps 2500 --task toy+reasoning_gym:chain_sum \
+		--task-options '{"toy": {"size": 2000}, "reasoning_gym:chain_sum": {"min_terms": 3, \
+		"max_terms": 4, "min_digits": 1, "max_digits": 1, "size": 4000}}'
 
 models/smollm2-135m/config.json: | $(VENV)/smollm2
 	$(PY) smollm2.py

@@ -875,8 +875,6 @@ def plot_compare(curves, fits):
     left, right = axes[0]
     unit, ceilings = fits[curves[0].label].C_mid, [fits[curve.label].A for curve in curves]
     shared = len(curves) > 1 and np.ptp(ceilings) == 0        # by `compare`
-    if shared:
-        left.set_title(f"all refitted at the shared ceiling A = {ceilings[0]:.3f}", fontsize=10.5)
     for i, curve in enumerate(curves):
         fit, trained = fits[curve.label], curve.C > 0
         # cividis rises evenly in lightness, so the order of runs survives a print in grey.
@@ -895,11 +893,14 @@ def plot_compare(curves, fits):
         right.plot(curve.C[line] / unit, F, **dots, label=f"{curve.label}: B {fit.B:.2f}")
         off = curve.C[trained & ~line] / unit
         right.plot(off, off ** fit.B, **dots, fillstyle="none")
-    left.set(xscale="log", xlabel=f"{curves[0].x}, log scale", ylabel=curves[0].y)
+    left.set(xscale="log", xlabel=f"{curves[0].x}, log scale",
+             ylabel=curves[0].y if len({curve.y for curve in curves}) == 1 else "reward")
     right.set(xscale="log", yscale="log", xlabel=f"{curves[0].x} / {unit:.3g}, log scale",
               ylabel="F(R), log scale; its slope is B")
     # Ceilings may lie anywhere, so the left legend stands above; a rising line leaves its corner.
-    left.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize=8.5, frameon=False)
+    title = f"all refitted at the shared ceiling A = {ceilings[0]:.3f}" if shared else None
+    left.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize=8.5, frameon=False, title=title,
+                title_fontsize=10, alignment="left")
     right.legend(loc="upper left", fontsize=8.5, frameon=False)
     return fig
 

@@ -968,6 +968,8 @@ class Run:
             groups = self.pacer.take(self.version)
             if groups or not self.sampler.in_flight:
                 break
+            self.counters["decode/steps"] += 1
+            self.counters["decode/tokens"] += min(self.sampler.in_flight, self.config.slots)
             for rollout in self.sampler.step():
                 self.pacer.groups[rollout.group_id].rollouts.append(rollout)
                 self.counters["tokens/generated"] += sum(rollout.sampled)
@@ -999,8 +1001,8 @@ class Run:
         rewards = torch.tensor(rewards).view(-1, G)
         for group, row in zip(groups, rewards):
             self.curriculum.record(group.prompt_id, int((row > 0).sum()), G)
+        lengths = torch.tensor([len(r.output_ids) for r in rollouts]).float().view_as(rewards)
         if config.length_penalty:       # of correct samples only (paper's ablation)
-            lengths = torch.tensor([len(r.output_ids) for r in rollouts]).view_as(rewards)
             rewards += (rewards > 0) * length_penalty(
                 lengths, l_max=config.think_max + config.answer_tokens,
                 l_cache=config.length_penalty)
@@ -1029,9 +1031,13 @@ class Run:
         self.compute.hours += self.compute.devices * seconds / 3600
         n = len(rollouts)
         self.record = {"step": self.step, "version": self.version} | log | marking | {
-            "completions/mean_length": sum(len(r.output_ids) for r in rollouts) / n,
+            "completions/mean_length": lengths.mean().item(),
+            "completions/std_length": lengths.std(correction=0).item(),
+            "completions/longest_of_group": lengths.max(1).values.mean().item(),
             "completions/truncated_frac": sum(r.finish_reason == "length" for r in rollouts) / n,
             "completions/interrupted_frac": sum(r.interrupted for r in rollouts) / n,
+            "decode/steps": self.counters["decode/steps"],
+            "decode/batch": self.counters["decode/tokens"] / max(1, self.counters["decode/steps"]),
             "tokens/generated": self.counters["tokens/generated"],
             "tokens/forced": sum(not s for r in rollouts for s in r.sampled),
             "lag/mean": sum(lags) / len(lags), "lag/max": max(lags),

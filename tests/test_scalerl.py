@@ -504,6 +504,11 @@ def test_every_part_of_the_recipe_leaves_a_trace_in_the_log(reference):
     for r in steps:
         total.update({k: v for k, v in r.items() if isinstance(v, (int, float))})
         assert r["lag/max"] <= 2
+        assert r["completions/mean_length"] <= r["completions/longest_of_group"] <= (
+            SMALL["think_max"] + 20 + SMALL["answer_tokens"])       # the phrase takes about 15
+        assert 0 < r["decode/batch"] <= SMALL["slots"]
+    decoded = sum(r["decode/steps"] * r["decode/batch"] for r in steps)
+    assert decoded >= total["tokens/generated"]                     # forced and unfinished ones too
     assert total["lag/max"] > 0                                     # in-flight updates happened
     assert any("ratio/mean/lag_1" in r for r in steps)              # versions are per token
     assert total["completions/interrupted_frac"] > 0 and total["tokens/forced"] > 0
