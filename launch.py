@@ -8,7 +8,8 @@ servers' addresses as --vllm-url, and all else is between the two.
   1. Split        how many GPUs generate, how many train, by a rule that is printed
   2. Estimate     memory and time from the model's config.json alone; what cannot fit is refused
   3. Places       every process with its host, devices and address, the same on every node
-  4. Launch       the commands, and running them (under leash.py's supervisor)
+  4. Nodes        several hosts: one line from each to the first, so that all end together
+  5. Launch       the commands, and running them (under leash.py's supervisor)
 
 Ours, all of it: the paper gives 64 GPUs to generation and 16 to training, and no rule.
 """
@@ -18,14 +19,16 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import ssl
 import sys
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from leash import Child, say, supervise
+from leash import Child, LaunchError, say, supervise
 from servers import LOOPBACK, server_command
 from vllm_engine import BLOCK_TOKENS, block_bytes
 
@@ -357,7 +360,190 @@ def on_cpus(c, estimate, hosts, gpus, size):
 
 
 # ---------------------------------------------------------------------------------------------
-# 4. Launch
+# 4. Nodes
+#
+# Every address follows from `hosts` and `port`, so no node has to be told anything. What is left
+# is to end together: each launcher keeps one connection to that of the first host, the head. An
+# empty line a second is a sign of life; "end 0" from the head is the run's exit status, "fail" to
+# it means that a node cannot go on. A cut network is waited out until the deadline.
+
+BEAT_S = 1.0
+SILENT_S = 10.0                     # after so long we say whom we wait for
+
+
+class Line:
+    """One end of a connection between two launchers: lines of text, both ways."""
+
+    def __init__(self, connection):
+        self.connection, self.heard = connection, time.monotonic()
+        self.words, self.out = [], []
+        self.closing = self.lost = False
+        connection.settimeout(BEAT_S / 5)
+        self.thread = threading.Thread(target=self.talk, daemon=True)
+        self.thread.start()
+
+    def talk(self):
+        """All of this connection's input and output: a TLS connection is one thread's."""
+        beat, rest = 0.0, b""
+        try:
+            while not (self.closing and not self.out):
+                while self.out:
+                    self.connection.sendall(self.out[0].encode() + b"\n")
+                    self.out.pop(0)
+                if time.monotonic() - beat >= BEAT_S:
+                    beat = time.monotonic()
+                    self.connection.sendall(b"\n")
+                try:
+                    data = self.connection.recv(4096)
+                except TimeoutError:
+                    continue
+                if not data or len(rest) > 4096:
+                    break
+                self.heard = time.monotonic()
+                *lines, rest = (rest + data).split(b"\n")
+                self.words += [line.decode(errors="replace") for line in lines if line]
+        except OSError:
+            pass                        # cut, reset, refused: a node connects again
+        finally:
+            self.connection.close()
+            self.lost = True
+
+    def close(self):
+        """Say what is left to say, for a few seconds at most."""
+        self.closing = True
+        self.thread.join(5)
+
+
+class Silence:
+    """How long somebody has not been heard of: says so once, says when it is over, and raises
+    LaunchError past the deadline."""
+
+    def __init__(self, who, deadline_s):
+        self.who, self.deadline_s, self.told = who, deadline_s, False
+
+    def look(self, heard):
+        silent = time.monotonic() - heard
+        if silent > self.deadline_s:
+            raise LaunchError(f"{self.who} has not been heard of for {self.deadline_s:g} s: is its "
+                              "launcher running, and is the network between us up?")
+        if self.told != (silent > SILENT_S):
+            self.told = not self.told
+            say(f"{self.who} is silent; waiting for it, {self.deadline_s:g} s at most" if self.told
+                else f"{self.who} is there")
+
+
+def tls_context(folder, purpose):
+    """Mutual TLS: each side shows a certificate of the folder's CA. Raises PlaceError."""
+    try:
+        context = ssl.create_default_context(purpose, cafile=Path(folder) / "ca.pem")
+        context.load_cert_chain(Path(folder) / "cert.pem", Path(folder) / "key.pem")
+    except OSError as error:            # ssl.SSLError is one
+        raise PlaceError(f"tls = {folder!r}: ca.pem, cert.pem and key.pem cannot be read from it "
+                         f"({error})") from None
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+class Head:
+    """The first host's side: `watch` fails the run with a node, `close` ends them with the run."""
+
+    def __init__(self, config, hosts):
+        self.context = tls_context(config.tls, ssl.Purpose.CLIENT_AUTH) if config.tls else None
+        self.lines, self.nodes, self.started = [], {}, time.monotonic()
+        self.silences = {i: Silence(f"node {i} ({host})", config.deadline_s)
+                         for i, host in enumerate(hosts) if i}
+        try:
+            self.listener = socket.create_server((hosts[0], config.port))
+        except OSError as error:
+            raise PlaceError(f"hosts = {config.hosts!r}, port = {config.port}: this machine, the "
+                             f"first, cannot listen there ({error})") from None
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                connection, address = self.listener.accept()
+            except OSError:
+                return                                  # closed: the run is over
+            try:
+                if self.context:
+                    connection.settimeout(5)            # for a handshake
+                    connection = self.context.wrap_socket(connection, server_side=True)
+                self.lines.append(Line(connection))
+            except OSError as error:
+                say(f"refused a connection from {address[0]}: {error}")
+                connection.close()
+
+    def watch(self):
+        for line in self.lines:
+            while line.words:
+                word, _, rest = line.words.pop(0).partition(" ")
+                if word == "node" and rest.isdecimal() and int(rest) in self.silences:
+                    self.nodes[int(rest)] = line
+                elif word == "fail":
+                    who = [self.silences[i].who for i, known in self.nodes.items()
+                           if known is line]
+                    raise LaunchError(f"{', '.join(who) or 'a node'} has failed: {rest}")
+        for i, silence in self.silences.items():
+            silence.look(self.nodes[i].heard if i in self.nodes else self.started)
+
+    def close(self, status):
+        self.listener.close()
+        for line in self.lines:
+            line.out.append(f"end {status}")
+            line.close()
+
+
+class Node:
+    """Another host's side: `watch` returns the run's exit status when the head says it."""
+
+    def __init__(self, config, hosts):
+        self.context = tls_context(config.tls, ssl.Purpose.SERVER_AUTH) if config.tls else None
+        self.address, self.rank = (hosts[0], config.port), config.node_rank
+        self.silence = Silence(f"the first host ({hosts[0]}:{config.port})", config.deadline_s)
+        self.heard, self.line, self.over = time.monotonic(), None, threading.Event()
+        threading.Thread(target=self.connect, daemon=True).start()
+
+    def connect(self):
+        """Keep a connection to the head; start again whenever it is lost."""
+        while not self.over.wait(0.5):
+            if self.line and not self.line.lost:
+                continue
+            try:
+                connection = socket.create_connection(self.address, timeout=5)
+                if self.context:
+                    connection = self.context.wrap_socket(connection,
+                                                          server_hostname=self.address[0])
+            except ssl.SSLCertVerificationError as error:
+                say(f"{self.silence.who} shows a certificate that is not its own: {error}")
+            except OSError:
+                pass                    # not there yet, or cut off: `watch` knows for how long
+            else:
+                line = Line(connection)
+                line.out.append(f"node {self.rank}")
+                self.line = line
+
+    def watch(self):
+        line = self.line
+        if line:
+            self.heard = max(self.heard, line.heard)
+            for word, _, rest in (words.partition(" ") for words in list(line.words)):
+                if word == "end":
+                    say(f"the run has ended with exit status {rest}")
+                    return 0 if rest == "0" else 1
+        self.silence.look(self.heard)
+
+    def close(self, status):
+        self.over.set()
+        if self.line and status:
+            self.line.out.append(f"fail its launcher ended with exit status {status}; its own "
+                                 "output says why")
+        if self.line:
+            self.line.close()
+
+
+# ---------------------------------------------------------------------------------------------
+# 5. Launch
 
 
 def free_port():
@@ -446,11 +632,20 @@ def launch(config, argv, estimate, *, dtype, folder):
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     trainer, servers, logs = commands(config, argv, places, length=estimate.length, dtype=dtype,
                                       folder=folder)
+    link = None
+    if len(places.hosts) > 1:
+        link = (Node if config.node_rank else Head)(config, places.hosts)
     say(places.why)
     if servers:
-        say(f"logs in {folder / 'logs'}; "
-            + ", ".join(server.name for server in servers))
-    return supervise(trainer, servers, logs=logs)
+        say(f"logs in {folder / 'logs'}; " + ", ".join(server.name for server in servers))
+    status = 1
+    try:
+        status = supervise(trainer, servers, logs=logs,
+                           watch=link.watch if link else lambda: None)
+    finally:
+        if link:
+            link.close(status)
+    return status
 
 
 def describe(config, argv, estimate, *, dtype, folder):

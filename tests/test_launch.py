@@ -5,11 +5,13 @@ and real trees of processes.
 """
 
 import contextlib
-import json
+import dataclasses
 import os
 import random
 import re
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import textwrap
@@ -25,6 +27,7 @@ import launch
 import scalerl
 import toy
 from launch import GIB, PlaceError, split
+from leash import LaunchError
 
 
 
@@ -416,3 +419,100 @@ def test_what_cannot_fit_is_refused_with_the_number_and_the_cure(settings, sente
     (tmp_path / "wide.toml").write_text("prompt_tokens = 99999")
     assert scalerl.main(["--model", str(eight), *settings, "--dry-run"]) == 2
     assert re.search(sentence, capsys.readouterr().err)
+
+
+# ---------------------------------------------------------------------------------------------
+# Several hosts
+
+
+@pytest.fixture(scope="session")
+def certs(tmp_path_factory):
+    """`make certs` for the addresses of these tests."""
+    folder = tmp_path_factory.mktemp("certs")
+    subprocess.run(["make", "-s", "certs", "HOSTS=127.0.0.1,10.77.0.1,10.77.0.2",
+                    f"CERTS={folder}"], cwd=ROOT, check=True, capture_output=True, timeout=LIMIT_S)
+    assert {p.name for p in folder.iterdir()} == {"ca.pem", "cert.pem", "key.pem"}
+    return folder
+
+
+@pytest.fixture(params=["plain", "tls"])
+def pair(request, certs):
+    """The head's end and one node's, with what they are made of."""
+    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3", port=launch.free_port(), deadline_s=9,
+                            tls=str(certs) if request.param == "tls" else "")
+    hosts = config.hosts.split(",")
+    head, node = launch.Head(config, hosts), launch.Node(
+        dataclasses.replace(config, node_rank=1), hosts)
+    try:
+        until(lambda: head.watch() or head.nodes, "the node at the head")
+        yield head, node, config
+    finally:
+        node.close(0)
+        head.close(0)
+
+
+@pytest.mark.parametrize("status, result", [(0, 0), (1, 1), (130, 1)])
+def test_a_node_ends_with_the_run_and_knows_how_it_ended(pair, status, result):
+    head, node, _ = pair
+    assert node.watch() is None
+    head.close(status)
+    assert until(lambda: [node.watch()] != [None] and [node.watch()], "the end") == [result]
+
+
+def test_a_node_that_fails_fails_the_run_by_its_name(pair):
+    head, node, _ = pair
+    node.close(3)
+    with pytest.raises(LaunchError, match=r"node 1 \(127.0.0.3\) has failed: .* exit status 3"):
+        until(head.watch, "the failure")
+
+
+def test_a_lost_connection_is_made_again_and_nothing_is_missed(pair):
+    head, node, _ = pair
+    first = head.nodes[1]
+    first.connection.shutdown(socket.SHUT_RDWR)
+    until(lambda: head.watch() or head.nodes[1] is not first, "a second connection")
+    head.close(0)
+    assert until(lambda: [node.watch()] != [None] and [node.watch()], "the end") == [0]
+
+
+def test_a_stranger_without_a_certificate_of_ours_is_not_heard(certs, tmp_path):
+    """One who can say "fail" ends the run."""
+    subprocess.run(["make", "-s", "certs", f"CERTS={tmp_path}"], cwd=ROOT, check=True,
+                   capture_output=True, timeout=LIMIT_S)            # another authority's
+    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3", port=launch.free_port(), deadline_s=9,
+                            tls=str(certs))
+    head = launch.Head(config, config.hosts.split(","))
+    try:
+        address = ("127.0.0.1", config.port)
+        for tls in (None, ssl.create_default_context(cafile=certs / "ca.pem"),
+                    launch.tls_context(str(tmp_path), ssl.Purpose.SERVER_AUTH)):
+            with contextlib.suppress(OSError), socket.create_connection(address, 5) as stranger:
+                if tls:
+                    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+                    stranger = tls.wrap_socket(stranger)
+                stranger.sendall(b"node 1\nfail me\n")
+                assert not stranger.recv(1)                         # hung up
+        assert head.watch() is None and not head.nodes
+    finally:
+        head.close(0)
+
+
+def test_whoever_is_silent_past_the_deadline_is_given_up_by_name(capsys, monkeypatch):
+    monkeypatch.setattr(launch, "SILENT_S", 0.2)
+    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3,127.0.0.4", port=launch.free_port(),
+                            deadline_s=1.5)
+    hosts = config.hosts.split(",")
+    alone = launch.Node(dataclasses.replace(config, node_rank=2), hosts)
+    try:
+        with pytest.raises(LaunchError, match=r"first host \(127.0.0.1:.* heard of for 1.5 s"):
+            until(alone.watch, "giving up")
+        head = launch.Head(config, hosts)
+        try:
+            with pytest.raises(LaunchError, match=r"node 1 \(127.0.0.3\) has not been heard"):
+                until(head.watch, "giving up")
+            assert 2 in head.nodes                              # which had come in time
+        finally:
+            head.close(1)
+        assert "127.0.0.1" in capsys.readouterr().err.split("is silent; waiting for it, 1.5 s")[0]
+    finally:
+        alone.close(0)
