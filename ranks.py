@@ -24,9 +24,17 @@ import contextlib
 import datetime
 import json
 import os
+import re
+import signal
+import struct
+import threading
+import time
+import types
 
+import safetensors.torch
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -96,20 +104,28 @@ class Policy(torch.nn.Module):
 BLANK = Rollout("", 0, (0,), [0], [0.0], [0], [True], "stop", False)
 
 
+@torch.no_grad()
+def logprobs_of(policy, rollouts, head_fp32):
+    """Log-probs (n, T) without a gradient; with several ranks, on all of them together."""
+    logprobs, _ = policy(rollouts, head_fp32)
+    if isinstance(policy, FSDPModule):
+        policy.reshard()        # only a backward pass would, and the next forward would use these
+    return logprobs
+
+
 def recompute_layers(model):
     """Recompute each layer in the backward pass instead of keeping its activations, in place: a
     third more arithmetic for memory that no longer grows with layers x tokens. The method is
     replaced and not the module, so that parameters keep their names."""
-    def recomputing(forward):
-        def wrapped(*args, **kwargs):
-            if not torch.is_grad_enabled():                         # the sampler's decode steps
-                return forward(*args, **kwargs)
-            return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False,
-                              **kwargs)                             # there is no dropout
-        return wrapped
+    def forward(layer, *args, **kwargs):
+        plain = types.MethodType(type(layer).forward, layer)
+        if not torch.is_grad_enabled():                             # the sampler's decode steps
+            return plain(*args, **kwargs)
+        return checkpoint(plain, *args, use_reentrant=False, preserve_rng_state=False,
+                          **kwargs)                                 # there is no dropout
     for layer in model.modules():
         if type(layer).__name__ in model._no_split_modules:
-            layer.forward = recomputing(layer.forward)
+            layer.forward = types.MethodType(forward, layer)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -142,17 +158,22 @@ class Ranks:
     """The processes that train one model together, as one of them sees them.
 
     rank, size     this process and how many there are; size 1 (no launcher): nothing is sent
-    deadline_s     no collective waits longer; while rank 0 waits for samples it says so every
-                   few seconds, so that the others' wait for it can be as short
-    dtype          compute in bfloat16 (FSDP2 gathers weights in it, reduces gradients in fp32)
+    deadline_s     no collective waits longer. While rank 0 waits for samples or servers it says
+                   so every few seconds, so the others' wait for it can be as short.
+    cpu, dtype     compute on the CPU; in bfloat16 (FSDP2 gathers weights in it and reduces
+                   gradients in fp32)
 
-    Raises RankError from every method when another rank is dead, stuck or cut off.
+    Rank 0 `tell`s, the others `hear`, and then all do the same thing inside `phase`. Raises
+    RankError, naming phase, version and rank, when another rank is dead, stuck or cut off. On a
+    GPU a rank that hangs inside a gradient's own collective is ended by NCCL's watchdog after the
+    same deadline: its words are in that rank's log.
     """
 
     def __init__(self, *, deadline_s=600.0, cpu=True, dtype=torch.float32):
         self.rank, self.size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         self.deadline_s = deadline_s
         self.doing, self.version = "start", 0
+        self.lock, self.closed, self.beating = threading.RLock(), threading.Event(), False
         if self.size == 1:
             return
         from accelerate import Accelerator, FullyShardedDataParallelPlugin, InitProcessGroupKwargs
@@ -165,18 +186,52 @@ class Ranks:
             mixed_precision_policy=MixedPrecisionPolicy(param_dtype=dtype,
                                                         reduce_dtype=torch.float32))
         timeout = datetime.timedelta(seconds=deadline_s)
-        self.accelerator = Accelerator(
-            cpu=cpu, mixed_precision="no", fsdp_plugin=self.plugin,
-            kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)])
-        # Commands travel apart from gradients, over TCP on every machine.
-        self.group = dist.new_group(backend="gloo", timeout=timeout)
+        with self.phase("start", 0):
+            self.accelerator = Accelerator(
+                cpu=cpu, mixed_precision="no", fsdp_plugin=self.plugin,
+                kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)])
+            # Commands travel apart from gradients, over TCP on every machine.
+            self.group = dist.new_group(backend="gloo", timeout=timeout)
 
     def prepare(self, policy, optimizer):
         """(policy, optimizer) as all ranks share them; as they were if there is one rank."""
         if self.size == 1:
             return policy, optimizer
-        policy, optimizer = self.accelerator.prepare(policy, optimizer)
+        with self.phase("start", 0):
+            policy, optimizer = self.accelerator.prepare(policy, optimizer)
+        if self.rank == 0 and not self.beating:
+            self.beating = True
+            signal.signal(signal.SIGTERM, self._ended)
+            signal.signal(signal.SIGUSR1, self._ended)
+            threading.Thread(target=self._beat, daemon=True).start()
         return policy, optimizer.optimizer
+
+    # -- commands -----------------------------------------------------------------------------
+
+    def tell(self, do, tensors=None, **what):
+        """Rank 0: send a command, {"do": do, "version": ..., **what} and tensors, to the others."""
+        if self.size == 1:
+            return
+        command = {"do": do, "version": self.version} | what
+        data = torch.frombuffer(bytearray(safetensors.torch.save(
+            tensors or {}, metadata={"command": json.dumps(command)})), dtype=torch.uint8)
+        dist.broadcast(torch.tensor([len(data)]), 0, group=self.group)
+        dist.broadcast(data, 0, group=self.group)
+
+    def hear(self):
+        """The others: (command, tensors) that rank 0 has told; waits for at most `deadline_s`."""
+        with self.phase("wait for rank 0", self.version):
+            while True:
+                size = torch.zeros(1, dtype=torch.long)
+                dist.broadcast(size, 0, group=self.group)
+                data = torch.empty(int(size), dtype=torch.uint8)
+                dist.broadcast(data, 0, group=self.group)
+                data = data.numpy().tobytes()
+                # A safetensors file begins with the length of its JSON header.
+                header = json.loads(data[8: 8 + struct.unpack("<Q", data[:8])[0]])
+                command = json.loads(header["__metadata__"]["command"])
+                if command["do"] != "wait":
+                    return command, safetensors.torch.load(data)
 
     def gather(self, value):
         """[rank 0's value, rank 1's, ...] on every rank; values are JSON."""
@@ -191,6 +246,106 @@ class Ranks:
                         group=self.group)
         return [json.loads(row[: int(n)].numpy().tobytes()) for row, n in zip(rows, sizes)]
 
+    def close(self):
+        """The end, if all is well: rank 0 tells the others, who have heard it and close as well."""
+        if self.size == 1:
+            return
+        if self.rank == 0:
+            with self.phase("end", self.version):
+                self.closed.set()
+                self.tell("end")
+        dist.destroy_process_group()
+
+    def _beat(self):
+        """Rank 0's second thread: say that it is still there, unless a phase is under way."""
+        while not self.closed.wait(min(5.0, self.deadline_s / 4)):
+            if self.lock.acquire(blocking=False):
+                try:
+                    if not self.closed.is_set():
+                        with self.phase("wait", self.version):
+                            self.tell("wait")
+                except RankError as error:
+                    self.failure = error
+                    # The main thread waits for something else; only a signal wakes it.
+                    signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+                    return
+                finally:
+                    self.lock.release()
+
+    # -- failure ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def phase(self, doing, version):
+        """What all ranks do together now: failures inside name it. One at a time."""
+        with self.lock:
+            self.doing, self.version = doing, version
+            try:
+                yield
+            except torch.OutOfMemoryError as error:
+                raise self.blame(short_of_memory(error, doing)) from None
+            except RuntimeError as error:
+                if self.size == 1 or isinstance(error, RankError):
+                    raise
+                raise self.blame(str(error)) from error
+
+    def blame(self, error):
+        """The RankError for a failure seen here, `error`: a cause, or what another's end causes.
+
+        Every rank leaves its last words in the store of the rendezvous. Whose words tell a cause,
+        or who has left none, is the one to look at.
+        """
+        lines = error.strip().splitlines() or ["no reason given"]
+        told = not re.search("gloo|nccl|connection|SIGTERM", error, re.I)   # a cause of its own
+        where = f"{self.doing}, version {self.version}"
+        words, others = {}, set(range(self.size)) - {self.rank}
+        self.last_words(f"{where}: {lines[0]}", told)
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            patience = time.monotonic() + (0 if told else 5)
+            while others - set(words) and time.monotonic() < patience:
+                words |= {rank: json.loads(store.get(f"last words {rank}"))
+                          for rank in others - set(words) if store.check([f"last words {rank}"])}
+                time.sleep(0.1)
+        except (RuntimeError, ValueError):      # no store yet, or it went away with its process
+            pass
+        if told or self.size == 1:
+            return RankError(f"rank {self.rank}: {where}: {lines[0]}")
+        causes = [f"rank {rank}: {text}" for rank, (cause, text) in sorted(words.items()) if cause]
+        if causes:
+            return RankError("; ".join(causes))
+        silent = ", ".join(map(str, sorted(others - set(words))))
+        return RankError(f"rank {self.rank}: {where}: "
+                         + (f"rank {silent} is dead, stuck or cut off, look at its log"
+                            if silent else "all ranks are there, but they do not reach each other")
+                         + f" ({lines[0]})")
+
+    def last_words(self, text, told=True):
+        """Leave for the others why this rank ends; not `told`: only what another's end caused."""
+        with contextlib.suppress(RuntimeError, ValueError):     # the store is gone, or never was
+            dist.distributed_c10d._get_default_store().set(f"last words {self.rank}",
+                                                           json.dumps([told, text]))
+
+    def _ended(self, number, _):
+        if number == signal.SIGUSR1:
+            raise self.failure
+        raise self.blame("SIGTERM from outside: has another rank ended?")
+
+
+def short_of_memory(error, doing):
+    """What to make smaller, and by how much, from torch's words. One sentence."""
+    size = {unit: 1024 ** i for i, unit in enumerate(("bytes", "KiB", "MiB", "GiB"))}
+    number = r"([\d.]+) (bytes|KiB|MiB|GiB)"
+    wanted = re.search("Tried to allocate " + number, str(error))
+    free = re.search("of which " + number + " is free", str(error))
+    wanted, free = (float(m[1]) * size[m[2]] / size["GiB"] if m else None for m in (wanted, free))
+    short = f"{wanted - free:.2f} GiB short" if wanted and free is not None else \
+        str(error).splitlines()[0]
+    cure = {"train": "lower micro_batch_tokens, or set recompute_layers = true",
+            "logprobs": "lower slots or samples_per_prompt",
+            "start": "weights, gradients and Adam do not fit: more trainers share them"}
+    return f"out of memory, {short}: " + cure.get(
+        doing, "lower slots (the generator's cache) or micro_batch_tokens")
+
 
 def meets(policy, last):
     """Context of a micro-batch's forward and backward. DDP sums gradients over the ranks once a
@@ -202,3 +357,79 @@ def meets(policy, last):
 def whole(tensor):
     """The full tensor behind shards, on every rank; a plain tensor as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+# ---------------------------------------------------------------------------------------------
+# 4. A step's samples as tensors; whole weights from shards
+
+
+def to_tensors(rollouts):
+    """Finished groups, one after another, as flat tensors: what the trainer needs of them.
+
+    ids, logprobs, versions, sampled (sum of lengths);  lengths, group, stopped (N);  prompts
+    (sum of prompt_lengths), prompt_lengths (P): each prompt once.
+    """
+    prompts = list({r.group_id: r.prompt_ids for r in rollouts}.values())
+    flat = lambda name, dtype: torch.tensor(                                       # noqa: E731
+        [x for r in rollouts for x in getattr(r, name)], dtype=dtype)
+    return {"ids": flat("output_ids", torch.int32), "logprobs": flat("logprobs", torch.float32),
+            "versions": flat("versions", torch.int32), "sampled": flat("sampled", torch.bool),
+            "lengths": torch.tensor([len(r.output_ids) for r in rollouts]),
+            "group": torch.tensor([r.group_id for r in rollouts]),
+            "stopped": torch.tensor([r.finish_reason == "stop" for r in rollouts]),
+            "prompts": torch.tensor([t for p in prompts for t in p], dtype=torch.int32),
+            "prompt_lengths": torch.tensor([len(p) for p in prompts])}
+
+
+def from_tensors(tensors):
+    """The rollouts of `to_tensors`, without prompt ids and tasks, which only rank 0 needs."""
+    lengths = tensors["lengths"].tolist()
+    columns = [[x.tolist() for x in tensors[name].split(lengths)]
+               for name in ("ids", "logprobs", "versions", "sampled")]
+    groups = tensors["group"].tolist()
+    prompts = dict(zip(dict.fromkeys(groups), (tuple(x.tolist()) for x in tensors["prompts"].split(
+        tensors["prompt_lengths"].tolist()))))
+    return [Rollout("", group, prompts[group], *columns, "stop" if stopped else "length", False)
+            for group, stopped, *columns in zip(groups, tensors["stopped"].tolist(), *columns)]
+
+
+GROUP_BYTES = 2**29             # of fp32 weights gathered at a time: a few layers
+
+
+def gather_group(model, number, dtype=None):
+    """[(name, full tensor)] of the number-th group of parameters; on all ranks together if they
+    are shards. Cast before they are gathered: half the bytes. [] after the last group."""
+    groups, size = [[]], 0
+    for name, parameter in model.named_parameters():
+        if size and size + 4 * parameter.numel() > GROUP_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append((name, parameter))
+        size += 4 * parameter.numel()
+    group = groups[number] if number < len(groups) else []
+    tensors = [(name, whole(p.detach().to(dtype or p.dtype))) for name, p in group]
+    if tensors and tensors[0][1].is_cuda:
+        torch.cuda.synchronize()        # whatever is done with them runs in other streams
+    return tensors
+
+
+def full_tensors(model, ranks, version, dtype=None):
+    """Rank 0: (Hugging Face name, full tensor) of every parameter, for generators and for files.
+
+    From shards, group by group: all ranks gather one, and nobody begins the next before the
+    caller asks for it. What it does in between, such as a send to the generators, is never
+    interleaved with a collective of the ranks, which would hang. The others answer each "gather".
+    """
+    sharded = any(isinstance(p, DTensor) for p in model.parameters())
+    number = 0
+    while True:
+        if sharded:
+            with ranks.phase("gather", version):
+                ranks.tell("gather", number=number, dtype=str(dtype or "").removeprefix("torch."))
+                tensors = gather_group(model, number, dtype)
+        else:
+            tensors = gather_group(model, number, dtype)
+        if not tensors:
+            return
+        yield from tensors
+        number += 1

@@ -16,12 +16,12 @@ One step of the recipe, in the order of this file:
   5. Train step   CISPO on the sampler's own log-probs, fp32 head, AdamW             (sec. 2, 4)
   6. Evaluation   pass rate on held-out prompts: the y of the curve                  (sec. 2.2)
   7. Compute      FLOPs, tokens, device-hours: the x of the curve
-  8. Checkpoint   everything, the running sequences and their caches included
-  9. Run          the loop, the log, the progress line
- 10. main
+  8. Run          the loop, the log, the progress line
+  9. main
 
 The mathematics is in loss.py, generation in sampler.py, the layout of a batch in packed.py,
-problems in tasks.py, marks in verify.py. Without a GPU, or with one, sampler and trainer share a
+several trainer processes in ranks.py, checkpoints in checkpoint.py, problems in tasks.py, marks
+in verify.py. Without a GPU, or with one, sampler and trainer share a
 process: decode steps and optimizer steps alternate, so a run is deterministic, and staleness is
 the same algebra as on a cluster.
 
@@ -34,7 +34,6 @@ import argparse
 import copy
 import dataclasses
 import difflib
-import hashlib
 import html
 import importlib.metadata
 import inspect
@@ -55,17 +54,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+import checkpoint
 import launch
 import packed
+from checkpoint import save_model
 from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,
                   zero_variance)
-from ranks import BLANK, Policy, Ranks, deal, meets, recompute_layers, table, whole
+from ranks import (BLANK, Policy, Ranks, deal, from_tensors, full_tensors, gather_group,
+                   logprobs_of, meets, recompute_layers, table, to_tensors, whole)
 from sandbox import SandboxError, check_box
 from sampler import Interruption, Request, Rollout, TransformersSampler
 from tasks import (INTERRUPTION_PHRASE, TaskError, check_gold, load_evaluation, load_task,
@@ -507,7 +507,10 @@ def train_step(policy, optimizer, rollouts, rewards, version, config, ranks):
     log["tokens/trained"] = int(trained_tokens(kept, config).sum()) if kept else 0
     if not log["tokens/trained"]:
         return log | {"optimizer_step": 0}
-    return log | optimizer_step(policy, optimizer, kept, rewards[keep], version, config, ranks)
+    rewards = rewards[keep]
+    with ranks.phase("train", version):
+        ranks.tell("train", (to_tensors(kept) | {"rewards": rewards}) if ranks.size > 1 else None)
+        return log | optimizer_step(policy, optimizer, kept, rewards, version, config, ranks)
 
 
 def trained_tokens(rollouts, config):
@@ -655,73 +658,7 @@ class Compute:
 
 
 # ---------------------------------------------------------------------------------------------
-# 8. Checkpoint
-
-
-def sha256(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def save_checkpoint(folder, tensors, plain):
-    """Write `tensors` ({file: {name: tensor}}) and `plain` (JSON) to `folder`, all or nothing.
-
-    Everything goes to a folder aside, with checksums, is flushed to disk, and only then renamed:
-    a process killed at any moment leaves the checkpoint before it whole. No pickle anywhere.
-    """
-    aside = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    for name, group in tensors.items():
-        save_file({key: value.contiguous() for key, value in group.items()},
-                  aside / f"{name}.safetensors")
-    (aside / "state.json").write_text(json.dumps(plain))
-    sums = {path.name: sha256(path) for path in sorted(aside.iterdir())}
-    (aside / "checksums.json").write_text(json.dumps(sums))
-    for path in aside.iterdir():
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
-
-
-def load_checkpoint(folder):
-    """(tensors, plain) of a checkpoint. Raises ValueError, naming the file, if it is damaged."""
-    try:
-        sums = json.loads((folder / "checksums.json").read_text())
-        for name, expected in sums.items():
-            if sha256(folder / name) != expected:
-                raise ValueError(f"{folder / name} does not match its checksum")
-        tensors = {path.stem: load_file(path) for path in folder.glob("*.safetensors")}
-        return tensors, json.loads((folder / "state.json").read_text())
-    except (OSError, SafetensorError, json.JSONDecodeError) as error:
-        raise ValueError(f"{folder} cannot be read ({error})") from None
-
-
-def checkpoints(folder):
-    """Checkpoint folders below `folder`, newest first."""
-    return sorted(folder.glob("step_*"), key=lambda path: -int(path.name.split("_")[1]))
-
-
-def cut_log(path, step):
-    """Drop the lines after `step`, and a last line that a killed process left half-written."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            if json.loads(line)["step"] > step:
-                break
-        except (json.JSONDecodeError, KeyError, TypeError):
-            break
-        kept.append(line + "\n")
-    aside = path.with_suffix(".tmp")
-    aside.write_text("".join(kept))
-    aside.replace(path)
-
-
-# ---------------------------------------------------------------------------------------------
-# 9. Run
+# 8. Run
 
 
 def run_folder(config, resume):
@@ -766,27 +703,31 @@ def interruptions(config, tokenizer):
         if budget else training
 
 
-class Run:
-    """One training run: what it is made of, the loop, and its folder."""
+class Trainer:
+    """One rank's part of the training: the model, its optimizer, and the way to the other ranks.
+    Rank 0 is a `Run`, which tells the story; the others `follow`."""
 
-    def __init__(self, config, resume):
+    def __init__(self, config):
         self.config = config
-        self.scheme, self.k = config.check()
-        if config.engine == "auto":         # settled here, so that a resumed run keeps its engine
-            config.engine = "vllm" if importlib.util.find_spec("vllm") else "transformers"
-        self.folder = run_folder(config, resume)
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1 and not config.vllm_url:
+            raise ConfigError("vllm_url = '': several trainer processes need servers to generate; "
+                              "give their addresses, or let --trainers and --servers start both")
         cuda = torch.cuda.is_available() and config.gpus != 0
         self.device = "cuda" if cuda else "cpu"
         self.dtype = compute_dtype(config, cuda)
         if config.threads:
             torch.set_num_threads(config.threads)
-        self.ranks = Ranks(deadline_s=config.deadline_s, cpu=not cuda, dtype=self.dtype)
         torch.manual_seed(config.seed)
+        self.ranks = Ranks(deadline_s=config.deadline_s, cpu=not cuda, dtype=self.dtype)
         self.load_model()
-        self.load_problems()
-        self.build()
-
-    # -- what it is made of -------------------------------------------------------------------
+        if config.recompute_layers:
+            recompute_layers(self.model)
+        self.policy, self.optimizer = self.ranks.prepare(
+            Policy(self.model, temperature=config.temperature, dtype=self.dtype,
+                   head_fp32=config.head_fp32),
+            torch.optim.AdamW(
+                self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
+                eps=config.adam_eps, weight_decay=config.weight_decay, fused=True))
 
     def load_model(self):
         config = self.config
@@ -794,11 +735,55 @@ class Run:
         # fp32 masters: at lr 5e-7 a bf16 weight would round most updates away.
         self.model = load(AutoModelForCausalLM, config, dtype=torch.float32)
         try:
-            packed.prepare(self.model.to(self.device))
+            packed.prepare(self.model)
         except ValueError as error:
             raise ConfigError(f"model = {config.model!r}: {error}") from None
+        if self.ranks.size == 1:            # several: shards go to the devices, not the whole
+            self.model.to(self.device)
         # No dropout, ever: the ratio compares the trainer's forward with the sampler's.
         self.model.eval()
+
+    def follow(self):
+        """Every rank but 0: take part in what it tells, until the end."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)            # rank 0 hears it, and ends the run
+        while True:
+            command, tensors = self.ranks.hear()
+            do, version = command["do"], command["version"]
+            if do == "end":
+                return
+            with self.ranks.phase(do, version):
+                if do == "train":
+                    optimizer_step(self.policy, self.optimizer, from_tensors(tensors),
+                                   tensors["rewards"], version, self.config, self.ranks)
+                elif do == "logprobs":
+                    logprobs_of(self.policy, from_tensors(tensors), command["head_fp32"])
+                elif do == "gather":
+                    gather_group(self.model, command["number"],
+                                 getattr(torch, command["dtype"]) if command["dtype"] else None)
+                elif do == "save":
+                    self.save_shard(Path(command["folder"]))
+                elif do == "load":
+                    checkpoint.load_training_state(Path(command["folder"]), self.model,
+                                                   self.optimizer)
+
+    def save_shard(self, folder, **rank_0):
+        checkpoint.save(folder, checkpoint.training_state(self.model, self.optimizer, self.ranks),
+                        self.ranks, **rank_0)
+
+
+class Run(Trainer):
+    """One training run, told by rank 0: what it is made of, the loop, and its folder."""
+
+    def __init__(self, config, resume):
+        self.scheme, self.k = config.check()
+        if config.engine == "auto":         # settled here, so that a resumed run keeps its engine
+            config.engine = "vllm" if importlib.util.find_spec("vllm") else "transformers"
+        self.folder = run_folder(config, resume)
+        super().__init__(config)
+        self.load_problems()
+        self.build()
+
+    # -- what it is made of -------------------------------------------------------------------
 
     def load_problems(self):
         config = self.config
@@ -880,14 +865,6 @@ class Run:
         self.eval_sampler = make(evaluation, config.seed + 1)
         self.sampler = make(interruption, config.seed) if config.engine == "transformers" else \
             self.vllm_sampler(interruption, shared)
-        if config.recompute_layers:
-            recompute_layers(self.model)
-        self.policy, self.optimizer = self.ranks.prepare(
-            Policy(self.model, temperature=config.temperature, dtype=self.dtype,
-                   head_fp32=config.head_fp32),
-            torch.optim.AdamW(
-                self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
-                eps=config.adam_eps, weight_decay=config.weight_decay, fused=True))
         self.curriculum = Curriculum(self.problems, config.retire_at, config.seed)
         self.pacer = Pacer(self.scheme, self.k, config.prompts_per_step)
         devices = 1 if device == "cuda" else torch.get_num_threads()
@@ -951,7 +928,7 @@ class Run:
             return f"Stopped at step {self.step}; the checkpoint is written, --resume goes on."
         if self.evaluated != self.step:
             self.evaluate()
-        save_model(self.model, self.tokenizer, self.folder / "model")
+        self.save_model(self.folder / "model")
         return ending
 
     def close(self):
@@ -1083,7 +1060,7 @@ class Run:
         self.last_eval = sum(means) / len(means)
         if self.last_eval > self.best:
             self.best = self.last_eval
-            save_model(self.model, self.tokenizer, self.folder / "checkpoints" / "best")
+            self.save_model(self.folder / "checkpoints" / "best")
 
     def self_test(self):
         """Run a few prompts through sampler and trainer and log how far their log-probs differ,
@@ -1099,8 +1076,9 @@ class Run:
             rollouts = []
             while sampler.in_flight:
                 rollouts += sampler.step()
-            with torch.no_grad():
-                logprobs, _ = self.policy(rollouts, head_fp32)
+            with self.ranks.phase("logprobs", self.version):
+                self.ranks.tell("logprobs", to_tensors(rollouts), head_fp32=head_fp32)
+                logprobs = logprobs_of(self.policy, rollouts, head_fp32)
             log_ratio = (logprobs.cpu() - table(rollouts, "logprobs", torch.float32))[
                 table(rollouts, "sampled", torch.bool)]
             name = "fp32_head" if head_fp32 else "bf16_head"
@@ -1148,7 +1126,6 @@ class Run:
 
     def save(self):
         sampler_tensors, sampler_plain = self.sampler.state()
-        state = self.optimizer.state_dict()
         plain = {
             "step": self.step, "version": self.version, "best": self.best,
             "evaluated": self.evaluated, "last_eval": self.last_eval,
@@ -1157,20 +1134,24 @@ class Run:
             "admitted": self.pacer.admitted, "filling": self.pacer.filling,
             "compute": {"flops": self.compute.flops, "tokens": self.compute.tokens,
                         "hours": self.compute.hours}}
-        save_checkpoint(self.folder / "checkpoints" / f"step_{self.step}", {
-            "model": {name: p.data for name, p in self.model.named_parameters()},
-            "optimizer": {f"{i}.{key}": value for i, entry in state["state"].items()
-                          for key, value in entry.items()},
-            "sampler": sampler_tensors, "random": {"torch": torch.get_rng_state()}}, plain)
-        for old in checkpoints(self.folder / "checkpoints")[self.config.keep_checkpoints:]:
+        folder = self.folder / "checkpoints" / f"step_{self.step}"
+        with self.ranks.phase("save", self.version):
+            self.ranks.tell("save", folder=str(folder))
+            self.save_shard(folder, plain=plain, tensors={
+                "sampler": sampler_tensors, "random": {"torch": torch.get_rng_state()}})
+        for old in checkpoint.saved(self.folder / "checkpoints")[self.config.keep_checkpoints:]:
             shutil.rmtree(old)
+
+    def save_model(self, folder):
+        save_model(self.model, self.tokenizer,
+                   full_tensors(self.model, self.ranks, self.version), folder)
 
     def restore(self):
         """Load the newest whole checkpoint. Returns the sentence that says what was found."""
         damaged = []
-        for folder in checkpoints(self.folder / "checkpoints"):
+        for folder in checkpoint.saved(self.folder / "checkpoints"):
             try:
-                tensors, plain = load_checkpoint(folder)
+                plain = checkpoint.verify(folder)
                 break
             except ValueError as error:
                 damaged.append(str(error))
@@ -1178,21 +1159,16 @@ class Run:
         else:
             if damaged:
                 raise ConfigError(f"{self.folder}: no whole checkpoint ({'; '.join(damaged)})")
-            tensors, plain = None, {"step": -1}
+            folder, plain = None, {"step": -1}
         for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
-            cut_log(self.folder / name, plain["step"])
-        if tensors is None:
+            checkpoint.cut_log(self.folder / name, plain["step"])
+        if folder is None:
             return f"{self.folder} has no checkpoint yet: starting from the first step."
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(tensors["model"][name])
-        optimizer = self.optimizer.state_dict()
-        for key, value in tensors["optimizer"].items():
-            i, name = key.split(".")
-            optimizer["state"].setdefault(int(i), {})[name] = value
-        self.optimizer.load_state_dict(optimizer)
-        torch.set_rng_state(tensors["random"]["torch"])
-        self.sampler.load_state(tensors["sampler"], plain["sampler"])
+        with self.ranks.phase("load", plain["version"]):
+            self.ranks.tell("load", folder=str(folder))
+            checkpoint.load_training_state(folder, self.model, self.optimizer)
+        torch.set_rng_state(checkpoint.load_tensors(folder, "random")["torch"])
+        self.sampler.load_state(checkpoint.load_tensors(folder, "sampler"), plain["sampler"])
         self.sampler.push_weights(self.model.named_parameters(), plain["version"])
         self.curriculum.load_state(plain["curriculum"])
         for name in ("step", "version", "best", "evaluated", "last_eval"):
@@ -1208,16 +1184,6 @@ class Run:
             "start again: vLLM's cache cannot be saved"
         return (f"Resumed {folder}: {len(self.pacer.groups)} groups outstanding, "
                 f"{unfinished} unfinished samples {how}.")
-
-
-def save_model(model, tokenizer, folder):
-    """Weights and tokenizer as an ordinary Hugging Face folder, written aside, then renamed."""
-    aside = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    model.save_pretrained(aside)
-    tokenizer.save_pretrained(aside)
-    shutil.rmtree(folder, ignore_errors=True)
-    aside.rename(folder)
 
 
 def tracker(config, folder):
@@ -1277,7 +1243,7 @@ class Progress:
 
 
 # ---------------------------------------------------------------------------------------------
-# 10. main
+# 9. main
 
 
 def documented_fields():
@@ -1375,6 +1341,18 @@ def launched(config, argv, resume, what):
         raise ConfigError(str(error)) from None
 
 
+def follow(config):
+    """A trainer rank other than 0. Returns the exit code."""
+    try:
+        trainer = Trainer(config)
+        trainer.follow()
+        trainer.ranks.close()
+    except (RuntimeError, OSError, FloatingPointError) as error:
+        print(f"scalerl.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def main(argv=None):
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -1384,6 +1362,8 @@ def main(argv=None):
         if launch.wanted(config):
             return launched(config, argv, resume, launch.launch)
         launch.keep_quiet(Path("runs") / config.name)
+        if int(os.environ.get("RANK", 0)):
+            return follow(config)
         run = Run(config, resume)
         if resume:
             print(run.restore())
@@ -1406,7 +1386,9 @@ def main(argv=None):
           f"{config.off_policy}, {config.engine} on {run.device}. Log: {run.folder}")
     try:
         print(run.train())
+        run.ranks.close()
     except (RuntimeError, OSError) as error:
+        run.ranks.last_words(str(error))
         print(f"scalerl.py: step {run.step + 1}: {error}", file=sys.stderr)
         return 1
     finally:

@@ -6,22 +6,25 @@ import os
 import random
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import packed_copy, random_llama
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
 from test_scalerl import rollouts_of
 
+import checkpoint
 import ranks
 from ranks import Policy, Ranks, deal
-from scalerl import Config, cost_tokens, micro_batches, train_step
+from scalerl import Config, Trainer, cost_tokens, micro_batches, train_step
 
 # Children are forked from a server that has imported torch once; the test process itself cannot
 # be forked, because autograd's threads do not survive it.
 SPAWN = multiprocessing.get_context("forkserver")
-SPAWN.set_forkserver_preload(["torch", "transformers", "accelerate", "ranks", "scalerl"])
+SPAWN.set_forkserver_preload(["torch", "transformers", "accelerate", "scalerl"])
 
 
 def free_port():
@@ -109,10 +112,6 @@ def test_a_step_that_one_micro_batch_could_hold_still_gives_every_rank_work(seed
     assert len(micro_batches(rollouts, 10_000)) == 1
 
 
-# ---------------------------------------------------------------------------------------------
-# The step of several ranks
-
-
 def step_inputs(seed, P=5, G=3):
     rng = random.Random(seed)
     rollouts = rollouts_of(P, G, rng)
@@ -122,43 +121,139 @@ def step_inputs(seed, P=5, G=3):
     return rollouts, rewards
 
 
-def gradients(group, seed, tied=True, dtype=torch.float64, **settings):
-    """{name: gradient} and the log of one step whose weights stay where they are."""
+def make_trainer(group, seed, tied=True, recompute=False, dtype=torch.float64, **settings):
+    """One rank's `Trainer` around a random model, in float64 so that sums in another order agree
+    far below any mistake."""
+    trainer = Trainer.__new__(Trainer)
     torch.manual_seed(seed)
-    model = packed_copy(random_llama(dtype=dtype))
+    trainer.model = model = packed_copy(random_llama(dtype=dtype))
     if not tied:
         model.config.tie_word_embeddings = False
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 0.9)
-    if settings.pop("recompute", False):
+    if recompute:
         ranks.recompute_layers(model)
-    config = Config(model="x", lr=1e-30, grad_clip=1e9, warmup_steps=0, **settings)
-    policy, optimizer = group.prepare(Policy(model, dtype=dtype),
-                                      torch.optim.SGD(model.parameters(), lr=1.0))
-    seen = {}
-    assert isinstance(model.lm_head.weight, DTensor) == isinstance(policy, FSDPModule)
-    optimizer.register_step_pre_hook(lambda *_: seen.update(
-        (name, ranks.whole(p.grad).clone()) for name, p in model.named_parameters()))
-    log = train_step(policy, optimizer, *step_inputs(seed), 3, config, group)
-    return {n: g.numpy() for n, g in seen.items()}, log, type(policy).__name__
+    trainer.ranks = group
+    trainer.config = Config(model="x", **{"warmup_steps": 0, "lr": 1e-2} | settings)
+    trainer.policy, trainer.optimizer = group.prepare(Policy(model, dtype=dtype), torch.optim.AdamW(
+        model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-15, fused=True))
+    assert isinstance(model.lm_head.weight, DTensor) == isinstance(trainer.policy, FSDPModule)
+    return trainer
+
+
+def rank_0(group, script, seed, *args, **settings):
+    """script(trainer, *args) on rank 0, while the others follow: a run without its story."""
+    trainer = make_trainer(group, seed, **settings)
+    if group.rank:
+        return trainer.follow()
+    result = script(trainer, *args)
+    with group.phase("end", 0):
+        group.tell("end")
+    return result
+
+
+def take_step(trainer, seed, version=3):
+    return train_step(trainer.policy, trainer.optimizer, *step_inputs(seed), version,
+                      trainer.config, trainer.ranks)
+
+
+# ---------------------------------------------------------------------------------------------
+# The step of several ranks
+
+
+def all_gradients(group, seed, cases):
+    found = []
+    for case in cases:
+        trainer = make_trainer(group, seed, grad_clip=1e9, **case)
+        seen = {}
+        trainer.optimizer.register_step_pre_hook(lambda *_: seen.update(      # noqa: B023
+            (n, ranks.whole(p.grad).numpy(force=True).copy())                 # noqa: B023
+            for n, p in trainer.model.named_parameters()))                    # noqa: B023
+        if group.rank:
+            trainer.follow()
+            continue
+        log = take_step(trainer, seed)
+        with group.phase("end", 0):
+            group.tell("end")
+        found.append((seen, log, type(trainer.policy).__name__))
+    return found
 
 
 @pytest.mark.parametrize("size, sharded", [(2, False), (3, False), (2, True)])
 def test_any_number_of_ranks_has_the_gradient_of_one(size, sharded, seed):
+    """With DDP and with real FSDP2; tied head or not; recomputed layers or not; with rounds in
+    which some have nothing to do. A mean over ranks where a sum belongs, a head whose gradient
+    is not reduced, a denominator counted on each rank, or a micro-batch done twice would show."""
     cases = [{"micro_batch_tokens": 60}, {"micro_batch_tokens": 10_000, "tied": False},
              {"micro_batch_tokens": 90, "aggregation": "sample", "recompute": True}]
-    alone = [gradients(Ranks(), seed, **case | {"recompute": False}) for case in cases]
-    for found in run_ranks(_cases, size, sharded, seed=seed, cases=cases):
-        for (expected, log, _), (got, got_log, kind) in zip(alone, found):
-            assert kind == ("FSDPPolicy" if sharded else "DistributedDataParallel")
-            assert set(got) == set(expected)
-            for name in expected:
-                want, have = torch.tensor(expected[name]), torch.tensor(got[name])
-                error = (want - have).norm() / want.norm()
-                assert error < 1e-6, f"{name}: {error}"     # logits are fp32, all else fp64
-            assert set(got_log) == set(log)
-            for name in log:
-                assert math.isclose(got_log[name], log[name], rel_tol=1e-6, abs_tol=1e-9), name
+    alone = all_gradients(Ranks(), seed, [case | {"recompute": False} for case in cases])
+    several = run_ranks(all_gradients, size, sharded, seed=seed, cases=cases)[0]
+    for (expected, log, _), (got, got_log, kind) in zip(alone, several, strict=True):
+        assert kind == ("FSDPPolicy" if sharded else "DistributedDataParallel")
+        assert set(got) == set(expected)
+        for name in expected:
+            want, have = torch.tensor(expected[name]), torch.tensor(got[name])
+            error = (want - have).norm() / want.norm()
+            assert error < 1e-6, f"{name}: {error}"             # FSDP2 reduces in fp32
+        assert set(got_log) == set(log)
+        for name in log:
+            assert math.isclose(got_log[name], log[name], rel_tol=1e-6, abs_tol=1e-9), name
 
 
-def _cases(group, seed, cases):
-    return [gradients(group, seed, **case) for case in cases]
+# ---------------------------------------------------------------------------------------------
+# Checkpoints, weights for the generators, and the final model
+
+
+def chain_link(trainer, seed, folder, load, step):
+    """Load, take a step, save; then the weights as generators get them, and an exported model."""
+    group = trainer.ranks
+    if load:
+        with group.phase("load", step):
+            group.tell("load", folder=str(load))
+            checkpoint.load_training_state(load, trainer.model, trainer.optimizer)
+    take_step(trainer, seed + step, step)
+    with group.phase("save", step):
+        group.tell("save", folder=str(folder))
+        trainer.save_shard(folder, plain={"step": step}, tensors={"random": {}})
+    pushed = {name: tensor.float().numpy() for name, tensor in ranks.full_tensors(
+        trainer.model, group, step, torch.bfloat16)}
+    tokenizer = SimpleNamespace(save_pretrained=lambda path: None)
+    checkpoint.save_model(trainer.model, tokenizer,
+                          ranks.full_tensors(trainer.model, group, step), folder / "model")
+    return pushed
+
+
+def test_a_checkpoint_of_any_number_of_ranks_goes_on_with_any_other(seed, tmp_path):
+    """1, then 2 with FSDP2, 3 with DDP, and 1 again, a step each: weights, Adam's moments and its
+    step counts are those of four steps on one rank. What FSDP2's ranks sent to the generators and
+    exported is bit for bit what they saved."""
+    folders = [tmp_path / f"step_{i}" for i in range(4)]
+    places = [(1, False), (2, True), (3, False), (1, False)]
+    for i, (size, sharded) in enumerate(places):
+        args = (seed, folders[i], folders[i - 1] if i else None, i)
+        if size == 1:
+            pushed = link_of_ranks(Ranks(), seed, args)
+        else:
+            pushed = run_ranks(link_of_ranks, size, sharded, seed=seed, args=args)[0]
+        assert checkpoint.verify(folders[i]) == {"step": i}
+        assert len(list(folders[i].glob("model*.safetensors"))) == size
+        read = make_trainer(Ranks(), seed)
+        checkpoint.load_training_state(folders[i], read.model, read.optimizer)
+        exported = AutoModelForCausalLM.from_pretrained(folders[i] / "model", dtype=torch.float64)
+        exported = dict(exported.named_parameters())
+        for name, parameter in read.model.named_parameters():
+            assert torch.equal(parameter.bfloat16().float(), torch.tensor(pushed[name])), name
+            assert torch.equal(parameter, exported[name]), name
+
+    alone = make_trainer(Ranks(), seed, micro_batch_tokens=60)
+    for i in range(4):
+        take_step(alone, seed + i, i)
+    for (name, want), have in zip(alone.model.named_parameters(), read.model.parameters()):
+        assert (want - have).norm() / want.norm() < 1e-5, name
+        for moment in ("exp_avg", "exp_avg_sq"):
+            a, b = alone.optimizer.state[want][moment], read.optimizer.state[have][moment]
+            assert (a - b).norm() / a.norm() < 1e-5, (name, moment)
+        assert read.optimizer.state[have]["step"] == 4
+
+
+def link_of_ranks(group, seed, args):
+    return rank_0(group, chain_link, seed, *args, micro_batch_tokens=60)
