@@ -9,7 +9,9 @@ rewards, advantages, filters, or how stale is too stale: the trainer paces (scal
   2. `Interruption` (paper, section 4): each sample may think for a random number of tokens; if
      the thinking has not ended by then, a fixed phrase is appended for it and the answer begins.
      The phrase is not the policy's choice, so it is marked `sampled=False` and never trained on.
-  3. `TransformersSampler`: the engine that needs nothing but transformers. A slot loop driven by
+  3. `TwoRequests`: the same rule for engines that cannot look at a sample while it grows (vLLM).
+     A request that may think, and if the thinking has not ended by then, a second one to answer.
+  4. `TransformersSampler`: the engine that needs nothing but transformers. A slot loop driven by
      the caller: each `step()` decodes one token of every running sequence. Between two steps the
      weights may change, and running sequences go on, new weights over old keys and values: the
      in-flight update of PipelineRL.
@@ -26,8 +28,8 @@ Axes: S slots, n running sequences (the first n slots), V vocabulary.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import asdict, dataclass
+from collections import Counter, deque
+from dataclasses import asdict, dataclass, field, replace
 from typing import Iterable, Protocol
 
 import torch
@@ -105,7 +107,109 @@ class Interruption:
 
 
 # ---------------------------------------------------------------------------------------------
-# 3. The engine that needs nothing but transformers
+# 3. Interruption by two requests
+
+
+@dataclass
+class Sample:
+    """One sample on its way: what its requests so far have produced."""
+    request: Request
+    think: int                          # its thinking budget, in tokens
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
+    thought: bool = False               # the first request is over, or there is only one
+    interrupted: bool = False
+    server: object = None               # where its last request went, if to a server
+    refused: int = 0                    # answers of servers that could not be believed
+
+
+class TwoRequests:
+    """The bookkeeping of an engine that is only told how many tokens a request may have.
+
+    The first request of a sample has its thinking budget. If it runs out without `</think>`, the
+    phrase is appended; seen or not, a second request has the answer's. An engine keeps its own
+    queues and calls these; a sample that can never be interrupted is one request from the start.
+    """
+
+    def __init__(self, tokenizer, interruption: Interruption, *, slots, prompt_tokens, eos_ids,
+                 temperature, seed, version):
+        self.tokenizer, self.interruption, self.slots = tokenizer, interruption, slots
+        self.prompt_tokens, self.eos_ids = prompt_tokens, sorted(eos_ids)
+        self.temperature, self.version = temperature, version
+        self.generator = torch.Generator().manual_seed(seed)    # of the thinking budgets
+
+    def check_fits(self, request: Request):
+        """Raises ValueError for a prompt or a group that the engine has no room for."""
+        if len(request.prompt_ids) > self.prompt_tokens:
+            raise ValueError(f"prompt {request.prompt_id} has {len(request.prompt_ids)} tokens, "
+                             f"more than prompt_tokens = {self.prompt_tokens}")
+        if request.samples > self.slots:
+            raise ValueError(f"{request.samples} samples a prompt, {self.slots} slots")
+
+    def new_samples(self, request):
+        rule, n = self.interruption, request.samples
+        budgets = [rule.think_max] * n if not rule.phrase_ids else torch.randint(
+            rule.think_min, rule.think_max + 1, (n,), generator=self.generator).tolist()
+        return [Sample(request, think, thought=not (rule.phrase_ids and think))
+                for think in budgets]
+
+    def budget(self, sample):
+        """Tokens that the sample's next request may have."""
+        if not sample.thought:
+            return sample.think
+        return self.interruption.answer_tokens + sample.think * (not sample.ids)
+
+    def absorb(self, sample, ids, logprobs, versions, current):
+        """Add a finished request's tokens. Returns the rollout, or None: a second one is due.
+
+        current   version of the weights now, which the forced tokens are labelled with
+        """
+        sample.ids += ids
+        sample.logprobs += logprobs
+        sample.versions += versions
+        sample.sampled += [True] * len(ids)
+        ended = ids[-1] in self.eos_ids
+        if not ended and not sample.thought:
+            sample.thought = True
+            if self.interruption.end not in self.tokenizer.decode(sample.ids):
+                phrase = self.interruption.phrase_ids
+                sample.ids += phrase
+                sample.logprobs += [0.0] * len(phrase)
+                sample.versions += [current] * len(phrase)
+                sample.sampled += [False] * len(phrase)
+                sample.interrupted = True
+            return None
+        r = sample.request
+        return Rollout(r.prompt_id, r.group_id, r.prompt_ids, sample.ids, sample.logprobs,
+                       sample.versions, sample.sampled, "stop" if ended else "length",
+                       sample.interrupted, r.task)
+
+    def unfinished_state(self, samples, waiting):
+        """(tensors, plain) for a checkpoint: the requests with as many samples as are missing.
+
+        What the unfinished ones have so far is dropped, not counted: their keys and values
+        cannot be saved, and `unfinished_requests` of a resumed run asks for them again.
+        """
+        missing, requests = Counter(), {}
+        for request, n in (*((s.request, 1) for s in samples), *((r, r.samples) for r in waiting)):
+            missing[request.group_id] += n
+            requests.setdefault(request.group_id, request)
+        plain = {"version": self.version,
+                 "requests": [asdict(replace(requests[group], samples=n))
+                              for group, n in missing.items()]}
+        return {"generator": self.generator.get_state()}, plain
+
+    def unfinished_requests(self, tensors, plain):
+        """The requests of `unfinished_state`, to be submitted again; also sets the generator."""
+        self.generator.set_state(tensors["generator"])
+        return [Request(**{**fields, "prompt_ids": tuple(fields["prompt_ids"])})
+                for fields in plain["requests"]]
+
+
+# ---------------------------------------------------------------------------------------------
+# 4. The engine that needs nothing but transformers
 
 
 class TransformersSampler:

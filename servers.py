@@ -2,18 +2,57 @@
 
   1. `server_command`: how a stock vLLM server is started for a run. Whoever starts it (the
      launcher, a person, a cluster) runs this command; the trainer only ever knows its URL.
+  2. `check_answer`: nothing that comes from a server is trusted until it was looked at.
+  3. Links: how tensors travel to one server's workers. Each server has a group of its own, so a
+     dead one breaks no other. Neither torch's groups nor NCCL's know authentication: private
+     networks only, whatever the HTTP side does.
+  4. `Fleet`: the servers of a run: connecting, watching, and the weight push.
+  5. `ServerSampler`: the client. Requests are in flight from a thread of its own, so servers
+     generate while the trainer trains.
 
-Nothing in vLLM is replaced: its token route, its pause, its weight transfer. What it lacks on a
-CPU, a transfer engine over gloo, is weight_wire.py, loaded by the server's own option for that.
+Nothing in vLLM is replaced: its token route, its pause, its weight transfer, its record of which
+weights produced which token. What it lacks on a CPU, a transfer over gloo, is weight_wire.py,
+loaded by the server's own option for that. Everything on the wire is JSON or plain tensors; no
+pickle.
+
+What a server goes through:
+
+    lost    not connected: not there yet, died, or silent for longer than the deadline
+    stale   connected, but without the current weights: it gets no requests
+    ready   has the current weights
+
+A push is: no new requests, pause (running sequences keep keys and values), send, finish, resume.
+If any of it fails, the server is lost: nothing resumes it until it was connected again and a
+whole push has succeeded. What it had not finished is asked for again, of whoever is ready.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import concurrent.futures
+import dataclasses
+import hashlib
 import json
+import math
 import os
+import queue
+import secrets
+import socket
+import ssl
 import sys
+import threading
+import time
+from collections import Counter, deque
+from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import aiohttp
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+
+from sampler import Request, Rollout, Sample, TwoRequests
 from vllm_engine import BLOCK_TOKENS, block_bytes
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -80,3 +119,816 @@ def server_command(config, *, model, length, slots, dtype, host, port, device=No
         if config.threads:
             env["OMP_NUM_THREADS"] = str(config.threads)
     return argv, env
+
+
+# ---------------------------------------------------------------------------------------------
+# 2. Answers
+
+
+class ServerError(RuntimeError):
+    """No server can go on: one sentence with the phase, the server, the version, where to look."""
+
+
+class Broken(Exception):
+    """Internal: this server cannot be used now, because of this."""
+
+    def __init__(self, why, status=None):
+        super().__init__(why)
+        self.status = status            # of its HTTP answer, if there was one
+
+
+class BadAnswer(Exception):
+    """Internal: an answer that is not what was asked for."""
+
+
+class LateStart(Exception):
+    """Internal: a request that began under newer weights than it was salted with."""
+
+
+def check_answer(answer, *, asked, eos_ids, vocabulary, label, newest):
+    """(ids, log-probs, versions) of a server's answer to one request, or raises.
+
+    asked       tokens it may have at most
+    vocabulary  its ids lie in 0..vocabulary - 1
+    label       what this run's versions are called: label(version) -> str
+    newest      version of the weights now; the oldest allowed is that of the salt, which the
+                caller compares
+
+    Raises BadAnswer with what is wrong.
+    """
+    def need(condition, what):
+        if not condition:
+            raise BadAnswer(what)
+
+    def plain_int(x):
+        return type(x) is int           # JSON's true is an int to Python
+    try:
+        choice, = answer["choices"]
+        ids, reason = choice["token_ids"], choice["finish_reason"]
+        logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+        spans = [(span["version"], span["start"], span["end"])
+                 for span in choice["weight_versions"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadAnswer(f"not an answer of vLLM's token route ({error!r})") from None
+    need(isinstance(ids, list) and 0 < len(ids) <= asked, f"not 1 to {asked} tokens")
+    need(all(plain_int(i) and 0 <= i < vocabulary for i in ids), "a token id out of range")
+    need(len(logprobs) == len(ids), f"{len(logprobs)} log-probs for {len(ids)} tokens")
+    # The sum of a softmax is 1 only up to rounding: a hair above zero is honest.
+    need(all(type(x) in (int, float) and math.isfinite(x) and x <= 1e-3 for x in logprobs),
+         "a log-prob that is none")
+    need(not any(i in eos_ids for i in ids[:-1]), "tokens after the end")
+    ended = ids[-1] in eos_ids
+    need(reason in ("stop", "length") and (ended or len(ids) == asked),
+         f"it ended by {reason!r} after {len(ids)} of {asked} tokens")
+    names = {label(v): v for v in range(newest + 1)}
+    versions = []
+    for name, start, end in spans:
+        need(name in names, f"weights {name!r}, which this run never pushed")
+        need(plain_int(start) and plain_int(end) and start == len(versions) < end <= len(ids)
+             and (not versions or names[name] > versions[-1]), "spans of versions with gaps")
+        versions += [names[name]] * (end - start)
+    need(len(versions) == len(ids), f"{len(versions)} versions for {len(ids)} tokens")
+    return ids, [min(0.0, float(x)) for x in logprobs], versions
+
+
+async def bounded_json(response, limit):
+    """A response's JSON, never reading more than `limit` bytes of it."""
+    data = bytearray()
+    async for chunk in response.content.iter_any():
+        data += chunk
+        if len(data) > limit:
+            raise BadAnswer(f"more than {limit:,} bytes")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise BadAnswer("not JSON") from None
+
+
+# ---------------------------------------------------------------------------------------------
+# 3. Links
+
+
+def own_address(host, port):
+    """This machine's address as `host` sees it: loopback for loopback. Sends nothing."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return probe.getsockname()[0]
+
+
+def gloo_group(store, rank, world_size, address, timeout_s):
+    """A process group apart from torch's default one, listening at `address` alone."""
+    options = ProcessGroupGloo._Options()
+    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=timeout_s)
+    return ProcessGroupGloo(PrefixStore("weights", store), rank, world_size, options)
+
+
+def in_thread(work):
+    """A future of work() in a thread that a process may end without waiting for."""
+    future = concurrent.futures.Future()
+
+    def run():
+        try:
+            future.set_result(work())
+        except BaseException as error:  # whatever it is belongs to who waits
+            future.set_exception(error)
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def sha256(tensor):
+    return hashlib.sha256(tensor.cpu().view(-1).view(torch.uint8).numpy()).hexdigest()
+
+
+class GlooLink:
+    """Trainer's end of the group with one server's workers, on CPUs; weight_wire.py's peer."""
+
+    def __init__(self, url, world_size, timeout_s):
+        self.world_size, self.timeout_s = world_size, timeout_s
+        self.address = own_address(url.hostname, url.port)
+        # A store that opens its own port listens on every address of the machine.
+        family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
+        listener = socket.create_server((self.address, 0), family=family)
+        self.port = listener.getsockname()[1]
+        self.store = TCPStore(self.address, self.port, None, True, timedelta(seconds=timeout_s),
+                              wait_for_workers=False, master_listen_fd=listener.detach())
+
+    @property
+    def init_info(self):
+        return {"address": self.address, "port": self.port, "world_size": self.world_size,
+                "timeout_s": self.timeout_s}
+
+    def meet(self):
+        """Wait for the workers; they are told by `init_info`, at the same time."""
+        self.group = gloo_group(self.store, 0, self.world_size, self.address, self.timeout_s)
+
+    def send(self, tensors):
+        """Raises RuntimeError: a worker is gone, or silent for `timeout_s`."""
+        for tensor in tensors:
+            self.group.broadcast(tensor.cpu(), 0).wait()
+
+
+class NcclLink:
+    """Trainer's end towards vLLM's own NCCL engine, packed. Written from vLLM 0.32's source and
+    not run on a GPU.
+
+    The rendezvous is by a NCCL id sent over HTTP: vLLM's other way, a TCPStore, pickles.
+    """
+
+    def __init__(self, world_size, timeout_s):
+        from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+        self.world_size, self.timeout_s = world_size, timeout_s
+        self.device = torch.cuda.current_device()
+        self.id = bytes(NCCLLibrary().ncclGetUniqueId().internal)
+
+    @property
+    def init_info(self):
+        return {"nccl_unique_id_b64": base64.b64encode(self.id).decode(), "rank_offset": 1,
+                "world_size": self.world_size, "packed": True}
+
+    def meet(self):
+        from vllm.distributed.weight_transfer.nccl_common import uid_init_process_group
+        with torch.cuda.device(self.device):
+            self.group = uid_init_process_group(self.id, 0, self.world_size, self.device)
+
+    def send(self, tensors):
+        """Raises RuntimeError: a worker is gone, or silent for `timeout_s`."""
+        from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
+
+        def work():
+            with torch.cuda.device(self.device):
+                packed_nccl_broadcast_producer(iter([("", t) for t in tensors]), self.group, 0,
+                                               lambda item: item[1])
+        torch.cuda.synchronize()        # the tensors were made on the trainer's streams
+        try:
+            in_thread(work).result(self.timeout_s)
+        except TimeoutError:
+            self.group.destroy()        # NCCL itself would wait for ever
+            raise RuntimeError(f"no progress in NCCL for {self.timeout_s:.0f} s") from None
+
+
+# ---------------------------------------------------------------------------------------------
+# 4. The fleet
+
+BUCKET_BYTES = 256 * 2**20              # tensors sent with one request
+PROBE_S = 2.0                           # between two looks at a server
+SMALL = 2**20                           # bytes of an answer that is no sample
+
+
+class Server:
+    """One server, as the fleet sees it. All but `link` belongs to the fleet's thread."""
+
+    def __init__(self, url):
+        self.url = url.rstrip("/")
+        self.state, self.why = "lost", "not connected yet"
+        self.version = None             # of the last whole push since it was connected
+        self.link = None
+        self.tasks = {}                 # requests in flight: {task: (sampler, sample)}
+        self.lock = asyncio.Lock()      # a probe must not look in the middle of a push
+
+
+class Fleet:
+    """The vLLM servers of a run.
+
+    urls         "http://host:port", or https with `tls`
+    slots        requests in flight at each server, at most
+    length       tokens of the longest sequence they must take
+    dtype        torch dtype of their weights, and of the tensors on the wire
+    head_fp32    their LM head must compute in fp32 (or must not)
+    tls          folder with ca.pem, cert.pem, key.pem: both sides show a certificate
+    deadline_s   no wait is longer: for a server to come up, to answer, to come back
+
+    Raises ValueError: a setting of a server is wrong, or its address is not safe. ServerError: it
+    cannot be reached within the deadline.
+    """
+
+    def __init__(self, urls, *, slots, length, dtype, head_fp32=True, tls="",
+                 insecure_network=False, deadline_s=600.0):
+        self.slots, self.length, self.dtype, self.head_fp32 = slots, length, dtype, head_fp32
+        self.deadline_s = deadline_s
+        self.version = -1               # none pushed yet
+        # Two runs never share a version's name, nor blocks of a prefix cache under it.
+        self.nonce = secrets.token_hex(4)
+        self.counters = Counter()       # since the last `log`
+        self.samplers = []
+        self.error = None               # a ServerError for the trainer's thread to raise
+        self.session = self.keepers = None
+        now = time.monotonic()
+        self.down_since = now           # the last time when a server was ready
+        self.busy, self.counted_at, self.logged_at = 0.0, now, now  # slot-seconds since the log
+        self.changed = threading.Condition()            # wakes the trainer's thread
+        context = ssl_context(urls, tls, insecure_network)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+        self.servers = [Server(url) for url in urls]
+        try:
+            self._wait(self._open(context), self.deadline_s + 10)
+        except (ValueError, ServerError):
+            self.close()
+            raise
+
+    # -- from the trainer's thread ------------------------------------------------------------
+
+    @property
+    def needs_push(self):
+        """A server is connected and has not the current weights."""
+        return any(server.state == "stale" for server in self.servers)
+
+    def push(self, named_tensors, version, *, verify=False):
+        """Bring every connected server to these weights; running sequences go on afterwards.
+
+        named_tensors   iterable of (Hugging Face name, full tensor). It is always taken to its
+                        end, and never while a send is under way: behind it may be collectives of
+                        all trainer ranks, and interleaved with a send they would hang.
+        verify          let the workers compare a SHA-256 of each tensor (gloo only)
+
+        A server that fails is lost, with a sentence on stderr; `needs_push` is set when it is
+        back. Raises what `named_tensors` raises; the servers then stay paused.
+        """
+        assert version >= self.version, f"version {version} pushed after {self.version}"
+        servers, complete = self._wait(self._begin_push(version)), False
+        try:
+            for bucket in self._buckets(named_tensors):
+                if not servers:
+                    continue
+                sums = {"sha256": [sha256(t) for _, t in bucket]} if verify and all(
+                    isinstance(server.link, GlooLink) for server in servers) else {}
+                info = {"names": [name for name, _ in bucket],
+                        "dtype_names": [str(self.dtype).removeprefix("torch.")] * len(bucket),
+                        "shapes": [list(t.shape) for _, t in bucket]} | sums
+                calls = {server: self._start(self._post(
+                    server, "/update_weights", {"update_info": info})) for server in servers}
+                for server, call in calls.items():
+                    try:
+                        server.link.send([tensor for _, tensor in bucket])
+                        call.result(self.deadline_s)
+                    except (RuntimeError, TimeoutError, Broken, BadAnswer) as error:
+                        call.cancel()
+                        servers.remove(server)
+                        self._wait(self._fail(server, f"push of version {version}: {error}"))
+            complete = True
+        finally:
+            self._wait(self._end_push(servers, version, complete))
+
+    def log(self):
+        """The generators' side of a step, since the last call: counters for metrics.jsonl.
+
+        waited_s is how long a slot stood empty, on average over all slots, pauses for pushes and
+        lost servers included; busy_share is the rest, as a share of the time.
+        """
+        async def take():
+            self._account()
+            busy, self.busy = self.busy, 0.0
+            counters, self.counters = self.counters, Counter()
+            return busy, counters
+        now = time.monotonic()
+        seconds, self.logged_at = now - self.logged_at, now
+        busy, counters = self._wait(take())
+        busy /= self.slots * len(self.servers)
+        return {"off_policy/busy_share": busy / max(seconds, 1e-9),
+                "off_policy/waited_s": max(0.0, seconds - busy),
+                **{f"servers/{name}": counters[name]
+                   for name in ("late_starts", "refused_answers", "resubmitted", "losses")}}
+
+    def close(self):
+        """Drop what is in flight (servers abort it when the connection closes) and disconnect."""
+        async def end():
+            if self.keepers:
+                self.keepers.cancel()
+            for server in self.servers:
+                for task in server.tasks:
+                    task.cancel()
+                server.link = None
+            if self.session:
+                await self.session.close()
+        self._wait(end())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(10)
+
+    def check(self):
+        """Raises ServerError: no server has been ready for longer than the deadline."""
+        if self.error:
+            raise self.error
+        # A stale one is not awaited: it waits for the trainer.
+        if all(server.state == "lost" for server in self.servers) and \
+                time.monotonic() - self.down_since > self.deadline_s:
+            raise ServerError(f"generate, version {self.version}: no server is ready since "
+                              f"{self.deadline_s:.0f} s; " + "; ".join(
+                                  f"{s.url} is {s.state}: {s.why}" for s in self.servers)
+                              + "; look at the servers' logs")
+
+    def _start(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def _wait(self, coroutine, timeout=None):
+        return self._start(coroutine).result(timeout or 4 * self.deadline_s)
+
+    def _buckets(self, named_tensors):
+        """Lists of (name, contiguous tensor of the wire's dtype), each complete before it is
+        given out."""
+        bucket, size = [], 0
+        for name, tensor in named_tensors:
+            tensor = tensor.detach().to(self.dtype).contiguous()
+            bucket.append((name, tensor))
+            size += tensor.nbytes
+            if size >= BUCKET_BYTES:
+                yield bucket
+                bucket, size = [], 0
+        if bucket:
+            yield bucket
+
+    # -- in the fleet's thread ----------------------------------------------------------------
+
+    def label(self, version):
+        """What a version is called on the servers, and the salt of its prefix cache."""
+        return f"{self.nonce}-{version}"
+
+    async def _open(self, context):
+        self.session = aiohttp.ClientSession(
+            # vLLM closes a connection after 5 s of silence; a request into a closing one fails.
+            connector=aiohttp.TCPConnector(limit=0, ssl=context or False, keepalive_timeout=2))
+        start = time.monotonic()
+
+        async def first(server):
+            while True:
+                try:
+                    return await self._connect(server)
+                except (Broken, BadAnswer) as error:
+                    if time.monotonic() - start > self.deadline_s:
+                        raise ServerError(
+                            f"connect: {server.url} is not to be had within {self.deadline_s:.0f} "
+                            f"s ({error}); look at its log, or at vllm_url") from None
+                await asyncio.sleep(0.5)
+        await asyncio.gather(*map(first, self.servers))
+        self.keepers = asyncio.gather(*map(self._keep, self.servers))
+
+    async def _keep(self, server):
+        """Look at a server now and then; connect it again when it is back."""
+        while True:
+            await asyncio.sleep(PROBE_S if server.state != "lost" else 0.5)
+            if server.state != "lost":
+                await self._probe(server)
+                continue
+            try:
+                await self._connect(server)
+                self._say(f"{server.url} is back; it gets version {self.version}")
+            except (Broken, BadAnswer, ValueError) as error:
+                server.why = str(error)
+
+    async def _post(self, server, path, body=None, method="POST"):
+        """JSON of one of the server's routes. Raises Broken with what went wrong."""
+        try:
+            async with self.session.request(
+                    method, server.url + path, json=body,
+                    timeout=aiohttp.ClientTimeout(total=self.deadline_s)) as response:
+                answer = await bounded_json(response, SMALL)
+                if response.status != 200:
+                    raise Broken(f"{path} answered {response.status}: {str(answer)[:300]}",
+                                 response.status)
+                return answer
+        except TimeoutError:
+            raise Broken(f"{path}: no answer for {self.deadline_s:.0f} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise Broken(f"{path}: {error or type(error).__name__}") from None
+
+    async def _connect(self, server):
+        """Check the server and meet its workers. Raises Broken, or ValueError: wrong settings."""
+        get = lambda path: self._post(server, path, method="GET")              # noqa: E731
+        try:
+            version = (await get("/version"))["version"]
+            config = (await get("/server_info?config_format=json"))["vllm_config"]
+            world_size = 1 + (await get("/get_world_size"))["world_size"]
+            backend = (config["weight_transfer_config"] or {}).get("backend")
+            wrong = self._wrong_settings(version, config, backend)
+        except Broken as error:
+            if error.status == 404:
+                raise ValueError(f"{server.url}: {error}; start it with VLLM_SERVER_DEV_MODE=1 "
+                                 "in its environment: it has no routes for weights") from None
+            raise
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{server.url}: not a vLLM server that this code knows ({error!r})"
+                             ) from None
+        # Without its option the token route answers 403 or 404 before it looks at the request.
+        async with self.session.post(f"{server.url}/inference/v1/generate", json={}) as response:
+            if response.status in (403, 404):
+                wrong.append("the token route is off: start it with --enable-scale-out")
+        if wrong:
+            raise ValueError(f"{server.url}: " + "; ".join(wrong))
+        timeout = min(self.deadline_s, 120)
+        link = NcclLink(world_size, self.deadline_s) if backend == "nccl" else \
+            GlooLink(urlsplit(server.url), world_size, timeout)
+        told = asyncio.create_task(self._post(
+            server, "/init_weight_transfer_engine", {"init_info": link.init_info}))
+        try:
+            await asyncio.wrap_future(in_thread(link.meet))
+            await told
+        except RuntimeError as error:
+            raise Broken(f"its workers did not meet the trainer ({error})") from None
+        finally:
+            told.cancel()
+        server.link, server.version, server.state = link, None, "stale"
+        server.why = "it waits for weights"
+        self._wake()
+
+    def _wrong_settings(self, version, config, backend):
+        """A sentence for each setting of a server that does not fit this run."""
+        model, scheduler = config["model_config"], config["scheduler_config"]
+        copies = config["parallel_config"]["data_parallel_size"]
+        head = (model["hf_overrides"] or {}).get("head_dtype", "model")
+        expected = "float32" if self.head_fp32 else "model"
+        name = str(self.dtype).removeprefix("torch.")
+        heads = {expected} | ({"model", "float32"} if name == "float32" else set())
+        checks = [
+            (version.startswith(("0.32.", "0.33.")),
+             f"it runs vllm {version}, this code knows 0.32 and 0.33"),
+            (model["max_model_len"] >= self.length,
+             f"sequences of {model['max_model_len']} tokens at most, this run needs "
+             f"{self.length}: --max-model-len {self.length}"),
+            (scheduler["max_num_seqs"] * copies >= self.slots,
+             f"{scheduler['max_num_seqs']} x {copies} sequences at once, fewer than slots = "
+             f"{self.slots}: --max-num-seqs {-(-self.slots // copies)}"),
+            (model["logprobs_mode"] == "processed_logprobs",
+             "its log-probs leave out the temperature: --logprobs-mode processed_logprobs"),
+            (model["generation_config"] == "vllm",
+             "the model's own top-p or top-k may apply: --generation-config vllm"),
+            (model["dtype"] == f"torch.{name}",
+             f"weights in {model['dtype']}, this run has {name}: --dtype {name}"),
+            (head in heads, f"an LM head in dtype {head!r}: "
+             f'--hf-overrides \'{{"head_dtype": "{expected}"}}\''),
+            (backend in ("nccl", "gloo"),
+             f"no way to receive weights ({backend}): --weight-transfer-config with backend nccl "
+             "on GPUs, or gloo and --worker-extension-cls weight_wire.Worker"),
+        ]
+        return [sentence for fine, sentence in checks if not fine]
+
+    async def _probe(self, server):
+        """Ask a server how it is; lost if it is silent, or not as it was left."""
+        async with server.lock:
+            if server.state == "lost":
+                return
+            try:
+                asked = asyncio.gather(self._post(server, "/weight_info", method="GET"),
+                                       self._post(server, "/is_paused", method="GET"))
+                done, _ = await asyncio.wait([asked], timeout=min(5, self.deadline_s))
+                if not done:
+                    self._say(f"{server.url} is silent; waiting up to {self.deadline_s:.0f} s")
+                info, paused = await asked
+                if server.state == "ready" and (
+                        info["weight_version"] != self.label(server.version)
+                        or paused["is_paused"]):
+                    raise Broken("it has other weights than were pushed, or was paused: it was "
+                                 "started again, or someone else steers it")
+            except (Broken, BadAnswer, KeyError, TypeError) as error:
+                self._lose(server, str(error))
+
+    def _lose(self, server, why):
+        """Nothing more is expected of this server until `_connect` succeeds."""
+        if server.state == "lost":
+            return
+        self._account()
+        if server.state == "ready":
+            self.down_since = time.monotonic()
+        server.state, server.why, server.version, server.link = "lost", why, None, None
+        self.counters["losses"] += 1
+        self.counters["resubmitted"] += len(server.tasks)
+        self._say(f"{server.url} is lost: {why}; its {len(server.tasks)} samples are asked for "
+                  f"again, and it is awaited for {self.deadline_s:.0f} s")
+        tasks, server.tasks = server.tasks, {}
+        for task, (sampler, sample) in tasks.items():
+            task.cancel()
+            sampler.again.append(sample)
+        self.dispatch()
+        self._wake()
+
+    async def _fail(self, server, why):
+        """A server's push has failed."""
+        self._lose(server, why)
+        server.lock.release()
+
+    async def _begin_push(self, version):
+        """Close the gate, pause, start. Returns the servers that are now waiting for tensors."""
+        self._account()
+        servers = [s for s in self.servers if s.state != "lost" and s.version != version]
+        for server in servers:
+            if server.state == "ready":
+                self.down_since = time.monotonic()
+            server.state = "stale"      # the gate: no request is sent to it from here on
+
+        async def begin(server):
+            await server.lock.acquire()
+            try:
+                if server.state == "lost":
+                    raise Broken(server.why)
+                await self._post(server, "/pause?mode=keep&clear_cache=false")
+                if server.version is None:      # a push that broke off may have left one open
+                    await self._close_update(server)
+                await self._post(server, "/start_weight_update")
+                return server
+            except (Broken, BadAnswer) as error:
+                self._lose(server, f"push of version {version}: {error}")
+                server.lock.release()
+        return [s for s in await asyncio.gather(*map(begin, servers)) if s]
+
+    async def _close_update(self, server):
+        """End an update that a trainer before us, or we, began and did not finish.
+
+        Whether one is open cannot be asked, so one is opened if none is, and ended. With gloo
+        nothing is loaded by it; with NCCL layers half loaded are put in order by it, and the whole
+        push that follows, still paused, writes all of them.
+        """
+        try:
+            await self._post(server, "/start_weight_update")
+        except Broken:
+            pass                        # one was open
+        await self._post(server, "/finish_weight_update")
+
+    async def _end_push(self, servers, version, complete):
+        """Name the new version and resume, or leave paused what has not all the weights."""
+        async def end(server):
+            try:
+                if not complete:
+                    raise Broken("the trainer broke the push off")
+                await self._post(server, "/finish_weight_update",
+                                 {"weight_version": self.label(version)})
+                server.version = version        # before a token of it can come back
+                self.version = max(self.version, version)
+                await self._post(server, "/resume")
+                server.state, server.why = "ready", ""
+            except (Broken, BadAnswer) as error:
+                self._lose(server, f"push of version {version}: {error}")
+            finally:
+                server.lock.release()
+        await asyncio.gather(*map(end, servers))
+        if complete:
+            self.version = version
+        self._account()
+        self.dispatch()
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def _account(self):
+        """Add up busy slots over time; to be called before either changes. None work in a push."""
+        now = time.monotonic()
+        busy = sum(len(s.tasks) for s in self.servers if s.state == "ready")
+        self.busy += busy * (now - self.counted_at)
+        self.counted_at = now
+
+    def dispatch(self):
+        """Send what waits to the servers with the fewest requests in flight, last sampler first:
+        when there is one for evaluation, the trainer waits for it."""
+        for sampler in reversed(self.samplers):
+            while sampler.again or sampler.waiting:
+                room = [s for s in self.servers if s.state == "ready" and len(s.tasks) < self.slots]
+                if not room:
+                    return
+                server = min(room, key=lambda s: len(s.tasks))
+                if sampler.again:
+                    samples = [sampler.again.popleft()]
+                    if samples[0].server in room:       # its blocks are there
+                        server = samples[0].server
+                else:
+                    samples = sampler.next_of_group(self.slots - len(server.tasks))
+                self._account()
+                for sample in samples:
+                    sample.server = server
+                    task = self.loop.create_task(self._request(sampler, server, sample))
+                    server.tasks[task] = sampler, sample
+
+    async def _request(self, sampler, server, sample):
+        """One request of one sample, from sending to what becomes of its answer."""
+        asked, version = sampler.budget(sample), server.version
+        body = {"token_ids": [*sample.request.prompt_ids, *sample.ids],
+                "cache_salt": self.label(version), "sampling_params": {
+                    "temperature": sampler.temperature, "max_tokens": asked, "logprobs": 0,
+                    "stop_token_ids": sampler.eos_ids, "ignore_eos": True, "detokenize": False}}
+        outcome, failed = None, None
+        try:
+            # No limit on its whole time: a sample is as long as it is. `_probe` watches.
+            async with self.session.post(
+                    f"{server.url}/inference/v1/generate", json=body,
+                    timeout=aiohttp.ClientTimeout(sock_connect=self.deadline_s)) as response:
+                answer = await bounded_json(response, SMALL + 1000 * asked)
+                if response.status != 200:
+                    raise BadAnswer(f"status {response.status}: {str(answer)[:300]}")
+            ids, logprobs, versions = check_answer(
+                answer, asked=asked, eos_ids=sampler.eos_ids, vocabulary=sampler.vocabulary,
+                label=self.label, newest=self.version)
+            # Salted with v, its first token from v: versions only grow, so its whole prompt was
+            # computed under v, and every block it found had been filled under v, since blocks
+            # salted v are first filled by requests sent at v. Any other start proves nothing.
+            if versions[0] != version:
+                raise LateStart
+            outcome = ids, logprobs, versions
+        except LateStart:
+            self.counters["late_starts"] += 1
+        except BadAnswer as error:
+            failed = str(error)
+        except (aiohttp.ClientError, OSError) as error:
+            failed = f"{error or type(error).__name__}"
+        if failed:
+            await self._probe(server)   # is it the server, or this one answer?
+        task = asyncio.current_task()
+        if task not in server.tasks:    # lost meanwhile: the sample is somebody else's by now
+            return
+        self._account()
+        del server.tasks[task]
+        if failed:
+            self.counters["refused_answers"] += 1
+            sample.refused += 1
+            self._say(f"{server.url}: an answer is refused: {failed}")
+            if sample.refused == 3:
+                self.error = ServerError(
+                    f"generate, version {self.version}: {server.url} answered three times what "
+                    f"was not asked for ({failed}); look at its log")
+        if outcome:
+            sampler.absorbed(sample, outcome)
+        else:
+            sampler.again.append(sample)
+        self.dispatch()
+        self._wake()
+
+    def _wake(self):
+        with self.changed:
+            self.changed.notify_all()
+
+    def _say(self, sentence):
+        print(f"servers: {sentence}", file=sys.stderr, flush=True)
+
+
+def ssl_context(urls, tls, insecure_network):
+    """The context of mutual TLS, or None. Raises ValueError for an address that is not safe."""
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not parts.port:
+            raise ValueError(f"vllm_url = {url!r}: give addresses like http://127.0.0.1:8100")
+        if parts.scheme == "https" and not tls:
+            raise ValueError(f"vllm_url = {url!r}: https needs tls, a folder with ca.pem, "
+                             "cert.pem and key.pem (make certs)")
+        if parts.scheme == "http" and parts.hostname not in LOOPBACK and not insecure_network:
+            raise ValueError(f"vllm_url = {url!r}: whoever reaches that port can change the "
+                             "weights; use https with tls, or insecure_network = true on a "
+                             "network you trust")
+    if not any(url.startswith("https") for url in urls):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=Path(tls) / "ca.pem")
+        context.load_cert_chain(Path(tls) / "cert.pem", Path(tls) / "key.pem")
+    except OSError as error:            # ssl.SSLError is one
+        raise ValueError(f"tls = {str(tls)!r}: ca.pem, cert.pem and key.pem cannot be read from "
+                         f"it ({error})") from None
+    return context
+
+
+# ---------------------------------------------------------------------------------------------
+# 5. The client
+
+
+class ServerSampler(TwoRequests):
+    """Samples from a fleet. Implements `Sampler`.
+
+    fleet        may serve several samplers; they share its slots
+    vocabulary   number of token ids
+    ahead        samples that may wait here for a slot, so that servers stay busy while the
+                 trainer trains; only `free_slots` counts them
+
+    Queues belong to the fleet's thread, everything public to the trainer's.
+    Raises ValueError from `submit`: a prompt or group that cannot fit.
+    """
+
+    def __init__(self, fleet, tokenizer, interruption, *, prompt_tokens, eos_ids, vocabulary,
+                 temperature=1.0, seed=0, ahead=0):
+        slots = fleet.slots * len(fleet.servers)
+        super().__init__(tokenizer, interruption, slots=slots, prompt_tokens=prompt_tokens,
+                         eos_ids=eos_ids, temperature=temperature, seed=seed, version=0)
+        self.fleet, self.vocabulary, self.ahead = fleet, vocabulary, ahead
+        self.waiting: deque[Sample] = deque()   # never sent yet, whole groups one after another
+        self.again: deque[Sample] = deque()     # due for another request
+        self.done = queue.SimpleQueue()         # rollouts for the trainer
+        self.owed = {}                          # {group: (request, samples not yet returned)}
+        fleet.samplers.append(self)
+
+    @property
+    def in_flight(self):
+        return sum(missing for _, missing in self.owed.values())
+
+    @property
+    def free_slots(self):
+        return self.slots + self.ahead - self.in_flight
+
+    @property
+    def needs_push(self):
+        """A server waits for the current weights: the caller should push them now."""
+        return self.fleet.needs_push
+
+    def submit(self, request: Request):
+        self.check_fits(request)
+        self.owed[request.group_id] = request, request.samples
+        samples = self.new_samples(request)
+
+        def enqueue():
+            self.waiting.extend(samples)
+            self.fleet.dispatch()
+        self.fleet.loop.call_soon_threadsafe(enqueue)
+
+    def step(self) -> list[Rollout]:
+        """Finished rollouts: waits for one, or until a server needs weights (then maybe none).
+
+        Raises ServerError: no server was ready for the deadline.
+        """
+        fleet = self.fleet
+        while self.owed:
+            with fleet.changed:
+                fleet.changed.wait_for(
+                    lambda: not self.done.empty() or fleet.needs_push or fleet.error, 1.0)
+            fleet.check()
+            rollouts = []
+            while not self.done.empty():
+                rollouts.append(self.done.get())
+            for group in [rollout.group_id for rollout in rollouts]:
+                request, missing = self.owed.pop(group)
+                if missing > 1:
+                    self.owed[group] = request, missing - 1
+            if rollouts or fleet.needs_push:
+                return rollouts
+        return []
+
+    def push_weights(self, named_tensors, version):
+        """See `Fleet.push`: the servers that have this version already are left alone."""
+        first = self.fleet.version < 0
+        self.fleet.push(named_tensors, version, verify=first)
+        self.version = version
+
+    def close(self):
+        self.fleet.close()
+
+    # -- in the fleet's thread ----------------------------------------------------------------
+
+    def next_of_group(self, room):
+        """Up to `room` waiting samples of one group: at one server they share the prompt."""
+        samples = [self.waiting.popleft()]
+        while len(samples) < room and self.waiting and \
+                self.waiting[0].request is samples[0].request:
+            samples.append(self.waiting.popleft())
+        return samples
+
+    def absorbed(self, sample, outcome):
+        rollout = self.absorb(sample, *outcome, current=self.fleet.version)
+        if rollout is None:
+            self.again.append(sample)
+        else:
+            self.done.put(rollout)
+
+    # -- checkpoint ---------------------------------------------------------------------------
+
+    def state(self):
+        """(tensors, plain): what was asked for and has not been returned yet."""
+        return self.unfinished_state([], [dataclasses.replace(request, samples=missing)
+                                          for request, missing in self.owed.values()])
+
+    def load_state(self, tensors, plain):
+        """Ask again for everything unfinished, from the start."""
+        for request in self.unfinished_requests(tensors, plain):
+            self.submit(request)
+        self.version = plain["version"]

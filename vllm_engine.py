@@ -28,31 +28,16 @@ vLLM itself is imported when an engine is made, and nowhere else in the project.
 from __future__ import annotations
 
 import os
-from collections import Counter, deque
-from dataclasses import asdict, dataclass, field, replace
+from collections import deque
 
 import torch
 from transformers import AutoConfig
 
-from sampler import Interruption, Request, Rollout
+from sampler import Interruption, Request, Rollout, Sample, TwoRequests
 
 # Tokens in a block of the cache. Only whole blocks are shared, so small ones share more of a
 # prompt; the CPU build wants multiples of 32.
 BLOCK_TOKENS = 32
-
-
-@dataclass
-class Sample:
-    """One sample on its way: what its requests so far have produced."""
-    request: Request
-    think: int                          # its thinking budget, in tokens
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    sampled: list[bool] = field(default_factory=list)
-    asked: int = 0                      # tokens asked for in the request under way
-    thought: bool = False               # the first request is over
-    interrupted: bool = False
 
 
 def load_vllm(model, **options):
@@ -100,7 +85,7 @@ def block_bytes(model, dtype):
     return 2 * config.num_hidden_layers * heads * size * BLOCK_TOKENS * dtype.itemsize
 
 
-class VllmSampler:
+class VllmSampler(TwoRequests):
     """Caller-driven vLLM in this process. Implements `Sampler`.
 
     model, tokenizer   a Hugging Face folder or name, and its tokenizer
@@ -118,15 +103,13 @@ class VllmSampler:
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
                  eos_ids, temperature=1.0, seed=0, head_fp32=True, dtype=torch.float32, version=0,
                  kv_bytes=0):
-        self.tokenizer, self.interruption = tokenizer, interruption
-        self.prompt_tokens, self.eos_ids = prompt_tokens, sorted(eos_ids)
-        self.temperature, self.version = temperature, version
+        super().__init__(tokenizer, interruption, slots=slots, prompt_tokens=prompt_tokens,
+                         eos_ids=eos_ids, temperature=temperature, seed=seed, version=version)
         self.dtype, self._head_fp32 = dtype, head_fp32
         self.waiting: deque[Request] = deque()          # groups not yet begun
         self.resuming: deque[Sample] = deque()          # samples between their two requests
         self.running: dict[str, Sample] = {}            # by vLLM's name of the request under way
         self.requests = 0                               # ever: the next one's name
-        self.generator = torch.Generator().manual_seed(seed)
 
         length = prompt_tokens + interruption.longest
         # As many sequences as can all grow to the end. More would sometimes have to be thrown
@@ -179,11 +162,7 @@ class VllmSampler:
         return self.slots - self.in_flight
 
     def submit(self, request: Request):
-        if len(request.prompt_ids) > self.prompt_tokens:
-            raise ValueError(f"prompt {request.prompt_id} has {len(request.prompt_ids)} tokens, "
-                             f"more than prompt_tokens = {self.prompt_tokens}")
-        if request.samples > self.slots:
-            raise ValueError(f"{request.samples} samples a prompt, {self.slots} slots")
+        self.check_fits(request)
         self.waiting.append(request)
 
     def push_weights(self, named_tensors, version):
@@ -225,7 +204,7 @@ class VllmSampler:
             if cost > room:
                 return
             room -= cost
-            self._request(self.resuming.popleft(), self.interruption.answer_tokens)
+            self._request(self.resuming.popleft())
         while self.waiting:
             request = self.waiting[0]
             cost = len(request.prompt_ids) + (request.samples - 1) * BLOCK_TOKENS
@@ -233,31 +212,22 @@ class VllmSampler:
                 return
             room -= cost
             self.waiting.popleft()
-            for sample in self._new_samples(request):
-                rule = self.interruption
-                # A sample that can never be interrupted needs but one request.
-                sample.thought = not (rule.phrase_ids and sample.think)
-                self._request(sample, sample.think + rule.answer_tokens * sample.thought)
+            for sample in self.new_samples(request):
+                self._request(sample)
 
-    def _new_samples(self, request):
-        rule, n = self.interruption, request.samples
-        budgets = [rule.think_max] * n if not rule.phrase_ids else torch.randint(
-            rule.think_min, rule.think_max + 1, (n,), generator=self.generator).tolist()
-        return [Sample(request, think) for think in budgets]
-
-    def _request(self, sample, tokens):
-        """Ask vLLM for up to `tokens` more of this sample, under the current version's salt."""
+    def _request(self, sample):
+        """Ask vLLM for more of this sample, under the current version's salt."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
         self.requests += 1
-        name, sample.asked = str(self.requests), tokens
+        name = str(self.requests)
         # Ends are ours alone: what the model's folder calls its end is not asked. Log-probs of the
         # sampled token alone (0 more), as flat lists instead of a dictionary a token. Everything
         # is returned once, when the request is over.
         parameters = SamplingParams(
-            temperature=self.temperature, max_tokens=tokens, stop_token_ids=self.eos_ids,
-            ignore_eos=True, logprobs=0, flat_logprobs=True, detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY)
+            temperature=self.temperature, max_tokens=self.budget(sample),
+            stop_token_ids=self.eos_ids, ignore_eos=True, logprobs=0, flat_logprobs=True,
+            detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
         prompt = {"type": "token", "cache_salt": str(self.version),
                   "prompt_token_ids": [*sample.request.prompt_ids, *sample.ids]}
         self.engine.add_request(name, prompt, parameters)
@@ -269,53 +239,23 @@ class VllmSampler:
         ids, logprobs = list(answer.token_ids), list(answer.logprobs.logprobs)
         versions = [int(span.version) for span in answer.weight_versions
                     for _ in range(span.start, span.end)]
-        if not len(ids) == len(logprobs) == len(versions) <= sample.asked or not ids:
+        asked = self.budget(sample)
+        if not len(ids) == len(logprobs) == len(versions) <= asked or not ids:
             raise RuntimeError(f"vllm returned {len(ids)} tokens, {len(logprobs)} log-probs and "
-                               f"{len(versions)} versions for a request of {sample.asked}")
-        sample.ids += ids
-        sample.logprobs += logprobs
-        sample.versions += versions
-        sample.sampled += [True] * len(ids)
-        ended = ids[-1] in self.eos_ids
-        if not ended and not sample.thought:
-            sample.thought = True
-            if self.interruption.end not in self.tokenizer.decode(sample.ids):
-                phrase = self.interruption.phrase_ids
-                sample.ids += phrase
-                sample.logprobs += [0.0] * len(phrase)
-                sample.versions += [self.version] * len(phrase)
-                sample.sampled += [False] * len(phrase)
-                sample.interrupted = True
+                               f"{len(versions)} versions for a request of {asked}")
+        rollout = self.absorb(sample, ids, logprobs, versions, self.version)
+        if rollout is None:
             self.resuming.append(sample)
-            return None
-        r = sample.request
-        return Rollout(r.prompt_id, r.group_id, r.prompt_ids, sample.ids, sample.logprobs,
-                       sample.versions, sample.sampled, "stop" if ended else "length",
-                       sample.interrupted, r.task)
+        return rollout
 
     # -- checkpoint ---------------------------------------------------------------------------
 
     def state(self):
-        """(tensors, plain): the requests with as many samples as have not been returned yet.
-
-        What the unfinished ones have so far is dropped, not counted: their keys and values
-        cannot be saved, and `load_state` asks for them again.
-        """
-        missing, requests = Counter(), {}
-        under_way = [s.request for s in (*self.running.values(), *self.resuming)]
-        for request, samples in (*((r, 1) for r in under_way),
-                                 *((r, r.samples) for r in self.waiting)):
-            missing[request.group_id] += samples
-            requests.setdefault(request.group_id, request)
-        plain = {"version": self.version,
-                 "requests": [asdict(replace(requests[group], samples=samples))
-                              for group, samples in missing.items()]}
-        return {"generator": self.generator.get_state()}, plain
+        """(tensors, plain): what was asked for and has not been returned yet."""
+        return self.unfinished_state([*self.running.values(), *self.resuming], self.waiting)
 
     def load_state(self, tensors, plain):
         """Ask again for everything unfinished, from the start."""
-        self.waiting = deque(Request(**{**fields, "prompt_ids": tuple(fields["prompt_ids"])})
-                             for fields in plain["requests"])
+        self.waiting = deque(self.unfinished_requests(tensors, plain))
         self.version = plain["version"]
         self.engine.set_weight_version(str(self.version))
-        self.generator.set_state(tensors["generator"])

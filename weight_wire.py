@@ -7,36 +7,30 @@ workers of one server form one process group; one broadcast a tensor.
 All or nothing: what arrives is kept aside and loaded when the trainer says that it was
 everything. A push that breaks off, by whatever failure, leaves the weights as they were.
 
-Runs inside vLLM and nowhere else; the trainer's side is servers.py. Also here: a worker dies
-with the process that started it, which a server killed by SIGKILL cannot see to itself.
+Runs inside vLLM and nowhere else; the trainer's side is servers.py. Also here: a server's
+processes end with its first one, whatever ends that.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
+import select
 import signal
-import socket
+import threading
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import TCPStore
 from vllm.distributed.weight_transfer.base import (WeightTransferEngine, WeightTransferInitInfo,
                                                    WeightTransferUpdateInfo)
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import (finalize_layerwise_reload,
                                                      initialize_layerwise_reload)
 
+from servers import gloo_group, own_address, sha256
 from vllm_engine import refresh_tied_head
-
-
-def gloo_group(store, rank, world_size, address, timeout_s):
-    """A process group apart from torch's default one, listening at `address` alone."""
-    options = ProcessGroupGloo._Options()
-    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-    options._timeout = timedelta(seconds=timeout_s)
-    return ProcessGroupGloo(PrefixStore("weights", store), rank, world_size, options)
 
 
 @dataclass
@@ -54,6 +48,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     names: list[str]                    # Hugging Face's
     dtype_names: list[str]              # "float32"
     shapes: list[list[int]]
+    sha256: list[str] | None = None     # of each tensor, to be compared with
 
 
 class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -63,29 +58,37 @@ class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def __init__(self, *args):
         super().__init__(*args)
         self.group, self.received = None, []
-        die_with_parent()
+        threading.Thread(target=die_with_server, daemon=True).start()
 
     def init_transfer_engine(self, info: InitInfo):
         """Meet the trainer; a second call, of a trainer that came back, replaces the first."""
         config, timeout = self.parallel_config, timedelta(seconds=info.timeout_s)
         rank = 1 + config.data_parallel_index * config.world_size + config.rank
+        self.received = []              # of a trainer that went away in the middle
         store = TCPStore(info.address, info.port, info.world_size, False, timeout)
-        # Listen where the trainer is reached from: on loopback if it is there.
-        with socket.create_connection((info.address, info.port), info.timeout_s) as connection:
-            own = connection.getsockname()[0]
-        self.group = gloo_group(store, rank, info.world_size, own, info.timeout_s)
+        self.group = gloo_group(store, rank, info.world_size,
+                                own_address(info.address, info.port), info.timeout_s)
 
     def start_weight_update(self):
         self.received = []
 
     def receive_weights(self, info: UpdateInfo):
-        for name, dtype, shape in zip(info.names, info.dtype_names, info.shapes, strict=True):
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-            self.group.broadcast(tensor, 0).wait()
-            self.received.append((name, tensor))
+        tensors = []
+        try:
+            for dtype, shape in zip(info.dtype_names, info.shapes, strict=True):
+                tensors.append(torch.empty(shape, dtype=getattr(torch, dtype)))
+                self.group.broadcast(tensors[-1], 0).wait()
+            if info.sha256 is not None and info.sha256 != [sha256(t) for t in tensors]:
+                raise RuntimeError("weights arrived with another checksum than they were sent with")
+        except BaseException:
+            self.shutdown()             # closes the connection: the trainer need not wait either
+            raise
+        self.received += zip(info.names, tensors, strict=True)
 
     def finish_weight_update(self):
         weights, self.received = self.received, []
+        if not weights:                 # the end of an update that another trainer left open
+            return
         initialize_layerwise_reload(self.model)
         self.model.load_weights(weights)
         finalize_layerwise_reload(self.model, self.model_config)
@@ -95,13 +98,20 @@ class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.group, self.received = None, []
 
 
-def die_with_parent():
-    """Have the kernel kill this process when its parent ends (Linux)."""
-    PR_SET_PDEATHSIG = 1
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:          # it ended just before
-        os.kill(os.getpid(), signal.SIGKILL)
+def die_with_server():
+    """Wait for the end of the API server's process and kill what is left of it: vLLM's engine
+    process does not notice a SIGKILL of the one that started it, and would keep the memory.
+
+    Between the API server and this worker may be processes that call themselves VLLM::...
+    """
+    below, server = [os.getpid()], os.getppid()
+    while Path(f"/proc/{server}/comm").read_text().startswith("VLLM::"):
+        below.append(server)
+        stat = Path(f"/proc/{server}/stat").read_text()
+        server = int(stat.rpartition(")")[2].split()[1])
+    select.select([os.pidfd_open(server)], [], [])      # readable once it has ended
+    for pid in reversed(below):
+        os.kill(pid, signal.SIGKILL)
 
 
 class Worker:

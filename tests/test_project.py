@@ -23,7 +23,7 @@ ARROWS = {"scalerl": {"checkpoint", "launch", "loss", "packed", "ranks", "report
           "tasks": {"sandbox", "verify"}, "verify": {"sandbox"}, "sandbox": set(), "box": set(),
           "loss": set(), "packed": set(), "fit": set(),
           "report": {"fit"}, "smollm2": set(),
-          "servers": {"sampler", "vllm_engine"}, "weight_wire": {"vllm_engine"}}
+          "servers": {"sampler", "vllm_engine"}, "weight_wire": {"servers", "vllm_engine"}}
 # What a room must never import, at any depth of the file.
 BANNED = {"loss": {"transformers", "vllm", "numpy"}, "tasks": {"torch"},
           "verify": {"torch", "transformers"}, "sandbox": {"torch"},
