@@ -69,6 +69,7 @@ class Rollout:
 class Sampler(Protocol):
     """What the trainer needs from an engine. Requests are started in the order submitted."""
     version: int                # of the weights that the next token will come from
+    needs_push: bool            # a server came back without the weights: push them now
 
     @property
     def in_flight(self) -> int:
@@ -132,6 +133,7 @@ class TwoRequests:
     phrase is appended; seen or not, a second request has the answer's. An engine keeps its own
     queues and calls these; a sample that can never be interrupted is one request from the start.
     """
+    needs_push = False
 
     def __init__(self, tokenizer, interruption: Interruption, *, slots, prompt_tokens, eos_ids,
                  temperature, seed, version):
@@ -224,6 +226,7 @@ class TransformersSampler:
     Raises ValueError from `submit` for a prompt that cannot fit.
     """
 
+    needs_push = False
     # What each slot remembers, (S,) or (S, longest); moved as one when a hole is closed.
     COLUMNS = ("last", "count", "limit", "think", "forced", "interrupted",
                "ids", "logprobs", "versions", "sampled")

@@ -68,6 +68,7 @@ from ranks import (BLANK, Policy, Ranks, deal, from_tensors, full_tensors, gathe
                    logprobs_of, meets, recompute_layers, table, to_tensors, whole)
 from sandbox import SandboxError, check_box
 from sampler import Interruption, Request, Rollout, TransformersSampler
+from servers import Fleet, ServerError, ServerSampler
 from tasks import (INTERRUPTION_PHRASE, TaskError, check_gold, load_evaluation, load_task,
                    prompt_ids, without)
 from verify import THINK_TAGS, Marker
@@ -577,11 +578,12 @@ def optimizer_step(policy, optimizer, rollouts, rewards, version, config, ranks)
 # 6. Evaluation
 
 
-def evaluate(sampler, problems, prompts, tokenizer, marker, samples, seed):
+def evaluate(sampler, decode, problems, prompts, tokenizer, marker, samples, seed):
     """Pass rates on held-out prompts by task: {"eval/<task>/mean@k": ..., "eval/<task>/pass@k"}.
 
     `sampler` is one apart, on the same weights: running sequences of the training sampler are not
-    disturbed, and an evaluation depends on nothing but the weights and the seed.
+    disturbed, and an evaluation depends on nothing but the weights and the seed (on servers, on
+    what runs beside it as well). decode(sampler) is one step of it (`Run.decode`).
     """
     sampler.generator.manual_seed(seed)
     for i, prompt_id in enumerate(problems):
@@ -589,7 +591,7 @@ def evaluate(sampler, problems, prompts, tokenizer, marker, samples, seed):
     correct = Counter()
     rollouts = []
     while sampler.in_flight:
-        rollouts += sampler.step()
+        rollouts += decode(sampler)
     rewards, _ = mark(rollouts, problems, tokenizer, marker)
     for rollout, reward in zip(rollouts, rewards):
         correct[rollout.prompt_id] += reward > 0
@@ -777,7 +779,10 @@ class Run(Trainer):
     def __init__(self, config, resume):
         self.scheme, self.k = config.check()
         if config.engine == "auto":         # settled here, so that a resumed run keeps its engine
-            config.engine = "vllm" if importlib.util.find_spec("vllm") else "transformers"
+            config.engine = "vllm" if config.vllm_url or importlib.util.find_spec("vllm") else \
+                "transformers"
+        if config.vllm_url and config.engine != "vllm":
+            raise ConfigError(f"engine = {config.engine!r}: vllm_url names vLLM servers")
         self.folder = run_folder(config, resume)
         super().__init__(config)
         self.load_problems()
@@ -860,14 +865,20 @@ class Run(Trainer):
                       temperature=config.temperature, head_fp32=config.head_fp32)
         make = lambda rule, seed: TransformersSampler(                         # noqa: E731
             generator, self.tokenizer, rule, seed=seed, **shared)
-        # Evaluation is on the trainer's own weights with either engine: nothing to push, and
-        # running sequences are left alone.
-        self.eval_sampler = make(evaluation, config.seed + 1)
-        self.sampler = make(interruption, config.seed) if config.engine == "transformers" else \
-            self.vllm_sampler(interruption, shared)
+        self.fleet = None
+        if config.vllm_url:
+            self.sampler, self.eval_sampler = self.server_samplers(
+                interruption, evaluation, positions, shared)
+        else:
+            # Evaluation is on the trainer's own weights with either engine: nothing to push, and
+            # running sequences are left alone.
+            self.eval_sampler = make(evaluation, config.seed + 1)
+            self.sampler = make(interruption, config.seed) if config.engine == "transformers" \
+                else self.vllm_sampler(interruption, shared)
         self.curriculum = Curriculum(self.problems, config.retire_at, config.seed)
         self.pacer = Pacer(self.scheme, self.k, config.prompts_per_step)
-        devices = 1 if device == "cuda" else torch.get_num_threads()
+        devices = self.ranks.size + (self.fleet.workers if self.fleet else 0)
+        devices *= 1 if device == "cuda" else torch.get_num_threads()
         self.compute = Compute(self.model, devices, "gpu" if device == "cuda" else "core")
         self.step = self.version = 0            # steps taken; optimizer steps taken (v)
         self.evaluated = None                   # the last step that was
@@ -894,6 +905,26 @@ class Run(Trainer):
             print(f"warning: vLLM's cache has room for {sampler.slots} sequences, fewer than "
                   f"slots = {self.config.slots}", file=sys.stderr)
         return sampler
+
+    def server_samplers(self, interruption, evaluation, length, shared):
+        """(training's, evaluation's) sampler on the servers that vllm_url names."""
+        config = self.config
+        urls = [url.strip() for url in config.vllm_url.split(",") if url.strip()]
+        try:
+            self.fleet = Fleet(urls, slots=config.slots, length=length, dtype=self.dtype,
+                               head_fp32=config.head_fp32, tls=config.tls,
+                               insecure_network=config.insecure_network,
+                               deadline_s=config.deadline_s)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        shared = {name: shared[name] for name in ("prompt_tokens", "eos_ids", "temperature")}
+        shared["vocabulary"] = self.model.config.vocab_size
+        # While the trainer trains, slots that fall free are filled from a step's worth in wait.
+        ahead = config.prompts_per_step * config.samples_per_prompt
+        return (ServerSampler(self.fleet, self.tokenizer, interruption, **shared,
+                              seed=config.seed, ahead=ahead),
+                ServerSampler(self.fleet, self.tokenizer, evaluation, **shared,
+                              seed=config.seed + 1))
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -934,8 +965,22 @@ class Run(Trainer):
     def close(self):
         """However the run ended: no process stays behind, and the tracker sends what it holds."""
         self.marker.close()
+        if self.fleet:
+            self.fleet.close()
         if self.tracker:
             self.tracker.end_training()
+
+    def push(self, sampler):
+        """Bring a sampler to the trainer's weights."""
+        sampler.push_weights(full_tensors(self.model, self.ranks, self.version,
+                                          self.dtype if self.fleet else None), self.version)
+
+    def decode(self, sampler):
+        """One step of a sampler; then the weights, for a server that came back without them."""
+        rollouts = sampler.step()
+        if sampler.needs_push:
+            self.push(sampler)
+        return rollouts
 
     def generate(self):
         """Decode until the pacer hands out the next step's groups; None when prompts ran out."""
@@ -945,9 +990,10 @@ class Run(Trainer):
             groups = self.pacer.take(self.version)
             if groups or not self.sampler.in_flight:
                 break
-            self.counters["decode/steps"] += 1
-            self.counters["decode/tokens"] += min(self.sampler.in_flight, self.config.slots)
-            for rollout in self.sampler.step():
+            if not self.fleet:          # a server takes its own steps
+                self.counters["decode/steps"] += 1
+                self.counters["decode/tokens"] += min(self.sampler.in_flight, self.config.slots)
+            for rollout in self.decode(self.sampler):
                 self.pacer.groups[rollout.group_id].rollouts.append(rollout)
                 self.counters["tokens/generated"] += sum(rollout.sampled)
         self.time_generate = time.perf_counter() - start
@@ -994,7 +1040,7 @@ class Run(Trainer):
             raise RuntimeError(message) from None
         trained = time.perf_counter()
         self.version += log["optimizer_step"]
-        self.sampler.push_weights(self.model.named_parameters(), self.version)
+        self.push(self.sampler)
         pushed = time.perf_counter()
 
         self.step += 1
@@ -1013,8 +1059,6 @@ class Run(Trainer):
             "completions/longest_of_group": lengths.max(1).values.mean().item(),
             "completions/truncated_frac": sum(r.finish_reason == "length" for r in rollouts) / n,
             "completions/interrupted_frac": sum(r.interrupted for r in rollouts) / n,
-            "decode/steps": self.counters["decode/steps"],
-            "decode/batch": self.counters["decode/tokens"] / max(1, self.counters["decode/steps"]),
             "tokens/generated": self.counters["tokens/generated"],
             "tokens/forced": sum(not s for r in rollouts for s in r.sampled),
             "lag/mean": sum(lags) / len(lags), "lag/max": max(lags),
@@ -1026,10 +1070,14 @@ class Run(Trainer):
             "time/generate_s": self.time_generate, "time/verify_s": marked - start,
             "time/train_s": trained - marked, "time/sync_s": pushed - trained,
             "time/step_s": seconds,
-            "throughput/generated_tok_s":
-                self.counters["tokens/generated"] / max(self.time_generate, 1e-9),
+            "throughput/generated_tok_s": self.counters["tokens/generated"] / max(
+                seconds if self.fleet else self.time_generate, 1e-9),
             "throughput/trained_tok_s": log["tokens/trained"] / max(trained - marked, 1e-9),
         } | self.compute.log()
+        steps = self.counters["decode/steps"]
+        # In process, how full the decode steps were; with servers, each side's waiting.
+        self.record |= {"time/wait_s": self.time_generate} | self.fleet.log() if self.fleet else {
+            "decode/steps": steps, "decode/batch": self.counters["decode/tokens"] / max(1, steps)}
         self.counters.clear()
         self.append("metrics.jsonl", self.record)
         shown = [{
@@ -1047,9 +1095,9 @@ class Run(Trainer):
 
     def evaluate(self):
         start = time.perf_counter()
-        self.eval_sampler.push_weights(self.model.named_parameters(), self.version)
-        result = evaluate(self.eval_sampler, self.heldout, self.prompts, self.tokenizer,
-                          self.marker, self.config.eval_samples,
+        self.push(self.eval_sampler)
+        result = evaluate(self.eval_sampler, self.decode, self.heldout, self.prompts,
+                          self.tokenizer, self.marker, self.config.eval_samples,
                           self.config.seed + 1000 + self.step)
         self.evaluated = self.step
         self.append("evals.jsonl", {"step": self.step, "version": self.version}
@@ -1069,13 +1117,14 @@ class Run(Trainer):
         # With vLLM the engine that generates, with transformers its twin, whose generator an
         # evaluation seeds anyway.
         sampler = self.sampler if self.config.engine == "vllm" else self.eval_sampler
-        for head_fp32 in (True, False):
+        # A server's head cannot be switched from here: its own figures alone.
+        for head_fp32 in (self.config.head_fp32,) if self.fleet else (True, False):
             sampler.head_fp32 = head_fp32
             for i, prompt_id in enumerate(list(self.heldout)[:8]):
                 sampler.submit(Request(i, prompt_id, self.prompts[prompt_id], 2))
             rollouts = []
             while sampler.in_flight:
-                rollouts += sampler.step()
+                rollouts += self.decode(sampler)
             with self.ranks.phase("logprobs", self.version):
                 self.ranks.tell("logprobs", to_tensors(rollouts), head_fp32=head_fp32)
                 logprobs = logprobs_of(self.policy, rollouts, head_fp32)
@@ -1169,7 +1218,8 @@ class Run(Trainer):
             checkpoint.load_training_state(folder, self.model, self.optimizer)
         torch.set_rng_state(checkpoint.load_tensors(folder, "random")["torch"])
         self.sampler.load_state(checkpoint.load_tensors(folder, "sampler"), plain["sampler"])
-        self.sampler.push_weights(self.model.named_parameters(), plain["version"])
+        self.version = plain["version"]
+        self.push(self.sampler)
         self.curriculum.load_state(plain["curriculum"])
         for name in ("step", "version", "best", "evaluated", "last_eval"):
             setattr(self, name, plain[name])
@@ -1373,6 +1423,9 @@ def main(argv=None):
     except ConfigError as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 2
+    except ServerError as error:
+        print(f"scalerl.py: {error}", file=sys.stderr)
+        return 1
 
     def interrupt(*_):
         # The first Ctrl-C ends the step and writes a checkpoint; a second one kills.

@@ -323,7 +323,7 @@ class Server:
         self.url = url.rstrip("/")
         self.state, self.why = "lost", "not connected yet"
         self.version = None             # of the last whole push since it was connected
-        self.link = None
+        self.link, self.workers = None, 0
         self.tasks = {}                 # requests in flight: {task: (sampler, sample)}
         self.lock = asyncio.Lock()      # a probe must not look in the middle of a push
 
@@ -353,7 +353,7 @@ class Fleet:
         self.counters = Counter()       # since the last `log`
         self.samplers = []
         self.error = None               # a ServerError for the trainer's thread to raise
-        self.session = self.keepers = None
+        self.session, self.keepers = None, []
         now = time.monotonic()
         self.down_since = now           # the last time when a server was ready
         self.busy, self.counted_at, self.logged_at = 0.0, now, now  # slot-seconds since the log
@@ -376,12 +376,17 @@ class Fleet:
         """A server is connected and has not the current weights."""
         return any(server.state == "stale" for server in self.servers)
 
+    @property
+    def workers(self):
+        """Processes that generate, each on a device of its own (on a CPU: with its threads)."""
+        return sum(server.workers for server in self.servers)
+
     def push(self, named_tensors, version, *, verify=False):
         """Bring every connected server to these weights; running sequences go on afterwards.
 
-        named_tensors   iterable of (Hugging Face name, full tensor). It is always taken to its
-                        end, and never while a send is under way: behind it may be collectives of
-                        all trainer ranks, and interleaved with a send they would hang.
+        named_tensors   iterable of (Hugging Face name, full tensor), taken from only while no
+                        send is under way: behind it may be collectives of all trainer ranks, and
+                        interleaved with a send they would hang. Not touched if nobody waits.
         verify          let the workers compare a SHA-256 of each tensor (gloo only)
 
         A server that fails is lost, with a sentence on stderr; `needs_push` is set when it is
@@ -390,9 +395,7 @@ class Fleet:
         assert version >= self.version, f"version {version} pushed after {self.version}"
         servers, complete = self._wait(self._begin_push(version)), False
         try:
-            for bucket in self._buckets(named_tensors):
-                if not servers:
-                    continue
+            for bucket in self._buckets(named_tensors) if servers else ():
                 sums = {"sha256": [sha256(t) for _, t in bucket]} if verify and all(
                     isinstance(server.link, GlooLink) for server in servers) else {}
                 info = {"names": [name for name, _ in bucket],
@@ -435,8 +438,8 @@ class Fleet:
     def close(self):
         """Drop what is in flight (servers abort it when the connection closes) and disconnect."""
         async def end():
-            if self.keepers:
-                self.keepers.cancel()
+            for keeper in self.keepers:
+                keeper.cancel()
             for server in self.servers:
                 for task in server.tasks:
                     task.cancel()
@@ -502,7 +505,8 @@ class Fleet:
                             f"s ({error}); look at its log, or at vllm_url") from None
                 await asyncio.sleep(0.5)
         await asyncio.gather(*map(first, self.servers))
-        self.keepers = asyncio.gather(*map(self._keep, self.servers))
+        self.keepers = [self._task(self._keep(server)) for server in self.servers]
+        self.counted_at = self.logged_at = time.monotonic()
 
     async def _keep(self, server):
         """Look at a server now and then; connect it again when it is back."""
@@ -568,6 +572,7 @@ class Fleet:
             raise Broken(f"its workers did not meet the trainer ({error})") from None
         finally:
             told.cancel()
+        server.workers = world_size - 1
         server.link, server.version, server.state = link, None, "stale"
         server.why = "it waits for weights"
         self._wake()
@@ -733,7 +738,7 @@ class Fleet:
                 self._account()
                 for sample in samples:
                     sample.server = server
-                    task = self.loop.create_task(self._request(sampler, server, sample))
+                    task = self._task(self._request(sampler, server, sample))
                     server.tasks[task] = sampler, sample
 
     async def _request(self, sampler, server, sample):
@@ -788,6 +793,18 @@ class Fleet:
             sampler.again.append(sample)
         self.dispatch()
         self._wake()
+
+    def _task(self, coroutine):
+        """A task whose failure, by a mistake of ours, the trainer hears of instead of waiting."""
+        def look(task):
+            if not task.cancelled() and task.exception():
+                self.error = ServerError(f"generate, version {self.version}: the client failed "
+                                         f"({task.exception()!r}); this is a bug")
+                self.error.__cause__ = task.exception()
+                self._wake()
+        task = self.loop.create_task(coroutine)
+        task.add_done_callback(look)
+        return task
 
     def _wake(self):
         with self.changed:

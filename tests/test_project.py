@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text()
 
 # Who may import whom (README, "Reading order"). fit.py stands alone; nothing imports the story.
 ARROWS = {"scalerl": {"checkpoint", "launch", "loss", "packed", "ranks", "report", "sampler",
-                      "sandbox", "tasks", "verify", "vllm_engine"},
+                      "sandbox", "servers", "tasks", "verify", "vllm_engine"},
           "launch": {"leash", "servers", "vllm_engine"}, "leash": set(),
           "ranks": {"loss", "packed", "sampler"}, "checkpoint": set(),
           "sampler": {"loss", "packed"}, "vllm_engine": {"sampler"}, "toy": {"tasks"},
