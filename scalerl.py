@@ -857,19 +857,19 @@ class Run(Trainer):
         if None in eos:
             raise ConfigError(f"model = {config.model!r}: neither its generation config nor its "
                               "tokenizer names an end-of-sequence token")
-        # On a CPU sampler and trainer share the very same weights: a push costs nothing. With a
-        # bf16 sampler the fp32 masters need a rounded copy.
-        generator = self.model if self.dtype == torch.float32 else copy.deepcopy(
-            self.model).to(self.dtype)
         shared = dict(slots=config.slots, prompt_tokens=self.prompt_tokens, eos_ids=eos,
                       temperature=config.temperature, head_fp32=config.head_fp32)
-        make = lambda rule, seed: TransformersSampler(                         # noqa: E731
-            generator, self.tokenizer, rule, seed=seed, **shared)
         self.fleet = None
         if config.vllm_url:
             self.sampler, self.eval_sampler = self.server_samplers(
                 interruption, evaluation, positions, shared)
         else:
+            # On a CPU sampler and trainer share the very same weights: a push costs nothing. With
+            # a bf16 sampler the fp32 masters need a rounded copy.
+            generator = self.model if self.dtype == torch.float32 else copy.deepcopy(
+                self.model).to(self.dtype)
+            make = lambda rule, seed: TransformersSampler(                     # noqa: E731
+                generator, self.tokenizer, rule, seed=seed, **shared)
             # Evaluation is on the trainer's own weights with either engine: nothing to push, and
             # running sequences are left alone.
             self.eval_sampler = make(evaluation, config.seed + 1)
