@@ -1,0 +1,420 @@
+"""How many generators to how many trainers? A discrete-event model of an asynchronous run.
+
+    python bench/simulate.py --calibrate runs/demo                 predicted and measured, side by side
+    python bench/simulate.py --calibrate runs/a --against runs/b   rates of one run, predicted another
+    python bench/simulate.py --calibrate runs/a --devices 8 64 1024 --prompts 512
+                                                                   the best split of so many devices
+
+  1. Work        what a run does and what each part of it costs, measured
+  2. Generator   a batch of slots; one decode step gives every sequence in it a token
+  3. Model       generators, trainers and the real Pacer, on simpy's clock
+  4. Calibrate   rates and lengths of a run's metrics.jsonl
+  5. Split       the best g : t, beside the closed form that the launcher uses
+
+Events are samples that end, steps and pushes, not tokens: between two events a generator's batch is
+constant, and so is its speed. So the cost grows with the samples of a step, not with their tokens
+nor with the number of devices. What is left out: prefill is part of the decode rate, the pass rate
+does not change, prompts do not retire, t trainers divide a step's tokens evenly, and all devices of
+a kind are alike.
+
+Axes: g generators, t trainers, P prompts a step, G samples a prompt, v the trainer's version.
+"""
+
+import argparse
+import dataclasses
+import heapq
+import json
+import sys
+import tomllib
+from bisect import bisect_right
+from collections import Counter, deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import simpy
+from scipy.optimize import nnls
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import launch                                                               # noqa: E402
+from scalerl import Config, ConfigError, Pacer, make_config, read_toml      # noqa: E402
+
+# ---------------------------------------------------------------------------------------------
+# 1. Work
+
+
+@dataclass(frozen=True)
+class Work:
+    """A run, as this model sees it. Every field is an option that goes before what was measured."""
+    prompts: int                # P, groups a step
+    samples: int                # G, samples a group
+    off_policy: str             # as in Config
+    slots: int                  # sequences that one generator decodes at once
+    ahead: int                  # samples that may be queued beyond the slots
+    shared: bool                # one process: generators stand still while the trainer trains
+    mean_length: float          # tokens a sample
+    std_length: float           # over all samples
+    longest_of_group: float     # mean over groups; says how much of that is within a group
+    max_length: int             # no sample is longer
+    kept: float                 # share of groups that are trained on: the others agree in reward
+    decode_s: float             # of a decode step, however empty its batch
+    decode_sequence_s: float    # and for each sequence in it
+    train_s: float              # of a train step, whatever its size: marks, optimizer
+    train_token_s: float        # and for each trained token, on one trainer
+    push_s: float               # of a push, for which generators stand still
+
+    def decode_time(self, batch):
+        return self.decode_s + self.decode_sequence_s * batch
+
+    def rates(self):
+        """(generated, trained on) tokens a second of one device that is never in want of work."""
+        return (self.slots / self.decode_time(self.slots),
+                1 / max(self.kept * self.train_token_s, 1e-12))
+
+    def lengths(self, rng, groups):
+        """(groups, G) whole tokens: log-normal, with a part that is a group's own and one that is
+        each sample's, so that the mean, the std and the longest of a group come out as given."""
+        spread = np.sqrt(np.log1p((self.std_length / self.mean_length) ** 2))
+        z = np.random.default_rng(0).standard_normal((2000, self.samples))
+        low, high = 0.0, spread
+        for _ in range(30):                 # the longest of a group grows with the inner spread
+            inner = (low + high) / 2
+            ratio = np.exp(inner * z.max(1) - inner ** 2 / 2).mean()
+            low, high = (inner, high) if ratio * self.mean_length < self.longest_of_group else (
+                low, inner)
+        outer = np.sqrt(spread ** 2 - inner ** 2)
+        logs = (outer * rng.standard_normal((groups, 1))
+                + inner * rng.standard_normal((groups, self.samples)))
+        drawn = np.exp(logs)
+        for _ in range(5):                  # the cut at max_length lowers the mean: undo that
+            drawn *= self.mean_length / np.clip(drawn, 1, self.max_length).mean()
+        return np.clip(np.rint(drawn), 1, self.max_length)
+
+
+# ---------------------------------------------------------------------------------------------
+# 2. Generator
+
+
+class Generator:
+    """Decodes up to `slots` sequences at once. Its clock counts decode steps, so a sample of n
+    tokens that starts at clock c ends at c + n, however often the batch changes meanwhile."""
+
+    def __init__(self, index, env, work, ended):
+        self.index, self.env, self.work, self.ended = index, env, work, ended
+        self.clock, self.since, self.moving = 0.0, env.now, True
+        self.running = []                   # heap of (end, order, start, group)
+        self.waiting = deque()              # (length, group)
+        self.order = self.plan = 0
+        self.began = [0.0]                  # the clock at which version 0, 1, ... arrived
+        self.tokens = self.busy_s = 0.0
+
+    @property
+    def in_flight(self):
+        return len(self.running) + len(self.waiting)
+
+    def submit(self, group, lengths):
+        self.catch_up()
+        self.waiting.extend((length, group) for length in lengths)
+        self.start()
+        self.replan()
+
+    def start(self):
+        while self.waiting and len(self.running) < self.work.slots:
+            length, group = self.waiting.popleft()
+            self.order += 1
+            heapq.heappush(self.running, (self.clock + length, self.order, self.clock, group))
+
+    def catch_up(self):
+        """Bring the clock to now."""
+        seconds, self.since = self.env.now - self.since, self.env.now
+        if self.moving and self.running:
+            batch = len(self.running)
+            steps = seconds / self.work.decode_time(batch)
+            self.clock += steps
+            self.tokens += batch * steps
+            self.busy_s += seconds
+
+    def replan(self):
+        """Wake up when the next sample ends; what was planned before is void."""
+        self.plan += 1
+        if self.moving and self.running:
+            steps = max(0.0, self.running[0][0] - self.clock)
+            event = self.env.timeout(steps * self.work.decode_time(len(self.running)), self.plan)
+            event.callbacks.append(self.wake)
+
+    def wake(self, event):
+        if event.value != self.plan:
+            return
+        self.catch_up()
+        self.clock, done = max(self.clock, self.running[0][0]), []      # rounding
+        while self.running and self.running[0][0] <= self.clock + 1e-9:
+            done.append(heapq.heappop(self.running))
+        self.start()
+        self.replan()
+        for end, _, start, group in done:
+            self.ended(self, group, start, end)
+
+    def stand(self, still):
+        """Stop or go on; running sequences are kept."""
+        self.catch_up()
+        self.moving = not still
+        self.replan()
+
+
+# ---------------------------------------------------------------------------------------------
+# 3. Model
+
+
+class Model:
+    """g generators, t trainers, and scalerl.Pacer between them."""
+
+    def __init__(self, work, generators, trainers, seed=0):
+        self.work, self.t = work, trainers
+        scheme, _, k = work.off_policy.partition("-")
+        self.env, self.pacer = simpy.Environment(), Pacer(scheme, int(k), work.prompts)
+        self.generators = [Generator(i, self.env, work, self.ended) for i in range(generators)]
+        self.emptiest = [(0, i) for i in range(generators)]     # heap; old entries are skipped
+        self.room = generators * work.slots + work.ahead
+        self.rng, self.drawn = np.random.default_rng(seed), []
+        self.version = self.in_flight = self.finished = 0
+        self.waits = None                   # the event that the trainer waits for
+        self.lags = Counter()               # tokens by lag
+
+    def admit(self):
+        G = self.work.samples
+        while self.pacer.may_admit() and (self.pacer.scheme == "ppo"
+                                          or self.in_flight + G <= self.room):
+            if not self.drawn:
+                self.drawn = self.work.lengths(self.rng, 1000).tolist()
+            while True:
+                load, i = heapq.heappop(self.emptiest)
+                if load == self.generators[i].in_flight:
+                    break
+            self.in_flight += G
+            self.generators[i].submit(self.pacer.admit("", self.version, G), self.drawn.pop())
+            heapq.heappush(self.emptiest, (self.generators[i].in_flight, i))
+
+    def ended(self, generator, group, start, end):
+        """One sample is done."""
+        group.rollouts.append((generator, start, end))
+        self.in_flight -= 1
+        heapq.heappush(self.emptiest, (generator.in_flight, generator.index))
+        self.finished += group.finished
+        if self.waits:                      # the trainer's loop admits only while it generates
+            self.admit()
+            if group.finished and not self.waits.triggered:
+                self.waits.succeed()
+
+    def lag(self, groups):
+        """Count the tokens of a step by how many versions ago they were made."""
+        for group in groups:
+            for generator, start, end in group.rollouts:
+                began, made = generator.began, bisect_right(generator.began, start) - 1
+                while start < end:
+                    until = min(end, began[made + 1]) if made + 1 < len(began) else end
+                    self.lags[self.version - made] += until - start
+                    start, made = until, made + 1
+
+    def train(self, steps, warmup):
+        """The trainer's loop, as in scalerl.Run; a simpy process. Fills self.log, a row a step."""
+        work, env, self.log = self.work, self.env, []
+        for step in range(steps):
+            if step == warmup:
+                self.lags.clear()
+            start, patience = env.now, 0
+            while True:
+                self.admit()
+                # The pacer looks at all groups: ask it only when there may be something to take.
+                groups = self.pacer.take(self.version) if self.finished >= patience and (
+                    self.finished >= work.prompts) else None
+                if groups:
+                    break
+                if self.finished >= work.prompts:
+                    patience = self.finished + max(1, work.prompts // 64)
+                if not self.in_flight:
+                    groups = self.pacer.take(self.version)
+                    break
+                self.waits = env.event()
+                yield self.waits
+                self.waits = None
+            waited = env.now - start
+            self.finished -= len(groups)
+            self.lag(groups)
+            tokens = sum(end - start for group in groups if self.rng.random() < work.kept
+                         for _, start, end in group.rollouts)
+            if work.shared:
+                self.still(True)
+            yield env.timeout(work.train_s + work.train_token_s * tokens / self.t)
+            self.still(True)
+            yield env.timeout(work.push_s)
+            self.version += 1
+            for generator in self.generators:
+                generator.began.append(generator.clock)
+            self.still(False)
+            self.log.append((env.now - start, waited, sum(g.busy_s for g in self.generators),
+                             sum(g.tokens for g in self.generators),
+                             sum(g.clock for g in self.generators)))
+
+    def still(self, still):
+        for generator in self.generators:
+            generator.stand(still)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of a step, once the run is past its start."""
+    step_s: float
+    tokens_s: float             # generated
+    trainer_idle: float         # share of time that the trainers wait for samples
+    generator_idle: float       # share of time that a generator has no sequence, or stands still
+    batch: float                # sequences in a decode step
+    lag_mean: float             # optimizer steps, over tokens
+    lag_max: int
+    lag_quantiles: tuple        # 50, 90 and 99% of tokens are at most so old
+
+
+def simulate(work, generators=1, trainers=1, steps=40, seed=0):
+    """A Prediction from `steps` steps after a start of k + 4 that is left out."""
+    model = Model(work, generators, trainers, seed)
+    warmup = model.pacer.k + 4
+    model.env.run(model.env.process(model.train(warmup + steps, warmup)))
+    step_s, waited, busy, tokens, clock = np.array(model.log).T
+    total = step_s[warmup:].sum()
+    since = lambda column: column[-1] - column[warmup - 1]                      # noqa: E731
+    lags = sorted(model.lags)
+    share = np.cumsum([model.lags[lag] for lag in lags]) / sum(model.lags.values())
+    return Prediction(
+        *map(float, (total / steps, since(tokens) / total, waited[warmup:].sum() / total,
+                     1 - since(busy) / (generators * total), since(tokens) / since(clock))),
+        sum(lag * n for lag, n in model.lags.items()) / sum(model.lags.values()), lags[-1],
+        tuple(lags[int(np.searchsorted(share, q - 1e-9))] for q in (0.5, 0.9, 0.99)))
+
+
+# ---------------------------------------------------------------------------------------------
+# 4. Calibrate
+
+
+def read_run(folder):
+    """(config, rows) of a run folder: its steps past the start, which fills empty slots."""
+    folder = Path(folder)
+    try:
+        config = make_config(read_toml(folder / "config.toml"))
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    except (OSError, ConfigError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SystemExit(f"simulate.py: {folder} is no run that can be read: {error}") from None
+    rows = [row for row in rows if row["step"] > config.check()[1] + 4]
+    if len(rows) < 10 or "decode/batch" not in rows[0]:
+        raise SystemExit(f"simulate.py: {folder}: too few steps past its start ({len(rows)}), or a "
+                         "log without decode/batch; run some more, with this version")
+    return config, rows
+
+
+def calibrate(folders):
+    """The rates of Work, as a dict, from the steps of all these runs: least squares, none below 0.
+
+    What two runs with batches of different sizes tell about a decode step, one alone can hardly.
+    """
+    rows = [row for folder in folders for row in read_run(folder)[1]]
+    column = lambda name: np.array([row[name] for row in rows])                 # noqa: E731
+    steps, one = column("decode/steps"), np.ones(len(rows))
+    decode, _ = nnls(np.stack([steps, steps * column("decode/batch")], 1), column("time/generate_s"))
+    train, _ = nnls(np.stack([one, column("tokens/trained")], 1), column("time/train_s"))
+    return {"decode_s": decode[0], "decode_sequence_s": decode[1],
+            "train_s": train[0] + column("time/verify_s").mean(), "train_token_s": train[1],
+            "push_s": column("time/sync_s").mean()}
+
+
+def work_of(folder, rates):
+    """The Work of a run: its own settings, lengths and filtered share, at these rates."""
+    config, rows = read_run(folder)
+    mean = lambda name: float(np.mean([row[name] for row in rows]))             # noqa: E731
+    spread = np.mean([row["completions/std_length"] ** 2 for row in rows]) + np.var(
+        [row["completions/mean_length"] for row in rows])
+    return Work(config.prompts_per_step, config.samples_per_prompt, config.off_policy,
+                config.slots, 0, True, mean("completions/mean_length"), float(spread ** 0.5),
+                mean("completions/longest_of_group"),
+                config.think_max + config.answer_tokens + 20,
+                1 - mean("frac_reward_zero_std") * config.zero_variance_filter, **rates)
+
+
+def measured(folder):
+    """What the run's log says of the numbers that `simulate` predicts."""
+    config, rows = read_run(folder)
+    mean = lambda name: float(np.mean([row[name] for row in rows]))             # noqa: E731
+    return {"step_s": mean("time/step_s"),
+            "tokens_s": mean("tokens/generated") / mean("time/step_s"),
+            "trainer_idle": mean("time/generate_s") / mean("time/step_s"),
+            "batch": float(sum(row["decode/steps"] * row["decode/batch"] for row in rows)
+                           / sum(row["decode/steps"] for row in rows)),
+            "lag_mean": mean("lag/mean"), "lag_max": max(row["lag/max"] for row in rows)}
+
+
+# ---------------------------------------------------------------------------------------------
+# 5. Split
+
+
+def best_split(work, devices, steps=20):
+    """((g, t), {g: Prediction}): the split with the shortest step, and all that were tried: every
+    one of few devices; of many, the launcher's and those of a golden-section search, which fits,
+    since the step is long at both ends."""
+    seen = {}
+
+    def step_s(g):
+        if g not in seen:
+            seen[g] = simulate(work, g, devices - g, steps)
+        return seen[g].step_s
+
+    low, high = 1, devices - 1
+    step_s(launch.split(devices, *work.rates())[0])
+    while high - low > max(8, devices // 32):
+        a, b = round(high - 0.618 * (high - low)), round(low + 0.618 * (high - low))
+        low, high = (low, b) if step_s(a) <= step_s(b) else (a, high)
+    for g in range(low, high + 1) if devices <= 256 else ():
+        step_s(g)
+    g = min(seen, key=step_s)
+    return (g, devices - g), seen
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--calibrate", nargs="+", metavar="RUN", required=True,
+                        help="run folders: their rates")
+    parser.add_argument("--against", nargs="+", metavar="RUN", help="runs to predict; the same")
+    parser.add_argument("--devices", nargs="+", type=int, default=[], help="find the best split")
+    for field in dataclasses.fields(Work):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", metavar=field.type.__name__.upper(),
+                            type=json.loads if field.type is bool else field.type,
+                            help="instead of what was measured")
+    args = parser.parse_args()
+    rates = calibrate(args.calibrate)
+    print("  ".join(f"{name} {value:.3g}" for name, value in rates.items()))
+    given = {f.name: getattr(args, f.name) for f in dataclasses.fields(Work)
+             if getattr(args, f.name) is not None}
+    if not args.devices:
+        print(f"{'run':24} {'':>14} {'predicted':>10} {'measured':>10} {'error':>8}")
+        for folder in args.against or args.calibrate:
+            found = simulate(dataclasses.replace(work_of(folder, rates), **given))
+            for name, value in measured(folder).items():
+                guess = getattr(found, name)
+                error = f"{guess / value - 1:+8.1%}" if value else ""
+                print(f"{Path(folder).name:24} {name:>14} {guess:10.3f} {value:10.3f} {error}")
+    for devices in args.devices:
+        work = dataclasses.replace(work_of(args.calibrate[0], rates), shared=False, **given)
+        rate_g, rate_t = work.rates()
+        (g, t), seen = best_split(work, devices)
+        rule = launch.split(devices, rate_g, rate_t)
+        print(f"\n{devices} devices, {work.prompts} x {work.samples} samples a step, "
+              f"{work.off_policy}: best {g} : {t}; closed form "
+              f"{rate_t / rate_g:.2f} : 1, by the launcher's rule {rule[0]} : {rule[1]}, whose step "
+              f"takes {seen[rule[0]].step_s / seen[g].step_s - 1:+.1%}")
+        print(f"{'g : t':>12} {'step s':>9} {'tokens/s':>10} {'g idle':>7} {'t idle':>7} "
+              f"{'batch':>7} {'lag mean':>9} {'max':>4} {'50 90 99%':>10}")
+        for one, p in sorted(seen.items()):
+            print(f"{one:5} : {devices - one:<4} {p.step_s:9.3f} {p.tokens_s:10,.0f} "
+                  f"{p.generator_idle:7.2f} {p.trainer_idle:7.2f} {p.batch:7.1f} {p.lag_mean:9.2f} "
+                  f"{p.lag_max:4} {' '.join(map(str, p.lag_quantiles)):>10}")
+
+
+if __name__ == "__main__":
+    main()
