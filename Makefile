@@ -5,6 +5,7 @@
 # make smollm2   a real small language model, as an ordinary folder in models/smollm2-135m
 # make vllm      vLLM, the build for this machine; scalerl.py then takes it by itself
 # make toy       the toy model alone, in models/toy
+# make gpu-check the trainer on a GPU: tokens/s, MFU, memory, mismatch, in results/gpu
 # make certs     in certs/, for --tls: make certs HOSTS=10.0.0.1,10.0.0.2,node3
 #
 # Each target sets up what it needs in .venv, once. PYTHON=python3.12 picks another interpreter.
@@ -19,7 +20,7 @@ mix:   RUN := $(or $(RUN),mix$(if $(wildcard runs/mix),-$(NOW)))
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard runs/seed0),-$(NOW)))
 SEED   ?= 0
 
-.PHONY: demo seeds mix test toy smollm2 vllm certs clean
+.PHONY: demo seeds mix test gpu-check toy smollm2 vllm certs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -41,6 +42,9 @@ mix: $(VENV)/smollm2 models/toy-mix/config.json
 
 test: $(VENV)/test $(VENV)/vllm
 	$(PY) -m pytest
+
+gpu-check: $(VENV)/base
+	$(PY) bench/gpu.py --out results/gpu
 
 toy: models/toy/config.json
 smollm2: models/smollm2-135m/config.json

@@ -88,14 +88,15 @@ class Policy(torch.nn.Module):
         place = {group: i for i, group in enumerate(prompts)}
         pack = packed.Pack(list(prompts.values()), [r.output_ids for r in rollouts],
                            [place[r.group_id] for r in rollouts], dtype=self.dtype, device=device)
-        with torch.autocast(device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
-            hidden = packed.forward(self.model, pack.input_ids, pack.position_ids, pack)
         sampled = table(rollouts, "sampled", torch.bool).to(device)[pack.sample, pack.column]
         predict, targets, place = (x[sampled] for x in (
             pack.predict, pack.targets, torch.stack([pack.sample, pack.column], 1)))
-        # The head's operands as the sampler has them: rounded to bf16 where it computes in bf16.
-        values = token_logprobs(hidden[predict].to(self.dtype), weight.to(self.dtype), targets,
-                                temperature=self.temperature, head_fp32=head_fp32)
+        with torch.autocast(device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
+            hidden = packed.forward(self.model, pack.input_ids, pack.position_ids, pack)
+            # Autocast gives the head its operands as the sampler has them, rounded to bf16 where
+            # it computes in bf16; the gradient of the fp32 weight stays fp32.
+            values = token_logprobs(hidden[predict], weight, targets,
+                                    temperature=self.temperature, head_fp32=head_fp32)
         T = max(len(r.output_ids) for r in rollouts)
         return tuple(x.new_zeros(len(rollouts), T).index_put(tuple(place.T), x) for x in values)
 

@@ -3,12 +3,13 @@
 import ast
 import doctest
 import importlib
+import json
 import re
 import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run_command
 
 FILES = sorted(path.name for path in ROOT.glob("*.py"))
 OURS = {name.removesuffix(".py") for name in FILES}
@@ -85,3 +86,15 @@ def test_no_line_is_wider_than_100_columns():
     wide = [f"{path.name}:{number}" for path in files
             for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 100]
     assert files and not wide
+
+
+def test_the_gpu_check_runs_on_a_cpu_too_and_writes_its_table(tmp_path):
+    done = run_command([ROOT / "bench" / "gpu.py", "--device", "cpu", "--hidden", 128, "--layers", 2,
+                        "--vocab", 300, "--lengths", 44, 20, "--tokens", 90, "--steps", 1,
+                        "--out", tmp_path], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert len(rows) == 10 and all(row["tokens_per_s"] > 0 for row in rows)
+    assert all(0 <= row["mismatch/mean_abs_dlogp"] < 0.02 for row in rows)      # bf16's rounding
+    table = (tmp_path / "README.md").read_text()
+    assert table.count("\n| ") == 11 and "a CPU" in table

@@ -102,6 +102,18 @@ def test_every_rank_does_equally_many_micro_batches_and_all_are_done_once(size, 
         assert max(loads) - min(loads) <= max(costs)
 
 
+def test_bf16_compute_leaves_the_gradient_of_the_fp32_head_in_fp32(llama):
+    """Rounding the weight outside `token_logprobs` would round its gradient as well."""
+    model = packed_copy(llama)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())      # untied
+    logprobs, _ = Policy(model, dtype=torch.bfloat16)(rollouts_of(3, 5, random.Random(7)))
+    logprobs.sum().backward()
+    gradient = model.lm_head.weight.grad
+    assert gradient.dtype == torch.float32
+    assert not torch.equal(gradient, gradient.bfloat16().float())
+
+
+
 def test_a_step_that_one_micro_batch_could_hold_still_gives_every_rank_work(seed):
     rollouts = rollouts_of(9, 5, random.Random(seed))
     for size in (2, 3):
