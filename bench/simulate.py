@@ -1,9 +1,9 @@
 """How many generators to how many trainers? A discrete-event model of an asynchronous run.
 
-    python bench/simulate.py --calibrate runs/demo                 predicted and measured, side by side
-    python bench/simulate.py --calibrate runs/a --against runs/b   rates of one run, predicted another
+    python bench/simulate.py --calibrate runs/a                     predicted beside measured
+    python bench/simulate.py --calibrate runs/a --against runs/b    another run, at the rates of a
     python bench/simulate.py --calibrate runs/a --devices 8 64 1024 --prompts 512
-                                                                   the best split of so many devices
+                                                                    the best split of so many
 
   1. Work        what a run does and what each part of it costs, measured
   2. Generator   a batch of slots; one decode step gives every sequence in it a token
@@ -25,7 +25,6 @@ import dataclasses
 import heapq
 import json
 import sys
-import tomllib
 from bisect import bisect_right
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -38,7 +37,9 @@ from scipy.optimize import nnls
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import launch                                                               # noqa: E402
-from scalerl import Config, ConfigError, Pacer, make_config, read_toml      # noqa: E402
+from scalerl import ConfigError, Pacer, make_config, read_toml              # noqa: E402
+
+PHRASE_TOKENS = 20          # at most, of the interruption phrase: a sample may be so much longer
 
 # ---------------------------------------------------------------------------------------------
 # 1. Work
@@ -107,7 +108,7 @@ class Generator:
         self.waiting = deque()              # (length, group)
         self.order = self.plan = 0
         self.began = [0.0]                  # the clock at which version 0, 1, ... arrived
-        self.tokens = self.busy_s = 0.0
+        self.tokens = self.busy_s = self.slots_s = 0.0
 
     @property
     def in_flight(self):
@@ -134,6 +135,7 @@ class Generator:
             self.clock += steps
             self.tokens += batch * steps
             self.busy_s += seconds
+            self.slots_s += batch * seconds
 
     def replan(self):
         """Wake up when the next sample ends; what was planned before is void."""
@@ -252,9 +254,9 @@ class Model:
             for generator in self.generators:
                 generator.began.append(generator.clock)
             self.still(False)
-            self.log.append((env.now - start, waited, sum(g.busy_s for g in self.generators),
-                             sum(g.tokens for g in self.generators),
-                             sum(g.clock for g in self.generators)))
+            self.log.append((env.now - start, waited, *(
+                sum(getattr(g, name) for g in self.generators)
+                for name in ("busy_s", "slots_s", "tokens", "clock"))))
 
     def still(self, still):
         for generator in self.generators:
@@ -268,6 +270,7 @@ class Prediction:
     tokens_s: float             # generated
     trainer_idle: float         # share of time that the trainers wait for samples
     generator_idle: float       # share of time that a generator has no sequence, or stands still
+    busy_share: float           # of all slots and all time
     batch: float                # sequences in a decode step
     lag_mean: float             # optimizer steps, over tokens
     lag_max: int
@@ -279,14 +282,16 @@ def simulate(work, generators=1, trainers=1, steps=40, seed=0):
     model = Model(work, generators, trainers, seed)
     warmup = model.pacer.k + 4
     model.env.run(model.env.process(model.train(warmup + steps, warmup)))
-    step_s, waited, busy, tokens, clock = np.array(model.log).T
+    step_s, waited, busy, slots, tokens, clock = np.array(model.log).T
     total = step_s[warmup:].sum()
     since = lambda column: column[-1] - column[warmup - 1]                      # noqa: E731
     lags = sorted(model.lags)
     share = np.cumsum([model.lags[lag] for lag in lags]) / sum(model.lags.values())
     return Prediction(
         *map(float, (total / steps, since(tokens) / total, waited[warmup:].sum() / total,
-                     1 - since(busy) / (generators * total), since(tokens) / since(clock))),
+                     1 - since(busy) / (generators * total),
+                     since(slots) / (generators * work.slots * total),
+                     since(tokens) / since(clock))),
         sum(lag * n for lag, n in model.lags.items()) / sum(model.lags.values()), lags[-1],
         tuple(lags[int(np.searchsorted(share, q - 1e-9))] for q in (0.5, 0.9, 0.99)))
 
@@ -301,13 +306,37 @@ def read_run(folder):
     try:
         config = make_config(read_toml(folder / "config.toml"))
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    except (OSError, ConfigError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ConfigError, json.JSONDecodeError) as error:
         raise SystemExit(f"simulate.py: {folder} is no run that can be read: {error}") from None
     rows = [row for row in rows if row["step"] > config.check()[1] + 4]
-    if len(rows) < 10 or "decode/batch" not in rows[0]:
+    if len(rows) < 10 or "completions/longest_of_group" not in rows[0]:
         raise SystemExit(f"simulate.py: {folder}: too few steps past its start ({len(rows)}), or a "
-                         "log without decode/batch; run some more, with this version")
+                         "log without completions/longest_of_group; run some more")
     return config, rows
+
+
+def table(rows, *names):
+    """One array a column."""
+    return [np.array([row[name] for row in rows], float) for name in names]
+
+
+def on_servers(rows):
+    return "off_policy/busy_share" in rows[0]
+
+
+def decoding(config, rows):
+    """(decode steps, sequences in each, seconds they took) of each step's generators, arrays.
+
+    In process the log has all three. A server's decode steps are not seen from outside, but the
+    share of its slots that are busy is, and that is its batch.
+    """
+    if not on_servers(rows):
+        return table(rows, "decode/steps", "decode/batch", "time/generate_s")
+    busy, step_s, sync_s, made, forced = table(rows, "off_policy/busy_share", "time/step_s",
+                                               "time/sync_s", "tokens/generated", "tokens/forced")
+    seconds = step_s - sync_s
+    batch = busy * config.slots * step_s / seconds
+    return (made + forced) / max(1, config.servers) / batch, batch, seconds
 
 
 def calibrate(folders):
@@ -315,39 +344,45 @@ def calibrate(folders):
 
     What two runs with batches of different sizes tell about a decode step, one alone can hardly.
     """
-    rows = [row for folder in folders for row in read_run(folder)[1]]
-    column = lambda name: np.array([row[name] for row in rows])                 # noqa: E731
-    steps, one = column("decode/steps"), np.ones(len(rows))
-    decode, _ = nnls(np.stack([steps, steps * column("decode/batch")], 1), column("time/generate_s"))
-    train, _ = nnls(np.stack([one, column("tokens/trained")], 1), column("time/train_s"))
+    runs = [read_run(folder) for folder in folders]
+    rows = [row for _, part in runs for row in part]
+    steps, batch, seconds = map(np.concatenate, zip(*(decoding(*run) for run in runs)))
+    decode, _ = nnls(np.stack([steps, steps * batch], 1), seconds)
+    tokens, train_s, verify_s, sync_s = table(rows, "tokens/trained", "time/train_s",
+                                              "time/verify_s", "time/sync_s")
+    train, _ = nnls(np.stack([np.ones(len(rows)), tokens], 1), train_s)
     return {"decode_s": decode[0], "decode_sequence_s": decode[1],
-            "train_s": train[0] + column("time/verify_s").mean(), "train_token_s": train[1],
-            "push_s": column("time/sync_s").mean()}
+            "train_s": train[0] + verify_s.mean(), "train_token_s": train[1],
+            "push_s": sync_s.mean()}
 
 
 def work_of(folder, rates):
     """The Work of a run: its own settings, lengths and filtered share, at these rates."""
     config, rows = read_run(folder)
-    mean = lambda name: float(np.mean([row[name] for row in rows]))             # noqa: E731
-    spread = np.mean([row["completions/std_length"] ** 2 for row in rows]) + np.var(
-        [row["completions/mean_length"] for row in rows])
+    mean, std, longest, same = table(rows, "completions/mean_length", "completions/std_length",
+                                     "completions/longest_of_group", "frac_reward_zero_std")
+    ahead = config.prompts_per_step * config.samples_per_prompt if on_servers(rows) else 0
     return Work(config.prompts_per_step, config.samples_per_prompt, config.off_policy,
-                config.slots, 0, True, mean("completions/mean_length"), float(spread ** 0.5),
-                mean("completions/longest_of_group"),
-                config.think_max + config.answer_tokens + 20,
-                1 - mean("frac_reward_zero_std") * config.zero_variance_filter, **rates)
+                config.slots, ahead, not on_servers(rows), mean.mean(),
+                float(np.sqrt((std ** 2).mean() + mean.var())), longest.mean(),
+                config.think_max + config.answer_tokens + PHRASE_TOKENS,
+                1 - same.mean() * config.zero_variance_filter, **rates)
 
 
 def measured(folder):
     """What the run's log says of the numbers that `simulate` predicts."""
     config, rows = read_run(folder)
-    mean = lambda name: float(np.mean([row[name] for row in rows]))             # noqa: E731
-    return {"step_s": mean("time/step_s"),
-            "tokens_s": mean("tokens/generated") / mean("time/step_s"),
-            "trainer_idle": mean("time/generate_s") / mean("time/step_s"),
-            "batch": float(sum(row["decode/steps"] * row["decode/batch"] for row in rows)
-                           / sum(row["decode/steps"] for row in rows)),
-            "lag_mean": mean("lag/mean"), "lag_max": max(row["lag/max"] for row in rows)}
+    steps, batch, _ = decoding(config, rows)
+    step_s, wait_s, made, forced, lag, most = table(
+        rows, "time/step_s", "time/generate_s", "tokens/generated", "tokens/forced", "lag/mean",
+        "lag/max")
+    found = {"step_s": step_s.mean(), "tokens_s": (made + forced).sum() / step_s.sum(),
+             "trainer_idle": wait_s.sum() / step_s.sum(),
+             "batch": (steps * batch).sum() / steps.sum(), "lag_mean": lag.mean(),
+             "lag_max": most.max()}
+    if on_servers(rows):
+        found["busy_share"] = table(rows, "off_policy/busy_share")[0].mean()
+    return found
 
 
 # ---------------------------------------------------------------------------------------------
@@ -383,9 +418,9 @@ def main():
     parser.add_argument("--against", nargs="+", metavar="RUN", help="runs to predict; the same")
     parser.add_argument("--devices", nargs="+", type=int, default=[], help="find the best split")
     for field in dataclasses.fields(Work):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", metavar=field.type.__name__.upper(),
-                            type=json.loads if field.type is bool else field.type,
-                            help="instead of what was measured")
+        parser.add_argument(f"--{field.name.replace('_', '-')}", help="in place of the measured one",
+                            metavar=field.type.__name__.upper(),
+                            type=json.loads if field.type is bool else field.type)
     args = parser.parse_args()
     rates = calibrate(args.calibrate)
     print("  ".join(f"{name} {value:.3g}" for name, value in rates.items()))
@@ -404,10 +439,10 @@ def main():
         rate_g, rate_t = work.rates()
         (g, t), seen = best_split(work, devices)
         rule = launch.split(devices, rate_g, rate_t)
+        more = seen[rule[0]].step_s / seen[g].step_s - 1
         print(f"\n{devices} devices, {work.prompts} x {work.samples} samples a step, "
-              f"{work.off_policy}: best {g} : {t}; closed form "
-              f"{rate_t / rate_g:.2f} : 1, by the launcher's rule {rule[0]} : {rule[1]}, whose step "
-              f"takes {seen[rule[0]].step_s / seen[g].step_s - 1:+.1%}")
+              f"{work.off_policy}: best {g} : {t}. The closed form is {rate_t / rate_g:.2f} : 1, "
+              f"the launcher's rule {rule[0]} : {rule[1]}, whose step takes {more:+.1%}")
         print(f"{'g : t':>12} {'step s':>9} {'tokens/s':>10} {'g idle':>7} {'t idle':>7} "
               f"{'batch':>7} {'lag mean':>9} {'max':>4} {'50 90 99%':>10}")
         for one, p in sorted(seen.items()):
