@@ -418,7 +418,7 @@ def main():
     parser.add_argument("--against", nargs="+", metavar="RUN", help="runs to predict; the same")
     parser.add_argument("--devices", nargs="+", type=int, default=[], help="find the best split")
     for field in dataclasses.fields(Work):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", help="in place of the measured one",
+        parser.add_argument(f"--{field.name.replace('_', '-')}", help="not the measured one",
                             metavar=field.type.__name__.upper(),
                             type=json.loads if field.type is bool else field.type)
     args = parser.parse_args()
