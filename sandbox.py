@@ -110,10 +110,11 @@ def run_tests(program, tests, limits=Limits(), unsafe=False):
     detail: which test, and what was seen.
     """
     for i, (given, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
-        header = {"program": program, "fn_name": tests.fn_name}
+        arguments = ""
         if tests.fn_name is not None:
-            header["arguments"], given = given, ""
-        code, output, complaint = run_boxed(header, given, limits, unsafe)
+            arguments, given = json.dumps(given), ""
+        request = (tests.fn_name or "", arguments, program)
+        code, output, complaint = run_boxed(request, given, limits, unsafe)
         where = f"test {i} of {len(tests.inputs)}"
         if code in ("late", -signal.SIGKILL, 128 + signal.SIGKILL):  # this side, or the kernel
             return "timeout", f"{where}: no end within {limits.cpu_s} s CPU, {limits.wall_s} s"
@@ -189,9 +190,10 @@ def check_box(unsafe=False):
         raise SandboxError(f"code cannot be marked: no namespaces here ({detail}); {way_out}")
 
 
-def run_boxed(header, given, limits, unsafe):
+def run_boxed(request, given, limits, unsafe):
     """(exit code or "late", output, complaint) of one process that got `given` on its input.
 
+    request: (name of the function or "", its arguments as JSON on one line, program).
     Input and output are files, not pipes: the kernel bounds a file, and nobody has to read along.
     """
     # -I: no environment, no user's site; -S: no packages at all, so the tests of a problem mean the
@@ -209,8 +211,9 @@ def run_boxed(header, given, limits, unsafe):
     # As root the program becomes a user that nobody is, a fresh one each time: the kernel counts
     # processes by user, and a fork bomb must not use up the share of the program beside it.
     stranger = 1_000_000_000 + int.from_bytes(os.urandom(3), "big") if os.geteuid() == 0 else 0
-    header |= {"limits": asdict(limits), "unsafe": unsafe, "stranger": stranger}
-    header = json.dumps(header).encode()
+    numbers = (int(unsafe), stranger, limits.cpu_s, limits.memory_bytes, limits.processes,
+               limits.file_bytes)  # fmt: skip
+    header = "\n".join((" ".join(map(str, numbers)), *request)).encode(errors="replace")
     with (
         tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
         tempfile.TemporaryFile() as stdin,

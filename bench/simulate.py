@@ -70,8 +70,9 @@ class Work:
 
     def rates(self):
         """(generated, trained on) tokens a second of one device that is never in want of work."""
+        tokens = self.prompts * self.samples * self.mean_length
         return (self.slots / self.decode_time(self.slots),
-                1 / max(self.kept * self.train_token_s, 1e-12))
+                tokens / (self.train_s + self.train_token_s * self.kept * tokens + self.push_s))
 
     def lengths(self, rng, groups):
         """(groups, G) whole tokens: log-normal, with a part that is a group's own and one that is
