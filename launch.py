@@ -130,6 +130,10 @@ class Estimate:
         self.server_gpus = config.tensor_parallel * config.pipeline_parallel \
             * config.data_parallel
         self.copy_gpus = config.tensor_parallel * config.pipeline_parallel
+        # Shards shrink with more trainers, activations do not: if those alone are too many, the
+        # trainers are told to recompute them.
+        self.recompute = config.recompute_layers
+        self.recompute |= device.name != "CPU" and not self.trainer_fits(4096)
 
     # -- memory, in bytes a device ------------------------------------------------------------
 
@@ -143,14 +147,15 @@ class Estimate:
         kv_groups = s.num_attention_heads / (getattr(s, "num_key_value_heads", None)
                                              or s.num_attention_heads)
         layer = tokens * (12 * hidden + 4 * s.intermediate_size) * self.itemsize
-        recomputed = layer + layers * tokens * hidden * self.itemsize
+        kept = layer + layers * tokens * hidden * self.itemsize if self.recompute else \
+            layers * layer
         samples = max(1, tokens // self.length)
         return {
             "parameters": 4 * self.weights / shards, "gradients": 4 * self.weights / shards,
             "Adam": 8 * self.weights / shards,
             "gathered": 0 if shards == 1 else self.root * (self.itemsize + 4)
             + 2 * (self.weights - self.root) / layers * self.itemsize,
-            "activations": recomputed if shards > 1 else layers * layer,
+            "activations": kept,
             "attention mask": samples * self.output * self.length * self.itemsize
             * (1 + kv_groups * (kv_groups > 1)),
             "logits chunk": 2 * 1024 * s.vocab_size * 4}
@@ -182,7 +187,7 @@ class Estimate:
             what = "lower micro_batch_tokens, think_max or answer_tokens" \
                 if most in ("activations", "attention mask") else \
                 f"trainers = {more} would do" if more and self.device.name != "CPU" else \
-                "a smaller model is needed"
+                "a smaller model would"
             found.append(f"a trainer needs about {total / GIB:.1f} GiB, a {self.device.name} has "
                          f"{have / GIB:.0f}; most of it for {most} "
                          f"({needs[most] / GIB:.1f} GiB): {what}")
@@ -212,9 +217,9 @@ class Estimate:
 
     @property
     def train_rate(self):
-        """Generated tokens a second that one GPU trains on: three forwards each."""
-        flops = 3 * (self.compute.token_flops + self.compute.look_flops * self.context)
-        return TRAIN_SHARE * self.device.flops / flops
+        """Generated tokens a second that one GPU trains on: three forwards each, or four."""
+        flops = self.compute.token_flops + self.compute.look_flops * self.context
+        return TRAIN_SHARE * self.device.flops / (3 + self.recompute) / flops
 
     def step_s(self, trainers, server_gpus):
         """(generation, training) seconds of a step's tokens, each side alone."""
@@ -553,13 +558,13 @@ def free_port():
         return s.getsockname()[1]
 
 
-def commands(config, argv, places, *, length, dtype, folder, free=free_port):
+def commands(config, argv, places, estimate, *, dtype, folder, free=free_port):
     """(trainer or None, servers, logs) of this node: Children, not started, and the log files of
     the ranks that have no terminal.
 
-    argv     the command line of scalerl.py, passed on to the trainers
-    length   tokens of the longest sequence;  dtype: the generators'
-    free     () -> a free port, for the trainers' rendezvous on one machine
+    argv    the command line of scalerl.py, passed on to the trainers
+    dtype   the generators'
+    free    () -> a free port, for the trainers' rendezvous on one machine
     """
     c, node, logs = config, config.node_rank, folder / "logs"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -570,8 +575,8 @@ def commands(config, argv, places, *, length, dtype, folder, free=free_port):
     for server in places.servers:
         if server.node == node:
             command, env = server_command(
-                c, model=c.model, length=length, slots=-(-c.slots // c.data_parallel), dtype=dtype,
-                host=server.host, port=server.port,
+                c, model=c.model, length=estimate.length, slots=-(-c.slots // c.data_parallel),
+                dtype=dtype, host=server.host, port=server.port,
                 device=devices(server.devices) if server.devices else None)
             servers.append(Child(f"server {server.index} ({server.url(c)})", command, env,
                                  log=logs / f"server_{server.index}.log"))
@@ -582,6 +587,8 @@ def commands(config, argv, places, *, length, dtype, folder, free=free_port):
               *(word for word in argv if word != "--dry-run")]
     if places.servers:
         script += ["--vllm-url", ",".join(s.url(c) for s in places.servers)]
+    if estimate.recompute and not c.recompute_layers:
+        script += ["--recompute-layers", "true"]
     cores = len(os.sched_getaffinity(0))
     env = os.environ | {LAUNCHED: "1"}
     if places.gpus:
@@ -630,8 +637,7 @@ def launch(config, argv, estimate, *, dtype, folder):
     for sentence in estimate.refusals(places.trainers, len(places.servers)):
         raise PlaceError(sentence)
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    trainer, servers, logs = commands(config, argv, places, length=estimate.length, dtype=dtype,
-                                      folder=folder)
+    trainer, servers, logs = commands(config, argv, places, estimate, dtype=dtype, folder=folder)
     link = None
     if len(places.hosts) > 1:
         link = (Node if config.node_rank else Head)(config, places.hosts)
@@ -654,8 +660,8 @@ def describe(config, argv, estimate, *, dtype, folder):
     lines = []
     if wanted(config):
         places = place(config, estimate)
-        trainer, servers, logs = commands(config, argv, places, length=estimate.length,
-                                          dtype=dtype, folder=folder, free=lambda: 0)
+        trainer, servers, logs = commands(config, argv, places, estimate, dtype=dtype,
+                                          folder=folder, free=lambda: 0)
         lines.append(f"{places.why}. Port 0 below stands for a free one.")
         address = f"{places.hosts[0]}:{config.port + 1}" if config.hosts else "a free port"
         first = [("process", "host", "devices", "address", "log")]
@@ -691,7 +697,8 @@ def describe(config, argv, estimate, *, dtype, folder):
         "", f"Estimates for {estimate.device.source} ({estimate.device.memory / GIB:.0f} GiB):",
         f"  {estimate.weights / 1e9:.3g} billion weights, sequences of up to {estimate.length} "
         f"tokens, outputs of {estimate.mean_output:.0f} on average (assumed: half the longest)",
-        f"  a trainer, GiB: {sum(needs.values()) / GIB:.2f} = {gib(needs)}",
+        f"  a trainer, GiB: {sum(needs.values()) / GIB:.2f} = {gib(needs)}"
+        + ("; layers are recomputed in the backward pass" if estimate.recompute else ""),
         f"  a server, GiB a device: {gib(parts)}; {fits} whole sequences fit, slots = {slots}",
         f"  a step's tokens: {generate_s:.3g} s to generate, {train_s:.3g} s to train (at "
         f"{DECODE_SHARE:.0%} and {TRAIN_SHARE:.0%} of the device's speed, assumed), "

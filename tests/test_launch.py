@@ -516,3 +516,28 @@ def test_whoever_is_silent_past_the_deadline_is_given_up_by_name(capsys, monkeyp
         assert "127.0.0.1" in capsys.readouterr().err.split("is silent; waiting for it, 1.5 s")[0]
     finally:
         alone.close(0)
+
+
+def test_the_slurm_script_hands_each_node_its_own_rank_and_every_word_whole(tmp_path):
+    """Over stand-ins for Slurm's commands: there is no cluster here."""
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name, body in {"scontrol": "printf '%s\\n' n1 n2", "srun": 'shift; exec "$@"',
+                       ".venv/bin/python": "printf '%s\\n' \"$@\""}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    given = ["--model", "a b", "--task-options", '{"x": 1}']
+    done = subprocess.run(
+        ["bash", ROOT / "configs/slurm.sh", *given], cwd=tmp_path, check=True, text=True,
+        capture_output=True, timeout=LIMIT_S, env=os.environ | {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[1-2]",
+            "SLURM_GPUS_ON_NODE": "8", "SLURM_NODEID": "1"})
+    script, *words = done.stdout.splitlines()
+    config, _ = scalerl.parse(words)
+    assert script == "scalerl.py" and words[4:8] == given
+    assert (config.hosts, config.node_rank, config.gpus, config.tls) == ("n1,n2", 1, 8, "certs")
+
+
+def test_accelerate_reads_our_file():
+    from accelerate.commands.config.config_args import load_config_from_file
+    config = load_config_from_file(str(ROOT / "configs/accelerate/fsdp2.yaml"))
+    assert config.distributed_type == "MULTI_GPU"   # ranks.py brings the FSDP2 plugin itself

@@ -1,0 +1,24 @@
+#!/bin/bash
+# ScaleRL on several nodes under Slurm: the same command on each, which finds its place by itself.
+#
+#   sbatch --nodes 4 --gpus-per-node 8 configs/slurm.sh --model Qwen/Qwen3-8B --task polaris-53k
+#
+# Trainers are on the first nodes, vLLM servers on the rest (add --dry-run to see who and why). The
+# nodes speak mutual TLS: once, for all nodes that a job may get, on a file system they share,
+#
+#   make certs HOSTS=$(scontrol show hostnames node[01-64] | paste -sd,)
+#
+# When its time is over the job is killed; the same command with --resume goes on from the last of
+# the checkpoints (--checkpoint-every STEPS). This script has not been run on a Slurm cluster.
+#SBATCH --job-name scalerl
+#SBATCH --ntasks-per-node 1
+#SBATCH --exclusive
+#SBATCH --time 24:00:00
+#SBATCH --output scalerl-%j.log
+
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
+
+# One launcher a node; if one fails, the others end with it. Single quotes: each node's own rank.
+srun --kill-on-bad-exit=1 bash -c \
+    'exec .venv/bin/python scalerl.py --gpus "$SLURM_GPUS_ON_NODE" --tls certs "$@" \
+        --hosts '"$hosts"' --node-rank "$SLURM_NODEID"' scalerl "$@"
