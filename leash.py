@@ -38,6 +38,8 @@ GRACE_S = 10.0
 LIBC = ctypes.CDLL(None)
 # A server that ends is started again, unless it has ended so often within so many seconds.
 DEATHS, DEATHS_WITHIN_S = 3, 600.0
+# How long a trainer may take for a checkpoint when the run cannot go on.
+CHECKPOINT_S = 60.0
 
 # ---------------------------------------------------------------------------------------------
 # 1. The leash
@@ -249,6 +251,12 @@ def supervise(trainer, servers, *, watch=lambda: None, logs=()):
             time.sleep(0.1)
     except LaunchError as error:
         print(f"scalerl.py: {error}", file=sys.stderr, flush=True)
+        if trainer and trainer.process and trainer.status() is None:
+            say(f"asking {trainer.name} for a checkpoint, {CHECKPOINT_S:g} s at most")
+            trainer.order(b"i")
+            deadline = time.monotonic() + CHECKPOINT_S
+            while trainer.status() is None and not asked and time.monotonic() < deadline:
+                time.sleep(0.05)
         return 1
     finally:
         end([child for child in everyone if child.process], asked, graceful)

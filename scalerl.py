@@ -977,27 +977,32 @@ class Run(Trainer):
 
     def decode(self, sampler):
         """One step of a sampler; then the weights, for a server that came back without them."""
-        rollouts = sampler.step()
+        try:
+            rollouts = sampler.step()
+        except ServerError as error:        # while samples are awaited, no step is half done
+            self.save()
+            raise ServerError(f"{error}; the checkpoint of step {self.step} is written, --resume "
+                              "goes on") from None
         if sampler.needs_push:
             self.push(sampler)
         return rollouts
 
     def generate(self):
-        """Decode until the pacer hands out the next step's groups; None when prompts ran out."""
+        """Decode until the pacer hands out the next step's groups. None when prompts ran out, and
+        after a Ctrl-C if servers generate: they may be gone, and nothing there can be saved."""
         start = time.perf_counter()
-        while True:
+        while not (self.stop and self.fleet):
             self.admit()
             groups = self.pacer.take(self.version)
             if groups or not self.sampler.in_flight:
-                break
+                self.time_generate = time.perf_counter() - start
+                return groups
             if not self.fleet:          # a server takes its own steps
                 self.counters["decode/steps"] += 1
                 self.counters["decode/tokens"] += min(self.sampler.in_flight, self.config.slots)
             for rollout in self.decode(self.sampler):
                 self.pacer.groups[rollout.group_id].rollouts.append(rollout)
                 self.counters["tokens/generated"] += sum(rollout.sampled)
-        self.time_generate = time.perf_counter() - start
-        return groups
 
     def admit(self):
         """Start groups as the pacer and, for pipeline-k, free slots allow: a prompt that would

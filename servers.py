@@ -890,26 +890,24 @@ class ServerSampler(TwoRequests):
         self.fleet.loop.call_soon_threadsafe(enqueue)
 
     def step(self) -> list[Rollout]:
-        """Finished rollouts: waits for one, or until a server needs weights (then maybe none).
+        """Finished rollouts: waits a second for one; none if a server needs weights before that,
+        or in time, so that the caller can see to other things.
 
         Raises ServerError: no server was ready for the deadline.
         """
-        fleet = self.fleet
-        while self.owed:
+        fleet, rollouts = self.fleet, []
+        if self.owed:
             with fleet.changed:
                 fleet.changed.wait_for(
                     lambda: not self.done.empty() or fleet.needs_push or fleet.error, 1.0)
             fleet.check()
-            rollouts = []
-            while not self.done.empty():
-                rollouts.append(self.done.get())
-            for group in [rollout.group_id for rollout in rollouts]:
-                request, missing = self.owed.pop(group)
-                if missing > 1:
-                    self.owed[group] = request, missing - 1
-            if rollouts or fleet.needs_push:
-                return rollouts
-        return []
+        while not self.done.empty():
+            rollouts.append(self.done.get())
+        for group in [rollout.group_id for rollout in rollouts]:
+            request, missing = self.owed.pop(group)
+            if missing > 1:
+                self.owed[group] = request, missing - 1
+        return rollouts
 
     def push_weights(self, named_tensors, version):
         """See `Fleet.push`: the servers that have this version already are left alone."""

@@ -263,13 +263,20 @@ def test_a_dead_server_is_started_again_and_nothing_of_the_first_is_left(parts, 
         assert "server 1 has ended by SIGKILL; it is started again" in process.stderr.read()
 
 
-def test_a_server_that_keeps_ending_ends_the_run_with_the_end_of_its_log(parts, tmp_path):
-    bad = stand_in(tmp_path, "bad", "note('up'); print('no room for the cache'); sys.exit(5)")
+def test_a_server_that_keeps_ending_ends_the_run_with_its_log_and_a_checkpoint(parts, tmp_path):
+    bad = stand_in(tmp_path, "bad", f"""
+        note("up")
+        while not os.path.exists({str(parts[0]) + ".notes"!r}): time.sleep(0.02)
+        time.sleep(0.3)                     # the trainer is up by then, and says so
+        print("no room for the cache")
+        sys.exit(5)
+    """)
     with launcher(tmp_path, parts[0], parts[1], bad) as process:
         assert process.wait(LIMIT_S) == 1
         error = process.stderr.read()
         assert "server 1 has ended 3 times within 10 minutes, now with exit status 5" in error
-        assert error.rstrip().endswith("no room for the cache") and f"{bad}.log" in error
+        assert "\n    no room for the cache\n" in error and f"{bad}.log" in error
+        assert notes(parts[0])[-1][0] == "checkpoint"
         assert [n[0] for n in notes(bad)].count("up") == 3
         pids = {int(n[-1]) for path in parts for n in notes(path)}
         assert not pids & set(psutil.pids())
