@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 
 from leash import Child, LaunchError, say, supervise
-from servers import LOOPBACK, server_command
+from servers import LOOPBACK, server_command, tls_context
 from vllm_engine import BLOCK_TOKENS, block_bytes
 
 # In the environment of every trainer that the launcher has started: it starts nothing itself, and
@@ -150,18 +150,20 @@ class Estimate:
         kept = layer + layers * tokens * hidden * self.itemsize if self.recompute else \
             layers * layer
         samples = max(1, tokens // self.length)
+        flash = self.device.name != "CPU" and self.itemsize == 2            # as packed.py decides
         return {
             "parameters": 4 * self.weights / shards, "gradients": 4 * self.weights / shards,
             "Adam": 8 * self.weights / shards,
             "gathered": 0 if shards == 1 else self.root * (self.itemsize + 4)
             + 2 * (self.weights - self.root) / layers * self.itemsize,
             "activations": kept,
-            "attention mask": samples * self.output * self.length * self.itemsize
-            * (1 + kv_groups * (kv_groups > 1)),
+            "attention mask": 0 if flash else samples * self.output * self.length
+            * self.itemsize * (1 + kv_groups * (kv_groups > 1)),
             "logits chunk": 2 * 1024 * s.vocab_size * 4}
 
     def trainer_fits(self, trainers):
-        return sum(self.trainer_memory(trainers).values()) <= self.device.memory
+        """A tenth of the device is left to what is not counted: fragments, CUDA itself."""
+        return sum(self.trainer_memory(trainers).values()) <= 0.9 * self.device.memory
 
     def server_memory(self):
         """({what: bytes} of one GPU of a server, sequences that its cache holds to the end)."""
@@ -285,9 +287,10 @@ def place(config, estimate, port=lambda: 0):
         raise PlaceError(f"servers = {c.servers}: vllm_url names servers that others have "
                          "started; give one of the two")
     if c.tls:
-        for name in ("ca.pem", "cert.pem", "key.pem"):
-            if not (Path(c.tls) / name).is_file():
-                raise PlaceError(f"tls = {c.tls!r}: no {name} there (make certs makes a set)")
+        try:
+            tls_context(c.tls)
+        except ValueError as error:
+            raise PlaceError(str(error)) from None
     elif not c.insecure_network and not set(hosts) <= set(LOOPBACK):
         raise PlaceError(f"hosts = {c.hosts!r}: servers that other machines can reach need tls = "
                          "FOLDER (make certs), or insecure_network = true on a network you trust")
@@ -437,18 +440,6 @@ class Silence:
                 else f"{self.who} is there")
 
 
-def tls_context(folder, purpose):
-    """Mutual TLS: each side shows a certificate of the folder's CA. Raises PlaceError."""
-    try:
-        context = ssl.create_default_context(purpose, cafile=Path(folder) / "ca.pem")
-        context.load_cert_chain(Path(folder) / "cert.pem", Path(folder) / "key.pem")
-    except OSError as error:            # ssl.SSLError is one
-        raise PlaceError(f"tls = {folder!r}: ca.pem, cert.pem and key.pem cannot be read from it "
-                         f"({error})") from None
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
 class Head:
     """The first host's side: `watch` fails the run with a node, `close` ends them with the run."""
 
@@ -503,7 +494,7 @@ class Node:
     """Another host's side: `watch` returns the run's exit status when the head says it."""
 
     def __init__(self, config, hosts):
-        self.context = tls_context(config.tls, ssl.Purpose.SERVER_AUTH) if config.tls else None
+        self.context = tls_context(config.tls) if config.tls else None
         self.address, self.rank = (hosts[0], config.port), config.node_rank
         self.silence = Silence(f"the first host ({hosts[0]}:{config.port})", config.deadline_s)
         self.heard, self.line, self.over = time.monotonic(), None, threading.Event()

@@ -829,12 +829,19 @@ def ssl_context(urls, tls, insecure_network):
                              "network you trust")
     if not any(url.startswith("https") for url in urls):
         return None
+    return tls_context(tls)
+
+
+def tls_context(folder, purpose=ssl.Purpose.SERVER_AUTH):
+    """Mutual TLS: each side shows a certificate of the folder's authority. purpose: whom to
+    check, as in ssl.create_default_context. Raises ValueError: not a folder of `make certs`."""
     try:
-        context = ssl.create_default_context(cafile=Path(tls) / "ca.pem")
-        context.load_cert_chain(Path(tls) / "cert.pem", Path(tls) / "key.pem")
+        context = ssl.create_default_context(purpose, cafile=Path(folder) / "ca.pem")
+        context.load_cert_chain(Path(folder) / "cert.pem", Path(folder) / "key.pem")
     except OSError as error:            # ssl.SSLError is one
-        raise ValueError(f"tls = {str(tls)!r}: ca.pem, cert.pem and key.pem cannot be read from "
-                         f"it ({error})") from None
+        raise ValueError(f"tls = {str(folder)!r}: ca.pem, cert.pem and key.pem (make certs) "
+                         f"cannot be read from it ({error})") from None
+    context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 

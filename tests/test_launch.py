@@ -6,6 +6,7 @@ and real trees of processes.
 
 import contextlib
 import dataclasses
+import json
 import os
 import random
 import re
@@ -492,7 +493,7 @@ def test_a_stranger_without_a_certificate_of_ours_is_not_heard(certs, tmp_path):
     try:
         address = ("127.0.0.1", config.port)
         for tls in (None, ssl.create_default_context(cafile=certs / "ca.pem"),
-                    launch.tls_context(str(tmp_path), ssl.Purpose.SERVER_AUTH)):
+                    launch.tls_context(tmp_path)):
             with contextlib.suppress(OSError), socket.create_connection(address, 5) as stranger:
                 if tls:
                     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
@@ -548,3 +549,156 @@ def test_accelerate_reads_our_file():
     from accelerate.commands.config.config_args import load_config_from_file
     config = load_config_from_file(str(ROOT / "configs/accelerate/fsdp2.yaml"))
     assert config.distributed_type == "MULTI_GPU"   # ranks.py brings the FSDP2 plugin itself
+
+
+# ---------------------------------------------------------------------------------------------
+# Real servers, real trainers
+
+
+def command(micro, **changes):
+    settings = {"model": micro, "name": "r", "gpus": 0, "servers": 1, "trainers": 1, "threads": 1,
+                "steps": 5000, "prompts_per_step": 3, "samples_per_prompt": 4, "slots": 16,
+                "think_min": 8, "think_max": 22, "answer_tokens": 3, "prompt_tokens": 40,
+                "heldout_prompts": 64, "eval_prompts": 4, "eval_samples": 2, "eval_every": 5000,
+                "checkpoint_every": 5000, "off_policy": "pipeline-3", "lr": 1e-5,
+                "retire_at": 1.1, "deadline_s": 150} | changes
+    return [sys.executable, ROOT / "scalerl.py", *(
+        str(word) for name, value in settings.items()
+        for word in (f"--{name.replace('_', '-')}", value))]
+
+
+@contextlib.contextmanager
+def running(*commands):
+    """Launchers [(command, folder)], killed at the end with all below them. Yields [Popen]; the
+    output of each is in launcher.log in its folder."""
+    processes, seen = [], set()
+    try:
+        for words, folder in commands:
+            folder.mkdir(exist_ok=True)
+            with open(folder / "launcher.log", "ab") as log:
+                processes.append(subprocess.Popen(
+                    [*map(str, words)], cwd=folder, stdout=log, stderr=log,
+                    env=os.environ | {"OMP_NUM_THREADS": "1"}))
+        yield processes
+    finally:
+        for process in processes:
+            seen.update(tree(process))
+        for p in seen:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                p.kill()
+        for process in processes:
+            process.wait(LIMIT_S)
+
+
+def steps(folder):
+    path = folder / "runs" / "r" / "metrics.jsonl"
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()] \
+        if path.exists() else []
+
+
+def steps_reach(folder, process, count, limit_s=180):
+    """Wait for `count` lines in the log."""
+    def reached():
+        assert process.poll() is None, (folder / "launcher.log").read_text()
+        return len(steps(folder)) >= count
+    until(reached, f"{count} steps; {folder / 'launcher.log'}:\n"
+          + (folder / "launcher.log").read_text()[-2000:], limit_s)
+
+
+def find(processes, word):
+    """The processes, leashes aside, with this word in their command."""
+    found = []
+    for p in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            line = p.cmdline()
+            if any(word in part for part in line) and not any("leash.py" in w for w in line):
+                found.append(p)
+    return found
+
+
+def test_a_killed_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, tmp_path):
+    """One run: its server killed, then Ctrl-C; resumed on two ranks, then a rank killed."""
+    with running((command(micro), tmp_path)) as (process,):
+        steps_reach(tmp_path, process, 4)
+        processes = tree(process)
+        server, = find(processes, "api_server")
+        assert find(processes, "EngineCore")
+        server.kill()
+        until(lambda: "is started again" in (tmp_path / "launcher.log").read_text(), "a restart")
+        steps_reach(tmp_path, process, len(steps(tmp_path)) + 9)    # beyond what was in flight
+        processes += tree(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_S) == 0
+        assert gone(processes)
+    last = steps(tmp_path)[-1]
+    assert steps(tmp_path) == list(range(last + 1))                 # none lost, none twice
+    assert (tmp_path / "runs" / "r" / "checkpoints" / f"step_{last}").exists()
+    assert 'vllm_url = ""' in (tmp_path / "runs" / "r" / "config.toml").read_text()
+
+    again = [*command(micro, trainers=2), "--resume"]
+    with running((again, tmp_path)) as (process,):
+        steps_reach(tmp_path, process, last + 4)
+        processes = tree(process)
+        ranks = [p for p in find(processes, "scalerl.py") if "LOCAL_RANK" in p.environ()]
+        [p for p in ranks if p.environ()["RANK"] == "1"][0].kill()
+        assert process.wait(LIMIT_S) == 1
+        assert gone(processes)
+    assert steps(tmp_path) == list(range(len(steps(tmp_path))))
+    log = (tmp_path / "launcher.log").read_text()
+    assert "the trainer (ranks 0 to 1) ended with exit status 1" in log
+
+
+@pytest.fixture
+def hosts():
+    """Two network namespaces with a cable between them: (names, addresses, cut). Skips where
+    they are not allowed."""
+    names = [f"scalerl{os.getpid()}{side}" for side in "ab"]
+    addresses = ["10.77.0.1", "10.77.0.2"]
+
+    def ip(*words, check=True):
+        return subprocess.run(["ip", *words], check=check, capture_output=True, text=True,
+                              timeout=LIMIT_S)
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+            ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable",
+               "netns", names[1])
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces here: {getattr(error, 'stderr', error)}")
+        for name, address in zip(names, addresses):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                ip("-n", name, "link", "set", device, "up")
+        yield names, addresses, lambda state: ip("-n", names[0], "link", "set", "cable", state)
+    finally:
+        for name in names:
+            ip("netns", "del", name, check=False)
+
+
+def test_two_hosts_with_mutual_tls_wait_out_a_cut_cable(micro, hosts, certs, tmp_path):
+    """A trainer and a server with nothing but a network between them: cut, the run pauses with a
+    sentence; restored, it goes on, and a Ctrl-C on the first host ends both."""
+    names, addresses, cable = hosts
+    folders = [tmp_path / name for name in "ab"]
+    words = command(micro, hosts=",".join(addresses), tls=certs)
+    with running(*((["ip", "netns", "exec", names[i], *words, "--node-rank", i], folders[i])
+                   for i in range(2))) as processes:
+        steps_reach(folders[0], processes[0], 4)
+        cable("down")
+        said = lambda: (folders[0] / "launcher.log").read_text()               # noqa: E731
+        until(lambda: "is lost:" in said() and "node 1 (10.77.0.2) is silent" in said(),
+              "the pause, said")
+        during = len(steps(folders[0]))
+        cable("up")
+        steps_reach(folders[0], processes[0], during + 9)
+        seen = [p for process in processes for p in tree(process)]
+        assert find(seen, "EngineCore")
+        processes[0].send_signal(signal.SIGINT)
+        assert [process.wait(LIMIT_S) for process in processes] == [0, 0]
+        assert gone(seen)
+    assert "node 1 (10.77.0.2) is there" in said()
+    last = steps(folders[0])[-1]
+    assert steps(folders[0]) == list(range(last + 1))
+    assert (folders[0] / "runs" / "r" / "checkpoints" / f"step_{last}").exists()
+    assert not (folders[1] / "runs" / "r" / "metrics.jsonl").exists()

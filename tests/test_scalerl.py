@@ -420,7 +420,7 @@ BAD_INPUT = {
     "a node too many": (["--engine", "vllm", "--hosts", "10.0.0.1,10.0.0.2", "--node-rank", "2"],
                         "one of 0..1"),
     "no certificates": (["--engine", "vllm", "--hosts", "10.0.0.1", "--tls", "nowhere"],
-                        "no ca.pem there (make certs"),
+                        "key.pem (make certs) cannot be read"),
     "run exists": (["--name", "taken"], "exists: add --resume"),
     "nothing to resume": (["--name", "new", "--resume"], "nothing to resume"),
 }
@@ -618,6 +618,27 @@ def test_ctrl_c_writes_a_checkpoint_first_and_resume_goes_on(micro, tmp_path):
     done = run_command([*command, "--steps", str(last + 1)], tmp_path)
     assert done.returncode == 0, done.stderr
     assert lines(tmp_path / "runs" / "c")[-1]["step"] == last + 1
+
+
+def test_when_the_servers_are_gone_for_good_the_run_ends_with_a_checkpoint(
+        micro, tmp_path, monkeypatch, capsys):
+    """At the deadline the client gives up in the middle of a step's samples: no work is lost."""
+    monkeypatch.chdir(tmp_path)
+    step = scalerl.TransformersSampler.step
+
+    def gone(self):
+        if self.version == 3:
+            raise scalerl.ServerError("no server answers")
+        return step(self)
+    with monkeypatch.context() as patch:
+        patch.setattr(scalerl.TransformersSampler, "step", gone)
+        assert scalerl.main(arguments(micro, name="g")) == 1
+    folder = tmp_path / "runs" / "g"
+    last = lines(folder)[-1]["step"]
+    assert f"no server answers; the checkpoint of step {last} is written" in capsys.readouterr().err
+    assert 0 < last < 8 and (folder / "checkpoints" / f"step_{last}").exists()
+    assert scalerl.main(arguments(micro, name="g") + ["--resume"]) == 0
+    assert [r["step"] for r in lines(folder)] == list(range(9))
 
 
 def test_when_every_prompt_has_retired_the_run_ends_well(micro, tmp_path):
