@@ -300,25 +300,22 @@ class Ranks:
         where = f"{self.doing}, version {self.version}"
         words, others = {}, set(range(self.size)) - {self.rank}
         self.last_words(f"{where}: {lines[0]}", told)
+        if told or self.size == 1:
+            return RankError(f"rank {self.rank}: {where}: {lines[0]}")
         try:
-            store = dist.distributed_c10d._get_default_store()
-            patience = time.monotonic() + (0 if told else 5)
+            store, patience = dist.distributed_c10d._get_default_store(), time.monotonic() + min(
+                5, self.deadline_s)
             while others - set(words) and time.monotonic() < patience:
                 words |= {rank: json.loads(store.get(f"last words {rank}"))
                           for rank in others - set(words) if store.check([f"last words {rank}"])}
                 time.sleep(0.1)
-        except (RuntimeError, ValueError):      # no store yet, or it went away with its process
-            pass
-        if told or self.size == 1:
-            return RankError(f"rank {self.rank}: {where}: {lines[0]}")
+            silent = ", ".join(map(str, sorted(others - set(words))))
+            found = f"rank {silent} is dead, stuck or cut off, look at its log" if silent else \
+                "all ranks are there, but they do not reach each other"
+        except (RuntimeError, ValueError):
+            found = "nor does the rendezvous answer: has the launcher, or rank 0, ended?"
         causes = [f"rank {rank}: {text}" for rank, (cause, text) in sorted(words.items()) if cause]
-        if causes:
-            return RankError("; ".join(causes))
-        silent = ", ".join(map(str, sorted(others - set(words))))
-        return RankError(f"rank {self.rank}: {where}: "
-                         + (f"rank {silent} is dead, stuck or cut off, look at its log"
-                            if silent else "all ranks are there, but they do not reach each other")
-                         + f" ({lines[0]})")
+        return RankError("; ".join(causes) or f"rank {self.rank}: {where}: {found} ({lines[0]})")
 
     def last_words(self, text, told=True):
         """Leave for the others why this rank ends; not `told`: only what another's end caused."""

@@ -1,15 +1,18 @@
 """Several trainer processes: the same step as one, nothing lost, loud when one of them dies."""
 
+import contextlib
 import math
 import multiprocessing
 import os
 import random
-import socket
+import resource
+import signal
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import packed_copy, random_llama
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -27,22 +30,19 @@ SPAWN = multiprocessing.get_context("forkserver")
 SPAWN.set_forkserver_preload(["torch", "transformers", "accelerate", "scalerl"])
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def _child(body, rank, size, port, sharded, results, args):
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
                    "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": str(port)}
+                   "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+                   "TORCHELASTIC_USE_AGENT_STORE": "True"}      # as torchrun has it
     torch.set_num_threads(1)
-    group = Ranks(deadline_s=args.pop("deadline_s", 60),
-                  dtype=args.pop("dtype", torch.float64))
-    if sharded:
-        shard_on_cpu(group.plugin)
-    results.put((rank, body(group, **args)))
+    try:
+        group = Ranks(deadline_s=args.pop("deadline_s", 60), dtype=torch.float64)
+        if sharded:
+            shard_on_cpu(group.plugin)
+        results.put((rank, body(group, **args)))
+    except (RuntimeError, FloatingPointError, OSError) as error:
+        results.put((rank, error.args[0]))
 
 
 def shard_on_cpu(plugin):
@@ -54,30 +54,44 @@ def shard_on_cpu(plugin):
     AcceleratorState._shared_state["fsdp_plugin"] = plugin
 
 
-def run_ranks(body, size, sharded=False, timeout=120, **args):
-    """[body(ranks, **args) of every rank], each in a process of its own; none outlives this."""
-    results, port = SPAWN.SimpleQueue(), free_port()
+@contextlib.contextmanager
+def processes(body, size, sharded=False, **args):
+    """(children, results): a rank in each process, results a queue of (rank, what body returned,
+    or the sentence with which it ended). None outlives this."""
+    results, store = SPAWN.SimpleQueue(), dist.TCPStore("127.0.0.1", 0, is_master=True,
+                                                        wait_for_workers=False)
     children = [SPAWN.Process(target=_child, daemon=True, args=(
-        body, rank, size, port, sharded, results, dict(args))) for rank in range(size)]
-    found = {}
+        body, rank, size, store.port, sharded, results, dict(args))) for rank in range(size)]
     try:
         for child in children:
             child.start()
-        deadline = time.monotonic() + timeout
-        while len(found) < size:
-            if not results.empty():
-                rank, value = results.get()
-                found[rank] = value
-                continue
-            dead = [i for i, c in enumerate(children) if c.exitcode and i not in found]
-            assert not dead, f"rank {dead[0]} ended with {children[dead[0]].exitcode}"
-            assert time.monotonic() < deadline, f"only ranks {sorted(found)} have answered"
-            time.sleep(0.02)
+        yield children, results
     finally:
         for child in children:
             if child.pid:
                 child.kill()
                 child.join()
+
+
+def answers(children, results, wanted, timeout=120):
+    """{rank: answer} of the `wanted` ranks."""
+    found, deadline = {}, time.monotonic() + timeout
+    while wanted - set(found):
+        if not results.empty():
+            rank, value = results.get()
+            found[rank] = value
+            continue
+        dead = [rank for rank in wanted - set(found) if children[rank].exitcode]
+        assert not dead, f"rank {dead[0]} ended with {children[dead[0]].exitcode}"
+        assert time.monotonic() < deadline, f"only ranks {sorted(found)} have answered"
+        time.sleep(0.02)
+    return found
+
+
+def run_ranks(body, size, sharded=False, **args):
+    """[body(ranks, **args) of every rank]."""
+    with processes(body, size, sharded, **args) as (children, results):
+        found = answers(children, results, set(range(size)))
     return [found[rank] for rank in range(size)]
 
 
@@ -269,3 +283,86 @@ def test_a_checkpoint_of_any_number_of_ranks_goes_on_with_any_other(seed, tmp_pa
 
 def link_of_ranks(group, seed, args):
     return rank_0(group, chain_link, seed, *args, micro_batch_tokens=60)
+
+
+# ---------------------------------------------------------------------------------------------
+# Loud failure
+
+
+def waiting(group, seed, flag):
+    """Rank 0 waits for samples that never come; the others wait for it."""
+    trainer = make_trainer(group, seed)
+    if group.rank:
+        return trainer.follow()
+    with group.phase("load", 7):
+        group.tell("logprobs", ranks.to_tensors(step_inputs(seed)[0]), head_fp32=True)
+        ranks.logprobs_of(trainer.policy, step_inputs(seed)[0], True)
+    flag.touch()
+    time.sleep(100)
+
+
+@pytest.mark.parametrize("who, how", [(1, signal.SIGKILL), (0, signal.SIGKILL),
+                                      (1, signal.SIGSTOP)])
+def test_a_rank_that_dies_or_hangs_while_the_others_wait_is_named(who, how, seed, tmp_path):
+    """A dead one closes its connections; one that hangs is noticed at the deadline. Rank 0 is
+    woken although it waits for something else than its ranks."""
+    with processes(waiting, 3, seed=seed, flag=tmp_path / "flag", deadline_s=4) as (children, results):
+        deadline = time.monotonic() + 90
+        while not (tmp_path / "flag").exists():
+            assert time.monotonic() < deadline and results.empty(), results.get()
+            time.sleep(0.02)
+        os.kill(children[who].pid, how)
+        found = answers(children, results, {0, 1, 2} - {who}, timeout=60)
+    for sentence in found.values():
+        assert f"rank {who} is dead, stuck or cut off" in sentence, found
+        assert "wait" in sentence and "version" in sentence and len(sentence.splitlines()) == 1
+
+
+def failing(group, seed, how, folder):
+    """A checkpoint, a step, and then a second one of either that fails on rank 1 alone."""
+    trainer = make_trainer(group, seed, micro_batch_tokens=60)
+
+    def save(version):
+        with group.phase("save", version):
+            group.tell("save", folder=str(folder / f"step_{version}"))
+            trainer.save_shard(folder / f"step_{version}", plain={})
+
+    def fail(*_):
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "memory":
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of "
+                "79.10 GiB of which 896.00 MiB is free. Process 7 has 78.00 GiB memory in use.")
+        elif how == "disk":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
+    if group.rank:
+        trainer.optimizer.register_step_post_hook(
+            lambda *_: fail() if how == "disk" else trainer.policy.register_forward_hook(fail))
+        return trainer.follow()
+    save(4)
+    take_step(trainer, seed)
+    rollouts, rewards = step_inputs(seed)
+    if how == "infinite":           # of one sample: one rank has it, the other has not
+        rollouts[3].logprobs[0] = math.inf
+    if how == "disk":
+        save(5)
+    return train_step(trainer.policy, trainer.optimizer, rollouts, rewards, 5, trainer.config,
+                      group)
+
+
+@pytest.mark.parametrize("how, sentence", [
+    ("killed", "rank 0: train, version 5: rank 1 is dead, stuck or cut off, look at its log"),
+    ("infinite", "version 5: behavior_logprobs of sample"),
+    ("memory", "rank 1: train, version 5: out of memory, 1.62 GiB short: lower "
+               "micro_batch_tokens, or set recompute_layers = true"),
+    ("disk", "step_5 could not be written (rank 1: ")])
+def test_what_fails_on_one_rank_ends_all_in_a_sentence_that_names_it(how, sentence, seed,
+                                                                     tmp_path):
+    """And what was saved before stays whole."""
+    with processes(failing, 2, seed=seed, how=how, folder=tmp_path) as (children, results):
+        found = answers(children, results, {0, 1} - {1 if how == "killed" else 2}, timeout=60)
+    assert all(sentence in text and len(text.splitlines()) == 1 for text in found.values()), found
+    assert [path.name for path in checkpoint.saved(tmp_path)] == ["step_4"]
+    assert checkpoint.verify(tmp_path / "step_4") == {}
+    assert [path.name for path in tmp_path.iterdir()] == ["step_4"]
