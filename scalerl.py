@@ -64,7 +64,7 @@ import packed
 from checkpoint import save_model
 from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,
                   zero_variance)
-from ranks import (BLANK, Policy, Ranks, deal, from_tensors, full_tensors, gather_group,
+from ranks import (BLANK, Policy, RankError, Ranks, deal, from_tensors, full_tensors, gather_group,
                    logprobs_of, meets, recompute_layers, table, to_tensors, whole)
 from sandbox import SandboxError, check_box
 from sampler import Interruption, Request, Rollout, TransformersSampler
@@ -1428,7 +1428,7 @@ def main(argv=None):
     except ConfigError as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 2
-    except ServerError as error:
+    except (ServerError, RankError) as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 1
 
