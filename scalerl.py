@@ -1085,6 +1085,10 @@ class Run(Trainer):
             "decode/steps": steps, "decode/batch": self.counters["decode/tokens"] / max(1, steps)}
         self.counters.clear()
         self.append("metrics.jsonl", self.record)
+        # What was trained on, sample by sample: none may be lost, none be there twice.
+        self.append("groups.jsonl", {"step": self.step, "groups": [
+            {"id": group.group_id, "prompt_id": group.prompt_id, "start": group.start,
+             "rewards": row.tolist()} for group, row in zip(groups, rewards)]})
         shown = [{
             "step": self.step, "prompt_id": rollout.prompt_id, "reward": reward,
             "prompt": self.tokenizer.decode(rollout.prompt_ids),
@@ -1149,10 +1153,10 @@ class Run(Trainer):
     # -- its folder ---------------------------------------------------------------------------
 
     def open(self):
-        """Make the run folder: config, source and versions say later what was run."""
+        """Make the run folder: config, source and versions say later what was run. The config
+        comes last: without it there is no run yet, should this be killed half-way."""
         for part in ("checkpoints", "source"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
-        self.write_config()
         for path in sorted(Path(__file__).parent.glob("*.py")):
             shutil.copy(path, self.folder / "source")
         packages = {name: importlib.metadata.version(name)
@@ -1162,6 +1166,7 @@ class Run(Trainer):
             "python": platform.python_version(), "machine": platform.platform(),
             "device": torch.cuda.get_device_name() if self.device == "cuda"
             else f"CPU, {torch.get_num_threads()} threads", **packages}, indent=1))
+        self.write_config()
 
     def write_config(self):
         """Aside, then renamed: half a config.toml would make the whole run unreadable."""
@@ -1175,7 +1180,7 @@ class Run(Trainer):
     def append(self, name, line):
         with open(self.folder / name, "a") as file:
             file.write(json.dumps(line) + "\n")
-        if self.tracker and name != "samples.jsonl":
+        if self.tracker and name in ("metrics.jsonl", "evals.jsonl"):
             self.tracker.log({k: v for k, v in line.items() if k != "step"}, step=line["step"])
 
     def save(self):
@@ -1214,7 +1219,7 @@ class Run(Trainer):
             if damaged:
                 raise ConfigError(f"{self.folder}: no whole checkpoint ({'; '.join(damaged)})")
             folder, plain = None, {"step": -1}
-        for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
+        for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl", "groups.jsonl"):
             checkpoint.cut_log(self.folder / name, plain["step"])
         if folder is None:
             return f"{self.folder} has no checkpoint yet: starting from the first step."

@@ -1,6 +1,7 @@
 """Fixtures shared by the tests: small models made on the spot, and fresh random inputs."""
 
 import copy
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -20,6 +21,10 @@ import toy
 
 ROOT = Path(__file__).parent.parent
 torch.set_num_threads(1)
+# Processes that need torch are forked from a server that has imported it once. The test process
+# itself cannot be forked, because autograd's threads do not survive it.
+SPAWN = multiprocessing.get_context("forkserver")
+SPAWN.set_forkserver_preload(["torch", "transformers", "accelerate", "scalerl"])
 
 
 @pytest.fixture

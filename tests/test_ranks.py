@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import multiprocessing
 import os
 import random
 import resource
@@ -13,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import packed_copy, random_llama
+from conftest import SPAWN, packed_copy, random_llama
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
@@ -23,11 +22,6 @@ import checkpoint
 import ranks
 from ranks import Policy, Ranks, deal
 from scalerl import Config, Trainer, cost_tokens, micro_batches, train_step
-
-# Children are forked from a server that has imported torch once; the test process itself cannot
-# be forked, because autograd's threads do not survive it.
-SPAWN = multiprocessing.get_context("forkserver")
-SPAWN.set_forkserver_preload(["torch", "transformers", "accelerate", "scalerl"])
 
 
 def _child(body, rank, size, port, sharded, results, args):

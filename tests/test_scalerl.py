@@ -1,5 +1,6 @@
 """The story: pacing, curriculum, the step's batch, and a run that survives what happens to runs."""
 
+import contextlib
 import dataclasses
 import html
 import itertools
@@ -8,6 +9,7 @@ import math
 import os
 import random
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -18,10 +20,12 @@ import tomllib
 from collections import Counter
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
-from conftest import ROOT, packed_copy, run_command
+from conftest import ROOT, SPAWN, packed_copy, run_command
 
+import checkpoint
 import scalerl
 from ranks import Policy, Ranks
 from sampler import Rollout
@@ -546,36 +550,55 @@ def test_the_same_seed_writes_the_same_metrics(reference, micro, tmp_path):
     assert without_time(lines(again)) == without_time(lines(reference))
 
 
-def test_killed_at_any_moment_and_resumed_it_writes_the_same_metrics(reference, micro, tmp_path,
-                                                                     seed):
-    """SIGKILL soon after a random step, three times: before the first checkpoint, after it, after
-    the second. Same metrics, evaluations and samples as the run that was never killed, time fields
-    apart. A lost group, a sample trained twice, a cache not restored, or a generator not continued
-    each show as a difference."""
+def main_in(folder, words, log, largest_file=None):
+    """scalerl.main as a command of its own, its output in a file."""
+    if largest_file:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    os.setsid()
+    os.chdir(folder)
+    with open(log, "a") as out:
+        for stream in (1, 2):
+            os.dup2(out.fileno(), stream)
+    torch.set_num_threads(1)
+    sys.exit(scalerl.main(words))
+
+
+def test_killed_at_ten_random_moments_and_resumed_it_writes_the_same_metrics(reference, micro,
+                                                                             tmp_path, seed):
+    """SIGKILL to the whole process tree: while it starts or resumes, in the middle of a step, of
+    an evaluation, of a checkpoint. Metrics, evaluations and samples are those of the run that was
+    never killed, time fields apart, and so is the set of (prompt, sample) pairs trained: none
+    lost, none twice. A cache not restored or a generator not continued would show as well."""
     rng, folder, log = random.Random(seed), tmp_path / "runs" / "r", tmp_path / "log"
-    steps = [rng.randint(1, 2), rng.randint(4, 5), 7]        # of 8, a checkpoint every 3
 
     def step_reached():
         text = (folder / "metrics.jsonl").read_text() if (folder / "metrics.jsonl").exists() else ""
         return text.count("\n") - 1
-    for step in [*steps, None]:
-        with open(log, "a") as out:
-            process = subprocess.Popen(
-                [sys.executable, ROOT / "scalerl.py", *arguments(micro, name="r"),
-                 *(["--resume"] if folder.exists() else [])], cwd=tmp_path, stdout=out, stderr=out,
-                env=os.environ | {"OMP_NUM_THREADS": "1"})
+    # Of 8 steps, a checkpoint every 3. A step that is in the log already: killed while resuming.
+    moments = [(rng.randint(0, 7), rng.random() * rng.choice([0.1, 1])) for _ in range(10)]
+    for step, delay in [*sorted(moments), (None, 0)]:
+        words = [*arguments(micro, name="r"),
+                 *(["--resume"] if (folder / "config.toml").exists() else [])]
+        process = SPAWN.Process(target=main_in, args=(tmp_path, words, log), daemon=True)
+        process.start()
+        deadline = time.monotonic() + 240
+        while step is not None and step_reached() < step:
+            assert process.is_alive() and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.005)
         if step is not None:
-            deadline = time.monotonic() + 240
-            while step_reached() < step:
-                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-                time.sleep(0.005)
-            time.sleep(rng.random() * 0.1)
-            process.send_signal(signal.SIGKILL)
-        code = process.wait(timeout=300)
-    assert code == 0, log.read_text()
-    assert log.read_text().count("Resumed runs/r/checkpoints/step_") >= 2, log.read_text()
-    for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl"):
+            time.sleep(delay)
+            with contextlib.suppress(psutil.NoSuchProcess):         # it may have reached its end
+                tree = psutil.Process(process.pid)
+                for victim in (*tree.children(recursive=True), tree):
+                    victim.kill()
+        process.join(300)
+    assert process.exitcode == 0, log.read_text()
+    assert "Resumed runs/r/checkpoints/step_" in log.read_text()
+    for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl", "groups.jsonl"):
         assert without_time(lines(folder, name)) == without_time(lines(reference, name)), name
+    trained = [group for line in lines(folder, "groups.jsonl") for group in line["groups"]]
+    assert len({group["id"] for group in trained}) == len(trained) == 8 * SMALL["prompts_per_step"]
+    assert all(len(group["rewards"]) == SMALL["samples_per_prompt"] for group in trained)
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(reference, micro, tmp_path):
@@ -597,6 +620,23 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(reference, mic
     done = run_command(command, tmp_path)
     assert done.returncode == 2 and "no whole checkpoint" in done.stderr
     assert lines(folder)                                            # and nothing was lost
+
+
+def test_a_disk_that_is_full_leaves_the_checkpoint_before_whole_and_says_so(reference, micro,
+                                                                            tmp_path):
+    shutil.copytree(reference.parent.parent, tmp_path, dirs_exist_ok=True)
+    checkpoints, log = tmp_path / "runs" / "r" / "checkpoints", tmp_path / "log"
+    words = [*arguments(micro, name="r", steps=10, eval_every=100), "--resume"]
+    process = SPAWN.Process(target=main_in, args=(tmp_path, words, log, 60_000), daemon=True)
+    process.start()
+    process.join(120)
+    assert process.exitcode == 1
+    last = log.read_text().strip().splitlines()[-1]
+    assert "checkpoint runs/r/checkpoints/step_9 could not be written (rank 0: " in last
+    assert last.endswith("runs/r/checkpoints/step_8 is whole")
+    assert "Traceback" not in log.read_text()
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["best", "step_6", "step_8"]
+    assert checkpoint.verify(checkpoints / "step_8")["step"] == 8
 
 
 def test_ctrl_c_writes_a_checkpoint_first_and_resume_goes_on(micro, tmp_path):
