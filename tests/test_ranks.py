@@ -300,9 +300,10 @@ def waiting(group, seed, flag):
 def test_a_rank_that_dies_or_hangs_while_the_others_wait_is_named(who, how, seed, tmp_path):
     """A dead one closes its connections; one that hangs is noticed at the deadline. Rank 0 is
     woken although it waits for something else than its ranks."""
-    with processes(waiting, 3, seed=seed, flag=tmp_path / "flag", deadline_s=4) as (children, results):
+    flag = tmp_path / "flag"
+    with processes(waiting, 3, seed=seed, flag=flag, deadline_s=4) as (children, results):
         deadline = time.monotonic() + 90
-        while not (tmp_path / "flag").exists():
+        while not flag.exists():
             assert time.monotonic() < deadline and results.empty(), results.get()
             time.sleep(0.02)
         os.kill(children[who].pid, how)
