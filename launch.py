@@ -16,10 +16,12 @@ Ours, all of it: the paper gives 64 GPUs to generation and 16 to training, and n
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import socket
 import ssl
+import struct
 import sys
 import threading
 import time
@@ -549,6 +551,23 @@ def free_port():
         return s.getsockname()[1]
 
 
+def interface_of(host):
+    """The name of this machine's network interface that has the host's address, or None.
+
+    >>> interface_of("127.0.0.1")
+    'lo'
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        address = socket.inet_aton(socket.gethostbyname(host))
+        for _, name in socket.if_nameindex():
+            try:        # <linux/sockios.h>: SIOCGIFADDR
+                answer = fcntl.ioctl(s, 0x8915, struct.pack("256s", name.encode()))
+            except OSError:
+                continue                                # an interface without an IPv4 address
+            if answer[20:24] == address:
+                return name
+
+
 def commands(config, argv, places, estimate, *, dtype, folder, free=free_port):
     """(trainer or None, servers, logs) of this node: Children, not started, and the log files of
     the ranks that have no terminal.
@@ -560,6 +579,12 @@ def commands(config, argv, places, estimate, *, dtype, folder, free=free_port):
     c, node, logs = config, config.node_rank, folder / "logs"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
 
+    # gloo and NCCL would take the address of the machine's name, or its first interface: often not
+    # the network that `hosts` means.
+    wire = interface_of(places.hosts[node]) if len(places.hosts) > 1 else None
+    network = {name: os.environ.get(name, wire)
+               for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")} if wire else {}
+
     def devices(numbers):               # of the GPUs that we may use, which may not start at 0
         return ",".join(visible[i] if visible[0] else str(i) for i in numbers)
     servers = []
@@ -569,7 +594,7 @@ def commands(config, argv, places, estimate, *, dtype, folder, free=free_port):
                 c, model=c.model, length=estimate.length, slots=-(-c.slots // c.data_parallel),
                 dtype=dtype, host=server.host, port=server.port,
                 device=devices(server.devices) if server.devices else None)
-            servers.append(Child(f"server {server.index} ({server.url(c)})", command, env,
+            servers.append(Child(f"server {server.index} ({server.url(c)})", command, env | network,
                                  log=logs / f"server_{server.index}.log"))
     here = places.trainers_on(node)
     if not here:
@@ -581,7 +606,7 @@ def commands(config, argv, places, estimate, *, dtype, folder, free=free_port):
     if estimate.recompute and not c.recompute_layers:
         script += ["--recompute-layers", "true"]
     cores = len(os.sched_getaffinity(0))
-    env = os.environ | {LAUNCHED: "1"}
+    env = os.environ | network | {LAUNCHED: "1"}
     if places.gpus:
         env["CUDA_VISIBLE_DEVICES"] = devices(range(here))
     elif here > 1:                      # torchrun would give each rank one thread

@@ -437,7 +437,7 @@ def test_what_cannot_fit_is_refused_with_the_number_and_the_cure(settings, sente
 def certs(tmp_path_factory):
     """`make certs` for the addresses of these tests."""
     folder = tmp_path_factory.mktemp("certs")
-    subprocess.run(["make", "-s", "certs", "HOSTS=127.0.0.1,10.77.0.1,10.77.0.2",
+    subprocess.run(["make", "-s", "certs", "HOSTS=127.0.0.1,10.77.0.1,10.77.0.2,10.77.0.3",
                     f"CERTS={folder}"], cwd=ROOT, check=True, capture_output=True, timeout=LIMIT_S)
     assert {p.name for p in folder.iterdir()} == {"ca.pem", "cert.pem", "key.pem"}
     return folder
@@ -568,14 +568,13 @@ def command(micro, **changes):
 
 
 @contextlib.contextmanager
-def running(*commands):
-    """Launchers [(command, folder)], killed at the end with all below them. Yields [Popen]; the
-    output of each is in launcher.log in its folder."""
+def running(folder, *commands):
+    """These launchers, killed at the end with all below them. Yields [Popen]; what they say is
+    in launcher.log, launcher1.log, ... in `folder`, where they all run."""
     processes, seen = [], set()
     try:
-        for words, folder in commands:
-            folder.mkdir(exist_ok=True)
-            with open(folder / "launcher.log", "ab") as log:
+        for i, words in enumerate(commands):
+            with open(folder / f"launcher{i or ''}.log", "ab") as log:
                 processes.append(subprocess.Popen(
                     [*map(str, words)], cwd=folder, stdout=log, stderr=log,
                     env=os.environ | {"OMP_NUM_THREADS": "1"}))
@@ -618,7 +617,7 @@ def find(processes, word):
 
 def test_a_killed_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, tmp_path):
     """One run: its server killed, then Ctrl-C; resumed on two ranks, then a rank killed."""
-    with running((command(micro), tmp_path)) as (process,):
+    with running(tmp_path, command(micro)) as (process,):
         steps_reach(tmp_path, process, 4)
         processes = tree(process)
         server, = find(processes, "api_server")
@@ -636,7 +635,7 @@ def test_a_killed_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, 
     assert 'vllm_url = ""' in (tmp_path / "runs" / "r" / "config.toml").read_text()
 
     again = [*command(micro, trainers=2), "--resume"]
-    with running((again, tmp_path)) as (process,):
+    with running(tmp_path, again) as (process,):
         steps_reach(tmp_path, process, last + 4)
         processes = tree(process)
         ranks = [p for p in find(processes, "scalerl.py") if "LOCAL_RANK" in p.environ()]
@@ -650,10 +649,10 @@ def test_a_killed_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, 
 
 @pytest.fixture
 def hosts():
-    """Two network namespaces with a cable between them: (names, addresses, cut). Skips where
-    they are not allowed."""
-    names = [f"scalerl{os.getpid()}{side}" for side in "ab"]
-    addresses = ["10.77.0.1", "10.77.0.2"]
+    """Three network namespaces on a switch, as three machines: (names, addresses, cable), where
+    cable("down") cuts the last one off. Skips where namespaces are not allowed."""
+    names = [f"scalerl{os.getpid()}{side}" for side in "abc"]
+    addresses = ["10.77.0.1", "10.77.0.2", "10.77.0.3"]
 
     def ip(*words, check=True):
         return subprocess.run(["ip", *words], check=check, capture_output=True, text=True,
@@ -662,43 +661,45 @@ def hosts():
         try:
             for name in names:
                 ip("netns", "add", name)
-            ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable",
-               "netns", names[1])
+                ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", names[0], "link", "add", "wire", "type", "bridge")
+            for name in names[1:]:
+                port = f"to{name[-1]}"
+                ip("link", "add", port, "netns", names[0], "type", "veth", "peer", "name", "wire",
+                   "netns", name)
+                ip("-n", names[0], "link", "set", port, "master", "wire", "up")
         except (OSError, subprocess.CalledProcessError) as error:
             pytest.skip(f"no network namespaces here: {getattr(error, 'stderr', error)}")
         for name, address in zip(names, addresses):
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", "cable")
-            for device in ("lo", "cable"):
-                ip("-n", name, "link", "set", device, "up")
-        yield names, addresses, lambda state: ip("-n", names[0], "link", "set", "cable", state)
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", "wire")
+            ip("-n", name, "link", "set", "wire", "up")
+        yield names, addresses, lambda state: ip("-n", names[0], "link", "set", "toc", state)
     finally:
         for name in names:
             ip("netns", "del", name, check=False)
 
 
-def test_two_hosts_with_mutual_tls_wait_out_a_cut_cable(micro, hosts, certs, tmp_path):
-    """A trainer and a server with nothing but a network between them: cut, the run pauses with a
-    sentence; restored, it goes on, and a Ctrl-C on the first host ends both."""
+def test_three_hosts_with_mutual_tls_wait_out_a_cut_cable(micro, hosts, certs, tmp_path):
+    """Two with a trainer rank each, one with a server, nothing but a network between them. Its
+    cable is cut: the run pauses with a sentence. Back again, it goes on, nothing lost; and a
+    Ctrl-C on the first host ends all three."""
     names, addresses, cable = hosts
-    folders = [tmp_path / name for name in "ab"]
-    words = command(micro, hosts=",".join(addresses), tls=certs)
-    with running(*((["ip", "netns", "exec", names[i], *words, "--node-rank", i], folders[i])
-                   for i in range(2))) as processes:
-        steps_reach(folders[0], processes[0], 4)
+    words = command(micro, hosts=",".join(addresses), tls=certs, trainers=2)
+    with running(tmp_path, *(["ip", "netns", "exec", names[i], *words, "--node-rank", i]
+                             for i in range(3))) as processes:
+        steps_reach(tmp_path, processes[0], 4)
         cable("down")
-        said = lambda: (folders[0] / "launcher.log").read_text()               # noqa: E731
-        until(lambda: "is lost:" in said() and "node 1 (10.77.0.2) is silent" in said(),
-              "the pause, said")
-        during = len(steps(folders[0]))
+        said = lambda: (tmp_path / "launcher.log").read_text()                 # noqa: E731
+        until(lambda: "node 2 (10.77.0.3) is silent" in said(), "the pause, said")
+        during = len(steps(tmp_path))
         cable("up")
-        steps_reach(folders[0], processes[0], during + 9)
+        steps_reach(tmp_path, processes[0], during + 9)
         seen = [p for process in processes for p in tree(process)]
         assert find(seen, "EngineCore")
         processes[0].send_signal(signal.SIGINT)
-        assert [process.wait(LIMIT_S) for process in processes] == [0, 0]
+        assert [process.wait(LIMIT_S) for process in processes] == [0, 0, 0]
         assert gone(seen)
-    assert "node 1 (10.77.0.2) is there" in said()
-    last = steps(folders[0])[-1]
-    assert steps(folders[0]) == list(range(last + 1))
-    assert (folders[0] / "runs" / "r" / "checkpoints" / f"step_{last}").exists()
-    assert not (folders[1] / "runs" / "r" / "metrics.jsonl").exists()
+    assert "node 2 (10.77.0.3) is there" in said()
+    last = steps(tmp_path)[-1]
+    assert steps(tmp_path) == list(range(last + 1))
+    assert (tmp_path / "runs" / "r" / "checkpoints" / f"step_{last}").exists()
