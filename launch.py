@@ -17,7 +17,9 @@ Ours, all of it: the paper gives 64 GPUs to generation and 16 to training, and n
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
+import random
 import shlex
 import socket
 import ssl
@@ -134,8 +136,9 @@ class Estimate:
         self.copy_gpus = config.tensor_parallel * config.pipeline_parallel
         # Shards shrink with more trainers, activations do not: if those alone are too many, the
         # trainers are told to recompute them.
+        self.alone = not wanted(config)             # trainer and sampler share one device
         self.recompute = config.recompute_layers
-        self.recompute |= device.name != "CPU" and not self.trainer_fits(4096)
+        self.recompute |= not self.alone and device.name != "CPU" and not self.trainer_fits(4096)
 
     # -- memory, in bytes a device ------------------------------------------------------------
 
@@ -161,7 +164,9 @@ class Estimate:
             "activations": kept,
             "attention mask": 0 if flash else samples * self.output * self.length
             * self.itemsize * (1 + kv_groups * (kv_groups > 1)),
-            "logits chunk": 2 * 1024 * s.vocab_size * 4}
+            "logits chunk": 2 * 1024 * s.vocab_size * 4,
+            "sampler's copies": 2 * self.weights * self.itemsize
+            * (self.alone and self.device.name != "CPU")}
 
     def trainer_fits(self, trainers):
         """A tenth of the device is left to what is not counted: fragments, CUDA itself."""
@@ -231,6 +236,26 @@ class Estimate:
         tokens = c.prompts_per_step * c.samples_per_prompt * self.mean_output
         return (tokens / self.generate_rate / max(1, server_gpus),
                 tokens / self.train_rate / max(1, trainers))
+
+    # -- both, in words -----------------------------------------------------------------------
+
+    def text(self, trainers, servers):
+        def gib(parts):
+            return ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
+        needs, (parts, fits) = self.trainer_memory(trainers), self.server_memory()
+        generate_s, train_s = self.step_s(trainers, servers * self.server_gpus)
+        step = f"{generate_s + train_s:.3g} s a step, one after the other" if self.alone else \
+            f"{max(generate_s, train_s):.3g} s a step, both at once"
+        return "\n".join([
+            f"Estimates for {self.device.source} ({self.device.memory / GIB:.0f} GiB):",
+            f"  {self.weights / 1e9:.3g} billion weights, sequences of up to {self.length} tokens, "
+            f"outputs of {self.mean_output:.0f} on average (assumed: half the longest)",
+            f"  a trainer, GiB: {sum(needs.values()) / GIB:.2f} = {gib(needs)}"
+            + ("; layers are recomputed in the backward pass" if self.recompute else ""),
+            f"  a server, GiB a device: {gib(parts)}; {fits} whole sequences fit, slots = "
+            f"{-(-self.config.slots // self.config.data_parallel)}",
+            f"  a step's tokens: {generate_s:.3g} s to generate, {train_s:.3g} s to train (at "
+            f"{DECODE_SHARE:.0%} and {TRAIN_SHARE:.0%} of the device's speed, assumed): {step}"])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -544,21 +569,33 @@ class Node:
 # 5. Launch
 
 
-def free_port():
-    """A port of the loopback that nobody listens on at this moment."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+def free_ports():
+    """Ports of the loopback that nobody listens on, each given once; another launcher that looks
+    for some at this moment finds others. Below 32768, where the kernel's range for outgoing
+    connections starts: a client that calls a dead server again and again would one day be given
+    the server's own port, connect to itself, and keep the server from coming back."""
+    while True:
+        port = random.randrange(10000, 32768)
+        with socket.socket() as s:
+            try:
+                s.bind(("127.0.0.1", port))
+            except OSError:
+                continue                            # taken
+        yield port
 
 
 def interface_of(host):
-    """The name of this machine's network interface that has the host's address, or None.
+    """The name of this machine's network interface that has the host's address, or None: a name
+    that is not known here, or another machine's.
 
     >>> interface_of("127.0.0.1")
     'lo'
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        address = socket.inet_aton(socket.gethostbyname(host))
+        try:
+            address = socket.inet_aton(socket.gethostbyname(host))
+        except socket.gaierror:
+            return None
         for _, name in socket.if_nameindex():
             try:        # <linux/sockios.h>: SIOCGIFADDR
                 answer = fcntl.ioctl(s, 0x8915, struct.pack("256s", name.encode()))
@@ -568,17 +605,16 @@ def interface_of(host):
                 return name
 
 
-def commands(config, argv, places, estimate, *, dtype, folder, free=free_port):
+def commands(config, argv, places, estimate, *, dtype, folder, port):
     """(trainer or None, servers, logs) of this node: Children, not started, and the log files of
     the ranks that have no terminal.
 
     argv    the command line of scalerl.py, passed on to the trainers
     dtype   the generators'
-    free    () -> a free port, for the trainers' rendezvous on one machine
+    port    () -> a free port, for the trainers' rendezvous on one machine
     """
     c, node, logs = config, config.node_rank, folder / "logs"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-
     # gloo and NCCL would take the address of the machine's name, or its first interface: often not
     # the network that `hosts` means.
     wire = interface_of(places.hosts[node]) if len(places.hosts) > 1 else None
@@ -614,15 +650,16 @@ def commands(config, argv, places, estimate, *, dtype, folder, free=free_port):
     if places.trainers == 1:
         return Child("the trainer", [sys.executable, *script], env), servers, []
     nodes = places.trainer_nodes
-    host, port = places.hosts[0], c.port + 1 if c.hosts else free()
+    address = ["--main_process_ip", "--main_process_port"] if places.gpus else [
+        "--master-addr", "--master-port"]
+    address = [address[0], places.hosts[0], address[1], str(c.port + 1 if c.hosts else port())]
     if places.gpus:
         start = ["accelerate.commands.launch", "--multi_gpu", "--num_machines", str(nodes),
-                 "--num_processes", str(places.trainers), "--machine_rank", str(node),
-                 "--main_process_ip", host, "--main_process_port", str(port),
+                 "--num_processes", str(places.trainers), "--machine_rank", str(node), *address,
                  "--mixed_precision", "no", "--dynamo_backend", "no"]
     else:       # accelerate's own launcher starts no second process on a CPU
         start = ["torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(here),
-                 "--node-rank", str(node), "--master-addr", host, "--master-port", str(port)]
+                 "--node-rank", str(node), *address]
     ranks = range(node * here, node * here + here)
     name = f"ranks {ranks[0]} to {ranks[-1]}" if here > 1 else f"rank {ranks[0]}"
     return (Child(f"the trainer ({name})", [sys.executable, "-m", *start, *script], env,
@@ -649,11 +686,15 @@ def launch(config, argv, estimate, *, dtype, folder):
     Raises PlaceError for what does not add up or does not fit."""
     if config.gpus > torch.cuda.device_count():
         raise PlaceError(f"gpus = {config.gpus}: torch finds {torch.cuda.device_count()} here")
-    places = place(config, estimate, free_port)
-    for sentence in estimate.refusals(places.trainers, len(places.servers)):
-        raise PlaceError(sentence)
+    ports = free_ports()
+    places = place(config, estimate, ports.__next__)
+    if refusals := estimate.refusals(places.trainers, len(places.servers)):
+        raise PlaceError("; ".join(refusals))
+    if places.servers and importlib.util.find_spec("vllm") is None:
+        raise PlaceError("servers need vllm, which is not installed here: run `make vllm`")
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    trainer, servers, logs = commands(config, argv, places, estimate, dtype=dtype, folder=folder)
+    trainer, servers, logs = commands(config, argv, places, estimate, dtype=dtype, folder=folder,
+                                      port=ports.__next__)
     link = None
     if len(places.hosts) > 1:
         link = (Node if config.node_rank else Head)(config, places.hosts)
@@ -671,61 +712,47 @@ def launch(config, argv, estimate, *, dtype, folder):
 
 
 def describe(config, argv, estimate, *, dtype, folder):
-    """The text of --dry-run: who would run where, with what memory, how fast, by which commands.
-    Raises PlaceError as `launch` does, after that text has been printed."""
-    lines = []
+    """Print --dry-run: who would run where, with what memory, how fast, by which commands. Raises
+    PlaceError as `launch` does, but only after that."""
+    places, children = None, []
     if wanted(config):
         places = place(config, estimate)
-        trainer, servers, logs = commands(config, argv, places, estimate, dtype=dtype,
-                                          folder=folder, free=lambda: 0)
-        lines.append(f"{places.why}. Port 0 below stands for a free one.")
-        address = f"{places.hosts[0]}:{config.port + 1}" if config.hosts else "a free port"
-        first = [("process", "host", "devices", "address", "log")]
-        rows = [(f"trainer {rank}", places.hosts[rank // places.trainers_on(0)],
-                 f"GPU {rank % places.gpus}" if places.gpus else "CPU",
-                 address if places.trainers > 1 else "-",
-                 str(rank_log(folder, rank)) if rank else "the terminal")
-                for rank in range(places.trainers)]
-        rows += [(f"server {s.index}", s.host,
-                  "GPU " + ",".join(map(str, s.devices)) if s.devices else "CPU",
-                  s.url(config) if s.port else "a free port of the loopback",
-                  str(folder / "logs" / f"server_{s.index}.log")) for s in places.servers]
-        children = [trainer] * bool(trainer) + servers
+        trainer, children, _ = commands(config, argv, places, estimate, dtype=dtype,
+                                        folder=folder, port=lambda: 0)
+        children = [trainer] * bool(trainer) + children
+        print(f"{places.why}. Port 0 below stands for a free one.\n")
+        table = roles(config, places, folder)
     else:
-        places, children = None, []
-        device = "GPU 0" if estimate.device.name != "CPU" else "CPU"
-        first, rows = [("process", "host", "devices")], [("trainer and sampler, one process",
-                                                          "127.0.0.1", device)]
-    trainers = places.trainers if places else 1
-    servers = len(places.servers) if places else 1
-    table = first + rows
-    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-    lines += ["", *("  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip()
-                    for row in table)]
-
-    def gib(parts):
-        return ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
-    needs = estimate.trainer_memory(trainers)
-    parts, fits = estimate.server_memory()
-    generate_s, train_s = estimate.step_s(trainers, servers * estimate.server_gpus)
-    slots = -(-config.slots // config.data_parallel)
-    lines += [
-        "", f"Estimates for {estimate.device.source} ({estimate.device.memory / GIB:.0f} GiB):",
-        f"  {estimate.weights / 1e9:.3g} billion weights, sequences of up to {estimate.length} "
-        f"tokens, outputs of {estimate.mean_output:.0f} on average (assumed: half the longest)",
-        f"  a trainer, GiB: {sum(needs.values()) / GIB:.2f} = {gib(needs)}"
-        + ("; layers are recomputed in the backward pass" if estimate.recompute else ""),
-        f"  a server, GiB a device: {gib(parts)}; {fits} whole sequences fit, slots = {slots}",
-        f"  a step's tokens: {generate_s:.3g} s to generate, {train_s:.3g} s to train (at "
-        f"{DECODE_SHARE:.0%} and {TRAIN_SHARE:.0%} of the device's speed, assumed), "
-        + (f"so {max(generate_s, train_s):.3g} s a step, both at once" if places
-           else f"so {generate_s + train_s:.3g} s a step, one after the other")]
+        device = "CPU" if estimate.device.name == "CPU" else "GPU 0"
+        table = [("process", "devices"), ("trainer and sampler, in this one", device)]
+    widths = [max(map(len, column)) for column in zip(*table)]
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    trainers, servers = (places.trainers, len(places.servers)) if places else (1, 1)
+    print("\n" + estimate.text(trainers, servers))
     if children:
-        lines += ["", "Commands of this node:"]
+        print("\nCommands of this node:")
     for child in children:
-        env = {k: v for k, v in (child.env or {}).items() if os.environ.get(k) != v}
-        lines.append("  " + " ".join([*(f"{k}={shlex.quote(v)}" for k, v in env.items()),
-                                      shlex.join(map(str, child.argv))]))
-    print("\n".join(lines))
-    for sentence in estimate.refusals(trainers, servers if places else 0):
-        raise PlaceError(sentence)
+        changed = {k: v for k, v in child.env.items() if os.environ.get(k) != v}
+        print(" ", *(f"{k}={shlex.quote(v)}" for k, v in changed.items()),
+              shlex.join(map(str, child.argv)))
+    if refusals := estimate.refusals(trainers, servers if places else 0):
+        raise PlaceError("; ".join(refusals))
+
+
+def roles(config, places, folder):
+    """Rows of text: every process of the run, on all nodes."""
+    rendezvous = "-" if places.trainers == 1 else f"{places.hosts[0]}:{config.port + 1}" \
+        if config.hosts else "a free port"
+    rows = [("process", "host", "devices", "address", "log")]
+    each = places.trainers_on(0)
+    for rank in range(places.trainers):
+        rows.append((f"trainer {rank}", places.hosts[rank // each],
+                     f"GPU {rank % each}" if places.gpus else "CPU", rendezvous,
+                     str(rank_log(folder, rank)) if rank else "the terminal"))
+    for server in places.servers:
+        devices = "GPU " + ",".join(map(str, server.devices)) if server.devices else "CPU"
+        rows.append((f"server {server.index}", server.host, devices,
+                     server.url(config) if server.port else "a free port of the loopback",
+                     str(folder / "logs" / f"server_{server.index}.log")))
+    return rows

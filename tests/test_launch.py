@@ -446,7 +446,7 @@ def certs(tmp_path_factory):
 @pytest.fixture(params=["plain", "tls"])
 def pair(request, certs):
     """The head's end and one node's, with what they are made of."""
-    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3", port=launch.free_port(), deadline_s=9,
+    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3", port=next(launch.free_ports()), deadline_s=9,
                             tls=str(certs) if request.param == "tls" else "")
     hosts = config.hosts.split(",")
     head, node = launch.Head(config, hosts), launch.Node(
@@ -487,7 +487,7 @@ def test_a_stranger_without_a_certificate_of_ours_is_not_heard(certs, tmp_path):
     """One who can say "fail" ends the run."""
     subprocess.run(["make", "-s", "certs", f"CERTS={tmp_path}"], cwd=ROOT, check=True,
                    capture_output=True, timeout=LIMIT_S)            # another authority's
-    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3", port=launch.free_port(), deadline_s=9,
+    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3", port=next(launch.free_ports()), deadline_s=9,
                             tls=str(certs))
     head = launch.Head(config, config.hosts.split(","))
     try:
@@ -507,7 +507,7 @@ def test_a_stranger_without_a_certificate_of_ours_is_not_heard(certs, tmp_path):
 
 def test_whoever_is_silent_past_the_deadline_is_given_up_by_name(capsys, monkeypatch):
     monkeypatch.setattr(launch, "SILENT_S", 0.2)
-    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3,127.0.0.4", port=launch.free_port(),
+    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3,127.0.0.4", port=next(launch.free_ports()),
                             deadline_s=1.5)
     hosts = config.hosts.split(",")
     alone = launch.Node(dataclasses.replace(config, node_rank=2), hosts)
