@@ -84,6 +84,7 @@ def server_command(config, *, model, length, slots, dtype, host, port, device=No
             "--generation-config", "vllm",                  # not the model's own top-p and top-k
             "--enable-prefix-caching",                      # salted with the version by the client
             "--enable-scale-out",                           # the route of token ids in and out
+            "--skip-tokenizer-init",                        # and nothing but ids
             "--weight-transfer-config", json.dumps({"backend": "nccl" if device else "gloo"}),
             "--worker-extension-cls", "weight_wire.Worker",
             "--tensor-parallel-size", str(config.tensor_parallel),
@@ -145,12 +146,12 @@ class LateStart(Exception):
     """Internal: a request that began under newer weights than it was salted with."""
 
 
-def check_answer(answer, *, asked, eos_ids, vocabulary, label, newest):
+def check_answer(answer, *, asked, eos_ids, vocabulary, version_of, newest):
     """(ids, log-probs, versions) of a server's answer to one request, or raises.
 
     asked       tokens it may have at most
     vocabulary  its ids lie in 0..vocabulary - 1
-    label       what this run's versions are called: label(version) -> str
+    version_of  reads this run's names of versions: "..." -> int, or None if it is none
     newest      version of the weights now; the oldest allowed is that of the salt, which the
                 caller compares
 
@@ -180,13 +181,14 @@ def check_answer(answer, *, asked, eos_ids, vocabulary, label, newest):
     ended = ids[-1] in eos_ids
     need(reason in ("stop", "length") and (ended or len(ids) == asked),
          f"it ended by {reason!r} after {len(ids)} of {asked} tokens")
-    names = {label(v): v for v in range(newest + 1)}
     versions = []
     for name, start, end in spans:
-        need(name in names, f"weights {name!r}, which this run never pushed")
+        version = version_of(name)
+        need(version is not None and version <= newest,
+             f"weights {name!r}, which this run never pushed")
         need(plain_int(start) and plain_int(end) and start == len(versions) < end <= len(ids)
-             and (not versions or names[name] > versions[-1]), "spans of versions with gaps")
-        versions += [names[name]] * (end - start)
+             and (not versions or version > versions[-1]), "spans of versions with gaps")
+        versions += [version] * (end - start)
     need(len(versions) == len(ids), f"{len(versions)} versions for {len(ids)} tokens")
     return ids, [min(0.0, float(x)) for x in logprobs], versions
 
@@ -243,6 +245,7 @@ def sha256(tensor):
 
 class GlooLink:
     """Trainer's end of the group with one server's workers, on CPUs; weight_wire.py's peer."""
+    checks = True                       # its workers compare checksums if they are sent
 
     def __init__(self, url, world_size, timeout_s):
         self.world_size, self.timeout_s = world_size, timeout_s
@@ -275,6 +278,7 @@ class NcclLink:
 
     The rendezvous is by a NCCL id sent over HTTP: vLLM's other way, a TCPStore, pickles.
     """
+    checks = False
 
     def __init__(self, world_size, timeout_s):
         from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
@@ -397,7 +401,7 @@ class Fleet:
         try:
             for bucket in self._buckets(named_tensors) if servers else ():
                 sums = {"sha256": [sha256(t) for _, t in bucket]} if verify and all(
-                    isinstance(server.link, GlooLink) for server in servers) else {}
+                    server.link.checks for server in servers) else {}
                 info = {"names": [name for name, _ in bucket],
                         "dtype_names": [str(self.dtype).removeprefix("torch.")] * len(bucket),
                         "shapes": [list(t.shape) for _, t in bucket]} | sums
@@ -410,7 +414,8 @@ class Fleet:
                     except (RuntimeError, TimeoutError, Broken, BadAnswer) as error:
                         call.cancel()
                         servers.remove(server)
-                        self._wait(self._fail(server, f"push of version {version}: {error}"))
+                        why = str(error).split(". This is typically")[0]    # gloo's advice
+                        self._wait(self._fail(server, f"push of version {version}: {why}"))
             complete = True
         finally:
             self._wait(self._end_push(servers, version, complete))
@@ -425,10 +430,9 @@ class Fleet:
             self._account()
             busy, self.busy = self.busy, 0.0
             counters, self.counters = self.counters, Counter()
-            return busy, counters
-        now = time.monotonic()
-        seconds, self.logged_at = now - self.logged_at, now
-        busy, counters = self._wait(take())
+            seconds, self.logged_at = self.counted_at - self.logged_at, self.counted_at
+            return seconds, busy, counters
+        seconds, busy, counters = self._wait(take())
         busy /= self.slots * len(self.servers)
         return {"off_policy/busy_share": busy / max(seconds, 1e-9),
                 "off_policy/waited_s": max(0.0, seconds - busy),
@@ -438,11 +442,11 @@ class Fleet:
     def close(self):
         """Drop what is in flight (servers abort it when the connection closes) and disconnect."""
         async def end():
-            for keeper in self.keepers:
-                keeper.cancel()
+            tasks = [*self.keepers, *(task for server in self.servers for task in server.tasks)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             for server in self.servers:
-                for task in server.tasks:
-                    task.cancel()
                 server.link = None
             if self.session:
                 await self.session.close()
@@ -487,6 +491,11 @@ class Fleet:
     def label(self, version):
         """What a version is called on the servers, and the salt of its prefix cache."""
         return f"{self.nonce}-{version}"
+
+    def version_of(self, name):
+        """The version that `label` calls so; None: a name of somebody else's."""
+        number = str(name).removeprefix(f"{self.nonce}-")
+        return int(number) if number.isdecimal() and name == self.label(int(number)) else None
 
     async def _open(self, context):
         self.session = aiohttp.ClientSession(
@@ -554,10 +563,13 @@ class Fleet:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{server.url}: not a vLLM server that this code knows ({error!r})"
                              ) from None
-        # Without its option the token route answers 403 or 404 before it looks at the request.
-        async with self.session.post(f"{server.url}/inference/v1/generate", json={}) as response:
-            if response.status in (403, 404):
+        try:
+            await self._post(server, "/inference/v1/generate", {})
+        except Broken as error:         # it is meant to: an empty request. Off, it says so first.
+            if error.status in (403, 404):
                 wrong.append("the token route is off: start it with --enable-scale-out")
+            elif not error.status:
+                raise
         if wrong:
             raise ValueError(f"{server.url}: " + "; ".join(wrong))
         timeout = min(self.deadline_s, 120)
@@ -565,13 +577,16 @@ class Fleet:
             GlooLink(urlsplit(server.url), world_size, timeout)
         told = asyncio.create_task(self._post(
             server, "/init_weight_transfer_engine", {"init_info": link.init_info}))
+        meet = asyncio.wrap_future(in_thread(link.meet))
         try:
-            await asyncio.wrap_future(in_thread(link.meet))
-            await told
+            done, _ = await asyncio.wait((meet, told), return_when=asyncio.FIRST_EXCEPTION)
+            for half in done:
+                half.result()
         except RuntimeError as error:
             raise Broken(f"its workers did not meet the trainer ({error})") from None
         finally:
             told.cancel()
+            meet.cancel()
         server.workers = world_size - 1
         server.link, server.version, server.state = link, None, "stale"
         server.why = "it waits for weights"
@@ -613,9 +628,9 @@ class Fleet:
         async with server.lock:
             if server.state == "lost":
                 return
+            asked = asyncio.gather(self._post(server, "/weight_info", method="GET"),
+                                   self._post(server, "/is_paused", method="GET"))
             try:
-                asked = asyncio.gather(self._post(server, "/weight_info", method="GET"),
-                                       self._post(server, "/is_paused", method="GET"))
                 done, _ = await asyncio.wait([asked], timeout=min(5, self.deadline_s))
                 if not done:
                     self._say(f"{server.url} is silent; waiting up to {self.deadline_s:.0f} s")
@@ -627,6 +642,8 @@ class Fleet:
                                  "started again, or someone else steers it")
             except (Broken, BadAnswer, KeyError, TypeError) as error:
                 self._lose(server, str(error))
+            finally:
+                asked.cancel()
 
     def _lose(self, server, why):
         """Nothing more is expected of this server until `_connect` succeeds."""
@@ -759,7 +776,7 @@ class Fleet:
                     raise BadAnswer(f"status {response.status}: {str(answer)[:300]}")
             ids, logprobs, versions = check_answer(
                 answer, asked=asked, eos_ids=sampler.eos_ids, vocabulary=sampler.vocabulary,
-                label=self.label, newest=self.version)
+                version_of=self.version_of, newest=self.version)
             # Salted with v, its first token from v: versions only grow, so its whole prompt was
             # computed under v, and every block it found had been filled under v, since blocks
             # salted v are first filled by requests sent at v. Any other start proves nothing.
@@ -782,7 +799,8 @@ class Fleet:
         if failed:
             self.counters["refused_answers"] += 1
             sample.refused += 1
-            self._say(f"{server.url}: an answer is refused: {failed}")
+            if self.counters["refused_answers"] <= 3:           # in a step; the log has them all
+                self._say(f"{server.url}: an answer is refused: {failed}")
             if sample.refused == 3:
                 self.error = ServerError(
                     f"generate, version {self.version}: {server.url} answered three times what "

@@ -5,7 +5,9 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 # No test needs the hub; without this line, set before the hub's client is imported, a data set
 # that is not there is looked for half a minute.
@@ -13,11 +15,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import packed
 import tasks
 import toy
+from sampler import Request
 
 ROOT = Path(__file__).parent.parent
 torch.set_num_threads(1)
@@ -79,3 +82,104 @@ def run_command(args, cwd, **kwargs):
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run([sys.executable, *map(str, args)], cwd=cwd, env=env, text=True,
                           capture_output=True, timeout=600, **kwargs)
+
+
+# ---------------------------------------------------------------------------------------------
+# What all engines promise: budgets 9..17 and 4, the phrase 30 31 7, and 7 is </think>
+
+V, EOS = 37, 1
+WORDS = SimpleNamespace(decode=lambda ids: "".join("</think>" if i == 7 else "x" for i in ids))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random Llama as a folder, with grouped heads of a size that vLLM's CPU kernels have."""
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=V, hidden_size=96, intermediate_size=88, num_hidden_layers=2, head_dim=32,
+        num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
+        tie_word_embeddings=True, eos_token_id=EOS))
+    for parameter in model.parameters():            # the default init predicts almost nothing
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    path = tmp_path_factory.mktemp("llama")
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def plain(folder, seed):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def requests(n, samples=3, length=None):
+    return [Request(i, f"p{i}", tuple(torch.randint(2, V, (length or 3 + 5 * i,)).tolist()),
+                    samples) for i in range(n)]
+
+
+def drain(sampler, submit=()):
+    for request in submit:
+        sampler.submit(request)
+    rollouts = []
+    while sampler.in_flight:
+        rollouts += sampler.step()
+    return rollouts
+
+
+@torch.no_grad()
+def plain_logprobs(model, rollout, temperature=1.0):
+    """Log-probs of the output tokens from one plain forward over prompt and output."""
+    ids = torch.tensor([[*rollout.prompt_ids, *rollout.output_ids]])
+    logprobs = (model(ids).logits[0, :-1] / temperature).log_softmax(-1)
+    return logprobs.gather(1, ids[0, 1:, None])[len(rollout.prompt_ids) - 1:, 0]
+
+
+@torch.no_grad()
+def swapped_logprobs(old, new, rollout, n):
+    """Log-probs of the output tokens from the n-th on, if it is the first that `new` produced:
+    new weights read token n - 1 themselves, over transformers' own cache of what `old` computed
+    for the prompt and the tokens before it."""
+    cache = DynamicCache()
+    prefix = torch.tensor([[*rollout.prompt_ids, *rollout.output_ids[:n - 1]]])
+    old(prefix, past_key_values=cache, use_cache=True)
+    rest = torch.tensor([rollout.output_ids[n - 1:-1]])
+    mixed = new(rest, past_key_values=cache, use_cache=True).logits[0].log_softmax(-1)
+    return mixed.gather(1, torch.tensor(rollout.output_ids[n:])[:, None])[:, 0]
+
+
+def errors(model, rollouts, temperature=1.0):
+    """|difference| of every sampled token's log-prob, engine against plain forward."""
+    return torch.cat([(plain_logprobs(model, r, temperature) - torch.tensor(r.logprobs)).abs()[
+        torch.tensor(r.sampled)] for r in rollouts])
+
+
+def moved(model, by):
+    """A copy with every weight moved by `by` of its tensor's standard deviation."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if parameter.ndim > 1:
+                parameter += by * parameter.std() * torch.randn_like(parameter)
+    return other
+
+
+def check_cut_thinking(rollouts, eos=EOS):
+    """Some samples were cut at each of the nine budgets, the others ended their thinking by
+    themselves; forced tokens, and only they, are marked; answers have their own budget."""
+    cut, budgets = [r for r in rollouts if r.interrupted], Counter()
+    assert 0 < len(cut) < len(rollouts)
+    for r in rollouts:
+        assert len(r.output_ids) == len(r.logprobs) == len(r.versions) == len(r.sampled)
+        assert r.interrupted == (not all(r.sampled))
+        assert (r.finish_reason == "stop") == (r.output_ids[-1] == eos)
+        if not r.interrupted and len(r.output_ids) > 17:
+            assert 7 in r.output_ids[:17]
+    for r in cut:
+        start = r.sampled.index(False)
+        budgets[start] += 1
+        assert 9 <= start <= 17 and 7 not in r.output_ids[:start]
+        assert r.output_ids[start: start + 3] == [30, 31, 7]
+        assert r.sampled == [not start <= t < start + 3 for t in range(len(r.sampled))]
+        assert r.logprobs[start: start + 3] == [0, 0, 0]
+        answer = len(r.output_ids) - start - 3
+        assert answer == 4 if r.finish_reason == "length" else 1 <= answer <= 4
+    assert set(budgets) == set(range(9, 18))

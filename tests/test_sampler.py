@@ -5,8 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import packed_copy
-from transformers import DynamicCache
+from conftest import check_cut_thinking, drain, packed_copy, plain_logprobs, swapped_logprobs
 
 from sampler import Interruption, Request, TransformersSampler
 
@@ -29,24 +28,6 @@ def make(model, *, think=(9, 17), answer=4, phrase=(30, 31, 7), slots=11, **sett
 def requests(count, samples=3):
     return [Request(i, f"p{i}", tuple(torch.randint(0, 36, (int(torch.randint(2, 13, ())),))
                                       .tolist()), samples) for i in range(count)]
-
-
-def drain(sampler, group=()):
-    for request in group:
-        sampler.submit(request)
-    rollouts = []
-    for _ in range(10_000):                     # bounded: a hang would be a bug of its own
-        rollouts += sampler.step()
-        if not sampler.in_flight:
-            return rollouts
-    raise AssertionError("the sampler does not finish")
-
-
-def plain_logprobs(model, rollout, temperature):
-    ids = list(rollout.prompt_ids) + rollout.output_ids
-    logprobs = (model(torch.tensor([ids])).logits[0] / temperature).log_softmax(-1)
-    return [logprobs[len(rollout.prompt_ids) + t - 1, token].item()
-            for t, token in enumerate(rollout.output_ids)]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -91,41 +72,15 @@ def test_after_a_swap_running_sequences_follow_new_weights_over_the_old_cache(ll
     for rollout in drain(sampler):
         n = len(rollout.output_ids)
         assert rollout.versions == [0] * 5 + [1] * (n - 5)
-        # Token 5 (the sixth) is the first that new weights produce: they read token 4 themselves,
-        # over the keys and values that old weights left for the prompt and tokens 0..3.
-        cache = DynamicCache()
-        prefix = torch.tensor([[*rollout.prompt_ids, *rollout.output_ids[:4]]])
-        with torch.no_grad():
-            old(prefix, past_key_values=cache, use_cache=True)
-            rest = torch.tensor([rollout.output_ids[4:-1]])
-            mixed = new(rest, past_key_values=cache, use_cache=True).logits[0].log_softmax(-1)
-            fresh = plain_logprobs(new, rollout, 1.0)[5:]
-        expected = [mixed[t, token].item() for t, token in enumerate(rollout.output_ids[5:])]
-        assert torch.allclose(torch.tensor(rollout.logprobs[5:]), torch.tensor(expected), atol=1e-4)
-        assert not torch.allclose(torch.tensor(expected), torch.tensor(fresh), atol=1e-3)
+        expected = swapped_logprobs(old, new, rollout, 5)
+        fresh = plain_logprobs(new, rollout)[5:]
+        assert torch.allclose(torch.tensor(rollout.logprobs[5:]), expected, atol=1e-4)
+        assert not torch.allclose(expected, fresh, atol=1e-3)
 
 
 def test_thinking_is_cut_at_a_random_budget_and_the_phrase_is_not_sampled(llama):
     rollouts = drain(make(packed_copy(llama), slots=60), requests(20, samples=12))
-    cut, budgets = [r for r in rollouts if r.interrupted], Counter()
-    assert 0 < len(cut) < len(rollouts)
-    for r in rollouts:
-        assert len(r.output_ids) == len(r.logprobs) == len(r.versions) == len(r.sampled)
-        assert r.interrupted == (not all(r.sampled))
-        assert (r.finish_reason == "stop") == (r.output_ids[-1] == EOS)
-    for r in cut:
-        start = r.sampled.index(False)
-        budgets[start] += 1
-        assert 9 <= start <= 17 and 7 not in r.output_ids[:start]
-        assert r.output_ids[start: start + 3] == [30, 31, 7]
-        assert r.sampled == [not start <= t < start + 3 for t in range(len(r.sampled))]
-        assert r.logprobs[start: start + 3] == [0, 0, 0]
-        answer = len(r.output_ids) - start - 3
-        assert answer == 4 if r.finish_reason == "length" else 1 <= answer <= 4
-    assert set(budgets) == set(range(9, 18))            # each of the nine budgets was drawn
-    for r in rollouts:
-        if not r.interrupted and len(r.output_ids) > 17:
-            assert 7 in r.output_ids[:17]               # it had ended its thinking by itself
+    check_cut_thinking(rollouts, EOS)
 
 
 def test_without_a_phrase_nothing_is_interrupted(llama):

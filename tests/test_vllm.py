@@ -4,48 +4,24 @@ The oracle is transformers' plain forward, with its own cache where a swap is lo
 tests need `make vllm`; `make test` has it done.
 """
 
-import copy
 import json
 import shutil
 import sys
 from collections import Counter
-from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
-from conftest import ROOT, run_command
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, LlamaConfig
-from transformers import LlamaForCausalLM
+from conftest import (EOS, ROOT, V, WORDS, check_cut_thinking, drain, errors, moved,
+                      plain_logprobs, requests, run_command, swapped_logprobs)
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tasks
 import vllm_engine
 from sampler import Interruption, Request
 from vllm_engine import BLOCK_TOKENS, VllmSampler
 
-V, EOS = 37, 1
 SMOLLM2 = ROOT / "models" / "smollm2-135m"
-WORDS = SimpleNamespace(decode=lambda ids: "".join("</think>" if i == 7 else "x" for i in ids))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A random Llama as a folder, with grouped heads of a size that vLLM's CPU kernels have."""
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=V, hidden_size=96, intermediate_size=88, num_hidden_layers=2, head_dim=32,
-        num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
-        tie_word_embeddings=True, eos_token_id=EOS))
-    for parameter in model.parameters():            # the default init predicts almost nothing
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.15)
-    path = tmp_path_factory.mktemp("llama")
-    model.save_pretrained(path)
-    return path
-
-
-@pytest.fixture
-def plain(folder, seed):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 @pytest.fixture
@@ -60,44 +36,6 @@ def make(folder):
     yield make
     for sampler in made:
         sampler.close()
-
-
-def requests(n, samples=3, length=None):
-    return [Request(i, f"p{i}", tuple(torch.randint(2, V, (length or 3 + 5 * i,)).tolist()),
-                    samples) for i in range(n)]
-
-
-def drain(sampler, submit=()):
-    for request in submit:
-        sampler.submit(request)
-    rollouts = []
-    while sampler.in_flight:
-        rollouts += sampler.step()
-    return rollouts
-
-
-@torch.no_grad()
-def plain_logprobs(model, rollout, temperature=1.0):
-    """Log-probs of the output tokens from one plain forward over prompt and output."""
-    ids = torch.tensor([[*rollout.prompt_ids, *rollout.output_ids]])
-    logprobs = (model(ids).logits[0, :-1] / temperature).log_softmax(-1)
-    return logprobs.gather(1, ids[0, 1:, None])[len(rollout.prompt_ids) - 1:, 0]
-
-
-def errors(model, rollouts, temperature=1.0):
-    """|difference| of every sampled token's log-prob, engine against plain forward."""
-    return torch.cat([(plain_logprobs(model, r, temperature) - torch.tensor(r.logprobs)).abs()[
-        torch.tensor(r.sampled)] for r in rollouts])
-
-
-def moved(model, by):
-    """A copy with every weight moved by `by` of its tensor's standard deviation."""
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            if parameter.ndim > 1:
-                parameter += by * parameter.std() * torch.randn_like(parameter)
-    return other
 
 
 # ---------------------------------------------------------------------------------------------
@@ -149,15 +87,7 @@ def test_after_a_swap_running_sequences_follow_new_weights_over_the_old_cache(pl
     for rollout in rollouts:
         n = len(rollout.output_ids)
         assert rollout.versions == [0] * 5 + [1] * (n - 5)
-        # Token 5 (the sixth) is the first that new weights produce: they read token 4 themselves,
-        # over the keys and values that old weights left for the prompt and tokens 0..3.
-        cache = DynamicCache()
-        prefix = torch.tensor([[*rollout.prompt_ids, *rollout.output_ids[:4]]])
-        with torch.no_grad():
-            old(prefix, past_key_values=cache, use_cache=True)
-            rest = torch.tensor([rollout.output_ids[4:-1]])
-            mixed = new(rest, past_key_values=cache, use_cache=True).logits[0].log_softmax(-1)
-        expected = mixed.gather(1, torch.tensor(rollout.output_ids[5:])[:, None])[:, 0]
+        expected = swapped_logprobs(old, new, rollout, 5)
         assert torch.allclose(torch.tensor(rollout.logprobs[5:]), expected, atol=1e-4)
         assert torch.allclose(torch.tensor(rollout.logprobs[:5]), plain_logprobs(old, rollout)[:5],
                               atol=1e-4)
@@ -293,25 +223,8 @@ def test_where_memory_is_short_fewer_sequences_run_and_none_is_thrown_out(make):
 
 def test_thinking_is_cut_at_a_random_budget_and_the_phrase_is_not_sampled(plain, make):
     rollouts = drain(make(), requests(20, samples=12))
-    cut, budgets = [r for r in rollouts if r.interrupted], Counter()
-    assert 0 < len(cut) < len(rollouts) == 240
-    for r in rollouts:
-        assert len(r.output_ids) == len(r.logprobs) == len(r.versions) == len(r.sampled)
-        assert r.interrupted == (not all(r.sampled))
-        assert (r.finish_reason == "stop") == (r.output_ids[-1] == EOS)
-    for r in cut:
-        start = r.sampled.index(False)
-        budgets[start] += 1
-        assert 9 <= start <= 17 and 7 not in r.output_ids[:start]
-        assert r.output_ids[start: start + 3] == [30, 31, 7]
-        assert r.sampled == [not start <= t < start + 3 for t in range(len(r.sampled))]
-        assert r.logprobs[start: start + 3] == [0, 0, 0]
-        answer = len(r.output_ids) - start - 3
-        assert answer == 4 if r.finish_reason == "length" else 1 <= answer <= 4
-    assert set(budgets) == set(range(9, 18))            # each of the nine budgets was drawn
-    for r in rollouts:
-        if not r.interrupted and len(r.output_ids) > 17:
-            assert 7 in r.output_ids[:17]               # it had ended its thinking by itself
+    assert len(rollouts) == 240
+    check_cut_thinking(rollouts)
     assert errors(plain, rollouts).max() < 1e-4         # the answers are conditioned on the phrase
 
 
