@@ -1145,6 +1145,11 @@ class Run(Trainer):
                      f"mismatch/{name}/kl_k3": (log_ratio.exp() - 1 - log_ratio).mean().item()}
         sampler.head_fp32 = self.config.head_fp32
         self.append("metrics.jsonl", line)
+        found = [f"{line[key]:.1e} with {words}" for words, key in (
+            ("the fp32 head", "mismatch/fp32_head/mean_abs_dlogp"),
+            ("a bf16 head", "mismatch/bf16_head/mean_abs_dlogp")) if key in line]
+        print(f"Self-test: sampler and trainer differ in log-prob by {', '.join(found)} (mean over "
+              f"{len(log_ratio)} tokens, no lag)", flush=True)
         now = "fp32_head" if self.config.head_fp32 else "bf16_head"
         if line[f"mismatch/{now}/kl_k3"] > 0.015:
             print(f"warning: sampler and trainer disagree before the first step (mean k3 KL "
