@@ -1,6 +1,6 @@
 """The trainer on one GPU: tokens/s, MFU, peak memory, head share, sync time, mismatch.
 
-    python bench/gpu.py --out results/gpu          a random model of Qwen3-0.6B's shape (make gpu-check)
+    python bench/gpu.py --out results/gpu          Qwen3-0.6B in shape, random (make gpu-check)
     python bench/gpu.py --device cpu --hidden 64 --layers 2 --vocab 500 --lengths 96 40
 
 For each length T: training steps (forward, backward, AdamW) on --tokens tokens in samples of T

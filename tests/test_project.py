@@ -89,8 +89,8 @@ def test_no_line_is_wider_than_100_columns():
 
 
 def test_the_gpu_check_runs_on_a_cpu_too_and_writes_its_table(tmp_path):
-    done = run_command([ROOT / "bench" / "gpu.py", "--device", "cpu", "--hidden", 128, "--layers", 2,
-                        "--vocab", 300, "--lengths", 44, 20, "--tokens", 90, "--steps", 1,
+    done = run_command([ROOT / "bench" / "gpu.py", "--device", "cpu", "--hidden", 128,
+                        "--layers", 2, "--vocab", 300, "--lengths", 44, 20, "--tokens", 90, "--steps", 1,
                         "--out", tmp_path], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
