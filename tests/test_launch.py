@@ -446,7 +446,8 @@ def certs(tmp_path_factory):
 @pytest.fixture(params=["plain", "tls"])
 def pair(request, certs):
     """The head's end and one node's, with what they are made of."""
-    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3", port=next(launch.free_ports()), deadline_s=9,
+    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3", port=next(launch.free_ports()),
+                            deadline_s=9,
                             tls=str(certs) if request.param == "tls" else "")
     hosts = config.hosts.split(",")
     head, node = launch.Head(config, hosts), launch.Node(
@@ -487,7 +488,8 @@ def test_a_stranger_without_a_certificate_of_ours_is_not_heard(certs, tmp_path):
     """One who can say "fail" ends the run."""
     subprocess.run(["make", "-s", "certs", f"CERTS={tmp_path}"], cwd=ROOT, check=True,
                    capture_output=True, timeout=LIMIT_S)            # another authority's
-    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3", port=next(launch.free_ports()), deadline_s=9,
+    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3", port=next(launch.free_ports()),
+                            deadline_s=9,
                             tls=str(certs))
     head = launch.Head(config, config.hosts.split(","))
     try:

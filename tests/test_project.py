@@ -90,8 +90,8 @@ def test_no_line_is_wider_than_100_columns():
 
 def test_the_gpu_check_runs_on_a_cpu_too_and_writes_its_table(tmp_path):
     done = run_command([ROOT / "bench" / "gpu.py", "--device", "cpu", "--hidden", 128,
-                        "--layers", 2, "--vocab", 300, "--lengths", 44, 20, "--tokens", 90, "--steps", 1,
-                        "--out", tmp_path], cwd=tmp_path)
+                        "--layers", 2, "--vocab", 300, "--lengths", 44, 20, "--tokens", 90,
+                        "--steps", 1, "--out", tmp_path], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
     assert len(rows) == 10 and all(row["tokens_per_s"] > 0 for row in rows)
