@@ -195,8 +195,8 @@ def say(sentence):
 
 
 def ending(status):
-    return f"by {signal.Signals(status - 128).name}" if status > 128 else \
-        f"with exit status {status}"
+    signals = {128 + number: number.name for number in signal.Signals}
+    return f"by {signals[status]}" if status in signals else f"with exit status {status}"
 
 
 def tail(path, lines=12):

@@ -157,7 +157,7 @@ def test_when_the_trainer_ends_the_servers_and_all_they_started_end(parts, tmp_p
         assert gone(processes)
 
 
-@pytest.mark.parametrize("status, code", [(1, 1), (2, 2), (77, 1)])
+@pytest.mark.parametrize("status, code", [(1, 1), (2, 2), (255, 1)])
 def test_a_trainer_that_fails_ends_the_run_with_its_own_words(status, code, parts, tmp_path):
     with launcher(tmp_path, *parts) as process:
         processes = all_up(process, *parts)
