@@ -645,21 +645,17 @@ def commands(config, argv, places, estimate, *, dtype, folder, port):
     env = os.environ | network | {LAUNCHED: "1"}
     if places.gpus:
         env["CUDA_VISIBLE_DEVICES"] = devices(range(here))
-    elif here > 1:                      # torchrun would give each rank one thread
+    elif here > 1:                      # accelerate would give each rank one thread
         env.setdefault("OMP_NUM_THREADS", str(max(1, cores // (here + len(servers)))))
     if places.trainers == 1:
         return Child("the trainer", [sys.executable, *script], env), servers, []
-    nodes = places.trainer_nodes
-    address = ["--main_process_ip", "--main_process_port"] if places.gpus else [
-        "--master-addr", "--master-port"]
-    address = [address[0], places.hosts[0], address[1], str(c.port + 1 if c.hosts else port())]
-    if places.gpus:
-        start = ["accelerate.commands.launch", "--multi_gpu", "--num_machines", str(nodes),
-                 "--num_processes", str(places.trainers), "--machine_rank", str(node), *address,
-                 "--mixed_precision", "no", "--dynamo_backend", "no"]
-    else:       # accelerate's own launcher starts no second process on a CPU
-        start = ["torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", str(here),
-                 "--node-rank", str(node), *address]
+    # --multi_gpu is what makes accelerate's launcher start several processes, without GPUs too:
+    # with --cpu it starts one. ranks.py says what they compute on, and brings FSDP2's settings.
+    start = ["accelerate.commands.launch", "--multi_gpu",
+             "--num_machines", str(places.trainer_nodes), "--machine_rank", str(node),
+             "--num_processes", str(places.trainers), "--main_process_ip", places.hosts[0],
+             "--main_process_port", str(c.port + 1 if c.hosts else port()),
+             "--mixed_precision", "no", "--dynamo_backend", "no"]
     ranks = range(node * here, node * here + here)
     name = f"ranks {ranks[0]} to {ranks[-1]}" if here > 1 else f"rank {ranks[0]}"
     return (Child(f"the trainer ({name})", [sys.executable, "-m", *start, *script], env,
@@ -695,6 +691,11 @@ def launch(config, argv, estimate, *, dtype, folder):
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     trainer, servers, logs = commands(config, argv, places, estimate, dtype=dtype, folder=folder,
                                       port=ports.__next__)
+    _, fits = estimate.server_memory()
+    if places.servers and fits * config.data_parallel < config.slots:
+        say(f"warning: about {fits * config.data_parallel} sequences of full length fit in a "
+            f"server's cache, slots = {config.slots}: if more grow that long, vLLM throws some out "
+            "and computes them again")
     link = None
     if len(places.hosts) > 1:
         link = (Node if config.node_rank else Head)(config, places.hosts)

@@ -4,7 +4,7 @@
   2. The supervisor   starts a trainer and servers, each on a leash; restarts a dead server; ends
                       all when the trainer ends, at Ctrl-C, at SIGTERM, and even at SIGKILL
 
-Why a leash: servers and trainers start processes in turn, vLLM its engine and workers, torchrun
+Why a leash: servers and trainers start processes in turn, vLLM its engine and workers, accelerate
 its ranks, each in a session of its own, where neither a process group nor the terminal reaches
 them. So every command runs under
 
@@ -15,7 +15,7 @@ child, and nothing below it is ever lost. Its standard input is the line to whoe
 One letter is one order:
 
   i            Ctrl-C: SIGINT to the command; with --ranks, to the one of its children that is
-               rank 0, for torchrun itself would end its ranks, checkpoint or not
+               rank 0, for accelerate launch itself would end its ranks, checkpoint or not
   t            end: SIGTERM to the command, and GRACE_S later SIGKILL to what is left
   end of file  whoever started it is gone, by SIGKILL perhaps: SIGKILL to all, now
 
@@ -141,7 +141,7 @@ class Child:
 
     name    for people: "server 1"
     log     file that gets its output, after what is there; None: our own terminal
-    ranks   the command starts ranks, as torchrun does: Ctrl-C is for rank 0
+    ranks   the command starts ranks, as accelerate launch does: Ctrl-C is for rank 0
     """
 
     def __init__(self, name, argv, env=None, *, log=None, ranks=False):

@@ -34,7 +34,7 @@ from leash import LaunchError
 
 LIMIT_S = 60                                # nothing here takes longer; a hang fails
 
-# Writes its pid and starts a child in a session of its own, as vLLM and torchrun do; then BODY.
+# Writes its pid and starts a child in a session of its own, as vLLM and accelerate do; then BODY.
 STAND_IN = """
 import os, signal, subprocess, sys, time
 def note(word):
@@ -188,7 +188,7 @@ def test_the_first_ctrl_c_lets_the_trainer_write_its_checkpoint(parts, tmp_path)
 
 
 def test_of_several_ranks_only_rank_0_gets_the_ctrl_c(parts, tmp_path):
-    """torchrun would end its ranks at once, and a rank that ends alone hangs the others."""
+    """accelerate's launcher would end its ranks at once, and a rank that ends alone hangs the others."""
     agent = tmp_path / "agent.py"
     agent.write_text(textwrap.dedent(f"""
         import os, signal, subprocess, sys
