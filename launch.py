@@ -345,25 +345,23 @@ def on_gpus(c, estimate, hosts, gpus, size):
         return trainers > 0 and (not part or trainers < gpus) and (
             not part or (gpus - part) % size == 0) and (len(hosts) == 1 or gpus % size == 0)
 
-    def allowed(trainers):
-        """Those that have room for the model's state as well, if there are any."""
-        return fits(trainers) and (estimate.trainer_fits(trainers)
-                                   or not any(map(estimate.trainer_fits, range(1, total))))
+    # More shards are smaller ones, so if all but one had no room for the model, none has, and the
+    # refusal is the estimate's to word.
+    roomy = estimate.trainer_fits(max(1, total - size))
     if c.vllm_url:
         trainers, why = c.trainers or total, "the servers are others'"
     elif c.trainers or c.servers:
         trainers, why = c.trainers or total - c.servers * size, "as asked for"
     else:
-        _, trainers = split(total, estimate.generate_rate, estimate.train_rate, size, allowed)
+        _, trainers = split(total, estimate.generate_rate, estimate.train_rate, size,
+                            lambda t: fits(t) and (estimate.trainer_fits(t) or not roomy))
         ideal = estimate.train_rate / estimate.generate_rate
         why = (f"a GPU generates about {estimate.generate_rate:,.0f} tokens a second and trains "
                f"on {estimate.train_rate:,.0f}, so {ideal / (1 + ideal):.0%} of them should "
                "generate; --servers and --trainers override this estimate")
-    left = total - trainers
-    servers = 0 if c.vllm_url else left // size
-    if left < 0 or not trainers > 0 or (not c.vllm_url and (
-            servers < 1 or servers * size != left or c.servers not in (0, servers))) or (
-            left and c.vllm_url):
+    servers, left = divmod(total - trainers, size)
+    if not (servers == left == 0 if c.vllm_url else
+            servers > 0 and left == 0 and trainers > 0 and c.servers in (0, servers)):
         raise PlaceError(
             f"servers = {c.servers}, trainers = {c.trainers}: {shape} are to be all in use, by "
             f"{'trainers' if c.vllm_url else f'servers of {size} and trainers of 1'}")

@@ -188,7 +188,7 @@ def test_the_first_ctrl_c_lets_the_trainer_write_its_checkpoint(parts, tmp_path)
 
 
 def test_of_several_ranks_only_rank_0_gets_the_ctrl_c(parts, tmp_path):
-    """accelerate's launcher would end its ranks at once, and a rank that ends alone hangs the others."""
+    """accelerate's launcher would end its ranks at once; one that ends alone hangs the others."""
     agent = tmp_path / "agent.py"
     agent.write_text(textwrap.dedent(f"""
         import os, signal, subprocess, sys
@@ -358,7 +358,7 @@ def test_every_device_has_one_process_and_every_node_knows_the_same_places(setti
     ({"gpus": 8, "servers": 3, "trainers": 4}, "8 GPUs are to be all in use"),
     ({"gpus": 8, "servers": 8}, "8 GPUs are to be all in use"),
     ({"gpus": 8, "servers": 2, "tensor_parallel": 3, "trainers": 3}, "servers of 3"),
-    ({"gpus": 2, "tensor_parallel": 4}, "no room for a server of 4 and a trainer"),
+    ({"gpus": 4, "tensor_parallel": 4}, "no room for a server of 4 and a trainer"),
     ({"gpus": 4, "hosts": "127.0.0.1,localhost", "trainers": 6}, "whole nodes"),
     ({"gpus": 0, "servers": 1, "trainers": 3, "hosts": "127.0.0.1,localhost,::1"}, "equally many"),
     ({"gpus": 8, "vllm_url": "http://127.0.0.1:1", "trainers": 5}, "8 GPUs are to be all in use"),
