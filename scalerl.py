@@ -1441,6 +1441,9 @@ def main(argv=None):
     except (ServerError, RankError) as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:               # while servers are awaited, for minutes perhaps
+        print("scalerl.py: interrupted before the run had begun: nothing to save", file=sys.stderr)
+        return 128 + signal.SIGINT
 
     def interrupt(*_):
         # The first Ctrl-C ends the step and writes a checkpoint; a second one kills.

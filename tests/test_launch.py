@@ -563,7 +563,7 @@ def command(micro, **changes):
                 "think_min": 8, "think_max": 22, "answer_tokens": 3, "prompt_tokens": 40,
                 "heldout_prompts": 64, "eval_prompts": 4, "eval_samples": 2, "eval_every": 5000,
                 "checkpoint_every": 5000, "off_policy": "pipeline-3", "lr": 1e-5,
-                "retire_at": 1.1, "deadline_s": 150} | changes
+                "retire_at": 1.1, "deadline_s": 300} | changes
     return [sys.executable, ROOT / "scalerl.py", *(
         str(word) for name, value in settings.items()
         for word in (f"--{name.replace('_', '-')}", value))]
@@ -597,7 +597,7 @@ def steps(folder):
         if path.exists() else []
 
 
-def steps_reach(folder, process, count, limit_s=180):
+def steps_reach(folder, process, count, limit_s=300):
     """Wait for `count` lines in the log."""
     def reached():
         assert process.poll() is None, (folder / "launcher.log").read_text()

@@ -660,6 +660,16 @@ def test_ctrl_c_writes_a_checkpoint_first_and_resume_goes_on(micro, tmp_path):
     assert lines(tmp_path / "runs" / "c")[-1]["step"] == last + 1
 
 
+def test_ctrl_c_while_a_run_is_still_being_built_is_one_sentence(micro, monkeypatch, capsys):
+    """Servers take a minute to come up: the moment in which people change their minds."""
+    def interrupted(*_):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(scalerl, "Run", interrupted)
+    assert scalerl.main(arguments(micro, name="i")) == 130
+    assert capsys.readouterr().err == ("scalerl.py: interrupted before the run had begun: nothing "
+                                       "to save\n")
+
+
 def test_when_the_servers_are_gone_for_good_the_run_ends_with_a_checkpoint(
         micro, tmp_path, monkeypatch, capsys):
     """At the deadline the client gives up in the middle of a step's samples: no work is lost."""
