@@ -95,6 +95,7 @@ def server_command(config, *, model, length, slots, dtype, host, port, device=No
             "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
     env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1",       # the routes of pause and weights
            "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING",
+           "VLLM_ENABLE_V1_MULTIPROCESSING": "1",           # an engine in this process sets it to 0
            # weight_wire.py is imported by vLLM's worker processes, whatever their folder is.
            "PYTHONPATH": os.pathsep.join(filter(None, (
                str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH"))))}

@@ -5,9 +5,10 @@
 One vLLM engine with one set of weights; --prompts x --samples sequences of exactly --tokens
 tokens each (no end token), log-probs on, by turns, the prefix cache emptied before each. Beside
 them the engine that needs nothing but transformers, on the same work, and ours with interruption:
-the phrase forced into every sample at half of its length, so that each takes two requests.
-Ratios are of tokens a second of CPU time (all threads), round by round: what else the machine is
-doing then weighs less than in tokens a second of the clock.
+the phrase forced into every sample at half of its length, so that each takes two requests; and
+the same work over HTTP from a server of its own on loopback (servers.py), client included.
+Ratios are of tokens a second of CPU time (all threads, the server's processes too), round by
+round: what else the machine is doing then weighs less than in tokens a second of the clock.
 """
 
 import argparse
@@ -15,15 +16,20 @@ import os
 import statistics
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
+import psutil
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import packed  # noqa: E402
 import tasks  # noqa: E402
+from overlap import served  # noqa: E402
 from sampler import Interruption, Request, TransformersSampler  # noqa: E402
+from scalerl import Config  # noqa: E402
+from servers import Fleet, ServerSampler  # noqa: E402
 from vllm_engine import VllmSampler  # noqa: E402
 
 
@@ -43,12 +49,25 @@ def main():
     plain = packed.prepare(AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32))
     problems = tasks.load_task(args.task, "train", heldout=8)
     ids = [tasks.prompt_ids(tokenizer, problem) for problem in problems[: args.prompts]]
+    longest = max(map(len, ids))
+    config = Config(model=args.model, slots=args.prompts * args.samples, threads=args.threads)
+    with served(config, longest + args.tokens + 1) as (process, url):
+        measure(args, tokenizer, plain, ids, process, url)
+
+
+def measure(args, tokenizer, plain, ids, process, url):
     half = args.tokens // 2
     whole, cut = (Interruption(args.tokens - 1, args.tokens - 1, 1),
                   Interruption(half, half, args.tokens - half - 1, phrase_ids=(ids[0][0],)))
     settings = dict(slots=args.prompts * args.samples, prompt_tokens=max(map(len, ids)), eos_ids=())
     ours = VllmSampler(args.model, tokenizer, whole, **settings)
     slots = TransformersSampler(plain, tokenizer, whole, **settings)
+    length = settings["prompt_tokens"] + args.tokens + 1
+    fleet = Fleet([url], slots=settings["slots"], length=length, dtype=torch.float32)
+    server = ServerSampler(fleet, tokenizer, whole, prompt_tokens=settings["prompt_tokens"],
+                           eos_ids=(), vocabulary=plain.config.vocab_size)
+    server.push_weights(plain.named_parameters(), 0)
+    tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     from vllm import SamplingParams
     parameters = SamplingParams(temperature=1.0, max_tokens=args.tokens, ignore_eos=True,
                                 logprobs=0, flat_logprobs=True, detokenize=False)
@@ -71,16 +90,23 @@ def main():
         return run
 
     runs = {"LLM.generate": generate, "vllm_engine": loop(ours, whole),
-            "  interrupted": loop(ours, cut), "transformers": loop(slots, whole)}
+            "  interrupted": loop(ours, cut), "transformers": loop(slots, whole),
+            "server": loop(server, whole)}
+
+    def cpu_seconds():
+        return time.process_time() + sum(sum(p.cpu_times()[:2]) for p in tree)
     rates, work = {name: [] for name in runs}, {name: [] for name in runs}
     for round_ in range(args.rounds + 1):
         for name in (list(runs), list(reversed(runs)))[round_ % 2]:
             ours.llm.reset_prefix_cache()
-            start, cpu = time.perf_counter(), time.process_time()
+            urllib.request.urlopen(urllib.request.Request(f"{url}/reset_prefix_cache",
+                                                          method="POST"), timeout=30).close()
+            begin, cpu = time.perf_counter(), cpu_seconds()
             tokens = runs[name]()
             if round_:                                # the first round warms up
-                rates[name].append(tokens / (time.perf_counter() - start))
-                work[name].append(tokens / (time.process_time() - cpu))
+                rates[name].append(tokens / (time.perf_counter() - begin))
+                work[name].append(tokens / (cpu_seconds() - cpu))
+    fleet.close()
     print(f"{args.model}, {args.prompts} x {args.samples} sequences of {args.tokens} tokens, "
           f"{args.threads} threads, median of {args.rounds} [min, max]")
     for name, values in rates.items():
