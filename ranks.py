@@ -175,6 +175,7 @@ class Ranks:
         self.deadline_s = deadline_s
         self.doing, self.version = "start", 0
         self.lock, self.closed, self.beating = threading.RLock(), threading.Event(), False
+        self.blaming = False
         if self.size == 1:
             return
         from accelerate import Accelerator, FullyShardedDataParallelPlugin, InitProcessGroupKwargs
@@ -295,8 +296,11 @@ class Ranks:
         Every rank leaves its last words in the store of the rendezvous. Whose words tell a cause,
         or who has left none, is the one to look at.
         """
-        lines = error.strip().splitlines() or ["no reason given"]
+        self.blaming = True
         told = not re.search("gloo|nccl|connection|SIGTERM", error, re.I)   # a cause of its own
+        # gloo begins with a path in its source and ends with advice.
+        lines = re.sub(r"^\[\S*/gloo/\S*\] |[.] This is typically.*", "", error.strip(),
+                       flags=re.S).splitlines() or ["no reason given"]
         where = f"{self.doing}, version {self.version}"
         words, others = {}, set(range(self.size)) - {self.rank}
         self.last_words(f"{where}: {lines[0]}", told)
@@ -312,21 +316,22 @@ class Ranks:
             silent = ", ".join(map(str, sorted(others - set(words))))
             found = f"rank {silent} is dead, stuck or cut off, look at its log" if silent else \
                 "all ranks are there, but they do not reach each other"
-        except (RuntimeError, ValueError):
+        except (dist.DistError, ValueError):
             found = "nor does the rendezvous answer: has the launcher, or rank 0, ended?"
         causes = [f"rank {rank}: {text}" for rank, (cause, text) in sorted(words.items()) if cause]
         return RankError("; ".join(causes) or f"rank {self.rank}: {where}: {found} ({lines[0]})")
 
     def last_words(self, text, told=True):
         """Leave for the others why this rank ends; not `told`: only what another's end caused."""
-        with contextlib.suppress(RuntimeError, ValueError):     # the store is gone, or never was
+        with contextlib.suppress(dist.DistError, ValueError):   # the store is gone, or never was
             dist.distributed_c10d._get_default_store().set(f"last words {self.rank}",
                                                            json.dumps([told, text]))
 
     def _ended(self, number, _):
         if number == signal.SIGUSR1:
             raise self.failure
-        raise self.blame("SIGTERM from outside: has another rank ended?")
+        if not self.blaming:            # else it is being said already why this ends
+            raise self.blame("SIGTERM from outside: has another rank ended?")
 
 
 def short_of_memory(error, doing):
