@@ -1,12 +1,14 @@
 """Several trainer processes: the same step as one, nothing lost, loud when one of them dies."""
 
 import contextlib
+import json
 import math
 import os
 import random
 import resource
 import signal
 import time
+import urllib.request
 from types import SimpleNamespace
 
 import pytest
@@ -16,12 +18,15 @@ from conftest import SPAWN, packed_copy, random_llama
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
-from test_scalerl import rollouts_of
+from test_scalerl import arguments, lines, rollouts_of
+from test_servers import Served
 
 import checkpoint
 import ranks
+import scalerl
 from ranks import Policy, Ranks, deal
 from scalerl import Config, Trainer, cost_tokens, micro_batches, train_step
+from servers import Fleet
 
 
 def _child(body, rank, size, port, sharded, results, args):
@@ -31,7 +36,8 @@ def _child(body, rank, size, port, sharded, results, args):
                    "TORCHELASTIC_USE_AGENT_STORE": "True"}      # as torchrun has it
     torch.set_num_threads(1)
     try:
-        group = Ranks(deadline_s=args.pop("deadline_s", 60), dtype=torch.float64)
+        group = Ranks(deadline_s=args.pop("deadline_s", 60),
+                      dtype=args.pop("dtype", torch.float64))
         if sharded:
             shard_on_cpu(group.plugin)
         results.put((rank, body(group, **args)))
@@ -361,3 +367,68 @@ def test_what_fails_on_one_rank_ends_all_in_a_sentence_that_names_it(how, senten
     assert [path.name for path in checkpoint.saved(tmp_path)] == ["step_4"]
     assert checkpoint.verify(tmp_path / "step_4") == {}
     assert [path.name for path in tmp_path.iterdir()] == ["step_4"]
+
+
+# ---------------------------------------------------------------------------------------------
+# Whole runs on real servers
+
+
+def run_main(group, words, folder):
+    """scalerl.py on this rank, with the group (and its sharding) that it has already."""
+    os.chdir(folder)
+    scalerl.Ranks = lambda **_: group
+    return scalerl.main(words)
+
+
+def checksums(url):
+    """vLLM's own, of the weights as its layers hold them."""
+    request = urllib.request.Request(url + "/weight_checker", b'{"action": "checksum"}',
+                                     {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["checksums"]
+
+
+def test_sharded_ranks_train_beside_two_servers_are_killed_and_go_on_with_another_number(
+        micro, tmp_path, seed):
+    """2 ranks with real FSDP2, 2 vLLM servers; SIGKILL to the ranks in the middle; then one rank
+    goes on alone. The servers end with the weights of `model/`, bit for bit, and every group that
+    was ever admitted has been trained once or is outstanding."""
+    servers = [Served(micro, tmp_path / f"server_{i}.log") for i in range(2)]
+    folder = tmp_path / "runs" / "s"
+    try:
+        for server in servers:
+            server.wait()
+        words = arguments(micro, name="s", engine="vllm", steps=7, checkpoint_every=2,
+                          eval_every=100, retire_at=1.5, deadline_s=60, gpus=0, slots=20,
+                          vllm_url=",".join(server.url for server in servers))
+        with processes(run_main, 2, sharded=True, dtype=torch.float32, words=words,
+                       folder=tmp_path) as (children, results):
+            deadline = time.monotonic() + 120
+            while not (folder / "checkpoints" / "step_4").exists():
+                assert time.monotonic() < deadline and results.empty(), (folder, results.get())
+                time.sleep(0.02)
+        first = {path.name for path in (folder / "checkpoints" / "step_4").glob("model*")}
+        assert first == {"model.00000-of-00002.safetensors", "model.00001-of-00002.safetensors"}
+        assert run_ranks(run_main, 1, dtype=torch.float32, words=[*words, "--resume"],
+                         folder=tmp_path) == [0]
+        found = [checksums(server.url) for server in servers]
+        model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+        fleet = Fleet([server.url for server in servers], slots=4, length=134,
+                      dtype=torch.float32)
+        fleet.push(model.named_parameters(), 0, verify=True)
+        assert [checksums(server.url) for server in servers] == found
+        fleet.push([(n, p * 1.01) for n, p in model.named_parameters()], 1)
+        assert checksums(servers[0].url) != found[0]            # it does look at the weights
+        fleet.close()
+    finally:
+        for server in servers:
+            server.kill()
+
+    steps = lines(folder)[1:]
+    assert [r["step"] for r in steps] == list(range(1, 8))
+    assert max(r["lag/max"] for r in steps) in (1, 2)
+    assert steps[0]["lag/max"] == 0 and steps[0]["mismatch/max_abs_dlogp"] < 1e-4
+    trained = [g["id"] for line in lines(folder, "groups.jsonl") for g in line["groups"]]
+    state = json.loads((folder / "checkpoints" / "step_7" / "state.json").read_text())
+    outstanding = [g["group_id"] for g in state["groups"]]
+    assert sorted(trained + outstanding) == list(range(state["admitted"]))
