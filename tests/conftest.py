@@ -39,14 +39,15 @@ def seed(request):
     return value
 
 
-def random_llama(*, vocab=37, heads=6, kv_heads=2, layers=3, head_dim=8, dtype=torch.float32):
-    """A random Llama with grouped heads, in eager attention; sizes pairwise different."""
-    config = LlamaConfig(vocab_size=vocab, hidden_size=heads * head_dim, intermediate_size=88,
-                         num_hidden_layers=layers, num_attention_heads=heads,
-                         num_key_value_heads=kv_heads, head_dim=head_dim,
-                         max_position_embeddings=256, tie_word_embeddings=True,
-                         attn_implementation="eager")
-    model = LlamaForCausalLM(config).to(dtype).eval()
+def random_llama(*, vocab=37, heads=6, kv_heads=2, layers=3, head_dim=8, hidden=None,
+                 dtype=torch.float32, family=LlamaConfig):
+    """A random Llama, or a relative of it, with grouped heads, in eager attention; sizes pairwise
+    different."""
+    config = family(vocab_size=vocab, hidden_size=hidden or heads * head_dim,
+                    intermediate_size=88, num_hidden_layers=layers, num_attention_heads=heads,
+                    num_key_value_heads=kv_heads, head_dim=head_dim, max_position_embeddings=256,
+                    tie_word_embeddings=True, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
     for parameter in model.parameters():            # the default init predicts almost nothing
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3)

@@ -7,6 +7,7 @@ own, eager attention, no padding, no sharing.
 import pytest
 import torch
 from conftest import packed_copy, random_llama
+from transformers import Qwen3Config
 
 import packed
 
@@ -34,9 +35,20 @@ def pack_logprobs(model, pack):
     return logits.log_softmax(-1).gather(1, pack.targets[:, None])[:, 0]
 
 
-def test_a_row_gives_every_output_the_logprobs_of_a_forward_of_its_own(llama):
+def random_qwen3():
+    """Norms on queries and keys, and heads whose sizes do not add up to the hidden size."""
+    model = random_llama(family=Qwen3Config, hidden=52, head_dim=10)
+    for name, parameter in model.named_parameters():
+        if "q_norm" in name or "k_norm" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+@pytest.mark.parametrize("make", [random_llama, random_qwen3])
+def test_a_row_gives_every_output_the_logprobs_of_a_forward_of_its_own(make, seed):
     """A mask that leaks, a position off by one, or a token predicted by the wrong place shows
     here as an error of order one; the two sides round differently by 1e-5."""
+    llama = make()
     prompts, outputs, prompt_of = ragged_batch()
     pack = packed.Pack(prompts, outputs, prompt_of)
     ours = pack_logprobs(packed_copy(llama), pack)
@@ -112,8 +124,10 @@ def test_outputs_of_one_token_each_need_no_row_of_their_own(llama):
     torch.testing.assert_close(ours, torch.stack(expected), atol=1e-4, rtol=0)
 
 
-def test_decoding_in_slots_follows_the_plain_forward_while_slots_move(llama):
+@pytest.mark.parametrize("make", [random_llama, random_qwen3])
+def test_decoding_in_slots_follows_the_plain_forward_while_slots_move(make, seed):
     """Sequences of different ages share a decode step; closing a hole moves a whole cache."""
+    llama = make()
     twin = packed_copy(llama)
     slots = packed.Slots(twin.config, slots=5, length=40)
     with torch.no_grad():
