@@ -991,6 +991,8 @@ class Run(Trainer):
         """Decode until the pacer hands out the next step's groups. None when prompts ran out, and
         after a Ctrl-C if servers generate: they may be gone, and nothing there can be saved."""
         start = time.perf_counter()
+        if self.fleet:      # what servers finished meanwhile: its slots are free, its groups count
+            self.collect(self.sampler.finished())
         while not (self.stop and self.fleet):
             self.admit()
             groups = self.pacer.take(self.version)
@@ -1000,9 +1002,12 @@ class Run(Trainer):
             if not self.fleet:          # a server takes its own steps
                 self.counters["decode/steps"] += 1
                 self.counters["decode/tokens"] += min(self.sampler.in_flight, self.config.slots)
-            for rollout in self.decode(self.sampler):
-                self.pacer.groups[rollout.group_id].rollouts.append(rollout)
-                self.counters["tokens/generated"] += sum(rollout.sampled)
+            self.collect(self.decode(self.sampler))
+
+    def collect(self, rollouts):
+        for rollout in rollouts:
+            self.pacer.groups[rollout.group_id].rollouts.append(rollout)
+            self.counters["tokens/generated"] += sum(rollout.sampled)
 
     def admit(self):
         """Start groups as the pacer and, for pipeline-k, free slots allow: a prompt that would

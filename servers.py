@@ -921,12 +921,17 @@ class ServerSampler(TwoRequests):
 
         Raises ServerError: no server was ready for the deadline.
         """
-        fleet, rollouts = self.fleet, []
+        fleet = self.fleet
         if self.owed:
             with fleet.changed:
                 fleet.changed.wait_for(
                     lambda: not self.done.empty() or fleet.needs_push or fleet.error, 1.0)
             fleet.check()
+        return self.finished()
+
+    def finished(self) -> list[Rollout]:
+        """What has finished until now, without waiting."""
+        rollouts = []
         while not self.done.empty():
             rollouts.append(self.done.get())
         for group in [rollout.group_id for rollout in rollouts]:
