@@ -510,11 +510,11 @@ def test_a_stranger_without_a_certificate_of_ours_is_not_heard(certs, tmp_path):
 def test_whoever_is_silent_past_the_deadline_is_given_up_by_name(capsys, monkeypatch):
     monkeypatch.setattr(launch, "SILENT_S", 0.2)
     config = scalerl.Config(hosts="127.0.0.1,127.0.0.3,127.0.0.4", port=next(launch.free_ports()),
-                            deadline_s=1.5)
+                            deadline_s=3.0)
     hosts = config.hosts.split(",")
     alone = launch.Node(dataclasses.replace(config, node_rank=2), hosts)
     try:
-        with pytest.raises(LaunchError, match=r"first host \(127.0.0.1:.* heard of for 1.5 s"):
+        with pytest.raises(LaunchError, match=r"first host \(127.0.0.1:.* heard of for 3 s"):
             until(alone.watch, "giving up")
         head = launch.Head(config, hosts)
         try:
@@ -523,7 +523,7 @@ def test_whoever_is_silent_past_the_deadline_is_given_up_by_name(capsys, monkeyp
             assert 2 in head.nodes                              # which had come in time
         finally:
             head.close(1)
-        assert "127.0.0.1" in capsys.readouterr().err.split("is silent; waiting for it, 1.5 s")[0]
+        assert "127.0.0.1" in capsys.readouterr().err.split("is silent; waiting for it, 3 s")[0]
     finally:
         alone.close(0)
 
