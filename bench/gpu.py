@@ -33,12 +33,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import packed  # noqa: E402
 import scalerl  # noqa: E402
+from launch import DEVICES  # noqa: E402
 from loss import token_logprobs  # noqa: E402
 from ranks import Policy, Ranks, logprobs_of, recompute_layers, table  # noqa: E402
 from sampler import Interruption, Request, Rollout, TransformersSampler  # noqa: E402
 
-# Dense bf16 peaks, FLOPs a second, from the makers' data sheets.
-PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 PROMPT, GROUP = 256, 2                          # prompt tokens, samples of a prompt
 
 
@@ -149,7 +148,7 @@ def main():
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("torch finds no GPU here; --device cpu with a small model tries the script out")
     device = torch.cuda.get_device_name() if args.device == "cuda" else "a CPU"
-    peak = next((flops for key, flops in PEAKS.items() if key in device), None)
+    peak = next((known.flops for known in DEVICES if known.name in device), None)
     torch.manual_seed(0)
     heads = args.hidden // 64
     model = Qwen3ForCausalLM(Qwen3Config(
