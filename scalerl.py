@@ -65,7 +65,8 @@ from checkpoint import save_model
 from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,
                   zero_variance)
 from ranks import (BLANK, Policy, RankError, Ranks, deal, from_tensors, full_tensors, gather_group,
-                   logprobs_of, meets, recompute_layers, table, to_tensors, whole)
+                   logprobs_of, meets, recompute_layers, short_of_memory, table, to_tensors,
+                   whole)
 from sandbox import SandboxError, check_box
 from sampler import Interruption, Request, Rollout, TransformersSampler
 from servers import Fleet, ServerError, ServerSampler
@@ -1443,6 +1444,9 @@ def main(argv=None):
     except ConfigError as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 2
+    except torch.OutOfMemoryError as error:
+        print(f"scalerl.py: {short_of_memory(error, 'start')}", file=sys.stderr)
+        return 1
     except (ServerError, RankError) as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 1
@@ -1464,6 +1468,8 @@ def main(argv=None):
         print(run.train())
         run.ranks.close()
     except (RuntimeError, OSError) as error:
+        if isinstance(error, torch.OutOfMemoryError):       # elsewhere `Ranks.phase` says it
+            error = short_of_memory(error, "generate")
         run.ranks.last_words(str(error))
         print(f"scalerl.py: step {run.step + 1}: {error}", file=sys.stderr)
         return 1

@@ -1,6 +1,7 @@
 """Several trainer processes: the same step as one, nothing lost, loud when one of them dies."""
 
 import contextlib
+import copy
 import json
 import math
 import os
@@ -147,7 +148,8 @@ def step_inputs(seed, P=5, G=3):
     return rollouts, rewards
 
 
-def make_trainer(group, seed, tied=True, recompute=False, dtype=torch.float64, **settings):
+def make_trainer(group, seed, tied=True, recompute=False, dtype=torch.float64, compute=None,
+                 **settings):
     """One rank's `Trainer` around a random model, in float64 so that sums in another order agree
     far below any mistake."""
     trainer = Trainer.__new__(Trainer)
@@ -160,8 +162,9 @@ def make_trainer(group, seed, tied=True, recompute=False, dtype=torch.float64, *
         ranks.recompute_layers(model)
     trainer.ranks = group
     trainer.config = Config(model="x", **{"warmup_steps": 0, "lr": 1e-2} | settings)
-    trainer.policy, trainer.optimizer = group.prepare(Policy(model, dtype=dtype), torch.optim.AdamW(
-        model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-15, fused=True))
+    trainer.policy, trainer.optimizer = group.prepare(
+        Policy(model, dtype=compute or dtype), torch.optim.AdamW(
+            model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-15, fused=True))
     assert isinstance(model.lm_head.weight, DTensor) == isinstance(trainer.policy, FSDPModule)
     return trainer
 
@@ -223,6 +226,55 @@ def test_any_number_of_ranks_has_the_gradient_of_one(size, sharded, seed):
         assert set(got_log) == set(log)
         for name in log:
             assert math.isclose(got_log[name], log[name], rel_tol=1e-6, abs_tol=1e-9), name
+
+
+def test_layers_are_recomputed_for_the_backward_pass_and_never_while_sampling(seed):
+    """In a copy (the sampler's, in bf16) it is the copy's own weights that are used."""
+    model = random_llama(layers=3)
+    ranks.recompute_layers(model)
+    calls = []
+    for module in model.modules():
+        if type(module).__name__ == "LlamaMLP":
+            module.register_forward_pre_hook(lambda *_: calls.append(1))
+    ids = torch.randint(0, 37, (1, 9))
+    model(ids, use_cache=False).logits.sum().backward()
+    assert len(calls) == 6
+    with torch.no_grad():
+        logits, twin = model(ids, use_cache=False).logits, copy.deepcopy(model)
+        assert len(calls) == 9
+        for parameter in model.parameters():
+            parameter.zero_()
+        assert torch.equal(twin(ids, use_cache=False).logits, logits)
+
+
+def bf16_logprobs(group, seed):
+    """(log-probs, dtypes of masters and gradients) with bf16 arithmetic."""
+    trainer = make_trainer(group, seed, dtype=torch.float32, compute=torch.bfloat16)
+    if group.rank:
+        return trainer.follow()
+    rollouts, _ = step_inputs(seed)
+    with group.phase("logprobs", 0):
+        group.tell("logprobs", ranks.to_tensors(rollouts), head_fp32=True)
+        logprobs = ranks.logprobs_of(trainer.policy, rollouts, True)
+    dtypes = set()
+    trainer.optimizer.register_step_pre_hook(lambda *_: dtypes.update(
+        x.dtype for p in trainer.model.parameters() for x in (p, p.grad)))
+    take_step(trainer, seed)
+    with group.phase("end", 0):
+        group.tell("end")
+    return logprobs.tolist(), list(map(str, dtypes))
+
+
+def test_sharded_ranks_in_bf16_keep_fp32_masters_gradients_and_log_probs(seed):
+    """accelerate's own FSDP2 policy for bf16 rounds the log-probs to bf16 (an error of 1e-2 at
+    -5) and reduces gradients in it."""
+    exact = torch.tensor(bf16_logprobs(Ranks(), seed)[0])
+    (values, dtypes), _ = run_ranks(bf16_logprobs, 2, True, dtype=torch.bfloat16, seed=seed)
+    values = torch.tensor(values)
+    assert dtypes == ["torch.float32"]
+    assert (values != values.bfloat16().float()).float().mean() > 0.5
+    sampled = values != 0
+    assert (values - exact)[sampled].abs().mean() < 0.2         # the model is rounded, both times
 
 
 # ---------------------------------------------------------------------------------------------
