@@ -16,7 +16,7 @@ rewards, advantages, filters, or how stale is too stale: the trainer paces (scal
      weights may change, and running sequences go on, new weights over old keys and values: the
      in-flight update of PipelineRL.
 
-Randomness comes from one generator of its own, drawn once a token in slot order, so a run is
+Its randomness comes from one generator of its own, drawn once a token in slot order, so a run is
 reproducible bit for bit, and `state()` / `load_state()` continue one exactly, cache included.
 
 Sampling is by temperature alone. Top-p and top-k renormalize the distribution on the sampler's

@@ -20,10 +20,10 @@ One step of the recipe, in the order of this file:
   9. main
 
 The mathematics is in loss.py, generation in sampler.py, the layout of a batch in packed.py,
-several trainer processes in ranks.py, checkpoints in checkpoint.py, problems in tasks.py, marks
-in verify.py. Without a GPU, or with one, sampler and trainer share a
-process: decode steps and optimizer steps alternate, so a run is deterministic, and staleness is
-the same algebra as on a cluster.
+on vLLM servers in servers.py, several trainer processes in ranks.py, checkpoints in
+checkpoint.py, problems in tasks.py, marks in verify.py. Without a GPU, or with one, sampler and
+trainer share a process: decode steps and optimizer steps alternate, so a run is deterministic,
+and staleness is the same algebra as on a cluster. With servers the two sides really overlap.
 
 Axes: P prompts a step, G samples a prompt, N = P*G samples, T tokens, v trainer's version.
 """

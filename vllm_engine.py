@@ -73,7 +73,8 @@ def refresh_tied_head(model):
     it loads, but a tied head is loaded as the embedding, and its packed copy stays as it was:
     new hidden states, old logits, no error (mean |dlogp| 0.19 on a small model).
     """
-    model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+    if hasattr(model.lm_head, "quant_method"):      # not on a pipeline's other stages
+        model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
 
 def block_bytes(model, dtype):

@@ -13,6 +13,7 @@ processes end with its first one, whatever ends that.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -57,11 +58,13 @@ class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.group, self.received = None, []
+        self.group, self.received, self.broken = None, [], ""
         threading.Thread(target=die_with_server, daemon=True).start()
 
     def init_transfer_engine(self, info: InitInfo):
         """Meet the trainer; a second call, of a trainer that came back, replaces the first."""
+        if self.broken:
+            raise RuntimeError(self.broken)
         config, timeout = self.parallel_config, timedelta(seconds=info.timeout_s)
         rank = 1 + config.data_parallel_index * config.world_size + config.rank
         self.received = []              # of a trainer that went away in the middle
@@ -89,10 +92,14 @@ class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         weights, self.received = self.received, []
         if not weights:                 # the end of an update that another trainer left open
             return
-        initialize_layerwise_reload(self.model)
-        self.model.load_weights(weights)
-        finalize_layerwise_reload(self.model, self.model_config)
-        refresh_tied_head(self.model)
+        try:
+            initialize_layerwise_reload(self.model)
+            self.model.load_weights(weights)
+            finalize_layerwise_reload(self.model, self.model_config)
+            refresh_tied_head(self.model)
+        except BaseException as error:  # layers half loaded, and vLLM cannot begin them anew
+            self.broken = f"loading weights broke off ({error!r}): start this server again"
+            raise
 
     def shutdown(self):
         self.group, self.received = None, []
@@ -109,9 +116,12 @@ def die_with_server():
         below.append(server)
         stat = Path(f"/proc/{server}/stat").read_text()
         server = int(stat.rpartition(")")[2].split()[1])
-    select.select([os.pidfd_open(server)], [], [])      # readable once it has ended
+    ended = select.poll()
+    ended.register(os.pidfd_open(server), select.POLLIN)
+    ended.poll()
     for pid in reversed(below):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class Worker:

