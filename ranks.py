@@ -6,8 +6,8 @@ launch` has set RANK and WORLD_SIZE):
 
   1. `Policy`   tokens in, log-probs out, in one module's forward: FSDP2 gathers the head's weight
                 only inside it, and reduces its gradient rightly only from there;
-  2. `deal`     who computes which micro-batch: the same number for everybody, or a collective
-                would wait for a rank that has nothing left to do;
+  2. `micro_batches`, `deal`   who computes what: the same number of micro-batches for everybody,
+                or a collective would wait for a rank that has nothing left to do;
   3. `Ranks`    rank 0 tells the story and `tell`s what comes next; the others `hear` and take
                 part. Everything that travels is JSON or safetensors: nothing is unpickled;
   4. `full_tensors`   the whole weights, from shards, for the generators and for `model/`.
@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import math
 import os
 import re
 import signal
@@ -30,6 +31,7 @@ import struct
 import threading
 import time
 import types
+from collections import Counter
 
 import safetensors.torch
 import torch
@@ -131,6 +133,47 @@ def recompute_layers(model):
 
 # ---------------------------------------------------------------------------------------------
 # 2. Who computes what
+
+
+def micro_batches(rollouts, budget_tokens, ranks=1):
+    """Indices of `rollouts`, cut into lists of about `budget_tokens` tokens, prompts counted once.
+
+    Groups of similar length come together (attention pads to the longest sample of a
+    micro-batch), and a group stays together, so that its prompt is computed once. For several
+    ranks, smaller ones if that makes their number a multiple of the ranks: nobody idles.
+    """
+    longest = Counter()
+    for r in rollouts:
+        longest[r.group_id] = max(longest[r.group_id], len(r.output_ids))
+    order = sorted(range(len(rollouts)),
+                   key=lambda i: (longest[rollouts[i].group_id], rollouts[i].group_id, i))
+
+    def cut(budget):
+        batches, tokens, groups = [], math.inf, set()
+        for i in order:
+            r = rollouts[i]
+            cost = len(r.output_ids) + (len(r.prompt_ids) if r.group_id not in groups else 0)
+            if tokens + cost > budget:
+                batches.append([])
+                tokens, groups, cost = 0, set(), len(r.output_ids) + len(r.prompt_ids)
+            batches[-1].append(i)
+            groups.add(r.group_id)
+            tokens += cost
+        return batches
+    batches = cut(budget_tokens)
+    if places := -len(batches) % ranks:
+        smaller = cost_tokens(rollouts, order) / (places + len(batches))
+        while smaller < budget_tokens:
+            if len(even := cut(smaller)) <= places + len(batches):
+                return even
+            smaller *= 1.06
+    return batches
+
+
+def cost_tokens(rollouts, indices):
+    """Tokens that these samples cost in one micro-batch: each prompt once, each output."""
+    prompts = {rollouts[i].group_id: len(rollouts[i].prompt_ids) for i in indices}
+    return sum(prompts.values()) + sum(len(rollouts[i].output_ids) for i in indices)
 
 
 def deal(batches, costs, size):

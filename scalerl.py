@@ -64,9 +64,9 @@ import packed
 from checkpoint import save_model
 from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,
                   zero_variance)
-from ranks import (BLANK, Policy, RankError, Ranks, deal, from_tensors, full_tensors, gather_group,
-                   logprobs_of, meets, recompute_layers, short_of_memory, table, to_tensors,
-                   whole)
+from ranks import (BLANK, Policy, RankError, Ranks, cost_tokens, deal, from_tensors, full_tensors,
+                   gather_group, logprobs_of, meets, micro_batches, recompute_layers,
+                   short_of_memory, table, to_tensors, whole)
 from sandbox import SandboxError, check_box
 from sampler import Interruption, Request, Rollout, TransformersSampler
 from servers import Fleet, ServerError, ServerSampler
@@ -445,47 +445,6 @@ def mark(rollouts, problems, tokenizer, marker):
     for i, reward in zip(ended, marks.rewards):
         rewards[i] = reward
     return rewards, marks.counters
-
-
-def micro_batches(rollouts, budget_tokens, ranks=1):
-    """Indices of `rollouts`, cut into lists of about `budget_tokens` tokens, prompts counted once.
-
-    Groups of similar length come together (attention pads to the longest sample of a
-    micro-batch), and a group stays together, so that its prompt is computed once. For several
-    ranks, smaller ones if that makes their number a multiple of the ranks: nobody idles.
-    """
-    longest = Counter()
-    for r in rollouts:
-        longest[r.group_id] = max(longest[r.group_id], len(r.output_ids))
-    order = sorted(range(len(rollouts)),
-                   key=lambda i: (longest[rollouts[i].group_id], rollouts[i].group_id, i))
-
-    def cut(budget):
-        batches, tokens, groups = [], math.inf, set()
-        for i in order:
-            r = rollouts[i]
-            cost = len(r.output_ids) + (len(r.prompt_ids) if r.group_id not in groups else 0)
-            if tokens + cost > budget:
-                batches.append([])
-                tokens, groups, cost = 0, set(), len(r.output_ids) + len(r.prompt_ids)
-            batches[-1].append(i)
-            groups.add(r.group_id)
-            tokens += cost
-        return batches
-    batches = cut(budget_tokens)
-    if places := -len(batches) % ranks:
-        smaller = cost_tokens(rollouts, order) / (places + len(batches))
-        while smaller < budget_tokens:
-            if len(even := cut(smaller)) <= places + len(batches):
-                return even
-            smaller *= 1.06
-    return batches
-
-
-def cost_tokens(rollouts, indices):
-    """Tokens that these samples cost in one micro-batch: each prompt once, each output."""
-    prompts = {rollouts[i].group_id: len(rollouts[i].prompt_ids) for i in indices}
-    return sum(prompts.values()) + sum(len(rollouts[i].output_ids) for i in indices)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -272,8 +272,8 @@ def test_sharded_ranks_in_bf16_keep_fp32_masters_gradients_and_log_probs(seed):
     (values, dtypes), _ = run_ranks(bf16_logprobs, 2, True, dtype=torch.bfloat16, seed=seed)
     values = torch.tensor(values)
     assert dtypes == ["torch.float32"]
-    assert (values != values.bfloat16().float()).float().mean() > 0.5
     sampled = values != 0
+    assert (values != values.bfloat16().float())[sampled].float().mean() > 0.9
     assert (values - exact)[sampled].abs().mean() < 0.2         # the model is rounded, both times
 
 

@@ -28,7 +28,7 @@ from conftest import ROOT, SPAWN, packed_copy, run_command
 import checkpoint
 import scalerl
 from ranks import Policy, Ranks
-from sampler import Rollout
+from sampler import Rollout, TransformersSampler
 from sandbox import UnitTests
 from scalerl import Config, Curriculum, Pacer, make_config, micro_batches, read_toml, train_step
 from verify import Marker
@@ -620,6 +620,26 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(reference, mic
     done = run_command(command, tmp_path)
     assert done.returncode == 2 and "no whole checkpoint" in done.stderr
     assert lines(folder)                                            # and nothing was lost
+
+
+@pytest.mark.parametrize("what", ["behavior_logprobs of sample", "gradient norm nan"])
+def test_a_number_that_is_not_finite_stops_the_run_and_leaves_the_samples(
+        what, micro, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if "norm" in what:
+        monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(math.nan))
+    else:
+        def broken(sampler, slot, rollout=TransformersSampler._rollout):
+            found = rollout(sampler, slot)
+            found.logprobs[0] = -math.inf
+            return found
+        monkeypatch.setattr(TransformersSampler, "_rollout", broken)
+        monkeypatch.setattr(scalerl.Run, "self_test", lambda run: None)
+    assert scalerl.main(arguments(micro, name="n", checkpoint_every=1)) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.match(r"scalerl.py: step \d: step \d stopped: ", error) and what in error
+    assert error.endswith("its samples are in runs/n/bad_step.jsonl")
+    assert len(lines(tmp_path / "runs" / "n", "bad_step.jsonl")) == 16
 
 
 def test_a_disk_that_is_full_leaves_the_checkpoint_before_whole_and_says_so(reference, micro,
