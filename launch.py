@@ -373,7 +373,8 @@ def on_gpus(c, estimate, hosts, gpus, size):
     used = [min(gpus, max(0, trainers - node * gpus)) for node in range(len(hosts))]
     per_node = [0 if c.vllm_url else (gpus - n) // size for n in used]
     return trainers, trainer_nodes, per_node, (
-        f"{shape}: {trainers} train, {servers * size} generate ({servers} servers): {why}")
+        f"{shape}: {trainers} train, {servers * size} generate ({counted(servers, 'server')}): "
+        + why)
 
 
 def on_cpus(c, estimate, hosts, gpus, size):
@@ -388,8 +389,12 @@ def on_cpus(c, estimate, hosts, gpus, size):
     for i in range(servers):
         per_node[trainer_nodes + i % server_nodes if server_nodes else 0] += 1
     return trainers, trainer_nodes, per_node, (
-        f"no GPU on {len(hosts)} host{'s' * (len(hosts) > 1)}: {trainers} trainers, {servers} "
-        "servers")
+        f"no GPU on {counted(len(hosts), 'host')}: {counted(trainers, 'trainer')}, "
+        f"{counted(servers, 'server')}")
+
+
+def counted(number, noun):
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 # ---------------------------------------------------------------------------------------------
