@@ -361,7 +361,8 @@ class Fleet:
         self.session, self.keepers = None, []
         now = time.monotonic()
         self.down_since = now           # the last time when a server was ready
-        self.busy, self.counted_at, self.logged_at = 0.0, now, now  # slot-seconds since the log
+        self.busy, self.decoding = 0.0, 0.0     # since the log: seconds of slots, of servers
+        self.counted_at = self.logged_at = now
         self.changed = threading.Condition()            # wakes the trainer's thread
         context = ssl_context(urls, tls, insecure_network)
         self.loop = asyncio.new_event_loop()
@@ -425,17 +426,20 @@ class Fleet:
         """The generators' side of a step, since the last call: counters for metrics.jsonl.
 
         waited_s is how long a slot stood empty, on average over all slots, pauses for pushes and
-        lost servers included; busy_share is the rest, as a share of the time.
+        lost servers included; busy_share is the rest, as a share of the time. decoding_share is the
+        share of it that a server had anything to decode at all.
         """
         async def take():
             self._account()
-            busy, self.busy = self.busy, 0.0
+            busy, decoding = self.busy, self.decoding
+            self.busy = self.decoding = 0.0
             counters, self.counters = self.counters, Counter()
             seconds, self.logged_at = self.counted_at - self.logged_at, self.counted_at
-            return seconds, busy, counters
-        seconds, busy, counters = self._wait(take())
+            return seconds, busy, decoding / len(self.servers), counters
+        seconds, busy, decoding, counters = self._wait(take())
         busy /= self.slots * len(self.servers)
         return {"off_policy/busy_share": busy / max(seconds, 1e-9),
+                "off_policy/decoding_share": decoding / max(seconds, 1e-9),
                 "off_policy/waited_s": max(0.0, seconds - busy),
                 **{f"servers/{name}": counters[name]
                    for name in ("late_starts", "refused_answers", "resubmitted", "losses")}}
@@ -734,8 +738,9 @@ class Fleet:
     def _account(self):
         """Add up busy slots over time; to be called before either changes. None work in a push."""
         now = time.monotonic()
-        busy = sum(len(s.tasks) for s in self.servers if s.state == "ready")
-        self.busy += busy * (now - self.counted_at)
+        busy = [len(s.tasks) for s in self.servers if s.state == "ready"]
+        self.busy += sum(busy) * (now - self.counted_at)
+        self.decoding += sum(map(bool, busy)) * (now - self.counted_at)
         self.counted_at = now
 
     def dispatch(self):

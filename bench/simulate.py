@@ -62,7 +62,8 @@ class Work:
     decode_s: float             # of a decode step, however empty its batch
     decode_sequence_s: float    # and for each sequence in it
     train_s: float              # of a train step, whatever its size: marks, optimizer
-    train_token_s: float        # and for each trained token, on one trainer
+    train_token_s: float        # and for each token of a group that is trained on, on one trainer
+    train_noise: float          # std of a train step's seconds, as a share of them
     push_s: float               # of a push, for which generators stand still
 
     def decode_time(self, batch):
@@ -248,7 +249,10 @@ class Model:
                          for _, start, end in group.rollouts)
             if work.shared:
                 self.still(True)
-            yield env.timeout(work.train_s + work.train_token_s * tokens / self.t)
+            seconds = work.train_s + work.train_token_s * tokens / self.t
+            if work.train_noise:            # gamma: its mean is 1
+                seconds *= self.rng.gamma(work.train_noise ** -2, work.train_noise ** 2)
+            yield env.timeout(seconds)
             self.still(True)
             yield env.timeout(work.push_s)
             self.version += 1
@@ -302,17 +306,18 @@ def simulate(work, generators=1, trainers=1, steps=40, seed=0):
 
 
 def read_run(folder):
-    """(config, rows) of a run folder: its steps past the start, which fills empty slots."""
+    """(config, rows) of a run folder: its steps past the start, which fills empty slots.
+    Raises ConfigError: no run, or too short a one."""
     folder = Path(folder)
     try:
         config = make_config(read_toml(folder / "config.toml"))
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     except (OSError, ConfigError, json.JSONDecodeError) as error:
-        raise SystemExit(f"simulate.py: {folder} is no run that can be read: {error}") from None
-    rows = [row for row in rows if row["step"] > config.check()[1] + 4]
+        raise ConfigError(f"{folder} is no run that can be read: {error}") from None
+    rows = [row for row in rows if row["step"] > int(config.off_policy.partition("-")[2]) + 4]
     if len(rows) < 10 or "completions/longest_of_group" not in rows[0]:
-        raise SystemExit(f"simulate.py: {folder}: too few steps past its start ({len(rows)}), or a "
-                         "log without completions/longest_of_group; run some more")
+        raise ConfigError(f"{folder}: {len(rows)} steps past its start, and 10 are needed, with "
+                          "completions/longest_of_group in the log")
     return config, rows
 
 
@@ -326,35 +331,50 @@ def on_servers(rows):
 
 
 def decoding(config, rows):
-    """(decode steps, sequences in each, seconds they took) of each step's generators, arrays.
-
-    In process the log has all three. A server's decode steps are not seen from outside, but the
-    share of its slots that are busy is, and that is its batch.
+    """(decode steps, sequences in each, seconds they took), arrays: of each step in process, where
+    the log has all three, of each ten steps on servers. A server's decode steps are not seen from
+    outside, but how many of its slots are busy is, and that is its batch; its tokens are counted
+    when they arrive, which may be a step later.
     """
     if not on_servers(rows):
         return table(rows, "decode/steps", "decode/batch", "time/generate_s")
-    busy, step_s, sync_s, made, forced = table(rows, "off_policy/busy_share", "time/step_s",
-                                               "time/sync_s", "tokens/generated", "tokens/forced")
-    seconds = step_s - sync_s
-    batch = busy * config.slots * step_s / seconds
-    return (made + forced) / max(1, config.servers) / batch, batch, seconds
+    busy, share, step_s, made, forced = table(
+        rows, "off_policy/busy_share", "off_policy/decoding_share", "time/step_s",
+        "tokens/generated", "tokens/forced")
+    ten = lambda column: column[: len(rows) // 10 * 10].reshape(-1, 10).sum(1)  # noqa: E731
+    seconds = ten(share * step_s)
+    batch = ten(busy * step_s) * config.slots / seconds
+    return ten(made + forced) / max(1, config.servers) / batch, batch, seconds
+
+
+def kept_tokens(config, rows):
+    """Tokens of the groups that each step trained on, forced ones too: those cost as much."""
+    same, length = table(rows, "frac_reward_zero_std", "completions/mean_length")
+    return (1 - same * config.zero_variance_filter) * length * (
+        config.prompts_per_step * config.samples_per_prompt)
 
 
 def calibrate(folders):
-    """The rates of Work, as a dict, from the steps of all these runs: least squares, none below 0.
+    """The rates of Work, as a dict, from the steps of all these runs.
 
     What two runs with batches of different sizes tell about a decode step, one alone can hardly.
     """
     runs = [read_run(folder) for folder in folders]
     rows = [row for _, part in runs for row in part]
     steps, batch, seconds = map(np.concatenate, zip(*(decoding(*run) for run in runs)))
-    decode, _ = nnls(np.stack([steps, steps * batch], 1), seconds)
-    tokens, train_s, verify_s, sync_s = table(rows, "tokens/trained", "time/train_s",
-                                              "time/verify_s", "time/sync_s")
-    train, _ = nnls(np.stack([np.ones(len(rows)), tokens], 1), train_s)
+    train_s, verify_s, sync_s = table(rows, "time/train_s", "time/verify_s", "time/sync_s")
+    tokens = np.concatenate([kept_tokens(*run) for run in runs])
+    decode, train = fit(seconds, steps, steps * batch), fit(train_s, np.ones(len(rows)), tokens)
+    noise = np.std(train_s - train[0] - train[1] * tokens) / train_s.mean()
     return {"decode_s": decode[0], "decode_sequence_s": decode[1],
             "train_s": train[0] + verify_s.mean(), "train_token_s": train[1],
-            "push_s": sync_s.mean()}
+            "train_noise": noise, "push_s": sync_s.mean()}
+
+
+def fit(seconds, *columns):
+    """What each unit of the columns costs: least squares, none below 0, the total as measured."""
+    costs, _ = nnls(np.stack(columns, 1), seconds)
+    return costs * seconds.sum() / (np.stack(columns, 1) @ costs).sum()
 
 
 def work_of(folder, rates):
@@ -374,15 +394,14 @@ def measured(folder):
     """What the run's log says of the numbers that `simulate` predicts."""
     config, rows = read_run(folder)
     steps, batch, _ = decoding(config, rows)
-    step_s, wait_s, made, forced, lag, most = table(
-        rows, "time/step_s", "time/generate_s", "tokens/generated", "tokens/forced", "lag/mean",
-        "lag/max")
-    found = {"step_s": step_s.mean(), "tokens_s": (made + forced).sum() / step_s.sum(),
-             "trainer_idle": wait_s.sum() / step_s.sum(),
+    step_s, wait_s, lag, most = table(rows, "time/step_s", "time/generate_s", "lag/mean", "lag/max")
+    found = {"step_s": step_s.mean(), "trainer_idle": wait_s.sum() / step_s.sum(),
              "batch": (steps * batch).sum() / steps.sum(), "lag_mean": lag.mean(),
              "lag_max": most.max()}
     if on_servers(rows):
-        found["busy_share"] = table(rows, "off_policy/busy_share")[0].mean()
+        busy, share = table(rows, "off_policy/busy_share", "off_policy/decoding_share")
+        found |= {"generator_idle": 1 - (share * step_s).sum() / step_s.sum(),
+                  "busy_share": (busy * step_s).sum() / step_s.sum()}
     return found
 
 
@@ -412,7 +431,7 @@ def best_split(work, devices, steps=20):
     return (g, devices - g), seen
 
 
-def main():
+def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--calibrate", nargs="+", metavar="RUN", required=True,
                         help="run folders: their rates")
@@ -422,7 +441,17 @@ def main():
         parser.add_argument(f"--{field.name.replace('_', '-')}", help="not the measured one",
                             metavar=field.type.__name__.upper(),
                             type=json.loads if field.type is bool else field.type)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
+    try:
+        report(args)
+    except ConfigError as error:
+        print(f"simulate.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def report(args):
+    """Print what was asked for. Raises ConfigError: a run that cannot be read."""
     rates = calibrate(args.calibrate)
     print("  ".join(f"{name} {value:.3g}" for name, value in rates.items()))
     given = {f.name: getattr(args, f.name) for f in dataclasses.fields(Work)
@@ -453,4 +482,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,7 +14,8 @@ from simulate import Model, Work, best_split                                # no
 # Lengths without spread, no filtering: everything can be worked out by hand.
 EVEN = Work(prompts=6, samples=4, off_policy="pipeline-0", slots=24, ahead=0, shared=False,
             mean_length=20.0, std_length=1e-9, longest_of_group=20.0, max_length=50, kept=1.0,
-            decode_s=0.01, decode_sequence_s=0.001, train_s=0.5, train_token_s=0.0007, push_s=0.05)
+            decode_s=0.01, decode_sequence_s=0.001, train_s=0.5, train_token_s=0.0007,
+            train_noise=0.0, push_s=0.05)
 STEP_TOKENS = 6 * 4 * 20
 TRAIN_S = 0.5 + 0.0007 * STEP_TOKENS + 0.05                                 # with its push
 
@@ -117,3 +118,28 @@ def test_thousands_of_devices_are_no_more_work_than_one():
     work = change(prompts=100, off_policy="pipeline-8", ahead=400)
     p = simulate.simulate(work, 3000, 1000, steps=5)
     assert p.batch == pytest.approx(4) and p.generator_idle > 0.9      # one group, or nothing
+
+
+def test_a_folder_that_is_no_run_is_one_sentence(tmp_path, capsys):
+    assert simulate.main(["--calibrate", str(tmp_path)]) == 2
+    message = capsys.readouterr().err
+    assert "is no run that can be read" in message and len(message.splitlines()) == 1
+
+
+RUNS = sorted(path.parent for path in (ROOT / "results" / "simulate").glob("*/metrics.jsonl"))
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_a_real_run_is_predicted_within_15_percent(run):
+    """In process at the rates of two of the runs, so that for the other two the schedule, or the
+    number of slots, is one that the model has not seen; on servers at the run's own (see
+    results/simulate). Lengths and the filtered share are the run's own: the model's input."""
+    rates = [path for path in RUNS if path.name in ("process-pipeline-0", "process-pipeline-8")]
+    found = simulate.simulate(simulate.work_of(run, simulate.calibrate(
+        rates if run.name.startswith("process") else [run])))
+    measured = simulate.measured(run)
+    for name in ("step_s", "batch", "lag_mean"):
+        assert getattr(found, name) == pytest.approx(measured[name], rel=0.15), name
+    for name in {"trainer_idle", "generator_idle", "busy_share"} & set(measured):
+        assert getattr(found, name) == pytest.approx(measured[name], abs=0.15), name
+    assert abs(found.lag_max - measured["lag_max"]) <= 1        # the oldest of all tokens: luck
