@@ -73,7 +73,10 @@ class _Rows:
     """The tensors of one kind of file, however many ranks wrote them."""
 
     def __init__(self, folder, kind):
-        self.files = [safe_open(path, "pt") for path in sorted(folder.glob(f"{kind}*.safetensors"))]
+        paths = sorted(folder.glob(f"{kind}*.safetensors"))
+        if not paths:
+            raise FileNotFoundError(f"{folder} is not there: all ranks need to see the same files")
+        self.files = [safe_open(path, "pt") for path in paths]
         self.names = set().union(*(file.keys() for file in self.files))
 
     def read_into(self, name, tensor):
@@ -150,6 +153,10 @@ def save(folder, state, ranks, tensors=None, plain=None):
     if ranks.rank == 0 and not any(part["error"] for part in parts):
         sums = {name: value for part in parts for name, value in part["written"].items()}
         try:
+            for name in sums:
+                if not (aside / name).exists():
+                    raise OSError(f"{name} of another rank is not to be seen here: checkpoints "
+                                  "need a file system that all ranks share")
             (aside / "checksums.json").write_text(json.dumps(sums))
             flush(aside / "checksums.json")
             flush(aside)

@@ -328,7 +328,7 @@ class Ranks:
                 yield
             except torch.OutOfMemoryError as error:
                 raise self.blame(short_of_memory(error, doing)) from None
-            except RuntimeError as error:
+            except (RuntimeError, OSError) as error:
                 if self.size == 1 or isinstance(error, RankError):
                     raise
                 raise self.blame(str(error)) from error

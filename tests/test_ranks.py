@@ -10,6 +10,7 @@ import resource
 import signal
 import time
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -373,6 +374,10 @@ def test_a_rank_that_dies_or_hangs_while_the_others_wait_is_named(who, how, seed
 
 def failing(group, seed, how, folder):
     """A checkpoint, a step, and then a second one of either that fails on rank 1 alone."""
+    if how == "apart":                      # as on two machines without a shared file system
+        (folder / str(group.rank)).mkdir()
+        os.chdir(folder / str(group.rank))
+        folder = Path()
     trainer = make_trainer(group, seed, micro_batch_tokens=60)
 
     def save(version):
@@ -409,13 +414,17 @@ def failing(group, seed, how, folder):
     ("infinite", "version 5: behavior_logprobs of sample"),
     ("memory", "rank 1: train, version 5: out of memory, 1.62 GiB short: lower "
                "micro_batch_tokens, or set recompute_layers = true"),
-    ("disk", "step_5 could not be written (rank 1: ")])
+    ("disk", "step_5 could not be written (rank 1: "),
+    ("apart", "model.00001-of-00002.safetensors of another rank is not to be seen here")])
 def test_what_fails_on_one_rank_ends_all_in_a_sentence_that_names_it(how, sentence, seed,
                                                                      tmp_path):
     """And what was saved before stays whole."""
     with processes(failing, 2, seed=seed, how=how, folder=tmp_path) as (children, results):
         found = answers(children, results, {0, 1} - {1 if how == "killed" else 2}, timeout=60)
     assert all(sentence in text and len(text.splitlines()) == 1 for text in found.values()), found
+    if how == "apart":
+        assert not list(tmp_path.rglob("step_*"))
+        return
     assert [path.name for path in checkpoint.saved(tmp_path)] == ["step_4"]
     assert checkpoint.verify(tmp_path / "step_4") == {}
     assert [path.name for path in tmp_path.iterdir()] == ["step_4"]
