@@ -257,7 +257,7 @@ def bf16_logprobs(group, seed):
     with group.phase("logprobs", 0):
         group.tell("logprobs", ranks.to_tensors(rollouts), head_fp32=True)
         logprobs = ranks.logprobs_of(trainer.policy, rollouts, True)
-    dtypes = set()
+    dtypes = {p.dtype for p in trainer.model.parameters()}      # shards again, not bf16 wholes
     trainer.optimizer.register_step_pre_hook(lambda *_: dtypes.update(
         x.dtype for p in trainer.model.parameters() for x in (p, p.grad)))
     take_step(trainer, seed)
