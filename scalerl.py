@@ -677,10 +677,10 @@ class Trainer:
         cuda = torch.cuda.is_available() and config.gpus != 0
         self.device = "cuda" if cuda else "cpu"
         self.dtype = compute_dtype(config, cuda)
-        if config.threads:
-            torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         self.ranks = Ranks(deadline_s=config.deadline_s, cpu=not cuda, dtype=self.dtype)
+        if config.threads:                  # after accelerate, which has its own idea of it
+            torch.set_num_threads(config.threads)
         self.load_model()
         if config.recompute_layers:
             recompute_layers(self.model)
