@@ -105,23 +105,36 @@ class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.group, self.received = None, []
 
 
+def vllm_processes():
+    """{pid: parent's pid} of the processes on this machine that call themselves VLLM::..."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):              # ended since the listing
+            pid, _, rest = path.read_text().partition(" (")
+            name, _, rest = rest.rpartition(") ")
+            if name.startswith("VLLM::"):
+                found[int(pid)] = int(rest.split()[1])
+    return found
+
+
 def die_with_server():
     """Wait for the end of the API server's process and kill what is left of it: vLLM's engine
-    process does not notice a SIGKILL of the one that started it, and would keep the memory.
+    processes do not notice a SIGKILL of the one that started them, and would keep the memory.
 
-    Between the API server and this worker may be processes that call themselves VLLM::...
+    Between it and this worker is an engine, unless the engine runs in it; beside that may be
+    others, and their coordinator. Each worker sees to itself.
     """
-    below, server = [os.getpid()], os.getppid()
-    while Path(f"/proc/{server}/comm").read_text().startswith("VLLM::"):
-        below.append(server)
-        stat = Path(f"/proc/{server}/stat").read_text()
-        server = int(stat.rpartition(")")[2].split()[1])
+    parents, server = vllm_processes(), os.getppid()
+    while server in parents:
+        server = parents[server]
     ended = select.poll()
     ended.register(os.pidfd_open(server), select.POLLIN)
     ended.poll()
-    for pid in reversed(below):
+    started = {pid for pid, parent in parents.items() if parent == server}
+    for pid in (started & set(vllm_processes())) - {os.getpid()}:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Worker:
