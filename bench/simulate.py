@@ -171,11 +171,16 @@ class Generator:
 
 
 class Model:
-    """g generators, t trainers, and scalerl.Pacer between them."""
+    """g generators, t trainers, and scalerl.Pacer between them. Raises ConfigError for a Work that
+    could never take a step."""
 
     def __init__(self, work, generators, trainers, seed=0):
         self.work, self.t = work, trainers
         scheme, _, k = work.off_policy.partition("-")
+        if scheme not in ("pipeline", "ppo") or not k.isdecimal():
+            raise ConfigError(f'off_policy = {work.off_policy!r}: use "pipeline-K" or "ppo-K"')
+        if work.slots + work.ahead < work.samples:
+            raise ConfigError(f"slots = {work.slots}: no room for a group of {work.samples}")
         self.env, self.pacer = simpy.Environment(), Pacer(scheme, int(k), work.prompts)
         self.generators = [Generator(i, self.env, work, self.ended) for i in range(generators)]
         self.emptiest = [(0, i) for i in range(generators)]     # heap; old entries are skipped
@@ -409,7 +414,7 @@ def measured(folder):
 # 5. Split
 
 
-def best_split(work, devices, steps=20):
+def best_split(work, devices):
     """((g, t), {g: Prediction}): the split with the shortest step, and all that were tried: every
     one of few devices; of many, the launcher's and those of a golden-section search, which fits,
     since the step is long at both ends."""
@@ -417,7 +422,7 @@ def best_split(work, devices, steps=20):
 
     def step_s(g):
         if g not in seen:
-            seen[g] = simulate(work, g, devices - g, steps)
+            seen[g] = simulate(work, g, devices - g, 20 if devices <= 64 else 8)
         return seen[g].step_s
 
     low, high = 1, devices - 1
@@ -444,7 +449,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         report(args)
-    except ConfigError as error:
+    except (ConfigError, launch.PlaceError) as error:
         print(f"simulate.py: {error}", file=sys.stderr)
         return 2
     return 0

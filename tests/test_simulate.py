@@ -120,12 +120,6 @@ def test_thousands_of_devices_are_no_more_work_than_one():
     assert p.batch == pytest.approx(4) and p.generator_idle > 0.9      # one group, or nothing
 
 
-def test_a_folder_that_is_no_run_is_one_sentence(tmp_path, capsys):
-    assert simulate.main(["--calibrate", str(tmp_path)]) == 2
-    message = capsys.readouterr().err
-    assert "is no run that can be read" in message and len(message.splitlines()) == 1
-
-
 RUNS = sorted(path.parent for path in (ROOT / "results" / "simulate").glob("*/metrics.jsonl"))
 
 
@@ -143,3 +137,16 @@ def test_a_real_run_is_predicted_within_15_percent(run):
     for name in {"trainer_idle", "generator_idle", "busy_share"} & set(measured):
         assert getattr(found, name) == pytest.approx(measured[name], abs=0.15), name
     assert abs(found.lag_max - measured["lag_max"]) <= 1        # the oldest of all tokens: luck
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (["--calibrate", "nowhere"], "is no run that can be read"),
+    (["--off-policy", "async"], "off_policy = 'async'"),
+    (["--slots", "3"], "no room for a group of 8"),
+    (["--devices", "1"], "no room for a server"),
+])
+def test_wrong_input_is_one_sentence(words, sentence, capsys):
+    run = ROOT / "results" / "simulate" / "process-pipeline-8"
+    assert simulate.main(["--calibrate", str(run), *words]) == 2
+    message = capsys.readouterr().err
+    assert sentence in message and len(message.splitlines()) == 1
