@@ -372,3 +372,15 @@ def test_a_killed_run_goes_on_and_says_what_it_starts_again(first, micro, tmp_pa
     assert "unfinished samples start again" in resumed.stdout
     assert [r["step"] for r in log] == list(range(8)) and log[:4] == first[2][:4]
     assert all(r["lag/max"] <= 2 for r in log[1:])
+
+
+def test_the_trained_model_is_an_ordinary_folder_for_vllm_and_for_transformers(first, micro, make):
+    path = first[0] / "runs" / "r" / "model"
+    trained, before = (AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+                       for folder in (path, micro))
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    sampler = make(path, phrase=(), eos={trained.generation_config.eos_token_id})
+    problems = tasks.load_task("toy", "train", heldout=8)[:5]
+    rollouts = drain(sampler, [Request(i, p.id, tuple(tasks.prompt_ids(tokenizer, p)), 4)
+                               for i, p in enumerate(problems)])
+    assert errors(trained, rollouts).mean() <= 1e-5 < errors(before, rollouts).mean()
