@@ -31,6 +31,7 @@ Axes: P prompts a step, G samples a prompt, N = P*G samples, T tokens, v trainer
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import dataclasses
 import difflib
@@ -733,6 +734,10 @@ class Trainer:
                         self.ranks, **rank_0)
 
 
+class Stopped(Exception):
+    """Ctrl-C while servers generate: nothing there can be saved, and they may be gone."""
+
+
 class Run(Trainer):
     """One training run, told by rank 0: what it is made of, the loop, and its folder."""
 
@@ -842,7 +847,7 @@ class Run(Trainer):
         self.compute = Compute(self.model, devices, "gpu" if device == "cuda" else "core")
         self.step = self.version = 0            # steps taken; optimizer steps taken (v)
         self.evaluated = None                   # the last step that was
-        self.best = -1.0
+        self.best = self.last_eval = -1.0
         self.counters = Counter()               # since the last log line
         self.tracker = None
         self.stop = False
@@ -893,12 +898,27 @@ class Run(Trainer):
         config = self.config
         if config.log_with:
             self.tracker = tracker(config, self.folder)
+        ending = ""
+        with contextlib.suppress(Stopped):
+            ending = self.loop()
+        if self.stop and self.evaluated is None:
+            return "Stopped before the first evaluation was done: --resume starts from the first " \
+                "step."
+        if self.stop:
+            if not (self.folder / "checkpoints" / f"step_{self.step}").exists():
+                self.save()
+            return f"Stopped at step {self.step}; the checkpoint is written, --resume goes on."
+        self.save_model(self.folder / "model")
+        return ending
+
+    def loop(self):
+        """All steps and evaluations that are left. Returns why there are no more."""
+        config = self.config
         if self.evaluated is None:          # neither this run nor the one that it resumes has
             self.self_test()
-            self.evaluate()
+        self.evaluate_if_due()              # nor has one that was stopped in an evaluation
         ending = f"Done: {max(config.steps, self.step)} steps."
-        progress = Progress(config.steps, self.step)
-        with progress:
+        with Progress(config.steps, self.step) as progress:
             while self.step < config.steps and not self.stop:
                 groups = self.generate()
                 if groups is None:
@@ -907,19 +927,12 @@ class Run(Trainer):
                               "than a step's worth, are left untrained.")
                     break
                 self.train_on(groups)
-                last = self.step == config.steps
-                if self.step % config.eval_every == 0 or last:
-                    self.evaluate()
-                if self.step % config.checkpoint_every == 0 or last:
+                self.evaluate_if_due()
+                if self.step % config.checkpoint_every == 0 or self.step == config.steps:
                     self.save()
                 progress.show(self.record)
-        if self.stop:
-            if not (self.folder / "checkpoints" / f"step_{self.step}").exists():
-                self.save()
-            return f"Stopped at step {self.step}; the checkpoint is written, --resume goes on."
-        if self.evaluated != self.step:
+        if not self.stop and self.evaluated != self.step:
             self.evaluate()
-        self.save_model(self.folder / "model")
         return ending
 
     def close(self):
@@ -937,9 +950,13 @@ class Run(Trainer):
 
     def decode(self, sampler):
         """One step of a sampler; then the weights, for a server that came back without them."""
+        self.heed_stop()
         try:
             rollouts = sampler.step()
         except ServerError as error:        # while samples are awaited, no step is half done
+            if self.evaluated is None:
+                raise ServerError(f"{error}; no step has been taken, --resume starts with the "
+                                  "first") from None
             self.save()
             raise ServerError(f"{error}; the checkpoint of step {self.step} is written, --resume "
                               "goes on") from None
@@ -947,13 +964,17 @@ class Run(Trainer):
             self.push(sampler)
         return rollouts
 
+    def heed_stop(self):
+        if self.stop and self.fleet:
+            raise Stopped
+
     def generate(self):
-        """Decode until the pacer hands out the next step's groups. None when prompts ran out, and
-        after a Ctrl-C if servers generate: they may be gone, and nothing there can be saved."""
+        """Decode until the pacer hands out the next step's groups. None when prompts ran out."""
         start = time.perf_counter()
         if self.fleet:      # what servers finished meanwhile: its slots are free, its groups count
             self.collect(self.sampler.finished())
-        while not (self.stop and self.fleet):
+        while True:
+            self.heed_stop()
             self.admit()
             groups = self.pacer.take(self.version)
             if groups or not self.sampler.in_flight:
@@ -1066,6 +1087,11 @@ class Run(Trainer):
             self.append("samples.jsonl", line)
         if self.tracker and shown and self.step % config.eval_every == 0:
             track_samples(self.tracker.trackers, shown, self.step)
+
+    def evaluate_if_due(self):
+        if self.evaluated != self.step and (
+                self.step % self.config.eval_every == 0 or self.step >= self.config.steps):
+            self.evaluate()
 
     def evaluate(self):
         start = time.perf_counter()

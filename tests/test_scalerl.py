@@ -711,6 +711,42 @@ def test_when_the_servers_are_gone_for_good_the_run_ends_with_a_checkpoint(
     assert [r["step"] for r in lines(folder)] == list(range(9))
 
 
+@pytest.mark.parametrize("how", ["gone", "ctrl-c"])
+@pytest.mark.parametrize("where, step", [("self_test", 0), ("evaluate", 0), ("evaluate", 4)])
+def test_a_run_that_ends_in_an_evaluation_on_servers_makes_it_up_when_resumed(
+        how, where, step, reference, micro, tmp_path, monkeypatch, capsys):
+    """Whether the servers are gone or somebody has had enough: then not a step more is decoded.
+    Resumed, its logs are those of the run that was never ended, no evaluation left out."""
+    monkeypatch.chdir(tmp_path)
+    decode, whole, calls = TransformersSampler.step, getattr(scalerl.Run, where), []
+
+    def broken(run):
+        def step_of(sampler):
+            calls.append(1)
+            if len(calls) == 2 and how == "gone":
+                raise scalerl.ServerError("no server answers")
+            if len(calls) == 2:
+                run.stop, run.fleet = True, SimpleNamespace(close=lambda: None)
+            return decode(sampler)
+        with monkeypatch.context() as patch:
+            if run.step == step:
+                patch.setattr(TransformersSampler, "step", step_of)
+            whole(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(scalerl.Run, where, broken)
+        assert scalerl.main(arguments(micro, name="r")) == (how == "gone")
+    assert len(calls) == 2
+    said = "".join(capsys.readouterr())
+    if step:
+        assert "the checkpoint " + ("of step 4 is" if how == "gone" else "is written") in said
+    else:
+        assert "--resume starts" in said and not list(tmp_path.rglob("step_*"))
+    assert scalerl.main(arguments(micro, name="r") + ["--resume"]) == 0
+    for name in ("metrics.jsonl", "evals.jsonl", "groups.jsonl"):
+        assert without_time(lines(tmp_path / "runs" / "r", name)) == without_time(
+            lines(reference, name)), name
+
+
 def test_when_every_prompt_has_retired_the_run_ends_well(micro, tmp_path):
     done = start(micro, tmp_path, name="e", retire_at=0.0001, steps=60,
                  task_options='{"size": 8, "min_digits": 2, "max_digits": 2}', eval_every=100)
