@@ -8,7 +8,8 @@
 
 Every rank writes its own rows, so the whole is nowhere in memory; any number of ranks reads them
 back, because rows are simply counted through the files. A checkpoint is written aside, flushed,
-and renamed when all ranks are done: a process killed at any moment leaves the one before whole.
+and renamed when all ranks are done: a process killed at any moment leaves the one before whole
+(`recover` puts it back where it was).
 
 No pickle anywhere: torch's distributed checkpoints and accelerate's `save_state` keep their
 metadata, or all of it, in pickles, and a checkpoint is a file that people send to each other.
@@ -160,9 +161,7 @@ def save(folder, state, ranks, tensors=None, plain=None):
             (aside / "checksums.json").write_text(json.dumps(sums))
             flush(aside / "checksums.json")
             flush(aside)
-            shutil.rmtree(folder, ignore_errors=True)
-            aside.rename(folder)
-            flush(folder.parent)
+            replace(aside, folder)
         except OSError as failure:
             parts[0]["error"] = str(failure)
     failed = [f"rank {rank}: {part['error']}" for rank, part in enumerate(parts) if part["error"]]
@@ -172,6 +171,28 @@ def save(folder, state, ranks, tensors=None, plain=None):
         before = [path for path in saved(folder.parent) if path != folder][:1]
         raise OSError(f"checkpoint {folder} could not be written ({'; '.join(failed)}); "
                       + (f"{before[0]} is whole" if before else "there was none before it"))
+
+
+def replace(aside, folder):
+    """Give `aside` the name `folder`. A process killed between the two renames leaves the folder
+    before as .NAME.old, where `recover` finds it."""
+    old = folder.with_name(f".{folder.name}.old")
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+    aside.rename(folder)
+    flush(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(parent):
+    """After a kill: what `replace` had moved away gets its name back, unless it was replaced."""
+    for old in parent.glob(".*.old"):
+        folder = old.with_name(old.name[1:].removesuffix(".old"))
+        if folder.exists():
+            shutil.rmtree(old)
+        else:
+            old.rename(folder)
 
 
 def verify(folder):
@@ -191,9 +212,16 @@ def load_tensors(folder, name):
     return load_file(folder / f"{name}.safetensors")
 
 
+def set_aside(folder):
+    """Rename a damaged checkpoint: it is not one of `saved` any more. Returns its new path."""
+    aside = folder.with_name(f"{folder.name}.damaged")
+    shutil.rmtree(aside, ignore_errors=True)
+    return folder.rename(aside)
+
+
 def saved(folder):
     """Checkpoint folders below `folder`, newest first."""
-    return sorted(folder.glob("step_*"), key=lambda path: -int(path.name.split("_")[1]))
+    return sorted(folder.glob("step_*[0-9]"), key=lambda path: -int(path.name.split("_")[1]))
 
 
 def save_model(model, tokenizer, named_tensors, folder):
@@ -209,8 +237,7 @@ def save_model(model, tokenizer, named_tensors, folder):
         tokenizer.save_pretrained(aside)
         for path in aside.iterdir():
             flush(path)
-        shutil.rmtree(folder, ignore_errors=True)
-        aside.rename(folder)
+        replace(aside, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise OSError(f"{folder} could not be written: {error}") from None

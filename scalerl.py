@@ -1203,18 +1203,23 @@ class Run(Trainer):
 
     def restore(self):
         """Load the newest whole checkpoint. Returns the sentence that says what was found."""
-        damaged = []
+        for parent in (self.folder, self.folder / "checkpoints"):
+            checkpoint.recover(parent)
+        damaged = {}
         for folder in checkpoint.saved(self.folder / "checkpoints"):
             try:
                 plain = checkpoint.verify(folder)
                 break
             except ValueError as error:
-                damaged.append(str(error))
+                damaged[folder] = str(error)
                 print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
         else:
             if damaged:
-                raise ConfigError(f"{self.folder}: no whole checkpoint ({'; '.join(damaged)})")
+                raise ConfigError(f"{self.folder}: no whole checkpoint "
+                                  f"({'; '.join(damaged.values())})")
             folder, plain = None, {"step": -1}
+        for bad in damaged:         # else it would count among those that are kept
+            print(f"warning: {bad} is now {checkpoint.set_aside(bad).name}", file=sys.stderr)
         for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl", "groups.jsonl"):
             checkpoint.cut_log(self.folder / name, plain["step"])
         if folder is None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import html
 import itertools
 import json
@@ -614,12 +615,61 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(reference, mic
     assert "step_8/model.safetensors does not match its checksum" in done.stderr
     assert "Resumed runs/r/checkpoints/step_6" in done.stdout
     assert without_time(lines(folder)) == without_time(lines(reference))
+    # It is out of the way: not one of the last two, nor taken for the step's own.
+    assert "checkpoints/step_8 is now step_8.damaged" in done.stderr
+    assert checkpoint.saved(folder / "checkpoints") == [
+        folder / "checkpoints" / "step_8", folder / "checkpoints" / "step_6"]
+    assert checkpoint.verify(folder / "checkpoints" / "step_8")["step"] == 8
+    assert (folder / "checkpoints" / "step_8.damaged" / "model.safetensors").read_bytes() == data
 
     for path in (folder / "checkpoints").glob("step_*/state.json"):
         path.write_text("{")
     done = run_command(command, tmp_path)
     assert done.returncode == 2 and "no whole checkpoint" in done.stderr
     assert lines(folder)                                            # and nothing was lost
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "model"])
+def test_killed_at_any_point_of_a_replacement_one_of_the_two_is_there_whole(what, tmp_path,
+                                                                            monkeypatch):
+    """The folder before, or the new one: killed just before each removal and each renaming."""
+    class Killed(BaseException):
+        pass
+
+    def write(folder, number):
+        def pretrained(path, **_):
+            path.mkdir(exist_ok=True, parents=True)
+            (path / "state.json").write_text(json.dumps(number))
+        if what == "checkpoint":
+            checkpoint.save(folder, {"model": {"w": torch.full((3,), number)}}, Ranks(),
+                            plain=number)
+        else:
+            pretend = SimpleNamespace(save_pretrained=pretrained)
+            checkpoint.save_model(pretend, pretend, [], folder)
+    found = []
+    for moment in itertools.count():
+        folder, acts = tmp_path / str(moment) / "step_5", []
+
+        def act(*args, do, **options):
+            acts.append(do)                                                     # noqa: B023
+            if len(acts) > moment:                                              # noqa: B023
+                raise Killed
+            return do(*args, **options)
+        write(folder, 1)
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(type(folder), "rename",
+                          functools.partialmethod(act, do=type(folder).rename))
+            patch.setattr(shutil, "rmtree", functools.partial(act, do=shutil.rmtree))
+            write(folder, 2)
+        checkpoint.recover(folder.parent)
+        found.append(json.loads((folder / "state.json").read_text()))
+        if what == "checkpoint":
+            assert checkpoint.verify(folder)
+        left = {path.name for path in folder.parent.iterdir()}
+        assert left <= {"step_5", ".step_5.tmp"}
+        if len(acts) <= moment:
+            break
+    assert found == sorted(found) and found[0] == 1 and left == {"step_5"} and moment > 2
 
 
 @pytest.mark.parametrize("what", ["behavior_logprobs of sample", "gradient norm nan"])
