@@ -90,8 +90,6 @@ def server_command(config, *, model, length, slots, dtype, host, port, device=No
             "--tensor-parallel-size", str(config.tensor_parallel),
             "--pipeline-parallel-size", str(config.pipeline_parallel),
             "--data-parallel-size", str(config.data_parallel),
-            # Two servers of one seed would draw the same random numbers.
-            "--seed", str(config.seed + port),
             "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
     env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1",       # the routes of pause and weights
            "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING",
@@ -577,6 +575,10 @@ class Fleet:
                 raise
         if wrong:
             raise ValueError(f"{server.url}: " + "; ".join(wrong))
+        # Two servers of one seed would draw the same random numbers, and so would a server that
+        # was started again. A route for arguments in strings alone.
+        await self._post(server, "/collective_rpc", {
+            "method": "reseed", "args": [str(secrets.randbits(32))]})
         timeout = min(self.deadline_s, 120)
         link = NcclLink(world_size, self.deadline_s) if backend == "nccl" else \
             GlooLink(urlsplit(server.url), world_size, timeout)
@@ -624,7 +626,9 @@ class Fleet:
              f'--hf-overrides \'{{"head_dtype": "{expected}"}}\''),
             (backend in ("nccl", "gloo"),
              f"no way to receive weights ({backend}): --weight-transfer-config with backend nccl "
-             "on GPUs, or gloo and --worker-extension-cls weight_wire.Worker"),
+             "on GPUs, or gloo"),
+            (config["parallel_config"]["worker_extension_cls"] == "weight_wire.Worker",
+             "it cannot be told a seed: --worker-extension-cls weight_wire.Worker"),
         ]
         return [sentence for fine, sentence in checks if not fine]
 

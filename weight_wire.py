@@ -8,7 +8,7 @@ All or nothing: what arrives is kept aside and loaded when the trainer says that
 everything. A push that breaks off, by whatever failure, leaves the weights as they were.
 
 Runs inside vLLM and nowhere else; the trainer's side is servers.py. Also here: a server's
-processes end with its first one, whatever ends that.
+processes end with its first one, whatever ends that; and a new seed when the trainer sends one.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from vllm.distributed.weight_transfer.base import (WeightTransferEngine, WeightT
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import (finalize_layerwise_reload,
                                                      initialize_layerwise_reload)
+from vllm.utils.torch_utils import set_random_seed
 
 from servers import gloo_group, own_address, sha256
 from vllm_engine import refresh_tied_head
@@ -138,7 +139,13 @@ def die_with_server():
 
 
 class Worker:
-    """What vLLM mixes into its own worker: nothing. Importing this file is the point."""
+    """What vLLM mixes into its own worker, for /collective_rpc; importing this file is the point
+    as well."""
+
+    def reseed(self, seed):
+        """Draw other random numbers from here on: each data-parallel copy its own, the workers of
+        one copy the same. seed: digits."""
+        set_random_seed(int(seed), self.parallel_config.data_parallel_index)
 
 
 WeightTransferEngineFactory.register_engine("gloo", GlooEngine)

@@ -174,13 +174,14 @@ class Fake:
                              "generation_config": "vllm", "dtype": "torch.float32",
                              "hf_overrides": {"head_dtype": "float32"}},
             "scheduler_config": {"max_num_seqs": 20},
-            "parallel_config": {"data_parallel_size": 1},
+            "parallel_config": {"data_parallel_size": 1,
+                                "worker_extension_cls": "weight_wire.Worker"},
             "weight_transfer_config": {"backend": "gloo"}}
         for path, value in config.items():
             section, name = path.split("__")
             self.config[section][name] = value
         self.version, self.vllm, self.paused = "default", "0.32.0", False
-        self.asked, self.pushes = [], []
+        self.asked, self.pushes, self.seeds = [], [], []
         self.open = asyncio.Event()
         self.open.set()
         self.loop, self.port = asyncio.new_event_loop(), free_port()
@@ -211,6 +212,9 @@ class Fake:
             for span in said["choices"][0]["weight_versions"] or []:
                 span["version"] = span["version"].replace("run-0", self.version)
             return web.json_response(said)
+        if path == "/collective_rpc":
+            assert body["method"] == "reseed"
+            self.seeds += body["args"]
         if path == "/finish_weight_update" and body:
             self.version = body["weight_version"]
             self.pushes.append(self.version)
@@ -363,6 +367,19 @@ def test_another_who_steers_the_server_is_noticed(fake, connect, monkeypatch):
     assert server.version.endswith("-0") and sampler.fleet.log()["servers/losses"] == 1
 
 
+def test_no_two_servers_draw_the_same_numbers_nor_does_one_twice(fake, connect, monkeypatch):
+    """Whoever started them, on whatever hosts; and one that was lost gets a new seed when it is
+    back, for it may have been started again."""
+    monkeypatch.setattr(servers, "PROBE_S", 0.1)
+    fakes = [fake(whole), fake(whole)]
+    sampler = connect(*(server.url for server in fakes))
+    sampler.push_weights(WEIGHT, 0)
+    fakes[0].version = "default"
+    until(lambda: sampler.needs_push)
+    assert [len(server.seeds) for server in fakes] == [2, 1]
+    assert len({int(seed) for server in fakes for seed in server.seeds}) == 3
+
+
 @pytest.mark.parametrize("change, words", [
     ({"model_config__max_model_len": 133}, "133 tokens at most, this run needs 134"),
     ({"model_config__logprobs_mode": "raw_logprobs"}, "leave out the temperature"),
@@ -370,6 +387,7 @@ def test_another_who_steers_the_server_is_noticed(fake, connect, monkeypatch):
     ({"model_config__dtype": "torch.bfloat16"}, "weights in torch.bfloat16"),
     ({"model_config__hf_overrides": {"head_dtype": "bfloat16"}}, "head in dtype 'bfloat16'"),
     ({"scheduler_config__max_num_seqs": 19}, "19 x 1 sequences at once, fewer than slots = 20"),
+    ({"parallel_config__worker_extension_cls": ""}, "--worker-extension-cls weight_wire.Worker"),
 ])
 def test_a_server_with_a_wrong_setting_is_refused_with_the_option_that_is_right(
         change, words, fake, connect):
@@ -501,6 +519,18 @@ def test_log_probs_are_those_of_a_full_forward_before_and_after_a_push(served, c
     log = sampler.fleet.log()
     assert 0 < log["off_policy/busy_share"] <= 1 and log["off_policy/waited_s"] > 0
     assert not any(value for name, value in log.items() if name.startswith("servers/"))
+
+
+def test_what_a_server_samples_depends_on_the_seed_it_was_told(sampler):
+    request, fleet = requests(1, samples=1), sampler.fleet
+    sampler.eos_ids = []
+
+    def draws(seed):
+        fleet._wait(fleet._post(fleet.servers[0], "/collective_rpc", {
+            "method": "reseed", "args": [str(seed)]}))
+        rollout, = drain(sampler, request)
+        return rollout.output_ids[:9]                       # the shortest budget
+    assert draws(5) == draws(5) != draws(6)
 
 
 def test_thinking_is_cut_at_a_random_budget_and_the_phrase_is_not_sampled(sampler, plain):
