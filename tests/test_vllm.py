@@ -182,7 +182,7 @@ def test_samples_of_a_prompt_share_it_and_no_block_of_other_weights_is_served(pl
 def test_a_group_submitted_before_a_swap_and_begun_after_it_finds_no_old_block(plain, make):
     """It waits for slots while the weights change. Salted when submitted, it would be served
     blocks computed under the old weights, and its log-probs would be those of neither model."""
-    sampler, new = make(phrase=(), slots=4), moved(plain, 0.3)
+    sampler, new = make(phrase=(), slots=4, eos=()), moved(plain, 0.3)
     found = spied(sampler)
     first, = requests(1, samples=4, length=100)
     for group in (0, 1):
