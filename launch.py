@@ -94,6 +94,7 @@ DEVICES = [Device(name, gib * GIB, bandwidth, flops) for name, gib, bandwidth, f
 # The shares of those numbers that are reached. Assumed, and printed as such.
 DECODE_SHARE, TRAIN_SHARE, VLLM_MEMORY_SHARE = 0.5, 0.3, 0.9
 SERVER_OVERHEAD = 2 * GIB           # CUDA context, activations, graphs
+CHECKPOINT_RATE = 0.2e9             # bytes a second, of all ranks together: a slow network disk
 
 
 def device_here(gpus):
@@ -236,6 +237,14 @@ class Estimate:
         tokens = c.prompts_per_step * c.samples_per_prompt * self.mean_output
         return (tokens / self.generate_rate / max(1, server_gpus),
                 tokens / self.train_rate / max(1, trainers))
+
+    def checkpoint_s(self, trainers):
+        """Seconds after which a trainer that was asked to stop is given up: its longest wait for
+        others, the step under way (all outputs the longest, and twice slower than estimated), and
+        fp32 weights and moments to the disk. Too long costs little, for a trainer's own deadlines
+        end it if it hangs; too short costs the checkpoint."""
+        _, train_s = self.step_s(trainers, 1)
+        return self.config.deadline_s + 4 * train_s + 12 * self.weights / CHECKPOINT_RATE
 
     # -- both, in words -----------------------------------------------------------------------
 
@@ -513,6 +522,9 @@ class Head:
         for i, silence in self.silences.items():
             silence.look(self.nodes[i].heard if i in self.nodes else self.started)
 
+    def failed(self, why):
+        """Rank 0 is on this node, and all others end with it."""
+
     def close(self, status):
         self.listener.close()
         for line in self.lines:
@@ -558,6 +570,11 @@ class Node:
                     say(f"the run has ended with exit status {rest}")
                     return 0 if rest == "0" else 1
         self.silence.look(self.heard)
+
+    def failed(self, why):
+        """Tell the head, which asks rank 0 for a checkpoint; our ranks are still there for it."""
+        if self.line:
+            self.line.out.append(f"fail {why}")
 
     def close(self, status):
         self.over.set()
@@ -708,7 +725,8 @@ def launch(config, argv, estimate, *, dtype, folder):
     status = 1
     try:
         status = supervise(trainer, servers, logs=logs,
-                           watch=link.watch if link else lambda: None)
+                           checkpoint_s=estimate.checkpoint_s(places.trainers),
+                           **{"watch": link.watch, "failed": link.failed} if link else {})
     finally:
         if link:
             link.close(status)

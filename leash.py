@@ -38,8 +38,6 @@ GRACE_S = 10.0
 LIBC = ctypes.CDLL(None)
 # A server that ends is started again, unless it has ended so often within so many seconds.
 DEATHS, DEATHS_WITHIN_S = 3, 600.0
-# How long a trainer may take for a checkpoint when the run cannot go on.
-CHECKPOINT_S = 60.0
 
 # ---------------------------------------------------------------------------------------------
 # 1. The leash
@@ -207,13 +205,18 @@ def tail(path, lines=12):
     return "\n".join("    " + line for line in text) or "    (empty)"
 
 
-def supervise(trainer, servers, *, watch=lambda: None, logs=()):
+def supervise(trainer, servers, *, watch=lambda: None, logs=(), checkpoint_s=600.0,
+              failed=lambda why: None):
     """Run until the trainer ends. Returns the exit status for the whole run.
 
     trainer   Child, or None on a node that has only servers: then `watch` ends it
     servers   Children that are started again when they end
     watch     called a few times a second: an exit status ends the run, LaunchError fails it
     logs      files to show the end of if the trainer fails: the other ranks' output
+    checkpoint_s   how long a trainer may take to end with a checkpoint when the run cannot go on:
+              its step under way, its longest wait for others, and the writing
+    failed    called with the reason when the run cannot go on, before that wait: if rank 0 is on
+              another node, it is there that somebody has to ask for the checkpoint
 
     Ctrl-C goes on to the trainer, which ends its step, writes a checkpoint and ends; the second
     one ends all at once, as SIGTERM does. A SIGKILL to this process ends all too: the leashes.
@@ -252,9 +255,11 @@ def supervise(trainer, servers, *, watch=lambda: None, logs=()):
     except LaunchError as error:
         print(f"scalerl.py: {error}", file=sys.stderr, flush=True)
         if trainer and trainer.process and trainer.status() is None:
-            say(f"asking {trainer.name} for a checkpoint, {CHECKPOINT_S:g} s at most")
+            say(f"asking {trainer.name} for a checkpoint, {checkpoint_s:.0f} s at most; Ctrl-C "
+                "ends it at once")
+            failed(str(error).splitlines()[0])
             trainer.order(b"i")
-            deadline = time.monotonic() + CHECKPOINT_S
+            deadline = time.monotonic() + checkpoint_s
             while trainer.status() is None and not asked and time.monotonic() < deadline:
                 time.sleep(0.05)
         return 1

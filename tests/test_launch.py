@@ -89,7 +89,7 @@ def launcher(folder, trainer, *servers, ranks=False):
                    for i, path in enumerate({[str(s) for s in servers]})]
         trainer = {str(trainer) if trainer else None!r}
         trainer = trainer and leash.Child("trainer", command(trainer), ranks={ranks})
-        sys.exit(leash.supervise(trainer, servers))
+        sys.exit(leash.supervise(trainer, servers, failed=lambda why: print("told:", why)))
     """))
     process = subprocess.Popen([sys.executable, script], cwd=ROOT, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -278,6 +278,7 @@ def test_a_server_that_keeps_ending_ends_the_run_with_its_log_and_a_checkpoint(p
         assert "server 1 has ended 3 times within 10 minutes, now with exit status 5" in error
         assert "\n    no room for the cache\n" in error and f"{bad}.log" in error
         assert notes(parts[0])[-1][0] == "checkpoint"
+        assert process.stdout.read().startswith("told: server 1 has ended 3 times")
         assert [n[0] for n in notes(bad)].count("up") == 3
         pids = {int(n[-1]) for path in parts for n in notes(path)}
         assert not pids & set(psutil.pids())
@@ -387,6 +388,20 @@ def test_estimates_of_memory_are_those_counted_by_hand(eight):
     assert parts["cache, what fits"] == min(fits, 64) * sequence
 
 
+def test_a_trainer_has_time_for_its_step_and_for_a_checkpoint_of_its_size(eight, tmp_path,
+                                                                          monkeypatch):
+    """When a server is gone for good, an 8B model may be in the middle of a step of minutes, and
+    its checkpoint is 98 GB."""
+    config, estimate = estimate_of(eight, gpus=0, servers=1, deadline_s=70)
+    estimate.device = dataclasses.replace(estimate.device, memory=1e15, flops=1e15)
+    given = {}
+    monkeypatch.setattr(launch, "supervise", lambda *_, **options: given.update(options) or 0)
+    assert launch.launch(config, [], estimate, dtype=torch.bfloat16, folder=tmp_path) == 0
+    tokens = config.prompts_per_step * config.samples_per_prompt * estimate.output
+    train_s = tokens * 3 * 2 * 8.19e9 / (launch.TRAIN_SHARE * 1e15)
+    assert train_s > 60 and given["checkpoint_s"] > 70 + train_s + 98e9 / 1e9
+
+
 def test_a_dry_run_says_who_would_run_where_and_starts_and_writes_nothing(eight, tmp_path,
                                                                           monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -473,6 +488,17 @@ def test_a_node_that_fails_fails_the_run_by_its_name(pair):
     node.close(3)
     with pytest.raises(LaunchError, match=r"node 1 \(127.0.0.3\) has failed: .* exit status 3"):
         until(head.watch, "the failure")
+
+
+def test_a_node_that_cannot_go_on_says_so_before_it_ends(pair):
+    """Only rank 0, on the first host, can be asked for a checkpoint, and it takes all ranks."""
+    head, node, _ = pair
+    node.failed("server 1 has ended 3 times")
+    with pytest.raises(LaunchError, match=r"node 1 \(127.0.0.3\) has failed: server 1 has ended 3"):
+        until(head.watch, "the failure")
+    assert node.watch() is None and not node.line.lost
+    head.close(1)
+    assert until(lambda: [node.watch()] != [None] and [node.watch()], "the end") == [1]
 
 
 def test_a_lost_connection_is_made_again_and_nothing_is_missed(pair):
