@@ -45,6 +45,7 @@ import threading
 import time
 from collections import Counter, deque
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -244,7 +245,7 @@ def sha256(tensor):
 
 class GlooLink:
     """Trainer's end of the group with one server's workers, on CPUs; weight_wire.py's peer."""
-    checks = True                       # its workers compare checksums if they are sent
+    checks, packed = True, False        # its workers compare checksums if they are sent
 
     def __init__(self, url, world_size, timeout_s):
         self.world_size, self.timeout_s = world_size, timeout_s
@@ -272,17 +273,18 @@ class GlooLink:
 
 
 class NcclLink:
-    """Trainer's end towards vLLM's own NCCL engine, packed. Written from vLLM 0.32's source and
-    not run on a GPU.
+    """Trainer's end towards vLLM's own NCCL engine, which takes a bucket as one tensor of bytes.
+    Written from vLLM 0.32's source and not run on a GPU.
 
     The rendezvous is by a NCCL id sent over HTTP: vLLM's other way, a TCPStore, pickles.
     """
-    checks = False
+    checks, packed = False, True
 
     def __init__(self, world_size, timeout_s):
         from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
         self.world_size, self.timeout_s = world_size, timeout_s
         self.device = torch.cuda.current_device()
+        self.stream = torch.cuda.Stream(self.device)    # a silent server must not hold up others
         self.id = bytes(NCCLLibrary().ncclGetUniqueId().internal)
 
     @property
@@ -297,13 +299,11 @@ class NcclLink:
 
     def send(self, tensors):
         """Raises RuntimeError: a worker is gone, or silent for `timeout_s`."""
-        from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
-
-        def work():
-            with torch.cuda.device(self.device):
-                packed_nccl_broadcast_producer(iter([("", t) for t in tensors]), self.group, 0,
-                                               lambda item: item[1])
-        torch.cuda.synchronize()        # the tensors were made on the trainer's streams
+        def work():                     # vLLM's own sender has one pair of streams for all groups
+            with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+                for tensor in tensors:
+                    self.group.broadcast(tensor, 0, self.stream)
+                self.stream.synchronize()
         try:
             in_thread(work).result(self.timeout_s)
         except TimeoutError:
@@ -314,7 +314,10 @@ class NcclLink:
 # ---------------------------------------------------------------------------------------------
 # 4. The fleet
 
-BUCKET_BYTES = 256 * 2**20              # tensors sent with one request
+# Tensors sent with one request: all but the last are less than vLLM's NCCL buffer of 1 GiB, so it
+# expects them in one broadcast.
+BUCKET_BYTES = 256 * 2**20
+STEER_S = 30.0                          # to pause for a push: the healthy ones stand still so long
 PROBE_S = 2.0                           # between two looks at a server
 SMALL = 2**20                           # bytes of an answer that is no sample
 
@@ -405,14 +408,20 @@ class Fleet:
                 info = {"names": [name for name, _ in bucket],
                         "dtype_names": [str(self.dtype).removeprefix("torch.")] * len(bucket),
                         "shapes": [list(t.shape) for _, t in bucket]} | sums
-                calls = {server: self._start(self._post(
-                    server, "/update_weights", {"update_info": info})) for server in servers}
-                for server, call in calls.items():
+                tensors = [tensor for _, tensor in bucket]
+                packed = None
+                if any(server.link.packed for server in servers):
+                    packed = [torch.cat([t.view(-1).view(torch.uint8) for t in tensors])]
+                    torch.cuda.current_stream().synchronize()   # it is read on other streams
+                # All at once: workers wait no longer than we do, so behind a silent server, one
+                # after the other, those of the healthy ones would give up.
+                sent = {server: in_thread(partial(
+                    self._deliver, server, info, packed if server.link.packed else tensors))
+                    for server in servers}
+                for server, done in sent.items():
                     try:
-                        server.link.send([tensor for _, tensor in bucket])
-                        call.result(self.deadline_s)
+                        done.result(4 * self.deadline_s)
                     except (RuntimeError, TimeoutError, Broken, BadAnswer) as error:
-                        call.cancel()
                         servers.remove(server)
                         why = str(error).split(". This is typically")[0]    # gloo's advice
                         self._wait(self._fail(server, f"push of version {version}: {why}"))
@@ -474,6 +483,15 @@ class Fleet:
 
     def _wait(self, coroutine, timeout=None):
         return self._start(coroutine).result(timeout or 4 * self.deadline_s)
+
+    def _deliver(self, server, info, tensors):
+        """One bucket to one server, in a thread of its own."""
+        call = self._start(self._post(server, "/update_weights", {"update_info": info}))
+        try:
+            server.link.send(tensors)
+            call.result(self.deadline_s)
+        finally:
+            call.cancel()
 
     def _buckets(self, named_tensors):
         """Lists of (name, contiguous tensor of the wire's dtype), each complete before it is
@@ -687,7 +705,7 @@ class Fleet:
                 self.down_since = time.monotonic()
             server.state = "stale"      # the gate: no request is sent to it from here on
 
-        async def begin(server):
+        async def steer(server):
             await server.lock.acquire()
             try:
                 if server.state == "lost":
@@ -696,10 +714,19 @@ class Fleet:
                 if server.version is None:      # a push that broke off may have left one open
                     await self._close_update(server)
                 await self._post(server, "/start_weight_update")
+            except BaseException:
+                server.lock.release()
+                raise
+
+        async def begin(server):
+            limit = min(STEER_S, self.deadline_s)
+            try:
+                await asyncio.wait_for(steer(server), limit)
                 return server
+            except TimeoutError:
+                self._lose(server, f"push of version {version}: not paused within {limit:.0f} s")
             except (Broken, BadAnswer) as error:
                 self._lose(server, f"push of version {version}: {error}")
-                server.lock.release()
         return [s for s in await asyncio.gather(*map(begin, servers)) if s]
 
     async def _close_update(self, server):
@@ -726,7 +753,9 @@ class Fleet:
                 server.version = version        # before a token of it can come back
                 self.version = max(self.version, version)
                 await self._post(server, "/resume")
+                self._account()
                 server.state, server.why = "ready", ""
+                self.dispatch()
             except (Broken, BadAnswer) as error:
                 self._lose(server, f"push of version {version}: {error}")
             finally:
@@ -734,8 +763,6 @@ class Fleet:
         await asyncio.gather(*map(end, servers))
         if complete:
             self.version = version
-        self._account()
-        self.dispatch()
 
     # -- requests -----------------------------------------------------------------------------
 

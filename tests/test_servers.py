@@ -182,6 +182,7 @@ class Fake:
             self.config[section][name] = value
         self.version, self.vllm, self.paused = "default", "0.32.0", False
         self.asked, self.pushes, self.seeds = [], [], []
+        self.hung = set()               # paths that are never answered
         self.open = asyncio.Event()
         self.open.set()
         self.loop, self.port = asyncio.new_event_loop(), free_port()
@@ -199,6 +200,8 @@ class Fake:
 
     async def answer(self, request):
         path = request.path
+        while path in self.hung:
+            await asyncio.sleep(0.05)
         body = await request.json() if request.can_read_body else {}
         if path == "/inference/v1/generate":
             if not body:
@@ -229,7 +232,7 @@ class Fake:
 def fake(monkeypatch):
     """Makes fake servers; their links carry nothing."""
     monkeypatch.setattr(servers, "GlooLink", lambda *_: SimpleNamespace(
-        checks=False, init_info={}, meet=lambda: None, send=lambda tensors: None))
+        checks=False, packed=False, init_info={}, meet=lambda: None, send=lambda tensors: None))
     made = []
 
     def make(*args, **kwargs):
@@ -354,6 +357,36 @@ def test_a_server_that_fails_in_a_push_is_left_paused_until_a_whole_push_succeed
     with pytest.raises(MemoryError):
         sampler.push_weights(breaking(), 2)
     assert good.paused and bad.paused and good.version.endswith("-1")
+
+
+def test_a_silent_server_takes_no_other_down_in_a_push(fake, connect, monkeypatch, capfd):
+    """First it is silent in the send: workers wait from the request on, so the other's have given
+    up if theirs begins only after it. Then it does not answer the pause."""
+    silent, good = fake(whole), fake(whole)
+    sampler = connect(silent.url, good.url)
+    sampler.push_weights(WEIGHT, 0)
+    links = {s.url: s.link for s in sampler.fleet.servers}
+    sent, late = threading.Event(), threading.Event()
+
+    def hang(tensors):
+        if not sent.wait(20):
+            late.set()
+        raise RuntimeError("Timed out")
+
+    def send(tensors):
+        if late.is_set():
+            raise RuntimeError("Connection closed by peer")
+        sent.set()
+    links[silent.url].send, links[good.url].send = hang, send
+    sampler.push_weights(WEIGHT, 1)
+    assert silent.version.endswith("-0") and good.version.endswith("-1") and not good.paused
+
+    monkeypatch.setattr(servers, "STEER_S", 0.5)
+    until(lambda: sampler.needs_push)
+    silent.hung.add("/pause")
+    sampler.push_weights(WEIGHT, 2)
+    assert silent.version.endswith("-0") and good.version.endswith("-2") and not good.paused
+    assert f"{silent.url} is lost: push of version 2: not paused" in capfd.readouterr().err
 
 
 def test_another_who_steers_the_server_is_noticed(fake, connect, monkeypatch):
