@@ -716,8 +716,15 @@ class Trainer:
                 return
             with self.ranks.phase(do, version):
                 if do == "train":
-                    optimizer_step(self.policy, self.optimizer, from_tensors(tensors),
-                                   tensors["rewards"], version, self.config, self.ranks)
+                    try:
+                        optimizer_step(self.policy, self.optimizer, from_tensors(tensors),
+                                       tensors["rewards"], version, self.config, self.ranks)
+                    except FloatingPointError:
+                        # Rank 0 has it too and writes down its samples; a launcher ends all ranks
+                        # as soon as one ends. So this one waits for rank 0's end.
+                        with contextlib.suppress(RankError):
+                            self.ranks.hear()
+                        raise
                 elif do == "logprobs":
                     logprobs_of(self.policy, from_tensors(tensors), command["head_fp32"])
                 elif do == "gather":
