@@ -18,7 +18,8 @@
 
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
 
-# One launcher a node; if one fails, the others end with it. Single quotes: each node's own rank.
-srun --kill-on-bad-exit=1 bash -c \
+# One launcher a node. If one fails, the others end by themselves, after a checkpoint, which Slurm
+# would not wait for: hence 0, whatever the cluster's default. Single quotes: each node's own rank.
+srun --kill-on-bad-exit=0 bash -c \
     'exec .venv/bin/python scalerl.py --gpus "$SLURM_GPUS_ON_NODE" --tls certs "$@" \
         --hosts '"$hosts"' --node-rank "$SLURM_NODEID"' scalerl "$@"

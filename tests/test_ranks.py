@@ -446,9 +446,17 @@ def test_what_fails_on_one_rank_ends_all_in_a_sentence_that_names_it(how, senten
 
 
 def run_main(group, words, folder):
-    """scalerl.py on this rank, with the group (and its sharding) that it has already."""
+    """scalerl.py on this rank, with the group (and its sharding) that it has already. Before each
+    checkpoint, after that step's push, it notes what weights the servers have."""
     os.chdir(folder)
     scalerl.Ranks = lambda **_: group
+    save = scalerl.Run.save
+
+    def note_and_save(run):
+        (folder / f"servers_{run.step}.json").write_text(json.dumps(
+            [checksums(server.url) for server in run.fleet.servers]))
+        save(run)
+    scalerl.Run.save = note_and_save
     return scalerl.main(words)
 
 
@@ -463,8 +471,9 @@ def checksums(url):
 def test_sharded_ranks_train_beside_two_servers_are_killed_and_go_on_with_another_number(
         micro, tmp_path, seed):
     """2 ranks with real FSDP2, 2 vLLM servers; SIGKILL to the ranks in the middle; then one rank
-    goes on alone. The servers end with the weights of `model/`, bit for bit, and every group that
-    was ever admitted has been trained once or is outstanding."""
+    goes on alone. The servers have the weights of the two ranks' checkpoint at that step and end
+    with those of `model/`, bit for bit, and every group that was ever admitted has been trained
+    once or is outstanding."""
     servers = [Served(micro, tmp_path / f"server_{i}.log") for i in range(2)]
     folder = tmp_path / "runs" / "s"
     try:
@@ -481,6 +490,10 @@ def test_sharded_ranks_train_beside_two_servers_are_killed_and_go_on_with_anothe
                 time.sleep(0.02)
         first = {path.name for path in (folder / "checkpoints" / "step_4").glob("model*")}
         assert first == {"model.00000-of-00002.safetensors", "model.00001-of-00002.safetensors"}
+        sharded = AutoModelForCausalLM.from_pretrained(micro, dtype=torch.float32)
+        checkpoint.load_training_state(folder / "checkpoints" / "step_4", sharded,
+                                       torch.optim.AdamW(sharded.parameters()))
+        at_step_4 = json.loads((tmp_path / "servers_4.json").read_text())
         assert run_ranks(run_main, 1, dtype=torch.float32, words=[*words, "--resume"],
                          folder=tmp_path) == [0]
         found = [checksums(server.url) for server in servers]
@@ -489,8 +502,8 @@ def test_sharded_ranks_train_beside_two_servers_are_killed_and_go_on_with_anothe
                       dtype=torch.float32)
         fleet.push(model.named_parameters(), 0, verify=True)
         assert [checksums(server.url) for server in servers] == found
-        fleet.push([(n, p * 1.01) for n, p in model.named_parameters()], 1)
-        assert checksums(servers[0].url) != found[0]            # it does look at the weights
+        fleet.push(sharded.named_parameters(), 1)
+        assert [checksums(server.url) for server in servers] == at_step_4 != found
         fleet.close()
     finally:
         for server in servers:
