@@ -148,6 +148,7 @@ class Child:
 
     def start(self):
         output = open(self.log, "ab") if self.log else None
+        self.log_start = size(self.log) if self.log else 0
         self.process = subprocess.Popen(
             [sys.executable, __file__,
              *(["--ranks"] if self.ranks else []), *map(str, self.argv)],
@@ -182,7 +183,7 @@ class Child:
         if len(self.deaths) == DEATHS:
             raise LaunchError(f"{self.name} has ended {DEATHS} times within "
                               f"{DEATHS_WITHIN_S / 60:g} minutes, now {ended}; the last lines of "
-                              f"{self.log}:\n{tail(self.log)}")
+                              f"{self.log}:\n{tail(self.log, self.log_start)}")
         say(f"{self.name} has ended {ended}; it is started again. Its log: {self.log}")
         self.kill()
         self.start()
@@ -197,10 +198,15 @@ def ending(status):
     return f"by {signals[status]}" if status in signals else f"with exit status {status}"
 
 
-def tail(path, lines=12):
-    """The last lines of a log, indented."""
+def size(path):
+    return os.path.getsize(path) if os.path.exists(path) else 0
+
+
+def tail(path, start, lines=12):
+    """The last lines of a log, indented; from byte `start` on, for before it stands what earlier
+    runs wrote."""
     with open(path, "rb") as file:
-        file.seek(max(0, os.path.getsize(path) - 16384))
+        file.seek(max(start, size(path) - 16384))
         text = file.read().decode(errors="replace").splitlines()[-lines:]
     return "\n".join("    " + line for line in text) or "    (empty)"
 
@@ -225,7 +231,7 @@ def supervise(trainer, servers, *, watch=lambda: None, logs=(), checkpoint_s=600
     before = {number: signal.signal(number, lambda number, _: asked.append(number))
               for number in (signal.SIGINT, signal.SIGTERM)}
     everyone = [*servers, *([trainer] if trainer else [])]
-    graceful = False
+    graceful, logs = False, {log: size(log) for log in logs}
     try:
         for child in everyone:
             child.start()
@@ -270,15 +276,16 @@ def supervise(trainer, servers, *, watch=lambda: None, logs=(), checkpoint_s=600
 
 
 def verdict(trainer, logs):
-    """The trainer's exit status as the run's: 2 is bad input, 1 all other failures."""
+    """The trainer's exit status as the run's: 2 is bad input, 1 all other failures. logs: {file:
+    its size when this run began}."""
     status = trainer.status()
     if status in (0, 2):                    # 2: its one sentence has been read already
         return status
     say(f"{trainer.name} ended {ending(status)}"
         + (": out of memory? The kernel's log (dmesg) would say" if status == 137 else ""))
-    for log in logs:
-        if os.path.exists(log) and os.path.getsize(log):
-            say(f"the last lines of {log}:\n{tail(log)}")
+    for log, start in logs.items():
+        if size(log) > start:
+            say(f"the last lines of {log}:\n{tail(log, start)}")
     return 1
 
 

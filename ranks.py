@@ -388,9 +388,10 @@ def short_of_memory(error, doing):
         str(error).splitlines()[0]
     cure = {"train": "lower micro_batch_tokens, or set recompute_layers = true",
             "logprobs": "lower slots or samples_per_prompt",
-            "start": "weights, gradients and Adam do not fit: more trainers share them"}
-    return f"out of memory, {short}: " + cure.get(
-        doing, "lower slots (the generator's cache) or micro_batch_tokens")
+            "generate": "lower slots (the generator's cache) or micro_batch_tokens"}
+    return f"out of memory, {short}: " + cure.get(      # nothing is there but what has to be
+        doing, "weights, gradients and Adam leave no room: more trainers share them; or does "
+        "another process use this device?")
 
 
 def meets(policy, last):

@@ -77,7 +77,7 @@ def tree(process):
 
 
 @contextlib.contextmanager
-def launcher(folder, trainer, *servers, ranks=False):
+def launcher(folder, trainer, *servers, ranks=False, logs=()):
     """The supervisor in a process of its own, over these stand-ins. Kills what a failed test
     would leave, and says so."""
     script = folder / "launcher.py"
@@ -89,7 +89,8 @@ def launcher(folder, trainer, *servers, ranks=False):
                    for i, path in enumerate({[str(s) for s in servers]})]
         trainer = {str(trainer) if trainer else None!r}
         trainer = trainer and leash.Child("trainer", command(trainer), ranks={ranks})
-        sys.exit(leash.supervise(trainer, servers, failed=lambda why: print("told:", why)))
+        sys.exit(leash.supervise(trainer, servers, failed=lambda why: print("told:", why),
+                                 logs={[str(log) for log in logs]}))
     """))
     process = subprocess.Popen([sys.executable, script], cwd=ROOT, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -167,6 +168,23 @@ def test_a_trainer_that_fails_ends_the_run_with_its_own_words(status, code, part
         error = process.stderr.read()
         assert error.startswith("the cause, on standard error")
         assert (f"exit status {status}" in error) == (status != 2)
+
+
+def test_of_the_logs_of_a_failure_only_what_this_run_wrote_is_shown(parts, tmp_path):
+    """They are appended to: a resumed run's cause is not the earlier one's."""
+    logs = [tmp_path / "rank_1.log", tmp_path / "rank_2.log", tmp_path / "rank_3.log"]
+    for log in logs[:2]:
+        log.write_text("what ended the run before\n")
+    with launcher(tmp_path, *parts, logs=logs) as process:
+        all_up(process, *parts)
+        for log in logs[1:]:
+            with open(log, "a") as file:
+                file.write("what ended this run\n")
+        (tmp_path / "trainer.py.end").write_text("1")
+        assert process.wait(LIMIT_S) == 1
+        error = process.stderr.read()
+        assert "before" not in error and "rank_1.log" not in error
+        assert error.count(".log:\n    what ended this run\n") == 2
 
 
 def test_a_killed_trainer_leaves_no_server(parts, tmp_path):

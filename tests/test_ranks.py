@@ -372,6 +372,13 @@ def test_a_rank_that_dies_or_hangs_while_the_others_wait_is_named(who, how, seed
         assert "wait" in sentence and "version" in sentence and len(sentence.splitlines()) == 1
 
 
+@pytest.mark.parametrize("doing", ["gather", "save", "load", "start"])
+def test_where_nothing_is_generated_the_generators_cache_is_not_to_blame(doing):
+    short = ranks.short_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried"), doing)
+    assert "slots" not in short and "more trainers share them" in short
+    assert "slots" in ranks.short_of_memory(torch.OutOfMemoryError("CUDA out"), "generate")
+
+
 def failing(group, seed, how, folder):
     """A checkpoint, a step, and then a second one of either that fails on rank 1 alone."""
     if how == "apart":                      # as on two machines without a shared file system
