@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import math
 import os
 import random
 import shlex
@@ -86,6 +87,7 @@ class Device:
     bandwidth: float                # bytes a second
     flops: float                    # dense, bf16, a second
     source: str = ""                # how they are known
+    host: float = math.inf          # bytes of its machine's memory, if that is here to ask
 
 
 DEVICES = [Device(name, gib * GIB, bandwidth, flops) for name, gib, bandwidth, flops in (
@@ -99,17 +101,18 @@ CHECKPOINT_RATE = 0.2e9             # bytes a second, of all ranks together: a s
 
 def device_here(gpus):
     """The first GPU as a Device, or the CPU; an assumption where there is none to ask."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if not gpus:
         cores = len(os.sched_getaffinity(0))
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return Device("CPU", memory, 20e9, cores * 30e9,
-                      f"a CPU of {cores} cores (20 GB/s, 30 GFLOP/s a core assumed)")
+                      f"a CPU of {cores} cores (20 GB/s, 30 GFLOP/s a core assumed)", memory)
     if not torch.cuda.is_available():
         return replace(DEVICES[0], source="an H100 (assumed: no GPU here to ask)")
     here = torch.cuda.get_device_properties(0)
     known = next((d for d in DEVICES if d.name in here.name), None)
-    return replace(known or DEVICES[0], name=here.name, memory=here.total_memory, source=here.name
-                   + ("" if known else " (not in launch.py's table: an H100's speed assumed)"))
+    return replace(known or DEVICES[0], name=here.name, memory=here.total_memory, host=memory,
+                   source=here.name + ("" if known else " (not in launch.py's table: an H100's "
+                                       "speed assumed)"))
 
 
 class Estimate:
@@ -186,8 +189,14 @@ class Estimate:
         return {"weights": weights, "cache, one sequence": sequence,
                 "cache, what fits": min(fits, slots) * sequence}, fits
 
-    def refusals(self, trainers, servers):
-        """Sentences on what cannot fit, each with its numbers and what to change."""
+    def loading_memory(self, ranks):
+        """Bytes of a node's own memory while so many ranks start: each loads the fp32 masters
+        whole, before its shard of them goes to its device."""
+        return 4 * self.weights * ranks
+
+    def refusals(self, trainers, servers, ranks=0):
+        """Sentences on what cannot fit, each with its numbers and what to change. ranks: trainers
+        on this node."""
         found, have = [], self.device.memory
         needs = self.trainer_memory(trainers)
         total = sum(needs.values())
@@ -201,6 +210,11 @@ class Estimate:
             found.append(f"a trainer needs about {total / GIB:.1f} GiB, a {self.device.name} has "
                          f"{have / GIB:.0f}; most of it for {most} "
                          f"({needs[most] / GIB:.1f} GiB): {what}")
+        if self.loading_memory(ranks) > self.device.host:
+            found.append(
+                f"{counted(ranks, 'trainer')} on this machine, each loading the fp32 model, need "
+                f"about {self.loading_memory(ranks) / GIB:.1f} GiB of its memory, which has "
+                f"{self.device.host / GIB:.1f}: lower trainers, or spread them over more hosts")
         parts, fits = self.server_memory()
         if servers and not fits:
             found.append(
@@ -248,7 +262,7 @@ class Estimate:
 
     # -- both, in words -----------------------------------------------------------------------
 
-    def text(self, trainers, servers):
+    def text(self, trainers, servers, ranks):
         def gib(parts):
             return ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
         needs, (parts, fits) = self.trainer_memory(trainers), self.server_memory()
@@ -261,6 +275,10 @@ class Estimate:
             f"outputs of {self.mean_output:.0f} on average (assumed: half the longest)",
             f"  a trainer, GiB: {sum(needs.values()) / GIB:.2f} = {gib(needs)}"
             + ("; layers are recomputed in the backward pass" if self.recompute else ""),
+            f"  loading, GiB of this machine's own memory: "
+            f"{self.loading_memory(ranks) / GIB:.2f} = {self.loading_memory(1) / GIB:.2f} for "
+            f"each of {counted(ranks, 'trainer')}"
+            + (f", of {self.device.host / GIB:.0f}" if self.device.host < math.inf else ""),
             f"  a server, GiB a device: {gib(parts)}; {fits} whole sequences fit, slots = "
             f"{-(-self.config.slots // self.config.data_parallel)}",
             f"  a step's tokens: {generate_s:.3g} s to generate, {train_s:.3g} s to train (at "
@@ -704,7 +722,8 @@ def launch(config, argv, estimate, *, dtype, folder):
         raise PlaceError(f"gpus = {config.gpus}: torch finds {torch.cuda.device_count()} here")
     ports = free_ports()
     places = place(config, estimate, ports.__next__)
-    if refusals := estimate.refusals(places.trainers, len(places.servers)):
+    if refusals := estimate.refusals(places.trainers, len(places.servers),
+                                     places.trainers_on(config.node_rank)):
         raise PlaceError("; ".join(refusals))
     if places.servers and importlib.util.find_spec("vllm") is None:
         raise PlaceError("servers need vllm, which is not installed here: run `make vllm`")
@@ -750,15 +769,16 @@ def describe(config, argv, estimate, *, dtype, folder):
     widths = [max(map(len, column)) for column in zip(*table)]
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
-    trainers, servers = (places.trainers, len(places.servers)) if places else (1, 1)
-    print("\n" + estimate.text(trainers, servers))
+    trainers, servers, ranks = (places.trainers, len(places.servers), places.trainers_on(
+        config.node_rank)) if places else (1, 1, 1)
+    print("\n" + estimate.text(trainers, servers, ranks))
     if children:
         print("\nCommands of this node:")
     for child in children:
         changed = {k: v for k, v in child.env.items() if os.environ.get(k) != v}
         print(" ", *(f"{k}={shlex.quote(v)}" for k, v in changed.items()),
               shlex.join(map(str, child.argv)))
-    if refusals := estimate.refusals(trainers, servers if places else 0):
+    if refusals := estimate.refusals(trainers, servers if places else 0, ranks):
         raise PlaceError("; ".join(refusals))
 
 

@@ -411,13 +411,29 @@ def test_a_trainer_has_time_for_its_step_and_for_a_checkpoint_of_its_size(eight,
     """When a server is gone for good, an 8B model may be in the middle of a step of minutes, and
     its checkpoint is 98 GB."""
     config, estimate = estimate_of(eight, gpus=0, servers=1, deadline_s=70)
-    estimate.device = dataclasses.replace(estimate.device, memory=1e15, flops=1e15)
+    estimate.device = dataclasses.replace(estimate.device, memory=1e15, flops=1e15, host=1e15)
     given = {}
     monkeypatch.setattr(launch, "supervise", lambda *_, **options: given.update(options) or 0)
     assert launch.launch(config, [], estimate, dtype=torch.bfloat16, folder=tmp_path) == 0
     tokens = config.prompts_per_step * config.samples_per_prompt * estimate.output
     train_s = tokens * 3 * 2 * 8.19e9 / (launch.TRAIN_SHARE * 1e15)
     assert train_s > 60 and given["checkpoint_s"] > 70 + train_s + 98e9 / 1e9
+
+
+def test_ranks_that_each_load_the_model_need_so_much_memory_of_their_machine(eight, capsys):
+    """4 bytes a weight for each, before FSDP2 shards them; of an assumed machine nothing is
+    known."""
+    config, estimate = estimate_of(eight, gpus=8, trainers=4)
+    need = 4 * 4 * 8_190_735_360
+    assert not estimate.refusals(4, 4, 4)
+    options = dict(dtype=torch.bfloat16, folder=ROOT / "runs" / "none")
+    estimate.device = dataclasses.replace(estimate.device, host=need + 1)
+    launch.describe(config, [], estimate, **options)
+    assert f"own memory: {need / GIB:.2f} = {need / 4 / GIB:.2f} for each of 4 trainers, of 122" \
+        in capsys.readouterr().out
+    estimate.device = dataclasses.replace(estimate.device, host=need - 1)
+    with pytest.raises(PlaceError, match=r"^4 trainers on this machine, .* about 122\.1 GiB"):
+        launch.describe(config, [], estimate, **options)
 
 
 def test_a_dry_run_says_who_would_run_where_and_starts_and_writes_nothing(eight, tmp_path,
@@ -576,8 +592,8 @@ def test_the_slurm_script_hands_each_node_its_own_rank_and_every_word_whole(tmp_
     """Over stand-ins for Slurm's commands: there is no cluster here. A node that fails does not
     make Slurm kill the others, who have a checkpoint to write first."""
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    for name, body in {"scontrol": "printf '%s\\n' n1 n2", "srun": 'test "$1" = --kill-on-bad-exit=0 && shift && '
-                       'exec "$@"',
+    srun = 'test "$1" = --kill-on-bad-exit=0 && shift && exec "$@"'
+    for name, body in {"scontrol": "printf '%s\\n' n1 n2", "srun": srun,
                        ".venv/bin/python": "printf '%s\\n' \"$@\""}.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
