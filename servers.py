@@ -24,6 +24,11 @@ What a server goes through:
 A push is: no new requests, pause (running sequences keep keys and values), send, finish, resume.
 If any of it fails, the server is lost: nothing resumes it until it was connected again and a
 whole push has succeeded. What it had not finished is asked for again, of whoever is ready.
+
+A request has no deadline of its own: a long sample may rightly take longer than any. Progress is
+what counts: a server is lost as well when, for the deadline, no answer has come from it and it
+has counted no new token, although there are requests in flight. So an answer that never comes is
+noticed once nothing else is left at its server, which the limit on the lag sees to.
 """
 
 from __future__ import annotations
@@ -34,9 +39,9 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import queue
+import re
 import secrets
 import socket
 import ssl
@@ -175,7 +180,8 @@ def check_answer(answer, *, asked, eos_ids, vocabulary, version_of, newest):
     need(all(plain_int(i) and 0 <= i < vocabulary for i in ids), "a token id out of range")
     need(len(logprobs) == len(ids), f"{len(logprobs)} log-probs for {len(ids)} tokens")
     # The sum of a softmax is 1 only up to rounding: a hair above zero is honest.
-    need(all(type(x) in (int, float) and math.isfinite(x) and x <= 1e-3 for x in logprobs),
+    # Compared before it is converted: JSON's integers have no bounds.
+    need(all(type(x) in (int, float) and -1e9 < x <= 1e-3 for x in logprobs),
          "a log-prob that is none")
     need(not any(i in eos_ids for i in ids[:-1]), "tokens after the end")
     ended = ids[-1] in eos_ids
@@ -193,17 +199,32 @@ def check_answer(answer, *, asked, eos_ids, vocabulary, version_of, newest):
     return ids, [min(0.0, float(x)) for x in logprobs], versions
 
 
-async def bounded_json(response, limit):
-    """A response's JSON, never reading more than `limit` bytes of it."""
+async def bounded(response, limit):
+    """A response's bytes, never more than `limit` of them."""
     data = bytearray()
     async for chunk in response.content.iter_any():
         data += chunk
         if len(data) > limit:
             raise BadAnswer(f"more than {limit:,} bytes")
+    return bytes(data)
+
+
+async def bounded_json(response, limit):
+    data = await bounded(response, limit)
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
         raise BadAnswer("not JSON") from None
+
+
+def generated(metrics):
+    """Tokens that a server has generated in its life, from its /metrics; 0: it does not count.
+
+    >>> generated(b'vllm:generation_tokens_total{engine="0"} 7.0\\nvllm:x 5\\n')
+    7.0
+    """
+    return sum(map(float, re.findall(rb"^vllm:generation_tokens_total{.*} (\d\S*)$", metrics,
+                                     re.MULTILINE)))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -332,6 +353,7 @@ class Server:
         self.link, self.workers = None, 0
         self.tasks = {}                 # requests in flight: {task: (sampler, sample)}
         self.lock = asyncio.Lock()      # a probe must not look in the middle of a push
+        self.tokens, self.moved = 0.0, 0.0      # its own count of them; when it last got on
 
 
 class Fleet:
@@ -516,12 +538,15 @@ class Fleet:
     def version_of(self, name):
         """The version that `label` calls so; None: a name of somebody else's."""
         number = str(name).removeprefix(f"{self.nonce}-")
-        return int(number) if number.isdecimal() and name == self.label(int(number)) else None
+        # Short enough for int(), and more than any run has steps.
+        known = len(number) < 10 and number.isdecimal() and name == self.label(int(number))
+        return int(number) if known else None
 
     async def _open(self, context):
         self.session = aiohttp.ClientSession(
             # vLLM closes a connection after 5 s of silence; a request into a closing one fails.
-            connector=aiohttp.TCPConnector(limit=0, ssl=context or False, keepalive_timeout=2))
+            connector=aiohttp.TCPConnector(limit=0, ssl=context or False, keepalive_timeout=2,
+                                           socket_factory=self._socket))
         start = time.monotonic()
 
         async def first(server):
@@ -538,6 +563,16 @@ class Fleet:
         self.keepers = [self._task(self._keep(server)) for server in self.servers]
         self.counted_at = self.logged_at = time.monotonic()
 
+    def _socket(self, address):
+        """While we wait for an answer nothing is sent, and a network may forget the connection
+        without a word. So the kernel asks, and gives up after the deadline, as all of us do."""
+        made = socket.socket(*address[:3])
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self.deadline_s))
+        return made
+
     async def _keep(self, server):
         """Look at a server now and then; connect it again when it is back."""
         while True:
@@ -551,13 +586,13 @@ class Fleet:
             except (Broken, BadAnswer, ValueError) as error:
                 server.why = str(error)
 
-    async def _post(self, server, path, body=None, method="POST"):
-        """JSON of one of the server's routes. Raises Broken with what went wrong."""
+    async def _post(self, server, path, body=None, method="POST", read=bounded_json):
+        """JSON of one of the server's routes. Raises Broken with what went wrong, or BadAnswer."""
         try:
             async with self.session.request(
                     method, server.url + path, json=body,
                     timeout=aiohttp.ClientTimeout(total=self.deadline_s)) as response:
-                answer = await bounded_json(response, SMALL)
+                answer = await read(response, SMALL)
                 if response.status != 200:
                     raise Broken(f"{path} answered {response.status}: {str(answer)[:300]}",
                                  response.status)
@@ -655,18 +690,26 @@ class Fleet:
         async with server.lock:
             if server.state == "lost":
                 return
-            asked = asyncio.gather(self._post(server, "/weight_info", method="GET"),
-                                   self._post(server, "/is_paused", method="GET"))
+            asked = asyncio.gather(
+                self._post(server, "/weight_info", method="GET"),
+                self._post(server, "/is_paused", method="GET"),
+                self._post(server, "/metrics", method="GET", read=bounded))
             try:
                 done, _ = await asyncio.wait([asked], timeout=min(5, self.deadline_s))
                 if not done:
                     self._say(f"{server.url} is silent; waiting up to {self.deadline_s:.0f} s")
-                info, paused = await asked
+                info, paused, metrics = await asked
                 if server.state == "ready" and (
                         info["weight_version"] != self.label(server.version)
                         or paused["is_paused"]):
                     raise Broken("it has other weights than were pushed, or was paused: it was "
                                  "started again, or someone else steers it")
+                tokens, now = generated(metrics), time.monotonic()
+                if tokens != server.tokens or not server.tasks:
+                    server.tokens, server.moved = tokens, now
+                elif now - server.moved > self.deadline_s:
+                    raise Broken(f"neither an answer nor a new token for {self.deadline_s:.0f} s, "
+                                 f"with {len(server.tasks)} requests in flight")
             except (Broken, BadAnswer, KeyError, TypeError) as error:
                 self._lose(server, str(error))
             finally:
@@ -754,7 +797,7 @@ class Fleet:
                 self.version = max(self.version, version)
                 await self._post(server, "/resume")
                 self._account()
-                server.state, server.why = "ready", ""
+                server.state, server.why, server.moved = "ready", "", time.monotonic()
                 self.dispatch()
             except (Broken, BadAnswer) as error:
                 self._lose(server, f"push of version {version}: {error}")
@@ -809,6 +852,7 @@ class Fleet:
                     f"{server.url}/inference/v1/generate", json=body,
                     timeout=aiohttp.ClientTimeout(sock_connect=self.deadline_s)) as response:
                 answer = await bounded_json(response, SMALL + 1000 * asked)
+                server.moved = time.monotonic()
                 if response.status != 200:
                     raise BadAnswer(f"status {response.status}: {str(answer)[:300]}")
             ids, logprobs, versions = check_answer(

@@ -142,6 +142,7 @@ def logprob(value):
     (logprob(float("nan")), "log-prob that is none"),
     (logprob(float("-inf")), "log-prob that is none"),
     (logprob(0.5), "log-prob that is none"),
+    (logprob(-10**400), "log-prob that is none"),
     (logprob(None), "log-prob that is none"),
     (logprob("-1"), "log-prob that is none"),
     (spans((0, 0, 5)), "5 versions for 6 tokens"),
@@ -182,6 +183,7 @@ class Fake:
             self.config[section][name] = value
         self.version, self.vllm, self.paused = "default", "0.32.0", False
         self.asked, self.pushes, self.seeds = [], [], []
+        self.looks, self.count = 0, lambda look: 0.0        # tokens generated, at each look
         self.hung = set()               # paths that are never answered
         self.open = asyncio.Event()
         self.open.set()
@@ -222,6 +224,9 @@ class Fake:
             self.version = body["weight_version"]
             self.pushes.append(self.version)
         self.paused = {"/pause": True, "/resume": False}.get(path, self.paused)
+        if path == "/metrics":
+            self.looks += 1
+            return web.Response(text=f"vllm:generation_tokens_total{{}} {self.count(self.looks)}")
         return web.json_response({
             "/version": {"version": self.vllm}, "/server_info": {"vllm_config": self.config},
             "/get_world_size": {"world_size": 1}, "/is_paused": {"is_paused": self.paused},
@@ -257,7 +262,7 @@ def test_bad_answers_are_refused_counted_and_asked_again(fake, connect):
     """Six of the first twenty, each bad in another way; all samples come all the same."""
     def huge(answer):
         return b"[" + b"1," * 10**6 + b"1]"
-    bad = [broken(token_ids=[38]), logprob(float("nan")), spans((7, 0, 1)), huge,
+    bad = [broken(token_ids=[38]), logprob(float("nan")), spans(("0" + "9" * 5000, 0, 1)), huge,
            lambda answer: b"\x80\x04not json", lambda answer: b"[" * 10**5]
 
     def say(body, number):
@@ -357,6 +362,38 @@ def test_a_server_that_fails_in_a_push_is_left_paused_until_a_whole_push_succeed
     with pytest.raises(MemoryError):
         sampler.push_weights(breaking(), 2)
     assert good.paused and bad.paused and good.version.endswith("-1")
+
+
+def test_a_server_that_gets_on_with_nothing_is_given_up_and_its_samples_are_asked_of_another(
+        fake, connect, monkeypatch, capfd):
+    """It answers every probe, but no request. One that is only slow, and counts tokens, is left in
+    peace for longer than the deadline: thirty looks, a tenth of a second apart at least."""
+    monkeypatch.setattr(servers, "PROBE_S", 0.1)
+    stuck, slow = fake(whole), fake(whole)
+    stuck.open.clear()
+    slow.open.clear()
+
+    def count(look):
+        if look == 30:
+            slow.open.set()
+        return look
+    slow.count = count
+    sampler = connect(stuck.url, slow.url, deadline_s=2, slots=5)
+    sampler.push_weights(WEIGHT, 0)
+    rollouts = drain(sampler, requests(2, samples=5))
+    assert Counter(r.group_id for r in rollouts) == {0: 5, 1: 5} and slow.looks >= 30
+    assert stuck.asked and sampler.fleet.log()["servers/losses"] == 1
+    assert f"{stuck.url} is lost: neither an answer nor a new token for 2 s" in \
+        capfd.readouterr().err
+
+
+def test_a_connection_that_the_network_forgot_is_noticed_by_the_kernel(fake, connect):
+    made = connect(fake(whole).url, deadline_s=7).fleet._socket(
+        socket.getaddrinfo("127.0.0.1", 1, type=socket.SOCK_STREAM)[0])
+    with made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7000
+        assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
 
 
 def test_a_silent_server_takes_no_other_down_in_a_push(fake, connect, monkeypatch, capfd):
@@ -549,6 +586,7 @@ def test_log_probs_are_those_of_a_full_forward_before_and_after_a_push(served, c
         assert errors(model, rollouts, 0.8).mean() <= 1e-5
         assert errors(model, rollouts, 0.8).max() < 1e-4
     assert errors(plain, rollouts, 0.8).mean() > 1e-2       # the weights did differ
+    until(lambda: sampler.fleet.servers[0].tokens > 0)      # its own count is found
     log = sampler.fleet.log()
     assert 0 < log["off_policy/busy_share"] <= 1 and log["off_policy/waited_s"] > 0
     assert not any(value for name, value in log.items() if name.startswith("servers/"))
