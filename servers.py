@@ -51,6 +51,7 @@ import time
 from collections import Counter, deque
 from datetime import timedelta
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -250,6 +251,7 @@ def gloo_group(store, rank, world_size, address, timeout_s):
 def in_thread(work):
     """A future of work() in a thread that a process may end without waiting for."""
     future = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()   # nobody can cancel it, only stop waiting
 
     def run():
         try:
@@ -277,6 +279,11 @@ class GlooLink:
         self.port = listener.getsockname()[1]
         self.store = TCPStore(self.address, self.port, None, True, timedelta(seconds=timeout_s),
                               wait_for_workers=False, master_listen_fd=listener.detach())
+        self.closed = threading.Event()
+
+    def close(self):
+        """Nobody waits for the workers any more: `meet` ends, and the port with it."""
+        self.closed.set()
 
     @property
     def init_info(self):
@@ -284,7 +291,13 @@ class GlooLink:
                 "timeout_s": self.timeout_s}
 
     def meet(self):
-        """Wait for the workers; they are told by `init_info`, at the same time."""
+        """Wait for the workers; they are told by `init_info`, at the same time. Raises
+        RuntimeError: not all came within `timeout_s`, or `close` was called."""
+        end = time.monotonic() + self.timeout_s
+        while (here := 1 + self.store.add("workers", 0)) < self.world_size:
+            if self.closed.wait(0.05) or time.monotonic() > end:
+                self.store = None       # its port and thread end here, not at some collection
+                raise RuntimeError(f"{here - 1} of {self.world_size - 1} workers came")
         self.group = gloo_group(self.store, 0, self.world_size, self.address, self.timeout_s)
 
     def send(self, tensors):
@@ -317,6 +330,9 @@ class NcclLink:
         from vllm.distributed.weight_transfer.nccl_common import uid_init_process_group
         with torch.cuda.device(self.device):
             self.group = uid_init_process_group(self.id, 0, self.world_size, self.device)
+
+    def close(self):
+        """NCCL's own wait for the workers cannot be ended."""
 
     def send(self, tensors):
         """Raises RuntimeError: a worker is gone, or silent for `timeout_s`."""
@@ -547,18 +563,21 @@ class Fleet:
             # vLLM closes a connection after 5 s of silence; a request into a closing one fails.
             connector=aiohttp.TCPConnector(limit=0, ssl=context or False, keepalive_timeout=2,
                                            socket_factory=self._socket))
-        start = time.monotonic()
 
         async def first(server):
-            while True:
-                try:
-                    return await self._connect(server)
-                except (Broken, BadAnswer) as error:
-                    if time.monotonic() - start > self.deadline_s:
-                        raise ServerError(
-                            f"connect: {server.url} is not to be had within {self.deadline_s:.0f} "
-                            f"s ({error}); look at its log, or at vllm_url") from None
-                await asyncio.sleep(0.5)
+            why = "no answer"
+            try:
+                async with asyncio.timeout(self.deadline_s):
+                    while True:
+                        try:
+                            return await self._connect(server)
+                        except (Broken, BadAnswer) as error:
+                            why = str(error)
+                        await asyncio.sleep(0.5)
+            except TimeoutError:
+                raise ServerError(
+                    f"connect: {server.url} is not to be had within {self.deadline_s:.0f} s "
+                    f"({why}); look at its log, or at vllm_url") from None
         await asyncio.gather(*map(first, self.servers))
         self.keepers = [self._task(self._keep(server)) for server in self.servers]
         self.counted_at = self.logged_at = time.monotonic()
@@ -624,6 +643,8 @@ class Fleet:
         except Broken as error:         # it is meant to: an empty request. Off, it says so first.
             if error.status in (403, 404):
                 wrong.append("the token route is off: start it with --enable-scale-out")
+            elif error.status == 401:
+                wrong.append("it wants a key: start it without --api-key, and with tls instead")
             elif not error.status:
                 raise
         if wrong:
@@ -633,8 +654,11 @@ class Fleet:
         await self._post(server, "/collective_rpc", {
             "method": "reseed", "args": [str(secrets.randbits(32))]})
         timeout = min(self.deadline_s, 120)
-        link = NcclLink(world_size, self.deadline_s) if backend == "nccl" else \
-            GlooLink(urlsplit(server.url), world_size, timeout)
+        try:
+            link = NcclLink(world_size, self.deadline_s) if backend == "nccl" else \
+                GlooLink(urlsplit(server.url), world_size, timeout)
+        except OSError as error:
+            raise Broken(f"no address here to meet its workers at ({error})") from None
         told = asyncio.create_task(self._post(
             server, "/init_weight_transfer_engine", {"init_info": link.init_info}))
         meet = asyncio.wrap_future(in_thread(link.meet))
@@ -647,6 +671,7 @@ class Fleet:
         finally:
             told.cancel()
             meet.cancel()
+            link.close()
         server.workers = world_size - 1
         server.link, server.version, server.state = link, None, "stale"
         server.why = "it waits for weights"
@@ -680,6 +705,9 @@ class Fleet:
             (backend in ("nccl", "gloo"),
              f"no way to receive weights ({backend}): --weight-transfer-config with backend nccl "
              "on GPUs, or gloo"),
+            (backend != "nccl" or torch.cuda.is_available() and find_spec("vllm"),
+             "it takes weights over nccl, for which the trainer needs a GPU and vllm: "
+             "--weight-transfer-config with backend gloo, or make vllm here"),
             (config["parallel_config"]["worker_extension_cls"] == "weight_wire.Worker",
              "it cannot be told a seed: --worker-extension-cls weight_wire.Worker"),
         ]

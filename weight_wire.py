@@ -14,6 +14,7 @@ processes end with its first one, whatever ends that; and a new seed when the tr
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -60,7 +61,7 @@ class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def __init__(self, *args):
         super().__init__(*args)
         self.group, self.received, self.broken = None, [], ""
-        threading.Thread(target=die_with_server, daemon=True).start()
+        watch_server()
 
     def init_transfer_engine(self, info: InitInfo):
         """Meet the trainer; a second call, of a trainer that came back, replaces the first."""
@@ -70,6 +71,7 @@ class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         rank = 1 + config.data_parallel_index * config.world_size + config.rank
         self.received = []              # of a trainer that went away in the middle
         store = TCPStore(info.address, info.port, info.world_size, False, timeout)
+        store.add("workers", 1)
         self.group = gloo_group(store, rank, info.world_size,
                                 own_address(info.address, info.port), info.timeout_s)
 
@@ -138,6 +140,11 @@ def die_with_server():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@functools.cache
+def watch_server():
+    threading.Thread(target=die_with_server, daemon=True).start()
+
+
 class Worker:
     """What vLLM mixes into its own worker, for /collective_rpc; importing this file is the point
     as well."""
@@ -145,6 +152,7 @@ class Worker:
     def reseed(self, seed):
         """Draw other random numbers from here on: each data-parallel copy its own, the workers of
         one copy the same. seed: digits."""
+        watch_server()                  # with NCCL this is the first time that we are called
         set_random_seed(int(seed), self.parallel_config.data_parallel_index)
 
 

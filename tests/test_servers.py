@@ -28,7 +28,8 @@ from transformers import AutoModelForCausalLM
 import servers
 from sampler import Interruption
 from scalerl import Config
-from servers import BadAnswer, Fleet, ServerError, ServerSampler, check_answer, server_command
+from servers import (BadAnswer, Fleet, GlooLink, ServerError, ServerSampler, check_answer,
+                     server_command)
 
 
 def until(condition, seconds=60, what="the condition"):
@@ -185,6 +186,8 @@ class Fake:
         self.asked, self.pushes, self.seeds = [], [], []
         self.looks, self.count = 0, lambda look: 0.0        # tokens generated, at each look
         self.hung = set()               # paths that are never answered
+        self.failing = {}               # {path: status}
+        self.tries = Counter()          # {path: requests}
         self.open = asyncio.Event()
         self.open.set()
         self.loop, self.port = asyncio.new_event_loop(), free_port()
@@ -202,10 +205,11 @@ class Fake:
 
     async def answer(self, request):
         path = request.path
+        self.tries[path] += 1
         while path in self.hung:
             await asyncio.sleep(0.05)
         body = await request.json() if request.can_read_body else {}
-        if path == "/inference/v1/generate":
+        if path == "/inference/v1/generate" and path not in self.failing:
             if not body:
                 return web.json_response({"error": "empty"}, status=400)
             self.asked.append(body)
@@ -217,6 +221,8 @@ class Fake:
             for span in said["choices"][0]["weight_versions"] or []:
                 span["version"] = span["version"].replace("run-0", self.version)
             return web.json_response(said)
+        if path in self.failing:
+            return web.json_response({"error": "no"}, status=self.failing[path])
         if path == "/collective_rpc":
             assert body["method"] == "reseed"
             self.seeds += body["args"]
@@ -237,7 +243,7 @@ class Fake:
 def fake(monkeypatch):
     """Makes fake servers; their links carry nothing."""
     monkeypatch.setattr(servers, "GlooLink", lambda *_: SimpleNamespace(
-        checks=False, packed=False, init_info={}, meet=lambda: None, send=lambda tensors: None))
+        checks=False, packed=False, init_info={}, meet=lambda: None, close=lambda: None, send=lambda tensors: None))
     made = []
 
     def make(*args, **kwargs):
@@ -465,6 +471,39 @@ def test_a_server_with_a_wrong_setting_is_refused_with_the_option_that_is_right(
         connect(fake(whole, **change).url)
 
 
+def test_a_key_or_a_link_that_the_trainer_does_not_have_is_said(fake, connect):
+    server = fake(whole)
+    server.failing["/inference/v1/generate"] = 401
+    with pytest.raises(ValueError, match="without --api-key"):
+        connect(server.url)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="the trainer needs a GPU"):
+            connect(fake(whole, weight_transfer_config__backend="nccl").url)
+
+
+def test_connecting_in_vain_leaves_no_threads_and_no_ports_and_ends_with_a_sentence(
+        fake, connect, monkeypatch):
+    """Its workers fail at once, again and again, and in the end do not answer at all."""
+    server, path, process = fake(whole), "/init_weight_transfer_engine", psutil.Process()
+    monkeypatch.setattr(servers, "GlooLink", GlooLink)      # the real one again
+    server.failing[path] = 500
+    threads, told = process.num_threads(), []
+
+    def attempt():
+        try:
+            connect(server.url, deadline_s=12)
+        except ServerError as error:
+            told.append(str(error))
+    trainer = threading.Thread(target=attempt)
+    trainer.start()
+    until(lambda: server.tries[path] == 5)
+    server.hung.add(path)
+    trainer.join(60)
+    assert "is not to be had within 12 s (/init_weight_transfer_engine answered 500" in told[0]
+    # Five tries: each would have left a waiting thread and those of a store.
+    until(lambda: process.num_threads() <= threads + 4, 30, "their end")
+
+
 def test_servers_of_another_kind_or_version_are_refused(fake, connect, monkeypatch):
     server = fake(whole)
     server.vllm = "0.31.2"
@@ -503,7 +542,7 @@ def test_with_tls_both_sides_show_a_certificate(fake, connect, tmp_path):
     sampler.push_weights(WEIGHT, 0)
     assert len(drain(sampler, requests(1))) == 3
     with pytest.raises(ServerError, match="certificate"):
-        connect(server.url, tls=str(tmp_path / "other"), deadline_s=1)
+        connect(server.url, tls=str(tmp_path / "other"), deadline_s=4)
     with pytest.raises(ValueError, match="cannot be read"):
         connect(server.url, tls=str(tmp_path), deadline_s=1)
 
