@@ -125,17 +125,18 @@ RUNS = sorted(path.parent for path in (ROOT / "results" / "simulate").glob("*/me
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_a_real_run_is_predicted_within_15_percent(run):
-    """In process at the rates of two of the runs, so that for the other two the schedule, or the
-    number of slots, is one that the model has not seen; on servers at the run's own (see
-    results/simulate). Lengths and the filtered share are the run's own: the model's input."""
-    rates = [path for path in RUNS if path.name in ("process-pipeline-0", "process-pipeline-8")]
+    """In process at the rates of two of the runs, on servers at those of one, so that for the
+    others schedule or slots, or both, are new to the model (results/simulate). Lengths and the
+    filtered share are the run's own: the model's input."""
+    rates = ("process-pipeline-0", "process-pipeline-8") if run.name.startswith("process") else (
+        "server-pipeline-8",)
     found = simulate.simulate(simulate.work_of(run, simulate.calibrate(
-        rates if run.name.startswith("process") else [run])))
+        [path for path in RUNS if path.name in rates])))
     measured = simulate.measured(run)
     for name in ("step_s", "batch", "lag_mean"):
         assert getattr(found, name) == pytest.approx(measured[name], rel=0.15), name
     for name in {"trainer_idle", "generator_idle", "busy_share"} & set(measured):
-        assert getattr(found, name) == pytest.approx(measured[name], abs=0.15), name
+        assert getattr(found, name) == pytest.approx(measured[name], abs=0.05), name
     assert abs(found.lag_max - measured["lag_max"]) <= 1        # the oldest of all tokens: luck
 
 
