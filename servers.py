@@ -700,6 +700,12 @@ class Fleet:
              "the model's own top-p or top-k may apply: --generation-config vllm"),
             (model["dtype"] == f"torch.{name}",
              f"weights in {model['dtype']}, this run has {name}: --dtype {name}"),
+            (model["quantization"] is None,
+             f"quantized weights ({model['quantization']}), the trainer's are whole"),
+            (config["cache_config"]["cache_dtype"] in ("auto", name),
+             f"keys and values in {config['cache_config']['cache_dtype']}: --kv-cache-dtype auto"),
+            (config["speculative_config"] is None, "a draft model, which gets no new weights: "
+             "start it without --speculative-config"),
             (head in heads, f"an LM head in dtype {head!r}: "
              f'--hf-overrides \'{{"head_dtype": "{expected}"}}\''),
             (backend in ("nccl", "gloo"),

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -174,8 +175,10 @@ class Fake:
         self.config = {
             "model_config": {"max_model_len": 134, "logprobs_mode": "processed_logprobs",
                              "generation_config": "vllm", "dtype": "torch.float32",
+                             "quantization": None,
                              "hf_overrides": {"head_dtype": "float32"}},
-            "scheduler_config": {"max_num_seqs": 20},
+            "scheduler_config": {"max_num_seqs": 20}, "speculative_config": None,
+            "cache_config": {"cache_dtype": "auto"},
             "parallel_config": {"data_parallel_size": 1,
                                 "worker_extension_cls": "weight_wire.Worker"},
             "weight_transfer_config": {"backend": "gloo"}}
@@ -243,7 +246,8 @@ class Fake:
 def fake(monkeypatch):
     """Makes fake servers; their links carry nothing."""
     monkeypatch.setattr(servers, "GlooLink", lambda *_: SimpleNamespace(
-        checks=False, packed=False, init_info={}, meet=lambda: None, close=lambda: None, send=lambda tensors: None))
+        checks=False, packed=False, init_info={}, meet=lambda: None, send=lambda tensors: None,
+        close=lambda: None))
     made = []
 
     def make(*args, **kwargs):
@@ -251,6 +255,8 @@ def fake(monkeypatch):
         return made[-1]
     yield make
     for server in made:
+        server.hung.clear()
+        server.loop.call_soon_threadsafe(server.open.set)
         with contextlib.suppress(RuntimeError, TimeoutError):
             server.stop()
 
@@ -320,6 +326,31 @@ def test_the_samples_of_a_group_go_to_one_server_and_servers_are_kept_equally_bu
     for server in fakes:
         server.loop.call_soon_threadsafe(server.open.set)
     assert len(drain(sampler)) == 18 and all(server.asked for server in fakes)
+
+
+def test_servers_work_while_the_trainer_does_not_look(fake, connect):
+    """Answers are taken and new requests sent with no call of `step`: twice for each sample, with
+    slots for a third of them."""
+    server = fake(whole)
+    sampler = connect(server.url, slots=7, ahead=13)
+    sampler.push_weights(WEIGHT, 0)
+    for request in requests(4, samples=5):
+        sampler.submit(request)
+    until(lambda: sampler.done.qsize() == 20)
+    assert len(server.asked) == 40 and len(sampler.finished()) == 20
+
+
+def test_a_server_is_started_in_the_shape_and_with_the_locks_that_were_asked_for(micro):
+    config = Config(model=str(micro), tensor_parallel=2, pipeline_parallel=3, data_parallel=5,
+                    tls="certs")
+    argv, env = server_command(config, model=micro, length=134, slots=20, dtype=torch.bfloat16,
+                               host="10.0.0.7", port=8100, device="4,6")
+    given = dict(zip(argv, argv[1:]))
+    assert [given[f"--{name}-parallel-size"] for name in ("tensor", "pipeline", "data")] == \
+        ["2", "3", "5"]
+    assert given["--ssl-cert-reqs"] == str(int(ssl.CERT_REQUIRED))      # without one, nobody
+    assert given["--ssl-ca-certs"] == os.path.join("certs", "ca.pem")
+    assert given["--host"] == "10.0.0.7" and env["CUDA_VISIBLE_DEVICES"] == "4,6"
 
 
 def test_nothing_is_sent_during_a_push_and_the_salt_is_the_version(fake, connect):
@@ -463,6 +494,8 @@ def test_no_two_servers_draw_the_same_numbers_nor_does_one_twice(fake, connect, 
     ({"model_config__dtype": "torch.bfloat16"}, "weights in torch.bfloat16"),
     ({"model_config__hf_overrides": {"head_dtype": "bfloat16"}}, "head in dtype 'bfloat16'"),
     ({"scheduler_config__max_num_seqs": 19}, "19 x 1 sequences at once, fewer than slots = 20"),
+    ({"model_config__quantization": "fp8"}, "quantized weights"),
+    ({"cache_config__cache_dtype": "fp8"}, "keys and values in fp8"),
     ({"parallel_config__worker_extension_cls": ""}, "--worker-extension-cls weight_wire.Worker"),
 ])
 def test_a_server_with_a_wrong_setting_is_refused_with_the_option_that_is_right(
@@ -529,7 +562,6 @@ def test_addresses_that_are_not_safe_are_refused(url, words, connect):
 
 def test_with_tls_both_sides_show_a_certificate(fake, connect, tmp_path):
     """A trainer of another authority does not get in, and does not talk to the server either."""
-    import ssl
     for name in ("mine", "other"):
         run = subprocess.run(["make", "certs", f"CERTS={tmp_path / name}", "HOSTS=127.0.0.1"],
                              cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -538,6 +570,13 @@ def test_with_tls_both_sides_show_a_certificate(fake, connect, tmp_path):
     context.load_cert_chain(tmp_path / "mine/cert.pem", tmp_path / "mine/key.pem")
     context.verify_mode = ssl.CERT_REQUIRED
     server = fake(whole, ssl=context)
+    trusting, said = ssl.create_default_context(cafile=tmp_path / "mine/ca.pem"), b""
+    with contextlib.suppress(OSError), trusting.wrap_socket(
+            socket.create_connection(("127.0.0.1", server.port), 20),
+            server_hostname="127.0.0.1") as nobody:         # it shows none
+        nobody.sendall(b"GET /version HTTP/1.0\r\n\r\n")
+        said = nobody.recv(1)
+    assert not said and not server.tries
     sampler = connect(server.url, tls=str(tmp_path / "mine"))
     sampler.push_weights(WEIGHT, 0)
     assert len(drain(sampler, requests(1))) == 3
