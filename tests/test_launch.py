@@ -132,14 +132,15 @@ TRAINS = """
 stop = []
 signal.signal(signal.SIGINT, lambda *_: stop.append(1))
 note("up")
-while not stop and not os.path.exists(sys.argv[0] + ".end"):
+end = sys.argv[0] + ".end"
+while not stop and not (os.path.exists(end) and os.path.getsize(end)):
     time.sleep(0.02)
 if stop:
     time.sleep(0.5)
     note("checkpoint")
     sys.exit(0)
 print("the cause, on standard error", file=sys.stderr)
-sys.exit(int(open(sys.argv[0] + ".end").read()))
+sys.exit(int(open(end).read()))
 """
 
 
