@@ -253,13 +253,14 @@ class Ranks:
 
     # -- commands -----------------------------------------------------------------------------
 
-    def tell(self, do, tensors=None, **what):
-        """Rank 0: send a command, {"do": do, "version": ..., **what} and tensors, to the others."""
+    def tell(self, do, tensors=dict, **what):
+        """Rank 0: send a command, {"do": do, "version": ..., **what} and tensors, to the others.
+        `tensors` makes them, {name: tensor}, and is not called when there is nobody to hear."""
         if self.size == 1:
             return
         command = {"do": do, "version": self.version} | what
         data = torch.frombuffer(bytearray(safetensors.torch.save(
-            tensors or {}, metadata={"command": json.dumps(command)})), dtype=torch.uint8)
+            tensors(), metadata={"command": json.dumps(command)})), dtype=torch.uint8)
         dist.broadcast(torch.tensor([len(data)]), 0, group=self.group)
         dist.broadcast(data, 0, group=self.group)
 

@@ -471,7 +471,7 @@ def train_step(policy, optimizer, rollouts, rewards, version, config, ranks):
         return log | {"optimizer_step": 0}
     rewards = rewards[keep]
     with ranks.phase("train", version):
-        ranks.tell("train", (to_tensors(kept) | {"rewards": rewards}) if ranks.size > 1 else None)
+        ranks.tell("train", lambda: to_tensors(kept) | {"rewards": rewards})
         return log | optimizer_step(policy, optimizer, kept, rewards, version, config, ranks)
 
 
@@ -1133,7 +1133,7 @@ class Run(Trainer):
             while sampler.in_flight:
                 rollouts += self.decode(sampler)
             with self.ranks.phase("logprobs", self.version):
-                self.ranks.tell("logprobs", to_tensors(rollouts), head_fp32=head_fp32)
+                self.ranks.tell("logprobs", lambda: to_tensors(rollouts), head_fp32=head_fp32)
                 logprobs = logprobs_of(self.policy, rollouts, head_fp32)
             log_ratio = (logprobs.cpu() - table(rollouts, "logprobs", torch.float32))[
                 table(rollouts, "sampled", torch.bool)]

@@ -255,7 +255,7 @@ def bf16_logprobs(group, seed):
         return trainer.follow()
     rollouts, _ = step_inputs(seed)
     with group.phase("logprobs", 0):
-        group.tell("logprobs", ranks.to_tensors(rollouts), head_fp32=True)
+        group.tell("logprobs", lambda: ranks.to_tensors(rollouts), head_fp32=True)
         logprobs = ranks.logprobs_of(trainer.policy, rollouts, True)
     dtypes = {p.dtype for p in trainer.model.parameters()}      # shards again, not bf16 wholes
     trainer.optimizer.register_step_pre_hook(lambda *_: dtypes.update(
@@ -348,7 +348,8 @@ def waiting(group, seed, flag):
     if group.rank:
         return trainer.follow()
     with group.phase("load", 7):
-        group.tell("logprobs", ranks.to_tensors(step_inputs(seed)[0]), head_fp32=True)
+        group.tell("logprobs", lambda: ranks.to_tensors(step_inputs(seed)[0]),
+                   head_fp32=True)
         ranks.logprobs_of(trainer.policy, step_inputs(seed)[0], True)
     flag.touch()
     time.sleep(100)
