@@ -16,7 +16,6 @@ The page is ours; the paper has no such thing. Columns and healthy ranges: READM
 
 import html
 import io
-import json
 import tomllib
 from pathlib import Path
 

@@ -29,7 +29,6 @@ can read and write what its user can.
 import json
 import math
 import os
-import resource
 import shutil
 import signal
 import subprocess

@@ -28,7 +28,7 @@ import packed  # noqa: E402
 import tasks  # noqa: E402
 from overlap import served  # noqa: E402
 from sampler import Interruption, Request, TransformersSampler  # noqa: E402
-from scalerl import Config  # noqa: E402
+from config import Config  # noqa: E402
 from servers import Fleet, ServerSampler  # noqa: E402
 from vllm_engine import VllmSampler  # noqa: E402
 

@@ -33,6 +33,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import packed  # noqa: E402
 import scalerl  # noqa: E402
+from config import Config  # noqa: E402
 from launch import DEVICES  # noqa: E402
 from loss import token_logprobs  # noqa: E402
 from ranks import Policy, Ranks, logprobs_of, recompute_layers, table  # noqa: E402
@@ -83,7 +84,7 @@ def measure(weights, length, choice, peak, args):
     policy = Policy(model, dtype=dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9, **adamw)
     prompt = min(PROMPT, length // 4)
-    config = scalerl.Config(model="random", zero_variance_filter=False, samples_per_prompt=GROUP,
+    config = Config(model="random", zero_variance_filter=False, samples_per_prompt=GROUP,
                             micro_batch_tokens=max(args.lengths))
     rollouts = fake_rollouts(args.tokens, length, args.vocab, prompt)
     rewards = torch.tensor([1.0, -1.0]).repeat(len(rollouts) // GROUP, 1)

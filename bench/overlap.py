@@ -39,7 +39,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from scalerl import Config  # noqa: E402
+from config import Config  # noqa: E402
 from servers import server_command  # noqa: E402
 
 

@@ -37,7 +37,8 @@ from scipy.optimize import nnls
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import launch                                                               # noqa: E402
-from scalerl import ConfigError, Pacer, make_config, read_toml              # noqa: E402
+from config import ConfigError, make_config, read_toml                      # noqa: E402
+from scalerl import Pacer                                                  # noqa: E402
 
 PHRASE_TOKENS = 20          # at most, of the interruption phrase: a sample may be so much longer
 

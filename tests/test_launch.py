@@ -27,9 +27,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 import launch
 import scalerl
 import toy
+from config import Config, make_config, parse
 from launch import GIB, PlaceError, split
 from leash import LaunchError
-
 
 
 LIMIT_S = 60                                # nothing here takes longer; a hang fails
@@ -94,7 +94,9 @@ def launcher(folder, trainer, *servers, ranks=False, logs=()):
     """))
     process = subprocess.Popen([sys.executable, script], cwd=ROOT, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               env=os.environ | {"PYTHONPATH": str(ROOT)})
+                               env=os.environ | {"PYTHONPATH": str(ROOT)},
+                               # Tests run by nohup would hand it a deaf ear.
+                               preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
     process.seen = []
     try:
         yield process
@@ -339,7 +341,7 @@ def estimate_of(folder, **settings):
 
     def note(config, argv, estimate, **_):
         found.update(config=config, estimate=estimate)
-    config = scalerl.make_config({"model": str(folder), "name": "none"} | settings)
+    config = make_config({"model": str(folder), "name": "none"} | settings)
     scalerl.launched(config, [], False, note)
     return found["config"], found["estimate"]
 
@@ -443,9 +445,8 @@ def test_a_dry_run_says_who_would_run_where_and_starts_and_writes_nothing(eight,
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     started = []
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(a))
-    with pytest.raises(SystemExit, match="^0$"):
-        scalerl.main(["--model", str(eight), "--gpus", "8", "--trainers", "4", "--dry-run",
-                      "--name", "paper"])
+    assert scalerl.main(["--model", str(eight), "--gpus", "8", "--trainers", "4", "--dry-run",
+                         "--name", "paper"]) == 0
     text = capsys.readouterr().out
     assert not started and not list(tmp_path.iterdir())
     for part in ('name = "paper"', "8 GPUs: 4 train, 4 generate (4 servers): as asked for",
@@ -496,7 +497,7 @@ def certs(tmp_path_factory):
 @pytest.fixture(params=["plain", "tls"])
 def pair(request, certs):
     """The head's end and one node's, with what they are made of."""
-    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3", port=next(launch.free_ports()),
+    config = Config(hosts="127.0.0.1,127.0.0.3", port=next(launch.free_ports()),
                             deadline_s=9,
                             tls=str(certs) if request.param == "tls" else "")
     hosts = config.hosts.split(",")
@@ -549,7 +550,7 @@ def test_a_stranger_without_a_certificate_of_ours_is_not_heard(certs, tmp_path):
     """One who can say "fail" ends the run."""
     subprocess.run(["make", "-s", "certs", f"CERTS={tmp_path}"], cwd=ROOT, check=True,
                    capture_output=True, timeout=LIMIT_S)            # another authority's
-    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3", port=next(launch.free_ports()),
+    config = Config(hosts="127.0.0.1,127.0.0.3", port=next(launch.free_ports()),
                             deadline_s=9,
                             tls=str(certs))
     head = launch.Head(config, config.hosts.split(","))
@@ -570,7 +571,7 @@ def test_a_stranger_without_a_certificate_of_ours_is_not_heard(certs, tmp_path):
 
 def test_whoever_is_silent_past_the_deadline_is_given_up_by_name(capsys, monkeypatch):
     monkeypatch.setattr(launch, "SILENT_S", 0.2)
-    config = scalerl.Config(hosts="127.0.0.1,127.0.0.3,127.0.0.4", port=next(launch.free_ports()),
+    config = Config(hosts="127.0.0.1,127.0.0.3,127.0.0.4", port=next(launch.free_ports()),
                             deadline_s=3.0)
     hosts = config.hosts.split(",")
     alone = launch.Node(dataclasses.replace(config, node_rank=2), hosts)
@@ -605,7 +606,7 @@ def test_the_slurm_script_hands_each_node_its_own_rank_and_every_word_whole(tmp_
             "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[1-2]",
             "SLURM_GPUS_ON_NODE": "8", "SLURM_NODEID": "1"})
     script, *words = done.stdout.splitlines()
-    config, _ = scalerl.parse(words)
+    config, _ = parse(words)
     assert script == "scalerl.py" and words[4:8] == given
     assert (config.hosts, config.node_rank, config.gpus, config.tls) == ("n1,n2", 1, 8, "certs")
 

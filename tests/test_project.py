@@ -16,10 +16,10 @@ OURS = {name.removesuffix(".py") for name in FILES}
 README = (ROOT / "README.md").read_text()
 
 # Who may import whom (README, "Reading order"). fit.py stands alone; nothing imports the story.
-ARROWS = {"scalerl": {"checkpoint", "launch", "loss", "packed", "ranks", "report", "sampler",
-                      "sandbox", "servers", "tasks", "verify", "vllm_engine"},
+ARROWS = {"scalerl": {"checkpoint", "config", "launch", "loss", "packed", "ranks", "report",
+                      "sampler", "sandbox", "servers", "tasks", "verify", "vllm_engine"},
           "launch": {"leash", "servers", "vllm_engine"}, "leash": set(),
-          "ranks": {"loss", "packed", "sampler"}, "checkpoint": set(),
+          "config": {"tasks"}, "ranks": {"loss", "packed", "sampler"}, "checkpoint": set(),
           "sampler": {"loss", "packed"}, "vllm_engine": {"sampler"}, "toy": {"tasks"},
           "tasks": {"sandbox", "verify"}, "verify": {"sandbox"}, "sandbox": set(), "box": set(),
           "loss": set(), "packed": set(), "fit": set(),

@@ -26,8 +26,9 @@ from test_servers import Served
 import checkpoint
 import ranks
 import scalerl
+from config import Config
 from ranks import Policy, Ranks, deal
-from scalerl import Config, Trainer, cost_tokens, micro_batches, train_step
+from scalerl import Trainer, cost_tokens, micro_batches, train_step
 from servers import Fleet
 
 

@@ -31,7 +31,8 @@ import scalerl
 from ranks import Policy, Ranks
 from sampler import Rollout, TransformersSampler
 from sandbox import UnitTests
-from scalerl import Config, Curriculum, Pacer, make_config, micro_batches, read_toml, train_step
+from config import Config, documented_fields, make_config, parse, read_toml, to_toml
+from scalerl import Curriculum, Pacer, micro_batches, train_step
 from verify import Marker
 
 # ---------------------------------------------------------------------------------------------
@@ -322,12 +323,12 @@ def test_a_non_finite_loss_stops_the_step_and_names_the_version(llama, seed):
 def test_every_field_survives_toml_and_command_line(tmp_path):
     config = Config(model="m", name="n", lr=5e-7, task_options={"max_terms": 2, "s": ['a"b']})
     path = tmp_path / "config.toml"
-    path.write_text(scalerl.to_toml(config))
+    path.write_text(to_toml(config))
     assert make_config(read_toml(path)) == config
-    changed, resume = scalerl.parse([
+    changed, asked = parse([
         "--config", str(path), "--name", "none", "--lr", "1e-4", "--head-fp32", "false",
         "--task-options", '{"a": 1}', "--resume"])
-    assert (changed.lr, changed.head_fp32, changed.task_options, resume) == (
+    assert (changed.lr, changed.head_fp32, changed.task_options, asked.resume) == (
         1e-4, False, {"a": 1}, True)
 
 
@@ -335,7 +336,7 @@ def test_of_several_config_files_the_later_wins_and_the_command_line_last(tmp_pa
     for name, text in (("a", "lr = 1e-3\nsteps = 7\nseed = 1\n"), ("b", "steps = 9\nseed = 2\n")):
         (tmp_path / f"{name}.toml").write_text(text)
     files = [w for name in "ab" for w in ("--config", str(tmp_path / f"{name}.toml"))]
-    config, _ = scalerl.parse([*files, "--seed", "3"])
+    config, _ = parse([*files, "--seed", "3"])
     assert (config.lr, config.steps, config.seed) == (1e-3, 9, 3)
 
 
@@ -347,7 +348,7 @@ DECISIONS = {"loss": "loss", "eps_low": "loss", "eps_high": "loss", "eps_max": "
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_a_shipped_config_is_valid_and_repeats_no_default(path):
-    config, _ = scalerl.parse([] if path.parent.name == "configs" else [
+    config, _ = parse([] if path.parent.name == "configs" else [
         "--config", str(ROOT / "configs" / "scalerl.toml"), "--config", str(path)])
     make_config(dataclasses.asdict(config) | {"model": "m"} | read_toml(path)).check()
     for name, value in tomllib.loads(path.read_text()).items():
@@ -366,7 +367,7 @@ def test_a_leave_one_out_config_changes_one_decision_and_each_a_different_one():
 
 def test_the_help_explains_every_setting_and_says_whose_default_it_is(capsys):
     """The comments of Config are the help: a setting without one would have no help either."""
-    groups = scalerl.documented_fields()
+    groups = documented_fields()
     fields = [f.name for _, entries in groups for f, _ in entries]
     assert fields == [f.name for f in dataclasses.fields(Config)]
     assert len(groups) >= 8
@@ -374,7 +375,7 @@ def test_the_help_explains_every_setting_and_says_whose_default_it_is(capsys):
         for f, comment in entries:
             assert "paper" in comment or "ours" in comment, f.name
     with pytest.raises(SystemExit, match="^0$"):
-        scalerl.parse(["--help"])
+        parse(["--help"])
     shown = capsys.readouterr().out
     for title, entries in groups:
         assert f"\n{title}:\n" in shown
@@ -889,12 +890,12 @@ def test_long_prompts_are_left_out_and_counted_when_told_so(micro, tmp_path, mon
     """A question without its end cannot be answered, so none is cut; and none goes in silence."""
     monkeypatch.chdir(tmp_path)
     words = arguments(micro, name="long", prompt_tokens=12)
-    whole = scalerl.Run(scalerl.parse(arguments(micro, name="whole"))[0], False)
+    whole = scalerl.Run(parse(arguments(micro, name="whole"))[0], False)
     limit = sorted(map(len, whole.prompts.values()))[len(whole.prompts) // 2]
     with pytest.raises(scalerl.ConfigError, match=r'none is cut .* long_prompts = "skip"'):
-        scalerl.Run(scalerl.parse([*words, "--prompt-tokens", str(limit)])[0], False)
+        scalerl.Run(parse([*words, "--prompt-tokens", str(limit)])[0], False)
     capsys.readouterr()
-    run = scalerl.Run(scalerl.parse(
+    run = scalerl.Run(parse(
         [*words, "--prompt-tokens", str(limit), "--long-prompts", "skip"])[0], False)
     long = [i for i, ids in whole.prompts.items() if len(ids) > limit]
     assert f"{len(long)} of {len(whole.prompts)} problems are left out" in capsys.readouterr().err

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM
 
 import servers
 from sampler import Interruption
-from scalerl import Config
+from config import Config
 from servers import (BadAnswer, Fleet, GlooLink, ServerError, ServerSampler, check_answer,
                      server_command)
 
@@ -786,14 +786,16 @@ def test_a_server_that_stops_answering_is_given_up_after_the_deadline(
     monkeypatch.setattr(servers, "PROBE_S", 0.2)
     sampler = connect(served.url, deadline_s=4)
     sampler.push_weights(plain.named_parameters(), 0)
-    group = requests(6, samples=5)
-    for request in group:
+    for request in requests(6, samples=5):
         sampler.submit(request)
     rollouts = some(sampler)
     processes = served.tree
     try:
         for process in processes:
             process.send_signal(signal.SIGSTOP)
+        # Those under way may all have been answered in that moment; these cannot be.
+        for request in requests(8, samples=5)[6:]:
+            sampler.submit(request)
         with pytest.raises(ServerError, match=f"no server is ready since 4 s; {served.url} is "
                                               "lost: .*no answer for 4 s"):
             while sampler.in_flight:
@@ -804,7 +806,7 @@ def test_a_server_that_stops_answering_is_given_up_after_the_deadline(
     assert "is silent; waiting up to 4 s" in capfd.readouterr().err
     until(lambda: sampler.needs_push, 120, "the server")
     rollouts = keep_going(sampler, plain, 0, rollouts)
-    assert Counter(r.group_id for r in rollouts) == {i: 5 for i in range(6)}
+    assert Counter(r.group_id for r in rollouts) == {i: 5 for i in range(8)}
     assert errors(plain, rollouts).max() < 1e-4
 
 

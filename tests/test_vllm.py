@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import tasks
 import vllm_engine
 from sampler import Interruption, Request
-from vllm_engine import BLOCK_TOKENS, VllmSampler
+from vllm_engine import VllmSampler
 
 SMOLLM2 = ROOT / "models" / "smollm2-135m"
 
