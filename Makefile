@@ -41,7 +41,7 @@ mix: $(VENV)/smollm2 models/toy-mix/config.json
 		--out runs/$(RUN)/curve.png
 
 test: $(VENV)/test $(VENV)/vllm
-	$(PY) -m pytest
+	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 gpu-check: $(VENV)/base
 	$(PY) bench/gpu.py --out results/gpu
