@@ -5,6 +5,7 @@
         optimizer[.RANK-of-RANKS].safetensors   {name.exp_avg, name.exp_avg_sq: rows; name.step}
         sampler.safetensors, random.safetensors, state.json      rank 0's: the story so far
         checksums.json                                           SHA-256 of every file
+    checkpoints/best/, model/                   an ordinary Hugging Face folder and checksums.json
 
 Every rank writes its own rows, so the whole is nowhere in memory; any number of ranks reads them
 back, because rows are simply counted through the files. A checkpoint is written aside, flushed,
@@ -29,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 
 MOMENTS = ("exp_avg", "exp_avg_sq")                             # of AdamW, shaped as the parameter
+CHECKSUMS = "checksums.json"
 
 
 def sha256(path):
@@ -158,9 +160,7 @@ def save(folder, state, ranks, tensors=None, plain=None):
                 if not (aside / name).exists():
                     raise OSError(f"{name} of another rank is not to be seen here: checkpoints "
                                   "need a file system that all ranks share")
-            (aside / "checksums.json").write_text(json.dumps(sums))
-            flush(aside / "checksums.json")
-            flush(aside)
+            write_checksums(aside, sums)
             replace(aside, folder)
         except OSError as failure:
             parts[0]["error"] = str(failure)
@@ -195,16 +195,27 @@ def recover(parent):
             old.rename(folder)
 
 
-def verify(folder):
-    """The plain part of a checkpoint. Raises ValueError, naming the file, if it is damaged."""
+def write_checksums(folder, sums):
+    (folder / CHECKSUMS).write_text(json.dumps(sums))
+    flush(folder / CHECKSUMS)
+    flush(folder)
+
+
+def check(folder):
+    """Raises ValueError, naming the file, unless every file is as it was written."""
     try:
-        sums = json.loads((folder / "checksums.json").read_text())
+        sums = json.loads((folder / CHECKSUMS).read_text())
         for name, expected in sums.items():
             if sha256(folder / name) != expected:
                 raise ValueError(f"{folder / name} does not match its checksum")
-        return json.loads((folder / "state.json").read_text())
     except (OSError, json.JSONDecodeError) as error:
         raise ValueError(f"{folder} cannot be read ({error})") from None
+
+
+def verify(folder):
+    """The plain part of a checkpoint. Raises ValueError, naming the file, if it is damaged."""
+    check(folder)
+    return json.loads((folder / "state.json").read_text())
 
 
 def load_tensors(folder, name):
@@ -225,7 +236,8 @@ def saved(folder):
 
 
 def save_model(model, tokenizer, named_tensors, folder):
-    """Weights and tokenizer as an ordinary Hugging Face folder, written aside, then renamed.
+    """Weights and tokenizer as an ordinary Hugging Face folder with checksums, written aside, then
+    renamed.
 
     named_tensors   full tensors under their Hugging Face names; model gives the configuration
     """
@@ -235,8 +247,10 @@ def save_model(model, tokenizer, named_tensors, folder):
     try:
         model.save_pretrained(aside, state_dict=state)
         tokenizer.save_pretrained(aside)
-        for path in aside.iterdir():
+        files = [path for path in aside.rglob("*") if path.is_file()]
+        for path in files:
             flush(path)
+        write_checksums(aside, {str(path.relative_to(aside)): sha256(path) for path in files})
         replace(aside, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)

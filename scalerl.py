@@ -461,11 +461,13 @@ class Trainer:
                 eps=config.adam_eps, weight_decay=config.weight_decay, fused=True))
 
     def load_model(self):
-        config = self.config
+        config, folder = self.config, Path(self.config.model)
         self.tokenizer = load(AutoTokenizer, config)
         # fp32 masters: at lr 5e-7 a bf16 weight would round most updates away.
         self.model = load(AutoModelForCausalLM, config, dtype=torch.float32)
         try:
+            if self.ranks.rank == 0 and (folder / checkpoint.CHECKSUMS).exists():
+                checkpoint.check(folder)            # another run's `best` or `model`
             packed.prepare(self.model)
         except ValueError as error:
             raise ConfigError(f"model = {config.model!r}: {error}") from None
@@ -976,6 +978,17 @@ class Run(Trainer):
         save_model(self.model, self.tokenizer,
                    full_tensors(self.model, self.ranks, self.version), folder)
 
+    def check_best(self):
+        """A damaged `best` is named and set aside; the next evaluation's takes its place."""
+        best = self.folder / "checkpoints" / "best"
+        try:
+            if best.exists():
+                checkpoint.check(best)
+        except ValueError as error:
+            self.best = -1.0
+            print(f"warning: {error}; it is now {checkpoint.set_aside(best).name}, and the next "
+                  "evaluation's model will be the best", file=sys.stderr)
+
     def restore(self):
         """Load the newest whole checkpoint. Returns the sentence that says what was found."""
         for parent in (self.folder, self.folder / "checkpoints"):
@@ -1015,6 +1028,7 @@ class Run(Trainer):
                                   for r in fields["rollouts"]]
             self.pacer.groups[fields["group_id"]] = Group(**fields)
         vars(self.compute).update(plain["compute"])
+        self.check_best()
         unfinished = self.sampler.in_flight
         how = "go on where they were, 0 restarted" if self.config.engine == "transformers" else \
             "start again: vLLM's cache cannot be saved"

@@ -25,6 +25,7 @@ import psutil
 import pytest
 import torch
 from conftest import ROOT, SPAWN, packed_copy, run_command
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import checkpoint
 import scalerl
@@ -391,6 +392,7 @@ BAD_INPUT = {
     "typo": (["--stepz", "1"], "did you mean --steps?"),
     "no model": (["--model", "nowhere"], "model = 'nowhere'"),
     "not a model": (["--model", "."], "has no config.json"),
+    "a damaged model": (["--model", "damaged"], "config.json does not match its checksum"),
     "unknown task": (["--task", "tic-tac-toe"], "tic-tac-toe"),
     "task with a typo": (["--task", "polaris"], "did you mean 'polaris-53k'?"),
     "unknown evaluation": (["--eval-tasks", "aime24"], "did you mean 'aime-24'?"),
@@ -444,6 +446,9 @@ def test_bad_input_ends_in_one_clear_sentence_and_exit_code_2(case, micro, tmp_p
         {"question": "Name a number.", "answer": "no number at all"}) + "\n")
     (tmp_path / "code.jsonl").write_text(json.dumps(
         {"question": "Add.", "answer": "3", "kind": "code"}) + "\n")
+    if "damaged" in arguments:
+        shutil.copytree(micro, tmp_path / "damaged")
+        checkpoint.write_checksums(tmp_path / "damaged", {"config.json": "0"})
     (tmp_path / "runs" / "taken").mkdir(parents=True)
     (tmp_path / "runs" / "taken" / "config.toml").touch()
     base = SMALL | {"model": str(micro), "heldout_prompts": 8}
@@ -538,12 +543,12 @@ def test_a_run_folder_holds_what_is_needed_to_know_what_was_run(reference):
 
 
 def test_the_final_model_is_an_ordinary_folder(reference):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
     model = AutoModelForCausalLM.from_pretrained(reference / "model")
     tokenizer = AutoTokenizer.from_pretrained(reference / "model")
     ids = tokenizer("3+4+5<think>", return_tensors="pt")["input_ids"]
     assert model.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, ids.shape[1] + 3)
     assert "packed" not in (reference / "model" / "config.json").read_text()
+    checkpoint.check(reference / "model")
 
 
 def test_the_same_seed_writes_the_same_metrics(reference, micro, tmp_path):
@@ -606,13 +611,26 @@ def test_killed_at_ten_random_moments_and_resumed_it_writes_the_same_metrics(ref
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(reference, micro, tmp_path):
     shutil.copytree(reference.parent.parent, tmp_path, dirs_exist_ok=True)
     folder = tmp_path / "runs" / "r"
-    newest = folder / "checkpoints" / "step_8" / "model.safetensors"
-    data = bytearray(newest.read_bytes())
-    data[len(data) // 2] ^= 1                                       # one bit
-    newest.write_bytes(data)
+    best = folder / "checkpoints" / "best"
+    assert set(json.loads((best / "checksums.json").read_text())) == {
+        path.name for path in best.iterdir()} - {"checksums.json"}
+    for path in (folder / "checkpoints" / "step_8", best):
+        data = bytearray((path / "model.safetensors").read_bytes())
+        data[len(data) // 2] ^= 1                                   # one bit
+        (path / "model.safetensors").write_bytes(data)
+        if path != best:
+            newest = data
     command = [ROOT / "scalerl.py", *arguments(micro, name="r"), "--resume"]
     done = run_command(command, tmp_path)
     assert done.returncode == 0, done.stderr
+    # The evaluation of step 8, made again, is the first since: whatever its score.
+    assert "checkpoints/best/model.safetensors does not match its checksum; it is now " \
+        "best.damaged" in done.stderr
+    assert (best.with_name("best.damaged") / "model.safetensors").read_bytes() == data
+    checkpoint.check(best)
+    model = AutoModelForCausalLM.from_pretrained(best).state_dict()
+    last = AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
+    assert all(torch.equal(model[name], last[name]) for name in last)
     assert "step_8/model.safetensors does not match its checksum" in done.stderr
     assert "Resumed runs/r/checkpoints/step_6" in done.stdout
     assert without_time(lines(folder)) == without_time(lines(reference))
@@ -621,7 +639,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(reference, mic
     assert checkpoint.saved(folder / "checkpoints") == [
         folder / "checkpoints" / "step_8", folder / "checkpoints" / "step_6"]
     assert checkpoint.verify(folder / "checkpoints" / "step_8")["step"] == 8
-    assert (folder / "checkpoints" / "step_8.damaged" / "model.safetensors").read_bytes() == data
+    assert (folder / "checkpoints" / "step_8.damaged" / "model.safetensors").read_bytes() == newest
 
     for path in (folder / "checkpoints").glob("step_*/state.json"):
         path.write_text("{")
