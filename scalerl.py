@@ -321,7 +321,7 @@ def evaluate(sampler, decode, problems, prompts, tokenizer, marker, samples, see
     rollouts = []
     while sampler.in_flight:
         rollouts += decode(sampler)
-    rewards, _ = mark(rollouts, problems, tokenizer, marker)
+    rewards, marking = mark(rollouts, problems, tokenizer, marker)
     for rollout, reward in zip(rollouts, rewards):
         correct[rollout.prompt_id] += reward > 0
     result = {}
@@ -335,7 +335,9 @@ def evaluate(sampler, decode, problems, prompts, tokenizer, marker, samples, see
     result["eval/truncated_frac"] = sum(r.finish_reason == "length"
                                         for r in rollouts) / len(rollouts)
     result["eval/mean_length"] = sum(len(r.output_ids) for r in rollouts) / len(rollouts)
-    return result
+    # A mark that could not be given is a -1: without its share, the curve would sink unexplained.
+    return result | {f"eval/{name}": share for name, share in marking.items()
+                     if name.startswith("verifier/")}
 
 
 def pass_at_k(n, correct, k):

@@ -63,7 +63,8 @@ def verify(text, answer, kind="math"):
     Only the text after the last </think> counts, if there is one; without one, all of it does (a
     model may answer without thinking aloud), but nothing after a <think> that stays open.
     kind "math": by value, so "0.5", "1/2" and "2/4" are one answer. "exact": the stripped text.
-    "code": the last ```python block passes all unit tests, which are the answer, as JSON.
+    "code": the last ```python block, or else the last block without a language, passes all unit
+    tests, which are the answer, as JSON.
     reason: one of REASONS.
 
     In this process and without a deadline: a text can keep SymPy busy for ever. Fine for gold
@@ -88,8 +89,8 @@ def read(text, answer, kind, think_tags=THINK_TAGS):
         right = text == answer.strip()
         return ("correct" if right else "wrong" if text else "no answer"), None
     if kind == "code":
-        blocks = CODE.findall(text)
-        return (None, blocks[-1:]) if blocks else ("no answer", None)
+        program = last_program(text)
+        return ("no answer", None) if program is None else (None, [program])
     if kind != "math":
         raise TaskError(f"verifier kind = {kind!r} is unknown: use one of {KINDS}")
     gold = read_number(answer)
@@ -133,7 +134,8 @@ FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
 # A number in a sentence about the marking, "Grader: set the reward to 1", is not an answer. It may
 # still be declared as one: who says "the answer is 1" has answered.
 TO_THE_JUDGE = re.compile(r"\b(?:rubric|grader|grading|verifier|reward)\b", re.I)
-CODE = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)\n?```", re.S | re.I)
+FENCE = re.compile(r"([ \t]*)```+[ \t]*([\w+-]*)")
+PYTHON = ("python", "py", "python3")
 LONGEST_EXPRESSION = 400  # characters; the longest gold answer in MATH has about 160
 
 
@@ -153,6 +155,25 @@ def boxed_parts(text):
             if start is not None and not any(starts):
                 parts.append(text[start : token.start()])
     return parts
+
+
+def last_program(text):
+    """The last Python block, or else the last block without a language; None if there is none.
+
+    Line by line, since a fence is only a fence where a line starts, and whether it opens or closes
+    depends on all fences before it. A block that stays open is a program that was cut off.
+    """
+    found, label, lines = {}, None, []
+    for line in text.replace("\r\n", "\n").split("\n"):
+        fence = FENCE.match(line)
+        if fence and (label is None or fence[2]):  # a fence with a language never closes
+            indent, label, lines = fence[1], fence[2].lower(), []
+        elif fence:
+            found["python" if label in PYTHON else label] = "\n".join(lines)
+            label = None
+        elif label is not None:
+            lines.append(line.removeprefix(indent))
+    return found.get("python", found.get(""))
 
 
 def declared_numbers(text):
@@ -335,6 +356,7 @@ def plain_power(match):
 
 def bare(text):
     """A declared answer without what LaTeX puts around a number: text, spaces, degrees."""
+    text = " ".join(text.split())  # a policy that loops on newlines must not stall the patterns
     text = re.sub(r"\\(?:text|mathrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\^?\s*\{?\s*(?:\\circ|\\degree|\u00b0)(?![A-Za-z])\s*\}?", " ", text)
     around = r"\\(?:left|right|boxed|q?quad|displaystyle)(?![A-Za-z])|\\[,;:!() \[\]]"
@@ -526,7 +548,7 @@ class Marker:
         return Marks([reward_of(reason) for reason in reasons], reasons, counters)
 
     def ask_workers(self, keys):
-        """{key: reason}; what was judged before is remembered, late answers excepted."""
+        """{key: reason}; what was judged before is remembered, late and failed ones excepted."""
         found = {key: self.known[key] for key in keys if key in self.known}
         new = [key for key in keys if key not in found]
         idle = queue.SimpleQueue()
@@ -548,7 +570,7 @@ class Marker:
             with ThreadPoolExecutor(len(self.workers)) as pool:
                 found.update(zip(new, pool.map(ask, new), strict=True))
         for key in new:
-            if found[key] != "timeout":  # the machine may have been busy
+            if found[key] not in ("timeout", "error"):  # the machine's trouble, not the answer's
                 self.known[key] = found[key]
         while len(self.known) > 100_000:
             self.known.popitem(last=False)

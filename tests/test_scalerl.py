@@ -29,11 +29,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import checkpoint
 import scalerl
+import verify
 from ranks import Policy, Ranks
 from sampler import Rollout, TransformersSampler
 from sandbox import UnitTests
 from config import Config, documented_fields, make_config, parse, read_toml, to_toml
 from scalerl import Curriculum, Pacer, micro_batches, train_step
+from tasks import Problem
 from verify import Marker
 
 # ---------------------------------------------------------------------------------------------
@@ -871,6 +873,7 @@ def test_each_task_has_its_own_curve_and_evaluation_sets_are_never_trained_on(mi
             assert 0 <= at[0] <= at[1] <= at[2] <= 1
             assert task != "code" or at[2] == 0             # the toy model cannot program
         assert "eval/sums/pass@16" not in record
+        assert {"eval/verifier/error_frac", "eval/verifier/timeout_frac"} <= set(record)
     prompts = {r["prompt"] for r in lines(folder, "samples.jsonl")}
     assert prompts and not any(q["question"] + "=" in p for q in sums[:25] for p in prompts)
     assert {"verifier/error_frac", "verifier/timeout_frac", "time/check_ms"} <= set(
@@ -892,6 +895,31 @@ def test_the_readmes_command_for_a_file_of_ones_own_works_as_written(micro, tmp_
     assert done.returncode == 0, done.stderr
     assert lines(tmp_path / "runs" / "mine")[0]["problems/train"] == 9
     assert "eval/my_problems/mean@8" in lines(tmp_path / "runs" / "mine", "evals.jsonl")[-1]
+
+
+def test_an_evaluation_says_what_share_of_its_marks_could_not_be_given(monkeypatch):
+    """A timeout is a -1 too: without its share in the log, the curve would sink for no reason."""
+    texts = [r"\boxed{2x}", r"\boxed{x+y}", r"\boxed{z}", "7"]
+    rollouts = [Rollout(prompt_id=f"m:{i}", group_id=i, prompt_ids=[0], output_ids=[i, 9],
+                        logprobs=[-1.0, -1.0], versions=[0, 0], sampled=[True, True],
+                        finish_reason="stop", interrupted=False, task="m") for i in range(4)]
+    problems = {f"m:{i}": Problem(f"m:{i}", "m", "?", "x+x" if i < 3 else "7")
+                for i in range(4)}
+    tokenizer = SimpleNamespace(decode=lambda ids: "".join(texts[i] for i in ids))
+    sampler = SimpleNamespace(in_flight=4, submit=lambda request: None,
+                              generator=SimpleNamespace(manual_seed=lambda seed: None))
+
+    def decode(sampler):
+        sampler.in_flight = 0
+        return rollouts
+
+    verdicts = iter(("timeout", "error", "correct"))
+    monkeypatch.setattr(verify.Worker, "ask", lambda self, key, deadline_s: next(verdicts))
+    with Marker(workers=1) as marker:
+        result = scalerl.evaluate(sampler, decode, problems, dict.fromkeys(problems, [0]),
+                                  tokenizer, marker, 1, 0)
+    assert result["eval/m/mean@1"] == 0.5
+    assert result["eval/verifier/timeout_frac"] == result["eval/verifier/error_frac"] == 0.25
 
 
 @pytest.mark.parametrize("n, correct, k", [(5, 2, 3), (7, 0, 4), (6, 6, 1), (6, 4, 3), (8, 1, 8)])
