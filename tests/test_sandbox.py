@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+import box
 import sandbox
 from sandbox import Limits, SandboxError, UnitTests, check_box, parse_tests, run_tests
 from verify import Marker, verify
@@ -151,6 +152,15 @@ HOSTILE = {
     "for path in (b'/', b'/usr/lib', b'/lib'):\n    libc.umount2(path, 2)\n"
     "    libc.mount(None, path, None, ctypes.c_ulong(32 | 4096), None)\n"
     "print(open('{canary}').read())",
+    # These two score if the door opens.
+    "becomes root in a user namespace": "import ctypes\nlibc = ctypes.CDLL(None)\n"
+    "if libc.unshare(0x10000000) == 0 or libc.unshare(0x10000000 | 0x00020000) == 0: print(42)",
+    "holds memory that is nobody's": "import ctypes\nlibc, held = ctypes.CDLL(None), 0\n"
+    "libc.shmat.restype, libc.shmdt.argtypes = ctypes.c_void_p, [ctypes.c_void_p]\n"
+    "while held < 320 << 20:\n    i = libc.shmget(0, ctypes.c_size_t(64 << 20), 0o1600)\n"
+    "    if i < 0: break\n    p = libc.shmat(i, None, 0)\n    ctypes.memset(p, 1, 64 << 20)\n"
+    "    libc.shmdt(p)\n    held += 64 << 20\n"
+    "if held > 256 << 20: print(42)",
 }  # fmt: skip
 
 
@@ -206,7 +216,7 @@ import ctypes, os, resource, socket
 libc = ctypes.CDLL(None)
 def tried(name, do):
     try:
-        if do() in (0, None):
+        if (result := do()) is None or result >= 0:
             print(name)
     except (OSError, ValueError):
         pass
@@ -223,6 +233,19 @@ tried("device", lambda: os.mknod("/tmp/disk", 0o060666, os.makedev(8, 0)))
 tried("trace", lambda: libc.ptrace(16, os.getppid(), None, None))
 for limit in (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC):
     tried(f"limit {limit}", lambda: resource.setrlimit(limit, (-1, -1)))
+for kind in (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
+    tried(f"namespace {kind:x}", lambda: libc.unshare(kind))
+    tried(f"clone {kind:x}", lambda: libc.syscall(
+        56 if os.uname().machine == "x86_64" else 220, kind | 17, 0, 0, 0, 0))
+new_user = (ctypes.c_uint64 * 11)(0x10000000, 0, 0, 0, 17)
+tried("clone3", lambda: libc.syscall(435, new_user, 88))
+tried("shared memory", lambda: libc.shmget(0, ctypes.c_size_t(4096), 0o1600))
+tried("messages", lambda: libc.msgget(0, 0o1600))
+tried("semaphores", lambda: libc.semget(0, 9, 0o1600))
+tried("message queue", lambda: libc.mq_open(b"/queue", os.O_CREAT | os.O_RDWR, 0o600, None))
+tried("file in memory", lambda: os.memfd_create("file"))
+tried("socket", lambda: socket.socket() and None)
+tried("io_uring", lambda: libc.syscall(425, 4, (ctypes.c_uint8 * 120)()))
 """
 
 
@@ -243,6 +266,11 @@ HOSTILE_FUNCTIONS = {
     "recurses without end": "def f(x): return f(x)",
     "exits in the call": "import sys\ndef f(x): sys.exit(0)",
     "not a name": "f = None",
+    "too large for a float": "def f(x): return 10 ** 400",
+    "nested too deep": "import sys\nsys.setrecursionlimit(10 ** 6)\ndef f(x):\n    a = []\n"
+    "    for _ in range(5000): a = [a]\n    return a",
+    "opens brackets only": "import os\nfor fd in range(3, 20):\n"
+    "    try: os.write(fd, b'[' * 100000)\n    except OSError: pass\nos._exit(0)",
     "does not parse": "def f(x) return 42",
 }
 
@@ -251,7 +279,7 @@ HOSTILE_FUNCTIONS = {
 @pytest.mark.parametrize("what", HOSTILE_FUNCTIONS)
 def test_a_hostile_function_does_not_score(what):
     """The value is compared out here, as plain JSON: there is no object of theirs to compare."""
-    tests = UnitTests(([21],), (42,), "f")
+    tests = UnitTests(([21],), (42.0,), "f")
     assert run_tests("def f(x): return 2 * x", tests, PATIENT)[0] == "correct"
     assert run_tests(HOSTILE_FUNCTIONS[what], tests, PATIENT)[0] == "wrong"
 
@@ -288,24 +316,59 @@ def test_the_box_shuts_for_ordinary_users_as_well():
 
 def test_without_namespaces_code_is_refused_with_a_way_out(monkeypatch):
     """Many containers allow none. Silently running such programs bare would be worse than not."""
-    monkeypatch.setattr(sandbox, "run_tests", lambda *_: ("wrong", "unshare: not permitted"))
+    monkeypatch.setattr(sandbox, "run_tests", lambda *_, **__: ("wrong", "unshare: not permitted"))
     with pytest.raises(SandboxError, match="not permitted.*unsafe_code = true"):
         check_box()
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(SandboxError, match="there is no 'unshare'"):
         check_box()
+    monkeypatch.undo()
     check_box(unsafe=True)
+
+
+@pytest.mark.parametrize("call", ["prctl", "capset"])
+def test_a_kernel_that_refuses_the_last_lock_gets_no_program(call, monkeypatch):
+    """A filter or a drop of rights that failed in silence would leave an open box."""
+    class Refusing:
+        prctl = capset = staticmethod(lambda *_: 0)
+    monkeypatch.setattr(Refusing, call, staticmethod(lambda *_: -1))
+    monkeypatch.setattr(box, "LIBC", Refusing)
+    with pytest.raises(OSError, match="the kernel takes no filter|could not be dropped"):
+        box.drop_rights(0)
+        box.filter_system_calls()
+
+
+@boxed
+def test_a_box_that_breaks_is_an_error_and_no_wrong_program(monkeypatch):
+    """-1 for every program with no word in the log: the curve would fall, and nobody know why.
+
+    The program cannot say so itself: the word is given before it begins, and out of its reach.
+    """
+    which = shutil.which
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "which", lambda name: which({"unshare": "false"}.get(name, name)))
+        reason, detail = run_tests(RIGHT, PRODUCT, PATIENT)
+        assert reason == "error" and "the box failed before the program began" in detail
+        with pytest.raises(SandboxError, match="there is no box here .*the box failed"):
+            check_box()
+    forger = "import os\nfor fd in range(20):\n    try: os.ftruncate(fd, 0)\n" \
+             "    except OSError: pass\nos._exit(1)"
+    assert run_tests(forger, PRODUCT, PATIENT)[0] == "wrong"
+    assert run_tests(forger, PRODUCT, PATIENT, unsafe=True)[0] == "wrong"
 
 
 @pytest.mark.parametrize("what", ["endless loop", "sleeps for ever", "memory bomb",
                                   "endless output", "exits before the checks",
-                                  "patches the checker", "reads the trainer's environment"])
+                                  "patches the checker", "reads the trainer's environment",
+                                  "holds memory that is nobody's"])
 def test_limits_hold_without_the_box_as_well(what, monkeypatch):
     """`unsafe` gives up the walls, not the limits, the deadline, or the empty environment."""
     monkeypatch.setenv("SECRET_TOKEN", "42")
     tests = UnitTests(("",), ("42",))
     assert run_tests("print(42)", tests, PATIENT, unsafe=True)[0] == "correct"
+    segments = Path("/proc/sysvipc/shm").read_text()
     assert run_tests(HOSTILE[what], tests, TIGHT, unsafe=True)[0] in ("wrong", "timeout")
+    assert Path("/proc/sysvipc/shm").read_text() == segments    # they outlive their process
 
 
 # ------------------------------------------------------------------------------------------------
