@@ -130,7 +130,8 @@ def save(folder, state, ranks, tensors=None, plain=None):
     state     `training_state`, on every rank
     tensors   {file: {name: tensor}} and `plain` (JSON): rank 0's
 
-    Raises OSError, on every rank, if a rank cannot write; the checkpoints before are untouched.
+    Raises OSError, on every rank, if a rank cannot write; RuntimeError if one is gone. The
+    checkpoints before are untouched, and nothing half-written stays.
     """
     aside = folder.with_name(f".{folder.name}.tmp")
     part = f".{ranks.rank:05}-of-{ranks.size:05}" if ranks.size > 1 else ""
@@ -138,6 +139,17 @@ def save(folder, state, ranks, tensors=None, plain=None):
     files |= {f"{name}.safetensors": group for name, group in (tensors or {}).items()}
     if ranks.rank == 0:
         shutil.rmtree(aside, ignore_errors=True)
+    try:
+        failed = _write(folder, aside, files, ranks, plain)
+    finally:
+        if ranks.rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)    # once renamed, it is not there any more
+    if failed:
+        raise OSError(f"checkpoint {folder} could not be written ({'; '.join(failed)})")
+
+
+def _write(folder, aside, files, ranks, plain):
+    """`save`, all ranks together, without the cleaning up. Returns what went wrong, by rank."""
     ranks.gather(None)                                  # nobody writes into what is being removed
     written, error = {}, ""
     try:
@@ -164,13 +176,7 @@ def save(folder, state, ranks, tensors=None, plain=None):
             replace(aside, folder)
         except OSError as failure:
             parts[0]["error"] = str(failure)
-    failed = [f"rank {rank}: {part['error']}" for rank, part in enumerate(parts) if part["error"]]
-    if failed:
-        if ranks.rank == 0:
-            shutil.rmtree(aside, ignore_errors=True)
-        before = [path for path in saved(folder.parent) if path != folder][:1]
-        raise OSError(f"checkpoint {folder} could not be written ({'; '.join(failed)}); "
-                      + (f"{before[0]} is whole" if before else "there was none before it"))
+    return [f"rank {rank}: {part['error']}" for rank, part in enumerate(parts) if part["error"]]
 
 
 def replace(aside, folder):
@@ -186,7 +192,10 @@ def replace(aside, folder):
 
 
 def recover(parent):
-    """After a kill: what `replace` had moved away gets its name back, unless it was replaced."""
+    """After a kill: what `replace` had moved away gets its name back, unless it was replaced, and
+    what was half-written goes."""
+    for aside in filter(Path.is_dir, parent.glob(".*.tmp")):
+        shutil.rmtree(aside)
     for old in parent.glob(".*.old"):
         folder = old.with_name(old.name[1:].removesuffix(".old"))
         if folder.exists():

@@ -117,6 +117,7 @@ class Config:
     tls: str = ""                       # folder with ca.pem, cert.pem, key.pem (make certs); ours
     insecure_network: bool = False      # hosts without TLS, on a network you trust; ours
     deadline_s: float = 600.0           # no wait for another process is longer; ours
+    start_deadline_s: float = 600.0     # but while all start: models load, servers compile; ours
 
     def check(self):
         """Refuse what cannot work, one sentence each. Returns (scheme, k) of `off_policy`."""
@@ -170,7 +171,8 @@ class Config:
             if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
                 refuse("log_with", f"needs a package: pip install {package}")
         to_toml(self)                           # refuses what a resumed run could not read
-        for name in ("tensor_parallel", "pipeline_parallel", "data_parallel", "deadline_s"):
+        for name in ("tensor_parallel", "pipeline_parallel", "data_parallel", "deadline_s",
+                     "start_deadline_s"):
             if not getattr(self, name) > 0:
                 refuse(name, "must be above zero")
         for name in ("servers", "trainers"):
@@ -191,7 +193,8 @@ FREE_TO_CHANGE = {"steps", "micro_batch_tokens", "recompute_layers", "lr", "warm
                   "eps_low", "eps_high", "eval_every", "checkpoint_every", "keep_checkpoints",
                   "samples_logged", "log_with", "threads", "gpus", "servers", "trainers",
                   "tensor_parallel", "pipeline_parallel", "data_parallel", "vllm_url", "hosts",
-                  "node_rank", "port", "tls", "insecure_network", "deadline_s"}
+                  "node_rank", "port", "tls", "insecure_network", "deadline_s",
+                  "start_deadline_s"}
 
 
 def typed(name, value, kind):

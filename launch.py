@@ -434,6 +434,8 @@ def counted(number, noun):
 
 BEAT_S = 1.0
 SILENT_S = 10.0                     # after so long we say whom we wait for
+# Longer than the deadline: the trainer's own come first, and its sentence names rank and version.
+LATER_S = 20.0
 
 
 class Line:
@@ -483,17 +485,20 @@ class Silence:
     """How long somebody has not been heard of: says so once, says when it is over, and raises
     LaunchError past the deadline."""
 
-    def __init__(self, who, deadline_s):
-        self.who, self.deadline_s, self.told = who, deadline_s, False
+    def __init__(self, who, config):
+        self.who, self.config, self.told = who, config, False
+        self.began = time.monotonic()
 
     def look(self, heard):
-        silent = time.monotonic() - heard
-        if silent > self.deadline_s:
-            raise LaunchError(f"{self.who} has not been heard of for {self.deadline_s:g} s: is its "
+        """heard: when, by time.monotonic(); None: never yet."""
+        limit = self.config.start_deadline_s if heard is None else self.config.deadline_s + LATER_S
+        silent = time.monotonic() - (self.began if heard is None else heard)
+        if silent > limit:
+            raise LaunchError(f"{self.who} has not been heard of for {limit:g} s: is its "
                               "launcher running, and is the network between us up?")
         if self.told != (silent > SILENT_S):
             self.told = not self.told
-            say(f"{self.who} is silent; waiting for it, {self.deadline_s:g} s at most" if self.told
+            say(f"{self.who} is silent; waiting for it, {limit:g} s at most" if self.told
                 else f"{self.who} is there")
 
 
@@ -502,8 +507,8 @@ class Head:
 
     def __init__(self, config, hosts):
         self.context = tls_context(config.tls, ssl.Purpose.CLIENT_AUTH) if config.tls else None
-        self.lines, self.nodes, self.started = [], {}, time.monotonic()
-        self.silences = {i: Silence(f"node {i} ({host})", config.deadline_s)
+        self.lines, self.nodes = [], {}
+        self.silences = {i: Silence(f"node {i} ({host})", config)
                          for i, host in enumerate(hosts) if i}
         try:
             self.listener = socket.create_server((hosts[0], config.port))
@@ -538,7 +543,7 @@ class Head:
                            if known is line]
                     raise LaunchError(f"{', '.join(who) or 'a node'} has failed: {rest}")
         for i, silence in self.silences.items():
-            silence.look(self.nodes[i].heard if i in self.nodes else self.started)
+            silence.look(self.nodes[i].heard if i in self.nodes else None)
 
     def failed(self, why):
         """Rank 0 is on this node, and all others end with it."""
@@ -556,8 +561,8 @@ class Node:
     def __init__(self, config, hosts):
         self.context = tls_context(config.tls) if config.tls else None
         self.address, self.rank = (hosts[0], config.port), config.node_rank
-        self.silence = Silence(f"the first host ({hosts[0]}:{config.port})", config.deadline_s)
-        self.heard, self.line, self.over = time.monotonic(), None, threading.Event()
+        self.silence = Silence(f"the first host ({hosts[0]}:{config.port})", config)
+        self.heard, self.line, self.over = None, None, threading.Event()
         threading.Thread(target=self.connect, daemon=True).start()
 
     def connect(self):
@@ -582,7 +587,7 @@ class Node:
     def watch(self):
         line = self.line
         if line:
-            self.heard = max(self.heard, line.heard)
+            self.heard = line.heard
             for word, _, rest in (words.partition(" ") for words in list(line.words)):
                 if word == "end":
                     say(f"the run has ended with exit status {rest}")

@@ -347,23 +347,32 @@ class Ranks:
                        flags=re.S).splitlines() or ["no reason given"]
         where = f"{self.doing}, version {self.version}"
         words, others = {}, set(range(self.size)) - {self.rank}
-        self.last_words(f"{where}: {lines[0]}", told)
+        found = ["nor does the rendezvous answer: has the launcher, or rank 0, ended, or is this "
+                 "machine cut off?"]
+        patience = min(5, self.deadline_s)
+
+        def ask():
+            self.last_words(f"{where}: {lines[0]}", told)
+            end = time.monotonic() + (0 if told else patience)
+            with contextlib.suppress(dist.DistError, ValueError):
+                store = dist.distributed_c10d._get_default_store()
+                while others - set(words) and time.monotonic() < end:
+                    words.update({
+                        rank: json.loads(store.get(f"last words {rank}"))
+                        for rank in others - set(words) if store.check([f"last words {rank}"])})
+                    time.sleep(0.1)
+                silent = ", ".join(map(str, sorted(others - set(words))))
+                found.append(f"rank {silent} is dead, stuck or cut off, look at its log" if silent
+                             else "all ranks are there, but they do not reach each other")
+        # In a thread, because behind a cut cable a call of torch's store has no end.
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(patience + 1)
         if told or self.size == 1:
             return RankError(f"rank {self.rank}: {where}: {lines[0]}")
-        try:
-            store, patience = dist.distributed_c10d._get_default_store(), time.monotonic() + min(
-                5, self.deadline_s)
-            while others - set(words) and time.monotonic() < patience:
-                words |= {rank: json.loads(store.get(f"last words {rank}"))
-                          for rank in others - set(words) if store.check([f"last words {rank}"])}
-                time.sleep(0.1)
-            silent = ", ".join(map(str, sorted(others - set(words))))
-            found = f"rank {silent} is dead, stuck or cut off, look at its log" if silent else \
-                "all ranks are there, but they do not reach each other"
-        except (dist.DistError, ValueError):
-            found = "nor does the rendezvous answer: has the launcher, or rank 0, ended?"
         causes = [f"rank {rank}: {text}" for rank, (cause, text) in sorted(words.items()) if cause]
-        return RankError("; ".join(causes) or f"rank {self.rank}: {where}: {found} ({lines[0]})")
+        return RankError("; ".join(causes)
+                         or f"rank {self.rank}: {where}: {found[-1]} ({lines[0]})")
 
     def last_words(self, text, told=True):
         """Leave for the others why this rank ends; not `told`: only what another's end caused."""

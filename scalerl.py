@@ -658,7 +658,8 @@ class Run(Trainer):
             self.fleet = Fleet(urls, slots=config.slots, length=length, dtype=self.dtype,
                                head_fp32=config.head_fp32, tls=config.tls,
                                insecure_network=config.insecure_network,
-                               deadline_s=config.deadline_s)
+                               deadline_s=config.deadline_s,
+                               start_deadline_s=config.start_deadline_s)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         shared = {name: shared[name] for name in ("prompt_tokens", "eos_ids", "temperature")}
@@ -732,13 +733,10 @@ class Run(Trainer):
         self.heed_stop()
         try:
             rollouts = sampler.step()
-        except ServerError as error:        # while samples are awaited, no step is half done
-            if self.evaluated is None:
-                raise ServerError(f"{error}; no step has been taken, --resume starts with the "
-                                  "first") from None
-            self.save()
-            raise ServerError(f"{error}; the checkpoint of step {self.step} is written, --resume "
-                              "goes on") from None
+        except ServerError:                 # while samples are awaited, no step is half done
+            if self.evaluated is not None:
+                self.save()
+            raise
         if sampler.needs_push:
             self.push(sampler)
         return rollouts
@@ -976,6 +974,12 @@ class Run(Trainer):
         for old in checkpoint.saved(self.folder / "checkpoints")[self.config.keep_checkpoints:]:
             shutil.rmtree(old)
 
+    def way_on(self):
+        """What a run that has failed can go on from, in words."""
+        for folder in checkpoint.saved(self.folder / "checkpoints"):
+            return f"--resume goes on from {folder}"
+        return "there is no checkpoint yet, --resume starts with the first step"
+
     def save_model(self, folder):
         save_model(self.model, self.tokenizer,
                    full_tensors(self.model, self.ranks, self.version), folder)
@@ -1196,7 +1200,7 @@ def main(argv=None):
         if isinstance(error, torch.OutOfMemoryError):       # elsewhere `Ranks.phase` says it
             error = short_of_memory(error, "generate")
         run.ranks.last_words(str(error))
-        print(f"scalerl.py: step {run.step + 1}: {error}", file=sys.stderr)
+        print(f"scalerl.py: step {run.step + 1}: {error}; {run.way_on()}", file=sys.stderr)
         return 1
     finally:
         run.close()

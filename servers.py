@@ -370,6 +370,7 @@ class Server:
         self.tasks = {}                 # requests in flight: {task: (sampler, sample)}
         self.lock = asyncio.Lock()      # a probe must not look in the middle of a push
         self.tokens, self.moved = 0.0, 0.0      # its own count of them; when it last got on
+        self.heard = 0.0                # when its last answer came
 
 
 class Fleet:
@@ -381,14 +382,16 @@ class Fleet:
     dtype        torch dtype of their weights, and of the tensors on the wire
     head_fp32    their LM head must compute in fp32 (or must not)
     tls          folder with ca.pem, cert.pem, key.pem: both sides show a certificate
-    deadline_s   no wait is longer: for a server to come up, to answer, to come back
+    deadline_s   no wait is longer: for a server to answer, to come back
+    start_deadline_s   for all of them to come up at the start; None: deadline_s
 
     Raises ValueError: a setting of a server is wrong, or its address is not safe. ServerError: it
     cannot be reached within the deadline.
     """
 
     def __init__(self, urls, *, slots, length, dtype, head_fp32=True, tls="",
-                 insecure_network=False, deadline_s=600.0):
+                 insecure_network=False, deadline_s=600.0,
+                 start_deadline_s=None):
         self.slots, self.length, self.dtype, self.head_fp32 = slots, length, dtype, head_fp32
         self.deadline_s = deadline_s
         self.version = -1               # none pushed yet
@@ -409,7 +412,8 @@ class Fleet:
         self.thread.start()
         self.servers = [Server(url) for url in urls]
         try:
-            self._wait(self._open(context), self.deadline_s + 10)
+            start_s = start_deadline_s or deadline_s
+            self._wait(self._open(context, start_s), start_s + 10)
         except (ValueError, ServerError):
             self.close()
             raise
@@ -558,7 +562,7 @@ class Fleet:
         known = len(number) < 10 and number.isdecimal() and name == self.label(int(number))
         return int(number) if known else None
 
-    async def _open(self, context):
+    async def _open(self, context, start_s):
         self.session = aiohttp.ClientSession(
             # vLLM closes a connection after 5 s of silence; a request into a closing one fails.
             connector=aiohttp.TCPConnector(limit=0, ssl=context or False, keepalive_timeout=2,
@@ -567,7 +571,7 @@ class Fleet:
         async def first(server):
             why = "no answer"
             try:
-                async with asyncio.timeout(self.deadline_s):
+                async with asyncio.timeout(start_s):
                     while True:
                         try:
                             return await self._connect(server)
@@ -576,7 +580,7 @@ class Fleet:
                         await asyncio.sleep(0.5)
             except TimeoutError:
                 raise ServerError(
-                    f"connect: {server.url} is not to be had within {self.deadline_s:.0f} s "
+                    f"connect: {server.url} is not to be had within {start_s:.0f} s "
                     f"({why}); look at its log, or at vllm_url") from None
         await asyncio.gather(*map(first, self.servers))
         self.keepers = [self._task(self._keep(server)) for server in self.servers]
@@ -612,6 +616,7 @@ class Fleet:
                     method, server.url + path, json=body,
                     timeout=aiohttp.ClientTimeout(total=self.deadline_s)) as response:
                 answer = await read(response, SMALL)
+                server.heard = time.monotonic()
                 if response.status != 200:
                     raise Broken(f"{path} answered {response.status}: {str(answer)[:300]}",
                                  response.status)
@@ -724,10 +729,12 @@ class Fleet:
         async with server.lock:
             if server.state == "lost":
                 return
-            asked = asyncio.gather(
-                self._post(server, "/weight_info", method="GET"),
-                self._post(server, "/is_paused", method="GET"),
-                self._post(server, "/metrics", method="GET", read=bounded))
+            async def ask():
+                return await asyncio.gather(
+                    self._post(server, "/weight_info", method="GET"),
+                    self._post(server, "/is_paused", method="GET"),
+                    self._post(server, "/metrics", method="GET", read=bounded))
+            asked = asyncio.create_task(ask())
             try:
                 done, _ = await asyncio.wait([asked], timeout=min(5, self.deadline_s))
                 if not done:
@@ -754,13 +761,13 @@ class Fleet:
         if server.state == "lost":
             return
         self._account()
-        if server.state == "ready":
-            self.down_since = time.monotonic()
+        if server.state == "ready":     # a silent one has been awaited since its last answer
+            self.down_since = max(self.down_since, server.heard)
         server.state, server.why, server.version, server.link = "lost", why, None, None
         self.counters["losses"] += 1
         self.counters["resubmitted"] += len(server.tasks)
         self._say(f"{server.url} is lost: {why}; its {len(server.tasks)} samples are asked for "
-                  f"again, and it is awaited for {self.deadline_s:.0f} s")
+                  "again as soon as a server is ready")
         tasks, server.tasks = server.tasks, {}
         for task, (sampler, sample) in tasks.items():
             task.cancel()
@@ -886,7 +893,7 @@ class Fleet:
                     f"{server.url}/inference/v1/generate", json=body,
                     timeout=aiohttp.ClientTimeout(sock_connect=self.deadline_s)) as response:
                 answer = await bounded_json(response, SMALL + 1000 * asked)
-                server.moved = time.monotonic()
+                server.moved = server.heard = time.monotonic()
                 if response.status != 200:
                     raise BadAnswer(f"status {response.status}: {str(answer)[:300]}")
             ids, logprobs, versions = check_answer(

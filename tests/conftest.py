@@ -23,6 +23,8 @@ import toy
 from sampler import Request
 
 ROOT = Path(__file__).parent.parent
+# THOROUGH=1 in the environment: by hand, minutes more of kills and starts than CI has time for.
+THOROUGH = bool(int(os.environ.get("THOROUGH", "0")))
 torch.set_num_threads(1)
 # Processes that need torch are forked from a server that has imported it once. The test process
 # itself cannot be forked, because autograd's threads do not survive it.

@@ -21,9 +21,10 @@ import time
 import psutil
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, THOROUGH
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+import checkpoint
 import launch
 import scalerl
 import toy
@@ -572,7 +573,7 @@ def test_a_stranger_without_a_certificate_of_ours_is_not_heard(certs, tmp_path):
 def test_whoever_is_silent_past_the_deadline_is_given_up_by_name(capsys, monkeypatch):
     monkeypatch.setattr(launch, "SILENT_S", 0.2)
     config = Config(hosts="127.0.0.1,127.0.0.3,127.0.0.4", port=next(launch.free_ports()),
-                            deadline_s=3.0)
+                            start_deadline_s=3.0)
     hosts = config.hosts.split(",")
     alone = launch.Node(dataclasses.replace(config, node_rank=2), hosts)
     try:
@@ -609,12 +610,6 @@ def test_the_slurm_script_hands_each_node_its_own_rank_and_every_word_whole(tmp_
     config, _ = parse(words)
     assert script == "scalerl.py" and words[4:8] == given
     assert (config.hosts, config.node_rank, config.gpus, config.tls) == ("n1,n2", 1, 8, "certs")
-
-
-def test_accelerate_reads_our_file():
-    from accelerate.commands.config.config_args import load_config_from_file
-    config = load_config_from_file(str(ROOT / "configs/accelerate/fsdp2.yaml"))
-    assert config.distributed_type == "MULTI_GPU"   # ranks.py brings the FSDP2 plugin itself
 
 
 # ---------------------------------------------------------------------------------------------
@@ -670,13 +665,15 @@ def steps_reach(folder, process, count, limit_s=300):
           + (folder / "launcher.log").read_text()[-2000:], limit_s)
 
 
-def nothing_is_lost(folder):
-    """Every group that was ever admitted has been trained once or is in the checkpoint."""
-    run, last = folder / "runs" / "r", steps(folder)[-1]
-    assert steps(folder) == list(range(last + 1))
-    state = json.loads((run / "checkpoints" / f"step_{last}" / "state.json").read_text())
-    trained = [group["id"] for line in (run / "groups.jsonl").read_text().splitlines()
-               for group in json.loads(line)["groups"]]
+def nothing_is_lost(folder, step=None):
+    """Every group that was ever admitted has been trained once or is in the checkpoint: of this
+    step, or of the last one in the log."""
+    run, last = folder / "runs" / "r", steps(folder)[-1] if step is None else step
+    assert [s for s in steps(folder) if s <= last] == list(range(last + 1))
+    state = checkpoint.verify(run / "checkpoints" / f"step_{last}")
+    assert not list(run.glob("**/.*.tmp"))              # nor is anything half-written
+    lines = map(json.loads, (run / "groups.jsonl").read_text().splitlines())
+    trained = [group["id"] for line in lines if line["step"] <= last for group in line["groups"]]
     assert sorted(trained + [group["group_id"] for group in state["groups"]]) == list(
         range(state["admitted"]))
     # And of every outstanding one all samples: finished ones, and those to be asked for again.
@@ -730,7 +727,7 @@ def test_a_killed_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, 
 @pytest.fixture
 def hosts():
     """Three network namespaces on a switch, as three machines: (names, addresses, cable), where
-    cable("down") cuts the last one off. Skips where namespaces are not allowed."""
+    cable("c", "down") cuts the last one off. Skips where namespaces are not allowed."""
     names = [f"scalerl{os.getpid()}{side}" for side in "abc"]
     addresses = ["10.77.0.1", "10.77.0.2", "10.77.0.3"]
 
@@ -753,31 +750,64 @@ def hosts():
         for name, address in zip(names, addresses):
             ip("-n", name, "addr", "add", f"{address}/24", "dev", "wire")
             ip("-n", name, "link", "set", "wire", "up")
-        yield names, addresses, lambda state: ip("-n", names[0], "link", "set", "toc", state)
+        yield names, addresses, lambda side, state: ip("-n", names[0], "link", "set", f"to{side}",
+                                                       state)
     finally:
         for name in names:
             ip("netns", "del", name, check=False)
 
 
-def test_three_hosts_with_mutual_tls_wait_out_a_cut_cable(micro, hosts, certs, tmp_path):
-    """Two with a trainer rank each, one with a server, nothing but a network between them. Its
-    cable is cut: the run pauses with a sentence. Back again, it goes on, nothing lost; and a
-    Ctrl-C on the first host ends all three."""
+def test_three_hosts_with_mutual_tls_wait_out_a_cut_cable_and_end_if_it_stays_cut(
+        micro, hosts, certs, tmp_path):
+    """Two with a trainer rank each, one with a server, nothing but a network between them. The
+    server's cable is cut: the run pauses with a sentence. Back again, it goes on. Cut for good,
+    every launcher ends at the deadline, and rank 0 says which server, which version, and what it
+    has saved. Resumed, the other trainer's cable is cut: nobody can save then, so the sentence
+    says which rank and where it can go on from. Nothing is lost, nothing is done twice."""
     names, addresses, cable = hosts
-    words = command(micro, hosts=",".join(addresses), tls=certs, trainers=2)
-    with running(tmp_path, *(["ip", "netns", "exec", names[i], *words, "--node-rank", i]
-                             for i in range(3))) as processes:
-        steps_reach(tmp_path, processes[0], 4)
-        cable("down")
-        said = lambda: (tmp_path / "launcher.log").read_text()                 # noqa: E731
-        until(lambda: "node 2 (10.77.0.3) is silent" in said(), "the pause, said")
-        during = len(steps(tmp_path))
-        cable("up")
-        steps_reach(tmp_path, processes[0], during + 9)
+    words = command(micro, hosts=",".join(addresses), tls=certs, trainers=2, deadline_s=30,
+                    start_deadline_s=300, checkpoint_every=3)
+    launchers = [["ip", "netns", "exec", names[i], *words, "--node-rank", i] for i in range(3)]
+    said = lambda: (tmp_path / "launcher.log").read_text()                     # noqa: E731
+
+    def cut_for_good(side):
+        """Returns the step that the run says it can go on from, and its sentence."""
         seen = [p for process in processes for p in tree(process)]
         assert find(seen, "EngineCore")
-        processes[0].send_signal(signal.SIGINT)
-        assert [process.wait(LIMIT_S) for process in processes] == [0, 0, 0]
+        cable(side, "down")
+        until(lambda: all(process.poll() is not None for process in processes), said(), 120)
+        assert [process.returncode for process in processes] == [1, 1, 1]
         assert gone(seen)
-    assert "node 2 (10.77.0.3) is there" in said()
+        cable(side, "up")
+        sentence, = re.findall("^scalerl.py: step .*", said(), re.MULTILINE)[-1:]
+        found = re.search(r"; --resume goes on from runs/r/checkpoints/step_(\d+)$", sentence)
+        return int(found[1]), sentence
+
+    with running(tmp_path, *launchers) as processes:
+        steps_reach(tmp_path, processes[0], 4)
+        cable("c", "down")
+        until(lambda: "node 2 (10.77.0.3) is silent" in said(), "the pause, said")
+        during = len(steps(tmp_path))
+        cable("c", "up")
+        steps_reach(tmp_path, processes[0], during + 9)
+        assert "node 2 (10.77.0.3) is there" in said()
+        step, sentence = cut_for_good("c")
+    assert re.search(r"generate, version \d+: no server is ready since 30 s; "
+                     r"https://10.77.0.3:8110 is lost: ", sentence)
+    assert step == steps(tmp_path)[-1]
     nothing_is_lost(tmp_path)
+
+    again = [[*words, "--resume"] for words in launchers]
+    with running(tmp_path, *again) as processes:
+        steps_reach(tmp_path, processes[0], step + 9)
+        later, sentence = cut_for_good("b")
+    assert re.search(r"version \d+: rank 1 is dead, stuck or cut off", sentence)
+    assert step < later == steps(tmp_path)[-1] // 3 * 3
+    nothing_is_lost(tmp_path, later)
+
+    if THOROUGH:
+        with running(tmp_path, *again) as processes:
+            steps_reach(tmp_path, processes[0], later + 9)
+            processes[0].send_signal(signal.SIGINT)
+            assert [process.wait(LIMIT_S) for process in processes] == [0, 0, 0]
+        nothing_is_lost(tmp_path)

@@ -810,10 +810,11 @@ def test_a_server_that_stops_answering_is_given_up_after_the_deadline(
     assert errors(plain, rollouts).max() < 1e-4
 
 
-def run(served, cwd, *more):
-    """A small run of scalerl.py on the server, k = 2; returns (process, lines of its log)."""
+def run(served, cwd, *more, start=()):
+    """A small run of scalerl.py on the server, k = 2, by `start`; returns (process, lines of its
+    log)."""
     done = run_command([
-        ROOT / "scalerl.py", "--model", served.model, "--vllm-url", served.url, "--gpus", 0,
+        *start, ROOT / "scalerl.py", "--model", served.model, "--vllm-url", served.url, "--gpus", 0,
         "--prompts-per-step", 4, "--samples-per-prompt", 4, "--slots", 12, "--think-min", 8,
         "--think-max", 22, "--answer-tokens", 3, "--eval-prompts", 8, "--eval-samples", 2,
         "--eval-every", 3, "--checkpoint-every", 2, "--lr", 1e-3, "--warmup-steps", 2,
@@ -846,6 +847,21 @@ def test_a_whole_run_on_a_server_keeps_the_lag_at_most_k_and_goes_on_after_a_sto
     assert "unfinished samples start again" in done.stdout
     assert [r["step"] for r in again] == list(range(8)) and again[:5] == log[:5]
     assert again[5]["lag/max"] <= 2
+
+
+def test_what_our_accelerate_file_says_of_starting_trainers_beside_a_server_is_so(
+        served, tmp_path):
+    """The command in the file's own comment, of two processes, with --gpus 0: two ranks, which
+    take as many steps as they were asked for and export the model."""
+    done, log = run(served, tmp_path, "--steps", 3, start=[
+        "-m", "accelerate.commands.launch", "--config_file",
+        ROOT / "configs/accelerate/fsdp2.yaml", "--num_processes", 2])
+    assert done.returncode == 0, done.stderr
+    assert [r["step"] for r in log] == list(range(4))
+    saved = tmp_path / "runs/r/checkpoints/step_3"
+    assert len(list(saved.glob("model.0000*-of-00002.safetensors"))) == 2
+    assert (tmp_path / "runs/r/model/config.json").exists()
+    assert (tmp_path / "runs/r/logs/rank_1.log").read_text() == ""
 
 
 def test_a_server_killed_in_the_middle_and_started_again_loses_no_sample(
