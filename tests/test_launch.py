@@ -802,7 +802,8 @@ def test_three_hosts_with_mutual_tls_wait_out_a_cut_cable_and_end_if_it_stays_cu
         steps_reach(tmp_path, processes[0], step + 9)
         later, sentence = cut_for_good("b")
     assert re.search(r"version \d+: rank 1 is dead, stuck or cut off", sentence)
-    assert step < later == steps(tmp_path)[-1] // 3 * 3
+    last = steps(tmp_path)[-1]
+    assert step < later and later in (last // 3 * 3, last - 3)      # or it was being written
     nothing_is_lost(tmp_path, later)
 
     if THOROUGH:

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import SPAWN, packed_copy, random_llama
+from conftest import SPAWN, THOROUGH, packed_copy, random_llama
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
-from test_scalerl import arguments, lines, rollouts_of
+from test_scalerl import SMALL, arguments, lines, rollouts_of
 from test_servers import Served
 
 import checkpoint
@@ -477,21 +477,25 @@ def checksums(url):
         return json.load(answer)["checksums"]
 
 
-def test_sharded_ranks_train_beside_two_servers_are_killed_and_go_on_with_another_number(
+def test_sharded_ranks_beside_two_servers_are_killed_and_go_on_with_other_numbers(
         micro, tmp_path, seed):
-    """2 ranks with real FSDP2, 2 vLLM servers; SIGKILL to the ranks in the middle; then one rank
-    goes on alone. The servers have the weights of the two ranks' checkpoint at that step and end
-    with those of `model/`, bit for bit, and every group that was ever admitted has been trained
-    once or is outstanding."""
+    """2 ranks with real FSDP2, 2 vLLM servers; SIGKILL to the ranks in the middle. Resumed with
+    other numbers of ranks and of servers, and killed again at a random moment (THOROUGH: ten times
+    in all); in the end one rank goes on to the last step. The servers have the weights of the two
+    ranks' checkpoint at that step and end with those of `model/`, bit for bit, and every group
+    that was ever admitted has been trained once, all its samples, or is outstanding."""
+    rng, kills = random.Random(seed), 10 if THOROUGH else 2
     servers = [Served(micro, tmp_path / f"server_{i}.log") for i in range(2)]
     folder = tmp_path / "runs" / "s"
+
+    def words(count):
+        return arguments(micro, name="s", engine="vllm", steps=6 * kills, checkpoint_every=2,
+                         eval_every=100, retire_at=1.5, deadline_s=60, gpus=0, slots=20,
+                         vllm_url=",".join(server.url for server in servers[:count]))
     try:
         for server in servers:
             server.wait()
-        words = arguments(micro, name="s", engine="vllm", steps=7, checkpoint_every=2,
-                          eval_every=100, retire_at=1.5, deadline_s=60, gpus=0, slots=20,
-                          vllm_url=",".join(server.url for server in servers))
-        with processes(run_main, 2, sharded=True, dtype=torch.float32, words=words,
+        with processes(run_main, 2, sharded=True, dtype=torch.float32, words=words(2),
                        folder=tmp_path) as (children, results):
             deadline = time.monotonic() + 120
             while not (folder / "checkpoints" / "step_4").exists():
@@ -503,7 +507,17 @@ def test_sharded_ranks_train_beside_two_servers_are_killed_and_go_on_with_anothe
         checkpoint.load_training_state(folder / "checkpoints" / "step_4", sharded,
                                        torch.optim.AdamW(sharded.parameters()))
         at_step_4 = json.loads((tmp_path / "servers_4.json").read_text())
-        assert run_ranks(run_main, 1, dtype=torch.float32, words=[*words, "--resume"],
+        for kill in range(1, kills):            # by turns 3 or 1 ranks and 1 server, 2 and 2
+            size, count = ((3, 1), (2, 2), (1, 1), (2, 2))[(kill - 1) % 4]
+            with processes(run_main, size, sharded=size > 1, dtype=torch.float32,
+                           words=[*words(count), "--resume"], folder=tmp_path) as (_, results):
+                log, deadline = folder / "metrics.jsonl", time.monotonic() + 180
+                step = log.read_text().count("\n") + rng.randint(0, 5)
+                while log.read_text().count("\n") < step and results.empty():
+                    assert time.monotonic() < deadline, folder
+                    time.sleep(0.02)
+                time.sleep(rng.random())
+        assert run_ranks(run_main, 1, dtype=torch.float32, words=[*words(2), "--resume"],
                          folder=tmp_path) == [0]
         found = [checksums(server.url) for server in servers]
         model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
@@ -520,10 +534,12 @@ def test_sharded_ranks_train_beside_two_servers_are_killed_and_go_on_with_anothe
 
     self_test, *steps = lines(folder)
     assert self_test["mismatch/fp32_head/max_abs_dlogp"] < 1e-4
-    assert [r["step"] for r in steps] == list(range(1, 8))
+    assert [r["step"] for r in steps] == list(range(1, 6 * kills + 1))
     assert max(r["lag/max"] for r in steps) in (1, 2)
     assert steps[0]["lag/max"] == 0
-    trained = [g["id"] for line in lines(folder, "groups.jsonl") for g in line["groups"]]
-    state = json.loads((folder / "checkpoints" / "step_7" / "state.json").read_text())
-    outstanding = [g["group_id"] for g in state["groups"]]
-    assert sorted(trained + outstanding) == list(range(state["admitted"]))
+    trained = [g for line in lines(folder, "groups.jsonl") for g in line["groups"]]
+    assert all(len(group["rewards"]) == SMALL["samples_per_prompt"] for group in trained)
+    state = checkpoint.verify(folder / "checkpoints" / f"step_{6 * kills}")
+    outstanding = [group["group_id"] for group in state["groups"]]
+    assert sorted([group["id"] for group in trained] + outstanding) == list(range(
+        state["admitted"]))
