@@ -359,6 +359,18 @@ PROBE_S = 2.0                           # between two looks at a server
 SMALL = 2**20                           # bytes of an answer that is no sample
 
 
+def backoff():
+    """Seconds before each further attempt to connect: a server that starts has enough to do.
+
+    >>> [seconds for seconds, _ in zip(backoff(), range(6))]
+    [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+    """
+    seconds = 0.5
+    while True:
+        yield seconds
+        seconds = min(2 * seconds, 4.0)
+
+
 class Server:
     """One server, as the fleet sees it. All but `link` belongs to the fleet's thread."""
 
@@ -564,20 +576,21 @@ class Fleet:
 
     async def _open(self, context, start_s):
         self.session = aiohttp.ClientSession(
-            # vLLM closes a connection after 5 s of silence; a request into a closing one fails.
-            connector=aiohttp.TCPConnector(limit=0, ssl=context or False, keepalive_timeout=2,
+            # A connection of its own for each request: vLLM's server closes one after 5 s of
+            # silence, and a moment after it has answered 500; a request into a closing one fails.
+            connector=aiohttp.TCPConnector(limit=0, ssl=context or False, force_close=True,
                                            socket_factory=self._socket))
 
         async def first(server):
             why = "no answer"
             try:
                 async with asyncio.timeout(start_s):
-                    while True:
+                    for pause in backoff():
                         try:
                             return await self._connect(server)
                         except (Broken, BadAnswer) as error:
                             why = str(error)
-                        await asyncio.sleep(0.5)
+                        await asyncio.sleep(pause)
             except TimeoutError:
                 raise ServerError(
                     f"connect: {server.url} is not to be had within {start_s:.0f} s "
@@ -598,13 +611,16 @@ class Fleet:
 
     async def _keep(self, server):
         """Look at a server now and then; connect it again when it is back."""
+        pauses = backoff()
         while True:
-            await asyncio.sleep(PROBE_S if server.state != "lost" else 0.5)
             if server.state != "lost":
+                await asyncio.sleep(PROBE_S)
                 await self._probe(server)
                 continue
+            await asyncio.sleep(next(pauses))
             try:
                 await self._connect(server)
+                pauses = backoff()
                 self._say(f"{server.url} is back; it gets version {self.version}")
             except (Broken, BadAnswer, ValueError) as error:
                 server.why = str(error)

@@ -5,7 +5,8 @@ so learns a weight transfer backend "gloo" beside vLLM's "nccl". The trainer, ra
 workers of one server form one process group; one broadcast a tensor.
 
 All or nothing: what arrives is kept aside and loaded when the trainer says that it was
-everything. A push that breaks off, by whatever failure, leaves the weights as they were.
+everything. A push that breaks off, by whatever failure, leaves the weights as they were; if the
+loading itself breaks off, the server ends, since a part of it would be worse than none.
 
 Runs inside vLLM and nowhere else; the trainer's side is servers.py. Also here: a server's
 processes end with its first one, whatever ends that; and a new seed when the trainer sends one.
@@ -18,6 +19,7 @@ import functools
 import os
 import select
 import signal
+import sys
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
@@ -60,13 +62,11 @@ class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.group, self.received, self.broken = None, [], ""
+        self.group, self.received = None, []
         watch_server()
 
     def init_transfer_engine(self, info: InitInfo):
         """Meet the trainer; a second call, of a trainer that came back, replaces the first."""
-        if self.broken:
-            raise RuntimeError(self.broken)
         config, timeout = self.parallel_config, timedelta(seconds=info.timeout_s)
         rank = 1 + config.data_parallel_index * config.world_size + config.rank
         self.received = []              # of a trainer that went away in the middle
@@ -101,7 +101,9 @@ class GlooEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             finalize_layerwise_reload(self.model, self.model_config)
             refresh_tied_head(self.model)
         except BaseException as error:  # layers half loaded, and vLLM cannot begin them anew
-            self.broken = f"loading weights broke off ({error!r}): start this server again"
+            print(f"weight_wire: loading weights broke off ({error!r}): this server ends, start it "
+                  "again", file=sys.stderr, flush=True)
+            os.kill(api_server(vllm_processes()), signal.SIGKILL)       # and `die_with_server`
             raise
 
     def shutdown(self):
@@ -120,6 +122,14 @@ def vllm_processes():
     return found
 
 
+def api_server(parents):
+    """The pid of the server's first process, from `vllm_processes`."""
+    pid = os.getppid()
+    while pid in parents:
+        pid = parents[pid]
+    return pid
+
+
 def die_with_server():
     """Wait for the end of the API server's process and kill what is left of it: vLLM's engine
     processes do not notice a SIGKILL of the one that started them, and would keep the memory.
@@ -127,9 +137,8 @@ def die_with_server():
     Between it and this worker is an engine, unless the engine runs in it; beside that may be
     others, and their coordinator. Each worker sees to itself.
     """
-    parents, server = vllm_processes(), os.getppid()
-    while server in parents:
-        server = parents[server]
+    parents = vllm_processes()
+    server = api_server(parents)
     ended = select.poll()
     ended.register(os.pidfd_open(server), select.POLLIN)
     ended.poll()

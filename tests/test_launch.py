@@ -693,8 +693,10 @@ def find(processes, word):
     return found
 
 
-def test_a_killed_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, tmp_path):
-    """One run: its server killed, then Ctrl-C; resumed on two ranks, then a rank killed."""
+def test_a_killed_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, tmp_path, seed):
+    """One run: its server killed, then Ctrl-C; resumed on two ranks, then a rank killed. THOROUGH:
+    between the two, the whole tree of processes is killed at ten random moments, with two ranks
+    and two servers or one of each by turns; the set of groups and samples stays complete."""
     with running(tmp_path, command(micro)) as (process,):
         steps_reach(tmp_path, process, 4)
         processes = tree(process)
@@ -708,6 +710,24 @@ def test_a_killed_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, 
         assert process.wait(LIMIT_S) == 0
         assert gone(processes)
     nothing_is_lost(tmp_path)
+    rng = random.Random(seed)
+    for kill in range(10 if THOROUGH else 0):
+        several = 2 - kill % 2
+        words = command(micro, servers=several, trainers=several, checkpoint_every=2)
+        moment = len(steps(tmp_path)) + rng.randint(1, 6)
+        early = time.monotonic() + rng.uniform(0, 60) if rng.random() < 0.3 else float("inf")
+        with running(tmp_path, [*words, "--resume"]) as (process,):
+            until(lambda: len(steps(tmp_path)) >= moment or time.monotonic() > early,   # noqa: B023
+                  f"kill {kill}", 300)
+            assert process.poll() is None
+            time.sleep(rng.random() * rng.choice([0.1, 1, 5]))
+        print(f"kill {kill}: {several} ranks and servers, {len(steps(tmp_path)) - 1} steps")
+    if THOROUGH:
+        with running(tmp_path, [*command(micro), "--resume"]) as (process,):
+            steps_reach(tmp_path, process, len(steps(tmp_path)) + 9)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(LIMIT_S) == 0
+        nothing_is_lost(tmp_path)
     last = steps(tmp_path)[-1]
     assert 'vllm_url = ""' in (tmp_path / "runs" / "r" / "config.toml").read_text()
 

@@ -191,6 +191,7 @@ class Fake:
         self.hung = set()               # paths that are never answered
         self.failing = {}               # {path: status}
         self.tries = Counter()          # {path: requests}
+        self.updating, self.closing = False, set()
         self.open = asyncio.Event()
         self.open.set()
         self.loop, self.port = asyncio.new_event_loop(), free_port()
@@ -209,6 +210,8 @@ class Fake:
     async def answer(self, request):
         path = request.path
         self.tries[path] += 1
+        if request.transport in self.closing:
+            request.transport.close()
         while path in self.hung:
             await asyncio.sleep(0.05)
         body = await request.json() if request.can_read_body else {}
@@ -224,8 +227,11 @@ class Fake:
             for span in said["choices"][0]["weight_versions"] or []:
                 span["version"] = span["version"].replace("run-0", self.version)
             return web.json_response(said)
-        if path in self.failing:
-            return web.json_response({"error": "no"}, status=self.failing[path])
+        if path in self.failing or path == "/start_weight_update" and self.updating:
+            self.closing.add(request.transport)         # as uvicorn does, a moment after a 500
+            return web.json_response({"error": "no"}, status=self.failing.get(path, 500))
+        self.updating = path == "/start_weight_update" or (
+            self.updating and path != "/finish_weight_update")
         if path == "/collective_rpc":
             assert body["method"] == "reseed"
             self.seeds += body["args"]
@@ -535,6 +541,17 @@ def test_connecting_in_vain_leaves_no_threads_and_no_ports_and_ends_with_a_sente
     assert "is not to be had within 12 s (/init_weight_transfer_engine answered 500" in told[0]
     # Five tries: each would have left a waiting thread and those of a store.
     until(lambda: process.num_threads() <= threads + 4, 30, "their end")
+
+
+def test_a_push_that_another_trainer_left_open_is_closed_first(fake, connect):
+    """It was killed in the middle of it. The server's refusal to start another closes the
+    connection: what follows must not be sent into that."""
+    server = fake(whole)
+    server.updating = True
+    sampler = connect(server.url)
+    sampler.push_weights(WEIGHT, 0)
+    assert sampler.fleet.servers[0].state == "ready" and not server.updating
+    assert sampler.fleet.log()["servers/losses"] == 0
 
 
 def test_servers_of_another_kind_or_version_are_refused(fake, connect, monkeypatch):
@@ -864,10 +881,11 @@ def test_what_our_accelerate_file_says_of_starting_trainers_beside_a_server_is_s
     assert (tmp_path / "runs/r/logs/rank_1.log").read_text() == ""
 
 
-def test_a_server_killed_in_the_middle_and_started_again_loses_no_sample(
+def test_a_server_that_breaks_off_a_load_ends_and_started_again_loses_no_sample(
         served, connect, plain):
-    """SIGKILL of its first process alone: the others, which vLLM leaves behind, end with it. The
-    one that takes its place has the folder's weights until it gets the current ones."""
+    """Some layers are new by then and some old, so its worker kills its first process, with
+    SIGKILL; the others, which vLLM leaves behind, end with it. The server that takes its place has
+    the folder's weights until it gets the current ones."""
     sampler, new = connect(served.url, deadline_s=240), moved(plain, 0.3)
     sampler.push_weights(new.named_parameters(), 5)
     for request in requests(9, samples=5):
@@ -875,14 +893,17 @@ def test_a_server_killed_in_the_middle_and_started_again_loses_no_sample(
     rollouts = some(sampler)
     processes = served.tree
     assert len(processes) > 2 and 0 < len(rollouts) < 45
-    os.kill(served.process.pid, signal.SIGKILL)
+    bad = {name: tensor[1:] if "layers.1.mlp" in name else tensor
+           for name, tensor in new.named_parameters()}
+    sampler.push_weights(bad.items(), 6)
     served.process.wait(30)
+    assert "loading weights broke off" in served.log.read_text()
     gone, alive = psutil.wait_procs(processes, 30)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
     served.start()
-    rollouts = keep_going(sampler, new, 5, rollouts, 240)
+    rollouts = keep_going(sampler, new, 6, rollouts, 240)
     assert Counter(r.group_id for r in rollouts) == {i: 5 for i in range(9)}
-    assert {v for r in rollouts for v in r.versions} == {5}
+    assert {v for r in rollouts for v in r.versions} == {5, 6}
     assert errors(new, rollouts).max() < 1e-4
     log = sampler.fleet.log()
     assert log["servers/losses"] == 1 and 0 < log["servers/resubmitted"] <= 20
