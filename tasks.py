@@ -28,9 +28,10 @@ import random
 import re
 import warnings
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from generated import gold_answer, pack
 from sandbox import parse_tests
 from verify import KINDS, TaskError, boxed_parts, read_number, verify
 
@@ -236,12 +237,20 @@ def split_pool(name, pool, heldout):
     return order[heldout:], order[:heldout]
 
 
+def known_options(name, options, defaults):
+    """Raises TaskError, with the nearest name, if one of the options is none of the defaults."""
+    for key in options:
+        if key not in defaults:
+            near = difflib.get_close_matches(key, defaults, 1)
+            raise TaskError(f"task option {key!r} is unknown to {name!r}"
+                            + (f", did you mean {near[0]!r}?" if near else ":")
+                            + f" it takes {', '.join(defaults)}")
+
+
 def checked_options(name, options, defaults):
     """Defaults with the given options over them; unknown names and non-integers are errors."""
+    known_options(name, options, defaults)
     for key, value in options.items():
-        if key not in defaults:
-            known = ", ".join(defaults) or "none"
-            raise TaskError(f"task option {key!r} is unknown to {name!r}: it takes {known}")
         if type(value) is not int or value < 1:
             wanted = "must be a whole number above 0"
             raise TaskError(f"task option {key} = {value!r} of {name!r} {wanted}")
@@ -250,10 +259,8 @@ def checked_options(name, options, defaults):
 
 def column_options(name, options, defaults):
     """Defaults with the given options over them: names of columns, so all of them are text."""
+    known_options(name, options, defaults)
     for key, value in options.items():
-        if key not in defaults:
-            known = ", ".join(defaults)
-            raise TaskError(f"task option {key!r} is unknown to {name!r}: it takes {known}")
         if not isinstance(value, str):
             raise TaskError(f"task option {key} = {value!r} of {name!r} must be text")
     chosen = defaults | options
@@ -330,36 +337,45 @@ def reasoning_gym_problems(name, heldout, seed, options):
         raise TaskError(sentence) from error
     generator = name.removeprefix("reasoning_gym:")
     if generator not in DATASETS:
+        near = difflib.get_close_matches(generator, DATASETS, 1)
         raise TaskError(
-            f"task {name!r} is unknown: Reasoning Gym has {len(DATASETS)} generators, among them "
-            "chain_sum, products and leg_counting, but none of this name"
+            f"task {name!r} is unknown"
+            + (f", did you mean 'reasoning_gym:{near[0]}'?" if near else ":")
+            + f" Reasoning Gym has {len(DATASETS)} generators, among them chain_sum, countdown and "
+            "sudoku"
         )
+    if generator == "composite":
+        raise TaskError(f"task {name!r} only deals out others: name them in a mix, such as "
+                        '"reasoning_gym:chain_sum:0.7+reasoning_gym:sudoku:0.3"')
+    settings = {f.name: 0 for f in fields(DATASETS[generator][1]) if f.name != "seed"}
+    known_options(name, options, settings)
     options = dict(options)
     size = checked_options(name, {"size": options.pop("size", 2000)}, {"size": 2000})["size"]
     wanted = size + heldout
     try:
         # The generator draws problem i from seed + i, so neighboring seeds would share nearly all
-        # of their problems: keep them a million apart.
+        # of their problems: keep them a million apart (NumPy takes 32 bits).
         source = reasoning_gym.create_dataset(
-            generator, seed=1_000_000 * seed, size=4 * wanted, **options
+            generator, seed=1_000_000 * seed % 2**31, size=4 * wanted, **options
         )
     except (TypeError, ValueError, AssertionError) as error:  # how its configurations refuse
         raise TaskError(f"task options {options} are refused by {name!r}: {error}") from error
 
+    own_rule = type(source).score_answer is not ProceduralDataset.score_answer
     problems = {}
     for i in range(4 * wanted):
         if len(problems) == wanted:
             break
         entry = source[i]
-        kind = "math" if read_number(entry["answer"]) is not None else "exact"
-        if kind == "exact" and type(source).score_answer is not ProceduralDataset.score_answer:
-            raise TaskError(
-                f"task {name!r} marks answers such as {entry['answer']!r} by rules of its own, "
-                "which is not available yet: choose a generator whose answers are numbers"
-            )
+        answer, kind = entry["answer"], "math"
+        # Whole numbers, and all numbers that have no rule of their own, are compared by value, in
+        # microseconds; the rest is the generator's business.
+        if not re.fullmatch("[-+]?[0-9]+", answer or "") and (
+                own_rule or answer is None or read_number(answer) is None):
+            answer, kind = pack(generator, options, entry), "gym"
         level, trace = chain_sum_trace(entry) if generator == "chain_sum" else (0, None)
         problem = make_problem(
-            name, entry["question"], entry["answer"], kind=kind, level=level, trace=trace
+            name, entry["question"], answer, kind=kind, level=level, trace=trace
         )
         problems.setdefault(problem.id, problem)
     if len(problems) < wanted:
@@ -717,7 +733,11 @@ def check_gold(problems, marker=None, max_dropped=0.0):
     # data set has thousands of them at up to a second each: the first few show a broken form.
     code = [p.id for p in problems if p.kind == "code" and p.trace is not None]
     unchecked = set(code[SOLUTIONS_CHECKED:])
-    claims = [(i, "answer", as_output(p)) for i, p in enumerate(problems) if p.kind != "code"]
+    claims = [
+        (i, "answer", output)
+        for i, p in enumerate(problems)
+        if p.kind != "code" and (output := as_output(p)) is not None
+    ]
     claims += [
         (i, "trace", p.trace)
         for i, p in enumerate(problems)
@@ -747,5 +767,7 @@ def check_gold(problems, marker=None, max_dropped=0.0):
 
 
 def as_output(problem):
-    """The gold answer as a model would give it."""
+    """The gold answer as a model would give it; None where a generator tells none."""
+    if problem.kind == "gym":
+        return gold_answer(problem.answer)
     return rf"\boxed{{{problem.answer}}}" if problem.kind == "math" else problem.answer

@@ -1,6 +1,7 @@
 r"""The mark: is the answer in this text the right one, and why (paper, sec. 2: +1 or -1).
 
-1. verify        one text, one gold answer, one rule: "math", "exact" or "code" (sandbox.py)
+1. verify        one text, one gold answer, one rule: "math", "exact", "code" (sandbox.py) or "gym"
+                 (generated.py)
 2. reading       which answer a text gives, decided before anyone looks at the gold answer
 3. numbers       the fast path: short numeric answers, compared as exact fractions, in microseconds
 4. expressions   everything else in mathematics, by Math-Verify, in milliseconds or never
@@ -42,7 +43,7 @@ from pathlib import Path
 
 import sandbox
 
-KINDS = ("math", "exact", "code")
+KINDS = ("math", "exact", "code", "gym")
 # Every reason a mark can have. The last three say nothing about the answer, only that it could not
 # be judged; all earn -1, and their shares are logged.
 REASONS = ("correct", "wrong", "no answer", "several answers", "unreadable", "timeout", "error")
@@ -64,7 +65,8 @@ def verify(text, answer, kind="math"):
     model may answer without thinking aloud), but nothing after a <think> that stays open.
     kind "math": by value, so "0.5", "1/2" and "2/4" are one answer. "exact": the stripped text.
     "code": the last ```python block, or else the last block without a language, passes all unit
-    tests, which are the answer, as JSON.
+    tests, which are the answer, as JSON. "gym": full credit by the rule of the generator of
+    Reasoning Gym that made the answer (generated.py).
     reason: one of REASONS.
 
     In this process and without a deadline: a text can keep SymPy busy for ever. Fine for gold
@@ -72,8 +74,7 @@ def verify(text, answer, kind="math"):
     """
     reason, parts = read(text, answer, kind)
     if reason is None:
-        slow = run_program if kind == "code" else compare_expressions
-        reason = slow(parts, answer)
+        reason = SLOW[kind](parts, answer)
     return reward_of(reason), reason
 
 
@@ -91,6 +92,10 @@ def read(text, answer, kind, think_tags=THINK_TAGS):
     if kind == "code":
         program = last_program(text)
         return ("no answer", None) if program is None else (None, [program])
+    if kind == "gym":
+        parts = declared_texts(text)
+        return ("several answers", None) if len(parts) > 1 else (None, parts) if parts else (
+            "no answer", None)
     if kind != "math":
         raise TaskError(f"verifier kind = {kind!r} is unknown: use one of {KINDS}")
     gold = read_number(answer)
@@ -219,6 +224,14 @@ def last_expression(text):
     found = FORMULA.findall(text)
     last = "".join(found[-1]) if found else line if len(line) <= 100 else ""
     return [clean(last)] if clean(last) else []
+
+
+def declared_texts(text):
+    """The distinct texts that the text declares to be its answer; all of it if it declares none."""
+    wrapped = r"\\(?:text|mathrm|textbf|texttt)\s*\{([^{}]*)\}"
+    boxes = [re.sub(wrapped, r"\1", part) for part in boxed_parts(text)]
+    found = boxes or [part.strip(" \t\n*_$`") for part in DECLARED.findall(text)] or [text]
+    return list(dict.fromkeys(part.strip() for part in found if part.strip()))
 
 
 def formulas(part):
@@ -468,6 +481,19 @@ def run_program(parts, answer, unsafe=False):
     return sandbox.run_tests(parts[0], sandbox.parse_tests(answer), unsafe=unsafe)[0]
 
 
+def ask_generator(parts, answer):
+    """The reason, for a text and the packed entry of a generator."""
+    import generated
+
+    return "correct" if generated.score(parts[0], answer) else "wrong"
+
+
+def import_generators():
+    import generated
+
+    generated.import_rules()
+
+
 def import_math_verify():
     """Imported on first use: 0.6 s and SymPy, never needed by the trainer for numbers."""
     import math_verify
@@ -475,6 +501,11 @@ def import_math_verify():
     # It warns at every start that its timeouts are off, which is what we want.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     return math_verify
+
+
+SLOW = {"math": compare_expressions, "code": run_program, "gym": ask_generator}
+# What takes seconds once, before any deadline runs.
+IMPORTS = {"math": import_math_verify, "gym": import_generators}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -588,11 +619,14 @@ class Worker:
 
     def __init__(self, memory_bytes):
         self.memory_bytes, self.process = memory_bytes, None
+        self.prepared = set()  # kinds
 
     def ask(self, key, deadline_s):
         """The reason for a (kind, answer, parts); "timeout" if it was late, "error" if it died."""
         if self.process is None:
             self.start()
+        if key[0] not in self.prepared:
+            self.prepare(key[0])
         job = json.dumps([*key, deadline_s])
         reply, late = self.exchange(job, deadline_s)
         if reply:
@@ -611,9 +645,14 @@ class Worker:
             text=True,
             start_new_session=True,
         )
-        if self.exchange("", self.START_S)[0] != "ready":
+        self.prepared = set()
+
+    def prepare(self, kind):
+        if self.exchange(kind, self.START_S)[0] != "ready":
             self.kill()
-            raise RuntimeError(f"the verifier's worker did not start: {' '.join(command)}")
+            raise RuntimeError(f"the verifier's worker did not start to mark {kind!r}: its last "
+                               "words are on standard error")
+        self.prepared.add(kind)
 
     def exchange(self, line, deadline_s):
         """(reply, whether the deadline passed); an empty reply from a process that is no more."""
@@ -656,6 +695,7 @@ class Worker:
 def worker_main(memory_bytes):
     """Reads jobs as lines of JSON, writes one reason a line. Ends with its input.
 
+    A line that is a kind, no job, gets that kind's imports done, and the reply "ready".
     No exception is caught: what Math-Verify did not foresee ends this process with a traceback on
     standard error, and the other side counts an error and starts the next one.
     """
@@ -663,16 +703,16 @@ def worker_main(memory_bytes):
     # Replies go to a copy of standard output, so that a library that prints cannot answer.
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    import_math_verify()
     for line in sys.stdin:
-        if not line.strip():
+        if line.strip() in IMPORTS:
+            IMPORTS[line.strip()]()
             print("ready", file=replies, flush=True)
             continue
         kind, answer, parts, deadline_s = json.loads(line)
         # The other side kills at the deadline. If that side is gone, the kernel does: the default
         # action of SIGALRM ends a process wherever it is, no handler and no bytecode needed.
         signal.alarm(int(deadline_s) + 2)
-        print(compare_expressions(parts, answer), file=replies, flush=True)
+        print(SLOW[kind](parts, answer), file=replies, flush=True)
         signal.alarm(0)
 
 

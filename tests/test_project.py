@@ -21,7 +21,8 @@ ARROWS = {"scalerl": {"checkpoint", "config", "launch", "loss", "packed", "ranks
           "launch": {"leash", "servers", "vllm_engine"}, "leash": set(),
           "config": {"tasks"}, "ranks": {"loss", "packed", "sampler"}, "checkpoint": set(),
           "sampler": {"loss", "packed"}, "vllm_engine": {"sampler"}, "toy": {"tasks"},
-          "tasks": {"sandbox", "verify"}, "verify": {"sandbox"}, "sandbox": set(), "box": set(),
+          "tasks": {"generated", "sandbox", "verify"}, "verify": {"generated", "sandbox"},
+          "generated": set(), "sandbox": set(), "box": set(),
           "loss": set(), "packed": set(), "fit": set(),
           "report": {"fit"}, "smollm2": set(),
           "servers": {"sampler", "vllm_engine"}, "weight_wire": {"servers", "vllm_engine"}}

@@ -3,11 +3,13 @@
 Each test is named after the claim it checks; its docstring says what would go wrong without it.
 """
 
+import ast
 import doctest
 import json
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -18,10 +20,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+import generated
 import tasks
 from sandbox import UnitTests
 from tasks import Problem, TaskError, check_gold, load_task, prompt_ids
-from verify import Marker, verify
+from verify import Marker, boxed_parts, verify
 
 SUMS = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2, "size": 60}
 
@@ -235,19 +238,141 @@ def test_a_generator_that_runs_dry_says_so():
     assert len(questions(problems)) == len(problems) <= 150
 
 
-def test_text_answers_of_a_generator_are_marked_exactly():
-    """Not every generated answer is a number."""
-    problems = load_task("reasoning_gym:count_bits", "train", heldout=3, options={"size": 20})
-    assert {p.kind for p in problems} == {"math"}
-    problems = load_task("reasoning_gym:base_conversion", "train", heldout=3, options={"size": 20})
-    assert "exact" in {p.kind for p in problems}
-    check_gold(problems)
+def test_whole_numbers_of_a_generator_are_marked_by_value_the_rest_by_its_own_rule():
+    """The fast path is for numbers; "4b8" is none, though "418" from the same generator is one."""
+    for name, kinds in (("count_bits", {"math"}), ("base_conversion", {"math", "gym"})):
+        problems = load_task(f"reasoning_gym:{name}", "train", heldout=3, options={"size": 20})
+        assert {p.kind for p in problems} == kinds
+        assert check_gold(problems) == problems
 
 
-def test_a_generator_with_several_right_answers_is_refused():
-    """Any tour of n queens is right; comparing with one of them would punish the others."""
-    with pytest.raises(TaskError, match="rules of its own"):
-        load_task("reasoning_gym:n_queens", "train", heldout=3, options={"size": 20})
+NO_GOLD = {"boxnet", "rush_hour"}  # not even an example of a right answer
+# What a lazy policy would find: each of the last three pleases some generator's own rule.
+LAZY = ["No such answer.", "[]", "777.77", "0", "nan", "4*6*1*1"]
+
+
+def parts(text):
+    """"0.0" and "0", "6*4*1/1" and "4*6*1*1" are one answer here: the same numbers and words."""
+    return {part.strip("0") for part in re.findall(r"\w+", text or "")}
+
+
+@pytest.fixture(scope="module")
+def of_all_generators():
+    """{generator: two problems of it}, of all that there are but "composite"."""
+    from reasoning_gym.factory import DATASETS
+
+    seed = time.time_ns() % 10**5
+    print("seed", seed)
+    return {name: load_task(f"reasoning_gym:{name}", "train", heldout=0, seed=seed,
+                            options={"size": 2}) for name in DATASETS if name != "composite"}
+
+
+def test_every_generator_marks_its_own_answers_right_and_others_wrong(of_all_generators):
+    """Most generators have many right answers to a problem, or answers in a form of their own.
+
+    The gold answer alone, in a box where its braces allow one, and in a sentence where it is one
+    line without a period; an answer in the thinking alone; and what is right for nothing.
+    """
+    assert len(of_all_generators) == 105
+    without_gold = set()
+    for name, problems in of_all_generators.items():
+        golds = [tasks.as_output(p) if p.kind == "gym" else p.answer for p in problems]
+        if None in golds:
+            without_gold.add(name)
+            golds = []
+        for problem, gold in zip(problems, golds, strict=False):
+            said = [f"<think>{LAZY[0]}</think>{gold}"]
+            if boxed_parts(rf"\boxed{{{gold}}}") == [gold]:
+                said += [rf"I am sure: \boxed{{{gold}}}."]
+            if not re.search(r"[\n.$*`]|^[-+:]|\\boxed", gold):
+                said += [f"The answer is {gold}.", f"**Answer:** {gold}"]
+            for text in said:
+                assert verify(text, problem.answer, problem.kind)[1] == "correct", (name, text)
+            draft = f"{gold}</think>{LAZY[0]}"
+            assert verify(draft, problem.answer, problem.kind)[0] == -1, name
+        for problem, gold in zip(problems, golds or [None, None], strict=True):
+            for wrong in LAZY:
+                if parts(wrong) != parts(gold):
+                    reward, _ = verify(wrong, problem.answer, problem.kind)
+                    assert reward == -1, (name, wrong, problem)
+    assert without_gold == NO_GOLD
+
+
+def test_a_mix_of_mazes_without_gold_answers_passes_the_gold_check(of_all_generators):
+    """There is nothing to check where the generator tells no answer, and no reason to stop."""
+    problems = [p for name in (*NO_GOLD, "rubiks_cube", "sudoku") for p in of_all_generators[name]]
+    assert check_gold(problems) == problems
+
+
+def test_partial_credit_is_no_credit(of_all_generators):
+    """The rules give 0.05 for a try and 0.9 for a sudoku in another layout; a reward is +1 or -1.
+
+    Any order of moves that reaches the goal in as few is right, though only one is the gold answer.
+    """
+    import reasoning_gym
+
+    problem = of_all_generators["quantum_lock"][0]
+    sudoku = of_all_generators["sudoku"][0]
+    spaced = tasks.as_output(sudoku).replace(" ", "  ")
+    rule = reasoning_gym.create_dataset("sudoku", size=1, seed=1).score_answer
+    assert 0 < rule(spaced, ast.literal_eval(sudoku.answer)["entry"]) < 1
+    assert verify(spaced, sudoku.answer, "gym")[0] == -1
+    assert verify(r"\boxed{A} or \boxed{B}", problem.answer, "gym")[1] == "several answers"
+
+
+HOSTILE_ANSWERS = {
+    "countdown": "exec('import os; os.write(1, b\"correct\")')",
+    "puzzle24": "(1).__class__.__base__.__subclasses__()",
+    "simple_integration": "open('{canary}', 'w').write('x')",
+    "intermediate_integration": "[f for f in [open('{canary}', 'w')]][0]",
+    "polynomial_multiplication": "lambda: exit(0)",
+    "n_queens": "[[open('{canary}', 'w')]]", "binary_matrix": "[[open('{canary}', 'w')]]",
+    "spiral_matrix": "[open('{canary}', 'w')]", "string_insertion": "[str(open('{canary}', 'w'))]",
+}  # fmt: skip
+
+
+def test_no_rule_evaluates_an_answer_as_a_program(of_all_generators, tmp_path):
+    """Nine rules call eval on what the model wrote: it could mark itself, or delete the run.
+
+    Read in the source of the installed package, so that a tenth one is noticed.
+    """
+    import inspect
+
+    from reasoning_gym.factory import DATASETS
+
+    calls = re.compile(r"(?<![\w.])(?:eval|exec)\(answer|(?:sp|sympy)\.parse_expr\(answer"
+                       r"|(?<![\w.])parse_expr\(answer|sympify\(|literal_eval\(")
+    found = {name for name, (source, _) in DATASETS.items()
+             if calls.search(inspect.getsource(source))}
+    assert found == set(generated.EVALUATED) == set(HOSTILE_ANSWERS)
+    canary = tmp_path / "canary"
+    for name, text in HOSTILE_ANSWERS.items():
+        for problem in of_all_generators[name]:
+            assert not generated.score(text.replace("{canary}", str(canary)), problem.answer)
+    assert not canary.exists()
+
+
+def test_a_rule_that_does_not_end_costs_its_sample_and_no_other(of_all_generators):
+    """The rules of others run in worker processes with a deadline, as SymPy does."""
+    countdown, sudoku = (of_all_generators[name][0] for name in ("countdown", "sudoku"))
+    items = [(tasks.as_output(sudoku), sudoku.answer, "gym"),
+             ("9**9**9**9**9", countdown.answer, "gym")]
+    with Marker(workers=1, deadline_s=2.0) as marker:
+        assert marker.mark(items).reasons == ["correct", "timeout"]
+
+
+def test_composite_is_refused_and_near_names_are_told():
+    """It takes objects of Python as options, and a mix does the same."""
+    for name, message in (("composite", "only deals out others: name them in a mix"),
+                          ("sudokus", "did you mean 'reasoning_gym:sudoku'"),
+                          ("nothing_like_it", "unknown: Reasoning Gym has 106 generators")):
+        with pytest.raises(TaskError, match=message):
+            load_task(f"reasoning_gym:{name}", "train", heldout=3, options={"size": 2})
+    for spec, options, near in (("reasoning_gym:chain_sum", {"max_term": 2}, "max_terms"),
+                                ("toy", {"max_digit": 2}, "max_digits"),
+                                ("some.jsonl", {"anwser": "a"}, "answer")):
+        with pytest.raises(TaskError, match=f"is unknown to '{spec}', did you mean '{near}'"):
+            load_task(spec, "train", heldout=3, options=options)
 
 
 # ------------------------------------------------------------------------------------------------

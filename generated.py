@@ -1,0 +1,140 @@
+r"""Reasoning Gym's problems, marked by the rules of their own generators (ours, not the paper's).
+
+1. pack      an entry of a generator as the text that is its gold answer; gold_answer: what is right
+2. score     whether a text is fully right, by the generator's `score_answer`
+3. caution   what we ask beside that rule
+
+A sudoku has one solution and a countdown many, and only the generator knows. Its rule gives partial
+credit as well; here only full credit counts, since a reward is +1 or -1 (paper, sec. 2).
+
+The rule is code of others, fed with what a model wrote. It may need long (SymPy), so it runs in the
+verifier's worker processes with a deadline. Some rules call Python's `eval` on the answer: a model
+would learn to write programs that mark themselves, so those get nothing but plain formulas to eat.
+Some give full credit to wrong answers: what is known of them is mended here.
+
+    >>> sums = pack("products", {}, {"question": "6 * 7?", "answer": "42", "metadata": {}})
+    >>> gold_answer(sums), score("42.0", sums), score("41", sums)
+    ('42', True, False)
+"""
+
+import ast
+import contextlib
+import copy
+import functools
+import json
+import math
+import re
+from fractions import Fraction
+
+# ------------------------------------------------------------------------------------------------
+# 1. An entry as text
+
+
+def pack(generator, options, entry):
+    """One line of Python literals: the entry (question, answer, metadata) and where it is from.
+
+    Not JSON: some rules tell a tuple from a list, or have numbers as keys.
+    """
+    return repr({"generator": generator, "options": options, "entry": plain(entry)})
+
+
+def plain(value):
+    """The same value of Python's own types: generators leave NumPy's and fractions in metadata."""
+    if isinstance(value, dict):
+        return {plain(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set):
+        return type(value)(map(plain, value))
+    if value is None or type(value) in (bool, int, float):
+        return value
+    return plain(value.item()) if hasattr(value, "item") else str(value)
+
+
+def gold_answer(packed):
+    """A right answer as text; None where the generator tells none (many ways out of a maze).
+
+    Five generators have no `answer`; three of those leave an example of one in their metadata.
+    """
+    entry = ast.literal_eval(packed)["entry"]
+    if entry["answer"] is not None:
+        return entry["answer"]
+    for key, example in entry["metadata"].items():
+        if key in ("possible_answer", "example_answer", "example_correct_answer"):
+            return example if isinstance(example, str) else json.dumps(example)
+    return None
+
+
+# ------------------------------------------------------------------------------------------------
+# 2. The mark
+
+
+@functools.lru_cache(maxsize=32)
+def generator_of(name, options):
+    """The generator, for its rule alone. options: as text, since a dict cannot be cached."""
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(name, seed=0, size=1, **ast.literal_eval(options))
+
+
+def import_rules():
+    """Three seconds, before any deadline runs."""
+    import reasoning_gym  # noqa: F401
+
+
+def score(answer, packed):
+    """Whether the text `answer` gets full credit for the packed entry.
+
+    Without a deadline: for a worker process that can be killed.
+    """
+    job = ast.literal_eval(packed)
+    name, entry = job["generator"], job["entry"]
+    if name in EVALUATED and not EVALUATED[name].fullmatch(answer):
+        return False
+    source = generator_of(name, repr(job["options"]))
+    try:
+        with contextlib.redirect_stdout(None):  # some print what they think of an answer
+            if source.score_answer(answer, copy.deepcopy(entry)) != 1:
+                return False
+        return name not in MENDED or MENDED[name](answer, entry)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return False  # rules trip over answers of a shape that they did not expect
+
+
+# ------------------------------------------------------------------------------------------------
+# 3. Caution
+
+# No quotes, brackets, underscores or attributes: nothing to call but these functions.
+FORMULA = re.compile(
+    r"(?:[-+*/^(),\s0-9]|\.(?=[0-9])|(?<![A-Za-z])(?:a?(?:sin|cos|tan)h?|exp|log|ln|sqrt|[A-Za-z])"
+    r"(?![A-Za-z]))*"
+)
+WORDS = re.compile(r"[\w\s]*")  # for rules that evaluate only to give partial credit
+# The generators whose rule evaluates the answer, in reasoning_gym 0.1.25: a test reads its source.
+EVALUATED = {
+    "countdown": FORMULA, "puzzle24": FORMULA, "polynomial_multiplication": FORMULA,
+    "simple_integration": FORMULA, "intermediate_integration": FORMULA,
+    "binary_matrix": WORDS, "n_queens": WORDS, "spiral_matrix": WORDS, "string_insertion": WORDS,
+}  # fmt: skip
+
+
+def close(answer, entry):
+    """Equal numbers, to the four decimals that the rule means to ask for."""
+    return math.isclose(Fraction(answer), Fraction(entry["answer"]), rel_tol=0, abs_tol=1e-4)
+
+
+def numbers_as_given(answer, entry):
+    """Each number of the question once, and no other."""
+    return sorted(map(int, re.findall(r"[0-9]+", answer))) == sorted(entry["metadata"]["numbers"])
+
+
+def same_text(answer, entry):
+    return answer.strip().lower() == entry["answer"].lower()
+
+
+# Rules of 0.1.25 that a constant can please: "0" any coin, "nan" any complex number, "x" any game
+# of life, 4*6*1*1 any puzzle of 24. They are asked first, then these.
+MENDED = {
+    "coin_flip": close,
+    "complex_arithmetic": lambda answer, entry: "nan" not in answer.lower(),
+    "game_of_life_halting": same_text,
+    "puzzle24": numbers_as_given,
+}
