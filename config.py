@@ -140,7 +140,8 @@ class Config:
                      "heldout_prompts", "temperature", "lr", "eps_max", "grad_clip"):
             if not getattr(self, name) > 0 or not math.isfinite(getattr(self, name)):
                 refuse(name, "must be above zero")
-        for name in ("samples_logged", "threads", "warmup_steps", "weight_decay", "adam_eps"):
+        for name in ("samples_logged", "threads", "warmup_steps", "weight_decay", "adam_eps",
+                     "eval_think_tokens"):
             if not getattr(self, name) >= 0 or not math.isfinite(getattr(self, name)):
                 refuse(name, "must be zero or above")
         for name in ("beta1", "beta2", "eps_low", "eps_high"):
@@ -268,9 +269,12 @@ def documented_fields():
     return groups
 
 
+ASKED = ("resume", "dry_run", "print_config", "report")     # of this call, no settings of a run
+
+
 def parse(argv, about=""):
-    """(config, asked) from the command line; `about` begins its help. asked: resume, dry_run,
-    print_config, and report, the folder of a run (then config is None).
+    """(config, asked) from the command line; `about` begins its help. asked: the values of ASKED;
+    report is the folder of a run (then config is None).
 
     Raises ConfigError: an unknown argument, a setting that is none, or one that --resume cannot
     change.
@@ -302,12 +306,12 @@ def parse(argv, about=""):
     options, unknown = parser.parse_known_args(argv)
     for word in unknown:
         name = word.lstrip("-").split("=")[0].replace("-", "_")
-        near = difflib.get_close_matches(name, [f.name for f in dataclasses.fields(Config)], 1)
+        known = [*ASKED, "config", "help", *(f.name for f in dataclasses.fields(Config))]
+        near = difflib.get_close_matches(name, known, 1)
         refuse(f"unknown argument {word!r}"
                + (f", did you mean --{near[0].replace('_', '-')}?" if near else ""))
     given = vars(options)
-    asked = argparse.Namespace(**{key: given.pop(key) for key in (
-        "resume", "print_config", "dry_run", "report")})
+    asked = argparse.Namespace(**{key: given.pop(key) for key in ASKED})
     if asked.report:
         return None, asked
     values = {}

@@ -5,7 +5,7 @@ mailed, archived and opened offline years later. In the order of the page:
 
 1. The question   the fitted curve, and what the first half predicted for the second (fit.py)
 2. The training   one small chart for each thing that can go wrong, with its healthy range
-3. The samples    what the model wrote, first and last, the forced phrase marked
+3. The samples    what the model wrote: first, last, and last interrupted, the forced phrase marked
 4. The settings   the run's config.toml and the versions it ran with
 
 Charts are SVG drawn by matplotlib. Samples are text by a language model, and a page is read by a
@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 import fit
 
 COLORS = ("#1f4e79", "#d9822b", "#6b8e23", "#8e4585", "#7f7f7f", "#b22222")
-SAMPLES_SHOWN = 8               # of the first and of the last logged steps, each
+SAMPLES_SHOWN = 8               # of the first logged, of the last, and of the last interrupted, each
 
 # (title, columns, how to read it). A column that ends in "/lag_" stands for all its lags.
 CHARTS = [
@@ -76,7 +76,8 @@ def write_report(folder):
         "<h2>Settings</h2>", *(pre(folder / name) for name in ("config.toml", "versions.json")),
     ]
     path = folder / "report.html"
-    path.write_text(PAGE.format(title=html.escape(folder.name), body="\n".join(body)))
+    page = PAGE.format(title=html.escape(folder.name), body="\n".join(body))
+    path.write_text(page, "utf-8", "replace")   # a sample may hold half a character
     return path
 
 
@@ -214,11 +215,16 @@ def phrase_of(folder):
 
 
 def shown_samples(samples, phrase):
-    """The first and the last samples of the log, as tables."""
+    """The first and the last samples of the log and the last interrupted ones, as tables."""
     if not samples:
         yield "<p>None logged.</p>"
         return
-    for title, part in (("First", samples[:SAMPLES_SHOWN]), ("Last", samples[-SAMPLES_SHOWN:])):
+    interrupted = [row for row in samples if row["interrupted"]]
+    for title, part in (("First", samples[:SAMPLES_SHOWN]), ("Last", samples[-SAMPLES_SHOWN:]),
+                        ("Last interrupted", interrupted[-SAMPLES_SHOWN:])):
+        if not part:
+            yield "<p>None was interrupted.</p>"
+            return
         yield f"<h3>{title}</h3><table><tr><th>step<th>reward<th>end<th>prompt and output</tr>"
         for row in part:
             reward = float(row["reward"])
@@ -236,7 +242,7 @@ def marked(output, phrase):
 
 
 def pre(path):
-    text = path.read_text() if path.is_file() else "(missing)"
+    text = path.read_text("utf-8", "replace") if path.is_file() else "(missing)"
     return f"<h3>{html.escape(path.name)}</h3><pre>{html.escape(text)}</pre>"
 
 

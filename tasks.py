@@ -24,6 +24,7 @@ No torch here, no randomness that is not seeded, and no problem is dropped witho
 import difflib
 import hashlib
 import json
+import math
 import random
 import re
 import warnings
@@ -33,7 +34,7 @@ from pathlib import Path
 
 from generated import gold_answer, pack
 from sandbox import parse_tests
-from verify import KINDS, TaskError, boxed_parts, read_number, verify
+from verify import TaskError, boxed_parts, read_number, verify
 
 # The paper's words (sec. 4), forced into the output when the thinking budget is spent. They live
 # here, beside prompts and marks, because toy.py has to teach its model the same words that the
@@ -264,8 +265,9 @@ def column_options(name, options, defaults):
         if not isinstance(value, str):
             raise TaskError(f"task option {key} = {value!r} of {name!r} must be text")
     chosen = defaults | options
-    if chosen["kind"] not in KINDS:
-        raise TaskError(f"task option kind = {chosen['kind']!r} of {name!r}: use one of {KINDS}")
+    if chosen["kind"] not in FILE_KINDS:
+        wanted = f"use one of {FILE_KINDS}"
+        raise TaskError(f"task option kind = {chosen['kind']!r} of {name!r}: {wanted}")
     if chosen["form"] not in FORMS:
         raise TaskError(f"task option form = {chosen['form']!r} of {name!r}: use one of {FORMS}")
     return chosen
@@ -398,11 +400,12 @@ def chain_sum_trace(entry):
 
 # Files and data sets. Which column holds what; "a.b" looks into a table, "a.0" into a list.
 FORMS = ("plain", "####", "boxed")
+FILE_KINDS = ("math", "exact", "code")  # the others are made here
 COLUMNS = {
     "question": "question",
-    "answer": "answer",  # of kind "code" the unit tests
+    "answer": "answer",  # text or a number; of kind "code" the unit tests
     "form": "plain",  # where in that column the answer is: all of it, after "####", in \\boxed{}
-    "kind": "math",  # a column "kind" goes before it
+    "kind": "math",  # a column "kind" with one of FILE_KINDS goes before it
     "level": "level",  # a number, or a text with one: "Level 5", "3/8"
     "trace": "trace",  # a worked solution; of kind "code" a program
 }
@@ -468,6 +471,7 @@ def file_problems(path, columns):
         repeated += number != first_line.setdefault(problem.id, number)
     if not problems:
         raise TaskError(f"{where} is empty: it needs one problem a line")
+    tell_unused(where, records, columns)
     if repeated:
         warnings.warn(
             f"{where}: {repeated} of {len(records)} lines repeat a question; kept once",
@@ -522,6 +526,7 @@ def hub_problems(name, task, options):
             cause = str(error).strip().splitlines()[0]
             raise TaskError(f"task {name!r} cannot be loaded: {cause}") from error
         records += [(f"{config or 'row'} {i}", record) for i, record in enumerate(part, start=1)]
+    tell_unused(f"task {name!r}", [record for _, record in records], options)
     problems, left_out, clash = {}, [], set()
     for where, record in records:
         try:
@@ -560,11 +565,12 @@ def record_problem(record, task, columns, where):
     """The Problem of one record; `where` names file and line for the error."""
     if not isinstance(record, dict):
         raise TaskError(f'{where} must be an object such as {{"question": "2+3", "answer": "5"}}')
-    kind = record.get("kind", columns["kind"])
-    if kind not in KINDS:
-        raise TaskError(f"{where}: field 'kind' is {kind!r} and must be one of {KINDS}")
+    kind = record.get("kind")
+    kind = kind if kind in FILE_KINDS else columns["kind"]
     question = column(record, columns["question"])
     answer = column(record, columns["answer"])
+    if type(answer) in (int, float) and math.isfinite(answer):
+        answer = str(answer)
     if kind == "code" and answer is not None:
         try:
             answer = unit_tests(answer).to_json()
@@ -580,10 +586,7 @@ def record_problem(record, task, columns, where):
         if not isinstance(value, str) or not value.strip():
             raise TaskError(f"{where}: field {field!r} is {value!r} and must be text, not empty")
     level, trace = column(record, columns["level"]), column(record, columns["trace"])
-    if isinstance(level, str):
-        number = re.search("[0-9]+", level)
-        level = int(number.group()) if number else level
-    if level is not None and type(level) is not int:
+    if level is not None and level_number(level) is None and columns["level"] != COLUMNS["level"]:
         raise TaskError(f"{where}: field {columns['level']!r} is {level!r} and has no whole number")
     if kind == "code" and isinstance(trace, list):
         trace = trace[0] if trace else None
@@ -591,7 +594,31 @@ def record_problem(record, task, columns, where):
         raise TaskError(f"{where}: field {columns['trace']!r} is {trace!r} and must be text")
     if kind == "code" and trace is not None and "```" not in trace:
         trace = f"</think>```python\n{trace}\n```"
-    return make_problem(task, question, answer, kind=kind, level=level or 0, trace=trace)
+    level = level_number(level) or 0
+    return make_problem(task, question, answer, kind=kind, level=level, trace=trace)
+
+
+def level_number(level):
+    """5 of 5, "Level 5" or "5/8"; None where there is no whole number."""
+    found = re.search("[0-9]+", level) if isinstance(level, str) else None
+    return int(found.group()) if found else level if type(level) is int else None
+
+
+def tell_unused(where, records, columns):
+    """A warning about columns "kind" and "level" that nobody named, and that mean something else.
+
+    Many data sets have them: "kind": "algebra", "level": "easy". A typo would look the same.
+    """
+    tests = {"kind": lambda value: value in FILE_KINDS}
+    if columns["level"] == COLUMNS["level"]:
+        tests["level"] = lambda value: level_number(value) is not None
+    for name, ours in tests.items():
+        values = [record.get(name) for record in records if isinstance(record, dict)]
+        others = [value for value in values if value is not None and not ours(value)]
+        if others:
+            warnings.warn(f"{where}: {name!r} of {len(others)} of {len(records)} records is not "
+                          f"used, since it is none that we know, such as {others[0]!r}",
+                          stacklevel=3)
 
 
 def column(record, path):
@@ -757,7 +784,7 @@ def check_gold(problems, marker=None, max_dropped=0.0):
             f"verifier {problem.kind!r}"
         )
         if len(failed) > max_dropped * len(problems):
-            raise TaskError(f"{sentence}; correct it, or set another kind of {KINDS}")
+            raise TaskError(f"{sentence}; correct it, or set another kind of {FILE_KINDS}")
         warnings.warn(
             f"{len(failed)} of {len(problems)} problems are left out, since their gold answers "
             f"cannot be marked; the first: {sentence}",

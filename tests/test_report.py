@@ -18,7 +18,10 @@ HOSTILE = '</pre><script>document.title = "hacked"</script><img src=x onerror="a
 
 @pytest.fixture
 def run(tmp_path, seed):
-    """A made run of 23 steps and 12 evaluations on two tasks, with hostile text in its samples."""
+    """A made run of 23 steps and 12 evaluations on two tasks, with hostile text in its samples.
+
+    Interrupted are samples in its middle alone, which are neither among the first nor the last 8.
+    """
     rng, folder = random.Random(seed), tmp_path / "made <b>run"
     folder.mkdir()
     metrics = [{"step": 0, "version": 0, "mismatch/fp32_head/kl_k3": 0.0}]
@@ -30,8 +33,8 @@ def run(tmp_path, seed):
             "time/generate_s": 0.5, "time/train_s": 0.25, "time/step_s": 1.0,
             "compute/flops": step * 1e12, "compute/tokens": step * 999})
     samples = [{"step": step, "reward": rng.choice([-1.0, 1.0]), "prompt": f"p{step} {HOSTILE}",
-                "output": f"6+3=9;{INTERRUPTION_PHRASE}9", "interrupted": True,
-                "finish_reason": "stop"} for step in range(1, 24)]
+                "output": f"6+3=9;{INTERRUPTION_PHRASE * (9 <= step < 16)}9",
+                "interrupted": 9 <= step < 16, "finish_reason": "stop"} for step in range(1, 24)]
     evals = [{"step": 2 * i, "compute/flops": 2e12 * i,
               "eval/toy/mean@4": fit.sigmoid(2e12 * i, 0.7, 2.0, 6e12, 0.2) + rng.gauss(0, 0.003),
               "eval/other/mean@4": fit.sigmoid(2e12 * i, 0.5, 1.5, 8e12, 0.1)} for i in range(12)]
@@ -72,9 +75,23 @@ def test_each_evaluated_task_has_its_curve_and_each_column_its_chart(run):
     assert text.count("predicted from the first part for the last 5 evaluations") == 2
 
 
-def test_the_forced_phrase_is_marked(run):
+def test_interrupted_samples_are_shown_wherever_they_are_and_the_phrase_is_marked(run):
+    """In a long run the first and the last samples often have none."""
     text = report.write_report(run).read_text()
-    assert text.count("<mark>Okay, time is up.") == 2 * report.SAMPLES_SHOWN
+    assert text.count("<mark>Okay, time is up.") == 7 < report.SAMPLES_SHOWN
+    assert [f">p{step} &lt;" in text for step in (8, 9, 15, 16)] == [True] * 4
+    (run / "samples.jsonl").write_text("".join(
+        line + "\n" for line in (run / "samples.jsonl").read_text().splitlines()
+        if '"interrupted": false' in line))
+    assert "<p>None was interrupted.</p>" in report.write_report(run).read_text()
+
+
+def test_half_a_character_in_a_sample_does_not_lose_the_page(run):
+    """A model of bytes may end in the middle of one; JSON keeps it as a lone surrogate."""
+    with open(run / "samples.jsonl", "a") as file:
+        file.write(json.dumps({"step": 24, "reward": 1.0, "prompt": "p", "output": "so \ud83d?",
+                               "interrupted": False, "finish_reason": "stop"}) + "\n")
+    assert "so ??" in report.write_report(run).read_text(encoding="utf-8")
 
 
 def test_text_of_the_model_is_shown_and_never_obeyed(run):

@@ -362,8 +362,8 @@ def test_a_leave_one_out_config_changes_one_decision_and_each_a_different_one():
     """Two decisions changed at once would show neither's effect (paper, sec. 5)."""
     changed = {path.stem: {DECISIONS.get(name, name) for name in read_toml(path)}
                for path in CONFIGS if path.parent.name == "loo"}
-    assert len(changed) == 8 and all(len(decisions) == 1 for decisions in changed.values())
-    assert len(set.union(*changed.values())) == 8
+    assert len(changed) == 9 and all(len(decisions) == 1 for decisions in changed.values())
+    assert len(set.union(*changed.values())) == 9
     names = {name for path in CONFIGS if path.parent.name == "rivals" for name in read_toml(path)}
     assert {DECISIONS.get(name, name) for name in names} < set.union(*changed.values())
 
@@ -392,6 +392,11 @@ BAD_INPUT = {
     "missing file": (["--config", "none.toml"], "No such file"),
     "unknown option": (["--learning-rate", "1"], "unknown argument '--learning-rate'"),
     "typo": (["--stepz", "1"], "did you mean --steps?"),
+    "typo of what is asked": (["--resumee"], "'--resumee', did you mean --resume?"),
+    "typo of a longer one": (["--print-confg"], "did you mean --print-config?"),
+    "typo without its dash": (["--dryrun"], "did you mean --dry-run?"),
+    "typo of the file": (["--confg", "a.toml"], "did you mean --config?"),
+    "typo with a near setting": (["--reprot", "runs/a"], "did you mean --report?"),
     "no model": (["--model", "nowhere"], "model = 'nowhere'"),
     "not a model": (["--model", "."], "has no config.json"),
     "a damaged model": (["--model", "damaged"], "config.json does not match its checksum"),
@@ -409,6 +414,8 @@ BAD_INPUT = {
     "zero steps": (["--steps", "0"], "steps = 0: must be above zero"),
     "loss": (["--loss", "ppo"], "loss = 'ppo': use one of cispo"),
     "no group": (["--samples-per-prompt", "1"], "an advantage compares samples"),
+    "less than no thinking": (["--eval-think-tokens", "-5"],
+                              "eval_think_tokens = -5: must be zero or above"),
     "threads": (["--threads", "-1"], "threads = -1: must be zero or above"),
     "beta": (["--beta1", "1.5"], "beta1 = 1.5: must lie in [0, 1)"),
     "cap": (["--eps-max", "0.5"], "eps_max = 0.5: must be 1 or above"),
