@@ -114,7 +114,9 @@ def load_training_state(folder, model, optimizer):
         if f"{name}.step" not in moments.names:                 # no step has been taken yet
             continue
         state = optimizer.state[parameter] = {
-            "step": torch.zeros((), device=parameter.device),
+            # Adam's fused kernel counts its steps on the device, the plain one on the CPU.
+            "step": torch.zeros((), device=parameter.device if optimizer.defaults["fused"]
+                                else "cpu"),
             **{moment: torch.zeros_like(parameter) for moment in MOMENTS}}
         for key, tensor in state.items():
             moments.read_into(f"{name}.{key}", tensor)

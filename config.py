@@ -104,6 +104,10 @@ class Config:
     engine: str = "auto"                # ours: vllm if it is installed (make vllm), or transformers
     dtype: str = "auto"                 # ours: compute in bfloat16 on a GPU, float32 on a CPU
     threads: int = 0                    # ours; CPU threads, 0: all cores
+    attention: str = "auto"             # ours: "flash" on a GPU in 16 bits, else "dense"
+    compile_layers: bool = False        # ours: torch.compile in training; takes a minute to begin
+    fused_adamw: bool = True            # ours: one kernel for all weights
+    logits_chunk_tokens: int = 1024     # ours: tokens whose logits exist at a time; memory only
     # -- places: more than one process, or more than one machine
     servers: int = 0                    # vLLM servers to start; ours, 0: by the launcher's rule
     trainers: int = 0                   # trainer processes; ours, 0: by the launcher's rule
@@ -130,14 +134,16 @@ class Config:
                    "long_prompts": ("refuse", "skip"),
                    "engine": ("auto", "vllm", "transformers"),
                    "dtype": ("auto", "float32", "bfloat16"),
+                   "attention": ("auto", "flash", "dense"),
                    "log_with": ("", "tensorboard", "wandb", "trackio")}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 refuse(name, "use one of " + ", ".join(map(str, allowed)))
         for name in ("steps", "prompts_per_step", "samples_per_prompt", "micro_batch_tokens",
-                     "slots", "prompt_tokens", "think_max", "answer_tokens", "eval_every",
-                     "eval_prompts", "eval_samples", "checkpoint_every", "keep_checkpoints",
-                     "heldout_prompts", "temperature", "lr", "eps_max", "grad_clip"):
+                     "logits_chunk_tokens", "slots", "prompt_tokens", "think_max",
+                     "answer_tokens", "eval_every", "eval_prompts", "eval_samples",
+                     "checkpoint_every", "keep_checkpoints", "heldout_prompts", "temperature",
+                     "lr", "eps_max", "grad_clip"):
             if not getattr(self, name) > 0 or not math.isfinite(getattr(self, name)):
                 refuse(name, "must be above zero")
         for name in ("samples_logged", "threads", "warmup_steps", "weight_decay", "adam_eps",
@@ -189,13 +195,13 @@ class Config:
 
 
 # What --resume may change: the rest is built into the state of the run.
-FREE_TO_CHANGE = {"steps", "micro_batch_tokens", "recompute_layers", "lr", "warmup_steps",
-                  "grad_clip", "eps_max",
-                  "eps_low", "eps_high", "eval_every", "checkpoint_every", "keep_checkpoints",
-                  "samples_logged", "log_with", "threads", "gpus", "servers", "trainers",
-                  "tensor_parallel", "pipeline_parallel", "data_parallel", "vllm_url", "hosts",
-                  "node_rank", "port", "tls", "insecure_network", "deadline_s",
-                  "start_deadline_s"}
+FREE_TO_CHANGE = {"steps", "micro_batch_tokens", "recompute_layers", "attention",
+                  "compile_layers", "fused_adamw", "logits_chunk_tokens", "lr", "warmup_steps",
+                  "grad_clip", "eps_max", "eps_low", "eps_high", "eval_every",
+                  "checkpoint_every", "keep_checkpoints", "samples_logged", "log_with", "threads",
+                  "gpus", "servers", "trainers", "tensor_parallel", "pipeline_parallel",
+                  "data_parallel", "vllm_url", "hosts", "node_rank", "port", "tls",
+                  "insecure_network", "deadline_s", "start_deadline_s"}
 
 
 def typed(name, value, kind):

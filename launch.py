@@ -34,13 +34,12 @@ from pathlib import Path
 import torch
 
 from leash import Child, LaunchError, say, supervise
+from memory import GIB, Memory, host_memory
 from servers import LOOPBACK, server_command, tls_context
-from vllm_engine import BLOCK_TOKENS, block_bytes
 
 # In the environment of every trainer that the launcher has started: it starts nothing itself, and
 # its --vllm-url is of this start alone.
 LAUNCHED = "SCALERL_LAUNCHED"
-GIB = 2 ** 30
 
 
 class PlaceError(ValueError):
@@ -101,7 +100,7 @@ CHECKPOINT_RATE = 0.2e9             # bytes a second, of all ranks together: a s
 
 def device_here(gpus):
     """The first GPU as a Device, or the CPU; an assumption where there is none to ask."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = host_memory()
     if not gpus:
         cores = len(os.sched_getaffinity(0))
         return Device("CPU", memory, 20e9, cores * 30e9,
@@ -115,75 +114,44 @@ def device_here(gpus):
                                        "speed assumed)"))
 
 
-class Estimate:
+class Estimate(Memory):
     """Memory and time of a run, from the shapes of its model; within a factor of two, not exact.
 
-    model     the transformers model on the meta device: shapes, no memory
-    compute   scalerl.py's Compute of it: FLOPs of a token and of looking at one
-    output    tokens of the longest output;  length: of the longest sequence, prompt included
-    dtype     the generators' weights and cache
+    compute   scalerl.py's Compute of the model: FLOPs of a token and of looking at one
+    device    what each process runs on; the others are `Memory`'s
     """
 
     def __init__(self, config, model, compute, output, length, dtype, device):
-        self.config, self.compute, self.device = config, compute, device
-        self.output, self.length = output, length
-        self.itemsize, self.shape = dtype.itemsize, model.config
-        self.weights = sum(p.numel() for p in model.parameters())
-        head = model.get_output_embeddings().weight.numel()
-        self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
+        super().__init__(config, model, output, length, dtype, cuda=device.name != "CPU",
+                         alone=not wanted(config))
+        self.compute, self.device = compute, device
         self.mean_output = output / 2                                       # assumed
         # Tokens that a token looks back at, on average; half of the prompt is assumed filled too.
         self.context = (length - output) / 2 + self.mean_output / 2
-        self.kv_token = block_bytes(config.model, dtype) / BLOCK_TOKENS     # bytes, all layers
         self.server_gpus = config.tensor_parallel * config.pipeline_parallel \
             * config.data_parallel
         self.copy_gpus = config.tensor_parallel * config.pipeline_parallel
         # Shards shrink with more trainers, activations do not: if those alone are too many, the
         # trainers are told to recompute them.
-        self.alone = not wanted(config)             # trainer and sampler share one device
-        self.recompute = config.recompute_layers
-        self.recompute |= not self.alone and device.name != "CPU" and not self.trainer_fits(4096)
+        self.recompute |= not self.alone and self.cuda and not self.trainer_fits(4096)
 
     # -- memory, in bytes a device ------------------------------------------------------------
 
-    def trainer_memory(self, trainers):
-        """{what: bytes} of one trainer. On several GPUs FSDP2 shards fp32 masters, gradients and
-        Adam's moments; embedding and head are whole, gradient included, during a micro-batch."""
-        c, s = self.config, self.shape
-        shards = trainers if self.device.name != "CPU" else 1
-        tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
-        hidden, layers = s.hidden_size, s.num_hidden_layers
-        kv_groups = s.num_attention_heads / (getattr(s, "num_key_value_heads", None)
-                                             or s.num_attention_heads)
-        layer = tokens * (12 * hidden + 4 * s.intermediate_size) * self.itemsize
-        kept = layer + layers * tokens * hidden * self.itemsize if self.recompute else \
-            layers * layer
-        samples = max(1, tokens // self.length)
-        flash = self.device.name != "CPU" and self.itemsize == 2            # as packed.py decides
-        return {
-            "parameters": 4 * self.weights / shards, "gradients": 4 * self.weights / shards,
-            "Adam": 8 * self.weights / shards,
-            "gathered": 0 if shards == 1 else self.root * (self.itemsize + 4)
-            + 2 * (self.weights - self.root) / layers * self.itemsize,
-            "activations": kept,
-            "attention mask": 0 if flash else samples * self.output * self.length
-            * self.itemsize * (1 + kv_groups * (kv_groups > 1)),
-            "logits chunk": 2 * 1024 * s.vocab_size * 4,
-            "sampler's copies": 2 * self.weights * self.itemsize
-            * (self.alone and self.device.name != "CPU")}
+    @property
+    def room(self):
+        """A tenth of the device is left to what is not counted: fragments, CUDA itself."""
+        return 0.9 * self.device.memory
 
     def trainer_fits(self, trainers):
-        """A tenth of the device is left to what is not counted: fragments, CUDA itself."""
-        return sum(self.trainer_memory(trainers).values()) <= 0.9 * self.device.memory
+        return sum(self.trainer_memory(trainers).values()) <= self.room
 
     def server_memory(self):
         """({what: bytes} of one GPU of a server, sequences that its cache holds to the end)."""
         c = self.config
         weights = self.weights * self.itemsize / self.copy_gpus
         sequence = self.kv_token * self.length / self.copy_gpus
-        share = VLLM_MEMORY_SHARE if self.device.name != "CPU" else 0.25    # servers.py's own
-        room = share * self.device.memory - (self.device.name != "CPU") * (
-            SERVER_OVERHEAD + weights)
+        share = VLLM_MEMORY_SHARE if self.cuda else 0.25                    # servers.py's own
+        room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
         fits = max(0, int(room // sequence))
         slots = -(-c.slots // c.data_parallel)
         return {"weights": weights, "cache, one sequence": sequence,
@@ -198,18 +166,13 @@ class Estimate:
         """Sentences on what cannot fit, each with its numbers and what to change. ranks: trainers
         on this node."""
         found, have = [], self.device.memory
-        needs = self.trainer_memory(trainers)
-        total = sum(needs.values())
         if trainers and not self.trainer_fits(trainers):
-            more = next(filter(self.trainer_fits, range(trainers + 1, 4097)), None)
-            most = max(needs, key=needs.get)
-            what = "lower micro_batch_tokens, think_max or answer_tokens" \
-                if most in ("activations", "attention mask") else \
-                f"trainers = {more} would do" if more and self.device.name != "CPU" else \
-                "a smaller model would"
-            found.append(f"a trainer needs about {total / GIB:.1f} GiB, a {self.device.name} has "
-                         f"{have / GIB:.0f}; most of it for {most} "
-                         f"({needs[most] / GIB:.1f} GiB): {what}")
+            sizes = self.buffers(trainers)
+            parts = ", ".join(f"{size / GIB:.1f} for {name}"
+                              for name, size in sizes.items() if size)
+            found.append(f"a trainer needs about {sum(sizes.values()) / GIB:.1f} GiB, a "
+                         f"{self.device.name} has {have / GIB:.0f}: {parts}; "
+                         + self.cure(trainers, self.room))
         if self.loading_memory(ranks) > self.device.host:
             found.append(
                 f"{counted(ranks, 'trainer')} on this machine, each loading the fp32 model, need "
@@ -769,7 +732,7 @@ def describe(config, argv, estimate, *, dtype, folder):
         print(f"{places.why}. Port 0 below stands for a free one.\n")
         table = roles(config, places, folder)
     else:
-        device = "CPU" if estimate.device.name == "CPU" else "GPU 0"
+        device = "GPU 0" if estimate.cuda else "CPU"
         table = [("process", "devices"), ("trainer and sampler, in this one", device)]
     widths = [max(map(len, column)) for column in zip(*table)]
     for row in table:

@@ -168,6 +168,16 @@ class _Ragged:
         return _Gather.apply(x, self.places)
 
 
+def uses_flash(attention, dtype, device):
+    """Does `Pack` take the kernel without masks? attention: the setting; "auto": where it can.
+    Raises ValueError where there is no such kernel."""
+    can = torch.device(device).type == "cuda" and dtype.itemsize == 2
+    if attention == "flash" and not can:
+        raise ValueError(f'attention = "flash": its kernel needs a GPU and 16 bits, not {dtype} on '
+                         f'{device}; use "auto" or "dense"')
+    return can and attention != "dense"
+
+
 class Pack:
     """A micro-batch of outputs and the prompts they share, and the plan of its forward.
 
@@ -175,8 +185,8 @@ class Pack:
     outputs     n lists of token ids, none empty
     prompt_of   n indices: output i continues prompts[prompt_of[i]]
     flash       attention without masks and padding, by a kernel that only GPUs have, in bf16 and
-                fp16; None: there. Not run on a GPU so far: a test runs its indices with a kernel
-                in plain Python.
+                fp16. Not run on a GPU so far: a test runs its indices with a kernel in plain
+                Python.
 
     input_ids, position_ids (T,)   the row. An output's last token predicts nothing: left out.
     predict (K,)                   place in the row whose hidden state predicts each output token
@@ -184,7 +194,7 @@ class Pack:
     """
 
     def __init__(self, prompts, outputs, prompt_of, *, dtype=torch.float32, device="cpu",
-                 flash=None):
+                 flash=False):
         assert prompts and outputs and all(prompts) and all(outputs)
         self.prompt_of = torch.as_tensor(prompt_of, device=device)
         self.prompts = _Ragged([len(p) for p in prompts], device)
@@ -206,10 +216,8 @@ class Pack:
                                    first_input[self.sample] + self.column - 1)
         self.targets = torch.tensor([t for o in outputs for t in o], device=device)
 
-        self.dtype = dtype
-        self.flash = flash if flash is not None else (
-            torch.device(device).type == "cuda" and dtype.itemsize == 2)
-        if self.flash:
+        self.dtype, self.flash = dtype, flash
+        if flash:
             self._index_keys()
             return
         # Masks, made once and used by every layer. Prompts: causal. Outputs: all of the own

@@ -39,9 +39,11 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface
 
 import packed
 from loss import token_logprobs
+from memory import is_short, short_of_memory
 from sampler import Rollout
 
 
@@ -67,6 +69,7 @@ class Policy(torch.nn.Module):
     dtype         of the computation: the weights' own, or bfloat16 (by autocast; FSDP2 gathers
                   weights in it as well)
     head_fp32     fp32 logits, or as a bf16 head would round them
+    flash         `packed.Pack`'s;  chunk_tokens: `token_logprobs`'
 
     The head is read here and not by the caller, since outside this forward its weight is a shard.
     A wrapper without `get_input_embeddings` also keeps accelerate from giving embedding and head
@@ -74,9 +77,10 @@ class Policy(torch.nn.Module):
     the root's group, tied or not, they are whole from here until the end of the backward pass.
     """
 
-    def __init__(self, model, *, temperature=1.0, dtype=torch.float32, head_fp32=True):
+    def __init__(self, model, *, temperature=1.0, dtype=torch.float32, head_fp32=True, flash=False,
+                 chunk_tokens=1024):
         super().__init__()
-        self.model = model
+        self.model, self.flash, self.chunk_tokens = model, flash, chunk_tokens
         self.temperature, self.dtype, self.head_fp32 = temperature, dtype, head_fp32
         self._no_split_modules = model._no_split_modules        # accelerate: the layers to shard
 
@@ -89,7 +93,8 @@ class Policy(torch.nn.Module):
         prompts = {r.group_id: r.prompt_ids for r in rollouts}
         place = {group: i for i, group in enumerate(prompts)}
         pack = packed.Pack(list(prompts.values()), [r.output_ids for r in rollouts],
-                           [place[r.group_id] for r in rollouts], dtype=self.dtype, device=device)
+                           [place[r.group_id] for r in rollouts], dtype=self.dtype, device=device,
+                           flash=self.flash)
         sampled = table(rollouts, "sampled", torch.bool).to(device)[pack.sample, pack.column]
         predict, targets, place = (x[sampled] for x in (
             pack.predict, pack.targets, torch.stack([pack.sample, pack.column], 1)))
@@ -98,7 +103,8 @@ class Policy(torch.nn.Module):
             # Autocast gives the head its operands as the sampler has them, rounded to bf16 where
             # it computes in bf16; the gradient of the fp32 weight stays fp32.
             values = token_logprobs(hidden[predict], weight, targets,
-                                    temperature=self.temperature, head_fp32=head_fp32)
+                                    temperature=self.temperature, head_fp32=head_fp32,
+                                    chunk_tokens=self.chunk_tokens)
         T = max(len(r.output_ids) for r in rollouts)
         return tuple(x.new_zeros(len(rollouts), T).index_put(tuple(place.T), x) for x in values)
 
@@ -108,27 +114,50 @@ BLANK = Rollout("", 0, (0,), [0], [0.0], [0], [True], "stop", False)
 
 
 @torch.no_grad()
-def logprobs_of(policy, rollouts, head_fp32):
-    """Log-probs (n, T) without a gradient; with several ranks, on all of them together."""
-    logprobs, _ = policy(rollouts, head_fp32)
+def logprobs_of(policy, rollouts, head_fp32, budget_tokens):
+    """Log-probs (n, T) without a gradient, a micro-batch at a time; with several ranks, all of
+    them on all ranks together."""
+    rows = [None] * len(rollouts)
+    for indices in micro_batches(rollouts, budget_tokens):
+        for i, row in zip(indices, policy([rollouts[i] for i in indices], head_fp32)[0]):
+            rows[i] = row
     if isinstance(policy, FSDPModule):
         policy.reshard()        # only a backward pass would, and the next forward would use these
-    return logprobs
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def recompute_layers(model):
-    """Recompute each layer in the backward pass instead of keeping its activations, in place: a
-    third more arithmetic for memory that no longer grows with layers x tokens. The method is
-    replaced and not the module, so that parameters keep their names."""
+def shape_layers(model, device, *, recompute=False, compiled=False):
+    """How the layers of `model` run while it is trained, in place; a sampler's steps stay as they
+    are. The method is replaced and not the module, so that parameters keep their names.
+
+    recompute   each layer again in the backward pass instead of keeping its activations: a third
+                more arithmetic for memory that no longer grows with layers x tokens
+    compiled    by torch.compile, once for all layers and lengths; attention, whose plan is another
+                one for each micro-batch, stays out of it. device: where it will run
+    Raises ValueError where nothing can be compiled.
+    """
+    layers = [m for m in model.modules() if type(m).__name__ in model._no_split_modules]
+    train = {kind: kind.forward for kind in map(type, layers)}
+    if compiled:
+        try:                                        # seconds now, or an error in the first step
+            torch.compile(torch.sin, options={"fx_graph_cache": False})(
+                torch.zeros(2, device=device))
+        except RuntimeError as error:
+            raise ValueError("compile_layers = true: torch.compile does not work here "
+                             f"({str(error).splitlines()[0]})") from None
+        AttentionInterface.register("packed", torch.compiler.disable(packed.attend))
+        train = {kind: torch.compile(step, dynamic=True) for kind, step in train.items()}
+
     def forward(layer, *args, **kwargs):
-        plain = types.MethodType(type(layer).forward, layer)
-        if not torch.is_grad_enabled():                             # the sampler's decode steps
-            return plain(*args, **kwargs)
-        return checkpoint(plain, *args, use_reentrant=False, preserve_rng_state=False,
-                          **kwargs)                                 # there is no dropout
-    for layer in model.modules():
-        if type(layer).__name__ in model._no_split_modules:
-            layer.forward = types.MethodType(forward, layer)
+        kind = next(kind for kind in type(layer).__mro__ if kind in train)  # FSDP2 makes its own
+        if not torch.is_grad_enabled():
+            return kind.forward(layer, *args, **kwargs)
+        if not recompute:
+            return train[kind](layer, *args, **kwargs)
+        return checkpoint(train[kind], layer, *args, use_reentrant=False, preserve_rng_state=False,
+                          **kwargs)                                         # there is no dropout
+    for layer in layers if recompute or compiled else ():
+        layer.forward = types.MethodType(forward, layer)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -219,6 +248,7 @@ class Ranks:
         self.doing, self.version = "start", 0
         self.lock, self.closed, self.beating = threading.RLock(), threading.Event(), False
         self.blaming = False
+        self.memory = None              # a `Memory`, as soon as there is a model
         if self.size == 1:
             return
         from accelerate import Accelerator, FullyShardedDataParallelPlugin, InitProcessGroupKwargs
@@ -327,9 +357,10 @@ class Ranks:
             self.doing, self.version = doing, version
             try:
                 yield
-            except torch.OutOfMemoryError as error:
-                raise self.blame(short_of_memory(error, doing)) from None
             except (RuntimeError, OSError) as error:
+                if is_short(error):
+                    raise self.blame(short_of_memory(error, doing, self.memory,
+                                                     self.size)) from None
                 if self.size == 1 or isinstance(error, RankError):
                     raise
                 raise self.blame(str(error)) from error
@@ -385,23 +416,6 @@ class Ranks:
             raise self.failure
         if not self.blaming:            # else it is being said already why this ends
             raise self.blame("SIGTERM from outside: has another rank ended?")
-
-
-def short_of_memory(error, doing):
-    """What to make smaller, and by how much, from torch's words. One sentence."""
-    size = {unit: 1024 ** i for i, unit in enumerate(("bytes", "KiB", "MiB", "GiB"))}
-    number = r"([\d.]+) (bytes|KiB|MiB|GiB)"
-    wanted = re.search("Tried to allocate " + number, str(error))
-    free = re.search("of which " + number + " is free", str(error))
-    wanted, free = (float(m[1]) * size[m[2]] / size["GiB"] if m else None for m in (wanted, free))
-    short = f"{wanted - free:.2f} GiB short" if wanted and free is not None else \
-        str(error).splitlines()[0]
-    cure = {"train": "lower micro_batch_tokens, or set recompute_layers = true",
-            "logprobs": "lower slots or samples_per_prompt",
-            "generate": "lower slots (the generator's cache) or micro_batch_tokens"}
-    return f"out of memory, {short}: " + cure.get(      # nothing is there but what has to be
-        doing, "weights, gradients and Adam leave no room: more trainers share them; or does "
-        "another process use this device?")
 
 
 def meets(policy, last):

@@ -59,11 +59,12 @@ import launch
 import packed
 from checkpoint import save_model
 from config import ConfigError, parse, to_toml
+from memory import Memory, is_short, short_of_memory
 from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,
                   zero_variance)
 from ranks import (BLANK, Policy, RankError, Ranks, cost_tokens, deal, from_tensors, full_tensors,
-                   gather_group, logprobs_of, meets, micro_batches, recompute_layers,
-                   short_of_memory, table, to_tensors, whole)
+                   gather_group, logprobs_of, meets, micro_batches, shape_layers, table,
+                   to_tensors, whole)
 from sandbox import SandboxError, check_box
 from sampler import Interruption, Request, Rollout, TransformersSampler
 from servers import Fleet, ServerError, ServerSampler
@@ -436,6 +437,21 @@ def interruptions(config, tokenizer):
         if budget else training
 
 
+def longest(config, tokenizer, model):
+    """Tokens of the longest output and sequence; how long prompts really are is known later."""
+    output = max(rule.longest for rule in interruptions(config, tokenizer))
+    length = config.prompt_tokens + output
+    return output, min(length, getattr(model.config, "max_position_embeddings", None) or length)
+
+
+def check_attention(config, dtype, device):
+    """Does a micro-batch's attention go without masks? Raises ConfigError: not on this device."""
+    try:
+        return packed.uses_flash(config.attention, dtype, device)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
 class Trainer:
     """One rank's part of the training: the model, its optimizer, and the way to the other ranks.
     Rank 0 is a `Run`, which tells the story; the others `follow`."""
@@ -448,19 +464,31 @@ class Trainer:
         cuda = torch.cuda.is_available() and config.gpus != 0
         self.device = "cuda" if cuda else "cpu"
         self.dtype = compute_dtype(config, cuda)
+        check_attention(config, self.dtype, self.device)        # before minutes of loading
         torch.manual_seed(config.seed)
         self.ranks = Ranks(deadline_s=config.deadline_s, cpu=not cuda, dtype=self.dtype)
         if config.threads:                  # after accelerate, which has its own idea of it
             torch.set_num_threads(config.threads)
-        self.load_model()
-        if config.recompute_layers:
-            recompute_layers(self.model)
+        with self.ranks.phase("start", 0):
+            self.load_model()
+            self.prepare()
+
+    def prepare(self):
+        """The model and its optimizer as the settings want them, shared by all ranks."""
+        config = self.config
+        flash = check_attention(config, self.dtype, self.device)
+        try:
+            shape_layers(self.model, self.device, recompute=config.recompute_layers,
+                         compiled=config.compile_layers)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         self.policy, self.optimizer = self.ranks.prepare(
             Policy(self.model, temperature=config.temperature, dtype=self.dtype,
-                   head_fp32=config.head_fp32),
+                   head_fp32=config.head_fp32, flash=flash,
+                   chunk_tokens=config.logits_chunk_tokens),
             torch.optim.AdamW(
                 self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
-                eps=config.adam_eps, weight_decay=config.weight_decay, fused=True))
+                eps=config.adam_eps, weight_decay=config.weight_decay, fused=config.fused_adamw))
 
     def load_model(self):
         config, folder = self.config, Path(self.config.model)
@@ -473,6 +501,9 @@ class Trainer:
             packed.prepare(self.model)
         except ValueError as error:
             raise ConfigError(f"model = {config.model!r}: {error}") from None
+        self.ranks.memory = Memory(
+            config, self.model, *longest(config, self.tokenizer, self.model), self.dtype,
+            cuda=self.device == "cuda", alone=not config.vllm_url)
         if self.ranks.size == 1:            # several: shards go to the devices, not the whole
             self.model.to(self.device)
         # No dropout, ever: the ratio compares the trainer's forward with the sampler's.
@@ -498,7 +529,8 @@ class Trainer:
                             self.ranks.hear()
                         raise
                 elif do == "logprobs":
-                    logprobs_of(self.policy, from_tensors(tensors), command["head_fp32"])
+                    logprobs_of(self.policy, from_tensors(tensors), command["head_fp32"],
+                                self.config.micro_batch_tokens)
                 elif do == "gather":
                     gather_group(self.model, command["number"],
                                  getattr(torch, command["dtype"]) if command["dtype"] else None)
@@ -610,15 +642,16 @@ class Run(Trainer):
         else:
             # On a CPU sampler and trainer share the very same weights: a push costs nothing. With
             # a bf16 sampler the fp32 masters need a rounded copy.
-            generator = self.model if self.dtype == torch.float32 else copy.deepcopy(
-                self.model).to(self.dtype)
             make = lambda rule, seed: TransformersSampler(                     # noqa: E731
                 generator, self.tokenizer, rule, seed=seed, **shared)
-            # Evaluation is on the trainer's own weights with either engine: nothing to push, and
-            # running sequences are left alone.
-            self.eval_sampler = make(evaluation, config.seed + 1)
-            self.sampler = make(interruption, config.seed) if config.engine == "transformers" \
-                else self.vllm_sampler(interruption, shared)
+            with self.ranks.phase("start", 0):
+                generator = self.model if self.dtype == torch.float32 else copy.deepcopy(
+                    self.model).to(self.dtype)
+                # Evaluation is on the trainer's own weights with either engine: nothing to push,
+                # and running sequences are left alone.
+                self.eval_sampler = make(evaluation, config.seed + 1)
+                self.sampler = make(interruption, config.seed) \
+                    if config.engine == "transformers" else self.vllm_sampler(interruption, shared)
         self.curriculum = Curriculum(self.problems, config.retire_at, config.seed)
         self.pacer = Pacer(self.scheme, self.k, config.prompts_per_step)
         devices = self.ranks.size + (self.fleet.workers if self.fleet else 0)
@@ -904,7 +937,8 @@ class Run(Trainer):
                 rollouts += self.decode(sampler)
             with self.ranks.phase("logprobs", self.version):
                 self.ranks.tell("logprobs", lambda: to_tensors(rollouts), head_fp32=head_fp32)
-                logprobs = logprobs_of(self.policy, rollouts, head_fp32)
+                logprobs = logprobs_of(self.policy, rollouts, head_fp32,
+                                       self.config.micro_batch_tokens)
             log_ratio = (logprobs.cpu() - table(rollouts, "logprobs", torch.float32))[
                 table(rollouts, "sampled", torch.bool)]
             name = "fp32_head" if head_fp32 else "bf16_head"
@@ -1111,13 +1145,11 @@ def launched(config, argv, resume, what):
     tokenizer = load(AutoTokenizer, config)
     with torch.device("meta"):                      # shapes alone: no memory, no weights read
         model = AutoModelForCausalLM.from_config(load(AutoConfig, config))
-    output = max(rule.longest for rule in interruptions(config, tokenizer))
-    length = config.prompt_tokens + output          # the longest prompt is known only later
-    length = min(length, getattr(model.config, "max_position_embeddings", None) or length)
     dtype = compute_dtype(config, cuda)
+    check_attention(config, dtype, "cuda" if cuda else "cpu")
+    estimate = launch.Estimate(config, model, Compute(model, 1, "gpu"),
+                               *longest(config, tokenizer, model), dtype, launch.device_here(cuda))
     try:
-        estimate = launch.Estimate(config, model, Compute(model, 1, "gpu"), output, length, dtype,
-                                   launch.device_here(cuda))
         return what(config, argv, estimate, dtype=dtype, folder=run_folder(config, resume))
     except launch.PlaceError as error:
         raise ConfigError(str(error)) from None
@@ -1173,9 +1205,6 @@ def main(argv=None):
     except ConfigError as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 2
-    except torch.OutOfMemoryError as error:
-        print(f"scalerl.py: {short_of_memory(error, 'start')}", file=sys.stderr)
-        return 1
     except (ServerError, RankError) as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 1
@@ -1197,8 +1226,8 @@ def main(argv=None):
         print(run.train())
         run.ranks.close()
     except (RuntimeError, OSError) as error:
-        if isinstance(error, torch.OutOfMemoryError):       # elsewhere `Ranks.phase` says it
-            error = short_of_memory(error, "generate")
+        if is_short(error):                                 # elsewhere `Ranks.phase` says it
+            error = short_of_memory(error, "generate", run.ranks.memory, run.ranks.size)
         run.ranks.last_words(str(error))
         print(f"scalerl.py: step {run.step + 1}: {error}; {run.way_on()}", file=sys.stderr)
         return 1

@@ -15,7 +15,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import (AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM,
+                          Qwen3Config)
 
 import packed
 import tasks
@@ -77,6 +78,18 @@ def micro(tmp_path_factory):
     toy.warm_start(model, tokenizer, pairs, steps=120, lr=3e-3, batch=64, seed=0)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def eight(tmp_path_factory):
+    """The shape of an 8B model, config.json and a tokenizer: no weights."""
+    folder = tmp_path_factory.mktemp("eight")
+    Qwen3Config(vocab_size=151936, hidden_size=4096, intermediate_size=12288,
+                num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+                max_position_embeddings=40960, tie_word_embeddings=False,
+                architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
+    toy.make_tokenizer().save_pretrained(folder)
     return folder
 
 

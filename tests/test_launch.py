@@ -324,18 +324,6 @@ def test_the_split_is_the_fastest_there_is_and_tends_to_the_ratio_of_the_rates(s
     assert servers / trainers == pytest.approx(train / generate, rel=0.01)
 
 
-@pytest.fixture(scope="module")
-def eight(tmp_path_factory):
-    """The shape of an 8B model, config.json and a tokenizer: no weights."""
-    folder = tmp_path_factory.mktemp("eight")
-    Qwen3Config(vocab_size=151936, hidden_size=4096, intermediate_size=12288,
-                num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
-                max_position_embeddings=40960, tie_word_embeddings=False,
-                architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
-    toy.make_tokenizer().save_pretrained(folder)
-    return folder
-
-
 def estimate_of(folder, **settings):
     """(config, Estimate) as the launcher makes them, on assumed H100s if there are GPUs."""
     found = {}

@@ -4,12 +4,21 @@ The oracle is transformers itself: each prompt with each of its outputs as a pla
 own, eager attention, no padding, no sharing.
 """
 
+import copy
+import random
+import sys
+
 import pytest
 import torch
-from conftest import packed_copy, random_llama
+from conftest import ROOT, packed_copy, random_llama
+from test_scalerl import rollouts_of
 from transformers import Qwen3Config
 
 import packed
+from ranks import Policy, table
+
+sys.path.insert(0, str(ROOT / "bench"))
+import gpu                                                                     # noqa: E402
 
 
 def ragged_batch(vocab=37):
@@ -90,6 +99,16 @@ def plain_varlen(q, k, v, ends_q, ends_k, max_q, max_k, *, scale, window_size, e
     return torch.cat(out)
 
 
+def test_the_kernel_without_masks_is_taken_where_there_is_one_and_refused_elsewhere():
+    for dtype, device, can in ((torch.bfloat16, "cuda", True), (torch.float32, "cuda", False),
+                               (torch.bfloat16, "cpu", False)):
+        assert packed.uses_flash("auto", dtype, device) == can
+        assert not packed.uses_flash("dense", dtype, device)
+        if not can:
+            with pytest.raises(ValueError, match=f"needs a GPU and 16 bits, not {dtype} on"):
+                packed.uses_flash("flash", dtype, device)
+
+
 @pytest.mark.parametrize("outputs", [None, [[1], [2], [3]]])
 def test_the_gpus_kernel_is_told_the_same_as_the_masks_say(seed, monkeypatch, outputs):
     """Who may look at whom, as indices instead of masks; the kernel itself is replaced by what
@@ -107,6 +126,17 @@ def test_the_gpus_kernel_is_told_the_same_as_the_masks_say(seed, monkeypatch, ou
         gradients.append([logprobs] + [p.grad for p in twin.parameters()])
     for dense, flash in zip(*gradients):
         torch.testing.assert_close(flash, dense, atol=1e-5, rtol=1e-5)
+
+
+def test_the_padded_rows_that_packing_is_measured_against_compute_the_same(llama):
+    """Else the bench would compare two different things."""
+    rollouts = rollouts_of(3, 4, random.Random(7))
+    packed_logprobs, _ = Policy(packed_copy(llama))(rollouts)
+    padded_logprobs, _ = gpu.Padded(copy.deepcopy(llama))(rollouts)
+    assert packed_logprobs.shape == padded_logprobs.shape
+    sampled = table(rollouts, "sampled", torch.bool)
+    torch.testing.assert_close(padded_logprobs[sampled], packed_logprobs[sampled], atol=1e-4,
+                               rtol=0)
 
 
 def test_each_prompt_and_each_output_is_in_the_row_once_and_nothing_else():

@@ -19,11 +19,13 @@ import torch.distributed as dist
 from conftest import SPAWN, THOROUGH, packed_copy, random_llama
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM
+from test_packed import plain_varlen
 from test_scalerl import SMALL, arguments, lines, rollouts_of
 from test_servers import Served
 
 import checkpoint
+import packed
 import ranks
 import scalerl
 from config import Config
@@ -150,8 +152,7 @@ def step_inputs(seed, P=5, G=3):
     return rollouts, rewards
 
 
-def make_trainer(group, seed, tied=True, recompute=False, dtype=torch.float64, compute=None,
-                 **settings):
+def make_trainer(group, seed, tied=True, dtype=torch.float64, compute=None, **settings):
     """One rank's `Trainer` around a random model, in float64 so that sums in another order agree
     far below any mistake."""
     trainer = Trainer.__new__(Trainer)
@@ -160,13 +161,9 @@ def make_trainer(group, seed, tied=True, recompute=False, dtype=torch.float64, c
     if not tied:
         model.config.tie_word_embeddings = False
         model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 0.9)
-    if recompute:
-        ranks.recompute_layers(model)
-    trainer.ranks = group
+    trainer.ranks, trainer.device, trainer.dtype = group, "cpu", compute or dtype
     trainer.config = Config(model="x", **{"warmup_steps": 0, "lr": 1e-2} | settings)
-    trainer.policy, trainer.optimizer = group.prepare(
-        Policy(model, dtype=compute or dtype), torch.optim.AdamW(
-            model.parameters(), lr=1e-2, betas=(0.9, 0.95), eps=1e-15, fused=True))
+    trainer.prepare()
     assert isinstance(model.lm_head.weight, DTensor) == isinstance(trainer.policy, FSDPModule)
     return trainer
 
@@ -191,9 +188,18 @@ def take_step(trainer, seed, version=3):
 # The step of several ranks
 
 
+def counting_backend(graphs):
+    """torch.compile without its compiler, which takes a minute: what it traced, run as it is."""
+    compiled = torch.compile
+    return lambda step, options=None, **choices: compiled(
+        step, backend=lambda graph, _: graphs.append(graph) or graph.forward, **choices)
+
+
 def all_gradients(group, seed, cases):
     found = []
     for case in cases:
+        if case.get("compile_layers"):                  # in a process that ends with the test
+            torch.compile = counting_backend([])
         trainer = make_trainer(group, seed, grad_clip=1e9, **case)
         seen = {}
         trainer.optimizer.register_step_pre_hook(lambda *_: seen.update(      # noqa: B023
@@ -211,12 +217,15 @@ def all_gradients(group, seed, cases):
 
 @pytest.mark.parametrize("size, sharded", [(2, False), (3, False), (2, True), (3, True)])
 def test_any_number_of_ranks_has_the_gradient_of_one(size, sharded, seed):
-    """With DDP and with real FSDP2; tied head or not; recomputed layers or not; with rounds in
-    which some have nothing to do. A mean over ranks where a sum belongs, a head whose gradient
-    is not reduced, a denominator counted on each rank, or a micro-batch done twice would show."""
+    """With DDP and with real FSDP2; tied head or not; layers recomputed and compiled or not; with
+    rounds in which some have nothing to do. A mean over ranks where a sum belongs, a head whose
+    gradient is not reduced, a denominator counted on each rank, or a micro-batch done twice would
+    show."""
     cases = [{"micro_batch_tokens": 60}, {"micro_batch_tokens": 10_000, "tied": False},
-             {"micro_batch_tokens": 90, "aggregation": "sample", "recompute": True}]
-    alone = all_gradients(Ranks(), seed, [case | {"recompute": False} for case in cases])
+             {"micro_batch_tokens": 90, "aggregation": "sample", "recompute_layers": True,
+              "compile_layers": sharded, "fused_adamw": False, "logits_chunk_tokens": 7}]
+    plain = {"recompute_layers": False, "compile_layers": False}
+    alone = all_gradients(Ranks(), seed, [case | plain for case in cases])
     several = run_ranks(all_gradients, size, sharded, seed=seed, cases=cases)[0]
     for (expected, log, _), (got, got_log, kind) in zip(alone, several, strict=True):
         assert kind == ("FSDPPolicy" if sharded else "DistributedDataParallel")
@@ -230,10 +239,45 @@ def test_any_number_of_ranks_has_the_gradient_of_one(size, sharded, seed):
             assert math.isclose(got_log[name], log[name], rel_tol=1e-6, abs_tol=1e-9), name
 
 
+@pytest.mark.parametrize("setting, value", [
+    ("attention", "flash"), ("compile_layers", True), ("fused_adamw", False),
+    ("logits_chunk_tokens", 7), ("recompute_layers", True)])
+def test_a_setting_of_the_machine_changes_how_a_step_is_computed_and_not_its_result(
+        setting, value, seed, monkeypatch):
+    """torch's compiler, which takes a minute, and its kernel for GPUs are stood in for."""
+    trace = []
+
+    def traced(function, seen=lambda **_: True):
+        return lambda *args, **options: (seen(**options) and trace.append(1)) or function(
+            *args, **options)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", traced(plain_varlen))
+    monkeypatch.setattr(packed, "uses_flash", lambda attention, *_: attention == "flash")
+    monkeypatch.setattr(torch, "compile", counting_backend(trace))
+    monkeypatch.setattr(ranks, "checkpoint", traced(ranks.checkpoint))
+    monkeypatch.setattr(ranks, "token_logprobs", traced(
+        ranks.token_logprobs, lambda chunk_tokens, **_: chunk_tokens == 7))
+    results = []
+    for settings in ({}, {setting: value}):
+        assert not trace
+        trainer, found = make_trainer(Ranks(), seed, grad_clip=1e9, **settings), {}
+        trainer.optimizer.register_step_pre_hook(lambda *_: found.update(         # noqa: B023
+            (name, p.grad.clone()) for name, p in trainer.model.named_parameters()))  # noqa: B023
+        take_step(trainer, seed)
+        if setting == "fused_adamw":
+            trace += [1] * (not trainer.optimizer.defaults["fused"])
+            found = dict(trainer.model.named_parameters())
+        results.append(found)
+    assert trace
+    AttentionInterface.register("packed", packed.attend)        # compiling has replaced it
+    for name, want in results[0].items():
+        error = (want - results[1][name]).norm() / want.norm()
+        assert error < 1e-5, f"{name}: {error}"                 # norms round to fp32 on the way
+
+
 def test_layers_are_recomputed_for_the_backward_pass_and_never_while_sampling(seed):
     """In a copy (the sampler's, in bf16) it is the copy's own weights that are used."""
     model = random_llama(layers=3)
-    ranks.recompute_layers(model)
+    ranks.shape_layers(model, "cpu", recompute=True)
     calls = []
     for module in model.modules():
         if type(module).__name__ == "LlamaMLP":
@@ -257,7 +301,7 @@ def bf16_logprobs(group, seed):
     rollouts, _ = step_inputs(seed)
     with group.phase("logprobs", 0):
         group.tell("logprobs", lambda: ranks.to_tensors(rollouts), head_fp32=True)
-        logprobs = ranks.logprobs_of(trainer.policy, rollouts, True)
+        logprobs = ranks.logprobs_of(trainer.policy, rollouts, True, 8192)
     dtypes = {p.dtype for p in trainer.model.parameters()}      # shards again, not bf16 wholes
     trainer.optimizer.register_step_pre_hook(lambda *_: dtypes.update(
         x.dtype for p in trainer.model.parameters() for x in (p, p.grad)))
@@ -351,7 +395,7 @@ def waiting(group, seed, flag):
     with group.phase("load", 7):
         group.tell("logprobs", lambda: ranks.to_tensors(step_inputs(seed)[0]),
                    head_fp32=True)
-        ranks.logprobs_of(trainer.policy, step_inputs(seed)[0], True)
+        ranks.logprobs_of(trainer.policy, step_inputs(seed)[0], True, 8192)
     flag.touch()
     time.sleep(100)
 
@@ -372,13 +416,6 @@ def test_a_rank_that_dies_or_hangs_while_the_others_wait_is_named(who, how, seed
     for sentence in found.values():
         assert f"rank {who} is dead, stuck or cut off" in sentence, found
         assert "wait" in sentence and "version" in sentence and len(sentence.splitlines()) == 1
-
-
-@pytest.mark.parametrize("doing", ["gather", "save", "load", "start"])
-def test_where_nothing_is_generated_the_generators_cache_is_not_to_blame(doing):
-    short = ranks.short_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried"), doing)
-    assert "slots" not in short and "more trainers share them" in short
-    assert "slots" in ranks.short_of_memory(torch.OutOfMemoryError("CUDA out"), "generate")
 
 
 def failing(group, seed, how, folder):
@@ -432,8 +469,7 @@ def failing(group, seed, how, folder):
 @pytest.mark.parametrize("how, sentence", [
     ("killed", "rank 0: train, version 5: rank 1 is dead, stuck or cut off, look at its log"),
     ("infinite", "version 5: behavior_logprobs of sample"),
-    ("memory", "rank 1: train, version 5: out of memory, 1.62 GiB short: lower "
-               "micro_batch_tokens, or set recompute_layers = true"),
+    ("memory", "rank 1: train, version 5: out of memory, 1.62 GiB short of 79.10"),
     ("disk", "step_5 could not be written (rank 1: "),
     ("apart", "model.00001-of-00002.safetensors of another rank is not to be seen here")])
 def test_what_fails_on_one_rank_ends_all_in_a_sentence_that_names_it(how, sentence, seed,

@@ -426,6 +426,11 @@ BAD_INPUT = {
     "long prompt": (["--prompt-tokens", "3"], "prompt_tokens = 3"),
     "tracker": (["--log-with", "wandb"], "log_with = 'wandb': needs a package"),
     "report": (["--report", "nowhere"], "no run to report in 'nowhere'"),
+    "a kernel of GPUs": (["--attention", "flash"], 'attention = "flash": its kernel needs a GPU'),
+    "the launcher's as well": (["--attention", "flash", "--engine", "vllm", "--servers", "1"],
+                               'attention = "flash": its kernel needs a GPU'),
+    "no compiler": (["--compile-layers", "true"],
+                    "compile_layers = true: torch.compile does not work here (InvalidCxxCompiler"),
     "GPUs that are not there": (["--gpus", "8"], "gpus = 8: torch finds 0 here"),
     "fewer than no GPUs": (["--gpus", "-2"], "gpus = -2: use -1"),
     "servers of two minds": (["--engine", "vllm", "--servers", "1", "--vllm-url",
@@ -455,6 +460,8 @@ def test_bad_input_ends_in_one_clear_sentence_and_exit_code_2(case, micro, tmp_p
         {"question": "Name a number.", "answer": "no number at all"}) + "\n")
     (tmp_path / "code.jsonl").write_text(json.dumps(
         {"question": "Add.", "answer": "3", "kind": "code"}) + "\n")
+    if "--compile-layers" in arguments:
+        monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("nowhere",))
     if "damaged" in arguments:
         shutil.copytree(micro, tmp_path / "damaged")
         checkpoint.write_checksums(tmp_path / "damaged", {"config.json": "0"})
