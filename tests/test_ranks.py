@@ -223,7 +223,8 @@ def test_any_number_of_ranks_has_the_gradient_of_one(size, sharded, seed):
     show."""
     cases = [{"micro_batch_tokens": 60}, {"micro_batch_tokens": 10_000, "tied": False},
              {"micro_batch_tokens": 90, "aggregation": "sample", "recompute_layers": True,
-              "compile_layers": sharded and size == 2, "fused_adamw": False, "logits_chunk_tokens": 7}]
+              "compile_layers": sharded and size == 2, "fused_adamw": False,
+              "logits_chunk_tokens": 7}]
     plain = {"recompute_layers": False, "compile_layers": False}
     alone = all_gradients(Ranks(), seed, [case | plain for case in cases])
     several = run_ranks(all_gradients, size, sharded, seed=seed, cases=cases)[0]
