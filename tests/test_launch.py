@@ -810,6 +810,8 @@ def test_three_hosts_with_mutual_tls_wait_out_a_cut_cable_and_end_if_it_stays_cu
         steps_reach(tmp_path, processes[0], step + 9)
         later, sentence = cut_for_good("b")
     assert re.search(r"version \d+: rank 1 is dead, stuck or cut off", sentence)
+    assert re.search(r"rank 1: .*, version \d+: nor does the rendezvous answer",   # which has no
+                     (tmp_path / "runs/r/logs/rank_1.log").read_text())            # end of its own
     last = steps(tmp_path)[-1]
     assert step < later and later in (last // 3 * 3, last - 3)      # or it was being written
     nothing_is_lost(tmp_path, later)
