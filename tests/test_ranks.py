@@ -426,6 +426,7 @@ def failing(group, seed, how, folder):
         os.chdir(folder / str(group.rank))
         folder = Path()
     trainer = make_trainer(group, seed, micro_batch_tokens=60)
+    saves = how in ("disk", "killed while saving")
 
     def save(version):
         with group.phase("save", version):
@@ -435,6 +436,8 @@ def failing(group, seed, how, folder):
     def fail(*_):
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "killed while saving":      # with a file written, and not yet flushed
+            checkpoint.flush = lambda path: os.kill(os.getpid(), signal.SIGKILL)
         elif how == "memory":
             raise torch.OutOfMemoryError(
                 "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of "
@@ -443,7 +446,7 @@ def failing(group, seed, how, folder):
             resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))
     if group.rank:
         trainer.optimizer.register_step_post_hook(
-            lambda *_: fail() if how == "disk" else trainer.policy.register_forward_hook(fail))
+            lambda *_: fail() if saves else trainer.policy.register_forward_hook(fail))
         try:
             return trainer.follow()
         except FloatingPointError:
@@ -454,7 +457,7 @@ def failing(group, seed, how, folder):
     rollouts, rewards = step_inputs(seed)
     if how == "infinite":           # of one sample: one rank has it, the other has not
         rollouts[3].logprobs[0] = math.inf
-    if how == "disk":
+    if saves:
         save(5)
     try:
         return train_step(trainer.policy, trainer.optimizer, rollouts, rewards, 5, trainer.config,
@@ -469,6 +472,7 @@ def failing(group, seed, how, folder):
 
 @pytest.mark.parametrize("how, sentence", [
     ("killed", "rank 0: train, version 5: rank 1 is dead, stuck or cut off, look at its log"),
+    ("killed while saving", "rank 0: save, version 5: rank 1 is dead, stuck or cut off"),
     ("infinite", "version 5: behavior_logprobs of sample"),
     ("memory", "rank 1: train, version 5: out of memory, 1.62 GiB short of 79.10"),
     ("disk", "step_5 could not be written (rank 1: "),
@@ -477,7 +481,7 @@ def test_what_fails_on_one_rank_ends_all_in_a_sentence_that_names_it(how, senten
                                                                      tmp_path):
     """And what was saved before stays whole."""
     with processes(failing, 2, seed=seed, how=how, folder=tmp_path) as (children, results):
-        found = answers(children, results, {0, 1} - {1 if how == "killed" else 2}, timeout=60)
+        found = answers(children, results, {0, 1} - {1 if "killed" in how else 2}, timeout=60)
     assert all(sentence in text and len(text.splitlines()) == 1 for text in found.values()), found
     if how == "apart":
         assert not list(tmp_path.rglob("step_*"))
