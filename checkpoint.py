@@ -216,11 +216,11 @@ def check(folder):
     """Raises ValueError, naming the file, unless every file is as it was written."""
     try:
         sums = json.loads((folder / CHECKSUMS).read_text())
-        for name, expected in sums.items():
-            if sha256(folder / name) != expected:
-                raise ValueError(f"{folder / name} does not match its checksum")
-    except (OSError, json.JSONDecodeError) as error:
+        wrong = [name for name, expected in sums.items() if sha256(folder / name) != expected]
+    except (OSError, ValueError, AttributeError) as error:      # no file, no text, no dictionary
         raise ValueError(f"{folder} cannot be read ({error})") from None
+    if wrong:
+        raise ValueError(f"{folder / wrong[0]} does not match its checksum")
 
 
 def verify(folder):

@@ -61,7 +61,8 @@ class Memory:
         hidden, layers = s.hidden_size, s.num_hidden_layers
         kv_groups = s.num_attention_heads / (getattr(s, "num_key_value_heads", None)
                                              or s.num_attention_heads)
-        layer = tokens * (12 * hidden + 4 * s.intermediate_size) * self.itemsize
+        inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
+        layer = tokens * (12 * hidden + 4 * inner) * self.itemsize
         kept = layer + layers * tokens * hidden * self.itemsize if self.recompute else \
             layers * layer
         samples = tokens / self.length

@@ -134,9 +134,14 @@ def shape_layers(model, device, *, recompute=False, compiled=False):
                 more arithmetic for memory that no longer grows with layers x tokens
     compiled    by torch.compile, once for all layers and lengths; attention, whose plan is another
                 one for each micro-batch, stays out of it. device: where it will run
-    Raises ValueError where nothing can be compiled.
+    Raises ValueError where nothing can be compiled, or no layers are known.
     """
-    layers = [m for m in model.modules() if type(m).__name__ in model._no_split_modules]
+    if not (recompute or compiled):
+        return
+    layers = [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
+    if not layers:
+        raise ValueError("recompute_layers and compile_layers need to know the model's layers: "
+                         f"transformers names none of {type(model).__name__}")
     train = {kind: kind.forward for kind in map(type, layers)}
     if compiled:
         try:                                        # seconds now, or an error in the first step
@@ -156,7 +161,7 @@ def shape_layers(model, device, *, recompute=False, compiled=False):
             return train[kind](layer, *args, **kwargs)
         return checkpoint(train[kind], layer, *args, use_reentrant=False, preserve_rng_state=False,
                           **kwargs)                                         # there is no dropout
-    for layer in layers if recompute or compiled else ():
+    for layer in layers:
         layer.forward = types.MethodType(forward, layer)
 
 

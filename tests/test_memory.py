@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 from test_scalerl import arguments
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 
 import scalerl
 from config import Config
@@ -63,6 +63,12 @@ def test_what_is_advised_makes_it_fit(eight, seed):
             assert need(changed, int(more[1]) if more else trainers) <= room, option
     assert kinds == {"micro_batch_tokens", "slots", "logits_chunk_tokens", "recompute_layers",
                      "trainers"}
+
+
+def test_the_memory_of_a_model_that_does_not_name_all_its_sizes_is_estimated_too(tmp_path):
+    """A start would fail for the sake of a sentence that nobody may ever need."""
+    GPT2Config(n_embd=64, n_head=4, n_layer=3, vocab_size=99).save_pretrained(tmp_path)
+    assert need(memory_of(tmp_path, length=90), 1) > 0
 
 
 def test_what_has_to_be_there_and_has_no_room_is_said_so(eight):

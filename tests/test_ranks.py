@@ -275,6 +275,13 @@ def test_a_setting_of_the_machine_changes_how_a_step_is_computed_and_not_its_res
         assert error < 1e-5, f"{name}: {error}"                 # norms round to fp32 on the way
 
 
+def test_a_model_whose_layers_have_no_name_is_refused_only_where_they_are_needed(llama):
+    llama._no_split_modules = None
+    ranks.shape_layers(llama, "cpu")
+    with pytest.raises(ValueError, match="transformers names none of LlamaForCausalLM"):
+        ranks.shape_layers(llama, "cpu", recompute=True)
+
+
 def test_layers_are_recomputed_for_the_backward_pass_and_never_while_sampling(seed):
     """In a copy (the sampler's, in bf16) it is the copy's own weights that are used."""
     model = random_llama(layers=3)
@@ -296,13 +303,14 @@ def test_layers_are_recomputed_for_the_backward_pass_and_never_while_sampling(se
 
 def bf16_logprobs(group, seed):
     """(log-probs, dtypes of masters and gradients) with bf16 arithmetic."""
-    trainer = make_trainer(group, seed, dtype=torch.float32, compute=torch.bfloat16)
+    trainer = make_trainer(group, seed, dtype=torch.float32, compute=torch.bfloat16,
+                           micro_batch_tokens=60)               # several forwards
     if group.rank:
         return trainer.follow()
     rollouts, _ = step_inputs(seed)
     with group.phase("logprobs", 0):
         group.tell("logprobs", lambda: ranks.to_tensors(rollouts), head_fp32=True)
-        logprobs = ranks.logprobs_of(trainer.policy, rollouts, True, 8192)
+        logprobs = ranks.logprobs_of(trainer.policy, rollouts, True, 60)
     dtypes = {p.dtype for p in trainer.model.parameters()}      # shards again, not bf16 wholes
     trainer.optimizer.register_step_pre_hook(lambda *_: dtypes.update(
         x.dtype for p in trainer.model.parameters() for x in (p, p.grad)))

@@ -657,10 +657,12 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(reference, mic
     assert checkpoint.verify(folder / "checkpoints" / "step_8")["step"] == 8
     assert (folder / "checkpoints" / "step_8.damaged" / "model.safetensors").read_bytes() == newest
 
-    for path in (folder / "checkpoints").glob("step_*/state.json"):
-        path.write_text("{")
+    for path, damage in zip(checkpoint.saved(folder / "checkpoints"), (b"[]", b"\xff"),
+                            strict=True):
+        (path / "checksums.json").write_bytes(damage)
     done = run_command(command, tmp_path)
     assert done.returncode == 2 and "no whole checkpoint" in done.stderr
+    assert re.search("step_8 cannot be read .*step_6 cannot be read ", done.stderr)
     assert lines(folder)                                            # and nothing was lost
 
 
