@@ -133,8 +133,8 @@ def measure(weights, folder, length, choice, peak, args):
             trainer.model.set_attn_implementation("sdpa")
             trainer.policy = Padded(trainer.model, dtype=trainer.dtype)
         return timings(trainer, length, choice, prompt, peak, args)
-    except (RankError, ConfigError) as error:
-        return {"error": str(error)}
+    except (RankError, ConfigError, torch.OutOfMemoryError) as error:
+        return {"error": str(error).split(". ")[0]}
 
 
 def timings(trainer, length, choice, prompt, peak, args):
