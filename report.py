@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 import fit
 
 COLORS = ("#1f4e79", "#d9822b", "#6b8e23", "#8e4585", "#7f7f7f", "#b22222")
-SAMPLES_SHOWN = 8               # of the first logged, of the last, and of the last interrupted, each
+SAMPLES_SHOWN = 8               # of the first, the last, and the last interrupted ones, each
 
 # (title, columns, how to read it). A column that ends in "/lag_" stands for all its lags.
 CHARTS = [

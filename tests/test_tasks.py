@@ -825,8 +825,8 @@ def test_a_bad_line_is_named_by_its_number(tmp_path, line, message):
 
 
 def test_columns_that_mean_something_else_are_left_alone_and_said(tmp_path, monkeypatch):
-    """Many data sets have a "kind" and a "level" of their own: "algebra", "easy". They refused every
-    line of a file, and left every record of a data set out. Numbers as answers did the same.
+    """Many data sets have a "kind" and a "level" of their own: "algebra", "easy". They refused
+    every line of a file, and left every record of a data set out. Numbers as answers did the same.
     """
     monkeypatch.chdir(tmp_path)
     rows = [{"question": f"q{i}", "answer": i, "kind": "algebra", "level": "easy"}
