@@ -335,7 +335,9 @@ def test_a_kernel_that_refuses_the_last_lock_gets_no_program(call, monkeypatch):
     monkeypatch.setattr(box, "LIBC", Refusing)
     with pytest.raises(OSError, match="the kernel takes no filter|could not be dropped"):
         box.drop_rights(0)
-        box.filter_system_calls()
+        box.filter_system_calls(bytes(8))
+    with pytest.raises(SandboxError, match="cannot be marked on vax, only on x86_64 and aarch64"):
+        sandbox.system_call_filter("vax")
 
 
 @boxed
