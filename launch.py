@@ -657,14 +657,14 @@ def commands(config, argv, places, estimate, *, dtype, folder, port):
         return Child("the trainer", [sys.executable, *script], env), servers, []
     # --multi_gpu is what makes accelerate's launcher start several processes, without GPUs too:
     # with --cpu it starts one. ranks.py says what they compute on, and brings FSDP2's settings.
-    start = ["accelerate.commands.launch", "--multi_gpu",
+    start = [str(Path(__file__).with_name("agent.py")), "--multi_gpu",
              "--num_machines", str(places.trainer_nodes), "--machine_rank", str(node),
              "--num_processes", str(places.trainers), "--main_process_ip", places.hosts[0],
              "--main_process_port", str(c.port + 1 if c.hosts else port()),
              "--mixed_precision", "no", "--dynamo_backend", "no"]
     ranks = range(node * here, node * here + here)
     name = f"ranks {ranks[0]} to {ranks[-1]}" if here > 1 else f"rank {ranks[0]}"
-    return (Child(f"the trainer ({name})", [sys.executable, "-m", *start, *script], env,
+    return (Child(f"the trainer ({name})", [sys.executable, *start, *script], env,
                   ranks=True), servers, [rank_log(folder, rank) for rank in ranks if rank])
 
 

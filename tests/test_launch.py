@@ -600,6 +600,21 @@ def test_the_slurm_script_hands_each_node_its_own_rank_and_every_word_whole(tmp_
     assert (config.hosts, config.node_rank, config.gpus, config.tls) == ("n1,n2", 1, 8, "certs")
 
 
+@pytest.mark.parametrize("how, status", [("sys.exit(2)", 2), ("os.kill(os.getpid(), 9)", 137)])
+def test_ranks_end_as_the_first_of_them_that_failed_and_no_traceback_follows(how, status, tmp_path):
+    """2: bad input, said by rank 0; SIGKILL of rank 1 perhaps for want of memory."""
+    rank = tmp_path / "rank.py"
+    rank.write_text("import os, sys, time\n"
+                    f"if os.environ['RANK'] == '{int(status != 2)}': {how}\n"
+                    "time.sleep(600)")
+    done = subprocess.run(
+        [sys.executable, ROOT / "agent.py", "--multi_gpu", "--num_processes", "2",
+         "--main_process_port", str(next(launch.free_ports())), "--num_machines", "1",
+         "--mixed_precision", "no", "--dynamo_backend", "no", rank],
+        capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == status and "Traceback" not in done.stderr
+
+
 # ---------------------------------------------------------------------------------------------
 # Real servers, real trainers
 
@@ -729,7 +744,7 @@ def test_a_killed_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, 
         assert gone(processes)
     assert steps(tmp_path) == list(range(len(steps(tmp_path))))
     log = (tmp_path / "launcher.log").read_text()
-    assert "the trainer (ranks 0 to 1) ended with exit status 1" in log
+    assert "the trainer (ranks 0 to 1) ended by SIGKILL" in log and "Traceback" not in log
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text()
 # Who may import whom (README, "Reading order"). fit.py stands alone; nothing imports the story.
 ARROWS = {"scalerl": {"checkpoint", "config", "launch", "loss", "memory", "packed", "ranks",
                       "report", "sampler", "sandbox", "servers", "tasks", "verify", "vllm_engine"},
-          "launch": {"leash", "memory", "servers"}, "leash": set(),
+          "launch": {"leash", "memory", "servers"}, "leash": set(), "agent": set(),
           "config": {"tasks"}, "ranks": {"loss", "memory", "packed", "sampler"},
           "checkpoint": set(), "memory": {"packed", "vllm_engine"},
           "sampler": {"loss", "packed"}, "vllm_engine": {"sampler"}, "toy": {"tasks"},
