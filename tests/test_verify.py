@@ -123,9 +123,10 @@ def test_a_completion_cannot_end_the_run():
     units = ["9", "1/9", "1,", "-", "- ", " ", "\n", "\r\n", "\t", "**", "$", "\\", "{", "}", "{ ",
              "(", "7 cm ", "7^", r"7\ ", r"\text{", r"\text{a", r"\text {cm}^", "^ { ", r"^{\circ",
              "a", "A ", "answer is ", "answer ", "answer: 1 ", "1 /", r"\frac{1", r"\frac{ 1 }{",
-             r"\boxed{", r"\boxed{}", "1{,}", r"1\,", "=", "1=", "<", ">", "<b", "<b ", "1e", "7 or ",
-             "7 m/", "(A) ", "A. ", "the ", "option ", "```", "```\n", "```python\n", "please ",
-             "score ", "reward set ", "<think>", "</think>", "and ,", "sqrt(", "\u221a1", "pi ", "%"]
+             r"\boxed{", r"\boxed{}", "1{,}", r"1\,", "=", "1=", "<", ">", "<b", "<b ", "1e",
+             "7 or ", "7 m/", "(A) ", "A. ", "the ", "option ", "```", "```\n", "```python\n",
+             "please ", "score ", "reward set ", "<think>", "</think>", "and ,", "sqrt(", "\u221a1",
+             "pi ", "%"]
     frames = [("", ""), ("1", "x 2"), (r"\boxed{5", "}"), ("The answer is 5", "cm."), ("", "```")]
     golds = [("7", "math"), ("x+1", "math"), ("B", "math"), ("[]", "code")]
     now = None
