@@ -122,7 +122,8 @@ class VllmSampler(TwoRequests):
         self.slots = slots = min(slots, (kv_bytes // size - 1) // per_slot)
         if slots < 1:
             raise ValueError(f"kv_bytes = {kv_bytes:,}: the cache of one sequence, {length} "
-                             f"tokens, takes {(per_slot + 1) * size:,}")
+                             f"tokens, takes {(per_slot + 1) * size:,}: lower think_max or "
+                             "answer_tokens, or generate on other GPUs (servers)")
         # Room in one step for every running sequence and for the longest second request, or for
         # a whole new group, whose prompt costs at most one block more for each further sample.
         self.step_tokens = slots + max(8192, length, prompt_tokens + slots * BLOCK_TOKENS)
