@@ -250,6 +250,13 @@ def check_box(unsafe=False):
         raise SandboxError(f"code cannot be marked: there is no box here ({detail}); {out}")
 
 
+@functools.cache
+def is_root():
+    """Whether this is root with all user ids, and not only called so in a user namespace."""
+    every_id = ["0", "0", "4294967295"]
+    return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split() == every_id
+
+
 def run_boxed(request, given, limits, unsafe):
     """(exit code, output, complaint) of one process that got `given` on its input.
 
@@ -265,14 +272,14 @@ def run_boxed(request, given, limits, unsafe):
         command = inner
     else:
         # Root may make the other namespaces without one for users.
-        user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+        user = [] if is_root() else ["--user", "--map-root-user"]
         command = ["setpriv", "--pdeathsig", "KILL", "unshare", *user, "--mount", "--net", "--ipc",
                    "--uts", "--pid", "--fork", "--kill-child=KILL", *inner]  # fmt: skip
         command[0] = shutil.which("setpriv")  # the environment, with its PATH, will be empty
         command[command.index("unshare")] = shutil.which("unshare")
     # As root the program becomes a user that nobody is, a fresh one each time: the kernel counts
     # processes by user, and a fork bomb must not use up the share of the program beside it.
-    stranger = 1_000_000_000 + int.from_bytes(os.urandom(3), "big") if os.geteuid() == 0 else 0
+    stranger = 1_000_000_000 + int.from_bytes(os.urandom(3), "big") if is_root() else 0
     with (
         tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
         tempfile.TemporaryFile() as stdin,

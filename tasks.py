@@ -57,7 +57,7 @@ class Problem:
     id: str  # "task/hash of the question": the same in every run, whatever the seed or file order
     task: str  # the name evaluation is reported under
     question: str
-    answer: str  # the gold answer, as text
+    answer: str  # the gold answer, as text; of kinds "code" and "gym" what the verifier needs
     kind: str = "math"  # which rule of `verify` marks it
     level: int = 0  # graded difficulty, 0 where nobody graded it
     trace: str | None = None  # a correct completion, "thinking</think>answer", for warm starts

@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -308,6 +309,16 @@ def test_the_box_shuts_for_ordinary_users_as_well():
     if "SyntaxError" in out.stderr or "Permission denied" in out.stderr:
         pytest.skip(f"another user cannot run it here: {out.stderr[-200:]}")
     assert out.stdout.split() == ["correct", *["wrong"] * 6, "correct"], out.stdout + out.stderr
+
+
+@boxed
+def test_the_box_shuts_for_the_root_of_a_container_as_well():
+    """Called root, but of one user id: the program cannot become another user there."""
+    code = "from sandbox import *; check_box(); import sys; " \
+           "print(run_tests(sys.argv[1], UnitTests(('',), ('',)), Limits(20, 100.0)))"
+    done = subprocess.run(["unshare", "--user", "--map-root-user", sys.executable, "-c", code,
+                           RIGHTS], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.stdout.startswith("('correct'"), done.stdout + done.stderr
 
 
 # ------------------------------------------------------------------------------------------------
