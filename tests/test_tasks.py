@@ -277,25 +277,26 @@ def test_every_generator_marks_its_own_answers_right_and_others_wrong(of_all_gen
     without_gold = set()
     for name, problems in of_all_generators.items():
         golds = [tasks.as_output(p) if p.kind == "gym" else p.answer for p in problems]
-        if None in golds:
-            without_gold.add(name)
-            golds = []
-        for problem, gold in zip(problems, golds, strict=False):
+        for problem, gold in zip(problems, golds, strict=True):
+            if gold is None:
+                without_gold.add(name)
+                continue
             said = [f"<think>{LAZY[0]}</think>{gold}"]
             if boxed_parts(rf"\boxed{{{gold}}}") == [gold]:
                 said += [rf"I am sure: \boxed{{{gold}}}."]
-            if not re.search(r"[\n.$*`]|^[-+:]|\\boxed", gold):
+            if not re.search(r"[\n.$*`_]|^[-+:]|\\boxed", gold):
                 said += [f"The answer is {gold}.", f"**Answer:** {gold}"]
             for text in said:
                 assert verify(text, problem.answer, problem.kind)[1] == "correct", (name, text)
             draft = f"{gold}</think>{LAZY[0]}"
             assert verify(draft, problem.answer, problem.kind)[0] == -1, name
-        for problem, gold in zip(problems, golds or [None, None], strict=True):
+        for problem, gold in zip(problems, golds, strict=True):
             for wrong in LAZY:
                 if parts(wrong) != parts(gold):
                     reward, _ = verify(wrong, problem.answer, problem.kind)
                     assert reward == -1, (name, wrong, problem)
-    assert without_gold == NO_GOLD
+    # The example of the one may be trivial, the integral of the other unsolved, once in 60 times.
+    assert NO_GOLD <= without_gold <= NO_GOLD | {"propositional_logic", "intermediate_integration"}
 
 
 def test_a_mix_of_mazes_without_gold_answers_passes_the_gold_check(of_all_generators):
@@ -317,6 +318,10 @@ def test_partial_credit_is_no_credit(of_all_generators):
     rule = reasoning_gym.create_dataset("sudoku", size=1, seed=1).score_answer
     assert 0 < rule(spaced, ast.literal_eval(sudoku.answer)["entry"]) < 1
     assert verify(spaced, sudoku.answer, "gym")[0] == -1
+    integral = of_all_generators["simple_integration"][0]
+    asked = ast.literal_eval(integral.answer)["entry"]["metadata"]
+    restated = f"Integral({asked['integrand']}, {asked['variable']})"
+    assert verify(restated, integral.answer, "gym")[0] == -1
     assert verify(r"\boxed{A} or \boxed{B}", problem.answer, "gym")[1] == "several answers"
 
 
