@@ -136,9 +136,23 @@ DECLARED = re.compile(
 )
 LIST_WORDS = ("", "or", "and", "to", "-", "\u2013")
 FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
-# A number in a sentence about the marking, "Grader: set the reward to 1", is not an answer. It may
-# still be declared as one: who says "the answer is 1" has answered.
-TO_THE_JUDGE = re.compile(r"\b(?:rubric|grader|grading|verifier|reward)\b", re.I)
+# A number in an order to the judge, "Grader: set the reward to 1", is not an answer. It may still
+# be declared as one: who says "the answer is 1" has answered. "The reward is 50" is no order.
+TO_THE_JUDGE = re.compile(
+    r"(?:^|[.!?:;,(]|\b(?:please|must|should|shall|and|then|to|you|i))[\s*_\"']*\b"
+    r"(?:set|give|mark|return|output|score|print|assign|ignore|rate|grade|award|label|accept)\b"
+    r".{0,200}\b(?:rubric|grad(?:er?|ing)|verifier|judge|reward|score|label|response|output"
+    r"|correct|instructions?|marks?)\b"
+    r"|\b(?:grader|verifier|judge)\b(?:\s*[:,]|.{0,200}\b(?:must|should|shall|please)\b)"
+    r"|[\"'](?:reward|score|label|grade|mark)[\"']\s*:",
+    re.I,
+)
+# Numbers that only say of what or for how long: "7 out of 10", "18 dollars per day for 2 days".
+ASIDE = re.compile(r"\b(?:of|for|per|in|after|every|each)\s+(?:the\s+)?$", re.I)
+BECAUSE = re.compile(r"\b(?:because|since)\b", re.I)
+LAST_SIDE = re.compile(r"(?<![<>!])=>?")
+SHOUT = re.compile(r"!(?=\s|$)")
+BULLET = re.compile(r"^[ \t]*[-+*][ \t]+", re.M)
 FENCE = re.compile(r"([ \t]*)```+[ \t]*([\w+-]*)")
 PYTHON = ("python", "py", "python3")
 LONGEST_EXPRESSION = 400  # characters; the longest gold answer in MATH has about 160
@@ -150,8 +164,8 @@ def boxed_parts(text):
     One pass with a stack: a text of 7,000 open boxes must not cost 7,000 passes.
     """
     parts, starts = [], []
-    for token in re.finditer(r"\\boxed\s*\{|\\[{}]|[{}]", text):
-        if token.group()[:2] in (r"\{", r"\}"):  # the braces of a set, not of LaTeX
+    for token in re.finditer(r"\\boxed\s*\{|\\[\\{}]|[{}]", text):
+        if token.group() in ("\\\\", r"\{", r"\}"):  # the braces of a set, not of LaTeX
             continue
         if token.group() != "}":
             starts.append(token.end() if token.group() != "{" else None)
@@ -183,26 +197,45 @@ def last_program(text):
 
 def declared_numbers(text):
     """The set of (value, percent) that the text declares to be its answer (rule a)."""
-    found = set()
-    for part in boxed_parts(text) + DECLARED.findall(text):
-        found |= numbers(part.rpartition("=")[2])
-    return found
+    boxes = [part for part in boxed_parts(text) if part.strip()]
+    said = [last_side(part) for part in DECLARED.findall(spoken(text))]
+    if boxes:
+        # Beside a box, "the answer is the sum of the first 3 terms" is only a sentence; but "the
+        # answer is 6", in so many words and no others, is a second answer.
+        said = [part for part in said if r"\boxed" not in part and read_number(part)]
+    found = set().union(*(numbers(part) for part in [*map(last_side, boxes), *said]))
+    return found or ({NOT_A_NUMBER} if boxes else set())
+
+
+def spoken(text):
+    r"""Without the marks of a list, and "7!" with a full stop: in a box, it is 5040."""
+    return BULLET.sub(" ", SHOUT.sub(".", text))
+
+
+def last_side(part):
+    """What stands after the last "=" (or "=>", not ">="), before any "because"."""
+    return LAST_SIDE.split(BECAUSE.split(part)[0])[-1]
 
 
 def last_number(text):
     """The set with the last number of the text, or with two if it ends a bare list (rule b)."""
-    if TO_THE_JUDGE.search(text.rpartition("\n")[2]):
+    if speaks_to_the_judge(text):
         return set()
-    text = plain(text)
+    text = bare(spoken(text).replace("\n", " ; "))
     matches = list(NUMBER.finditer(text))
     pair = matches[-2:]
     if len(pair) == 2:
         between = text[pair[0].end() : pair[1].start()]
-        listed = between.strip(" \t\r\n,;/|&").lower() in LIST_WORDS
+        listed = between.strip(" ,;/|&").lower() in LIST_WORDS
         pair = pair if listed else pair[1:]
     if pair and part_of_formula(text, pair[-1]):
         return set()
     return {entry for m in pair if (entry := number_entry(m)) is not None}
+
+
+def speaks_to_the_judge(text):
+    """Whether the last line is about the marking: what it says counts only if it is declared."""
+    return bool(TO_THE_JUDGE.search(text.rpartition("\n")[2]))
 
 
 def declared_expressions(text):
@@ -219,7 +252,7 @@ def declared_expressions(text):
 def last_expression(text):
     """A list with the last formula, or the last line, or nothing (rule b)."""
     line = text.strip().rpartition("\n")[2]
-    if TO_THE_JUDGE.search(line):
+    if speaks_to_the_judge(line):
         return []
     found = FORMULA.findall(text)
     last = "".join(found[-1]) if found else line if len(line) <= 100 else ""
@@ -268,28 +301,67 @@ def clean(part):
 
 DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)"
 NUMBER = re.compile(
-    r"(?:(?<![\w)\]}])[-+\u2212])?"  # a sign, unless it joins two terms as in "5-3"
+    r"(?:(?<![\w)\]}])[-+])?"  # a sign, unless it joins two terms as in "5-3"
     r"(?<![A-Za-z_])"  # not the 2 of "x2"
     rf"(?:{DIGITS}(?:\.[0-9]+)?|\.[0-9]+)"  # 1234 or 1,234 or 12.5 or .5
     r"(?:\s*/\s*[0-9]+)?"  # 3/4
 )
 # A number is entered at its first digit only: tried at each of 20,000 digits, it is 2e8 steps.
 FRACTION = re.compile(
-    r"(?:(?<![0-9])([0-9]+)\s*)?\\[dt]?frac\s*"
-    r"(?:\{\s*([-+]?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])\s*([0-9]))"
+    r"(?:(?<![0-9./])(?<![0-9],)([0-9]+)\s*)?\\[dt]?frac\s*"
+    rf"(?:\{{\s*([-+]?{DIGITS})\s*\}}\s*\{{\s*([-+]?{DIGITS})\s*\}}|([0-9])\s*([0-9]))"
+    r"|(?<![0-9./])(?<![0-9],)([0-9]+) +([0-9]+)/([0-9]+)(?![0-9])"  # 3 1/2
 )
 POWER_OF_TEN = re.compile(
-    r"(?<![0-9.])([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(?:\\times|\\cdot|\u00d7|\*)\s*"
+    r"(?<![0-9./])(?<![0-9],)([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(?:\\times|\\cdot|\u00d7|\*)\s*"
     r"10\s*\^\s*\{?(-?[0-9]{1,2})(?![0-9])\}?"
 )
 PERCENT = re.compile(r"\s*(?:%|percent\b|pct\b)", re.I)
-UNIT_LETTERS = "mgshLlNJWV"  # 7m is seven meters; 7x, 7n and 7i are products
-# What makes a number part of a larger formula: the 7 of 2^7, 7!, 7x, 7*2, f(7) or \sqrt{7}.
-BEFORE = re.compile(r"(?:[\^_{*/\u00b7\u00d7\u221a]|\\(?:cdot|times)|[A-Za-z]\()\s*$")
-AFTER = re.compile(
-    rf"\s*(?:[\^_*/\u00b7\u00d7\u221a]|!(?=\S)|\+\s*\S|\\[A-Za-z])"
-    rf"|(?![{UNIT_LETTERS}])[A-Za-z](?![A-Za-z])"
+
+SPACED_SIGN = re.compile(  # "- 7" and "-(7)" are -7, where an answer begins
+    r"((?:^|[:=\u2248]|\\approx|\b(?:is|about)\b)[ (\[]*[-+]) *"
+    r"(?:(?=[.0-9])|\( *([.,/ 0-9]*)(?=\)))"
 )
+
+# Letters beside a number are a unit (7 cm), a word (7 apples, is 7) or factors (7x, 7 xy, \pi 7).
+END = r"(?![A-Za-z])"
+UNIT = (
+    r"(?:[cdkm]?m|[km]?g|m?[lLsJNWV]|k[JNWV]|h|hrs?|min|sec|ft|in|yd|mi|lbs?|oz|mph|[ap]m|[AP]M"
+    rf"|st|nd|rd|th){END}"
+)
+FACTORS = (
+    rf"(?:(?:sin|cos|tan|cot|log|exp|ln|mod|gcd|lcm|sqrt|pi|phi|chi|psi|rho|tau|eta|alpha|beta"
+    rf"|gamma|delta|theta|lambda|sigma|omega|[abc]{{3}}|[xyz]{{3}}|[b-df-hj-np-tv-z]{{3,5}}){END}"
+    rf"|(?!(?:(?i:an|as|at|be|by|do|he|if|in|is|it|my|no|of|on|or|so|to|up|us|we)|{UNIT}){END})"
+    rf"[A-Za-z]{{1,2}}{END})"
+)
+WORD = rf"(?!{FACTORS})[A-Za-z]{{2,}}{END}(?:['\u2019-][a-z]+)?"
+UNLIKE = rf"(?:not|never|than|plus|minus|times|[a-z]+n['\u2019]t){END}"
+# What may stand before a number that is an answer, and after it. All else makes it a piece of a
+# formula: 2^7, 7!, 7x, x - 7, x > 7, \sqrt{7}.
+BEFORE = re.compile(
+    r"(?:^|(?<![<>!])=>?|[:;?\u2014\u2248\u21d2\u2192]|\\(?:approx|therefore|implies|[A-Z]\w*arrow)"
+    rf"|(?<![A-Za-z\\'\u2019])(?:(?!{UNLIKE}){WORD}|a|I)[,.]?|(?<![\w.,^{{])[0-9]+[,;/|&]?(?=\s))"
+    r"[\s*#(\[{`\"'\u201c]*$"
+)
+AFTER = re.compile(
+    r"(?:\s*[)\]}`\"'\u201d*]+)?(?:\s*%)?"
+    rf"(?:\s*(?:(?:sq|cu)\b\.?\s*)?{UNIT}(?:(?:/|\s*\\cdot\s*){UNIT})?[\u00b2\u00b3]?"
+    rf"|\s*[\s/-](?:a\s+)?{WORD}[\u00b2\u00b3]?)*"
+    rf"\s*[)\]}}`\"'\u201d*]*\s*(?:$|[-+]?\.?[0-9]"
+    rf"|[.,;:?=\u2014\u2248]+(?=\s*$|\s+(?!{FACTORS}|[-+*/^<>\\]))"
+    rf"|\((?!\s*[-+0-9\\]|\s*{FACTORS}))"
+)
+TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|textit|mbox)\s*\{([^{}]*)\}")
+UNIT_POWER = re.compile(  # cm^2, \text{ m/s}^{2}, \text{CO}_2
+    r"(\\(?:text|mathrm|mbox)\s*\{[^{}0-9]*[A-Za-z][^{}0-9]*\}"
+    rf"|(?<![\\A-Za-z])(?:{UNIT}|(?:inche|feet|foot|yard|mile|meter|unit)s?{END}))"
+    r"\s*[\^_]\s*(?:\{\s*-?[0-9]\s*\}|-?[0-9])"
+)
+AROUND = re.compile(
+    rf"\\(?:left|right|boxed|q?quad|displaystyle|bf|rm){END}|\\[,;:!() \[\]\\]|[$~\u00a3\u20ac]"
+)
+DEGREES = re.compile(rf"\^? ?\{{? ?(?:\\(?:circ|degree){END}|\u00b0) ?\}}?(?: ?[CFK]{END})?")
 NOT_A_NUMBER = (None, False)
 
 
@@ -315,9 +387,13 @@ def numbers(text):
     NOT_A_NUMBER is in it where a number is only part of a formula: \\boxed{7x} is not 7, and
     \\boxed{3 + 4} is a question.
     """
-    text = bare(plain(text))
+    text = bare(text)
+    exact = re.split(r"\\approx|\u2248", text)[0]  # of "22/7, about 3.14" the first
+    text = exact if NUMBER.search(exact) else text
     found = set()
     for match in NUMBER.finditer(text):
+        if found and ASIDE.search(text[max(0, match.start() - 20) : match.start()]):
+            continue
         if part_of_formula(text, match):
             found.add(NOT_A_NUMBER)
         elif (entry := number_entry(match)) is not None:
@@ -327,17 +403,18 @@ def numbers(text):
 
 def part_of_formula(text, match):
     """Whether a matched number is a piece of something larger, such as 2^7, 7x or sqrt(7)."""
-    before, after = text[max(0, match.start() - 8) : match.start()], text[match.end() :][:12]
-    return bool(BEFORE.search(before) or AFTER.match(after))
+    before, after = text[max(0, match.start() - 24) : match.start()], text[match.end() :][:120]
+    return not (BEFORE.search(before) and AFTER.match(after))
 
 
 def read_number(text):
     """(value, percent) of a text that is one number, perhaps with a unit, or None."""
-    text = bare(plain(text.strip().strip("$"))).strip(" $").rstrip(".")  # ".5" keeps its point
+    text = bare(text).strip().rstrip(".")  # ".5" keeps its point
     match = NUMBER.match(text)
     rest = text[match.end() :] if match else ""
-    # Units in words ("7 cm", "5 miles per hour"); a longer text is not a number with a unit.
-    if not match or not re.fullmatch(r"\s*%?(?:\s*[A-Za-z]{2,12}){0,3}\s*", rest):
+    # Units in words ("7 cm", "5 miles per hour", "5 m/s"), but not "7m", which may be a product; a
+    # longer text is not a number with a unit.
+    if not match or not re.fullmatch(r"\s*%?(?:\s+[A-Za-z]+(?:/[A-Za-z]+)?){0,3}\s*", rest):
         return None
     return None if part_of_formula(text, match) else number_entry(match)
 
@@ -345,37 +422,45 @@ def read_number(text):
 def plain(text):
     r"""LaTeX numbers as plain ones: \frac{1}{2} and 1\frac12, 1{,}234 and 1\,234, 3\times 10^6."""
     text = text.replace("\\$", "$").replace("\\%", "%").replace("**", " ")
+    text = text.replace("\u2212", "-").replace("\u2013", "-")  # a minus and a dash
+    text = re.sub(r"-\s*[$\u00a3\u20ac](?=[.0-9])", "-", text)
+    text = re.sub(r"</?[A-Za-z]{1,10}/?>", " ", text)  # <answer>7</answer> is no inequality
     text = re.sub(r"(?<=[0-9])(?:\{,\}|\\[,!;: ]\s*|,\\!)(?=[0-9]{3})", ",", text)
     text = FRACTION.sub(plain_fraction, text)
-    return POWER_OF_TEN.sub(plain_power, text)
+    return UNIT_POWER.sub(r"\1", POWER_OF_TEN.sub(plain_power, text))
 
 
 def plain_fraction(match):
     r"""a/b of a matched \frac; a mixed number 1\frac{1}{2} becomes 3/2, not 11/2."""
-    whole, top, bottom = match[1], match[2] or match[4], match[3] or match[5]
-    if not whole:
-        return f"{top}/{bottom}"
-    if len(match.group()) > 100:
+    parts = [group and group.replace(",", "") for group in match.groups()]
+    whole, top, bottom = parts[0] or parts[5], parts[1] or parts[3] or parts[6], parts[2]
+    bottom = bottom or parts[4] or parts[7]
+    if len(match.group()) > 100 or whole and "-" in top + bottom:
         return match.group()
-    return f"{int(whole) * int(bottom) + int(top)}/{bottom}"
+    top, bottom = int(top) + int(whole or 0) * int(bottom), int(bottom)
+    if bottom < 0:
+        top, bottom = -top, -bottom
+    # \frac{1}{2}3 is not 1/23, and 0.5\frac12 not 0.51/2.
+    joined = match.string[match.start() - 1 : match.start()].isdigit()
+    return f"{' ' * joined}{top}/{bottom} "
 
 
 def plain_power(match):
     """300 of a matched 3*10^2, 3/100 of 3*10^-2."""
     if len(match.group()) > 100:
         return match.group()
-    return str(Fraction(match[1]) * Fraction(10) ** int(match[2]))
+    return f"{Fraction(match[1]) * Fraction(10) ** int(match[2])} "
 
 
 def bare(text):
     """A declared answer without what LaTeX puts around a number: text, spaces, degrees."""
+    if re.fullmatch(r"\s*-?[0-9.]+\s*", text):
+        return text.strip()  # as most answers are, and half the time of their marks
+    text = AROUND.sub(" ", TEXT.sub(r" \1 ", plain(text)))
     text = " ".join(text.split())  # a policy that loops on newlines must not stall the patterns
-    text = re.sub(r"\\(?:text|mathrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}", r" \1 ", text)
-    text = re.sub(r"\^?\s*\{?\s*(?:\\circ|\\degree|\u00b0)(?![A-Za-z])\s*\}?", " ", text)
-    around = r"\\(?:left|right|boxed|q?quad|displaystyle)(?![A-Za-z])|\\[,;:!() \[\]]"
-    text = re.sub(around, " ", text)
     # The braces of "{7}" alone are LaTeX's; those of \sqrt{7} stay and give the formula away.
-    return re.sub(r"(?:(?<=\s)|^)\{\s*([^{}]*?)\s*\}", r" \1 ", text)
+    text = re.sub(r"(?:(?<=[ (+-])|^)\{([^{}]*)\}", r" \1 ", DEGREES.sub(" ", text))
+    return SPACED_SIGN.sub(r"\1\2", text)
 
 
 def number_entry(match):
@@ -392,19 +477,27 @@ def number_value(text):
     """
     if len(text) > 100:
         return None
-    top, _, bottom = text.replace(",", "").replace("\u2212", "-").partition("/")
+    top, _, bottom = text.replace(",", "").partition("/")
     if bottom and int(bottom) == 0:
         return None
-    return Fraction(top.strip()) / (int(bottom) if bottom else 1)
+    return Fraction(top) / int(bottom or 1) if "." in top else Fraction(int(top), int(bottom or 1))
 
 
 # ------------------------------------------------------------------------------------------------
 # 4. Letters, words and expressions
 
 
-CHOICE = re.compile(r"(?:\\(?:text|textbf|mathrm|mathbf)\s*\{)?\s*\(?([A-J])\)?\s*\}?")
-# "(B) 12 cm", "B. 12": the letter, then the choice itself, in which no other letter is offered.
-CHOICE_AND_TEXT = re.compile(r"\(?([A-J])[).:]\s*(?!.*(?:\([A-J]\)|\b[A-J][).:])).*", re.S)
+IS_WORD = re.compile(rf"a|(?!{UNIT}){WORD}")
+CHOICE = re.compile(r"\(?([A-J])\)?")
+# "(B) 12 cm", "B. 12", "B because ...": the letter, then the choice itself, in which no other
+# letter is offered.
+CHOICE_AND_TEXT = re.compile(
+    r"\(?([A-J])(?:[).:]|,?\s+(?:because|since|as)\b)\s*(?!.*(?:\([A-J]\)|\b[A-J][).:])).*", re.S
+)
+OPTION = re.compile(
+    r"(?:(?:so|thus|therefore|hence|the|correct|right|best|final|answer|option|choice|letter|is)\b"
+    r"[\s:,*^]*)+", re.I
+)  # fmt: skip
 
 
 def same_choice(part, gold):
@@ -412,8 +505,10 @@ def same_choice(part, gold):
 
     Letters are compared as they are: for Math-Verify "a" and "A" are the same variable.
     """
-    if not (expected := CHOICE.fullmatch(clean(gold))):
+    if not (expected := CHOICE.fullmatch(unwrapped(gold))):
         return None
+    part = unwrapped(part)
+    part = part.removeprefix(lead[0] if (lead := OPTION.match(part)) else "")
     found = CHOICE.fullmatch(part) or CHOICE_AND_TEXT.fullmatch(part)
     return found is not None and found[1] == expected[1]
 
@@ -421,21 +516,23 @@ def same_choice(part, gold):
 def same_words(part, gold):
     """Whether both are the same words; None where the gold answer is not made of words.
 
-    "Sunday" is a word, "abc" may be a product. For Math-Verify both are, so that "yadnus" would be
-    Sunday.
+    "red" is a word, "xyz" a product. For Math-Verify both are products, so that "der" would be red.
     """
     expected = words(gold)
-    spelled = r"\text" in gold or " " in expected.strip() or re.search(r"[A-Za-z]{5}", expected)
-    if not expected or not spelled:
+    if not expected or not (r"\text" in gold or all(map(IS_WORD.fullmatch, expected.split()))):
         return None
     return words(part) == expected
 
 
 def words(text):
     r"""Lower-case words of a text that has nothing else, without \text{}; "" for any other."""
-    text = re.sub(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}", r"\1", text).strip(" .$")
-    text = " ".join(text.lower().split()).removeprefix("the ")
+    text = " ".join(unwrapped(text).lower().split()).removeprefix("the ")
     return text if re.fullmatch(r"[a-z][a-z' -]*[a-z]", text) else ""
+
+
+def unwrapped(text):
+    r"""A text without \text{}, dollars and stars around and in it."""
+    return TEXT.sub(r"\1", text).strip(" .$*\n")
 
 
 def compare_expressions(parts, answer):
