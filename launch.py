@@ -657,7 +657,7 @@ def commands(config, argv, places, estimate, *, dtype, folder, port):
         return Child("the trainer", [sys.executable, *script], env), servers, []
     # --multi_gpu is what makes accelerate's launcher start several processes, without GPUs too:
     # with --cpu it starts one. ranks.py says what they compute on, and brings FSDP2's settings.
-    start = [str(Path(__file__).with_name("agent.py")), "--multi_gpu",
+    start = [str(Path(__file__).with_name("agent.py")), "--multi_gpu", "--gpu_ids", "all",
              "--num_machines", str(places.trainer_nodes), "--machine_rank", str(node),
              "--num_processes", str(places.trainers), "--main_process_ip", places.hosts[0],
              "--main_process_port", str(c.port + 1 if c.hosts else port()),

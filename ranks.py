@@ -238,6 +238,7 @@ class Ranks:
     rank, size     this process and how many there are; size 1 (no launcher): nothing is sent
     deadline_s     no collective waits longer. While rank 0 waits for samples or servers it says
                    so every few seconds, so the others' wait for it can be as short.
+    start_deadline_s   but for all to have loaded the model; None: deadline_s
     cpu, dtype     compute on the CPU; in bfloat16 (FSDP2 gathers weights in it and reduces
                    gradients in fp32)
 
@@ -247,9 +248,9 @@ class Ranks:
     same deadline: its words are in that rank's log.
     """
 
-    def __init__(self, *, deadline_s=600.0, cpu=True, dtype=torch.float32):
+    def __init__(self, *, deadline_s=600.0, start_deadline_s=None, cpu=True, dtype=torch.float32):
         self.rank, self.size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.deadline_s = deadline_s
+        self.deadline_s, self.start_deadline_s = deadline_s, start_deadline_s or deadline_s
         self.doing, self.version = "start", 0
         self.lock, self.closed, self.beating = threading.RLock(), threading.Event(), False
         self.blaming = False
@@ -278,6 +279,7 @@ class Ranks:
         if self.size == 1:
             return policy, optimizer
         with self.phase("start", 0):
+            self._all_have_loaded()
             policy, optimizer = self.accelerator.prepare(policy, optimizer)
         if self.rank == 0 and not self.beating:
             self.beating = True
@@ -285,6 +287,18 @@ class Ranks:
             signal.signal(signal.SIGUSR1, self._ended)
             threading.Thread(target=self._beat, daemon=True).start()
         return policy, optimizer.optimizer
+
+    def _all_have_loaded(self):
+        """Wait for the last one: a node may have to download the model that others have."""
+        store, end = dist.distributed_c10d._get_default_store(), time.monotonic() + max(
+            self.deadline_s, self.start_deadline_s)
+        store.set(f"loaded {self.rank}", "")
+        missing = set(range(self.size))
+        while missing := {rank for rank in missing if not store.check([f"loaded {rank}"])}:
+            if time.monotonic() > end:
+                raise RankError(f"rank {self.rank}: start: rank {min(missing)} has not loaded the "
+                                "model in time (start_deadline_s), look at its log")
+            time.sleep(0.1)
 
     # -- commands -----------------------------------------------------------------------------
 
@@ -377,7 +391,8 @@ class Ranks:
         or who has left none, is the one to look at.
         """
         self.blaming = True
-        told = not re.search("gloo|nccl|connection|SIGTERM", error, re.I)   # a cause of its own
+        # A cause of its own? Whatever the folders are called that it names.
+        told = not re.search("gloo|nccl|connection|SIGTERM", re.sub(r"\S*/\S*", "", error), re.I)
         # gloo begins with a path in its source and ends with advice.
         lines = re.sub(r"^\[\S*/gloo/\S*\] |[.] This is typically.*", "", error.strip(),
                        flags=re.S).splitlines() or ["no reason given"]

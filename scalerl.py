@@ -466,7 +466,8 @@ class Trainer:
         self.dtype = compute_dtype(config, cuda)
         check_attention(config, self.dtype, self.device)        # before minutes of loading
         torch.manual_seed(config.seed)
-        self.ranks = Ranks(deadline_s=config.deadline_s, cpu=not cuda, dtype=self.dtype)
+        self.ranks = Ranks(deadline_s=config.deadline_s, start_deadline_s=config.start_deadline_s,
+                           cpu=not cuda, dtype=self.dtype)
         if config.threads:                  # after accelerate, which has its own idea of it
             torch.set_num_threads(config.threads)
         with self.ranks.phase("start", 0):
@@ -790,10 +791,10 @@ class Run(Trainer):
             if groups or not self.sampler.in_flight:
                 self.time_generate = time.perf_counter() - start
                 return groups
-            if not self.fleet:          # a server takes its own steps
-                self.counters["decode/steps"] += 1
-                self.counters["decode/tokens"] += min(self.sampler.in_flight, self.config.slots)
+            busy = min(self.sampler.in_flight, self.config.slots)
             self.collect(self.decode(self.sampler))
+            if not self.fleet:          # a server takes its own steps
+                self.counters.update({"decode/steps": 1, "decode/tokens": busy})
 
     def collect(self, rollouts):
         for rollout in rollouts:
@@ -998,6 +999,7 @@ class Run(Trainer):
             "curriculum": self.curriculum.state(), "sampler": sampler_plain,
             "groups": [dataclasses.asdict(g) for g in self.pacer.groups.values()],
             "admitted": self.pacer.admitted, "filling": self.pacer.filling,
+            "counters": self.counters,      # of a step cut off while servers generate
             "compute": {"flops": self.compute.flops, "tokens": self.compute.tokens,
                         "hours": self.compute.hours}}
         folder = self.folder / "checkpoints" / f"step_{self.step}"
@@ -1045,11 +1047,14 @@ class Run(Trainer):
             if damaged:
                 raise ConfigError(f"{self.folder}: no whole checkpoint "
                                   f"({'; '.join(damaged.values())})")
-            folder, plain = None, {"step": -1}
+            folder, plain = None, {"step": -1, "evaluated": None}
         for bad in damaged:         # else it would count among those that are kept
             print(f"warning: {bad} is now {checkpoint.set_aside(bad).name}", file=sys.stderr)
-        for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl", "groups.jsonl"):
+        for name in ("metrics.jsonl", "samples.jsonl", "groups.jsonl"):
             checkpoint.cut_log(self.folder / name, plain["step"])
+        # An evaluation that was cut off, by Ctrl-C or for want of a server, is made up: once.
+        evaluated = plain["evaluated"]
+        checkpoint.cut_log(self.folder / "evals.jsonl", -1 if evaluated is None else evaluated)
         if folder is None:
             return f"{self.folder} has no checkpoint yet: starting from the first step."
         with self.ranks.phase("load", plain["version"]):
@@ -1067,6 +1072,7 @@ class Run(Trainer):
             fields["rollouts"] = [Rollout(**{**r, "prompt_ids": tuple(r["prompt_ids"])})
                                   for r in fields["rollouts"]]
             self.pacer.groups[fields["group_id"]] = Group(**fields)
+        self.counters.update(plain["counters"])
         vars(self.compute).update(plain["compute"])
         self.check_best()
         unfinished = self.sampler.in_flight
@@ -1161,9 +1167,9 @@ def follow(config):
         trainer = Trainer(config)
         trainer.follow()
         trainer.ranks.close()
-    except (RuntimeError, OSError, FloatingPointError) as error:
+    except (ConfigError, RuntimeError, OSError, FloatingPointError) as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1
     return 0
 
 

@@ -13,13 +13,15 @@
 #SBATCH --job-name scalerl
 #SBATCH --ntasks-per-node 1
 #SBATCH --exclusive
+#SBATCH --mem 0
 #SBATCH --time 24:00:00
 #SBATCH --output scalerl-%j.log
 
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)
 
 # One launcher a node. If one fails, the others end by themselves, after a checkpoint, which Slurm
-# would not wait for: hence 0, whatever the cluster's default. Single quotes: each node's own rank.
-srun --kill-on-bad-exit=0 bash -c \
+# would not wait for: hence 0, whatever the cluster's default. It may use all of its node's cores.
+# Single quotes: each node's own rank.
+srun --kill-on-bad-exit=0 --cpu-bind=none bash -c \
     'exec .venv/bin/python scalerl.py --gpus "$SLURM_GPUS_ON_NODE" --tls certs "$@" \
         --hosts '"$hosts"' --node-rank "$SLURM_NODEID"' scalerl "$@"

@@ -583,7 +583,7 @@ def test_the_slurm_script_hands_each_node_its_own_rank_and_every_word_whole(tmp_
     """Over stand-ins for Slurm's commands: there is no cluster here. A node that fails does not
     make Slurm kill the others, who have a checkpoint to write first."""
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    srun = 'test "$1" = --kill-on-bad-exit=0 && shift && exec "$@"'
+    srun = 'test "$1 $2" = "--kill-on-bad-exit=0 --cpu-bind=none" && shift 2 && exec "$@"'
     for name, body in {"scontrol": "printf '%s\\n' n1 n2", "srun": srun,
                        ".venv/bin/python": "printf '%s\\n' \"$@\""}.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")

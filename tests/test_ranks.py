@@ -42,6 +42,7 @@ def _child(body, rank, size, port, sharded, results, args):
     torch.set_num_threads(1)
     try:
         group = Ranks(deadline_s=args.pop("deadline_s", 60),
+                      start_deadline_s=args.pop("start_deadline_s", None),
                       dtype=args.pop("dtype", torch.float64))
         if sharded:
             shard_on_cpu(group.plugin)
@@ -427,6 +428,23 @@ def test_a_rank_that_dies_or_hangs_while_the_others_wait_is_named(who, how, seed
         assert "wait" in sentence and "version" in sentence and len(sentence.splitlines()) == 1
 
 
+def late(group, seed, seconds):
+    """Rank 1's model is there later than the others'."""
+    time.sleep(seconds * group.rank)
+    make_trainer(group, seed)
+    return "all there"
+
+
+@pytest.mark.parametrize("seconds, start_deadline_s, said", [
+    (4, 60, "all there"),
+    (60, 2, "rank 0: start: rank 1 has not loaded the model in time (start_deadline_s), look at")])
+def test_ranks_wait_for_the_last_model_as_long_as_a_start_may_take(seconds, start_deadline_s, said,
+                                                                  seed):
+    with processes(late, 2, seed=seed, seconds=seconds, deadline_s=2,
+                   start_deadline_s=start_deadline_s) as (children, results):
+        assert said in answers(children, results, {0})[0]
+
+
 def failing(group, seed, how, folder):
     """A checkpoint, a step, and then a second one of either that fails on rank 1 alone."""
     if how == "apart":                      # as on two machines without a shared file system
@@ -483,11 +501,13 @@ def failing(group, seed, how, folder):
     ("killed while saving", "rank 0: save, version 5: rank 1 is dead, stuck or cut off"),
     ("infinite", "version 5: behavior_logprobs of sample"),
     ("memory", "rank 1: train, version 5: out of memory, 1.62 GiB short of 79.10"),
-    ("disk", "step_5 could not be written (rank 1: "),
+    ("disk", "step_5 could not be written (rank 1: "),      # in a folder that is called nccl
     ("apart", "model.00001-of-00002.safetensors of another rank is not to be seen here")])
 def test_what_fails_on_one_rank_ends_all_in_a_sentence_that_names_it(how, sentence, seed,
                                                                      tmp_path):
     """And what was saved before stays whole."""
+    tmp_path = tmp_path / "nccl"
+    tmp_path.mkdir()
     with processes(failing, 2, seed=seed, how=how, folder=tmp_path) as (children, results):
         found = answers(children, results, {0, 1} - {1 if "killed" in how else 2}, timeout=60)
     assert all(sentence in text and len(text.splitlines()) == 1 for text in found.values()), found
