@@ -21,6 +21,7 @@ import importlib.util
 import math
 import os
 import random
+import secrets
 import shlex
 import socket
 import ssl
@@ -311,6 +312,11 @@ def place(config, estimate, port=lambda: 0):
     elif not c.insecure_network and not set(hosts) <= set(LOOPBACK):
         raise PlaceError(f"hosts = {c.hosts!r}: servers that other machines can reach need tls = "
                          "FOLDER (make certs), or insecure_network = true on a network you trust")
+    own = hosts[c.node_rank]
+    if len(hosts) > 1 and (address_of(own) or own).startswith("127.") and not (
+            own in LOOPBACK or own == address_of(own)):
+        raise PlaceError(f"hosts = {c.hosts!r}: on this machine {own!r} is {address_of(own)}, "
+                         "which no other one can reach (/etc/hosts?); give its address")
     size = estimate.server_gpus
     layout = on_gpus if gpus else on_cpus
     trainers, trainer_nodes, per_node, why = layout(c, estimate, hosts, gpus, size)
@@ -392,8 +398,9 @@ def counted(number, noun):
 #
 # Every address follows from `hosts` and `port`, so no node has to be told anything. What is left
 # is to end together: each launcher keeps one connection to that of the first host, the head. An
-# empty line a second is a sign of life; "end 0" from the head is the run's exit status, "fail" to
-# it means that a node cannot go on. A cut network is waited out until the deadline.
+# empty line a second is a sign of life; "start ID" from the head says which start of a run this
+# is, "end 0" is the run's exit status, "fail" to it means that a node cannot go on. A cut network
+# is waited out until the deadline.
 
 BEAT_S = 1.0
 SILENT_S = 10.0                     # after so long we say whom we wait for
@@ -404,9 +411,9 @@ LATER_S = 20.0
 class Line:
     """One end of a connection between two launchers: lines of text, both ways."""
 
-    def __init__(self, connection):
+    def __init__(self, connection, *out):
         self.connection, self.heard = connection, time.monotonic()
-        self.words, self.out = [], []
+        self.words, self.out = [], list(out)
         self.closing = self.lost = False
         connection.settimeout(BEAT_S / 5)
         self.thread = threading.Thread(target=self.talk, daemon=True)
@@ -470,7 +477,7 @@ class Head:
 
     def __init__(self, config, hosts):
         self.context = tls_context(config.tls, ssl.Purpose.CLIENT_AUTH) if config.tls else None
-        self.lines, self.nodes = [], {}
+        self.lines, self.nodes, self.id = [], {}, secrets.token_hex(8)
         self.silences = {i: Silence(f"node {i} ({host})", config)
                          for i, host in enumerate(hosts) if i}
         try:
@@ -490,7 +497,7 @@ class Head:
                 if self.context:
                     connection.settimeout(5)            # for a handshake
                     connection = self.context.wrap_socket(connection, server_side=True)
-                self.lines.append(Line(connection))
+                self.lines.append(Line(connection, f"start {self.id}"))
             except OSError as error:
                 say(f"refused a connection from {address[0]}: {error}")
                 connection.close()
@@ -519,13 +526,19 @@ class Head:
 
 
 class Node:
-    """Another host's side: `watch` returns the run's exit status when the head says it."""
+    """Another host's side: `watch` returns the run's exit status when the head says it.
+
+    Of a first host that was killed nobody hears an end. The launcher that listens there next is
+    another start's: not a word is said to that one, and this node ends, so that its servers leave
+    their GPUs and ports.
+    """
 
     def __init__(self, config, hosts):
         self.context = tls_context(config.tls) if config.tls else None
         self.address, self.rank = (hosts[0], config.port), config.node_rank
         self.silence = Silence(f"the first host ({hosts[0]}:{config.port})", config)
         self.heard, self.line, self.over = None, None, threading.Event()
+        self.start, self.replaced = None, False
         threading.Thread(target=self.connect, daemon=True).start()
 
     def connect(self):
@@ -544,11 +557,23 @@ class Node:
                 pass                    # not there yet, or cut off: `watch` knows for how long
             else:
                 line = Line(connection)
-                line.out.append(f"node {self.rank}")
-                self.line = line
+                while not (line.words or line.lost or self.over.wait(0.02)):
+                    pass
+                start = line.words[0] if line.words else None   # what a head says first
+                if start and start == (self.start or start):
+                    self.start = start
+                    line.out.append(f"node {self.rank}")
+                    self.line = line
+                else:
+                    line.close()
+                    self.replaced = bool(start)
 
     def watch(self):
         line = self.line
+        if self.replaced:
+            say(f"{self.silence.who} has been started again: this node's part in the run before "
+                "is over")
+            return 1
         if line:
             self.heard = line.heard
             for word, _, rest in (words.partition(" ") for words in list(line.words)):
@@ -590,6 +615,14 @@ def free_ports():
         yield port
 
 
+def address_of(host):
+    """The IPv4 address that a name has on this machine, or None."""
+    try:
+        return socket.gethostbyname(host)
+    except socket.gaierror:
+        return None
+
+
 def interface_of(host):
     """The name of this machine's network interface that has the host's address, or None: a name
     that is not known here, or another machine's.
@@ -597,17 +630,14 @@ def interface_of(host):
     >>> interface_of("127.0.0.1")
     'lo'
     """
+    address = address_of(host)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        try:
-            address = socket.inet_aton(socket.gethostbyname(host))
-        except socket.gaierror:
-            return None
         for _, name in socket.if_nameindex():
             try:        # <linux/sockios.h>: SIOCGIFADDR
                 answer = fcntl.ioctl(s, 0x8915, struct.pack("256s", name.encode()))
             except OSError:
                 continue                                # an interface without an IPv4 address
-            if answer[20:24] == address:
+            if socket.inet_ntoa(answer[20:24]) == address:
                 return name
 
 

@@ -380,6 +380,22 @@ def test_what_does_not_add_up_is_refused(settings, sentence, eight):
         launch.place(config, estimate)
 
 
+def test_a_name_that_is_loopback_here_is_refused_where_others_are_to_reach_it(eight, monkeypatch):
+    """As Debian has it in /etc/hosts: servers would listen on 127.0.1.1, and all other nodes wait
+    for minutes. Loopback that was asked for, by its address, is meant."""
+    known = {"n0": "127.0.1.1", "n1": "10.0.0.2"}
+    monkeypatch.setattr(socket, "gethostbyname", lambda host: known.get(host, host))
+    for hosts, rank in (("n0,n1", 0), ("n1,n0", 1)):
+        config, estimate = estimate_of(eight, gpus=4, hosts=hosts, node_rank=rank,
+                                       insecure_network=True)
+        with pytest.raises(PlaceError, match=r"'n0' is 127\.0\.1\.1, .*; give its address"):
+            launch.place(config, estimate)
+        config.node_rank = 1 - rank
+        launch.place(config, estimate)
+    config.hosts, config.node_rank = "127.0.0.1,127.0.0.3", 1
+    launch.place(config, estimate)
+
+
 def test_estimates_of_memory_are_those_counted_by_hand(eight):
     config, estimate = estimate_of(eight, gpus=8, slots=64)
     with torch.device("meta"):
@@ -533,6 +549,25 @@ def test_a_lost_connection_is_made_again_and_nothing_is_missed(pair):
     until(lambda: head.watch() or head.nodes[1] is not first, "a second connection")
     head.close(0)
     assert until(lambda: [node.watch()] != [None] and [node.watch()], "the end") == [0]
+
+
+def test_a_node_of_a_killed_run_says_nothing_to_the_next_run_and_ends(pair, capsys):
+    """The next head's signs of life would keep it, and the GPUs and ports of its servers, for
+    ever; and the end of its trainer would end that run as well."""
+    head, node, config = pair
+    head.listener.shutdown(socket.SHUT_RDWR)            # what a SIGKILL does
+    head.listener.close()
+    head.nodes[1].connection.shutdown(socket.SHUT_RDWR)
+    until(lambda: node.line.lost, "the loss seen")
+    following = launch.Head(config, config.hosts.split(","))
+    try:
+        assert until(lambda: [node.watch()] != [None] and [node.watch()], "its end") == [1]
+        node.failed("its trainer ended")
+        node.close(1)
+        assert following.watch() is None and not following.nodes
+        assert "127.0.0.1" in capsys.readouterr().err.split("has been started again")[0]
+    finally:
+        following.close(0)
 
 
 def test_a_stranger_without_a_certificate_of_ours_is_not_heard(certs, tmp_path):
