@@ -320,6 +320,7 @@ class NcclLink:
         self.device = torch.cuda.current_device()
         self.stream = torch.cuda.Stream(self.device)    # a silent server must not hold up others
         self.id = bytes(NCCLLibrary().ncclGetUniqueId().internal)
+        self.group, self.closed, self.lock = None, threading.Event(), threading.Lock()
 
     @property
     def init_info(self):
@@ -327,25 +328,50 @@ class NcclLink:
                 "world_size": self.world_size, "packed": True}
 
     def meet(self):
+        """Raises RuntimeError: not all workers came within `timeout_s`, or `close` was called."""
         from vllm.distributed.weight_transfer.nccl_common import uid_init_process_group
-        with torch.cuda.device(self.device):
-            self.group = uid_init_process_group(self.id, 0, self.world_size, self.device)
+
+        def work():
+            with torch.cuda.device(self.device):
+                group = uid_init_process_group(self.id, 0, self.world_size, self.device)
+            with self.lock:
+                late = self.closed.is_set()
+                self.group = None if late else group
+            if late:
+                group.destroy()
+        self._wait(in_thread(work), "not all workers came")
 
     def close(self):
-        """NCCL's own wait for the workers cannot be ended."""
+        """Nobody expects anything of the workers any more: whoever waits for them here is told
+        so, and the communicator gives its memory back. NCCL itself would wait for ever."""
+        with self.lock:
+            self.closed.set()
+            group, self.group = self.group, None
+        if group:
+            in_thread(group.destroy)    # which may take seconds
 
     def send(self, tensors):
         """Raises RuntimeError: a worker is gone, or silent for `timeout_s`."""
+        group = self.group
+        if not group:
+            raise RuntimeError("the server was lost before")
+
         def work():                     # vLLM's own sender has one pair of streams for all groups
             with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
                 for tensor in tensors:
-                    self.group.broadcast(tensor, 0, self.stream)
+                    group.broadcast(tensor, 0, self.stream)
                 self.stream.synchronize()
-        try:
-            in_thread(work).result(self.timeout_s)
-        except TimeoutError:
-            self.group.destroy()        # NCCL itself would wait for ever
-            raise RuntimeError(f"no progress in NCCL for {self.timeout_s:.0f} s") from None
+        self._wait(in_thread(work), "no progress in NCCL")
+
+    def _wait(self, done, what):
+        end = time.monotonic() + self.timeout_s
+        while not concurrent.futures.wait([done], 0.1).done:
+            if self.closed.is_set():
+                raise RuntimeError(f"{what} before the server was lost")
+            if time.monotonic() > end:
+                self.close()
+                raise RuntimeError(f"{what} for {self.timeout_s:.0f} s")
+        done.result()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -513,6 +539,8 @@ class Fleet:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             for server in self.servers:
+                if server.link:
+                    server.link.close()
                 server.link = None
             if self.session:
                 await self.session.close()
@@ -540,10 +568,17 @@ class Fleet:
 
     def _deliver(self, server, info, tensors):
         """One bucket to one server, in a thread of its own."""
-        call = self._start(self._post(server, "/update_weights", {"update_info": info}))
+        call, link = self._start(self._post(server, "/update_weights", {"update_info": info})), \
+            server.link
+        # A server that has ended takes nothing any more, and NCCL would not notice.
+        call.add_done_callback(lambda _: call.cancelled() or call.exception() and link.close())
         try:
-            server.link.send(tensors)
+            link.send(tensors)
             call.result(self.deadline_s)
+        except RuntimeError:
+            if call.done():
+                call.result()           # the cause, if it has failed before
+            raise
         finally:
             call.cancel()
 
@@ -687,12 +722,14 @@ class Fleet:
             done, _ = await asyncio.wait((meet, told), return_when=asyncio.FIRST_EXCEPTION)
             for half in done:
                 half.result()
-        except RuntimeError as error:
-            raise Broken(f"its workers did not meet the trainer ({error})") from None
+        except BaseException as error:  # a Broken of `told`, or that we end ourselves
+            link.close()
+            if isinstance(error, RuntimeError):
+                raise Broken(f"its workers did not meet the trainer ({error})") from None
+            raise
         finally:
             told.cancel()
             meet.cancel()
-            link.close()
         server.workers = world_size - 1
         server.link, server.version, server.state = link, None, "stale"
         server.why = "it waits for weights"
@@ -779,6 +816,7 @@ class Fleet:
         self._account()
         if server.state == "ready":     # a silent one has been awaited since its last answer
             self.down_since = max(self.down_since, server.heard)
+        server.link.close()
         server.state, server.why, server.version, server.link = "lost", why, None, None
         self.counters["losses"] += 1
         self.counters["resubmitted"] += len(server.tasks)

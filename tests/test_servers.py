@@ -13,6 +13,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -467,6 +468,63 @@ def test_a_silent_server_takes_no_other_down_in_a_push(fake, connect, monkeypatc
     sampler.push_weights(WEIGHT, 2)
     assert silent.version.endswith("-0") and good.version.endswith("-2") and not good.paused
     assert f"{silent.url} is lost: push of version 2: not paused" in capfd.readouterr().err
+
+
+@pytest.fixture
+def nccl(monkeypatch):
+    """NCCL without a GPU: its communicators, each a stand-in whose `broadcast` may be set."""
+    made, library = [], SimpleNamespace(ncclGetUniqueId=lambda: SimpleNamespace(internal=b"id"))
+
+    def join(*_):
+        group = SimpleNamespace(broadcast=lambda *_: None, destroyed=threading.Event())
+        group.destroy = group.destroyed.set
+        made.append(group)
+        return group
+    joined = SimpleNamespace(uid_init_process_group=join)
+    for name, module in (("device_communicators.pynccl_wrapper", SimpleNamespace(
+            NCCLLibrary=lambda: library)), ("weight_transfer.nccl_common", joined)):
+        monkeypatch.setitem(sys.modules, f"vllm.distributed.{name}", module)
+    stream = SimpleNamespace(synchronize=lambda: None)
+    for name, value in {"is_available": True, "current_device": 0, "Stream": stream,
+                        "current_stream": stream, "device": contextlib.nullcontext(),
+                        "stream": contextlib.nullcontext()}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(servers, "find_spec", lambda name: True)
+    return SimpleNamespace(made=made, join=join, joined=joined)
+
+
+def test_a_server_that_dies_in_a_push_over_nccl_holds_nobody_up_and_leaves_no_memory(
+        fake, connect, nccl, capfd):
+    """NCCL waits for a dead worker for ever; each communicator holds memory of the trainer's GPU
+    until it is destroyed."""
+    server = fake(whole, weight_transfer_config__backend="nccl")
+    sampler = connect(server.url, deadline_s=500)
+    sampler.push_weights(WEIGHT, 0)
+    first, = nccl.made
+    first.broadcast = lambda *_: first.destroyed.wait(60)
+    server.failing["/update_weights"] = 500
+    sampler.push_weights(WEIGHT, 1)
+    assert first.destroyed.is_set() or first.destroyed.wait(10)
+    assert "push of version 1: /update_weights answered 500" in capfd.readouterr().err
+    del server.failing["/update_weights"]
+    until(lambda: sampler.needs_push)                       # it was connected again
+    sampler.push_weights(WEIGHT, 1)
+    assert server.version.endswith("-1") and len(nccl.made) == 2
+    server.version = "someone-elses"                        # lost without a push: the same
+    until(lambda: nccl.made[1].destroyed.is_set())
+
+
+def test_workers_that_do_not_come_to_nccl_are_awaited_until_the_deadline_alone(
+        fake, connect, nccl, monkeypatch):
+    """And if they come after it, theirs is a communicator that nobody uses."""
+    late = threading.Event()
+    monkeypatch.setattr(nccl.joined, "uid_init_process_group",
+                        lambda *_: late.wait(60) and nccl.join())
+    server = fake(whole, weight_transfer_config__backend="nccl")
+    with pytest.raises(ServerError, match="did not meet the trainer .not all workers came for 1 s"):
+        connect(server.url, deadline_s=1, start_deadline_s=2.4)
+    late.set()
+    until(lambda: nccl.made and all(group.destroyed.is_set() for group in nccl.made))
 
 
 def test_another_who_steers_the_server_is_noticed(fake, connect, monkeypatch):
