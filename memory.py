@@ -75,7 +75,7 @@ class Memory:
             + 2 * (self.weights - self.root) / layers * self.itemsize,
             "activations": kept,
             "attention mask": 0 if self.flash else samples * self.output * self.length
-            * self.itemsize * (1 + kv_groups * (kv_groups > 1)),
+            * self.itemsize * kv_groups,
             "logits chunk": 2 * c.logits_chunk_tokens * s.vocab_size * 4,
             "sampler's copies": 2 * self.weights * self.itemsize * (self.alone and self.cuda),
             "sampler's caches": caches * c.slots * self.length * self.kv_token * self.alone}

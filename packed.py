@@ -85,26 +85,38 @@ def forward(model, input_ids, position_ids, plan):
 
 
 def _attention(q, k, v, mask, scaling):
-    """softmax(q k' * scaling + mask) v for q (n, H, R, D), k and v (n, J, L, D), mask (n, 1, R, L).
+    """softmax(q k' * scaling + mask) v for q (n, H, R, D), k and v (n, J, L, D), and a `_Mask`.
 
     With grouped heads (H = g*J) the g queries that share a key head are laid side by side on the
     query axis. Repeating keys and values g times instead would move g times the memory, and
     moving memory is what decoding spends its time on.
     """
     (n, H, R, D), J = q.shape, k.shape[1]
-    if H != J:
-        q = q.reshape(n, J, (H // J) * R, D)
-        mask = mask.repeat(1, 1, H // J, 1)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+    q = q.reshape(n, J, (H // J) * R, D)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.grouped(H // J), scale=scaling)
     return out.reshape(n, H, R, D)
 
 
-def _additive(allowed, dtype):
-    """A boolean mask (True: may look) as the number added to the scores. Finite, not -inf: a
-    padded query that may look nowhere would otherwise turn into NaN, and NaN * 0 is NaN."""
-    floor = torch.finfo(dtype).min
-    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(
-        ~allowed, floor)
+class _Mask:
+    """allowed (n, 1, R, L), True: may look, as the number added to the scores.
+
+    Finite, not -inf: a padded query that may look nowhere would otherwise turn into NaN, and
+    NaN * 0 is NaN. Rows lie a multiple of 8 numbers apart: a GPU's kernel copies other masks.
+    """
+
+    def __init__(self, allowed, dtype):
+        self.groups, (self.queries, self.keys) = 1, allowed.shape[2:]
+        allowed = F.pad(allowed, (0, -self.keys % 8))
+        self.added = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(
+            ~allowed, torch.finfo(dtype).min)
+
+    def grouped(self, groups):
+        """(n, 1, groups * R, L), one and the same tensor for all layers: each keeps what it was
+        given until the backward pass, and at 16k tokens one copy a layer would be gigabytes."""
+        if groups != self.groups:
+            self.added = self.added[:, :, : self.queries].repeat(1, 1, groups, 1)
+            self.groups = groups
+        return self.added[..., : self.keys]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -225,12 +237,12 @@ class Pack:
         P, R = self.prompts.width, self.inputs.width
         arange = lambda size: torch.arange(size, device=device)                    # noqa: E731
         causal_P = arange(P)[:, None] >= arange(P)
-        self.prompt_mask = _additive(causal_P[None, None], dtype)
+        self.prompt_mask = _Mask(causal_P[None, None], dtype)
         if R:
             real = arange(P) < prompt_length[:, None]                                # (n, P)
             causal_R = (arange(R)[:, None] >= arange(R)).expand(len(outputs), R, R)
             allowed = torch.cat([real[:, None].expand(-1, R, -1), causal_R], -1)     # (n, R, P+R)
-            self.output_mask = _additive(allowed[:, None], dtype)
+            self.output_mask = _Mask(allowed[:, None], dtype)
 
     def _index_keys(self):
         """For `_flash`: the place in the row of each sequence's keys, an output's after its
@@ -306,7 +318,7 @@ class Slots:
         """Compute `prompts` (m lists of ids) once each; give each `samples[i]` new slots at the
         end of the active ones. Returns each prompt's last hidden state (m, hidden)."""
         self._ragged = _Ragged([len(p) for p in prompts], self.device)
-        self._mask = _additive(torch.ones(self._ragged.width, self._ragged.width,
+        self._mask = _Mask(torch.ones(self._ragged.width, self._ragged.width,
                                dtype=torch.bool, device=self.device).tril()[None, None], self.dtype)
         self._owner = torch.repeat_interleave(torch.arange(len(prompts)),
                                               torch.tensor(samples)).to(self.device)
@@ -332,7 +344,7 @@ class Slots:
         self._places = (torch.arange(n, device=self.device), self.lengths[:n].clone())
         self._width = int(self._places[1].max()) + 1
         seen = torch.arange(self._width, device=self.device) <= self._places[1][:, None]
-        self._mask = _additive(seen[:, None, None], self.dtype)          # (n, 1, 1, width)
+        self._mask = _Mask(seen[:, None, None], self.dtype)          # (n, 1, 1, width)
         self._step = self._attend_decode
         hidden = forward(model, tokens, self._places[1], self)
         self.lengths[:n] += 1

@@ -6,13 +6,16 @@ import re
 
 import pytest
 import torch
+from conftest import random_llama
 from test_scalerl import arguments
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 
+import packed
 import scalerl
 from config import Config
 from memory import GIB, Memory, short_of_memory
-from ranks import RankError, Ranks
+from ranks import Policy, RankError, Ranks
+from sampler import Rollout
 
 
 def memory_of(folder, *, length=16_000, output=14_000, alone=True, **settings):
@@ -63,6 +66,33 @@ def test_what_is_advised_makes_it_fit(eight, seed):
             assert need(changed, int(more[1]) if more else trainers) <= room, option
     assert kinds == {"micro_batch_tokens", "slots", "logits_chunk_tokens", "recompute_layers",
                      "trainers"}
+
+
+@pytest.mark.parametrize("layers, kv_heads", [(2, 6), (7, 2)])
+def test_what_a_forward_keeps_until_the_backward_pass_is_what_was_estimated(layers, kv_heads,
+                                                                            tmp_path, seed):
+    """Masks above all, with grouped heads: one copy a layer would be most of it. The oracle is
+    what autograd saves, each storage once."""
+    model = random_llama(vocab=31, heads=6, kv_heads=kv_heads, layers=layers)
+    model.config.save_pretrained(tmp_path)
+    prompt, output = 17, 1100
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logprobs, _ = Policy(packed.prepare(model))([Rollout(
+            "", 0, (3,) * prompt, [5] * output, [0.0] * output, [0] * output, [True] * output,
+            "stop", False)])
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    parts = Memory(Config(model=str(tmp_path), micro_batch_tokens=prompt + output), model, output,
+                   prompt + output, torch.float32, cuda=False, alone=False).trainer_memory(1)
+    measured = sum(size for place, size in kept.items() if place not in weights)
+    estimated = parts["activations"] + parts["attention mask"]
+    assert parts["attention mask"] > estimated / (2 + 2 * layers)
+    assert 0.5 < measured / estimated < 2, (measured, parts)
+    del logprobs                                # until here, what it has kept is alive
 
 
 def test_the_memory_of_a_model_that_does_not_name_all_its_sizes_is_estimated_too(tmp_path):
