@@ -28,10 +28,12 @@ import os
 import re
 import signal
 import struct
+import sys
 import threading
 import time
 import types
 from collections import Counter
+from pathlib import Path
 
 import safetensors.torch
 import torch
@@ -254,6 +256,8 @@ class Ranks:
         self.doing, self.version = "start", 0
         self.lock, self.closed, self.beating = threading.RLock(), threading.Event(), False
         self.blaming = False
+        # The others' words come first: collectives have the deadline themselves, and tell more.
+        self.watchdog = Watchdog(deadline_s * (1 + (self.size > 1)))
         self.memory = None              # a `Memory`, as soon as there is a model
         if self.size == 1:
             return
@@ -436,6 +440,57 @@ class Ranks:
             raise self.failure
         if not self.blaming:            # else it is being said already why this ends
             raise self.blame("SIGTERM from outside: has another rank ended?")
+
+
+class Watchdog:
+    """Ends this process when what is inside `with watchdog(doing):` makes no progress.
+
+    doing        words for the sentence: step, phase, version, engine
+    deadline_s   until then; `progress()` begins it anew
+
+    What hangs in a kernel, or in an engine's own code, can be interrupted by nothing else; all it
+    has to do is to let other threads run (a call that holds Python's lock for ever is not seen).
+    Exit code 1 and one sentence. Nothing is being saved at such a time: the last checkpoint stays
+    as it is. Ticks are counted instead of seconds, for a process that was stopped, by Ctrl-Z or
+    with its machine, has not been hanging.
+    """
+    TICKS = 20                          # a deadline has
+
+    def __init__(self, deadline_s):
+        self.deadline_s, self.watched, self.thread = deadline_s, None, None
+
+    @contextlib.contextmanager
+    def __call__(self, doing):
+        if not self.thread:             # one for good: a thread a step would cost something
+            self.thread = threading.Thread(target=self._run, daemon=True)
+            self.thread.start()
+        self.watched = [doing, 0]
+        try:
+            yield
+        finally:
+            self.watched = None
+
+    def progress(self):
+        if self.watched:                # another list: the thread may be counting in the old one
+            self.watched = [self.watched[0], 0]
+
+    def _run(self):
+        while True:
+            time.sleep(self.deadline_s / self.TICKS)
+            self.tick()
+
+    def tick(self):
+        watched = self.watched
+        if not watched:
+            return
+        watched[1] += 1
+        if watched[1] > self.TICKS and watched is self.watched:
+            frame = sys._current_frames()[threading.main_thread().ident]
+            print(f"scalerl.py: {watched[0]}: no progress for {self.deadline_s:g} s, at "
+                  f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}; if nvidia-smi and "
+                  "dmesg show a healthy machine that is only slow, raise deadline_s; --resume "
+                  "goes on from the last checkpoint", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 def meets(policy, last):

@@ -269,6 +269,7 @@ def optimizer_step(policy, optimizer, rollouts, rewards, version, config, ranks)
     batches = micro_batches(rollouts, config.micro_batch_tokens, ranks.size)
     share = deal(batches, [cost_tokens(rollouts, b) for b in batches], ranks.size)[ranks.rank]
     for number, indices in enumerate(share, 1):
+        ranks.watchdog.progress()
         with meets(policy, last=number == len(share)):
             logprobs, entropies = policy([rollouts[i] for i in indices] or [BLANK])
             cut = lambda x: x[indices, : logprobs.shape[1]].to(logprobs.device)     # noqa: E731
@@ -759,14 +760,21 @@ class Run(Trainer):
 
     def push(self, sampler):
         """Bring a sampler to the trainer's weights."""
-        sampler.push_weights(full_tensors(self.model, self.ranks, self.version,
-                                          self.dtype if self.fleet else None), self.version)
+        with contextlib.nullcontext() if self.fleet else self.watched("push"):
+            sampler.push_weights(full_tensors(self.model, self.ranks, self.version,
+                                              self.dtype if self.fleet else None), self.version)
+
+    def watched(self, phase):
+        """A deadline for what this process computes; servers and ranks have theirs."""
+        return self.ranks.watchdog(f"step {self.step + 1}: {phase}, version {self.version}, engine "
+                                   f"{self.config.engine}")
 
     def decode(self, sampler):
         """One step of a sampler; then the weights, for a server that came back without them."""
         self.heed_stop()
         try:
-            rollouts = sampler.step()
+            with self.watched("generate"):
+                rollouts = sampler.step()
         except ServerError:                 # while samples are awaited, no step is half done
             if self.evaluated is not None:
                 self.save()
@@ -833,8 +841,9 @@ class Run(Trainer):
                 l_cache=config.length_penalty)
         marked = time.perf_counter()
         try:
-            log = train_step(self.policy, self.optimizer, rollouts, rewards, self.version, config,
-                             self.ranks)
+            with self.watched("train"):
+                log = train_step(self.policy, self.optimizer, rollouts, rewards, self.version,
+                                 config, self.ranks)
         except (FloatingPointError, ValueError) as error:
             path = self.folder / "bad_step.jsonl"
             path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))

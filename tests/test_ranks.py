@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import signal
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -29,7 +30,7 @@ import packed
 import ranks
 import scalerl
 from config import Config
-from ranks import Policy, Ranks, deal
+from ranks import Policy, Ranks, Watchdog, deal
 from scalerl import Trainer, cost_tokens, micro_batches, train_step
 from servers import Fleet
 
@@ -517,6 +518,63 @@ def test_what_fails_on_one_rank_ends_all_in_a_sentence_that_names_it(how, senten
     assert [path.name for path in checkpoint.saved(tmp_path)] == ["step_4"]
     assert checkpoint.verify(tmp_path / "step_4") == {}
     assert [path.name for path in tmp_path.glob("*step_*")] == ["step_4"]
+
+
+def hanging(folder, where):
+    """A run in one process, whose engine or whose training has no end."""
+    for stream, name in ((1, "out"), (2, "error")):
+        os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY), stream)
+    hang = lambda *_: threading.Event().wait()                                  # noqa: E731
+    run = scalerl.Run.__new__(scalerl.Run)
+    run.ranks = Ranks(deadline_s=0.2)
+    run.config = Config(model="x", engine="transformers", samples_per_prompt=3)
+    run.step, run.version, run.k, run.stop, run.fleet = 6, 4, 8, False, None
+    if where == "generate":
+        run.decode(SimpleNamespace(step=hang))
+    elif where == "push":
+        run.model = random_llama()
+        run.push(SimpleNamespace(push_weights=hang))
+    rollouts = rollouts_of(2, 3, random.Random(0))
+    run.curriculum, run.policy = SimpleNamespace(record=hang), hang
+    run.problems = run.tokenizer = run.marker = run.optimizer = None
+    scalerl.mark = lambda *_: ([1.0, -1.0, -1.0] * 2, {})
+    run.curriculum.record = lambda *_: None
+    run.train_on([scalerl.Group(g, "p", 0, 3, rollouts[3 * g: 3 * g + 3]) for g in (0, 1)])
+
+
+@pytest.mark.parametrize("where", ["generate", "push", "train"])
+def test_what_hangs_in_this_process_ends_it_at_the_deadline_with_a_sentence(where, tmp_path):
+    """A kernel or an engine that never returns: no exception could be raised there."""
+    child = SPAWN.Process(target=hanging, args=(tmp_path, where), daemon=True)
+    child.start()
+    child.join(60)
+    child.kill()
+    assert child.exitcode == 1
+    error = (tmp_path / "error").read_text()
+    assert error.startswith(f"scalerl.py: step 7: {where}, version 4, engine transformers: no "
+                            "progress for 0.2 s, at ") and len(error.splitlines()) == 1
+
+
+def test_a_step_of_many_micro_batches_is_in_time_as_long_as_each_of_them_is(seed, monkeypatch):
+    """A whole step may rightly take longer than any wait for another. Time is played here."""
+    trainer, ends, batches = make_trainer(Ranks(), seed, micro_batch_tokens=30), [], []
+    dog, ticks = trainer.ranks.watchdog, Watchdog.TICKS - 1
+    monkeypatch.setattr(os, "_exit", ends.append)
+
+    def slow(*_):
+        batches.append(1)
+        for _ in range(ticks):
+            dog.tick()
+    trainer.policy.register_forward_hook(slow)
+    with dog("a step"):
+        take_step(trainer, seed)
+    assert len(batches) > 3 and not ends
+    slow(), slow()                                          # between two steps nobody is watched
+    assert not ends
+    ticks += 2
+    with dog("a step"):
+        take_step(trainer, seed)
+    assert set(ends) == {1}
 
 
 # ---------------------------------------------------------------------------------------------
