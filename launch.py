@@ -143,8 +143,17 @@ class Estimate(Memory):
         """A tenth of the device is left to what is not counted: fragments, CUDA itself."""
         return 0.9 * self.device.memory
 
-    def trainer_fits(self, trainers):
-        return sum(self.trainer_memory(trainers).values()) <= self.room
+    def trainer_fits(self, trainers, room=None):
+        return sum(self.trainer_memory(trainers).values()) <= (room or self.room)
+
+    def share(self, ranks, servers):
+        """`room` of each of so many trainers beside so many servers: on CPUs they share one
+        machine."""
+        if self.cuda or not ranks:
+            return self.room
+        parts, _ = self.server_memory()
+        return max(1.0, self.room - servers * (parts["weights"] + parts["cache, what fits"])) \
+            / ranks
 
     def server_memory(self):
         """({what: bytes} of one GPU of a server, sequences that its cache holds to the end)."""
@@ -163,17 +172,20 @@ class Estimate(Memory):
         whole, before its shard of them goes to its device."""
         return 4 * self.weights * ranks
 
-    def refusals(self, trainers, servers, ranks=0):
+    def refusals(self, trainers, servers, ranks=0, beside=0):
         """Sentences on what cannot fit, each with its numbers and what to change. ranks: trainers
-        on this node."""
-        found, have = [], self.device.memory
-        if trainers and not self.trainer_fits(trainers):
+        on this node;  beside: servers on it."""
+        found, have, room = [], self.device.memory, self.share(ranks, beside)
+        if trainers and not self.trainer_fits(trainers, room):
             sizes = self.buffers(trainers)
+            shared = "" if room == self.room else (
+                f", shared by {counted(ranks, 'trainer')} and {counted(beside, 'server')}: "
+                f"{room / GIB:.2f} for each trainer")
             parts = ", ".join(f"{size / GIB:.1f} for {name}"
                               for name, size in sizes.items() if size)
             found.append(f"a trainer needs about {sum(sizes.values()) / GIB:.1f} GiB, a "
-                         f"{self.device.name} has {have / GIB:.0f}: {parts}; "
-                         + self.cure(trainers, self.room))
+                         f"{self.device.name} has {have / GIB:.0f}{shared}: {parts}; "
+                         + self.cure(trainers, room))
         if self.loading_memory(ranks) > self.device.host:
             found.append(
                 f"{counted(ranks, 'trainer')} on this machine, each loading the fp32 model, need "
@@ -233,6 +245,7 @@ class Estimate(Memory):
         generate_s, train_s = self.step_s(trainers, servers * self.server_gpus)
         step = f"{generate_s + train_s:.3g} s a step, one after the other" if self.alone else \
             f"{max(generate_s, train_s):.3g} s a step, both at once"
+        ours = self.alone or servers > 0        # else nothing is known of what generates
         return "\n".join([
             f"Estimates for {self.device.source} ({self.device.memory / GIB:.0f} GiB):",
             f"  {self.weights / 1e9:.3g} billion weights, sequences of up to {self.length} tokens, "
@@ -244,9 +257,12 @@ class Estimate(Memory):
             f"each of {counted(ranks, 'trainer')}"
             + (f", of {self.device.host / GIB:.0f}" if self.device.host < math.inf else ""),
             f"  a server, GiB a device: {gib(parts)}; {fits} whole sequences fit, slots = "
-            f"{-(-self.config.slots // self.config.data_parallel)}",
+            f"{-(-self.config.slots // self.config.data_parallel)}" if ours else
+            "  a server: unknown, the servers are others'",
             f"  a step's tokens: {generate_s:.3g} s to generate, {train_s:.3g} s to train (at "
-            f"{DECODE_SHARE:.0%} and {TRAIN_SHARE:.0%} of the device's speed, assumed): {step}"])
+            f"{DECODE_SHARE:.0%} and {TRAIN_SHARE:.0%} of the device's speed, assumed): {step}"
+            if ours else f"  a step's tokens: unknown to generate, {train_s:.3g} s to train (at "
+            f"{TRAIN_SHARE:.0%} of the device's speed, assumed)"])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -278,6 +294,9 @@ class Places:
 
     def trainers_on(self, node):
         return self.trainers // self.trainer_nodes if node < self.trainer_nodes else 0
+
+    def servers_on(self, node):
+        return sum(server.node == node for server in self.servers)
 
 
 def wanted(config):
@@ -658,7 +677,7 @@ def commands(config, argv, places, estimate, *, dtype, folder, port):
                for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")} if wire else {}
 
     def devices(numbers):               # of the GPUs that we may use, which may not start at 0
-        return ",".join(visible[i] if visible[0] else str(i) for i in numbers)
+        return ",".join(visible[i] if visible[0] and i < len(visible) else str(i) for i in numbers)
     servers = []
     for server in places.servers:
         if server.node == node:
@@ -713,18 +732,23 @@ def keep_quiet(folder):
                 os.dup2(log.fileno(), stream)
 
 
+def check_machine(config):
+    """Raises PlaceError: what the command asks of this machine is not there."""
+    if config.gpus > torch.cuda.device_count():
+        raise PlaceError(f"gpus = {config.gpus}: torch finds {torch.cuda.device_count()} here")
+    if wanted(config) and not config.vllm_url and importlib.util.find_spec("vllm") is None:
+        raise PlaceError("servers need vllm, which is not installed here: run `make vllm`")
+
+
 def launch(config, argv, estimate, *, dtype, folder):
     """Start what `config` asks for on this node and run until it ends. Returns the exit status.
     Raises PlaceError for what does not add up or does not fit."""
-    if config.gpus > torch.cuda.device_count():
-        raise PlaceError(f"gpus = {config.gpus}: torch finds {torch.cuda.device_count()} here")
-    ports = free_ports()
+    check_machine(config)
+    ports, node = free_ports(), config.node_rank
     places = place(config, estimate, ports.__next__)
     if refusals := estimate.refusals(places.trainers, len(places.servers),
-                                     places.trainers_on(config.node_rank)):
+                                     places.trainers_on(node), places.servers_on(node)):
         raise PlaceError("; ".join(refusals))
-    if places.servers and importlib.util.find_spec("vllm") is None:
-        raise PlaceError("servers need vllm, which is not installed here: run `make vllm`")
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     trainer, servers, logs = commands(config, argv, places, estimate, dtype=dtype, folder=folder,
                                       port=ports.__next__)
@@ -767,8 +791,10 @@ def describe(config, argv, estimate, *, dtype, folder):
     widths = [max(map(len, column)) for column in zip(*table)]
     for row in table:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
-    trainers, servers, ranks = (places.trainers, len(places.servers), places.trainers_on(
-        config.node_rank)) if places else (1, 1, 1)
+    node = config.node_rank
+    trainers, servers, ranks, beside = (
+        places.trainers, len(places.servers), places.trainers_on(node), places.servers_on(node)
+    ) if places else (1, 1, 1, 0)
     print("\n" + estimate.text(trainers, servers, ranks))
     if children:
         print("\nCommands of this node:")
@@ -776,7 +802,9 @@ def describe(config, argv, estimate, *, dtype, folder):
         changed = {k: v for k, v in child.env.items() if os.environ.get(k) != v}
         print(" ", *(f"{k}={shlex.quote(v)}" for k, v in changed.items()),
               shlex.join(map(str, child.argv)))
-    if refusals := estimate.refusals(trainers, servers if places else 0, ranks):
+    if torch.cuda.is_available():               # else a run on another machine is planned here
+        check_machine(config)
+    if refusals := estimate.refusals(trainers, servers if places else 0, ranks, beside):
         raise PlaceError("; ".join(refusals))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+from pathlib import Path
 
 import torch
 
@@ -138,9 +139,17 @@ class Memory:
         return []
 
 
-def host_memory():
-    """Bytes of this machine's own memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def host_memory(groups="/sys/fs/cgroup", own="/proc/self/cgroup"):
+    """Bytes of this machine's own memory that this process may use: Slurm, Kubernetes and Docker
+    let it have less than there is, by a limit on its control group (v2) or one above that."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    path = re.search("^0::/(.*)$", Path(own).read_text(), re.M) if Path(own).exists() else None
+    folder = Path(path[1] if path else "")
+    for group in (folder, *folder.parents):
+        file = Path(groups) / group / "memory.max"          # a number, or "max": no limit
+        if file.exists() and (text := file.read_text().strip()).isdecimal():
+            limits.append(int(text))
+    return min(limits)
 
 
 def is_short(error):

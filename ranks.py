@@ -128,6 +128,15 @@ def logprobs_of(policy, rollouts, head_fp32, budget_tokens):
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
+def check_compile(device):
+    """Seconds now, or an error in the first step. Raises ValueError: nothing compiles here."""
+    try:
+        torch.compile(torch.sin, options={"fx_graph_cache": False})(torch.zeros(2, device=device))
+    except RuntimeError as error:
+        raise ValueError("compile_layers = true: torch.compile does not work here "
+                         f"({str(error).splitlines()[0]})") from None
+
+
 def shape_layers(model, device, *, recompute=False, compiled=False):
     """How the layers of `model` run while it is trained, in place; a sampler's steps stay as they
     are. The method is replaced and not the module, so that parameters keep their names.
@@ -146,12 +155,7 @@ def shape_layers(model, device, *, recompute=False, compiled=False):
                          f"transformers names none of {type(model).__name__}")
     train = {kind: kind.forward for kind in map(type, layers)}
     if compiled:
-        try:                                        # seconds now, or an error in the first step
-            torch.compile(torch.sin, options={"fx_graph_cache": False})(
-                torch.zeros(2, device=device))
-        except RuntimeError as error:
-            raise ValueError("compile_layers = true: torch.compile does not work here "
-                             f"({str(error).splitlines()[0]})") from None
+        check_compile(device)
         AttentionInterface.register("packed", torch.compiler.disable(packed.attend))
         train = {kind: torch.compile(step, dynamic=True) for kind, step in train.items()}
 

@@ -43,6 +43,7 @@ import platform
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -445,6 +446,24 @@ def longest(config, tokenizer, model):
     return output, min(length, getattr(model.config, "max_position_embeddings", None) or length)
 
 
+def check_positions(config, model, positions):
+    """Raises ConfigError: the model has no place for a sequence of so many tokens."""
+    limit = getattr(model.config, "max_position_embeddings", None) or math.inf
+    if positions > limit:
+        fits = config.think_max - (positions - limit)
+        raise ConfigError(
+            f"think_max = {config.think_max}: prompt, thinking, phrase and answer may take "
+            f"{positions} tokens, the model has {limit}; "
+            + (f"think_max = {fits} would fit" if fits > 0 else "lower answer_tokens as well"))
+
+
+def settle_engine(config):
+    """engine = "auto" is vLLM if there are servers, or if this process can import it."""
+    if config.engine == "auto":
+        config.engine = "vllm" if config.vllm_url or launch.wanted(config) or \
+            importlib.util.find_spec("vllm") else "transformers"
+
+
 def check_attention(config, dtype, device):
     """Does a micro-batch's attention go without masks? Raises ConfigError: not on this device."""
     try:
@@ -556,9 +575,7 @@ class Run(Trainer):
 
     def __init__(self, config, resume):
         self.scheme, self.k = config.check()
-        if config.engine == "auto":         # settled here, so that a resumed run keeps its engine
-            config.engine = "vllm" if config.vllm_url or importlib.util.find_spec("vllm") else \
-                "transformers"
+        settle_engine(config)               # before it is written down: a resumed run keeps it
         if config.vllm_url and config.engine != "vllm":
             raise ConfigError(f"engine = {config.engine!r}: vllm_url names vLLM servers")
         self.folder = run_folder(config, resume)
@@ -622,13 +639,7 @@ class Run(Trainer):
         config, device = self.config, self.device
         interruption, evaluation = interruptions(config, self.tokenizer)
         positions = self.prompt_tokens + max(interruption.longest, evaluation.longest)
-        limit = getattr(self.model.config, "max_position_embeddings", None) or math.inf
-        if positions > limit:
-            fits = config.think_max - (positions - limit)
-            raise ConfigError(
-                f"think_max = {config.think_max}: prompt, thinking, phrase and answer may take "
-                f"{positions} tokens, the model has {limit}; "
-                + (f"think_max = {fits} would fit" if fits > 0 else "lower answer_tokens as well"))
+        check_positions(config, self.model, positions)
         eos = self.model.generation_config.eos_token_id
         eos = self.tokenizer.eos_token_id if eos is None else eos
         eos = set(eos if isinstance(eos, list) else [eos])
@@ -1160,14 +1171,33 @@ def launched(config, argv, resume, what):
     tokenizer = load(AutoTokenizer, config)
     with torch.device("meta"):                      # shapes alone: no memory, no weights read
         model = AutoModelForCausalLM.from_config(load(AutoConfig, config))
-    dtype = compute_dtype(config, cuda)
-    check_attention(config, dtype, "cuda" if cuda else "cpu")
+    dtype, device = compute_dtype(config, cuda), "cuda" if cuda else "cpu"
+    settle_engine(config)
+    check_attention(config, dtype, device)
+    output, length = longest(config, tokenizer, model)
+    check_positions(config, model, output + 1)
+    if config.compile_layers and (not cuda or torch.cuda.is_available()):
+        probe_compile(config, device)
     estimate = launch.Estimate(config, model, Compute(model, 1, "gpu"),
-                               *longest(config, tokenizer, model), dtype, launch.device_here(cuda))
+                               output, length, dtype, launch.device_here(cuda))
     try:
         return what(config, argv, estimate, dtype=dtype, folder=run_folder(config, resume))
     except launch.PlaceError as error:
         raise ConfigError(str(error)) from None
+
+
+def probe_compile(config, device):
+    """Before minutes of starting: does torch.compile work here? In a process of its own, for one
+    that has touched a GPU keeps memory there until it ends. Raises ConfigError: it does not."""
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-c", f"import ranks; ranks.check_compile({device!r})"], text=True,
+            cwd=Path(__file__).parent, capture_output=True, timeout=config.start_deadline_s)
+    except subprocess.TimeoutExpired:
+        raise ConfigError("compile_layers = true: torch.compile does not end within "
+                          f"start_deadline_s = {config.start_deadline_s:g}") from None
+    if probe.returncode:
+        raise ConfigError(probe.stderr.strip().splitlines()[-1].removeprefix("ValueError: "))
 
 
 def follow(config):

@@ -485,6 +485,72 @@ def test_what_cannot_fit_is_refused_with_the_number_and_the_cure(settings, sente
     assert re.search(sentence, capsys.readouterr().err)
 
 
+def test_a_dry_run_refuses_what_the_run_would(eight, tmp_path, monkeypatch, capsys):
+    """GPUs that torch does not find, even beyond those named in CUDA_VISIBLE_DEVICES; outputs that
+    the model has no place for; layers that cannot be compiled."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
+    config, estimate = estimate_of(eight, gpus=4, trainers=3)
+    options = dict(dtype=torch.bfloat16, folder=tmp_path)
+    launch.describe(config, [], estimate, **options)        # no GPU here: planned for elsewhere
+    assert "CUDA_VISIBLE_DEVICES=5,3,2 " in capsys.readouterr().out
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(PlaceError, match="gpus = 4: torch finds 2 here"):
+        launch.describe(config, [], estimate, **options)
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    command = ["--model", str(eight), "--gpus", "0", "--servers", "1", "--dry-run"]
+    assert scalerl.main([*command, "--think-max", "41000"]) == 2
+    assert re.search(r"think_max = 41000: .* may take \d+ tokens, the model has 40960; think_max = "
+                     r"\d+ would fit$", capsys.readouterr().err.strip())
+    if not THOROUGH:                            # else in a process of its own, for 10 s
+        def run(argv, **_):
+            with pytest.raises(ValueError) as found:
+                exec(argv[2])
+            return subprocess.CompletedProcess(argv, 1, stderr=f"...\nValueError: {found.value}\n")
+
+        def compiled(*_, **__):
+            raise RuntimeError("InvalidCxxCompiler: no\nand more")
+        monkeypatch.setattr(subprocess, "run", run)
+        monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert scalerl.main([*command, "--compile-layers", "true"]) == 2
+    assert re.fullmatch(r"scalerl.py: compile_layers = true: torch.compile does not work here \("
+                        r"InvalidCxx.*\)", capsys.readouterr().err.strip())
+
+
+def test_trainers_on_one_cpu_share_its_memory_with_the_servers(eight):
+    config, estimate = estimate_of(eight, gpus=0, servers=2)
+    parts, need = estimate.server_memory()[0], sum(estimate.trainer_memory(3).values())
+    estimate.config.slots = 1
+    for spare, refused in ((1.01, False), (0.99, True)):
+        servers = 2 * (parts["weights"] + parts["cache, one sequence"])
+        memory = (3 * need * spare + servers) / 0.9
+        estimate.device = dataclasses.replace(estimate.device, memory=memory, host=1e15)
+        found = estimate.refusals(3, 2, 3, 2)
+        assert bool(found) == refused
+        assert not refused or "shared by 3 trainers and 2 servers: " in found[0]
+
+
+def test_of_servers_of_others_nothing_is_estimated(eight):
+    config, estimate = estimate_of(eight, gpus=8, vllm_url="http://127.0.0.1:1")
+    text = estimate.text(8, 0, 8)
+    assert text.count("unknown") == 2 and "to generate, " in text
+    for ours in ("whole sequences fit", "both at once"):
+        assert ours not in text and ours in estimate.text(8, 1, 8)
+
+
+@pytest.mark.parametrize("vllm, caches", [(None, 2), ("there", 1)])
+def test_a_dry_run_counts_the_caches_of_the_engine_that_the_run_would_take(vllm, caches, eight,
+                                                                           monkeypatch):
+    monkeypatch.setattr(scalerl.importlib.util, "find_spec", lambda name: vllm)
+    config, estimate = estimate_of(eight, gpus=0, slots=17)
+    assert config.engine == ("vllm" if vllm else "transformers")
+    assert estimate.trainer_memory(1)["sampler's caches"] == \
+        caches * 17 * estimate.length * estimate.kv_token
+
+
 # ---------------------------------------------------------------------------------------------
 # Several hosts
 

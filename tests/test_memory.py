@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config
 import packed
 import scalerl
 from config import Config
-from memory import GIB, Memory, short_of_memory
+from memory import GIB, Memory, host_memory, short_of_memory
 from ranks import Policy, RankError, Ranks
 from sampler import Rollout
 
@@ -99,6 +99,18 @@ def test_the_memory_of_a_model_that_does_not_name_all_its_sizes_is_estimated_too
     """A start would fail for the sake of a sentence that nobody may ever need."""
     GPT2Config(n_embd=64, n_head=4, n_layer=3, vocab_size=99).save_pretrained(tmp_path)
     assert need(memory_of(tmp_path, length=90), 1) > 0
+
+
+def test_memory_that_the_control_group_does_not_give_is_not_counted_on(tmp_path):
+    """What Slurm and Kubernetes give a job: its own limit, or one above it."""
+    machine = host_memory(tmp_path, tmp_path / "no file")
+    own, group = tmp_path / "cgroup", tmp_path / "a" / "b"
+    own.write_text("3:cpu:/other\n0::/a/b\n")
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    assert host_memory(tmp_path, own) == machine > 2**20
+    (group.parent / "memory.max").write_text(f"{2**20}\n")
+    assert host_memory(tmp_path, own) == 2**20
 
 
 def test_what_has_to_be_there_and_has_no_room_is_said_so(eight):
