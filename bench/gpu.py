@@ -16,12 +16,14 @@ head. torch and transformers are enough; vLLM has its row if it is installed. Wh
 
 Each row changes one choice, by the setting of a run; the first is the default. What packing is
 worth shows only where lengths differ, so it has two rows, on samples of T/8 to T tokens. A row
-that runs out of memory says so.
+that runs out of memory or fails otherwise says so, and the files of --out hold every row so far.
+--profile writes profile.md as well: the ten kernels that take most of a default row's step.
 """
 
 import argparse
 import copy
 import datetime
+import gc
 import importlib.util
 import json
 import random
@@ -29,6 +31,7 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -120,6 +123,9 @@ def timed(device, work):
 
 def measure(weights, folder, length, choice, peak, args):
     """The numbers of one row; {"error": ...} if it does not fit or cannot be had."""
+    gc.collect()        # the row before: its layers' replaced methods hold them in cycles
+    if args.device == "cuda":
+        torch.cuda.empty_cache()
     prompt = min(PROMPT, length // 4)
     config = Config(model=str(folder), gpus=-1 if args.device == "cuda" else 0, dtype="bfloat16",
                     zero_variance_filter=False, samples_per_prompt=GROUP, lr=1e-9,
@@ -135,6 +141,9 @@ def measure(weights, folder, length, choice, peak, args):
         return timings(trainer, length, choice, prompt, peak, args)
     except (RankError, ConfigError, torch.OutOfMemoryError) as error:
         return {"error": str(error).split(". ")[0]}
+    except Exception as error:      # vLLM's may be any: an hour's other rows are not lost with it
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}
 
 
 def timings(trainer, length, choice, prompt, peak, args):
@@ -151,6 +160,8 @@ def timings(trainer, length, choice, prompt, peak, args):
     timed(device, step)
     seconds = statistics.median(timed(device, step) for _ in range(args.steps))
     memory = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
+    if args.profile and choice == "default":
+        profile(step, device, length, Path(args.out))
 
     head = model.get_output_embeddings().weight
     n = config.micro_batch_tokens
@@ -168,6 +179,23 @@ def timings(trainer, length, choice, prompt, peak, args):
         return numbers
     sampler = TransformersSampler(copy.deepcopy(model).to(trainer.dtype), None, **small(prompt))
     return numbers | compared(trainer, sampler, prompt, args)
+
+
+def profile(step, device, length, folder):
+    """One more step under torch's profiler: its ten largest kernels, and their share of it."""
+    with torch.profiler.profile() as found:
+        timed(device, step)
+    name = f"self_{'device' if device == 'cuda' else 'cpu'}_time_total"            # microseconds
+    spent = lambda event: getattr(event, name) / 1e3                               # noqa: E731
+    kernels = sorted(found.key_averages(), key=spent, reverse=True)
+    total = sum(map(spent, kernels))
+    lines = [f"# A step of samples of {length:,} tokens on {device}", "",
+             "| kernel | calls | ms | of all kernels |", "|---|--:|--:|--:|",
+             *(f"| `{k.key.replace('|', '/')[:80]}` | {k.count:,} | {spent(k):,.1f} "
+               f"| {spent(k) / total:.1%} |" for k in kernels[:10])]
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "profile.md", "a") as file:
+        file.write("\n".join(lines) + "\n\n")
 
 
 def small(prompt):
@@ -201,7 +229,10 @@ def main():
     p.add_argument("--steps", type=int, default=3, help="timed, after one that warms up")
     p.add_argument("--choices", nargs="+", default=list(CHOICES), choices=list(CHOICES))
     p.add_argument("--out", help="folder for gpu.json and README.md")
+    p.add_argument("--profile", action="store_true", help="the default's kernels, into --out")
     args = p.parse_args()
+    if args.profile and not args.out:
+        p.error("--profile needs --out, the folder for profile.md")
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("torch finds no GPU here; --device cpu with a small model tries the script out")
     device = torch.cuda.get_device_name() if args.device == "cuda" else "a CPU"
@@ -214,6 +245,8 @@ def main():
         head_dim=128, max_position_embeddings=40960, tie_word_embeddings=True,
         use_sliding_window=False)).eval()
     rows = []
+    if args.profile:
+        (Path(args.out) / "profile.md").unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)                   # vLLM reads its weights from a folder
         for length in args.lengths:
@@ -221,8 +254,8 @@ def main():
                 rows.append({"length": length, "choice": choice}
                             | measure(model, folder, length, choice, peak, args))
                 print(json.dumps(rows[-1]), flush=True)
-    if args.out:
-        write(Path(args.out), rows, device, model)
+                if args.out:
+                    write(Path(args.out), rows, device, model)
 
 
 def write(folder, rows, device, model):

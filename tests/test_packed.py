@@ -5,8 +5,10 @@ own, eager attention, no padding, no sharing.
 """
 
 import copy
+import json
 import random
 import sys
+import weakref
 
 import pytest
 import torch
@@ -185,3 +187,27 @@ def test_a_model_whose_arithmetic_would_change_in_silence_is_refused(llama, sett
 def test_a_forward_without_a_plan_says_what_to_do(llama):
     with pytest.raises(RuntimeError, match="needs a plan"):
         packed_copy(llama)(torch.tensor([[1, 2, 3]]))
+
+
+def test_a_row_of_the_bench_that_fails_loses_no_other_and_none_keeps_the_one_before(
+        tmp_path, monkeypatch):
+    """vLLM's errors may be of any class. Layers that recompute are in cycles, and without a
+    collection the next row's peak would hold them too."""
+    alive, timings = [], gpu.timings
+
+    def fail(*_, **__):
+        raise KeyError("no such\nversion")
+
+    def note(trainer, *args):
+        assert not any(module() for module in alive)
+        alive.extend(weakref.ref(module) for module in trainer.model.modules())
+        return timings(trainer, *args)
+    monkeypatch.setattr(gpu, "VllmSampler", fail)
+    monkeypatch.setattr(gpu, "timings", note)
+    monkeypatch.setattr(sys, "argv", [
+        "gpu.py", *"--device cpu --hidden 128 --layers 1 --vocab 50 --lengths 24 --tokens 50 "
+        "--steps 1 --choices recompute_layers default".split(), gpu.VLLM, "--out", str(tmp_path)])
+    gpu.main()
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert ["error" in row for row in rows] == [False, False, True] and alive
+    assert rows[2]["error"] == "KeyError: 'no such\\nversion'"
