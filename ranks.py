@@ -260,8 +260,8 @@ class Ranks:
         self.doing, self.version = "start", 0
         self.lock, self.closed, self.beating = threading.RLock(), threading.Event(), False
         self.blaming = False
-        # The others' words come first: collectives have the deadline themselves, and tell more.
-        self.watchdog = Watchdog(deadline_s * (1 + (self.size > 1)))
+        # Collectives have a deadline of their own and tell more, once others were asked: `blame`.
+        self.watchdog = Watchdog(deadline_s if self.size == 1 else 2 * deadline_s + 10)
         self.memory = None              # a `Memory`, as soon as there is a model
         if self.size == 1:
             return

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from conftest import SPAWN, THOROUGH, packed_copy, random_llama
@@ -582,17 +583,24 @@ def test_a_step_of_many_micro_batches_is_in_time_as_long_as_each_of_them_is(seed
 
 
 def run_main(group, words, folder):
-    """scalerl.py on this rank, with the group (and its sharding) that it has already. Before each
-    checkpoint, after that step's push, it notes what weights the servers have."""
+    """scalerl.py on this rank, with the group (and its sharding) that it has already. After every
+    push it notes what was sent, and what weights the servers have."""
     os.chdir(folder)
     scalerl.Ranks = lambda **_: group
-    save = scalerl.Run.save
+    push = Fleet.push
 
-    def note_and_save(run):
-        (folder / f"servers_{run.step}.json").write_text(json.dumps(
-            [checksums(server.url) for server in run.fleet.servers]))
-        save(run)
-    scalerl.Run.save = note_and_save
+    def push_and_note(fleet, named_tensors, version, **options):
+        sent = {}
+        push(fleet, ((name, sent.setdefault(name, tensor.clone()))
+                     for name, tensor in named_tensors), version, **options)
+        if sent:
+            note = folder / f"push_{len(list(folder.glob('push_*.json')))}"
+            safetensors.torch.save_file(sent, note.with_suffix(".safetensors"))
+            note.with_suffix(".tmp").write_text(json.dumps({
+                "version": version, "servers": [checksums(s.url) for s in fleet.servers
+                                                if s.version == version]}))
+            note.with_suffix(".tmp").rename(note.with_suffix(".json"))      # killed any moment
+    Fleet.push = push_and_note
     return scalerl.main(words)
 
 
@@ -608,9 +616,10 @@ def test_sharded_ranks_beside_two_servers_are_killed_and_go_on_with_other_number
         micro, tmp_path, seed):
     """2 ranks with real FSDP2, 2 vLLM servers; SIGKILL to the ranks in the middle. Resumed with
     other numbers of ranks and of servers, and killed again at a random moment (THOROUGH: ten times
-    in all); in the end one rank goes on to the last step. The servers have the weights of the two
-    ranks' checkpoint at that step and end with those of `model/`, bit for bit, and every group
-    that was ever admitted has been trained once, all its samples, or is outstanding."""
+    in all); in the end one rank goes on to the last step. After every push of any of them each
+    server has, bit for bit, what was sent: the weights of the two ranks' checkpoint among them,
+    and in the end those of `model/`. Every group that was ever admitted has been trained once, all
+    its samples, or is outstanding."""
     rng, kills = random.Random(seed), 10 if THOROUGH else 2
     servers = [Served(micro, tmp_path / f"server_{i}.log") for i in range(2)]
     folder = tmp_path / "runs" / "s"
@@ -633,7 +642,6 @@ def test_sharded_ranks_beside_two_servers_are_killed_and_go_on_with_other_number
         sharded = AutoModelForCausalLM.from_pretrained(micro, dtype=torch.float32)
         checkpoint.load_training_state(folder / "checkpoints" / "step_4", sharded,
                                        torch.optim.AdamW(sharded.parameters()))
-        at_step_4 = json.loads((tmp_path / "servers_4.json").read_text())
         for kill in range(1, kills):            # by turns 3 or 1 ranks and 1 server, 2 and 2
             size, count = ((3, 1), (2, 2), (1, 1), (2, 2))[(kill - 1) % 4]
             with processes(run_main, size, sharded=size > 1, dtype=torch.float32,
@@ -652,8 +660,22 @@ def test_sharded_ranks_beside_two_servers_are_killed_and_go_on_with_other_number
                       dtype=torch.float32)
         fleet.push(model.named_parameters(), 0, verify=True)
         assert [checksums(server.url) for server in servers] == found
-        fleet.push(sharded.named_parameters(), 1)
-        assert [checksums(server.url) for server in servers] == at_step_4 != found
+        # Sent again, last one first and by one process: what the push before leaves is another's.
+        pushes = sorted(tmp_path.glob("push_*.json"), key=os.path.getmtime, reverse=True)
+        whole = dict(sharded.named_parameters())
+        versions, of_checkpoint, before = set(), 0, None
+        for number, path in enumerate(pushes, 1):
+            note = json.loads(path.read_text())
+            sent = safetensors.torch.load_file(path.with_suffix(".safetensors"))
+            fleet.push(sent.items(), number)
+            now = [checksums(server.url) for server in servers]
+            assert note["servers"] and all(weights == now[0] == now[1]
+                                           for weights in note["servers"])
+            assert before is None or (now[0] != before[0]) == any(
+                not torch.equal(tensor, before[1][name]) for name, tensor in sent.items())
+            before = now[0], sent
+            versions.add(note["version"])
+            of_checkpoint += all(torch.equal(tensor, whole[name]) for name, tensor in sent.items())
         fleet.close()
     finally:
         for server in servers:
@@ -662,6 +684,7 @@ def test_sharded_ranks_beside_two_servers_are_killed_and_go_on_with_other_number
     self_test, *steps = lines(folder)
     assert self_test["mismatch/fp32_head/max_abs_dlogp"] < 1e-4
     assert [r["step"] for r in steps] == list(range(1, 6 * kills + 1))
+    assert {r["version"] for r in steps} <= versions and of_checkpoint > 0
     assert max(r["lag/max"] for r in steps) in (1, 2)
     assert steps[0]["lag/max"] == 0
     trained = [g for line in lines(folder, "groups.jsonl") for g in line["groups"]]
