@@ -460,8 +460,6 @@ def test_bad_input_ends_in_one_clear_sentence_and_exit_code_2(case, micro, tmp_p
         {"question": "Name a number.", "answer": "no number at all"}) + "\n")
     (tmp_path / "code.jsonl").write_text(json.dumps(
         {"question": "Add.", "answer": "3", "kind": "code"}) + "\n")
-    if "--compile-layers" in arguments:
-        monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("nowhere",))
     if "damaged" in arguments:
         shutil.copytree(micro, tmp_path / "damaged")
         checkpoint.write_checksums(tmp_path / "damaged", {"config.json": "0"})
@@ -475,7 +473,9 @@ def test_bad_input_ends_in_one_clear_sentence_and_exit_code_2(case, micro, tmp_p
     given = {a.lstrip("-").replace("-", "_") for a in arguments}
     words = [w for name, value in base.items() if name not in given
              for w in (f"--{name.replace('_', '-')}", str(value))]
-    assert scalerl.main([*words, *arguments]) == 2
+    # With --compile-layers: pytest's own patch would delete the option afterwards.
+    with torch._inductor.config.patch({"cpp.cxx": ("nowhere",)}):
+        assert scalerl.main([*words, *arguments]) == 2
     message = capsys.readouterr().err
     assert sentence in message and message.startswith("scalerl.py: ")
     assert len(message.strip().splitlines()) == 1 and "Traceback" not in message
