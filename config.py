@@ -167,6 +167,8 @@ class Config:
             refuse("think_close", "must be text: what follows it is marked")
         if self.interrupt_phrase and self.think_close not in self.interrupt_phrase:
             refuse("interrupt_phrase", f"must hold think_close = {self.think_close!r}, or be empty")
+        if Path(self.name).name != self.name or self.name == "..":
+            refuse("name", "must name one folder, which is made in runs/")
         if not self.model:
             refuse("model", "give a Hugging Face folder or name, as in --model models/toy")
         if not 0 <= self.length_penalty <= self.think_max + self.answer_tokens:

@@ -33,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import fcntl
 import html
 import importlib.metadata
 import importlib.util
@@ -51,6 +52,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -423,9 +425,10 @@ def load(what, config, **options):
                           "reads OWNER/NAME")
     try:
         return what.from_pretrained(config.model, **options)
-    except OSError as error:
-        raise ConfigError(f"model = {config.model!r}: not a model folder, and not to be had "
-                          f"from the hub: {str(error).splitlines()[0]}") from None
+    except (OSError, ValueError, SafetensorError) as error:     # the latter: of a damaged folder
+        found = "cannot be read" if local.exists() else "is not to be had from the hub"
+        raise ConfigError(f"model = {config.model!r}: {found}: {str(error).splitlines()[0]}"
+                          ) from None
 
 
 def interruptions(config, tokenizer):
@@ -674,7 +677,7 @@ class Run(Trainer):
         self.evaluated = None                   # the last step that was
         self.best = self.last_eval = -1.0
         self.counters = Counter()               # since the last log line
-        self.tracker = None
+        self.tracker = self.locked = None
         self.stop = False
 
     def vllm_sampler(self, interruption, shared):
@@ -766,6 +769,8 @@ class Run(Trainer):
         self.marker.close()
         if self.fleet:
             self.fleet.close()
+        if self.locked:
+            self.locked.close()
         if self.tracker:
             self.tracker.end_training()
 
@@ -985,6 +990,7 @@ class Run(Trainer):
         comes last: without it there is no run yet, should this be killed half-way."""
         for part in ("checkpoints", "source"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
+        self.lock()
         for path in sorted(Path(__file__).parent.glob("*.py")):
             shutil.copy(path, self.folder / "source")
         packages = {name: importlib.metadata.version(name)
@@ -995,6 +1001,15 @@ class Run(Trainer):
             "device": torch.cuda.get_device_name() if self.device == "cuda"
             else f"CPU, {torch.get_num_threads()} threads", **packages}, indent=1))
         self.write_config()
+
+    def lock(self):
+        """Two processes in one folder would mix their logs. The kernel opens the lock when this
+        one ends, however it does. Raises ConfigError: another one has it."""
+        self.locked = open(self.folder / ".lock", "w")
+        try:
+            fcntl.flock(self.locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{self.folder}: another process is training it") from None
 
     def write_config(self):
         """Aside, then renamed: half a config.toml would make the whole run unreadable."""
@@ -1053,6 +1068,7 @@ class Run(Trainer):
 
     def restore(self):
         """Load the newest whole checkpoint. Returns the sentence that says what was found."""
+        self.lock()
         for parent in (self.folder, self.folder / "checkpoints"):
             checkpoint.recover(parent)
         damaged = {}
@@ -1250,7 +1266,7 @@ def main(argv=None):
     except ConfigError as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 2
-    except (ServerError, RankError) as error:
+    except (ServerError, RankError, OSError) as error:      # the last: no room, no right to write
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:               # while servers are awaited, for minutes perhaps
@@ -1276,6 +1292,9 @@ def main(argv=None):
         run.ranks.last_words(str(error))
         print(f"scalerl.py: step {run.step + 1}: {error}; {run.way_on()}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"scalerl.py: step {run.step + 1}: stopped at once; {run.way_on()}", file=sys.stderr)
+        return 128 + signal.SIGINT
     finally:
         run.close()
     return 0

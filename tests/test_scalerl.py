@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import html
 import itertools
@@ -400,6 +401,8 @@ BAD_INPUT = {
     "no model": (["--model", "nowhere"], "model = 'nowhere'"),
     "not a model": (["--model", "."], "has no config.json"),
     "a damaged model": (["--model", "damaged"], "config.json does not match its checksum"),
+    "a model without a tokenizer": (["--model", "mute"], "model = 'mute': cannot be read"),
+    "a model that was cut off": (["--model", "cut"], "model = 'cut': cannot be read"),
     "unknown task": (["--task", "tic-tac-toe"], "tic-tac-toe"),
     "task with a typo": (["--task", "polaris"], "did you mean 'polaris-53k'?"),
     "unknown evaluation": (["--eval-tasks", "aime24"], "did you mean 'aime-24'?"),
@@ -444,6 +447,7 @@ BAD_INPUT = {
     "no certificates": (["--engine", "vllm", "--hosts", "10.0.0.1", "--tls", "nowhere"],
                         "key.pem (make certs) cannot be read"),
     "run exists": (["--name", "taken"], "exists: add --resume"),
+    "a name that leads elsewhere": (["--name", "../x"], "must name one folder"),
     "nothing to resume": (["--name", "new", "--resume"], "nothing to resume"),
 }
 
@@ -463,6 +467,12 @@ def test_bad_input_ends_in_one_clear_sentence_and_exit_code_2(case, micro, tmp_p
     if "damaged" in arguments:
         shutil.copytree(micro, tmp_path / "damaged")
         checkpoint.write_checksums(tmp_path / "damaged", {"config.json": "0"})
+    if "mute" in arguments:
+        (tmp_path / "mute").mkdir()
+        shutil.copy(micro / "config.json", tmp_path / "mute")
+    if "cut" in arguments:
+        shutil.copytree(micro, tmp_path / "cut")
+        os.truncate(tmp_path / "cut" / "model.safetensors", 10_000)
     (tmp_path / "runs" / "taken").mkdir(parents=True)
     (tmp_path / "runs" / "taken" / "config.toml").touch()
     base = SMALL | {"model": str(micro), "heldout_prompts": 8}
@@ -765,6 +775,26 @@ def test_ctrl_c_writes_a_checkpoint_first_and_resume_goes_on(micro, tmp_path):
     done = run_command([*command, "--steps", str(last + 1)], tmp_path)
     assert done.returncode == 0, done.stderr
     assert lines(tmp_path / "runs" / "c")[-1]["step"] == last + 1
+
+
+def test_a_run_that_another_process_trains_is_left_alone(reference, micro, tmp_path, monkeypatch,
+                                                         capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(reference, tmp_path / "runs" / reference.name)
+    with open(folder / ".lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert scalerl.main(arguments(micro, name=reference.name) + ["--resume"]) == 2
+    assert "another process is training it" in capsys.readouterr().err
+    assert lines(folder) == lines(reference)
+
+
+def test_a_second_ctrl_c_stops_at_once_in_a_sentence(micro, tmp_path, monkeypatch, capsys):
+    def interrupted(run):
+        raise KeyboardInterrupt
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scalerl.Run, "generate", interrupted)
+    assert scalerl.main(arguments(micro, name="k")) == 130
+    assert "step 1: stopped at once; there is no checkpoint yet" in capsys.readouterr().err
 
 
 def test_ctrl_c_while_a_run_is_still_being_built_is_one_sentence(micro, monkeypatch, capsys):
