@@ -399,7 +399,7 @@ class Ranks:
         or who has left none, is the one to look at.
         """
         self.blaming = True
-        # A cause of its own? Whatever the folders are called that it names, in quotes as Python does.
+        # A cause of its own? Whatever the folders are called that Python names in quotes.
         told = not re.search("gloo|nccl|connection|SIGTERM", re.sub("'[^']*'", "", error), re.I)
         # gloo begins with a path in its source and ends with advice.
         lines = re.sub(r"^\[\S*/gloo/\S*\] |[.] This is typically.*", "", error.strip(),
