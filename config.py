@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import importlib.util
 import inspect
 import json
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from tasks import INTERRUPTION_PHRASE
+from tasks import INTERRUPTION_PHRASE, did_you_mean
 
 
 class ConfigError(ValueError):
@@ -232,9 +231,7 @@ def read_toml(path):
     known = [f.name for f in dataclasses.fields(Config)]
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            raise ConfigError(f"{path}: unknown key {name!r}"
-                              + (f", did you mean {near[0]!r}?" if near else ""))
+            raise ConfigError(f"{path}: unknown key {name!r}{did_you_mean(name, known)}")
     return values
 
 
@@ -313,11 +310,10 @@ def parse(argv, about=""):
                                help=f"{comment} [{shown}]".replace("%", "%%"))
     options, unknown = parser.parse_known_args(argv)
     for word in unknown:
-        name = word.lstrip("-").split("=")[0].replace("-", "_")
+        name = word.lstrip("-").split("=")[0].replace("_", "-")
         known = [*ASKED, "config", "help", *(f.name for f in dataclasses.fields(Config))]
-        near = difflib.get_close_matches(name, known, 1)
-        refuse(f"unknown argument {word!r}"
-               + (f", did you mean --{near[0].replace('_', '-')}?" if near else ""))
+        known = [each.replace("_", "-") for each in known]
+        refuse(f"unknown argument {word!r}" + did_you_mean(name, known, "--{}"))
     given = vars(options)
     asked = argparse.Namespace(**{key: given.pop(key) for key in ASKED})
     if asked.report:

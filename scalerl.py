@@ -1248,9 +1248,8 @@ def main(argv=None):
             return write_report(asked.report)
         if asked.print_config or asked.dry_run:
             print(to_toml(config), end="\n" * asked.dry_run)
-        if asked.dry_run:
-            launched(config, argv, asked.resume, launch.describe)
-        if asked.print_config or asked.dry_run:
+            if asked.dry_run:
+                launched(config, argv, asked.resume, launch.describe)
             return 0
         if launch.wanted(config):
             return launched(config, argv, asked.resume, launch.launch)

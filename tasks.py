@@ -204,10 +204,8 @@ def load_pool(name, heldout, seed, options):
         preset = COLUMNS | HUB | {"repository": repository} | (known[0] if known else {})
         task = repository.rpartition("/")[2]
         return hub_problems(name, task, column_options(name, options, preset))
-    near = difflib.get_close_matches(name, ["toy", *PRESETS], 1)
     raise TaskError(
-        f"task {name!r} is unknown"
-        + (f", did you mean {near[0]!r}?" if near else ":")
+        f"task {name!r} is unknown" + did_you_mean(name, ["toy", *PRESETS], otherwise=":")
         + ' use "toy", "reasoning_gym:NAME", "hf:OWNER/NAME", a path ending in .jsonl or .parquet, '
         f"one of {', '.join(PRESETS)}, or a mix such as \"toy:0.7+my.jsonl:0.3\""
     )
@@ -238,13 +236,22 @@ def split_pool(name, pool, heldout):
     return order[heldout:], order[:heldout]
 
 
+def did_you_mean(word, known, form="{!r}", otherwise=""):
+    """The question to add to "... is unknown", with the nearest of the known; else `otherwise`.
+
+    >>> did_you_mean("toi", ["toy", "math"])
+    ", did you mean 'toy'?"
+    """
+    near = difflib.get_close_matches(word, known, 1)
+    return f", did you mean {form.format(near[0])}?" if near else otherwise
+
+
 def known_options(name, options, defaults):
     """Raises TaskError, with the nearest name, if one of the options is none of the defaults."""
     for key in options:
         if key not in defaults:
-            near = difflib.get_close_matches(key, defaults, 1)
             raise TaskError(f"task option {key!r} is unknown to {name!r}"
-                            + (f", did you mean {near[0]!r}?" if near else ":")
+                            + did_you_mean(key, defaults, otherwise=":")
                             + f" it takes {', '.join(defaults)}")
 
 
@@ -339,10 +346,9 @@ def reasoning_gym_problems(name, heldout, seed, options):
         raise TaskError(sentence) from error
     generator = name.removeprefix("reasoning_gym:")
     if generator not in DATASETS:
-        near = difflib.get_close_matches(generator, DATASETS, 1)
         raise TaskError(
             f"task {name!r} is unknown"
-            + (f", did you mean 'reasoning_gym:{near[0]}'?" if near else ":")
+            + did_you_mean(generator, DATASETS, "'reasoning_gym:{}'", otherwise=":")
             + f" Reasoning Gym has {len(DATASETS)} generators, among them chain_sum, countdown and "
             "sudoku"
         )
