@@ -468,14 +468,13 @@ def read_rows(path):
     if "tfevents" in path.name:
         rows = _tensorboard(path.parent)
     elif path.suffix == ".csv":               # any CSV with a header; Weights & Biases exports
-        with path.open(newline="") as file:
-            text = file.read()
+        text = _text(path)
         rows = list(csv.DictReader(text.splitlines()))
         if rows and not text.endswith("\n"):
             notes.append(f"the last line of {path.name} has no end (being written?): "
                          "if its number is cut off, it is wrong")
     elif path.suffix == ".json":              # TRL, transformers: trainer_state.json
-        rows = _json(path.read_text(), path)
+        rows = _json(_text(path), path)
         rows = rows.get("log_history") if isinstance(rows, dict) else None
         if rows is None:
             raise BadInput(f"{path} has no log_history; of .json files trainer_state.json is read")
@@ -492,9 +491,16 @@ def read_rows(path):
     return list(merged.values()), path, notes
 
 
+def _text(path):
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise BadInput(f"{path} is no text: is it a log?") from None
+
+
 def read_jsonl(path):
     """(rows, notes) of a log with one JSON object a line; its last line may be half-written."""
-    *lines, last = [line for line in path.read_text().split("\n") if line.strip()] or ["{}"]
+    *lines, last = [line for line in _text(path).split("\n") if line.strip()] or ["{}"]
     rows = [_json(line, f"{path}, line {i}") for i, line in enumerate(lines, 1)]
     try:
         return [*rows, json.loads(last)], []
@@ -1120,7 +1126,7 @@ def main(argv=None):
         return load(spec, args.x, y, args.x_scale, args.x_label, args.reward_range)
     try:
         return (report if args.watch is None else watch)(args, refitter(args), read)
-    except (BadInput, OSError, UnicodeDecodeError) as error:     # the last: a file that is no text
+    except (BadInput, OSError) as error:
         print(f"fit.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -598,7 +598,7 @@ class Node:
             for word, _, rest in (words.partition(" ") for words in list(line.words)):
                 if word == "end":
                     say(f"the run has ended with exit status {rest}")
-                    return 0 if rest == "0" else 1
+                    return int(rest) if rest in ("0", "130", "143") else 1
         self.silence.look(self.heard)
 
     def failed(self, why):
@@ -765,7 +765,7 @@ def launch(config, argv, estimate, *, dtype, folder):
         say(f"logs in {folder / 'logs'}; " + ", ".join(server.name for server in servers))
     status = 1
     try:
-        status = supervise(trainer, servers, logs=logs,
+        status = supervise(trainer, servers, logs=logs, leads=not node,
                            checkpoint_s=estimate.checkpoint_s(places.trainers),
                            **{"watch": link.watch, "failed": link.failed} if link else {})
     finally:

@@ -2,7 +2,7 @@
 
   1. The leash        runs one command, and ends its whole tree of processes when it should
   2. The supervisor   starts a trainer and servers, each on a leash; restarts a dead server; ends
-                      all when the trainer ends, at Ctrl-C, at SIGTERM, and even at SIGKILL
+                      all when the trainer ends, also at Ctrl-C, SIGTERM, and even SIGKILL
 
 Why a leash: servers and trainers start processes in turn, vLLM its engine and workers, accelerate
 its ranks, each in a session of its own, where neither a process group nor the terminal reaches
@@ -212,7 +212,7 @@ def tail(path, start, lines=12):
 
 
 def supervise(trainer, servers, *, watch=lambda: None, logs=(), checkpoint_s=600.0,
-              failed=lambda why: None):
+              failed=lambda why: None, leads=True):
     """Run until the trainer ends. Returns the exit status for the whole run.
 
     trainer   Child, or None on a node that has only servers: then `watch` ends it
@@ -223,11 +223,13 @@ def supervise(trainer, servers, *, watch=lambda: None, logs=(), checkpoint_s=600
               its step under way, its longest wait for others, and the writing
     failed    called with the reason when the run cannot go on, before that wait: if rank 0 is on
               another node, it is there that somebody has to ask for the checkpoint
+    leads     rank 0 is on this node
 
-    Ctrl-C goes on to the trainer, which ends its step, writes a checkpoint and ends; the second
-    one ends all at once, as SIGTERM does. A SIGKILL to this process ends all too: the leashes.
+    Ctrl-C or SIGTERM, as a cluster's scheduler sends it, goes on to the trainer, which ends its
+    step, writes a checkpoint and ends; the second one ends all at once. A SIGTERM to another node
+    than rank 0's fails the run, with a checkpoint. A SIGKILL to this process ends all: the leashes.
     """
-    asked, interrupts = [], 0
+    asked, first = [], None
     before = {number: signal.signal(number, lambda number, _: asked.append(number))
               for number in (signal.SIGINT, signal.SIGTERM)}
     everyone = [*servers, *([trainer] if trainer else [])]
@@ -238,18 +240,20 @@ def supervise(trainer, servers, *, watch=lambda: None, logs=(), checkpoint_s=600
         while True:
             while asked:
                 number = asked.pop(0)
-                interrupts += number == signal.SIGINT
-                if number == signal.SIGTERM or interrupts == 2:
+                if first:
                     say(f"{signal.Signals(number).name}: ending every process of this run")
                     return 128 + number
-                if trainer:
+                first = number
+                if leads:
                     trainer.order(b"i")
+                elif number == signal.SIGTERM:
+                    raise LaunchError("this node's launcher was told to end (SIGTERM)")
                 else:
                     say("Ctrl-C on the first of the hosts ends the run with a checkpoint; here, "
-                        "again, it ends this node's servers")
+                        "again, it ends this node's processes")
             if trainer and trainer.status() is not None:
                 graceful = True
-                return verdict(trainer, logs)
+                return verdict(trainer, logs, first)
             for server in servers:
                 if server.status() is not None:
                     server.restart()
@@ -275,10 +279,12 @@ def supervise(trainer, servers, *, watch=lambda: None, logs=(), checkpoint_s=600
             signal.signal(number, handler)
 
 
-def verdict(trainer, logs):
-    """The trainer's exit status as the run's: 2 is bad input, 1 all other failures. logs: {file:
-    its size when this run began}."""
+def verdict(trainer, logs, asked):
+    """The trainer's exit status as the run's: 2 is bad input, 128 + the signal that `asked` for
+    its end, 1 all other failures. logs: {file: its size when this run began}."""
     status = trainer.status()
+    if asked and status in (0, 128 + signal.SIGINT):        # which is what the trainer got
+        return 128 + asked
     if status in (0, 2):                    # 2: its one sentence has been read already
         return status
     say(f"{trainer.name} ended {ending(status)}"

@@ -183,10 +183,11 @@ class _Ragged:
 def uses_flash(attention, dtype, device):
     """Does `Pack` take the kernel without masks? attention: the setting; "auto": where it can.
     Raises ValueError where there is no such kernel."""
-    can = torch.device(device).type == "cuda" and dtype.itemsize == 2
+    can = torch.device(device).type == "cuda" and dtype.itemsize == 2 and (
+        torch.cuda.get_device_capability()[0] >= 8 if torch.cuda.is_available() else True)
     if attention == "flash" and not can:
-        raise ValueError(f'attention = "flash": its kernel needs a GPU and 16 bits, not {dtype} on '
-                         f'{device}; use "auto" or "dense"')
+        raise ValueError(f'attention = "flash": its kernel needs a GPU (Ampere or newer) and 16 '
+                         f'bits, not {dtype} on {device}; use "auto" or "dense"')
     return can and attention != "dense"
 
 

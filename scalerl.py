@@ -71,7 +71,8 @@ from ranks import (BLANK, Policy, RankError, Ranks, cost_tokens, deal, from_tens
 from sandbox import SandboxError, check_box
 from sampler import Interruption, Request, Rollout, TransformersSampler
 from servers import Fleet, ServerError, ServerSampler
-from tasks import TaskError, check_gold, load_evaluation, load_task, prompt_ids, without
+from tasks import (TaskError, check_gold, did_you_mean, load_evaluation, load_task, prompt_ids,
+                   without)
 from verify import THINK_TAGS, Marker
 from vllm_engine import VllmSampler
 
@@ -420,9 +421,10 @@ def load(what, config, **options):
     local = Path(config.model)
     if local.exists() and not (local / "config.json").exists():
         raise ConfigError(f"model = {config.model!r}: the folder has no config.json")
-    if not local.exists() and config.model.count("/") != 1:
+    near = did_you_mean(local.name, os.listdir(local.parent)) if local.parent.is_dir() else ""
+    if not local.exists() and (near or config.model.count("/") != 1):
         raise ConfigError(f"model = {config.model!r}: no such folder, and a name on the hub "
-                          "reads OWNER/NAME")
+                          f"reads OWNER/NAME{near}")
     try:
         return what.from_pretrained(config.model, **options)
     except (OSError, ValueError, SafetensorError) as error:     # the latter: of a damaged folder
@@ -678,7 +680,7 @@ class Run(Trainer):
         self.best = self.last_eval = -1.0
         self.counters = Counter()               # since the last log line
         self.tracker = self.locked = None
-        self.stop = False
+        self.stop = 0                           # the signal that asked for an end
 
     def vllm_sampler(self, interruption, shared):
         """vLLM in this process, with its own copy of the weights."""
@@ -1272,13 +1274,19 @@ def main(argv=None):
         print("scalerl.py: interrupted before the run had begun: nothing to save", file=sys.stderr)
         return 128 + signal.SIGINT
 
-    def interrupt(*_):
+    # Of several ranks, SIGTERM means that another one has ended (ranks.py); their launcher turns
+    # its own into a SIGINT to rank 0.
+    asking = [signal.SIGINT] + [signal.SIGTERM] * (run.ranks.size == 1)
+
+    def interrupt(number, _):
         # The first Ctrl-C ends the step and writes a checkpoint; a second one kills.
-        run.stop = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        run.stop = number
+        for again in asking:
+            signal.signal(again, signal.default_int_handler)
         print("\nstopping after this step, with a checkpoint; Ctrl-C again stops at once",
               file=sys.stderr)
-    signal.signal(signal.SIGINT, interrupt)
+    for number in asking:
+        signal.signal(number, interrupt)
     print(f"{config.model} on {config.task}: {len(run.problems)} problems, {len(run.heldout)} "
           f"held out, {config.prompts_per_step} x {config.samples_per_prompt} samples a step, "
           f"{config.off_policy}, {config.engine} on {run.device}. Log: {run.folder}")
@@ -1296,7 +1304,9 @@ def main(argv=None):
         return 128 + signal.SIGINT
     finally:
         run.close()
-    return 0
+    # Stopped is not done, and whoever wrote `&& python fit.py` should know. accelerate would call
+    # it a failure of rank 0; there the launcher says it.
+    return 128 + run.stop if run.stop and run.ranks.size == 1 else 0
 
 
 if __name__ == "__main__":

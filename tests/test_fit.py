@@ -417,7 +417,7 @@ def test_an_unknown_setting_is_an_error():
     (["list.jsonl"], "not JSON objects"),
     (["void.jsonl"], "no numbers yet"),
     (["other.json"], "log_history"),
-    (["binary.csv"], "decode"),
+    (["binary.csv"], "binary.csv is no text"),
 ])
 def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys,
                                                            monkeypatch):

@@ -78,7 +78,7 @@ def tree(process):
 
 
 @contextlib.contextmanager
-def launcher(folder, trainer, *servers, ranks=False, logs=()):
+def launcher(folder, trainer, *servers, ranks=False, logs=(), leads=True):
     """The supervisor in a process of its own, over these stand-ins. Kills what a failed test
     would leave, and says so."""
     script = folder / "launcher.py"
@@ -90,7 +90,8 @@ def launcher(folder, trainer, *servers, ranks=False, logs=()):
                    for i, path in enumerate({[str(s) for s in servers]})]
         trainer = {str(trainer) if trainer else None!r}
         trainer = trainer and leash.Child("trainer", command(trainer), ranks={ranks})
-        sys.exit(leash.supervise(trainer, servers, failed=lambda why: print("told:", why),
+        sys.exit(leash.supervise(trainer, servers, leads={leads},
+                                 failed=lambda why: print("told:", why),
                                  logs={[str(log) for log in logs]}))
     """))
     process = subprocess.Popen([sys.executable, script], cwd=ROOT, text=True,
@@ -141,7 +142,7 @@ while not stop and not (os.path.exists(end) and os.path.getsize(end)):
 if stop:
     time.sleep(0.5)
     note("checkpoint")
-    sys.exit(0)
+    sys.exit(0 if "RANK" in os.environ else 130)
 print("the cause, on standard error", file=sys.stderr)
 sys.exit(int(open(end).read()))
 """
@@ -200,11 +201,12 @@ def test_a_killed_trainer_leaves_no_server(parts, tmp_path):
         assert "trainer ended by SIGKILL: out of memory?" in process.stderr.read()
 
 
-def test_the_first_ctrl_c_lets_the_trainer_write_its_checkpoint(parts, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_ctrl_c_or_sigterm_lets_the_trainer_write_its_checkpoint(number, parts, tmp_path):
     with launcher(tmp_path, *parts) as process:
         processes = all_up(process, *parts)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(LIMIT_S) == 0
+        process.send_signal(number)
+        assert process.wait(LIMIT_S) == 128 + number
         assert gone(processes)
         assert notes(parts[0])[-1][0] == "checkpoint"
 
@@ -226,13 +228,14 @@ def test_of_several_ranks_only_rank_0_gets_the_ctrl_c(parts, tmp_path):
         until(lambda: len([n for n in notes(parts[0]) if n[0] == "up"]) == 2, "both ranks up")
         process.seen = tree(process)
         process.send_signal(signal.SIGINT)
-        assert process.wait(LIMIT_S) == 0
+        assert process.wait(LIMIT_S) == 130
         assert gone(process.seen)
         one, zero = (int(n[1]) for n in notes(agent))
         assert [int(n[1]) for n in notes(parts[0]) if n[0] == "checkpoint"] == [zero, one]
 
 
-def test_a_second_ctrl_c_ends_all_at_once(parts, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_or_sigterm_ends_all_at_once(number, parts, tmp_path):
     stubborn = stand_in(tmp_path, "stubborn", """
         signal.signal(signal.SIGINT, lambda *_: note("interrupted"))
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -244,18 +247,28 @@ def test_a_second_ctrl_c_ends_all_at_once(parts, tmp_path):
         process.send_signal(signal.SIGINT)
         until(lambda: notes(stubborn)[-1][0] == "interrupted", "the first Ctrl-C passed on")
         assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert process.wait(LIMIT_S) == 128 + signal.SIGINT
+        process.send_signal(number)
+        assert process.wait(LIMIT_S) == 128 + number
         assert gone(processes)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+def test_a_sigterm_to_another_node_than_rank_0_s_fails_the_run_with_a_checkpoint(parts, tmp_path):
+    with launcher(tmp_path, *parts, leads=False) as process:
+        processes = all_up(process, *parts)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 1
+        assert gone(processes)
+        assert notes(parts[0])[-1][0] == "checkpoint"
+        assert "told: this node's launcher was told to end (SIGTERM)" in process.stdout.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
 def test_no_end_of_the_launcher_leaves_a_process(number, parts, tmp_path):
     """With SIGKILL it can do nothing itself: each leash sees that its other end is gone."""
     with launcher(tmp_path, *parts) as process:
         processes = all_up(process, *parts)
         process.send_signal(number)
-        assert process.wait(LIMIT_S) == (143 if number == signal.SIGTERM else -number)
+        assert process.wait(LIMIT_S) == -number
         until(lambda: gone(processes), "no process left")
 
 
@@ -582,7 +595,7 @@ def pair(request, certs):
         head.close(0)
 
 
-@pytest.mark.parametrize("status, result", [(0, 0), (1, 1), (130, 1)])
+@pytest.mark.parametrize("status, result", [(0, 0), (1, 1), (130, 130), (137, 1)])
 def test_a_node_ends_with_the_run_and_knows_how_it_ended(pair, status, result):
     head, node, _ = pair
     assert node.watch() is None
@@ -812,7 +825,7 @@ def test_a_killed_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, 
         steps_reach(tmp_path, process, len(steps(tmp_path)) + 9)    # beyond what was in flight
         processes += tree(process)
         process.send_signal(signal.SIGINT)
-        assert process.wait(LIMIT_S) == 0
+        assert process.wait(LIMIT_S) == 130
         assert gone(processes)
     nothing_is_lost(tmp_path)
     rng = random.Random(seed)
@@ -831,7 +844,7 @@ def test_a_killed_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, 
         with running(tmp_path, [*command(micro), "--resume"]) as (process,):
             steps_reach(tmp_path, process, len(steps(tmp_path)) + 9)
             process.send_signal(signal.SIGINT)
-            assert process.wait(LIMIT_S) == 0
+            assert process.wait(LIMIT_S) == 130
         nothing_is_lost(tmp_path)
     assert 'vllm_url = ""' in (tmp_path / "runs" / "r" / "config.toml").read_text()
 
@@ -940,5 +953,5 @@ def test_three_hosts_with_mutual_tls_wait_out_a_cut_cable_and_end_if_it_stays_cu
         with running(tmp_path, *again) as processes:
             steps_reach(tmp_path, processes[0], later + 9)
             processes[0].send_signal(signal.SIGINT)
-            assert [process.wait(LIMIT_S) for process in processes] == [0, 0, 0]
+            assert [process.wait(LIMIT_S) for process in processes] == [130, 130, 130]
         nothing_is_lost(tmp_path)

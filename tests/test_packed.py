@@ -107,8 +107,15 @@ def test_the_kernel_without_masks_is_taken_where_there_is_one_and_refused_elsewh
         assert packed.uses_flash("auto", dtype, device) == can
         assert not packed.uses_flash("dense", dtype, device)
         if not can:
-            with pytest.raises(ValueError, match=f"needs a GPU and 16 bits, not {dtype} on"):
+            with pytest.raises(ValueError, match=f"needs a GPU .* and 16 bits, not {dtype} on"):
                 packed.uses_flash("flash", dtype, device)
+
+
+def test_gpus_older_than_the_kernel_have_masks_instead(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, can in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        assert packed.uses_flash("auto", torch.float16, "cuda") == can
 
 
 @pytest.mark.parametrize("outputs", [None, [[1], [2], [3]]])

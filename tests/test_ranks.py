@@ -529,7 +529,7 @@ def hanging(folder, where):
     run = scalerl.Run.__new__(scalerl.Run)
     run.ranks = Ranks(deadline_s=0.2)
     run.config = Config(model="x", engine="transformers", samples_per_prompt=3)
-    run.step, run.version, run.k, run.stop, run.fleet = 6, 4, 8, False, None
+    run.step, run.version, run.k, run.stop, run.fleet = 6, 4, 8, 0, None
     if where == "generate":
         run.decode(SimpleNamespace(step=hang))
     elif where == "push":

@@ -399,6 +399,7 @@ BAD_INPUT = {
     "typo of the file": (["--confg", "a.toml"], "did you mean --config?"),
     "typo with a near setting": (["--reprot", "runs/a"], "did you mean --report?"),
     "no model": (["--model", "nowhere"], "model = 'nowhere'"),
+    "a model with a typo": (["--name", "damaged", "--model", "damagde"], "mean 'damaged'?"),
     "not a model": (["--model", "."], "has no config.json"),
     "a damaged model": (["--model", "damaged"], "config.json does not match its checksum"),
     "a model without a tokenizer": (["--model", "mute"], "model = 'mute': cannot be read"),
@@ -756,16 +757,17 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before_whole_and_says_so(refe
     assert checkpoint.verify(checkpoints / "step_8")["step"] == 8
 
 
-def test_ctrl_c_writes_a_checkpoint_first_and_resume_goes_on(micro, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_sigterm_writes_a_checkpoint_first_and_resume_goes_on(number, micro, tmp_path):
     command = [sys.executable, ROOT / "scalerl.py", *arguments(micro, name="c", steps=500)]
     process = subprocess.Popen(list(map(str, command)), cwd=tmp_path, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)
     for line in process.stdout:
         if line.startswith("step    4"):
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             break
     rest = process.stdout.read()
-    assert process.wait(timeout=120) == 0 and "the checkpoint is written" in rest
+    assert process.wait(timeout=120) == 128 + number and "the checkpoint is written" in rest
     last = lines(tmp_path / "runs" / "c")[-1]["step"]
     assert (tmp_path / "runs" / "c" / "checkpoints" / f"step_{last}").exists()
     # The run knows its own settings; some may change, the ones built into its state may not.
@@ -846,7 +848,7 @@ def test_a_run_that_ends_in_an_evaluation_on_servers_makes_it_up_when_resumed(
             if len(calls) == 2 and how == "gone":
                 raise scalerl.ServerError("no server answers")
             if len(calls) == 2:
-                run.stop, run.fleet = True, SimpleNamespace(close=lambda: None)
+                run.stop, run.fleet = signal.SIGINT, SimpleNamespace(close=lambda: None)
             return decode(sampler)
         with monkeypatch.context() as patch:
             if run.step == step:
@@ -854,7 +856,7 @@ def test_a_run_that_ends_in_an_evaluation_on_servers_makes_it_up_when_resumed(
             whole(run)
     with monkeypatch.context() as patch:
         patch.setattr(scalerl.Run, where, broken)
-        assert scalerl.main(arguments(micro, name="r")) == (how == "gone")
+        assert scalerl.main(arguments(micro, name="r")) == (1 if how == "gone" else 130)
     assert len(calls) == 2
     said = "".join(capsys.readouterr())
     if step:
@@ -1029,9 +1031,9 @@ def test_a_run_stopped_in_its_first_evaluation_does_not_repeat_it(micro, tmp_pat
 
     def stop(run):
         self_test(run)
-        run.stop = True
+        run.stop = signal.SIGTERM
     monkeypatch.setattr(scalerl.Run, "self_test", stop)
-    assert scalerl.main(words) == 0
+    assert scalerl.main(words) == 143
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert scalerl.main([*words, "--resume"]) == 0
@@ -1088,10 +1090,10 @@ def test_a_tracker_ends_however_the_run_does(how, micro, tmp_path, monkeypatch):
 
     def end(run, groups):
         train_on(run, groups)
-        run.stop = True
+        run.stop = signal.SIGINT
         if how == "failed":
             raise RuntimeError("the disk is on fire")
     monkeypatch.setattr(scalerl.Run, "train_on", end)
     words = arguments(micro, name="t", log_with="tensorboard")
-    assert scalerl.main(words) == (1 if how == "failed" else 0)
+    assert scalerl.main(words) == (1 if how == "failed" else 130)
     assert ended == [how]
