@@ -18,12 +18,12 @@ One step of the recipe, in the order of this file:
   7. Run          the loop, the log, the progress line
   8. main
 
-Every setting is in config.py, the mathematics in loss.py, the layout of a batch in packed.py,
-generation in sampler.py, on vLLM servers in servers.py, several trainer processes in ranks.py,
-checkpoints in checkpoint.py, problems in tasks.py, marks in verify.py. Without a GPU, or with
-one, sampler and trainer share a process: decode steps and optimizer steps alternate, so a run is
-deterministic, and staleness is the same algebra as on a cluster. With servers the two sides
-really overlap.
+Every setting is in config.py, the mathematics in loss.py, the trainer's forward in policy.py, the
+layout of a batch in packed.py, generation in sampler.py, on vLLM servers in servers.py, several
+trainer processes in ranks.py, checkpoints in checkpoint.py, problems in tasks.py, marks in
+verify.py. Without a GPU, or with one, sampler and trainer share a process: decode steps and
+optimizer steps alternate, so a run is deterministic, and staleness is the same algebra as on a
+cluster. With servers the two sides really overlap.
 
 Axes: P prompts a step, G samples a prompt, N = P*G samples, T tokens, v trainer's version.
 """
@@ -65,8 +65,8 @@ from config import ConfigError, parse, to_toml
 from memory import Memory, is_short, short_of_memory
 from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,
                   zero_variance)
-from ranks import (BLANK, Policy, RankError, Ranks, cost_tokens, deal, from_tensors, full_tensors,
-                   gather_group, logprobs_of, meets, micro_batches, shape_layers, table,
+from policy import Policy, cost_tokens, logprobs_of, micro_batches, shape_layers, table
+from ranks import (BLANK, RankError, Ranks, deal, from_tensors, full_tensors, gather_group, meets,
                    to_tensors, whole)
 from sandbox import SandboxError, check_box
 from sampler import Interruption, Request, Rollout, TransformersSampler
@@ -1209,7 +1209,7 @@ def probe_compile(config, device):
     that has touched a GPU keeps memory there until it ends. Raises ConfigError: it does not."""
     try:
         probe = subprocess.run(
-            [sys.executable, "-c", f"import ranks; ranks.check_compile({device!r})"], text=True,
+            [sys.executable, "-c", f"import policy; policy.check_compile({device!r})"], text=True,
             cwd=Path(__file__).parent, capture_output=True, timeout=config.start_deadline_s)
     except subprocess.TimeoutExpired:
         raise ConfigError("compile_layers = true: torch.compile does not end within "

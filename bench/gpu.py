@@ -45,7 +45,8 @@ from config import Config, ConfigError  # noqa: E402
 from launch import DEVICES  # noqa: E402
 from loss import token_logprobs  # noqa: E402
 from memory import Memory  # noqa: E402
-from ranks import Policy, RankError, logprobs_of, table  # noqa: E402
+from policy import Policy, logprobs_of, table  # noqa: E402
+from ranks import RankError  # noqa: E402
 from sampler import Interruption, Request, Rollout, TransformersSampler  # noqa: E402
 from vllm_engine import VllmSampler  # noqa: E402
 

@@ -14,7 +14,8 @@ import packed
 import scalerl
 from config import Config
 from memory import GIB, Memory, host_memory, short_of_memory
-from ranks import Policy, RankError, Ranks
+from policy import Policy
+from ranks import RankError, Ranks
 from sampler import Rollout
 
 

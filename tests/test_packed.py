@@ -17,7 +17,7 @@ from test_scalerl import rollouts_of
 from transformers import Qwen3Config
 
 import packed
-from ranks import Policy, table
+from policy import Policy, table
 
 sys.path.insert(0, str(ROOT / "bench"))
 import gpu                                                                     # noqa: E402

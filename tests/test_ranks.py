@@ -28,11 +28,13 @@ from test_servers import Served
 
 import checkpoint
 import packed
+import policy
 import ranks
 import scalerl
 from config import Config
-from ranks import Policy, Ranks, Watchdog, deal
-from scalerl import Trainer, cost_tokens, micro_batches, train_step
+from policy import Policy, cost_tokens, micro_batches
+from ranks import Ranks, Watchdog, deal
+from scalerl import Trainer, train_step
 from servers import Fleet
 
 
@@ -257,9 +259,9 @@ def test_a_setting_of_the_machine_changes_how_a_step_is_computed_and_not_its_res
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", traced(plain_varlen))
     monkeypatch.setattr(packed, "uses_flash", lambda attention, *_: attention == "flash")
     monkeypatch.setattr(torch, "compile", counting_backend(trace))
-    monkeypatch.setattr(ranks, "checkpoint", traced(ranks.checkpoint))
-    monkeypatch.setattr(ranks, "token_logprobs", traced(
-        ranks.token_logprobs, lambda chunk_tokens, **_: chunk_tokens == 7))
+    monkeypatch.setattr(policy, "checkpoint", traced(policy.checkpoint))
+    monkeypatch.setattr(policy, "token_logprobs", traced(
+        policy.token_logprobs, lambda chunk_tokens, **_: chunk_tokens == 7))
     results = []
     for settings in ({}, {setting: value}):
         assert not trace
@@ -280,15 +282,15 @@ def test_a_setting_of_the_machine_changes_how_a_step_is_computed_and_not_its_res
 
 def test_a_model_whose_layers_have_no_name_is_refused_only_where_they_are_needed(llama):
     llama._no_split_modules = None
-    ranks.shape_layers(llama, "cpu")
+    policy.shape_layers(llama, "cpu")
     with pytest.raises(ValueError, match="transformers names none of LlamaForCausalLM"):
-        ranks.shape_layers(llama, "cpu", recompute=True)
+        policy.shape_layers(llama, "cpu", recompute=True)
 
 
 def test_layers_are_recomputed_for_the_backward_pass_and_never_while_sampling(seed):
     """In a copy (the sampler's, in bf16) it is the copy's own weights that are used."""
     model = random_llama(layers=3)
-    ranks.shape_layers(model, "cpu", recompute=True)
+    policy.shape_layers(model, "cpu", recompute=True)
     calls = []
     for module in model.modules():
         if type(module).__name__ == "LlamaMLP":
@@ -313,7 +315,7 @@ def bf16_logprobs(group, seed):
     rollouts, _ = step_inputs(seed)
     with group.phase("logprobs", 0):
         group.tell("logprobs", lambda: ranks.to_tensors(rollouts), head_fp32=True)
-        logprobs = ranks.logprobs_of(trainer.policy, rollouts, True, 60)
+        logprobs = policy.logprobs_of(trainer.policy, rollouts, True, 60)
     dtypes = {p.dtype for p in trainer.model.parameters()}      # shards again, not bf16 wholes
     trainer.optimizer.register_step_pre_hook(lambda *_: dtypes.update(
         x.dtype for p in trainer.model.parameters() for x in (p, p.grad)))
@@ -407,7 +409,7 @@ def waiting(group, seed, flag):
     with group.phase("load", 7):
         group.tell("logprobs", lambda: ranks.to_tensors(step_inputs(seed)[0]),
                    head_fp32=True)
-        ranks.logprobs_of(trainer.policy, step_inputs(seed)[0], True, 8192)
+        policy.logprobs_of(trainer.policy, step_inputs(seed)[0], True, 8192)
     flag.touch()
     time.sleep(100)
 

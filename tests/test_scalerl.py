@@ -31,11 +31,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import checkpoint
 import scalerl
 import verify
-from ranks import Policy, Ranks
+from policy import Policy, micro_batches
+from ranks import Ranks
 from sampler import Rollout, TransformersSampler
 from sandbox import UnitTests
 from config import Config, documented_fields, make_config, parse, read_toml, to_toml
-from scalerl import Curriculum, Pacer, micro_batches, train_step
+from scalerl import Curriculum, Pacer, train_step
 from tasks import Problem
 from verify import Marker
 
