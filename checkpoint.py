@@ -223,7 +223,7 @@ def check(folder):
         raise ValueError(f"{folder / wrong[0]} does not match its checksum")
 
 
-def verify(folder):
+def read_state(folder):
     """The plain part of a checkpoint. Raises ValueError, naming the file, if it is damaged."""
     check(folder)
     return json.loads((folder / "state.json").read_text())

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 
+from loss import AGGREGATIONS, LOSSES, NORMS
 from tasks import INTERRUPTION_PHRASE, did_you_mean
 
 
@@ -33,7 +34,7 @@ class ConfigError(ValueError):
 @dataclass
 class Config:
     """All knobs. Comments give the paper's value where the default is not it; "ours" where the
-    paper is silent."""
+    paper is silent. Each stands alone, for it is also its option's help."""
     # -- what
     model: str = ""                     # a Hugging Face folder or name; the paper: an 8B model
     task: str = "toy"                   # ours; the paper: "polaris-53k"; see README, "Problems"
@@ -57,8 +58,8 @@ class Config:
     off_policy: str = "pipeline-8"      # paper; "pipeline-0" is on-policy; "ppo-8" the classic way
     slots: int = 256                    # sequences decoded at once; ours
     # -- length, in tokens
-    prompt_tokens: int = 2048           # paper; a longer prompt is never cut:
-    long_prompts: str = "refuse"        # the run, or "skip" the problem, and say so; ours
+    prompt_tokens: int = 2048           # paper; a longer prompt is never cut: long_prompts
+    long_prompts: str = "refuse"        # no run if a prompt is longer; "skip": leave it out; ours
     think_min: int = 10240              # paper: interrupted at a random point in [10k, 12k]
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
@@ -69,11 +70,13 @@ class Config:
     temperature: float = 1.0            # ours
     top_p: float = 1.0                  # ours, only 1: anything else biases every importance ratio
     # -- objective
-    loss: str = "cispo"                 # paper; or grpo, dapo, gspo, reinforce
+    # "dapo" is GRPO's loss: what makes it DAPO's is a wider eps_high (configs/rivals). "gspo" clips
+    # the ratio of whole sequences, which is close to 1: its eps are small ones.
+    loss: str = "cispo"                 # paper; or grpo, dapo (set eps_high), gspo, reinforce
     behavior: str = "sampler"           # paper; "recomputed": the trainer's own, ratio always 1
     eps_max: float = 5.0                # paper: 4, 5, 8 alike; caps CISPO's ratio itself
-    eps_low: float = 0.2                # ours: the other losses clip to [1 - low, 1 + high]
-    eps_high: float = 0.2               # ours; DAPO's own is 0.28
+    eps_low: float = 0.2                # paper's grpo and dapo: clip at 1 - this; gspo: about 1e-3
+    eps_high: float = 0.2               # paper's grpo; its dapo runs: 0.26 (0.28 in DAPO's own)
     aggregation: str = "prompt"         # paper; or sample (GRPO), token
     advantage_norm: str = "batch"       # paper; or prompt (GRPO), none (Dr. GRPO)
     head_fp32: bool = True              # paper; both in trainer and sampler
@@ -111,7 +114,7 @@ class Config:
     servers: int = 0                    # vLLM servers to start; ours, 0: by the launcher's rule
     trainers: int = 0                   # trainer processes; ours, 0: by the launcher's rule
     tensor_parallel: int = 1            # GPUs that share one copy of a server's model; ours
-    pipeline_parallel: int = 1          # or its layers, in so many stages; ours
+    pipeline_parallel: int = 1          # GPUs that share a server's layers, in stages; ours
     data_parallel: int = 1              # copies behind one server's address; ours
     vllm_url: str = ""                  # servers that others started, "http://a:8000,..."; ours
     hosts: str = ""                     # "a,b,c": the nodes, trainers first; ours
@@ -120,15 +123,13 @@ class Config:
     tls: str = ""                       # folder with ca.pem, cert.pem, key.pem (make certs); ours
     insecure_network: bool = False      # hosts without TLS, on a network you trust; ours
     deadline_s: float = 600.0           # no wait for another process is longer; ours
-    start_deadline_s: float = 600.0     # but while all start: models load, servers compile; ours
+    start_deadline_s: float = 600.0     # all have so long to start: to load, to compile; ours
 
     def check(self):
-        """Refuse what cannot work, one sentence each. Returns (scheme, k) of `off_policy`."""
+        """Raises ConfigError for what cannot work, one sentence each."""
         def refuse(name, right):
             raise ConfigError(f"{name} = {getattr(self, name)!r}: {right}")
-        choices = {"loss": ("cispo", "grpo", "dapo", "gspo", "reinforce"),
-                   "aggregation": ("prompt", "sample", "token"),
-                   "advantage_norm": ("batch", "prompt", "none"),
+        choices = {"loss": LOSSES, "aggregation": AGGREGATIONS, "advantage_norm": NORMS,
                    "behavior": ("sampler", "recomputed"),
                    "long_prompts": ("refuse", "skip"),
                    "engine": ("auto", "vllm", "transformers"),
@@ -142,7 +143,8 @@ class Config:
                      "logits_chunk_tokens", "slots", "prompt_tokens", "think_max",
                      "answer_tokens", "eval_every", "eval_prompts", "eval_samples",
                      "checkpoint_every", "keep_checkpoints", "heldout_prompts", "temperature",
-                     "lr", "eps_max", "grad_clip"):
+                     "lr", "eps_max", "grad_clip", "tensor_parallel", "pipeline_parallel",
+                     "data_parallel", "deadline_s", "start_deadline_s"):
             if not getattr(self, name) > 0 or not math.isfinite(getattr(self, name)):
                 refuse(name, "must be above zero")
         for name in ("samples_logged", "threads", "warmup_steps", "weight_decay", "adam_eps",
@@ -172,17 +174,11 @@ class Config:
             refuse("model", "give a Hugging Face folder or name, as in --model models/toy")
         if not 0 <= self.length_penalty <= self.think_max + self.answer_tokens:
             refuse("length_penalty", "must lie in 0..think_max + answer_tokens")
-        scheme, _, k = self.off_policy.partition("-")
-        if scheme not in ("pipeline", "ppo") or not k.isdecimal() or (scheme, k) == ("ppo", "0"):
-            refuse("off_policy", 'use "pipeline-K" (K = 0: on-policy) or "ppo-K" with K >= 1')
+        self.schedule                           # refuses an off_policy that is none
         for package in filter(None, ("accelerate", self.log_with) if self.log_with else ()):
             if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
                 refuse("log_with", f"needs a package: pip install {package}")
         to_toml(self)                           # refuses what a resumed run could not read
-        for name in ("tensor_parallel", "pipeline_parallel", "data_parallel", "deadline_s",
-                     "start_deadline_s"):
-            if not getattr(self, name) > 0:
-                refuse(name, "must be above zero")
         for name in ("servers", "trainers"):
             if getattr(self, name) < 0:
                 refuse(name, "must be zero (by the launcher's rule) or above")
@@ -192,6 +188,14 @@ class Config:
             refuse("port", "must lie in 1..64999: the ports after it are used as well")
         if self.gpus == 1 and not torch.cuda.is_available():
             refuse("gpus", "torch finds no GPU here; use 0")
+
+    @property
+    def schedule(self):
+        """(scheme, k) of `off_policy`, ("pipeline", 8). Raises ConfigError: it is none."""
+        scheme, _, k = self.off_policy.partition("-")
+        if scheme not in ("pipeline", "ppo") or not k.isdecimal() or (scheme, k) == ("ppo", "0"):
+            raise ConfigError(f'off_policy = {self.off_policy!r}: use "pipeline-K" (K = 0: '
+                              'on-policy) or "ppo-K" with K >= 1')
         return scheme, int(k)
 
 

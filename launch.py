@@ -337,8 +337,8 @@ def place(config, estimate, port=lambda: 0):
         raise PlaceError(f"hosts = {c.hosts!r}: on this machine {own!r} is {address_of(own)}, "
                          "which no other one can reach (/etc/hosts?); give its address")
     size = estimate.server_gpus
-    layout = on_gpus if gpus else on_cpus
-    trainers, trainer_nodes, per_node, why = layout(c, estimate, hosts, gpus, size)
+    trainers, trainer_nodes, per_node, why = \
+        on_gpus(c, estimate, hosts, gpus, size) if gpus else on_cpus(c, hosts)
     servers = []
     for node, count in enumerate(per_node):
         first = gpus - count * size         # trainers come first on a node that has both
@@ -392,7 +392,8 @@ def on_gpus(c, estimate, hosts, gpus, size):
         + why)
 
 
-def on_cpus(c, estimate, hosts, gpus, size):
+def on_cpus(c, hosts):
+    """The same, for hosts without GPUs."""
     servers = 0 if c.vllm_url else c.servers or 1
     trainers = c.trainers or 1
     server_nodes = min(servers, len(hosts) - 1)

@@ -68,11 +68,9 @@ from loss import (advantages, length_penalty, merge_stats, policy_loss, token_we
 from policy import Policy, cost_tokens, logprobs_of, micro_batches, shape_layers, table
 from ranks import (BLANK, RankError, Ranks, deal, from_tensors, full_tensors, gather_group, meets,
                    to_tensors, whole)
-from sandbox import SandboxError, check_box
 from sampler import Interruption, Request, Rollout, TransformersSampler
 from servers import Fleet, ServerError, ServerSampler
-from tasks import (TaskError, check_gold, did_you_mean, load_evaluation, load_task, prompt_ids,
-                   without)
+from tasks import TaskError, did_you_mean, questions_of
 from verify import THINK_TAGS, Marker
 from vllm_engine import VllmSampler
 
@@ -88,9 +86,9 @@ class Curriculum:
     for zero variance anyway (paper, sec. 4).
     """
 
-    def __init__(self, prompt_ids, retire_at, seed):
+    def __init__(self, problem_ids, retire_at, seed):
         self.retire_at, self.seed = retire_at, seed
-        self.active = list(prompt_ids)
+        self.active = list(problem_ids)
         self.order, self.cursor, self.epoch = [], 0, 0
         self.history = {}                       # prompt id -> [correct, samples]
 
@@ -444,7 +442,7 @@ def interruptions(config, tokenizer):
         if budget else training
 
 
-def longest(config, tokenizer, model):
+def longest_tokens(config, tokenizer, model):
     """Tokens of the longest output and sequence; how long prompts really are is known later."""
     output = max(rule.longest for rule in interruptions(config, tokenizer))
     length = config.prompt_tokens + output
@@ -528,7 +526,7 @@ class Trainer:
         except ValueError as error:
             raise ConfigError(f"model = {config.model!r}: {error}") from None
         self.ranks.memory = Memory(
-            config, self.model, *longest(config, self.tokenizer, self.model), self.dtype,
+            config, self.model, *longest_tokens(config, self.tokenizer, self.model), self.dtype,
             cuda=self.device == "cuda", alone=not config.vllm_url)
         if self.ranks.size == 1:            # several: shards go to the devices, not the whole
             self.model.to(self.device)
@@ -579,71 +577,31 @@ class Run(Trainer):
     """One training run, told by rank 0: what it is made of, the loop, and its folder."""
 
     def __init__(self, config, resume):
-        self.scheme, self.k = config.check()
+        config.check()
+        self.scheme, self.k = config.schedule
         settle_engine(config)               # before it is written down: a resumed run keeps it
         if config.vllm_url and config.engine != "vllm":
             raise ConfigError(f"engine = {config.engine!r}: vllm_url names vLLM servers")
         self.folder = run_folder(config, resume)
         super().__init__(config)
-        self.load_problems()
+        self.load_questions()
         self.build()
 
     # -- what it is made of -------------------------------------------------------------------
 
-    def load_problems(self):
+    def load_questions(self):
         config = self.config
         tags = (config.think_open.strip() or THINK_TAGS[0], config.think_close)
         self.marker = Marker(unsafe_code=config.unsafe_code, think_tags=tags)
         try:
-            # The same problems for every seed: seeds of one recipe share their held-out set.
-            train, heldout = (load_task(config.task, split, heldout=config.heldout_prompts,
-                                        options=config.task_options)
-                              for split in ("train", "heldout"))
-            extra = load_evaluation(config.eval_tasks, config.eval_task_options) \
-                if config.eval_tasks else []
-            both = {p.task for p in heldout} & {p.task for p in extra}
-            if both:
-                raise TaskError(f"eval_tasks names {both.pop()!r} as well: its held-out problems "
-                                "are evaluated already, and two curves need two names")
-            train = without(train, extra)
-            if any(p.kind == "code" for p in train + heldout + extra):
-                check_box(config.unsafe_code)
-            kept = {p.id for p in check_gold(train + heldout + extra, self.marker,
-                                             config.max_bad_gold)}
-        except (TaskError, SandboxError) as error:
-            raise ConfigError(f"task = {config.task!r}: {error}") from None
-        bad = sum(p.id not in kept for p in train + heldout + extra)
-        train, heldout, extra = (
-            [p for p in part if p.id in kept] for part in (train, heldout, extra))
-        self.prompts = {p.id: tuple(prompt_ids(
-            self.tokenizer, p, config.instruction, think_open=config.think_open,
-            template_options=config.template_options)) for p in train + heldout + extra}
-        long = {i for i, ids in self.prompts.items() if len(ids) > config.prompt_tokens}
-        if long and config.long_prompts == "refuse":
-            longest = max(len(self.prompts[i]) for i in long)
-            raise ConfigError(f"prompt_tokens = {config.prompt_tokens}: {len(long)} prompts of "
-                              f"{config.task!r} are longer, up to {longest} tokens; none is cut in "
-                              'silence, but long_prompts = "skip" leaves them out')
-        if long:
-            print(f"{len(long)} of {len(self.prompts)} problems are left out: their prompts are "
-                  f"longer than {config.prompt_tokens} tokens", file=sys.stderr)
-        self.problems = {p.id: p for p in train if p.id not in long}
-        heldout = [p for p in heldout if p.id not in long][: config.eval_prompts]
-        # The curve, and the best checkpoint, are the held-out problems'; the others are shown.
-        self.heldout_tasks = {p.task for p in heldout}
-        self.heldout = {p.id: p for p in heldout + [p for p in extra if p.id not in long]}
-        if not self.problems or not self.heldout:
-            raise ConfigError(f"prompt_tokens = {config.prompt_tokens}: no problem of "
-                              f"{config.task!r} is that short")
-        self.counts = {"problems/train": len(self.problems), "problems/heldout": len(self.heldout),
-                       "problems/bad_gold": bad, "problems/too_long": len(long)}
-        longest = max(len(self.prompts[i]) for i in [*self.problems, *self.heldout])
-        self.prompt_tokens = longest            # sizes the cache: no need for more
+            self.questions = questions_of(config, self.tokenizer, self.marker)
+        except TaskError as error:
+            raise ConfigError(str(error)) from None
 
     def build(self):
         config, device = self.config, self.device
         interruption, evaluation = interruptions(config, self.tokenizer)
-        positions = self.prompt_tokens + max(interruption.longest, evaluation.longest)
+        positions = self.questions.prompt_tokens + max(interruption.longest, evaluation.longest)
         check_positions(config, self.model, positions)
         eos = self.model.generation_config.eos_token_id
         eos = self.tokenizer.eos_token_id if eos is None else eos
@@ -651,7 +609,7 @@ class Run(Trainer):
         if None in eos:
             raise ConfigError(f"model = {config.model!r}: neither its generation config nor its "
                               "tokenizer names an end-of-sequence token")
-        shared = dict(slots=config.slots, prompt_tokens=self.prompt_tokens, eos_ids=eos,
+        shared = dict(slots=config.slots, prompt_tokens=self.questions.prompt_tokens, eos_ids=eos,
                       temperature=config.temperature, head_fp32=config.head_fp32)
         self.fleet = None
         if config.vllm_url:
@@ -670,7 +628,7 @@ class Run(Trainer):
                 self.eval_sampler = make(evaluation, config.seed + 1)
                 self.sampler = make(interruption, config.seed) \
                     if config.engine == "transformers" else self.vllm_sampler(interruption, shared)
-        self.curriculum = Curriculum(self.problems, config.retire_at, config.seed)
+        self.curriculum = Curriculum(self.questions.train, config.retire_at, config.seed)
         self.pacer = Pacer(self.scheme, self.k, config.prompts_per_step)
         devices = self.ranks.size + (self.fleet.workers if self.fleet else 0)
         devices *= 1 if device == "cuda" else torch.get_num_threads()
@@ -838,8 +796,9 @@ class Run(Trainer):
                 self.pacer.filling = False
                 return
             group = self.pacer.admit(prompt_id, self.version, G)
-            self.sampler.submit(Request(group.group_id, prompt_id, self.prompts[prompt_id], G,
-                                        self.problems[prompt_id].task))
+            self.sampler.submit(Request(group.group_id, prompt_id,
+                                        self.questions.prompts[prompt_id], G,
+                                        self.questions.train[prompt_id].task))
 
     def train_on(self, groups):
         """Mark, filter, train, push; then write the step's log line."""
@@ -848,7 +807,7 @@ class Run(Trainer):
         rollouts = [r for group in groups for r in group.rollouts]
         lags = [self.version - v for r in rollouts for v in r.versions]
         assert max(lags) <= self.k, f"lag {max(lags)}, the pacer promised at most {self.k}"
-        rewards, marking = mark(rollouts, self.problems, self.tokenizer, self.marker)
+        rewards, marking = mark(rollouts, self.questions.train, self.tokenizer, self.marker)
         rewards = torch.tensor(rewards).view(-1, G)
         for group, row in zip(groups, rewards):
             self.curriculum.record(group.prompt_id, int((row > 0).sum()), G)
@@ -895,7 +854,7 @@ class Run(Trainer):
             "off_policy/outstanding": len(self.pacer.groups),
             "curriculum/epoch": self.curriculum.epoch,
             "curriculum/active": len(self.curriculum.active),
-            "curriculum/retired": len(self.problems) - len(self.curriculum.active),
+            "curriculum/retired": len(self.questions.train) - len(self.curriculum.active),
             "time/generate_s": self.time_generate, "time/verify_s": marked - start,
             "time/train_s": trained - marked, "time/sync_s": pushed - trained,
             "time/step_s": seconds,
@@ -934,15 +893,15 @@ class Run(Trainer):
     def evaluate(self):
         start = time.perf_counter()
         self.push(self.eval_sampler)
-        result = evaluate(self.eval_sampler, self.decode, self.heldout, self.prompts,
-                          self.tokenizer, self.marker, self.config.eval_samples,
-                          self.config.seed + 1000 + self.step)
+        result = evaluate(self.eval_sampler, self.decode, self.questions.heldout,
+                          self.questions.prompts, self.tokenizer, self.marker,
+                          self.config.eval_samples, self.config.seed + 1000 + self.step)
         self.evaluated = self.step
         self.append("evals.jsonl", {"step": self.step, "version": self.version}
                     | self.compute.log() | result
                     | {"time/eval_s": time.perf_counter() - start})
         samples = self.config.eval_samples
-        means = [result[f"eval/{task}/mean@{samples}"] for task in self.heldout_tasks]
+        means = [result[f"eval/{task}/mean@{samples}"] for task in self.questions.curve_tasks]
         self.last_eval = sum(means) / len(means)
         if self.last_eval > self.best:
             self.best = self.last_eval
@@ -951,15 +910,15 @@ class Run(Trainer):
     def self_test(self):
         """Run a few prompts through sampler and trainer and log how far their log-probs differ,
         with the fp32 head and with a bf16 one: what the recipe's fp32 head buys on this model."""
-        line = {"step": 0, "version": 0} | self.counts
+        line = {"step": 0, "version": 0} | self.questions.counts
         # With vLLM the engine that generates, with transformers its twin, whose generator an
         # evaluation seeds anyway.
         sampler = self.sampler if self.config.engine == "vllm" else self.eval_sampler
         # A server's head cannot be switched from here: its own figures alone.
         for head_fp32 in (self.config.head_fp32,) if self.fleet else (True, False):
             sampler.head_fp32 = head_fp32
-            for i, prompt_id in enumerate(list(self.heldout)[:8]):
-                sampler.submit(Request(i, prompt_id, self.prompts[prompt_id], 2))
+            for i, prompt_id in enumerate(list(self.questions.heldout)[:8]):
+                sampler.submit(Request(i, prompt_id, self.questions.prompts[prompt_id], 2))
             rollouts = []
             while sampler.in_flight:
                 rollouts += self.decode(sampler)
@@ -1076,7 +1035,7 @@ class Run(Trainer):
         damaged = {}
         for folder in checkpoint.saved(self.folder / "checkpoints"):
             try:
-                plain = checkpoint.verify(folder)
+                plain = checkpoint.read_state(folder)
                 break
             except ValueError as error:
                 damaged[folder] = str(error)
@@ -1192,7 +1151,7 @@ def launched(config, argv, resume, what):
     dtype, device = compute_dtype(config, cuda), "cuda" if cuda else "cpu"
     settle_engine(config)
     check_attention(config, dtype, device)
-    output, length = longest(config, tokenizer, model)
+    output, length = longest_tokens(config, tokenizer, model)
     check_positions(config, model, output + 1)
     if config.compile_layers and (not cuda or torch.cuda.is_available()):
         probe_compile(config, device)
@@ -1287,9 +1246,10 @@ def main(argv=None):
               file=sys.stderr)
     for number in asking:
         signal.signal(number, interrupt)
-    print(f"{config.model} on {config.task}: {len(run.problems)} problems, {len(run.heldout)} "
-          f"held out, {config.prompts_per_step} x {config.samples_per_prompt} samples a step, "
-          f"{config.off_policy}, {config.engine} on {run.device}. Log: {run.folder}")
+    print(f"{config.model} on {config.task}: {len(run.questions.train)} problems, "
+          f"{len(run.questions.heldout)} held out, {config.prompts_per_step} x "
+          f"{config.samples_per_prompt} samples a step, {config.off_policy}, {config.engine} on "
+          f"{run.device}. Log: {run.folder}")
     try:
         print(run.train())
         run.ranks.close()

@@ -11,6 +11,7 @@ What is here, in the order a problem lives:
 3. sources        where problems come from
 4. prompt_ids     the question in the model's own chat format
 5. check_gold     the gold answers, marked by their own verifier before the first step
+6. questions_of   all of this for a run: what it trains on, what it is evaluated on, and the prompts
 
 The mark itself is in verify.py. Differences from the paper, all ours: the toy task and the
 generated problems.
@@ -27,13 +28,14 @@ import json
 import math
 import random
 import re
+import sys
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from generated import gold_answer, pack
-from sandbox import parse_tests
+from sandbox import SandboxError, check_box, parse_tests
 from verify import TaskError, boxed_parts, read_number, verify
 
 # The paper's words (sec. 4), forced into the output when the thinking budget is spent. They live
@@ -77,24 +79,30 @@ def question_hash(question):
 # 2. From a spec to a list of problems
 
 
-def load_task(spec, split, *, heldout=1000, seed=0, options=None):
-    """The problems of one split of a task, in a fixed order; any prefix of it is a fair sample.
+def load_task(spec, split, **options):
+    """The problems of one split of a task, "train" or "heldout"; all else as in load_splits."""
+    if split not in SPLITS:
+        raise TaskError(f'split = {split!r} is unknown: use "train" or "heldout"')
+    return load_splits(spec, splits=(split,), **options)[0]
+
+
+def load_splits(spec, *, heldout=1000, seed=0, options=None, splits=SPLITS):
+    """[training problems, held-out ones] of a task, read once. Each list is in a fixed order, and
+    any prefix of it is a fair sample.
 
     spec: "toy", "reasoning_gym:NAME", a preset (see PRESETS), "hf:OWNER/NAME", a path ending in
         .jsonl or .parquet, or a mix. "a+b" trains on all problems of both; "a:0.7+b:0.3" keeps as
         many as it can in these shares.
-    split: "train" or "heldout".
     heldout: how many problems are held out in total; a mix divides them by its shares (equally,
         when it has none), so that the plain mean over them is the pass rate of the mix.
     seed: which problems a generator draws. It does not touch a file, nor the hash of a question.
     options: the generator's own options and "size", the number of training problems (default
         2,000); for files and data sets see COLUMNS. For a mix, a dict from part to options:
         {"reasoning_gym:chain_sum": {...}}.
+    splits: which of the two lists are wanted.
 
     The paper holds out 1,000 of its training distribution. Raises TaskError.
     """
-    if split not in SPLITS:
-        raise TaskError(f'split = {split!r} is unknown: use "train" or "heldout"')
     if not isinstance(heldout, int) or heldout < 0:
         raise TaskError(f"heldout = {heldout!r} must be a whole number, 0 or more")
     weights = parse_mix(spec)
@@ -117,21 +125,26 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
         whole = min(len(train[part]) / share for part, share in shares.items())
         for part, share in shares.items():
             count = round(whole * share)
-            if split == "train" and count < len(train[part]):
+            if "train" in splits and count < len(train[part]):
                 warnings.warn(f"task {spec!r}: {len(train[part]) - count} of {len(train[part])} "
                               f"problems of {part!r} are left out to keep the shares", stacklevel=2)
             train[part] = train[part][:count]
 
-    # The parts of a mix are dealt into each other, each evenly: a prefix has all of them.
-    parts = (train if split == "train" else held).values()
+    chosen = [dealt((train if split == "train" else held).values()) for split in splits]
+    for split, problems in zip(splits, chosen):
+        if not problems:
+            raise TaskError(f"task {spec!r} has no {split} problems with heldout = {heldout}")
+        if len({p.id for p in problems}) < len(problems):
+            raise TaskError(
+                f"task {spec!r} has two parts of the same name: rename one of the files")
+    return chosen
+
+
+def dealt(parts):
+    """The parts of a mix in one list, each spread evenly over it: a prefix has all of them."""
     places = [((i + 0.5) / len(part), k, p) for k, part in enumerate(parts)
               for i, p in enumerate(part)]
-    chosen = [p for _, _, p in sorted(places, key=lambda place: place[:2])]
-    if not chosen:
-        raise TaskError(f"task {spec!r} has no {split} problems with heldout = {heldout}")
-    if len({p.id for p in chosen}) < len(chosen):
-        raise TaskError(f"task {spec!r} has two parts of the same name: rename one of the files")
-    return chosen
+    return [p for _, _, p in sorted(places, key=lambda place: place[:2])]
 
 
 def load_evaluation(spec, options=None):
@@ -804,3 +817,75 @@ def as_output(problem):
     if problem.kind == "gym":
         return gold_answer(problem.answer)
     return rf"\boxed{{{problem.answer}}}" if problem.kind == "math" else problem.answer
+
+
+# ------------------------------------------------------------------------------------------------
+# 6. What a run asks
+
+
+@dataclass
+class Questions:
+    """The problems of one run, by id, and their prompts."""
+
+    train: dict  # id -> Problem
+    heldout: dict  # id -> Problem, to evaluate on: held-out ones, then those of evaluation sets
+    curve_tasks: set  # of the held-out ones: their pass rate is the curve, the others are shown
+    prompts: dict  # id -> token ids
+    counts: dict  # what was kept and what was left out, for the log
+
+    @property
+    def prompt_tokens(self):
+        """Tokens of the longest prompt: it sizes the cache."""
+        return max(len(self.prompts[i]) for i in [*self.train, *self.heldout])
+
+
+def questions_of(config, tokenizer, marker):
+    """The Questions that a run's settings ask for. Raises TaskError, which names the setting."""
+    try:
+        parts, bad = sound_problems(config, marker)
+    except (TaskError, SandboxError) as error:
+        raise TaskError(f"task = {config.task!r}: {error}") from None
+    prompts = {
+        p.id: tuple(prompt_ids(tokenizer, p, config.instruction, think_open=config.think_open,
+                               template_options=config.template_options))
+        for part in parts for p in part
+    }
+    limit = config.prompt_tokens
+    long = {i: len(ids) for i, ids in prompts.items() if len(ids) > limit}
+    if long and config.long_prompts == "refuse":
+        raise TaskError(f"prompt_tokens = {limit}: {len(long)} prompts of {config.task!r} are "
+                        f"longer, up to {max(long.values())} tokens; none is cut in silence, but "
+                        'long_prompts = "skip" leaves them out')
+    if long:
+        print(f"{len(long)} of {len(prompts)} problems are left out: their prompts are longer "
+              f"than {limit} tokens", file=sys.stderr)
+    train, heldout, extra = ([p for p in part if p.id not in long] for part in parts)
+    heldout = heldout[: config.eval_prompts]
+    if not train or not heldout + extra:
+        raise TaskError(f"prompt_tokens = {limit}: no problem of {config.task!r} is that short")
+    found = Questions({p.id: p for p in train}, {p.id: p for p in heldout + extra},
+                      {p.task for p in heldout}, prompts, {})
+    found.counts = {"problems/train": len(found.train), "problems/heldout": len(found.heldout),
+                    "problems/bad_gold": bad, "problems/too_long": len(long)}
+    return found
+
+
+def sound_problems(config, marker):
+    """([training, held-out, evaluation sets'] problems whose gold answers can be marked, how many
+    cannot)."""
+    # The same problems for every seed: seeds of one recipe share their held-out set.
+    train, heldout = load_splits(config.task, heldout=config.heldout_prompts,
+                                 options=config.task_options)
+    extra = load_evaluation(config.eval_tasks, config.eval_task_options) \
+        if config.eval_tasks else []
+    both = {p.task for p in heldout} & {p.task for p in extra}
+    if both:
+        raise TaskError(f"eval_tasks names {both.pop()!r} as well: its held-out problems "
+                        "are evaluated already, and two curves need two names")
+    parts = [without(train, extra), heldout, extra]
+    problems = [p for part in parts for p in part]
+    if any(p.kind == "code" for p in problems):
+        check_box(config.unsafe_code)
+    sound = {p.id for p in check_gold(problems, marker, config.max_bad_gold)}
+    return ([[p for p in part if p.id in sound] for part in parts],
+            sum(p.id not in sound for p in problems))

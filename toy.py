@@ -373,11 +373,8 @@ def arguments(argv):
 
 def make(args):
     """Task, model, the two stages, the folder, the report: in this order."""
-    train, heldout = (
-        tasks.load_task(
-            args.task, split, heldout=args.heldout, seed=args.seed, options=args.task_options
-        )
-        for split in tasks.SPLITS
+    train, heldout = tasks.load_splits(
+        args.task, heldout=args.heldout, seed=args.seed, options=args.task_options
     )
     tasks.check_gold(train + heldout)
     if args.model:

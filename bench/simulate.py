@@ -37,7 +37,7 @@ from scipy.optimize import nnls
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import launch                                                               # noqa: E402
-from config import ConfigError, make_config, read_toml                      # noqa: E402
+from config import Config, ConfigError, make_config, read_toml              # noqa: E402
 from scalerl import Pacer                                                  # noqa: E402
 
 PHRASE_TOKENS = 20          # at most, of the interruption phrase: a sample may be so much longer
@@ -177,12 +177,10 @@ class Model:
 
     def __init__(self, work, generators, trainers, seed=0):
         self.work, self.t = work, trainers
-        scheme, _, k = work.off_policy.partition("-")
-        if scheme not in ("pipeline", "ppo") or not k.isdecimal():
-            raise ConfigError(f'off_policy = {work.off_policy!r}: use "pipeline-K" or "ppo-K"')
+        scheme, k = Config(off_policy=work.off_policy).schedule
         if work.slots + work.ahead < work.samples:
             raise ConfigError(f"slots = {work.slots}: no room for a group of {work.samples}")
-        self.env, self.pacer = simpy.Environment(), Pacer(scheme, int(k), work.prompts)
+        self.env, self.pacer = simpy.Environment(), Pacer(scheme, k, work.prompts)
         self.generators = [Generator(i, self.env, work, self.ended) for i in range(generators)]
         self.emptiest = [(0, i) for i in range(generators)]     # heap; old entries are skipped
         self.room = generators * work.slots + work.ahead
@@ -320,7 +318,7 @@ def read_run(folder):
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     except (OSError, ConfigError, json.JSONDecodeError) as error:
         raise ConfigError(f"{folder} is no run that can be read: {error}") from None
-    rows = [row for row in rows if row["step"] > int(config.off_policy.partition("-")[2]) + 4]
+    rows = [row for row in rows if row["step"] > config.schedule[1] + 4]
     if len(rows) < 10 or "completions/longest_of_group" not in rows[0]:
         raise ConfigError(f"{folder}: {len(rows)} steps past its start, and 10 are needed, with "
                           "completions/longest_of_group in the log")

@@ -787,7 +787,7 @@ def nothing_is_lost(folder, step=None):
     step, or of the last one in the log."""
     run, last = folder / "runs" / "r", steps(folder)[-1] if step is None else step
     assert [s for s in steps(folder) if s <= last] == list(range(last + 1))
-    state = checkpoint.verify(run / "checkpoints" / f"step_{last}")
+    state = checkpoint.read_state(run / "checkpoints" / f"step_{last}")
     assert not list(run.glob("**/.*.tmp"))              # nor is anything half-written
     lines = map(json.loads, (run / "groups.jsonl").read_text().splitlines())
     trained = [group["id"] for line in lines if line["step"] <= last for group in line["groups"]]

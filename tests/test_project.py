@@ -17,10 +17,10 @@ README = (ROOT / "README.md").read_text()
 
 # Who may import whom (README, "Reading order"). fit.py stands alone; nothing imports the story.
 ARROWS = {"scalerl": {"checkpoint", "config", "launch", "loss", "memory", "packed", "policy",
-                      "ranks", "report", "sampler", "sandbox", "servers", "tasks", "verify",
+                      "ranks", "report", "sampler", "servers", "tasks", "verify",
                       "vllm_engine"},
           "launch": {"leash", "memory", "servers"}, "leash": set(), "agent": set(),
-          "config": {"tasks"}, "policy": {"loss", "packed"},
+          "config": {"loss", "tasks"}, "policy": {"loss", "packed"},
           "ranks": {"memory", "sampler"},
           "checkpoint": set(), "memory": {"packed", "vllm_engine"},
           "sampler": {"loss", "packed"}, "vllm_engine": {"sampler"}, "toy": {"tasks"},

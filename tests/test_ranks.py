@@ -372,7 +372,7 @@ def test_a_checkpoint_of_any_number_of_ranks_goes_on_with_any_other(seed, tmp_pa
             pushed = link_of_ranks(Ranks(), seed, args)
         else:
             pushed = run_ranks(link_of_ranks, size, sharded, seed=seed, args=args)[0]
-        assert checkpoint.verify(folders[i]) == {"step": i}
+        assert checkpoint.read_state(folders[i]) == {"step": i}
         assert len(list(folders[i].glob("model*.safetensors"))) == size
         read = make_trainer(Ranks(), seed)
         checkpoint.load_training_state(folders[i], read.model, read.optimizer)
@@ -519,7 +519,7 @@ def test_what_fails_on_one_rank_ends_all_in_a_sentence_that_names_it(how, senten
         assert not list(tmp_path.rglob("step_*"))
         return
     assert [path.name for path in checkpoint.saved(tmp_path)] == ["step_4"]
-    assert checkpoint.verify(tmp_path / "step_4") == {}
+    assert checkpoint.read_state(tmp_path / "step_4") == {}
     assert [path.name for path in tmp_path.glob("*step_*")] == ["step_4"]
 
 
@@ -539,7 +539,8 @@ def hanging(folder, where):
         run.push(SimpleNamespace(push_weights=hang))
     rollouts = rollouts_of(2, 3, random.Random(0))
     run.curriculum, run.policy = SimpleNamespace(record=hang), hang
-    run.problems = run.tokenizer = run.marker = run.optimizer = None
+    run.questions = SimpleNamespace(train=None)
+    run.tokenizer = run.marker = run.optimizer = None
     scalerl.mark = lambda *_: ([1.0, -1.0, -1.0] * 2, {})
     run.curriculum.record = lambda *_: None
     run.train_on([scalerl.Group(g, "p", 0, 3, rollouts[3 * g: 3 * g + 3]) for g in (0, 1)])
@@ -691,7 +692,7 @@ def test_sharded_ranks_beside_two_servers_are_killed_and_go_on_with_other_number
     assert steps[0]["lag/max"] == 0
     trained = [g for line in lines(folder, "groups.jsonl") for g in line["groups"]]
     assert all(len(group["rewards"]) == SMALL["samples_per_prompt"] for group in trained)
-    state = checkpoint.verify(folder / "checkpoints" / f"step_{6 * kills}")
+    state = checkpoint.read_state(folder / "checkpoints" / f"step_{6 * kills}")
     outstanding = [group["group_id"] for group in state["groups"]]
     assert sorted([group["id"] for group in trained] + outstanding) == list(range(
         state["admitted"]))

@@ -666,7 +666,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(reference, mic
     assert "checkpoints/step_8 is now step_8.damaged" in done.stderr
     assert checkpoint.saved(folder / "checkpoints") == [
         folder / "checkpoints" / "step_8", folder / "checkpoints" / "step_6"]
-    assert checkpoint.verify(folder / "checkpoints" / "step_8")["step"] == 8
+    assert checkpoint.read_state(folder / "checkpoints" / "step_8")["step"] == 8
     assert (folder / "checkpoints" / "step_8.damaged" / "model.safetensors").read_bytes() == newest
 
     for path, damage in zip(checkpoint.saved(folder / "checkpoints"), (b"[]", b"\xff"),
@@ -713,7 +713,7 @@ def test_killed_at_any_point_of_a_replacement_one_of_the_two_is_there_whole(what
         checkpoint.recover(folder.parent)
         found.append(json.loads((folder / "state.json").read_text()))
         if what == "checkpoint":
-            assert checkpoint.verify(folder)
+            assert checkpoint.read_state(folder)
         left = {path.name for path in folder.parent.iterdir()}
         assert left == {"step_5"}
         if len(acts) <= moment:
@@ -755,7 +755,7 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before_whole_and_says_so(refe
     assert last.endswith("; --resume goes on from runs/r/checkpoints/step_8")
     assert "Traceback" not in log.read_text()
     assert sorted(path.name for path in checkpoints.iterdir()) == ["best", "step_6", "step_8"]
-    assert checkpoint.verify(checkpoints / "step_8")["step"] == 8
+    assert checkpoint.read_state(checkpoints / "step_8")["step"] == 8
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -992,18 +992,19 @@ def test_long_prompts_are_left_out_and_counted_when_told_so(micro, tmp_path, mon
     """A question without its end cannot be answered, so none is cut; and none goes in silence."""
     monkeypatch.chdir(tmp_path)
     words = arguments(micro, name="long", prompt_tokens=12)
-    whole = scalerl.Run(parse(arguments(micro, name="whole"))[0], False)
+    whole = scalerl.Run(parse(arguments(micro, name="whole"))[0], False).questions
     limit = sorted(map(len, whole.prompts.values()))[len(whole.prompts) // 2]
     with pytest.raises(scalerl.ConfigError, match=r'none is cut .* long_prompts = "skip"'):
         scalerl.Run(parse([*words, "--prompt-tokens", str(limit)])[0], False)
     capsys.readouterr()
     run = scalerl.Run(parse(
-        [*words, "--prompt-tokens", str(limit), "--long-prompts", "skip"])[0], False)
+        [*words, "--prompt-tokens", str(limit), "--long-prompts", "skip"])[0], False).questions
     long = [i for i, ids in whole.prompts.items() if len(ids) > limit]
     assert f"{len(long)} of {len(whole.prompts)} problems are left out" in capsys.readouterr().err
     assert run.counts["problems/too_long"] == len(long)
-    assert set(run.problems) == set(whole.problems) - set(long) and long
-    assert max(len(run.prompts[i]) for i in (*run.problems, *run.heldout)) == limit
+    assert set(run.train) == set(whole.train) - set(long) and long
+    assert max(len(run.prompts[i]) for i in (*run.train, *run.heldout)) == limit
+    assert run.prompt_tokens == limit
 
 
 def test_thinking_that_the_prompt_has_opened_is_still_thinking():

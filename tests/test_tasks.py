@@ -157,6 +157,16 @@ def test_ids_are_unique_and_the_same_in_every_process():
     assert fresh == ours and len(set(ours)) == 9
 
 
+def test_both_splits_come_from_one_reading(tmp_path, monkeypatch):
+    """DeepCoder is gigabytes: to read, parse and hash it again for the other half takes minutes."""
+    a = write_jsonl(tmp_path / "a.jsonl", [{"question": f"{i}+1", "answer": "1"} for i in range(9)])
+    read = []
+    monkeypatch.setattr(tasks, "jsonl_records", lambda *args, reader=tasks.jsonl_records: (
+        read.append(args) or reader(*args)))
+    both = tasks.load_splits(a, heldout=4)
+    assert len(read) == 1 and both == [load_task(a, split, heldout=4) for split in tasks.SPLITS]
+
+
 # ------------------------------------------------------------------------------------------------
 # Mixes
 
