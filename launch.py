@@ -26,6 +26,7 @@ import shlex
 import socket
 import ssl
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -739,6 +740,20 @@ def check_machine(config):
         raise PlaceError(f"gpus = {config.gpus}: torch finds {torch.cuda.device_count()} here")
     if wanted(config) and not config.vllm_url and importlib.util.find_spec("vllm") is None:
         raise PlaceError("servers need vllm, which is not installed here: run `make vllm`")
+
+
+def probe_compile(config, device):
+    """Before minutes of starting: does torch.compile work here? In a process of its own, for one
+    that has touched a GPU keeps memory there until it ends. Raises PlaceError: it does not."""
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-c", f"import policy; policy.check_compile({device!r})"], text=True,
+            cwd=Path(__file__).parent, capture_output=True, timeout=config.start_deadline_s)
+    except subprocess.TimeoutExpired:
+        raise PlaceError("compile_layers = true: torch.compile does not end within "
+                         f"start_deadline_s = {config.start_deadline_s:g}") from None
+    if probe.returncode:
+        raise PlaceError(probe.stderr.strip().splitlines()[-1].removeprefix("ValueError: "))
 
 
 def launch(config, argv, estimate, *, dtype, folder):

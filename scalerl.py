@@ -11,19 +11,20 @@ One step of the recipe, in the order of this file:
 
   1. Curriculum   which prompt next: epochs; prompts the model has learned retire    (paper, sec. 4)
   2. Pacer        PipelineRL-k: how far generation may run ahead of training         (sec. 3.1)
-  3. Batch        marks, zero-variance filter, one row of tokens a micro-batch       (sec. 3.2)
-  4. Train step   CISPO on the sampler's own log-probs, fp32 head, AdamW             (sec. 2, 4)
+  3. Marks        +1 or -1 for each sample, and what the log says of them            (sec. 2)
+  4. Train step   zero-variance filter, CISPO on the sampler's own log-probs, AdamW  (sec. 2-4)
   5. Evaluation   pass rate on held-out prompts: the y of the curve                  (sec. 2.2)
   6. Compute      FLOPs, tokens, device-hours: the x of the curve
-  7. Run          the loop, the log, the progress line
-  8. main
+  7. Trainer      a rank's model and optimizer, and what is refused before they are loaded
+  8. Run          what rank 0 has besides: problems, engines, the loop, its state
+  9. main
 
 Every setting is in config.py, the mathematics in loss.py, the trainer's forward in policy.py, the
 layout of a batch in packed.py, generation in sampler.py, on vLLM servers in servers.py, several
-trainer processes in ranks.py, checkpoints in checkpoint.py, problems in tasks.py, marks in
-verify.py. Without a GPU, or with one, sampler and trainer share a process: decode steps and
-optimizer steps alternate, so a run is deterministic, and staleness is the same algebra as on a
-cluster. With servers the two sides really overlap.
+trainer processes in ranks.py, checkpoints in checkpoint.py, logs in run_folder.py, problems in
+tasks.py, marks in verify.py. Without a GPU, or with one, sampler and trainer share a process:
+decode steps and optimizer steps alternate, so a run is deterministic, and staleness is the same
+algebra as on a cluster. With servers the two sides really overlap.
 
 Axes: P prompts a step, G samples a prompt, N = P*G samples, T tokens, v trainer's version.
 """
@@ -33,18 +34,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import fcntl
-import html
-import importlib.metadata
+import functools
 import importlib.util
 import json
 import math
 import os
-import platform
 import random
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -53,7 +49,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -62,12 +57,13 @@ import launch
 import packed
 from checkpoint import save_model
 from config import ConfigError, parse, to_toml
-from memory import Memory, is_short, short_of_memory
 from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,
                   zero_variance)
+from memory import Memory, is_short, short_of_memory
 from policy import Policy, cost_tokens, logprobs_of, micro_batches, shape_layers, table
 from ranks import (BLANK, RankError, Ranks, deal, from_tensors, full_tensors, gather_group, meets,
                    to_tensors, whole)
+from run_folder import Progress, RunFolder
 from sampler import Interruption, Request, Rollout, TransformersSampler
 from servers import Fleet, ServerError, ServerSampler
 from tasks import TaskError, did_you_mean, questions_of
@@ -194,7 +190,7 @@ class Pacer:
 
 
 # ---------------------------------------------------------------------------------------------
-# 3. Batch
+# 3. Marks
 
 
 def mark(rollouts, problems, tokenizer, marker):
@@ -219,12 +215,27 @@ def mark(rollouts, problems, tokenizer, marker):
     return rewards, marks.counters
 
 
+def sample_numbers(rollouts, samples_per_prompt):
+    """The log's columns on a step's samples: how long they are, and how they ended."""
+    n = len(rollouts)
+    lengths = torch.tensor([len(r.output_ids) for r in rollouts]).float()
+    return {
+        "completions/mean_length": lengths.mean().item(),
+        "completions/std_length": lengths.std(correction=0).item(),
+        "completions/longest_of_group":
+            lengths.view(-1, samples_per_prompt).max(1).values.mean().item(),
+        "completions/truncated_frac": sum(r.finish_reason == "length" for r in rollouts) / n,
+        "completions/interrupted_frac": sum(r.interrupted for r in rollouts) / n,
+        "tokens/forced": sum(not s for r in rollouts for s in r.sampled)}
+
+
 # ---------------------------------------------------------------------------------------------
 # 4. Train step
 
 
 def train_step(policy, optimizer, rollouts, rewards, version, config, ranks):
-    """One optimizer step on the groups that have something to teach. Returns the log's numbers.
+    """One optimizer step on the groups that have something to teach. Returns the log's numbers,
+    and the rollouts that were trained on.
 
     rollouts   P*G, group by group;  rewards (P, G). On rank 0; the others do `optimizer_step`.
     """
@@ -239,11 +250,12 @@ def train_step(policy, optimizer, rollouts, rewards, version, config, ranks):
     log["prompts/trained"] = int(keep.sum())
     log["tokens/trained"] = int(trained_tokens(kept, config).sum()) if kept else 0
     if not log["tokens/trained"]:
-        return log | {"optimizer_step": 0}
+        return log | {"optimizer_step": 0}, []
     rewards = rewards[keep]
     with ranks.phase("train", version):
         ranks.tell("train", lambda: to_tensors(kept) | {"rewards": rewards})
-        return log | optimizer_step(policy, optimizer, kept, rewards, version, config, ranks)
+        log |= optimizer_step(policy, optimizer, kept, rewards, version, config, ranks)
+    return log, kept
 
 
 def trained_tokens(rollouts, config):
@@ -395,18 +407,7 @@ class Compute:
 
 
 # ---------------------------------------------------------------------------------------------
-# 7. Run
-
-
-def run_folder(config, resume):
-    """runs/NAME. A folder without a config.toml holds no run yet: a launcher's logs, perhaps."""
-    folder = Path("runs") / config.name
-    if (folder / "config.toml").exists() and not resume:
-        raise ConfigError(f"{folder} exists: add --resume to go on with it, or choose another "
-                          "--name")
-    if resume and not folder.exists():
-        raise ConfigError(f"{folder} does not exist: nothing to resume")
-    return folder
+# 7. Trainer
 
 
 def compute_dtype(config, cuda):
@@ -569,6 +570,10 @@ class Trainer:
                         self.ranks, **rank_0)
 
 
+# ---------------------------------------------------------------------------------------------
+# 8. Run
+
+
 class Stopped(Exception):
     """Ctrl-C while servers generate: nothing there can be saved, and they may be gone."""
 
@@ -582,7 +587,7 @@ class Run(Trainer):
         settle_engine(config)               # before it is written down: a resumed run keeps it
         if config.vllm_url and config.engine != "vllm":
             raise ConfigError(f"engine = {config.engine!r}: vllm_url names vLLM servers")
-        self.folder = run_folder(config, resume)
+        self.folder = RunFolder(config, resume)
         super().__init__(config)
         self.load_questions()
         self.build()
@@ -616,17 +621,16 @@ class Run(Trainer):
             self.sampler, self.eval_sampler = self.server_samplers(
                 interruption, evaluation, positions, shared)
         else:
-            # On a CPU sampler and trainer share the very same weights: a push costs nothing. With
-            # a bf16 sampler the fp32 masters need a rounded copy.
-            make = lambda rule, seed: TransformersSampler(                     # noqa: E731
-                generator, self.tokenizer, rule, seed=seed, **shared)
             with self.ranks.phase("start", 0):
+                # On a CPU sampler and trainer share the very same weights: a push costs nothing.
+                # With a bf16 sampler the fp32 masters need a rounded copy.
                 generator = self.model if self.dtype == torch.float32 else copy.deepcopy(
                     self.model).to(self.dtype)
+                make = functools.partial(TransformersSampler, generator, self.tokenizer, **shared)
                 # Evaluation is on the trainer's own weights with either engine: nothing to push,
                 # and running sequences are left alone.
-                self.eval_sampler = make(evaluation, config.seed + 1)
-                self.sampler = make(interruption, config.seed) \
+                self.eval_sampler = make(evaluation, seed=config.seed + 1)
+                self.sampler = make(interruption, seed=config.seed) \
                     if config.engine == "transformers" else self.vllm_sampler(interruption, shared)
         self.curriculum = Curriculum(self.questions.train, config.retire_at, config.seed)
         self.pacer = Pacer(self.scheme, self.k, config.prompts_per_step)
@@ -635,9 +639,8 @@ class Run(Trainer):
         self.compute = Compute(self.model, devices, "gpu" if device == "cuda" else "core")
         self.step = self.version = 0            # steps taken; optimizer steps taken (v)
         self.evaluated = None                   # the last step that was
-        self.best = self.last_eval = -1.0
+        self.best = -1.0                        # pass rate of the best evaluation
         self.counters = Counter()               # since the last log line
-        self.tracker = self.locked = None
         self.stop = 0                           # the signal that asked for an end
 
     def vllm_sampler(self, interruption, shared):
@@ -684,9 +687,7 @@ class Run(Trainer):
 
     def train(self):
         """Train until `steps`, or until every prompt has retired. Returns the closing sentence."""
-        config = self.config
-        if config.log_with:
-            self.tracker = tracker(config, self.folder)
+        self.folder.track()
         ending = ""
         with contextlib.suppress(Stopped):
             ending = self.loop()
@@ -694,10 +695,10 @@ class Run(Trainer):
             return "Stopped before the first evaluation was done: --resume starts from the first " \
                 "step."
         if self.stop:
-            if not (self.folder / "checkpoints" / f"step_{self.step}").exists():
+            if not (self.folder.checkpoints / f"step_{self.step}").exists():
                 self.save()
             return f"Stopped at step {self.step}; the checkpoint is written, --resume goes on."
-        self.save_model(self.folder / "model")
+        self.save_model(self.folder.path / "model")
         return ending
 
     def loop(self):
@@ -725,14 +726,11 @@ class Run(Trainer):
         return ending
 
     def close(self):
-        """However the run ended: no process stays behind, and the tracker sends what it holds."""
+        """However the run ended: no process stays behind, and no log line is lost."""
         self.marker.close()
         if self.fleet:
             self.fleet.close()
-        if self.locked:
-            self.locked.close()
-        if self.tracker:
-            self.tracker.end_training()
+        self.folder.close()
 
     def push(self, sampler):
         """Bring a sampler to the trainer's weights."""
@@ -801,89 +799,96 @@ class Run(Trainer):
                                         self.questions.train[prompt_id].task))
 
     def train_on(self, groups):
-        """Mark, filter, train, push; then write the step's log line."""
-        config, G = self.config, self.config.samples_per_prompt
+        """Mark, filter, train, push; then write the step down."""
+        G = self.config.samples_per_prompt
         start = time.perf_counter()
         rollouts = [r for group in groups for r in group.rollouts]
         lags = [self.version - v for r in rollouts for v in r.versions]
         assert max(lags) <= self.k, f"lag {max(lags)}, the pacer promised at most {self.k}"
-        rewards, marking = mark(rollouts, self.questions.train, self.tokenizer, self.marker)
-        rewards = torch.tensor(rewards).view(-1, G)
-        for group, row in zip(groups, rewards):
-            self.curriculum.record(group.prompt_id, int((row > 0).sum()), G)
-        lengths = torch.tensor([len(r.output_ids) for r in rollouts]).float().view_as(rewards)
-        if config.length_penalty:       # of correct samples only (paper's ablation)
-            rewards += (rewards > 0) * length_penalty(
-                lengths, l_max=config.think_max + config.answer_tokens,
-                l_cache=config.length_penalty)
+        rewards, marking = self.reward(groups, rollouts)
         marked = time.perf_counter()
-        try:
-            with self.watched("train"):
-                log = train_step(self.policy, self.optimizer, rollouts, rewards, self.version,
-                                 config, self.ranks)
-        except (FloatingPointError, ValueError) as error:
-            path = self.folder / "bad_step.jsonl"
-            path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))
-            message = f"step {self.step + 1} stopped: {error}; its samples are in {path}"
-            raise RuntimeError(message) from None
+        log, trained_on = self.take_step(rollouts, rewards)
         trained = time.perf_counter()
         self.version += log["optimizer_step"]
         self.push(self.sampler)
         pushed = time.perf_counter()
 
         self.step += 1
-        kept = [r for g, row in zip(groups, rewards) for r in g.rollouts
-                if not (config.zero_variance_filter and bool(zero_variance(row[None])))]
+        seconds = {"generate": self.time_generate, "verify": marked - start,
+                   "train": trained - marked, "sync": pushed - trained}
         self.compute.add(rollouts, G, passes=1)
-        if log["optimizer_step"]:
-            self.compute.add(kept, G, passes=3)
+        self.compute.add(trained_on, G, passes=3)
         self.compute.tokens += self.counters["tokens/generated"]
-        seconds = self.time_generate + pushed - start
-        self.compute.hours += self.compute.devices * seconds / 3600
-        n = len(rollouts)
-        self.record = {"step": self.step, "version": self.version} | log | marking | {
-            "completions/mean_length": lengths.mean().item(),
-            "completions/std_length": lengths.std(correction=0).item(),
-            "completions/longest_of_group": lengths.max(1).values.mean().item(),
-            "completions/truncated_frac": sum(r.finish_reason == "length" for r in rollouts) / n,
-            "completions/interrupted_frac": sum(r.interrupted for r in rollouts) / n,
-            "tokens/generated": self.counters["tokens/generated"],
-            "tokens/forced": sum(not s for r in rollouts for s in r.sampled),
-            "lag/mean": sum(lags) / len(lags), "lag/max": max(lags),
+        self.compute.hours += self.compute.devices * sum(seconds.values()) / 3600
+        log |= marking | sample_numbers(rollouts, G)
+        log |= {"lag/mean": sum(lags) / len(lags), "lag/max": max(lags)}
+        self.record = {"step": self.step, "version": self.version} | log \
+            | self.run_numbers(seconds, log["tokens/trained"]) | self.compute.log()
+        self.counters.clear()
+        self.folder.append("metrics.jsonl", self.record)
+        # What was trained on, sample by sample: none may be lost, none be there twice.
+        self.folder.append("groups.jsonl", {"step": self.step, "groups": [
+            {"id": group.group_id, "prompt_id": group.prompt_id, "start": group.start,
+             "rewards": row.tolist()} for group, row in zip(groups, rewards)]})
+        self.folder.append_samples(self.samples(rollouts, rewards.flatten().tolist()))
+
+    def reward(self, groups, rollouts):
+        """((P, G) rewards, the marker's numbers); the curriculum notes who passed."""
+        G = self.config.samples_per_prompt
+        rewards, marking = mark(rollouts, self.questions.train, self.tokenizer, self.marker)
+        rewards = torch.tensor(rewards).view(-1, G)
+        for group, row in zip(groups, rewards):
+            self.curriculum.record(group.prompt_id, int((row > 0).sum()), G)
+        if self.config.length_penalty:  # of correct samples only (paper's ablation)
+            lengths = torch.tensor([len(r.output_ids) for r in rollouts]).float().view(-1, G)
+            rewards += (rewards > 0) * length_penalty(
+                lengths, l_max=self.config.think_max + self.config.answer_tokens,
+                l_cache=self.config.length_penalty)
+        return rewards, marking
+
+    def take_step(self, rollouts, rewards):
+        """`train_step`. Raises RuntimeError where a number is not finite, its samples on disk."""
+        try:
+            with self.watched("train"):
+                return train_step(self.policy, self.optimizer, rollouts, rewards, self.version,
+                                  self.config, self.ranks)
+        except (FloatingPointError, ValueError) as error:
+            path = self.folder.path / "bad_step.jsonl"
+            path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))
+            message = f"step {self.step + 1} stopped: {error}; its samples are in {path}"
+            raise RuntimeError(message) from None
+
+    def run_numbers(self, seconds, trained_tokens):
+        """How the run stands after this step, and where the step's seconds went: for the log."""
+        generated, whole = self.counters["tokens/generated"], sum(seconds.values())
+        log = {
+            "tokens/generated": generated,
             "off_policy/in_flight": self.sampler.in_flight,
             "off_policy/outstanding": len(self.pacer.groups),
             "curriculum/epoch": self.curriculum.epoch,
             "curriculum/active": len(self.curriculum.active),
             "curriculum/retired": len(self.questions.train) - len(self.curriculum.active),
-            "time/generate_s": self.time_generate, "time/verify_s": marked - start,
-            "time/train_s": trained - marked, "time/sync_s": pushed - trained,
-            "time/step_s": seconds,
-            "throughput/generated_tok_s": self.counters["tokens/generated"] / max(
-                seconds if self.fleet else self.time_generate, 1e-9),
-            "throughput/trained_tok_s": log["tokens/trained"] / max(trained - marked, 1e-9),
-        } | self.compute.log()
-        steps = self.counters["decode/steps"]
-        # In process, how full the decode steps were; with servers, each side's waiting.
-        self.record |= {"time/wait_s": self.time_generate} | self.fleet.log() if self.fleet else {
-            "decode/steps": steps, "decode/batch": self.counters["decode/tokens"] / max(1, steps)}
-        self.counters.clear()
-        self.append("metrics.jsonl", self.record)
-        # What was trained on, sample by sample: none may be lost, none be there twice.
-        self.append("groups.jsonl", {"step": self.step, "groups": [
-            {"id": group.group_id, "prompt_id": group.prompt_id, "start": group.start,
-             "rewards": row.tolist()} for group, row in zip(groups, rewards)]})
-        shown = [{
+            **{f"time/{part}_s": s for part, s in seconds.items()}, "time/step_s": whole,
+            "throughput/generated_tok_s": generated / max(
+                whole if self.fleet else seconds["generate"], 1e-9),
+            "throughput/trained_tok_s": trained_tokens / max(seconds["train"], 1e-9)}
+        if self.fleet:                          # each side's waiting
+            return log | {"time/wait_s": seconds["generate"]} | self.fleet.log()
+        steps = self.counters["decode/steps"]   # in process: how full they were
+        return log | {"decode/steps": steps,
+                      "decode/batch": self.counters["decode/tokens"] / max(1, steps)}
+
+    def samples(self, rollouts, rewards):
+        """`samples_logged` of the step's samples, evenly spread over it, to be read."""
+        count = self.config.samples_logged
+        every = max(1, len(rollouts) // max(1, count))
+        return [{
             "step": self.step, "prompt_id": rollout.prompt_id, "reward": reward,
             "prompt": self.tokenizer.decode(rollout.prompt_ids),
             "output": self.tokenizer.decode(rollout.output_ids),
             "interrupted": rollout.interrupted, "finish_reason": rollout.finish_reason,
             "versions": [rollout.versions[0], rollout.versions[-1]]}
-            for rollout, reward in list(zip(rollouts, rewards.flatten().tolist()))[
-                :: max(1, n // max(1, config.samples_logged))][: config.samples_logged]]
-        for line in shown:
-            self.append("samples.jsonl", line)
-        if self.tracker and shown and self.step % config.eval_every == 0:
-            track_samples(self.tracker.trackers, shown, self.step)
+            for rollout, reward in list(zip(rollouts, rewards))[::every][:count]]
 
     def evaluate_if_due(self):
         if self.evaluated != self.step and (
@@ -897,15 +902,15 @@ class Run(Trainer):
                           self.questions.prompts, self.tokenizer, self.marker,
                           self.config.eval_samples, self.config.seed + 1000 + self.step)
         self.evaluated = self.step
-        self.append("evals.jsonl", {"step": self.step, "version": self.version}
-                    | self.compute.log() | result
-                    | {"time/eval_s": time.perf_counter() - start})
+        self.folder.append("evals.jsonl", {"step": self.step, "version": self.version}
+                           | self.compute.log() | result
+                           | {"time/eval_s": time.perf_counter() - start})
         samples = self.config.eval_samples
         means = [result[f"eval/{task}/mean@{samples}"] for task in self.questions.curve_tasks]
-        self.last_eval = sum(means) / len(means)
-        if self.last_eval > self.best:
-            self.best = self.last_eval
-            self.save_model(self.folder / "checkpoints" / "best")
+        mean = sum(means) / len(means)
+        if mean > self.best:
+            self.best = mean
+            self.save_model(self.folder.checkpoints / "best")
 
     def self_test(self):
         """Run a few prompts through sampler and trainer and log how far their log-probs differ,
@@ -933,7 +938,7 @@ class Run(Trainer):
                      f"mismatch/{name}/max_abs_dlogp": log_ratio.abs().max().item(),
                      f"mismatch/{name}/kl_k3": (log_ratio.exp() - 1 - log_ratio).mean().item()}
         sampler.head_fp32 = self.config.head_fp32
-        self.append("metrics.jsonl", line)
+        self.folder.append("metrics.jsonl", line)
         found = [f"{line[key]:.1e} with {words}" for words, key in (
             ("the fp32 head", "mismatch/fp32_head/mean_abs_dlogp"),
             ("a bf16 head", "mismatch/bf16_head/mean_abs_dlogp")) if key in line]
@@ -944,116 +949,35 @@ class Run(Trainer):
             print(f"warning: sampler and trainer disagree before the first step (mean k3 KL "
                   f"{line[f'mismatch/{now}/kl_k3']:.3f}, healthy is below 0.015)", file=sys.stderr)
 
-    # -- its folder ---------------------------------------------------------------------------
-
-    def open(self):
-        """Make the run folder: config, source and versions say later what was run. The config
-        comes last: without it there is no run yet, should this be killed half-way."""
-        for part in ("checkpoints", "source"):
-            (self.folder / part).mkdir(parents=True, exist_ok=True)
-        self.lock()
-        for path in sorted(Path(__file__).parent.glob("*.py")):
-            shutil.copy(path, self.folder / "source")
-        packages = {name: importlib.metadata.version(name)
-                    for name in ("torch", "transformers", "safetensors", "numpy",
-                                 "math-verify")}
-        (self.folder / "versions.json").write_text(json.dumps({
-            "python": platform.python_version(), "machine": platform.platform(),
-            "device": torch.cuda.get_device_name() if self.device == "cuda"
-            else f"CPU, {torch.get_num_threads()} threads", **packages}, indent=1))
-        self.write_config()
-
-    def lock(self):
-        """Two processes in one folder would mix their logs. The kernel opens the lock when this
-        one ends, however it does. Raises ConfigError: another one has it."""
-        self.locked = open(self.folder / ".lock", "w")
-        try:
-            fcntl.flock(self.locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{self.folder}: another process is training it") from None
-
-    def write_config(self):
-        """Aside, then renamed: half a config.toml would make the whole run unreadable."""
-        aside = self.folder / ".config.toml.tmp"
-        config = self.config
-        if launch.LAUNCHED in os.environ:       # the launcher's servers end with this run
-            config = dataclasses.replace(config, vllm_url="")
-        aside.write_text(to_toml(config), encoding="utf-8")
-        aside.rename(self.folder / "config.toml")
-
-    def append(self, name, line):
-        with open(self.folder / name, "a") as file:
-            file.write(json.dumps(line) + "\n")
-        if self.tracker and name in ("metrics.jsonl", "evals.jsonl"):
-            self.tracker.log({k: v for k, v in line.items() if k != "step"}, step=line["step"])
+    # -- its state ----------------------------------------------------------------------------
 
     def save(self):
         sampler_tensors, sampler_plain = self.sampler.state()
         plain = {
             "step": self.step, "version": self.version, "best": self.best,
-            "evaluated": self.evaluated, "last_eval": self.last_eval,
-            "curriculum": self.curriculum.state(), "sampler": sampler_plain,
+            "evaluated": self.evaluated, "curriculum": self.curriculum.state(),
+            "sampler": sampler_plain,
             "groups": [dataclasses.asdict(g) for g in self.pacer.groups.values()],
             "admitted": self.pacer.admitted, "filling": self.pacer.filling,
             "counters": self.counters,      # of a step cut off while servers generate
             "compute": {"flops": self.compute.flops, "tokens": self.compute.tokens,
                         "hours": self.compute.hours}}
-        folder = self.folder / "checkpoints" / f"step_{self.step}"
+        folder = self.folder.checkpoints / f"step_{self.step}"
         with self.ranks.phase("save", self.version):
             self.ranks.tell("save", folder=str(folder))
             self.save_shard(folder, plain=plain, tensors={
                 "sampler": sampler_tensors, "random": {"torch": torch.get_rng_state()}})
-        for old in checkpoint.saved(self.folder / "checkpoints")[self.config.keep_checkpoints:]:
-            shutil.rmtree(old)
-
-    def way_on(self):
-        """What a run that has failed can go on from, in words."""
-        for folder in checkpoint.saved(self.folder / "checkpoints"):
-            return f"--resume goes on from {folder}"
-        return "there is no checkpoint yet, --resume starts with the first step"
+        self.folder.drop_old_checkpoints()
 
     def save_model(self, folder):
         save_model(self.model, self.tokenizer,
                    full_tensors(self.model, self.ranks, self.version), folder)
 
-    def check_best(self):
-        """A damaged `best` is named and set aside; the next evaluation's takes its place."""
-        best = self.folder / "checkpoints" / "best"
-        try:
-            if best.exists():
-                checkpoint.check(best)
-        except ValueError as error:
-            self.best = -1.0
-            print(f"warning: {error}; it is now {checkpoint.set_aside(best).name}, and the next "
-                  "evaluation's model will be the best", file=sys.stderr)
-
     def restore(self):
-        """Load the newest whole checkpoint. Returns the sentence that says what was found."""
-        self.lock()
-        for parent in (self.folder, self.folder / "checkpoints"):
-            checkpoint.recover(parent)
-        damaged = {}
-        for folder in checkpoint.saved(self.folder / "checkpoints"):
-            try:
-                plain = checkpoint.read_state(folder)
-                break
-            except ValueError as error:
-                damaged[folder] = str(error)
-                print(f"warning: {error}; trying the checkpoint before it", file=sys.stderr)
-        else:
-            if damaged:
-                raise ConfigError(f"{self.folder}: no whole checkpoint "
-                                  f"({'; '.join(damaged.values())})")
-            folder, plain = None, {"step": -1, "evaluated": None}
-        for bad in damaged:         # else it would count among those that are kept
-            print(f"warning: {bad} is now {checkpoint.set_aside(bad).name}", file=sys.stderr)
-        for name in ("metrics.jsonl", "samples.jsonl", "groups.jsonl"):
-            checkpoint.cut_log(self.folder / name, plain["step"])
-        # An evaluation that was cut off, by Ctrl-C or for want of a server, is made up: once.
-        evaluated = plain["evaluated"]
-        checkpoint.cut_log(self.folder / "evals.jsonl", -1 if evaluated is None else evaluated)
+        """Go on from the newest whole checkpoint. Returns the sentence that says what was found."""
+        folder, plain = self.folder.rewind()
         if folder is None:
-            return f"{self.folder} has no checkpoint yet: starting from the first step."
+            return f"{self.folder.path} has no checkpoint yet: starting from the first step."
         with self.ranks.phase("load", plain["version"]):
             self.ranks.tell("load", folder=str(folder))
             checkpoint.load_training_state(folder, self.model, self.optimizer)
@@ -1062,7 +986,7 @@ class Run(Trainer):
         self.version = plain["version"]
         self.push(self.sampler)
         self.curriculum.load_state(plain["curriculum"])
-        for name in ("step", "version", "best", "evaluated", "last_eval"):
+        for name in ("step", "version", "best", "evaluated"):
             setattr(self, name, plain[name])
         self.pacer.admitted, self.pacer.filling = plain["admitted"], plain["filling"]
         for fields in plain["groups"]:
@@ -1071,7 +995,8 @@ class Run(Trainer):
             self.pacer.groups[fields["group_id"]] = Group(**fields)
         self.counters.update(plain["counters"])
         vars(self.compute).update(plain["compute"])
-        self.check_best()
+        if self.folder.best_is_damaged():
+            self.best = -1.0
         unfinished = self.sampler.in_flight
         how = "go on where they were, 0 restarted" if self.config.engine == "transformers" else \
             "start again: vLLM's cache cannot be saved"
@@ -1079,68 +1004,13 @@ class Run(Trainer):
                 f"{unfinished} unfinished samples {how}.")
 
 
-def tracker(config, folder):
-    """accelerate's trackers, so that the log is where people already look. The folder's own files
-    are written all the same, and a resumed run cuts only those back to its checkpoint."""
-    from accelerate import Accelerator
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), log_with=config.log_with,
-                              project_dir=folder)
-    plain = {k: json.dumps(v) if isinstance(v, dict) else v
-             for k, v in dataclasses.asdict(config).items()}
-    accelerator.init_trackers(config.name, config=plain)
-    return accelerator
-
-
-def track_samples(trackers, rows, step):
-    """Samples as a table where a tracker has tables (wandb), else as Markdown, which TensorBoard
-    draws as one. Escaped: a browser would take <think> for a tag of its own."""
-    columns = list(rows[0])
-    cells = [[str(value) for value in row.values()] for row in rows]
-    for each in trackers:
-        if hasattr(each, "log_table"):
-            each.log_table("samples", columns=columns, data=cells, step=step)
-        else:
-            lines = [columns, ["---"] * len(columns), *(
-                [html.escape(cell).replace("|", "&#124;").replace("\n", "<br>") for cell in row]
-                for row in cells)]
-            each.log({"samples": "\n".join("| " + " | ".join(line) + " |" for line in lines)},
-                     step=step)
-
-
-class Progress:
-    """One line a step: a bar on a terminal, plain lines in a file."""
-
-    def __init__(self, steps, first):
-        self.bar = tqdm(total=steps, initial=first, unit="step", dynamic_ncols=True,
-                        disable=not sys.stderr.isatty())
-        self.steps = steps
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.bar.close()
-
-    def show(self, r):
-        text = (f"pass {r['pass_rate']:.3f}  len {r['completions/mean_length']:.1f}  "
-                f"cut {r['completions/interrupted_frac']:.2f}  "
-                f"lag {r['lag/mean']:.1f}/{r['lag/max']}  "
-                + (f"ratio {r['ratio/mean']:.3f}  ess {r['ess']:.2f}  ent {r['entropy']:.2f}"
-                   if r["optimizer_step"] else "no group to learn from: no optimizer step")
-                + f"  left {r['curriculum/active']}")
-        if self.bar.disable:
-            print(f"step {r['step']:>4}/{self.steps}  {text}  {r['time/step_s']:.2f}s", flush=True)
-        else:
-            self.bar.set_postfix_str(text, refresh=False)
-            self.bar.update(1)
-
-
 # ---------------------------------------------------------------------------------------------
-# 8. main
+# 9. main
 
 
-def launched(config, argv, resume, what):
-    """launch.py's `what` (launch, or describe for --dry-run) on this run: several processes."""
+def planned(config, resume):
+    """What launch.py is told of this run, from the shapes of its model: {"estimate": its Estimate,
+    "dtype": the generators', "folder": the run's}."""
     config.check()
     if config.gpus == -1 and launch.wanted(config):
         config.gpus = torch.cuda.device_count()
@@ -1154,27 +1024,10 @@ def launched(config, argv, resume, what):
     output, length = longest_tokens(config, tokenizer, model)
     check_positions(config, model, output + 1)
     if config.compile_layers and (not cuda or torch.cuda.is_available()):
-        probe_compile(config, device)
+        launch.probe_compile(config, device)
     estimate = launch.Estimate(config, model, Compute(model, 1, "gpu"),
                                output, length, dtype, launch.device_here(cuda))
-    try:
-        return what(config, argv, estimate, dtype=dtype, folder=run_folder(config, resume))
-    except launch.PlaceError as error:
-        raise ConfigError(str(error)) from None
-
-
-def probe_compile(config, device):
-    """Before minutes of starting: does torch.compile work here? In a process of its own, for one
-    that has touched a GPU keeps memory there until it ends. Raises ConfigError: it does not."""
-    try:
-        probe = subprocess.run(
-            [sys.executable, "-c", f"import policy; policy.check_compile({device!r})"], text=True,
-            cwd=Path(__file__).parent, capture_output=True, timeout=config.start_deadline_s)
-    except subprocess.TimeoutExpired:
-        raise ConfigError("compile_layers = true: torch.compile does not end within "
-                          f"start_deadline_s = {config.start_deadline_s:g}") from None
-    if probe.returncode:
-        raise ConfigError(probe.stderr.strip().splitlines()[-1].removeprefix("ValueError: "))
+    return {"estimate": estimate, "dtype": dtype, "folder": RunFolder(config, resume).path}
 
 
 def follow(config):
@@ -1210,20 +1063,20 @@ def main(argv=None):
         if asked.print_config or asked.dry_run:
             print(to_toml(config), end="\n" * asked.dry_run)
             if asked.dry_run:
-                launched(config, argv, asked.resume, launch.describe)
+                launch.describe(config, argv, **planned(config, asked.resume))
             return 0
         if launch.wanted(config):
-            return launched(config, argv, asked.resume, launch.launch)
+            return launch.launch(config, argv, **planned(config, asked.resume))
         launch.keep_quiet(Path("runs") / config.name)
         if int(os.environ.get("RANK", 0)):
             return follow(config)
         run = Run(config, asked.resume)
         if asked.resume:
             print(run.restore())
-            run.write_config()
+            run.folder.write_config()
         else:
-            run.open()
-    except ConfigError as error:
+            run.folder.make(run.device)
+    except (ConfigError, launch.PlaceError) as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 2
     except (ServerError, RankError, OSError) as error:      # the last: no room, no right to write
@@ -1249,7 +1102,7 @@ def main(argv=None):
     print(f"{config.model} on {config.task}: {len(run.questions.train)} problems, "
           f"{len(run.questions.heldout)} held out, {config.prompts_per_step} x "
           f"{config.samples_per_prompt} samples a step, {config.off_policy}, {config.engine} on "
-          f"{run.device}. Log: {run.folder}")
+          f"{run.device}. Log: {run.folder.path}")
     try:
         print(run.train())
         run.ranks.close()
@@ -1257,10 +1110,11 @@ def main(argv=None):
         if is_short(error):                                 # elsewhere `Ranks.phase` says it
             error = short_of_memory(error, "generate", run.ranks.memory, run.ranks.size)
         run.ranks.last_words(str(error))
-        print(f"scalerl.py: step {run.step + 1}: {error}; {run.way_on()}", file=sys.stderr)
+        print(f"scalerl.py: step {run.step + 1}: {error}; {run.folder.way_on()}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"scalerl.py: step {run.step + 1}: stopped at once; {run.way_on()}", file=sys.stderr)
+        print(f"scalerl.py: step {run.step + 1}: stopped at once; {run.folder.way_on()}",
+              file=sys.stderr)
         return 128 + signal.SIGINT
     finally:
         run.close()

@@ -339,13 +339,8 @@ def test_the_split_is_the_fastest_there_is_and_tends_to_the_ratio_of_the_rates(s
 
 def estimate_of(folder, **settings):
     """(config, Estimate) as the launcher makes them, on assumed H100s if there are GPUs."""
-    found = {}
-
-    def note(config, argv, estimate, **_):
-        found.update(config=config, estimate=estimate)
     config = make_config({"model": str(folder), "name": "none"} | settings)
-    scalerl.launched(config, [], False, note)
-    return found["config"], found["estimate"]
+    return config, scalerl.planned(config, False)["estimate"]
 
 
 @pytest.mark.parametrize("settings, hosts, shape", [

@@ -17,8 +17,9 @@ README = (ROOT / "README.md").read_text()
 
 # Who may import whom (README, "Reading order"). fit.py stands alone; nothing imports the story.
 ARROWS = {"scalerl": {"checkpoint", "config", "launch", "loss", "memory", "packed", "policy",
-                      "ranks", "report", "sampler", "servers", "tasks", "verify",
+                      "ranks", "report", "run_folder", "sampler", "servers", "tasks", "verify",
                       "vllm_engine"},
+          "run_folder": {"checkpoint", "config", "launch"},
           "launch": {"leash", "memory", "servers"}, "leash": set(), "agent": set(),
           "config": {"loss", "tasks"}, "policy": {"loss", "packed"},
           "ranks": {"memory", "sampler"},

@@ -186,7 +186,7 @@ def rank_0(group, script, seed, *args, **settings):
 
 def take_step(trainer, seed, version=3):
     return train_step(trainer.policy, trainer.optimizer, *step_inputs(seed), version,
-                      trainer.config, trainer.ranks)
+                      trainer.config, trainer.ranks)[0]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from conftest import ROOT, SPAWN, packed_copy, run_command
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import checkpoint
+import run_folder
 import scalerl
 import verify
 from policy import Policy, micro_batches
@@ -184,7 +185,9 @@ def take_step(model, rollouts, rewards, **settings):
     optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in model.named_parameters()})
     model.zero_grad()
     policy = Policy(model, temperature=config.temperature, head_fp32=config.head_fp32)
-    log = train_step(policy, optimizer, rollouts, rewards, 3, config, Ranks())
+    log, kept = train_step(policy, optimizer, rollouts, rewards, 3, config, Ranks())
+    trained = sum(sum(r.sampled) for r in kept)
+    assert log["tokens/trained"] == trained or config.overlong_filter
     return seen, log
 
 
@@ -256,7 +259,7 @@ def test_the_learning_rate_warms_up_and_the_gradient_is_clipped(llama, seed):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for version in (0, 3, 4, 9):
         before = {n: p.detach().clone() for n, p in model.named_parameters()}
-        log = train_step(Policy(model), optimizer, rollouts, rewards, version, config, Ranks())
+        log, _ = train_step(Policy(model), optimizer, rollouts, rewards, version, config, Ranks())
         moved = math.sqrt(sum(((p.detach() - before[n]) ** 2).sum().item()
                               for n, p in model.named_parameters()))
         assert log["grad_norm"] > 0.01                       # as it was before the clip
@@ -563,11 +566,30 @@ def test_every_part_of_the_recipe_leaves_a_trace_in_the_log(reference):
 def test_a_run_folder_holds_what_is_needed_to_know_what_was_run(reference):
     assert make_config(read_toml(reference / "config.toml")).steps == 8
     assert (reference / "source" / "loss.py").read_text() == (ROOT / "loss.py").read_text()
-    assert "torch" in json.loads((reference / "versions.json").read_text())
+    versions = json.loads((reference / "versions.json").read_text())
+    assert "torch" in versions and ("git" in versions) == bool(run_folder.commit())
     assert [p.name for p in sorted((reference / "checkpoints").iterdir())] == [
         "best", "step_6", "step_8"]                                  # the last two, and the best
     sample = lines(reference, "samples.jsonl")[0]
     assert sample["prompt"].endswith("<think>") and sample["reward"] in (-1, 1)
+
+
+def test_a_checkout_is_known_by_its_commit_and_what_is_none_says_nothing(tmp_path, monkeypatch):
+    """A copy of the code inside another repository must not be given that one's commit."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", tmp_path]
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (tmp_path / "loss.py").write_text("1")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"], ["tag", "v1"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    for code, changed, found in ((tmp_path, "1", {"git": head}), (copy, "1", {}),
+                                 (tmp_path, "2", {"git": f"{head}-dirty"})):
+        (tmp_path / "loss.py").write_text(changed)
+        monkeypatch.setattr(run_folder, "CODE", code)
+        assert run_folder.commit() == found
+    monkeypatch.setenv("PATH", "")
+    assert run_folder.commit() == {}
 
 
 def test_the_final_model_is_an_ordinary_folder(reference):
@@ -1071,7 +1093,7 @@ def test_samples_are_a_table_where_the_tracker_has_tables():
     """As Markdown elsewhere: a cell with a bar or a line break must not break its row."""
     tables, texts = [], []
     rows = [{"step": 3, "output": "a|b\n<think>"}, {"step": 3, "output": "c"}]
-    scalerl.track_samples([
+    run_folder.track_samples([
         SimpleNamespace(log_table=lambda name, **table: tables.append((name, table))),
         SimpleNamespace(log=lambda values, step: texts.append((values["samples"], step)))], rows, 3)
     assert tables == [("samples", {"columns": ["step", "output"], "step": 3,
@@ -1088,7 +1110,7 @@ def test_a_tracker_ends_however_the_run_does(how, micro, tmp_path, monkeypatch):
     ended, train_on = [], scalerl.Run.train_on
     tracker = SimpleNamespace(trackers=[], log=lambda *_, **__: None,
                               end_training=lambda: ended.append(how))
-    monkeypatch.setattr(scalerl, "tracker", lambda *_: tracker)
+    monkeypatch.setattr(run_folder, "tracker", lambda *_: tracker)
 
     def end(run, groups):
         train_on(run, groups)
