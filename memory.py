@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from packed import uses_flash
+from packed import heads, uses_flash
 from vllm_engine import BLOCK_TOKENS, block_bytes
 
 GIB = 2 ** 30
@@ -60,8 +60,7 @@ class Memory:
         shards = trainers if self.cuda else 1
         tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
         hidden, layers = s.hidden_size, s.num_hidden_layers
-        kv_groups = s.num_attention_heads / (getattr(s, "num_key_value_heads", None)
-                                             or s.num_attention_heads)
+        H, J, _ = heads(s)
         inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
         layer = tokens * (12 * hidden + 4 * inner) * self.itemsize
         kept = layer + layers * tokens * hidden * self.itemsize if self.recompute else \
@@ -76,7 +75,7 @@ class Memory:
             + 2 * (self.weights - self.root) / layers * self.itemsize,
             "activations": kept,
             "attention mask": 0 if self.flash else samples * self.output * self.length
-            * self.itemsize * kv_groups,
+            * self.itemsize * H / J,
             "logits chunk": 2 * c.logits_chunk_tokens * s.vocab_size * 4,
             "sampler's copies": 2 * self.weights * self.itemsize * (self.alone and self.cuda),
             "sampler's caches": caches * c.slots * self.length * self.kv_token * self.alone}

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import ROOT, packed_copy, random_llama
 from test_scalerl import rollouts_of
-from transformers import Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 import packed
 from policy import Policy, table
@@ -55,7 +55,24 @@ def random_qwen3():
     return model
 
 
-@pytest.mark.parametrize("make", [random_llama, random_qwen3])
+def random_model(family, std=0.3, **sizes):
+    """A small random model of any of transformers' families."""
+    config = AutoConfig.for_model(family, **{
+        "vocab_size": 37, "hidden_size": 48, "intermediate_size": 88, "num_hidden_layers": 3,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 256} | sizes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():            # the default init predicts almost nothing
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=std)
+    return model
+
+
+def random_qwen3_moe():
+    return random_model("qwen3_moe", num_experts=5, num_experts_per_tok=2, head_dim=10,
+                        moe_intermediate_size=24)
+
+
+@pytest.mark.parametrize("make", [random_llama, random_qwen3, random_qwen3_moe])
 def test_a_row_gives_every_output_the_logprobs_of_a_forward_of_its_own(make, seed):
     """A mask that leaks, a position off by one, or a token predicted by the wrong place shows
     here as an error of order one; the two sides round differently by 1e-5."""
@@ -189,6 +206,74 @@ def test_a_model_whose_arithmetic_would_change_in_silence_is_refused(llama, sett
         setattr(llama.config, name, value)
     with pytest.raises(ValueError, match=next(iter(setting))):
         packed.prepare(llama)
+
+
+# Small ones of families whose layers, or some of them, are no attention that we are asked for.
+MIXERS = {
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
+    "falcon_h1": {"mamba_d_ssm": 48, "mamba_n_heads": 6, "mamba_d_head": 8, "mamba_d_state": 8,
+                  "mamba_chunk_size": 8, "head_dim": 8},
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 6, "mamba_d_head": 16,
+              "mamba_d_state": 8, "mamba_chunk_size": 8},
+    "qwen3_next": {"layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                   "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                   "shared_expert_intermediate_size": 24, "linear_num_value_heads": 4,
+                   "linear_num_key_heads": 2, "linear_key_head_dim": 8, "head_dim": 8,
+                   "linear_value_head_dim": 8},
+    "mamba2": {"num_heads": 12, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8},
+    "bloom": {"n_layer": 3, "n_head": 6},
+}
+
+
+@pytest.mark.parametrize("family", MIXERS)
+def test_a_model_whose_samples_would_see_each_other_is_refused_and_left_as_it_was(family, seed):
+    """A convolution or a state walks along the row, from one sample into the next."""
+    model = random_model(family, **MIXERS[family])
+    own, ids = model.config._attn_implementation, torch.randint(37, (1, 9))
+    with torch.no_grad():
+        before = model(ids).logits
+        with pytest.raises(ValueError, match="layer_types|scores a sample otherwise"):
+            packed.prepare(model)
+        assert model.config._attn_implementation == own and torch.equal(model(ids).logits, before)
+        with pytest.raises(ValueError, match="scores a sample otherwise in a packed row"):
+            packed._check_scores(model)             # the numbers tell it too, whatever it is called
+
+
+@pytest.mark.parametrize("family, sizes", [
+    ("llama4_text", {"layer_types": ["full_attention"] * 3, "num_local_experts": 2,
+                     "intermediate_size_mlp": 88, "head_dim": 8}),
+    ("stablelm", {})])
+def test_a_model_that_cannot_be_run_on_a_row_is_refused_in_a_sentence(family, sizes, seed):
+    model = random_model(family, **sizes)
+    with pytest.raises(ValueError, match=f"{type(model).__name__} cannot compute a packed row"):
+        packed.prepare(model)
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2", "mixtral"])
+def test_models_of_full_attention_pass_and_no_random_number_is_drawn(family, dtype, seed):
+    """A run's numbers are those that it would draw without the check; its layers stay in the
+    mode they were in, dropout or none."""
+    model = random_model(family, **{"gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 6},
+                                    "mixtral": {"num_local_experts": 4}}.get(family, {})).to(dtype)
+    model.train()
+    model.get_output_embeddings().eval()
+    modes = [module.training for module in model.modules()]
+    weights = [parameter.clone() for parameter in model.parameters()]
+    state = torch.get_rng_state()
+    assert packed.prepare(packed.prepare(model)) is model       # twice is once
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()] == modes and True in modes
+    assert all(map(torch.equal, weights, model.parameters()))
+    assert model.config._attn_implementation == "packed"
+
+
+def test_a_model_without_numbers_is_judged_by_its_settings_alone():
+    with torch.device("meta"):
+        assert packed.prepare(AutoModelForCausalLM.from_config(random_llama().config))
+        with pytest.raises(ValueError, match="layer_types conv"):
+            packed.prepare(random_model("lfm2", **MIXERS["lfm2"]))
 
 
 def test_a_forward_without_a_plan_says_what_to_do(llama):
