@@ -141,13 +141,14 @@ class _TokenLogprobs(torch.autograd.Function):
             logits = head.logits(hidden[chunk], out=logits_buffer)  # (c, V)
             outputs = (x[chunk, None].split(head.block_rows)
                        for x in (targets, logprobs, entropy, log_z))
-            for z, y, logprob, H, lz in zip(logits.split(head.block_rows), *outputs):  # z (rows, V)
+            for z, y, logprob, ent, lz in zip(logits.split(head.block_rows), *outputs):
+                # z (rows, V), the others (rows, 1)
                 peak = z.amax(1, keepdim=True)  # (rows, 1)
                 e = torch.sub(z, peak, out=exp_buffer[: len(z)]).exp_()  # cannot overflow
                 Z = e.sum(1, keepdim=True)
                 lz.copy_(Z.log() + peak)
                 logprob.copy_(z.gather(1, y) - lz)
-                H.copy_(lz - torch.linalg.vecdot(e, z)[:, None] / Z)  # log Z - Σ p z
+                ent.copy_(lz - torch.linalg.vecdot(e, z)[:, None] / Z)  # log Z - Σ p z
 
         ctx.save_for_backward(hidden, weight, targets, log_z)
         ctx.logits_buffer = logits_buffer if any(ctx.needs_input_grad[:2]) else None
@@ -356,6 +357,8 @@ def policy_loss(
                                     It stays near 1, so eps is some 1e-3; at 1e-4 nothing learns.
                        "reinforce"  Â · log π, as if there were no lag
     eps_max            caps the ratio itself (the paper: 4, 5 and 8 are alike); no lower bound
+    eps_low, eps_high  how far the ratio may move from 1 before the clip: for a token's 0.2 is a
+                       fifth more or less likely, for a sequence's, an average, 0.2 never bites
     lags               (N, T) int, optional: optimizer steps since the token was sampled. Then all
                        statistics are also given by lag.
     entropy            (N, T), optional: averaged into the statistics, as the loss is
@@ -392,12 +395,12 @@ def policy_loss(
     if loss == "gspo":
         length = alive.sum(1, keepdim=True).clamp(min=1)  # |y|, trained tokens only (ours)
         log_rho = (log_ratio.sum(1, keepdim=True) / length).expand(N, T)  # of its sequence
-    ratio = log_rho.exp()
+    ratio = log_rho.detach().exp()
 
     if loss == "cispo":
-        # The stop-gradient is the idea: the ratio only weighs the token, and a capped token still
-        # pushes with weight ε_max, where PPO's clip would have silenced it.
-        J = ratio.detach().clamp(max=eps_max) * A * log_pi
+        # The stop-gradient is the idea (`detach` above): the ratio only weighs the token, and a
+        # capped token still pushes with weight ε_max, where PPO's clip would have silenced it.
+        J = ratio.clamp(max=eps_max) * A * log_pi
         clipped = ratio > eps_max
     elif loss == "reinforce":
         J = A * log_pi
@@ -406,20 +409,23 @@ def policy_loss(
         # Here the gradient comes through the ratio, ∇ρ = ρ ∇log π, and a clipped ratio is constant.
         # The min clips only tokens that have already moved the way their advantage points.
         low, high = 1 - eps_low, 1 + eps_high
-        J = torch.minimum(ratio * A, ratio.clamp(low, high) * A)
         clipped = ((ratio > high) & (A > 0)) | ((ratio < low) & (A < 0))
+        # What stays silent leaves before exp: above a log-ratio of 88 e^x is inf, and 0 · inf nan.
+        silent = clipped | (A == 0) | ~alive
+        moving = torch.where(silent, 0, log_rho).exp()
+        J = torch.where(silent, ratio.clamp(low, high), moving) * A
 
     means = {  # statistics that are averages over tokens, weighted as the loss is
         "ratio/clipped_frac": clipped,
         "mismatch/mean_abs_dlogp": log_ratio.abs(),
-        "mismatch/kl_k3": _k3(log_ratio.detach().double()),  # KL(μ ‖ π): the samples are μ's
+        "mismatch/kl_k3": k3(log_ratio.detach().double()),  # KL(μ ‖ π): the samples are μ's
     }
 
     if kl_coef and reference_logprobs is None:
         raise ValueError(f"kl_coef = {kl_coef} needs reference_logprobs")
     if reference_logprobs is not None:
         # k3, as GRPO has it. As a loss term its expected gradient is that of KL(reference ‖ π).
-        kl = _k3(_alive("reference_logprobs", reference_logprobs, alive).detach() - log_pi)
+        kl = k3(_alive("reference_logprobs", reference_logprobs, alive).detach() - log_pi)
         J = J - kl_coef * kl if kl_coef else J  # without a coefficient it is only watched
         means["kl"] = kl
     if entropy_coef:
@@ -432,9 +438,14 @@ def policy_loss(
     return -(weights * J).sum(), stats
 
 
-def _k3(log_ratio):
-    """exp(x) - 1 - x for x = log(p/q): each sample of q is >= 0, and the mean is KL(q ‖ p)."""
-    return log_ratio.expm1() - log_ratio
+def k3(log_ratio):
+    """exp(x) - 1 - x for x = log(p/q): each sample of q is >= 0, and the mean is KL(q ‖ p).
+
+    In float64, returned in the dtype of x: for x = 1e-4 three digits of x²/2 would survive in
+    fp32, and for 1e-7 not even its sign.
+    """
+    x = log_ratio.double()
+    return (x.expm1() - x).to(log_ratio.dtype)
 
 
 def _alive(name, x, alive):

@@ -43,7 +43,7 @@ import packed  # noqa: E402
 import scalerl  # noqa: E402
 from config import Config, ConfigError  # noqa: E402
 from launch import DEVICES  # noqa: E402
-from loss import token_logprobs  # noqa: E402
+from loss import k3, token_logprobs  # noqa: E402
 from memory import Memory  # noqa: E402
 from policy import Policy, logprobs_of, table  # noqa: E402
 from ranks import RankError  # noqa: E402
@@ -215,7 +215,7 @@ def compared(trainer, sampler, prompt, args):
     log_ratio = (logprobs_of(trainer.policy, drawn, True, trainer.config.micro_batch_tokens).cpu()
                  - table(drawn, "logprobs", torch.float32))[table(drawn, "sampled", torch.bool)]
     return {"sync_s": sync_s, "mismatch/mean_abs_dlogp": log_ratio.abs().mean().item(),
-            "mismatch/kl_k3": (log_ratio.exp() - 1 - log_ratio).mean().item()}
+            "mismatch/kl_k3": k3(log_ratio).mean().item()}
 
 
 def main():

@@ -25,8 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import loss as loss_module
 from loss import (
-    AGGREGATIONS, LOSSES, NORMS, advantages, head_logits, length_penalty, merge_stats, policy_loss,
-    token_logprobs, token_weights, zero_variance,
+    AGGREGATIONS, LOSSES, NORMS, advantages, head_logits, k3, length_penalty, merge_stats,
+    policy_loss, token_logprobs, token_weights, zero_variance,
 )
 
 
@@ -836,6 +836,38 @@ def test_a_log_ratio_of_80_either_way_stays_finite(loss):
         assert log_pi.grad.abs().max().item() == pytest.approx(5 / 6)
     if loss in ("grpo", "dapo"):  # a bad token that became likely: pulled back with all its ratio
         assert log_pi.grad[1, 0].item() == pytest.approx(math.exp(80) / 6, rel=1e-4)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("x", [90.0, 100.0, 104.0, -104.0])
+def test_beyond_what_exp_can_hold_a_clipped_token_is_silent_and_none_is_nan(loss, x):
+    """e^89 is inf in fp32, and a clip after exp lets 0 · inf = nan into the gradient of a finite
+    loss. The oracle computes in float64. Where its ratio is no fp32 and is not clipped (a bad token
+    that became likely), ours is an honest inf, at which a run stops."""
+    step = random_step(dtype=torch.float32)
+    step.A[:3] = torch.tensor([-0.7, 0.0, 1.3])     # a bad, an indifferent and a good sample,
+    with torch.no_grad():                           # all their tokens, for gspo's sake
+        step.log_pi[:3] = step.log_mu[:3] + x
+    value, stats = policy_loss(*step.arguments, loss=loss)
+    value.backward()
+    expected, gradient = plain_policy_loss(step, loss)
+    assert not step.log_pi.grad.isnan().any() and not value.isnan()
+    for mine, oracle in ((step.log_pi.grad, gradient), (value.detach(), torch.tensor(expected))):
+        oracle = torch.where(oracle.abs() > 1e30, oracle.sign() * math.inf, oracle).float()
+        torch.testing.assert_close(mine, oracle, rtol=1e-3, atol=1e-4)
+    assert merge_stats([stats])["mismatch/max_abs_dlogp"] == pytest.approx(abs(x), rel=1e-4)
+
+
+def test_k3_is_never_negative_and_has_the_digits_of_the_series():
+    """As it is often written, exp(x) - 1 - x in fp32, a mismatch of 1e-6 comes out as noise of
+    either sign, and so does its mean."""
+    x = 1e-6 * torch.randn(1001)
+    naive, ours = x.exp() - 1 - x, k3(x)
+    exact = x.double() ** 2 / 2 + x.double() ** 3 / 6
+    assert (naive < 0).any() and (ours >= 0).all() and ours.dtype == x.dtype
+    torch.testing.assert_close(ours, exact.float(), rtol=1e-5, atol=1e-24)
+    for big in (3.0, -20.0):
+        assert k3(torch.tensor(big)).item() == pytest.approx(math.exp(big) - 1 - big)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
