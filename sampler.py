@@ -67,18 +67,52 @@ class Rollout:
 
 
 class Sampler(Protocol):
-    """What the trainer needs from an engine. Requests are started in the order submitted."""
+    """What the trainer needs from an engine: `TransformersSampler` below, `VllmSampler`, and
+    `ServerSampler`, which alone has `finished()` as well, a step that does not wait."""
     version: int                # of the weights that the next token will come from
     needs_push: bool            # a server came back without the weights: push them now
+    head_fp32: bool             # may change between two steps; servers keep what they began with
+    generator: torch.Generator  # of what the engine draws itself: thinking budgets, or all
 
     @property
     def in_flight(self) -> int:
         """Samples submitted and not yet returned."""
 
-    def submit(self, request: Request) -> None: ...
-    def step(self) -> list[Rollout]: ...
-    def push_weights(self, named_tensors: Iterable, version: int) -> None: ...
-    def close(self) -> None: ...
+    @property
+    def free_slots(self) -> int:
+        """Samples that could start at once; below zero where some wait."""
+
+    def submit(self, request: Request) -> None:
+        """Requests are started in the order submitted. Raises ValueError: it cannot ever fit."""
+
+    def step(self) -> list[Rollout]:
+        """Go on for a token, or for a second where servers do; return what has finished."""
+
+    def push_weights(self, named_tensors: Iterable, version: int) -> None:
+        """Tokens from now on come from these weights; running sequences keep their cache."""
+
+    def state(self) -> tuple[dict, dict]:
+        """(tensors, plain) for a checkpoint, from which `load_state` of a new engine goes on:
+        exactly, or where a cache cannot be saved, with unfinished samples begun again."""
+
+    def load_state(self, tensors: dict, plain: dict) -> None: ...
+
+    def close(self) -> None:
+        """Drop what is unfinished and give memory or servers back. A run just ends instead."""
+
+
+def check_fits(request, prompt_tokens, slots):
+    """Raises ValueError for a prompt or a group that an engine has no room for."""
+    if len(request.prompt_ids) > prompt_tokens:
+        raise ValueError(f"prompt {request.prompt_id} has {len(request.prompt_ids)} tokens, "
+                         f"more than prompt_tokens = {prompt_tokens}")
+    if request.samples > slots:
+        raise ValueError(f"{request.samples} samples a prompt, {slots} slots")
+
+
+def restored(kind, fields):
+    """A `Request` or a `Rollout` from a checkpoint's fields: JSON knows no tuples."""
+    return kind(**{**fields, "prompt_ids": tuple(fields["prompt_ids"])})
 
 
 # ---------------------------------------------------------------------------------------------
@@ -143,12 +177,7 @@ class TwoRequests:
         self.generator = torch.Generator().manual_seed(seed)    # of the thinking budgets
 
     def check_fits(self, request: Request):
-        """Raises ValueError for a prompt or a group that the engine has no room for."""
-        if len(request.prompt_ids) > self.prompt_tokens:
-            raise ValueError(f"prompt {request.prompt_id} has {len(request.prompt_ids)} tokens, "
-                             f"more than prompt_tokens = {self.prompt_tokens}")
-        if request.samples > self.slots:
-            raise ValueError(f"{request.samples} samples a prompt, {self.slots} slots")
+        check_fits(request, self.prompt_tokens, self.slots)
 
     def new_samples(self, request):
         rule, n = self.interruption, request.samples
@@ -161,6 +190,7 @@ class TwoRequests:
         """Tokens that the sample's next request may have."""
         if not sample.thought:
             return sample.think
+        # Without ids this is its only request, which thinks and answers: both budgets in one.
         return self.interruption.answer_tokens + sample.think * (not sample.ids)
 
     def absorb(self, sample, ids, logprobs, versions, current):
@@ -206,8 +236,7 @@ class TwoRequests:
     def unfinished_requests(self, tensors, plain):
         """The requests of `unfinished_state`, to be submitted again; also sets the generator."""
         self.generator.set_state(tensors["generator"])
-        return [Request(**{**fields, "prompt_ids": tuple(fields["prompt_ids"])})
-                for fields in plain["requests"]]
+        return [restored(Request, fields) for fields in plain["requests"]]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -265,11 +294,7 @@ class TransformersSampler:
         return self.cache.slots - self.in_flight
 
     def submit(self, request: Request):
-        if len(request.prompt_ids) > self.prompt_tokens:
-            raise ValueError(f"prompt {request.prompt_id} has {len(request.prompt_ids)} tokens, "
-                             f"more than prompt_tokens = {self.prompt_tokens}")
-        if request.samples > self.cache.slots:
-            raise ValueError(f"{request.samples} samples a prompt, {self.cache.slots} slots")
+        check_fits(request, self.prompt_tokens, self.cache.slots)
         self.waiting.append(request)
 
     def push_weights(self, named_tensors, version):
@@ -338,7 +363,7 @@ class TransformersSampler:
                        device=self.device)
         # `right`: a token of probability zero has the same sum as the one before, never chosen.
         token = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)
-        token.clamp_(max=logits.shape[1] - 1)
+        token.clamp_(max=logits.shape[1] - 1)       # u just below 1: the product may be the sum
         return token[:, 0], logprobs.gather(1, token)[:, 0]
 
     def _record(self, token, logprob):
@@ -427,11 +452,9 @@ class TransformersSampler:
         return tensors, plain
 
     def load_state(self, tensors, plain):
-        def request(fields):
-            return Request(**{**fields, "prompt_ids": tuple(fields["prompt_ids"])})
-        requests = [request(fields) for fields in plain["requests"]]
+        requests = [restored(Request, fields) for fields in plain["requests"]]
         self.owner = [requests[i] for i in plain["owner"]]
-        self.waiting = deque(request(fields) for fields in plain["waiting"])
+        self.waiting = deque(restored(Request, fields) for fields in plain["waiting"])
         self.version = plain["version"]
         n = len(self.owner)
         self.cache.active = n

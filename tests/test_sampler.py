@@ -1,13 +1,15 @@
 """What a rollout claims is what happened: its log-probs, its versions, its interruption."""
 
+import ast
 import copy
 from collections import Counter
 
 import pytest
 import torch
-from conftest import check_cut_thinking, drain, packed_copy, plain_logprobs, swapped_logprobs
+from conftest import (ROOT, check_cut_thinking, drain, packed_copy, plain_logprobs,
+                      swapped_logprobs)
 
-from sampler import Interruption, Request, TransformersSampler
+from sampler import Interruption, Request, Sampler, TransformersSampler
 
 EOS = 36
 
@@ -151,3 +153,15 @@ def test_what_cannot_fit_is_refused_with_numbers(llama):
         sampler.submit(Request(0, "p", tuple(range(14)), 2))
     with pytest.raises(ValueError, match="12 samples a prompt, 11 slots"):
         sampler.submit(Request(0, "p", (1, 2), 12))
+
+
+def test_the_protocol_names_all_that_the_trainer_uses_and_the_engine_has_it(llama):
+    """A student who writes a fourth engine reads the protocol, not the trainer."""
+    named = {*Sampler.__annotations__, *(n for n in vars(Sampler) if not n.startswith("_"))}
+    owners = [n for n in ast.walk(ast.parse((ROOT / "scalerl.py").read_text()))
+              if isinstance(n, ast.Attribute)]
+    used = {n.attr for n in owners if getattr(n.value, "id", getattr(n.value, "attr", ""))
+            in ("sampler", "eval_sampler")}
+    engine = make(packed_copy(llama))
+    assert {"step", "free_slots", "load_state"} < used <= named | {"finished", "slots"}
+    assert all(hasattr(engine, name) for name in named)
