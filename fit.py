@@ -24,8 +24,11 @@ Where this differs from the paper, or the paper is silent ("ours"):
   3. The printed C_mid nodes, linspace(100, 40000, 100), cannot have made the paper's own tables:
      their step is 403, and the published 2542, 2818, 2936, 3054 are nodes of linspace(100, 4000,
      100).  So the nodes are a setting, by default from the data; --paper-grid is the printed text.
-  4. Intervals: residual bootstrap, 90%.  The paper gives +-0.015 on A, from three seeds.
-  5. The power law is A.4's.  The logistic law in linear compute comes from a popular article about
+  4. Intervals: residual bootstrap, 90%, the residuals widened by Student's t.  The paper gives
+     +-0.015 on A, from three seeds.
+  5. Every evaluation is fitted.  The paper leaves out the first 1.5k GPU-hours (about an epoch), as
+     --c-min does here: what an epoch is in compute, no log says.
+  6. The power law is A.4's.  The logistic law in linear compute comes from a popular article about
      the paper, not from the paper; it is here so that the two can be compared.
 
 Three layers: laws and fits (1-4), logs (5), what is said and drawn (6-9).  Axes: S problems solved
@@ -43,7 +46,7 @@ from pathlib import Path
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import expit, logit
+from scipy.special import expit, logit, ndtri, stdtrit
 
 # -------------------------------------------------------------------------- 0. knobs, all ours
 LEVEL = 0.90              # of every interval
@@ -67,6 +70,10 @@ STEP_COLUMNS = ("step", "_step", "Step", "global_step", "training/global_step")
 
 class BadInput(ValueError):
     """Input that cannot be used.  The text is one sentence for the person who gave it."""
+
+
+class NotYet(BadInput):
+    """A log without an evaluation: of no use to a fit, but --watch waits for the first one."""
 
 
 # -------------------------------------------------------------------------------------- 1. laws
@@ -132,6 +139,12 @@ class Space:
     B_nodes: np.ndarray       # start values, ascending; the ends are the bounds
     C_nodes: np.ndarray       # start values (`free`), the only values (`grid`)
     fit_R0: bool
+
+    @property
+    def parameters(self):
+        """How many the fit bends: those that are not held."""
+        spans = self.A_range, self.B_nodes[[0, -1]], self.C_nodes[[0, -1]]
+        return sum(bool(lo < hi) for lo, hi in spans) + self.fit_R0
 
 
 def _table(space, C, Y, R0, keep, shift):
@@ -253,7 +266,7 @@ class Fit:
     rmse: float               # of the fitted points: sqrt(mean(residual^2))
     C: np.ndarray             # (n,) the compute that was fitted, ascending
     R: np.ndarray             # (n,)
-    noise: np.ndarray = field(repr=False)        # (n,) residuals, widened for the parameters used
+    noise: np.ndarray = field(repr=False)        # (n,) residuals, widened (fit_curve says why)
     draws: np.ndarray = field(repr=False)        # (S, 4) A, B, C_mid, R0 of the replicates
     ci: dict                  # {"A": (lo, hi), ...}: their 90% intervals
     warnings: tuple = ()      # sentences
@@ -320,8 +333,10 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     use = (C >= (c_min or 0)) & (C <= (np.inf if c_max is None else c_max)) & ((C > 0) | fit_R0)
     C, R = C[use], R[use]
     if np.unique(C).size < 3:
+        window = (f"no {name}" if C_end is None else f"{name} {C_end:g}"
+                  for name, C_end in (("--c-min", c_min), ("--until", c_max)))
         raise BadInput(f"only {np.unique(C).size} different amounts of compute are left to fit "
-                       f"(c_min {c_min}, c_max {c_max}; step 0 only gives R0): take 3, better 20")
+                       f"({', '.join(window)}; step 0 only gives R0): take 3, better 20")
     space = _space(C[C > 0], R0, law, method, fit_R0, A_range, B_range, C_mid_range, A_step,
                    C_mid_nodes)
     theta = _solve(space, C, R[None], np.array([R0]), keep=32 if method == "grid" else 8)
@@ -329,8 +344,14 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     # The bootstrap: curve + residuals drawn with replacement, fitted again, 1,000 times.  Residuals
     # and not evaluations are drawn, because a draw without the few early ones says nothing about B.
     # Residuals are smaller than the noise they come from, by sqrt((n - p) / n): p parameters were
-    # bent towards them.  So they are recentered and widened first.
-    noise = (residual - residual.mean()) * np.sqrt(R.size / max(R.size - 3 - fit_R0, 1))
+    # bent towards them.  And n - p of them tell the size of the noise only roughly, so Student's t
+    # takes the place of the normal distribution: without it 90% intervals held the truth in 86% of
+    # runs at n = 12 and in 65% at n = 4.  So residuals are recentered and widened twice.
+    freedom, tail = R.size - space.parameters, (1 + LEVEL) / 2
+    if freedom < 1:
+        freedom, bootstrap = 1, 0             # a curve through every point: no noise to be seen
+    widen = np.sqrt(R.size / freedom) * stdtrit(freedom, tail) / ndtri(tail)
+    noise = (residual - residual.mean()) * widen
     rng = np.random.default_rng(seed)
     Y = R - residual + rng.choice(noise, (bootstrap, R.size))                      # (S, n)
     R0_rows = np.full(bootstrap, R0)
@@ -368,10 +389,12 @@ def _checked(C, R):
 
 def _space(C, R0, law, method, fit_R0, A_range, B_range, C_mid_range, A_step, C_mid_nodes):
     """The search space, from the settings of fit_curve and the compute C > 0 in the data."""
-    for name, span, least in (("A_range", A_range, 0), ("B_range", B_range, 1e-12),
-                              ("C_mid_range", C_mid_range, 1e-300), ("A_step", (A_step, 1), 1e-4)):
-        if span is not None and not least <= span[0] <= span[1]:
-            raise BadInput(f"{name} {span} is not usable: it takes {least} <= lo <= hi")
+    for name, span, least, most in (
+            ("A_range", A_range, 0, 1), ("B_range", B_range, 1e-12, np.inf),
+            ("C_mid_range", C_mid_range, 1e-300, np.inf), ("A_step", (A_step, 1), 1e-4, 1)):
+        if span is not None and not least <= span[0] <= span[1] <= most:
+            top = "" if most == np.inf else f" <= {most}"
+            raise BadInput(f"{name} {span} is not usable: it takes {least} <= lo <= hi{top}")
     if method == "free":
         lo, hi = C_mid_range or (C.min() * C_MID_REACH[0], C.max() * C_MID_REACH[1])
         return Space(law, tuple(A_range or (0.0 if fit_R0 else R0, 1.0)), 0.0,
@@ -401,7 +424,9 @@ def doubts(fit, space):
         yield (f"the data end at {end:.3g}, before 2 C_mid = {2 * fit.C_mid:.3g}: the bend towards "
                "the ceiling has hardly been seen")
     if n < FEW:
-        yield f"{n} evaluations for {3 + space.fit_R0} parameters: at least {FEW}, better 20"
+        yield (f"{n} evaluations for {space.parameters} parameters: at least {FEW}, better 20"
+               + ("; they leave nothing to see the noise by, so there are no intervals"
+                  if n <= space.parameters else ""))
     if fit.R0_from == "fitted":
         yield "R0 is fitted, not measured, and it moves every other number: evaluate at step 0"
     # Collapse: the last fifth against the best stretch of the same length.  The noise comes from
@@ -456,6 +481,7 @@ class Curve:
     y: str
     picture: Path             # where its picture goes unless --out says otherwise
     seeds: tuple = ()         # (label, C, R) of each, if there are several
+    x_column: str = ""        # what the log calls C, whatever --x-label says
     notes: tuple = ()         # facts worth a line
     warnings: tuple = ()      # facts that stand against the fit (--strict)
 
@@ -493,7 +519,7 @@ def read_rows(path):
 
 def _text(path):
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")      # Excel puts an invisible mark in front
     except UnicodeDecodeError:
         raise BadInput(f"{path} is no text: is it a log?") from None
 
@@ -524,8 +550,8 @@ def _log_in(folder):
                        key=lambda p: [int(digits) for digits in re.findall(r"\d+", p.parent.name)])
         if found:
             return found[-1]                  # of several checkpoints the latest: it holds all
-    raise BadInput(f"{folder} holds no log that can be read: evals.jsonl, metrics.jsonl, "
-                   "trainer_state.json, TensorBoard events, *.jsonl or *.csv")
+    raise NotYet(f"{folder} holds no log that can be read: evals.jsonl, metrics.jsonl, "
+                 "trainer_state.json, TensorBoard events, *.jsonl or *.csv")
 
 
 def _tensorboard(folder):
@@ -558,18 +584,43 @@ def _flat(row):
 
 
 def _pick(columns, wanted, patterns, option, path):
-    """The column to use and a note if others would have done.  "run - metric" (Weights & Biases)
-    is found by its metric."""
+    """The column to use and a note if others would have done."""
+    def fits(pattern):
+        return [c for c in columns if c == pattern] or \
+            [c for c in columns if fnmatch.fnmatchcase(_metric(c), pattern)]
     for pattern in [wanted] if wanted else patterns:
-        found = [c for c in columns if c == pattern] or \
-            [c for c in columns if fnmatch.fnmatchcase(c.split(" - ")[-1], pattern)]
+        found = fits(pattern)
         if found[1:] and wanted:
             raise BadInput(f"{option} {wanted} fits several columns: {', '.join(found)}")
         if found:
             others = [f"{option} is {found[0]}, not {', '.join(found[1:])}"] if found[1:] else []
             return found[0], others
-    raise BadInput(f"{path} has no column for {option}" + (f" {wanted}" if wanted else "")
-                   + f"; it has: {', '.join(sorted(columns)) or 'no numbers yet'}")
+    # With no pass rate at all the first one may still come; a name misspelled never will.
+    wait = option == "--y" and not any(map(fits, patterns))
+    raise (NotYet if wait else BadInput)(
+        f"{path} has no column for {option}" + (f" {wanted}" if wanted else "")
+        + f"; it has: {', '.join(sorted(columns)) or 'no numbers yet'}")
+
+
+def _metric(column):
+    """Weights & Biases exports call a column "run - metric"."""
+    return column.split(" - ")[-1]
+
+
+def _one_column(option, runs, meant):
+    """runs [(name, column)] that go into one fit or one comparison -> a note if their columns
+    differ.  Chosen by us, such columns are refused: FLOPs beside tokens look like any two runs.
+    `meant`: --x-label or a pattern says that they are the same quantity."""
+    (first, column), *_ = runs
+    for other, another in runs:
+        if _metric(another) != _metric(column):
+            both = f"{option} is {column} in {first} and {another} in {other}"
+            if not meant:
+                raise BadInput(f"{both}, which do not compare: name a column that both have with "
+                               f"{option}" + (", or what both are with --x-label"
+                                              if option == "--x" else ""))
+            return [f"{both}, compared because you say so"]
+    return []
 
 
 def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0)) -> Curve:
@@ -586,13 +637,14 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
         raise BadInput(f"--x-scale takes a number above 0, got {x_scale:g}")
     if not all(paths.split(",")):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
-    seeds, notes, warnings = [], [], []
+    seeds, notes, warnings, columns_used = [], [], [], []
     for given in map(Path, paths.split(",")):
         rows, path, more = read_rows(given)
         columns = dict.fromkeys(column for row in rows for column in row)
         y_name, others = _pick(columns, y, Y_COLUMNS, "--y", path)
         x_name, _ = _pick(columns, x, X_COLUMNS, "--x", path)
         notes += more + others
+        columns_used.append((path, x_name, y_name))
         rows = [row for row in rows if y_name in row]
         for row in rows:          # before the first step no compute has been spent, logged or not
             if any(row.get(step) == 0 for step in STEP_COLUMNS):
@@ -603,7 +655,7 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
                 warnings.append(f"{lost} of {len(rows)} evaluations in {path} {why}: left out")
         rows = [row for row in rows if x_name in row and not np.isnan(row[y_name])]
         if not rows:
-            raise BadInput(f"{path} has no evaluation with both {x_name} and {y_name}")
+            raise NotYet(f"{path} has no evaluation with both {x_name} and {y_name}")
         pairs = {row[x_name]: row[y_name] for row in rows}       # the same compute twice: the later
         C, R = np.array([*pairs.keys()], float), np.array([*pairs.values()], float)
         if len(pairs) < len(rows) or np.any(np.diff(C) < 0):
@@ -611,11 +663,14 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
                          f"({len(rows) - len(pairs)} times; the later evaluation counts)")
         label = given.absolute().name if given.is_dir() else given.stem
         seeds.append((label, *_checked(C * x_scale, (R - lo) / (hi - lo))))
+    paths, x_names, y_names = zip(*columns_used)
+    notes += [*_one_column("--x", [*zip(paths, x_names)], x or x_label),
+              *_one_column("--y", [*zip(paths, y_names)], y)]
     C, R = (np.concatenate(parts) for parts in list(zip(*seeds))[1:])
     order = np.argsort(C, kind="stable")
     picture = given / "curve.png" if given.is_dir() else given.with_name(f"{given.stem}_curve.png")
     return Curve(name or label, C[order], R[order], x_label or x_name, y_name, picture,
-                 tuple(seeds) if len(seeds) > 1 else (), tuple(notes), tuple(warnings))
+                 tuple(seeds) if len(seeds) > 1 else (), x_name, tuple(notes), tuple(warnings))
 
 
 # --------------------------------------------------------------------------- 6. what is said
@@ -684,16 +739,22 @@ def forecast(fit, predict, target):
     return lines, said
 
 
-def rolling(curve, refit):
+def amounts(curve, c_min):
+    """The different amounts of compute (k,) that a fit of the whole curve is made of, ascending."""
+    return np.unique(curve.C[(curve.C > 0) & (curve.C >= (c_min or 0))])
+
+
+def rolling(curve, refit, c_min=None):
     """When could you have known?  Refit at up to 40 cuts (k,) as if the run had ended there.
 
     -> cuts; the ceiling (3, k) = value, lo, hi; the prediction (3, k) of the run's last
     evaluations; what they measured; the cut from which on the prediction stayed within 0.02 of
     that for good, or None.  A prediction that was right once and wrong later was luck.
     """
-    C = np.unique(curve.C[curve.C > 0])
+    C = amounts(curve, c_min)
     if C.size < FEW:
-        raise BadInput(f"--rolling needs {FEW} evaluations, {curve.label} has {C.size}")
+        raise BadInput(f"--rolling needs {FEW} evaluations, {curve.label} has {C.size}"
+                       + (f" from --c-min {c_min:g} on" if c_min else ""))
     cuts = C[np.unique(np.linspace(FEW - 1, C.size - 1, 40).astype(int))]
     last, measured = curve.C[-LAST:], curve.R[-LAST:].mean()
     A, ahead = np.empty((2, 3, cuts.size))
@@ -706,15 +767,16 @@ def rolling(curve, refit):
     return cuts, A, ahead, measured, cuts[first] if first < cuts.size else None
 
 
-def advice(curve, refit, min_gain):
+def advice(curve, refit, min_gain, c_min=None):
     """For a run that still runs -> (lines, has it left its band?, is little left to gain?).
 
     Left: the last three evaluations are on one side of the band predicted before them.  Little
     left: even the upper end of the interval of A - R(now) is below min_gain.
     """
     recent = 3                    # by chance all three leave on one side once in 4,000 times
-    if np.unique(curve.C[curve.C > 0]).size < FEW + recent:
-        return [f"{curve.C.size} evaluations so far; advice needs {FEW + recent + 1}"], False, False
+    count = amounts(curve, c_min).size
+    if count < FEW + recent:
+        return [f"{count} evaluations to fit so far; advice needs {FEW + recent}"], False, False
     before, now = refit(curve.C, curve.R, c_max=curve.C[-recent - 1]), refit(curve.C, curve.R)
     C, R = curve.C[-recent:], curve.R[-recent:]
     _, lo, hi = before.predict(C, noise=True)
@@ -1051,7 +1113,8 @@ def report_run(args, refit, curve):
     figures = {out: plot_run(curve, fit, early)} if alone else {}
     if args.rolling:      # 40 fits: 200 replicates each are enough for a band
         few = min(200, args.bootstrap)
-        rolled = rolling(curve, lambda C, R, c_max: refit(C, R, c_max=c_max, bootstrap=few))
+        rolled = rolling(curve, lambda C, R, c_max: refit(C, R, c_max=c_max, bootstrap=few),
+                         args.c_min)
         name = f"{out.stem}_rolling" + ("" if alone else f"_{label.replace('/', '-')}")
         figures[out.with_stem(name)] = plot_rolling(curve, rolled)
         said["known_from"] = known = rolled[-1]
@@ -1071,6 +1134,11 @@ def report(args, refit, read):
                           curve.y) for curve in curves]
     elif len({curve.label for curve in curves}) < len(curves):   # folders of one name: by path
         curves = [replace(curve, label=run) for curve, run in zip(curves, args.runs)]
+    notes = _one_column("--x", [(curve.label, curve.x_column) for curve in curves],
+                        args.x or args.x_label)
+    for i, y in enumerate(tasks):
+        notes += _one_column("--y", [(curve.label, curve.y) for curve in curves[i::len(tasks)]], y)
+    print(*(f"note: {note}\n" for note in notes), sep="", end="")
     table, lines, figures, record = {}, [], {}, dict(runs={}, warnings=[])
     for curve in curves:
         fits, more, record["runs"][curve.label], doubted, drawn = report_run(args, refit, curve)
@@ -1102,19 +1170,25 @@ def watch(args, refit, read):
         raise BadInput(f"--watch takes the seconds between two looks, got {args.watch:g}")
     seen, waiting = 0, False
     while True:
-        curve = read(args.runs[0], *(args.y or [None]))
-        if curve.C.size != seen:
+        over = (Path(args.runs[0]) / "model").is_dir()      # a run of this project ends with it
+        try:
+            curve, why = read(args.runs[0], *(args.y or [None])), "no new evaluation"
+        except NotYet as error:
+            if over:
+                raise
+            curve, why = None, f"no evaluation so far ({error})"
+        if curve and curve.C.size != seen:
             seen = curve.C.size
-            lines, left, done = advice(curve, refit, args.min_gain)
+            lines, left, done = advice(curve, refit, args.min_gain, args.c_min)
             print(*lines, sep="\n", flush=True)
             if done or (left and args.strict):
                 return 3 if left and args.strict else 0
             waiting = False
-        elif (Path(args.runs[0]) / "model").is_dir():       # a run of this project ends with it
+        elif over:
             print("the run is over, its final model is written: nothing more to watch")
             return 0
         elif not waiting:         # said once: the run may be slow, or another trainer's and over
-            print("no new evaluation; still watching, Ctrl-C ends it", flush=True)
+            print(f"{why}; still watching, Ctrl-C ends it", flush=True)
             waiting = True
         time.sleep(args.watch)
 
