@@ -668,8 +668,8 @@ class Run(Trainer):
         urls = [url.strip() for url in config.vllm_url.split(",") if url.strip()]
         try:
             self.fleet = Fleet(urls, slots=config.slots, length=length, dtype=self.dtype,
-                               head_fp32=config.head_fp32, tls=config.tls,
-                               insecure_network=config.insecure_network,
+                               head_fp32=config.head_fp32, model=self.model.config,
+                               tls=config.tls, insecure_network=config.insecure_network,
                                deadline_s=config.deadline_s,
                                start_deadline_s=config.start_deadline_s)
         except ValueError as error:

@@ -60,7 +60,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from sampler import Request, Rollout, Sample, TwoRequests
-from vllm_engine import BLOCK_TOKENS, block_bytes
+from vllm_engine import BLOCK_TOKENS, HEAD, block_bytes
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -74,7 +74,7 @@ def server_command(config, *, model, length, slots, dtype, host, port, device=No
     model    the folder or name that the run trains
     length   tokens of the longest sequence: prompt, thinking, phrase and answer
     slots    sequences that each of its data-parallel copies decodes at once
-    dtype    torch dtype of weights and cache; the head is fp32 where config.head_fp32
+    dtype    torch dtype of weights and cache; the head's is fp32 or, without head_fp32, bf16
     host     the address it listens on;  port: its HTTP port
     device   its GPUs as CUDA_VISIBLE_DEVICES has them, "0,1"; None: the CPU
 
@@ -86,7 +86,7 @@ def server_command(config, *, model, length, slots, dtype, host, port, device=No
             "--host", host, "--port", str(port), "--dtype", name,
             "--max-model-len", str(length), "--max-num-seqs", str(slots),
             "--hf-overrides",
-            json.dumps({"head_dtype": "float32" if config.head_fp32 else "model"}),
+            json.dumps({"head_dtype": HEAD[config.head_fp32]}),
             "--logprobs-mode", "processed_logprobs",        # after temperature
             "--generation-config", "vllm",                  # not the model's own top-p and top-k
             "--enable-prefix-caching",                      # salted with the version by the client
@@ -182,7 +182,9 @@ def check_answer(answer, *, asked, eos_ids, vocabulary, version_of, newest):
     need(len(logprobs) == len(ids), f"{len(logprobs)} log-probs for {len(ids)} tokens")
     # The sum of a softmax is 1 only up to rounding: a hair above zero is honest.
     # Compared before it is converted: JSON's integers have no bounds.
-    need(all(type(x) in (int, float) and -1e9 < x <= 1e-3 for x in logprobs),
+    # And no softmax in fp32 gives a token e^-104 or less, the smallest number it has: nobody
+    # could have drawn it, and its ratio would blow up the step.
+    need(all(type(x) in (int, float) and -104 < x <= 1e-3 for x in logprobs),
          "a log-prob that is none")
     need(not any(i in eos_ids for i in ids[:-1]), "tokens after the end")
     ended = ids[-1] in eos_ids
@@ -218,14 +220,14 @@ async def bounded_json(response, limit):
         raise BadAnswer("not JSON") from None
 
 
-def generated(metrics):
-    """Tokens that a server has generated in its life, from its /metrics; 0: it does not count.
+def metric(name, metrics):
+    """One of vLLM's own figures, from its /metrics, over all its engines; 0: it does not count.
 
-    >>> generated(b'vllm:generation_tokens_total{engine="0"} 7.0\\nvllm:x 5\\n')
+    >>> metric("generation_tokens_total", b'vllm:generation_tokens_total{engine="0"} 7.0\\nx 5\\n')
     7.0
     """
-    return sum(map(float, re.findall(rb"^vllm:generation_tokens_total{.*} (\d\S*)$", metrics,
-                                     re.MULTILINE)))
+    return sum(map(float, re.findall(rb"^vllm:%s{.*} (\d+(?:\.\d+)?(?:e\+?\d+)?)$" % name.encode(),
+                                     metrics, re.MULTILINE)))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -381,6 +383,9 @@ class NcclLink:
 # expects them in one broadcast.
 BUCKET_BYTES = 256 * 2**20
 STEER_S = 30.0                          # to pause for a push: the healthy ones stand still so long
+# What tells models apart whose weights could be mistaken for each other's.
+SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
+         "num_key_value_heads", "vocab_size")
 PROBE_S = 2.0                           # between two looks at a server
 SMALL = 2**20                           # bytes of an answer that is no sample
 
@@ -405,6 +410,7 @@ class Server:
         self.state, self.why = "lost", "not connected yet"
         self.version = None             # of the last whole push since it was connected
         self.link, self.workers = None, 0
+        self.connections = 0            # ever
         self.tasks = {}                 # requests in flight: {task: (sampler, sample)}
         self.lock = asyncio.Lock()      # a probe must not look in the middle of a push
         self.tokens, self.moved = 0.0, 0.0      # its own count of them; when it last got on
@@ -418,7 +424,8 @@ class Fleet:
     slots        requests in flight at each server, at most
     length       tokens of the longest sequence they must take
     dtype        torch dtype of their weights, and of the tensors on the wire
-    head_fp32    their LM head must compute in fp32 (or must not)
+    head_fp32    their LM head must compute in fp32, else in bf16
+    model        transformers' config of the model that they must have; None: any
     tls          folder with ca.pem, cert.pem, key.pem: both sides show a certificate
     deadline_s   no wait is longer: for a server to answer, to come back
     start_deadline_s   for all of them to come up at the start; None: deadline_s
@@ -427,13 +434,13 @@ class Fleet:
     cannot be reached within the deadline.
     """
 
-    def __init__(self, urls, *, slots, length, dtype, head_fp32=True, tls="",
-                 insecure_network=False, deadline_s=600.0,
-                 start_deadline_s=None):
+    def __init__(self, urls, *, slots, length, dtype, head_fp32=True, model=None, tls="",
+                 insecure_network=False, deadline_s=600.0, start_deadline_s=None):
         self.slots, self.length, self.dtype, self.head_fp32 = slots, length, dtype, head_fp32
+        self.sizes = {name: getattr(model, name) for name in SIZES if hasattr(model, name)}
         self.deadline_s = deadline_s
         self.version = -1               # none pushed yet
-        # Two runs never share a version's name, nor blocks of a prefix cache under it.
+        # Two runs never share a version's name.
         self.nonce = secrets.token_hex(4)
         self.counters = Counter()       # since the last `log`
         self.samplers = []
@@ -529,7 +536,8 @@ class Fleet:
                 "off_policy/decoding_share": decoding / max(seconds, 1e-9),
                 "off_policy/waited_s": max(0.0, seconds - busy),
                 **{f"servers/{name}": counters[name]
-                   for name in ("late_starts", "refused_answers", "resubmitted", "losses")}}
+                   for name in ("late_starts", "taken_back", "refused_answers", "resubmitted",
+                                "losses")}}
 
     def close(self):
         """Drop what is in flight (servers abort it when the connection closes) and disconnect."""
@@ -599,8 +607,14 @@ class Fleet:
     # -- in the fleet's thread ----------------------------------------------------------------
 
     def label(self, version):
-        """What a version is called on the servers, and the salt of its prefix cache."""
+        """What a version is called on the servers."""
         return f"{self.nonce}-{version}"
+
+    def salt(self, server):
+        """Of its prefix cache: blocks are found under these weights alone. A server that was lost
+        may have computed some under another's weights before that was noticed, so what it does
+        after it was connected again has a salt of its own."""
+        return f"{self.label(server.version)}-{server.connections}"
 
     def version_of(self, name):
         """The version that `label` calls so; None: a name of somebody else's."""
@@ -664,7 +678,7 @@ class Fleet:
         """JSON of one of the server's routes. Raises Broken with what went wrong, or BadAnswer."""
         try:
             async with self.session.request(
-                    method, server.url + path, json=body,
+                    method, server.url + path, json=body, allow_redirects=False,
                     timeout=aiohttp.ClientTimeout(total=self.deadline_s)) as response:
                 answer = await read(response, SMALL)
                 server.heard = time.monotonic()
@@ -703,6 +717,11 @@ class Fleet:
                 wrong.append("it wants a key: start it without --api-key, and with tls instead")
             elif not error.status:
                 raise
+        if self.sizes and not wrong:
+            found = await self._post(server, "/collective_rpc", {
+                "method": "sizes", "args": [" ".join(self.sizes)]})
+            wrong = [f"another model: its {name} is {has}, this run's {mine}" for has, (name, mine)
+                     in zip(found["results"][0], self.sizes.items()) if has != mine]
         if wrong:
             raise ValueError(f"{server.url}: " + "; ".join(wrong))
         # Two servers of one seed would draw the same random numbers, and so would a server that
@@ -731,6 +750,7 @@ class Fleet:
             told.cancel()
             meet.cancel()
         server.workers = world_size - 1
+        server.connections += 1
         server.link, server.version, server.state = link, None, "stale"
         server.why = "it waits for weights"
         self._wake()
@@ -739,10 +759,9 @@ class Fleet:
         """A sentence for each setting of a server that does not fit this run."""
         model, scheduler = config["model_config"], config["scheduler_config"]
         copies = config["parallel_config"]["data_parallel_size"]
-        head = (model["hf_overrides"] or {}).get("head_dtype", "model")
-        expected = "float32" if self.head_fp32 else "model"
         name = str(self.dtype).removeprefix("torch.")
-        heads = {expected} | ({"model", "float32"} if name == "float32" else set())
+        head = (model["hf_overrides"] or {}).get("head_dtype", "model")
+        head = name if head == "model" else head
         checks = [
             (version.startswith(("0.32.", "0.33.")),
              f"it runs vllm {version}, this code knows 0.32 and 0.33"),
@@ -764,8 +783,8 @@ class Fleet:
              f"keys and values in {config['cache_config']['cache_dtype']}: --kv-cache-dtype auto"),
             (config["speculative_config"] is None, "a draft model, which gets no new weights: "
              "start it without --speculative-config"),
-            (head in heads, f"an LM head in dtype {head!r}: "
-             f'--hf-overrides \'{{"head_dtype": "{expected}"}}\''),
+            (head == HEAD[self.head_fp32], f"an LM head in dtype {head!r}: "
+             f'--hf-overrides \'{{"head_dtype": "{HEAD[self.head_fp32]}"}}\''),
             (backend in ("nccl", "gloo"),
              f"no way to receive weights ({backend}): --weight-transfer-config with backend nccl "
              "on GPUs, or gloo"),
@@ -798,7 +817,7 @@ class Fleet:
                         or paused["is_paused"]):
                     raise Broken("it has other weights than were pushed, or was paused: it was "
                                  "started again, or someone else steers it")
-                tokens, now = generated(metrics), time.monotonic()
+                tokens, now = metric("generation_tokens_total", metrics), time.monotonic()
                 if tokens != server.tokens or not server.tasks:
                     server.tokens, server.moved = tokens, now
                 elif now - server.moved > self.deadline_s:
@@ -849,6 +868,8 @@ class Fleet:
                 if server.state == "lost":
                     raise Broken(server.why)
                 await self._post(server, "/pause?mode=keep&clear_cache=false")
+                self._take_back(server, await self._post(server, "/metrics", method="GET",
+                                                         read=bounded))
                 if server.version is None:      # a push that broke off may have left one open
                     await self._close_update(server)
                 await self._post(server, "/start_weight_update")
@@ -866,6 +887,18 @@ class Fleet:
             except (Broken, BadAnswer) as error:
                 self._lose(server, f"push of version {version}: {error}")
         return [s for s in await asyncio.gather(*map(begin, servers)) if s]
+
+    def _take_back(self, server, metrics):
+        """Ask again later for what a paused server has not begun: with a cache too small for all
+        slots it has a queue, of the requests sent last. Begun after the push they would not be
+        what they are salted as, which is seen only when they are finished."""
+        queued = int(metric("num_requests_waiting", metrics))
+        self._account()
+        for task in list(server.tasks)[max(0, len(server.tasks) - queued):]:
+            sampler, sample = server.tasks.pop(task)
+            task.cancel()
+            sampler.again.append(sample)
+            self.counters["taken_back"] += 1
 
     async def _close_update(self, server):
         """End an update that a trainer before us, or we, began and did not finish.
@@ -937,14 +970,14 @@ class Fleet:
         """One request of one sample, from sending to what becomes of its answer."""
         asked, version = sampler.budget(sample), server.version
         body = {"token_ids": [*sample.request.prompt_ids, *sample.ids],
-                "cache_salt": self.label(version), "sampling_params": {
+                "cache_salt": self.salt(server), "sampling_params": {
                     "temperature": sampler.temperature, "max_tokens": asked, "logprobs": 0,
                     "stop_token_ids": sampler.eos_ids, "ignore_eos": True, "detokenize": False}}
         outcome, failed = None, None
         try:
             # No limit on its whole time: a sample is as long as it is. `_probe` watches.
             async with self.session.post(
-                    f"{server.url}/inference/v1/generate", json=body,
+                    f"{server.url}/inference/v1/generate", json=body, allow_redirects=False,
                     timeout=aiohttp.ClientTimeout(sock_connect=self.deadline_s)) as response:
                 answer = await bounded_json(response, SMALL + 1000 * asked)
                 server.moved = server.heard = time.monotonic()
@@ -1009,8 +1042,11 @@ class Fleet:
 
 
 def ssl_context(urls, tls, insecure_network):
-    """The context of mutual TLS, or None. Raises ValueError for an address that is not safe."""
-    for url in urls:
+    """The context of mutual TLS, or None. Raises ValueError for an address that is not safe, or
+    that stands there twice."""
+    for i, url in enumerate(urls):
+        if url.rstrip("/") in [other.rstrip("/") for other in urls[:i]]:
+            raise ValueError(f"vllm_url = {url!r}: named twice, it is one server")
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or not parts.port:
             raise ValueError(f"vllm_url = {url!r}: give addresses like http://127.0.0.1:8100")

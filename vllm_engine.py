@@ -22,7 +22,7 @@ cache, so keys and values older than the current weights are computed again; tok
 torch's global generator, not one of its own; and vLLM's cache cannot be saved, so a checkpoint
 keeps what was asked for and a resumed run starts unfinished samples again.
 
-vLLM itself is imported when an engine is made, and nowhere else in the project.
+vLLM is imported when an engine is made: whoever has none can read and run all the rest.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from sampler import Interruption, Request, Rollout, Sample, TwoRequests
 # Tokens in a block of the cache. Only whole blocks are shared, so small ones share more of a
 # prompt; the CPU build wants multiples of 32.
 BLOCK_TOKENS = 32
+# The LM head's dtype by `head_fp32`, whatever the rest has: trainer and sampler must round alike.
+HEAD = {True: "float32", False: "bfloat16"}
 
 
 def load_vllm(model, **options):
@@ -73,8 +75,10 @@ def refresh_tied_head(model):
     it loads, but a tied head is loaded as the embedding, and its packed copy stays as it was:
     new hidden states, old logits, no error (mean |dlogp| 0.19 on a small model).
     """
-    if hasattr(model.lm_head, "quant_method"):      # not on a pipeline's other stages
-        model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+    # None: a model that multiplies with its embedding itself. No method: a pipeline's other stages.
+    head = getattr(model, "lm_head", None)
+    if hasattr(head, "quant_method"):
+        head.quant_method.process_weights_after_loading(head)
 
 
 def block_bytes(model, dtype):
@@ -93,7 +97,7 @@ class VllmSampler(TwoRequests):
     slots              sequences decoded at once, at most; fewer where memory is short
     prompt_tokens      the longest prompt (with the interruption, gives the size of the cache)
     eos_ids            ids that end a sample
-    dtype              of weights and cache; the LM head's is fp32 if head_fp32
+    dtype              of weights and cache; the LM head's is fp32 if head_fp32, else bf16
     kv_bytes           memory for the cache, at most; 0: as much as all slots can ever fill
     seed               of the thinking budgets, and of torch's global generator
 
@@ -129,7 +133,7 @@ class VllmSampler(TwoRequests):
         self.step_tokens = slots + max(8192, length, prompt_tokens + slots * BLOCK_TOKENS)
         self.llm = load_vllm(
             str(model), skip_tokenizer_init=True, dtype=str(dtype).removeprefix("torch."),
-            hf_overrides={"head_dtype": "float32" if head_fp32 else "model"},
+            hf_overrides={"head_dtype": HEAD[head_fp32]},
             logprobs_mode="processed_logprobs",         # after temperature
             generation_config="vllm",                   # not the model's own top-p and top-k
             enforce_eager=True,                         # weights change: nothing may be baked in
@@ -151,7 +155,7 @@ class VllmSampler(TwoRequests):
     def head_fp32(self, value):
         """Switch the LM head's precision between two steps (the self-test compares both)."""
         self._head_fp32 = value
-        dtype = torch.float32 if value else self.dtype
+        dtype = getattr(torch, HEAD[value])
         self.llm.apply_model(lambda model: setattr(model.logits_processor, "head_dtype", dtype))
 
     @property

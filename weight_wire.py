@@ -158,6 +158,11 @@ class Worker:
     """What vLLM mixes into its own worker, for /collective_rpc; importing this file is the point
     as well."""
 
+    def sizes(self, names):
+        """The model's numbers of these names, as its config.json has them."""
+        config = self.model_config.hf_text_config
+        return [getattr(config, name, None) for name in names.split()]
+
     def reseed(self, seed):
         """Draw other random numbers from here on: each data-parallel copy its own, the workers of
         one copy the same. seed: digits."""
