@@ -854,8 +854,11 @@ def compare(curves, fits, refit):
                 if label != base else ""))
     else:
         lines.append(f"the ceilings span more than {SAME_A}: B is not compared")
-    seen = min(fit.C[-1] for fit in fits.values())
-    said["leaders"] = list(leaders(fits, max(fit.C[0] for fit in fits.values()), 10 * seen))
+    start, seen = max(fit.C[0] for fit in fits.values()), min(fit.C[-1] for fit in fits.values())
+    said["leaders"] = list(leaders(fits, start, 10 * seen)) if start < 10 * seen else []
+    if not said["leaders"]:
+        lines.append(f"  who is ahead is not told: one run ends at {seen:.3g}, where another has "
+                     f"not begun ({start:.3g})")
     for d in said["leaders"]:
         lines.append(f"  ahead from {d['C_from']:.3g} to {d['C_to']:.3g}: {d['run']} "
                      f"({d['share']:.0%} of replicates, mid-span)"

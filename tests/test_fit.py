@@ -777,6 +777,17 @@ def test_crossing_points_are_where_the_curves_cross():
     assert [spans[1]["C_from"], spans[1]["C_to"]] == pytest.approx(roots, rel=1e-6)
 
 
+def test_runs_that_share_no_compute_have_no_leader(tmp_path, capsys):
+    """A span from 1e12 down to 2e7 is no span; it was printed with its leader in it."""
+    a, b = write_run(tmp_path / "a", *made(n=9)), write_run(tmp_path / "b", *made(end=160, n=9))
+    record = tmp_path / "j.json"
+    words = ["--bootstrap", "20", "--out", "none", "--json", str(record)]
+    assert fit.main([str(a), str(b), *words]) == 0
+    said = capsys.readouterr().out
+    assert "ahead from" not in said and "one run ends at 160, where another has not" in said
+    assert json.loads(record.read_text())["comparison"]["leaders"] == []
+
+
 def test_the_leaders_share_counts_replicates_in_the_middle_of_its_span():
     """At its ends a span is a tie by definition, and a share of 100% would say "certain".  Of 20
     replicates of `fast` 9 are as fitted, 5 lead in a narrower span, 6 nowhere."""
