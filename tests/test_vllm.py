@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import tasks
 import vllm_engine
+from loss import head_logits
 from sampler import Interruption, Request
 from vllm_engine import VllmSampler
 
@@ -131,6 +132,24 @@ def test_the_head_can_be_computed_in_fp32_by_a_bf16_model(micro, seed, make):
         mean[fp32] = torch.cat(gaps).mean().item()
     print(mean)
     assert mean[True] < mean[False]
+
+
+def test_a_bf16_head_is_the_engines_own_in_an_fp32_run_too(micro, seed, make):
+    """The ablation's: trainer and sampler both round, or the ratio shows what only one of them
+    does. `head_logits` is the trainer's head."""
+    model = AutoModelForCausalLM.from_pretrained(micro, dtype=torch.float32).eval()
+    sampler = make(micro, phrase=(), head_fp32=False)
+    gaps = {True: [], False: []}
+    for r in drain(sampler, requests(7, samples=3)):
+        ids = torch.tensor([[*r.prompt_ids, *r.output_ids]])
+        with torch.no_grad():
+            hidden = model.model(ids).last_hidden_state[0, len(r.prompt_ids) - 1: -1]
+            for fp32, found in gaps.items():
+                logprobs = head_logits(hidden, model.lm_head.weight, head_fp32=fp32).log_softmax(-1)
+                found.append(logprobs.gather(1, torch.tensor(r.output_ids)[:, None])[:, 0]
+                             - torch.tensor(r.logprobs))
+    two_sided, one_sided = (torch.cat(gaps[fp32]).abs().mean() for fp32 in (False, True))
+    assert two_sided < 0.2 * one_sided and one_sided > 1e-4, (two_sided, one_sided)
 
 
 def test_tokens_are_drawn_from_the_softmax(plain, make):
