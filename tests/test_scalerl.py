@@ -238,16 +238,21 @@ def test_a_step_has_the_gradient_of_the_formula_in_the_paper(llama, seed):
         assert error < 1e-3, f"{name}: {error}"
 
 
-@pytest.mark.parametrize("change", [
-    {"loss": "grpo"}, {"loss": "gspo"}, {"loss": "reinforce"}, {"aggregation": "sample"},
-    {"aggregation": "token"}, {"advantage_norm": "prompt"}, {"advantage_norm": "none"},
-    {"temperature": 0.7}, {"head_fp32": False}], ids=str)
-def test_every_setting_of_the_objective_reaches_the_gradient(change, llama, seed):
+@pytest.mark.parametrize("base, change", [
+    *(({}, change) for change in (
+        {"loss": "grpo"}, {"loss": "dapo"}, {"loss": "gspo"}, {"loss": "reinforce"},
+        {"behavior": "recomputed"}, {"eps_max": 1.5}, {"aggregation": "sample"},
+        {"aggregation": "token"}, {"advantage_norm": "prompt"}, {"advantage_norm": "none"},
+        {"temperature": 0.7}, {"head_fp32": False})),
+    *(({"loss": loss}, clip) for loss in ("grpo", "dapo")
+      for clip in ({"eps_low": 1.0}, {"eps_high": 1e20}))], ids=str)
+def test_every_setting_of_the_objective_reaches_the_gradient(base, change, llama, seed):
     """That each is right is shown in test_loss.py; here, that none is lost on the way."""
     rollouts = rollouts_of(3, 4, random.Random(seed))
+    rollouts[0].logprobs[0] = -30.0             # of a good sample: a ratio above every bound
     rewards = torch.tensor([[1., -1, -1, -1], [1, 1, -1, -1], [-1, 1, 1, 1]])
-    default, _ = take_step(packed_copy(llama), rollouts, rewards)
-    changed, _ = take_step(packed_copy(llama), rollouts, rewards, **change)
+    default, _ = take_step(packed_copy(llama), rollouts, rewards, **base)
+    changed, _ = take_step(packed_copy(llama), rollouts, rewards, **base | change)
     moved = max((default[name] - changed[name]).norm() / default[name].norm() for name in default)
     assert moved > 1e-4, moved
 
@@ -1121,3 +1126,44 @@ def test_a_tracker_ends_however_the_run_does(how, micro, tmp_path, monkeypatch):
     words = arguments(micro, name="t", log_with="tensorboard")
     assert scalerl.main(words) == (1 if how == "failed" else 130)
     assert ended == [how]
+
+
+def test_the_optimizer_is_the_papers_adamw_and_holds_every_setting_of_it(llama, seed):
+    """Its epsilon is not torch's 1e-8, beside which the square root of a small gradient's second
+    moment would vanish; betas are ours."""
+    def held(**settings):
+        trainer = scalerl.Trainer.__new__(scalerl.Trainer)
+        trainer.model, trainer.ranks, trainer.device = packed_copy(llama), Ranks(), "cpu"
+        trainer.config, trainer.dtype = Config(model="x", **settings), torch.float32
+        trainer.prepare()
+        group, = trainer.optimizer.param_groups
+        assert type(trainer.optimizer) is torch.optim.AdamW
+        return (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+
+    assert held() == (5e-7, 0.9, 0.95, 1e-15, 0.01) and Config(model="x").warmup_steps == 100
+    rng = random.Random(seed)
+    fresh = {name: rng.random() for name in ("lr", "beta1", "beta2", "adam_eps", "weight_decay")}
+    assert held(**fresh) == tuple(fresh.values())
+
+
+def test_device_hours_are_the_steps_seconds_on_all_devices_and_no_evaluations(llama, seed,
+                                                                              monkeypatch):
+    """The x of the curve, by a clock that this test plays: 11 s to generate, 3 to mark, 50 to train
+    and 7 to push, twice, on 6 devices; what passes between two steps is not counted."""
+    spent = [0.0]
+    takes = lambda seconds, result=None: lambda *_: spent.append(seconds) or result # noqa: E731
+    monkeypatch.setattr(scalerl, "time", SimpleNamespace(perf_counter=lambda: sum(spent)))
+    groups = [scalerl.Group(i, "p", 0, 2, rollouts_of(1, 2, random.Random(seed))) for i in range(3)]
+    nothing = lambda *_: {}                                                         # noqa: E731
+    run = SimpleNamespace(
+        config=Config(model="x", samples_per_prompt=2), step=0, version=3, k=8, fleet=None,
+        compute=scalerl.Compute(llama, 6, "gpu"), counters=Counter(), heed_stop=nothing,
+        admit=takes(11), pacer=SimpleNamespace(take=lambda version: groups), sampler=None,
+        reward=takes(3, (torch.zeros(3, 2), {})), push=takes(7),
+        take_step=takes(50, ({"optimizer_step": 0, "tokens/trained": 5}, [])),
+        run_numbers=nothing, samples=nothing,
+        folder=SimpleNamespace(append=nothing, append_samples=nothing))
+    for _ in range(2):
+        spent.append(1000.0)                                    # an evaluation, perhaps
+        scalerl.Run.train_on(run, scalerl.Run.generate(run))
+    assert run.record["compute/gpu_hours"] == pytest.approx(2 * 6 * (11 + 3 + 50 + 7) / 3600)
