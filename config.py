@@ -174,7 +174,7 @@ class Config:
             refuse("model", "give a Hugging Face folder or name, as in --model models/toy")
         if not 0 <= self.length_penalty <= self.think_max + self.answer_tokens:
             refuse("length_penalty", "must lie in 0..think_max + answer_tokens")
-        self.schedule                           # refuses an off_policy that is none
+        self.schedule()                         # refuses an off_policy that is none
         for package in filter(None, ("accelerate", self.log_with) if self.log_with else ()):
             if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
                 refuse("log_with", f"needs a package: pip install {package}")
@@ -189,7 +189,6 @@ class Config:
         if self.gpus == 1 and not torch.cuda.is_available():
             refuse("gpus", "torch finds no GPU here; use 0")
 
-    @property
     def schedule(self):
         """(scheme, k) of `off_policy`, ("pipeline", 8). Raises ConfigError: it is none."""
         scheme, _, k = self.off_policy.partition("-")

@@ -105,9 +105,16 @@ class RunFolder:
             track_samples(self.tracker.trackers, rows, rows[0]["step"])
 
     def track(self):
-        """Begin the tracker, if `log_with` names one."""
+        """Begin accelerate's trackers, if `log_with` names one, so that the log is where people
+        already look. The folder's own files are written all the same, and a resumed run cuts only
+        those back to its checkpoint."""
         if self.config.log_with:
-            self.tracker = tracker(self.config, self.path)
+            from accelerate import Accelerator
+            self.tracker = Accelerator(cpu=not torch.cuda.is_available(), project_dir=self.path,
+                                       log_with=self.config.log_with)
+            self.tracker.init_trackers(self.config.name, config={
+                name: json.dumps(value) if isinstance(value, dict) else value
+                for name, value in dataclasses.asdict(self.config).items()})
 
     def close(self):
         """However the run ended: the tracker sends what it holds, and the lock is open."""
@@ -181,18 +188,6 @@ def commit():
     except (OSError, subprocess.TimeoutExpired):
         return {}
     return {} if done.returncode else {"git": done.stdout.strip()}
-
-
-def tracker(config, folder):
-    """accelerate's trackers, so that the log is where people already look. The folder's own files
-    are written all the same, and a resumed run cuts only those back to its checkpoint."""
-    from accelerate import Accelerator
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), log_with=config.log_with,
-                              project_dir=folder)
-    plain = {k: json.dumps(v) if isinstance(v, dict) else v
-             for k, v in dataclasses.asdict(config).items()}
-    accelerator.init_trackers(config.name, config=plain)
-    return accelerator
 
 
 def track_samples(trackers, rows, step):

@@ -468,12 +468,19 @@ def settle_engine(config):
             importlib.util.find_spec("vllm") else "transformers"
 
 
+@contextlib.contextmanager
+def refused(about=""):
+    """What others refuse in a sentence of their own is wrong input as well: a ConfigError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{about}{error}") from None
+
+
 def check_attention(config, dtype, device):
     """Does a micro-batch's attention go without masks? Raises ConfigError: not on this device."""
-    try:
+    with refused():
         return packed.uses_flash(config.attention, dtype, device)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 class Trainer:
@@ -502,11 +509,9 @@ class Trainer:
         """The model and its optimizer as the settings want them, shared by all ranks."""
         config = self.config
         flash = check_attention(config, self.dtype, self.device)
-        try:
+        with refused():
             shape_layers(self.model, self.device, recompute=config.recompute_layers,
                          compiled=config.compile_layers)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
         self.policy, self.optimizer = self.ranks.prepare(
             Policy(self.model, temperature=config.temperature, dtype=self.dtype,
                    head_fp32=config.head_fp32, flash=flash,
@@ -520,12 +525,10 @@ class Trainer:
         self.tokenizer = load(AutoTokenizer, config)
         # fp32 masters: at lr 5e-7 a bf16 weight would round most updates away.
         self.model = load(AutoModelForCausalLM, config, dtype=torch.float32)
-        try:
+        with refused(f"model = {config.model!r}: "):
             if self.ranks.rank == 0 and (folder / checkpoint.CHECKSUMS).exists():
                 checkpoint.check(folder)            # another run's `best` or `model`
             packed.prepare(self.model)
-        except ValueError as error:
-            raise ConfigError(f"model = {config.model!r}: {error}") from None
         self.ranks.memory = Memory(
             config, self.model, *longest_tokens(config, self.tokenizer, self.model), self.dtype,
             cuda=self.device == "cuda", alone=not config.vllm_url)
@@ -583,7 +586,7 @@ class Run(Trainer):
 
     def __init__(self, config, resume):
         config.check()
-        self.scheme, self.k = config.schedule
+        self.scheme, self.k = config.schedule()
         settle_engine(config)               # before it is written down: a resumed run keeps it
         if config.vllm_url and config.engine != "vllm":
             raise ConfigError(f"engine = {config.engine!r}: vllm_url names vLLM servers")
@@ -649,11 +652,9 @@ class Run(Trainer):
         if self.device == "cuda":       # half of what gradients, Adam and two bf16 copies leave
             weights = sum(p.numel() for p in self.model.parameters())
             kv_bytes = max(1, (torch.cuda.mem_get_info()[0] - 16 * weights) // 2)
-        try:
+        with refused():
             sampler = VllmSampler(self.config.model, self.tokenizer, interruption, **shared,
                                   seed=self.config.seed, dtype=self.dtype, kv_bytes=kv_bytes)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
         if sampler.slots < self.config.samples_per_prompt:
             raise ConfigError(f"samples_per_prompt = {self.config.samples_per_prompt}: vLLM's "
                               f"cache has room for {sampler.slots} sequences")
@@ -666,14 +667,12 @@ class Run(Trainer):
         """(training's, evaluation's) sampler on the servers that vllm_url names."""
         config = self.config
         urls = [url.strip() for url in config.vllm_url.split(",") if url.strip()]
-        try:
+        with refused():
             self.fleet = Fleet(urls, slots=config.slots, length=length, dtype=self.dtype,
                                head_fp32=config.head_fp32, model=self.model.config,
                                tls=config.tls, insecure_network=config.insecure_network,
                                deadline_s=config.deadline_s,
                                start_deadline_s=config.start_deadline_s)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
         shared = {name: shared[name] for name in ("prompt_tokens", "eos_ids", "temperature")}
         shared["vocabulary"] = self.model.config.vocab_size
         # While the trainer trains, slots that fall free are filled from a step's worth in wait.
@@ -1042,16 +1041,6 @@ def follow(config):
     return 0
 
 
-def write_report(run):
-    """--report RUN. Returns the exit code. Raises ConfigError: not a run."""
-    import report                           # matplotlib, which training never needs
-    try:
-        print(report.write_report(run))
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    return 0
-
-
 def main(argv=None):
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -1059,7 +1048,10 @@ def main(argv=None):
     try:
         config, asked = parse(argv, __doc__.split("One step of")[0])
         if asked.report:
-            return write_report(asked.report)
+            import report                   # matplotlib, which training never needs
+            with refused():
+                print(report.write_report(asked.report))
+            return 0
         if asked.print_config or asked.dry_run:
             print(to_toml(config), end="\n" * asked.dry_run)
             if asked.dry_run:

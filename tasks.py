@@ -861,13 +861,14 @@ def questions_of(config, tokenizer, marker):
               f"than {limit} tokens", file=sys.stderr)
     train, heldout, extra = ([p for p in part if p.id not in long] for part in parts)
     heldout = heldout[: config.eval_prompts]
-    if not train or not heldout + extra:
-        raise TaskError(f"prompt_tokens = {limit}: no problem of {config.task!r} is that short")
-    found = Questions({p.id: p for p in train}, {p.id: p for p in heldout + extra},
-                      {p.task for p in heldout}, prompts, {})
-    found.counts = {"problems/train": len(found.train), "problems/heldout": len(found.heldout),
-                    "problems/bad_gold": bad, "problems/too_long": len(long)}
-    return found
+    for problems, what in ((train, "training"), (heldout, "held-out")):
+        if not problems:
+            raise TaskError(f"prompt_tokens = {limit}: no {what} problem of {config.task!r} is "
+                            "that short")
+    asked, evaluated = {p.id: p for p in train}, {p.id: p for p in heldout + extra}
+    return Questions(asked, evaluated, {p.task for p in heldout}, prompts, {
+        "problems/train": len(asked), "problems/heldout": len(evaluated),
+        "problems/bad_gold": bad, "problems/too_long": len(long)})
 
 
 def sound_problems(config, marker):

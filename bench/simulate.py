@@ -177,7 +177,7 @@ class Model:
 
     def __init__(self, work, generators, trainers, seed=0):
         self.work, self.t = work, trainers
-        scheme, k = Config(off_policy=work.off_policy).schedule
+        scheme, k = Config(off_policy=work.off_policy).schedule()
         if work.slots + work.ahead < work.samples:
             raise ConfigError(f"slots = {work.slots}: no room for a group of {work.samples}")
         self.env, self.pacer = simpy.Environment(), Pacer(scheme, k, work.prompts)
@@ -318,7 +318,7 @@ def read_run(folder):
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     except (OSError, ConfigError, json.JSONDecodeError) as error:
         raise ConfigError(f"{folder} is no run that can be read: {error}") from None
-    rows = [row for row in rows if row["step"] > config.schedule[1] + 4]
+    rows = [row for row in rows if row["step"] > config.schedule()[1] + 4]
     if len(rows) < 10 or "completions/longest_of_group" not in rows[0]:
         raise ConfigError(f"{folder}: {len(rows)} steps past its start, and 10 are needed, with "
                           "completions/longest_of_group in the log")

@@ -1115,7 +1115,8 @@ def test_a_tracker_ends_however_the_run_does(how, micro, tmp_path, monkeypatch):
     ended, train_on = [], scalerl.Run.train_on
     tracker = SimpleNamespace(trackers=[], log=lambda *_, **__: None,
                               end_training=lambda: ended.append(how))
-    monkeypatch.setattr(run_folder, "tracker", lambda *_: tracker)
+    monkeypatch.setattr(run_folder.RunFolder, "track",
+                        lambda folder: setattr(folder, "tracker", tracker))
 
     def end(run, groups):
         train_on(run, groups)

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 import generated
 import tasks
+from config import Config
 from sandbox import UnitTests
 from tasks import Problem, TaskError, check_gold, load_task, prompt_ids
 from verify import Marker, boxed_parts, verify
@@ -165,6 +166,31 @@ def test_both_splits_come_from_one_reading(tmp_path, monkeypatch):
         read.append(args) or reader(*args)))
     both = tasks.load_splits(a, heldout=4)
     assert len(read) == 1 and both == [load_task(a, split, heldout=4) for split in tasks.SPLITS]
+
+
+def test_a_run_without_a_held_out_problem_short_enough_is_refused_whatever_else_is_evaluated(
+        tmp_path):
+    """The curve is theirs: its mean over none of them would fail after hours."""
+    a = write_jsonl(tmp_path / "a.jsonl", [{"question": "x" * n, "answer": "1"}
+                                           for n in range(1, 10)])
+    b = write_jsonl(tmp_path / "b.jsonl", [{"question": "y", "answer": "1"}])
+
+    class Letters:
+        chat_template = eos_token_id = None
+
+        def __call__(self, text):
+            return {"input_ids": list(text)}
+    tokenizer = Letters()
+    held, = load_task(a, "heldout", heldout=1)
+    longest = len(tokenizer(f"{held.question}\n\nAnswer:")["input_ids"])
+    config = Config(task=a, heldout_prompts=1, eval_tasks=b, long_prompts="skip",
+                    prompt_tokens=longest)
+    found = tasks.questions_of(config, tokenizer, None)
+    assert held.id in found.heldout and len(found.heldout) == 2 and found.curve_tasks == {"a"}
+    assert found.counts["problems/too_long"] == 9 - len(held.question)
+    config.prompt_tokens -= 1
+    with pytest.raises(TaskError, match=f"prompt_tokens = {longest - 1}: no held-out problem"):
+        tasks.questions_of(config, tokenizer, None)
 
 
 # ------------------------------------------------------------------------------------------------
