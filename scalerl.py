@@ -382,10 +382,9 @@ class Compute:
         weights = sum(p.numel() for p in model.parameters())
         if not config.tie_word_embeddings:      # looking up an embedding multiplies nothing
             weights -= model.get_input_embeddings().weight.numel()
-        heads = config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        H, _, D = packed.heads(config)
         self.token_flops = 2 * weights
-        self.look_flops = 4 * config.num_hidden_layers * heads * size
+        self.look_flops = 4 * config.num_hidden_layers * H * D
         self.devices, self.hours_name = devices, f"compute/{device_name}_hours"
         self.flops, self.tokens, self.hours = 0, 0, 0.0
 
