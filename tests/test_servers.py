@@ -239,7 +239,8 @@ class Fake:
         self.updating = path == "/start_weight_update" or (
             self.updating and path != "/finish_weight_update")
         if path == "/collective_rpc" and body["method"] == "sizes":
-            return web.json_response({"results": [[self.sizes[n] for n in body["args"][0].split()]]})
+            sizes = [self.sizes[name] for name in body["args"][0].split()]
+            return web.json_response({"results": [sizes]})
         if path == "/collective_rpc":
             assert body["method"] == "reseed"
             self.seeds += body["args"]
