@@ -176,9 +176,6 @@ class TwoRequests:
         self.temperature, self.version = temperature, version
         self.generator = torch.Generator().manual_seed(seed)    # of the thinking budgets
 
-    def check_fits(self, request: Request):
-        check_fits(request, self.prompt_tokens, self.slots)
-
     def new_samples(self, request):
         rule, n = self.interruption, request.samples
         budgets = [rule.think_max] * n if not rule.phrase_ids else torch.randint(

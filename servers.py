@@ -59,7 +59,7 @@ import aiohttp
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
-from sampler import Request, Rollout, Sample, TwoRequests
+from sampler import Request, Rollout, Sample, TwoRequests, check_fits
 from vllm_engine import BLOCK_TOKENS, HEAD, block_bytes
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -1117,7 +1117,7 @@ class ServerSampler(TwoRequests):
         return self.fleet.needs_push
 
     def submit(self, request: Request):
-        self.check_fits(request)
+        check_fits(request, self.prompt_tokens, self.slots)
         self.owed[request.group_id] = request, request.samples
         samples = self.new_samples(request)
 

@@ -33,7 +33,8 @@ from collections import deque
 import torch
 from transformers import AutoConfig
 
-from sampler import Interruption, Request, Rollout, Sample, TwoRequests
+from packed import heads
+from sampler import Interruption, Request, Rollout, Sample, TwoRequests, check_fits
 
 # Tokens in a block of the cache. Only whole blocks are shared, so small ones share more of a
 # prompt; the CPU build wants multiples of 32.
@@ -84,10 +85,8 @@ def refresh_tied_head(model):
 def block_bytes(model, dtype):
     """Bytes of one block of the cache of a Hugging Face model: keys and values of every layer."""
     config = AutoConfig.from_pretrained(model)
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    heads = getattr(config, "num_key_value_heads", None) or heads
-    return 2 * config.num_hidden_layers * heads * size * BLOCK_TOKENS * dtype.itemsize
+    _, J, D = heads(config)
+    return 2 * config.num_hidden_layers * J * D * BLOCK_TOKENS * dtype.itemsize
 
 
 class VllmSampler(TwoRequests):
@@ -168,7 +167,7 @@ class VllmSampler(TwoRequests):
         return self.slots - self.in_flight
 
     def submit(self, request: Request):
-        self.check_fits(request)
+        check_fits(request, self.prompt_tokens, self.slots)
         self.waiting.append(request)
 
     def push_weights(self, named_tensors, version):

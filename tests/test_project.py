@@ -24,7 +24,7 @@ ARROWS = {"scalerl": {"checkpoint", "config", "launch", "loss", "memory", "packe
           "config": {"loss", "tasks"}, "policy": {"loss", "packed"},
           "ranks": {"memory", "sampler"},
           "checkpoint": set(), "memory": {"packed", "vllm_engine"},
-          "sampler": {"loss", "packed"}, "vllm_engine": {"sampler"}, "toy": {"tasks"},
+          "sampler": {"loss", "packed"}, "vllm_engine": {"packed", "sampler"}, "toy": {"tasks"},
           "tasks": {"generated", "sandbox", "verify"}, "verify": {"generated", "sandbox"},
           "generated": set(), "sandbox": set(), "box": set(),
           "loss": set(), "packed": set(), "fit": set(),
