@@ -13,7 +13,7 @@ from conftest import ROOT, run_command
 
 FILES = sorted(path.name for path in ROOT.glob("*.py"))
 OURS = {name.removesuffix(".py") for name in FILES}
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text() + (ROOT / "docs" / "places.md").read_text()
 
 # Who may import whom (README, "Reading order"). fit.py stands alone; nothing imports the story.
 ARROWS = {"scalerl": {"checkpoint", "config", "launch", "loss", "memory", "packed", "policy",

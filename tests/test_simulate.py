@@ -136,7 +136,7 @@ def test_a_real_run_is_predicted_within_15_percent(run):
     for name in ("step_s", "batch", "lag_mean"):
         assert getattr(found, name) == pytest.approx(measured[name], rel=0.15), name
     for name in {"trainer_idle", "generator_idle", "busy_share"} & set(measured):
-        assert getattr(found, name) == pytest.approx(measured[name], abs=0.1), name
+        assert getattr(found, name) == pytest.approx(measured[name], rel=0.15, abs=0.02), name
     assert abs(found.lag_max - measured["lag_max"]) <= 1        # the oldest of all tokens: luck
 
 
