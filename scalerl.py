@@ -57,14 +57,14 @@ import launch
 import packed
 from checkpoint import save_model
 from config import ConfigError, parse, to_toml
-from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,
+from loss import (advantages, k3, length_penalty, merge_stats, policy_loss, token_weights,
                   zero_variance)
 from memory import Memory, is_short, short_of_memory
 from policy import Policy, cost_tokens, logprobs_of, micro_batches, shape_layers, table
 from ranks import (BLANK, RankError, Ranks, deal, from_tensors, full_tensors, gather_group, meets,
                    to_tensors, whole)
 from run_folder import Progress, RunFolder
-from sampler import Interruption, Request, Rollout, TransformersSampler
+from sampler import Interruption, Request, Rollout, TransformersSampler, restored
 from servers import Fleet, ServerError, ServerSampler
 from tasks import TaskError, did_you_mean, questions_of
 from verify import THINK_TAGS, Marker
@@ -934,7 +934,7 @@ class Run(Trainer):
             name = "fp32_head" if head_fp32 else "bf16_head"
             line |= {f"mismatch/{name}/mean_abs_dlogp": log_ratio.abs().mean().item(),
                      f"mismatch/{name}/max_abs_dlogp": log_ratio.abs().max().item(),
-                     f"mismatch/{name}/kl_k3": (log_ratio.exp() - 1 - log_ratio).mean().item()}
+                     f"mismatch/{name}/kl_k3": k3(log_ratio).mean().item()}
         sampler.head_fp32 = self.config.head_fp32
         self.folder.append("metrics.jsonl", line)
         found = [f"{line[key]:.1e} with {words}" for words, key in (
@@ -988,8 +988,7 @@ class Run(Trainer):
             setattr(self, name, plain[name])
         self.pacer.admitted, self.pacer.filling = plain["admitted"], plain["filling"]
         for fields in plain["groups"]:
-            fields["rollouts"] = [Rollout(**{**r, "prompt_ids": tuple(r["prompt_ids"])})
-                                  for r in fields["rollouts"]]
+            fields["rollouts"] = [restored(Rollout, r) for r in fields["rollouts"]]
             self.pacer.groups[fields["group_id"]] = Group(**fields)
         self.counters.update(plain["counters"])
         vars(self.compute).update(plain["compute"])

@@ -545,7 +545,9 @@ def reference(micro, tmp_path_factory):
 def test_every_part_of_the_recipe_leaves_a_trace_in_the_log(reference):
     records = lines(reference)
     assert [r["step"] for r in records] == list(range(9))          # 0 is the start-up self-test
-    assert records[0]["mismatch/fp32_head/mean_abs_dlogp"] < 1e-5
+    mean, largest, kl = (records[0][f"mismatch/fp32_head/{name}"] for name in (
+        "mean_abs_dlogp", "max_abs_dlogp", "kl_k3"))
+    assert mean < 1e-5 and mean ** 2 / 2 < 1.01 * kl < 1.03 * mean * largest / 2   # a mean square
     steps = records[1:]
     total = Counter()
     for r in steps:
