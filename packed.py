@@ -82,6 +82,9 @@ def prepare(model):
     if others:
         raise ValueError(f"model config has layer_types {', '.join(sorted(others))}: not "
                          "supported, in a packed row only full attention knows whose a token is")
+    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
+        raise ValueError("model config has rope_parameters of type longrope: not supported, its "
+                         "frequencies depend on the longest sequence beside which one is computed")
     head = model.get_output_embeddings()
     if getattr(head, "bias", None) is not None:
         raise ValueError("the LM head has a bias: not supported")

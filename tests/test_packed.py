@@ -200,7 +200,8 @@ def test_decoding_in_slots_follows_the_plain_forward_while_slots_move(make, seed
 
 
 @pytest.mark.parametrize("setting", [{"final_logit_softcapping": 30.0}, {"logits_scaling": 8.0},
-                                     {"sliding_window": 16, "use_sliding_window": True}])
+                                     {"sliding_window": 16, "use_sliding_window": True},
+                                     {"rope_parameters": {"rope_type": "longrope"}}])
 def test_a_model_whose_arithmetic_would_change_in_silence_is_refused(llama, setting):
     for name, value in setting.items():
         setattr(llama.config, name, value)
