@@ -148,7 +148,7 @@ class Config:
             if not getattr(self, name) > 0 or not math.isfinite(getattr(self, name)):
                 refuse(name, "must be above zero")
         for name in ("samples_logged", "threads", "warmup_steps", "weight_decay", "adam_eps",
-                     "eval_think_tokens"):
+                     "eval_think_tokens", "node_rank"):
             if not getattr(self, name) >= 0 or not math.isfinite(getattr(self, name)):
                 refuse(name, "must be zero or above")
         for name in ("beta1", "beta2", "eps_low", "eps_high"):
@@ -156,6 +156,12 @@ class Config:
                 refuse(name, "must lie in [0, 1)")
         if self.eps_max < 1:
             refuse("eps_max", "must be 1 or above: it caps the ratio itself, which starts at 1")
+        if self.loss == "dapo" and self.eps_high <= self.eps_low:
+            refuse("eps_high", f'dapo\'s upper clip is the wider one, 0.26 in the paper\'s runs; with '
+                   f'eps_low = {self.eps_low} on both sides it is loss = "grpo"')
+        if self.loss == "gspo" and max(self.eps_low, self.eps_high) > 0.05:
+            refuse("eps_high", "gspo clips a geometric mean over the sequence, which hardly leaves 1: "
+                   "give eps_low and eps_high of about 1e-3 (paper)")
         if self.samples_per_prompt < 2:
             refuse("samples_per_prompt", "must be 2 or more: an advantage compares samples")
         if self.top_p != 1:
@@ -164,6 +170,10 @@ class Config:
             refuse("think_min", f"must lie in 1..think_max = {self.think_max}")
         if self.samples_per_prompt > self.slots:
             refuse("slots", f"must hold the {self.samples_per_prompt} samples of a prompt")
+        if not self.retire_at > 0:
+            refuse("retire_at", "must be above zero; above 1 no prompt retires")
+        if not 0 <= self.max_bad_gold <= 1:
+            refuse("max_bad_gold", "must be a share, in [0, 1]")
         if not self.think_close:
             refuse("think_close", "must be text: what follows it is marked")
         if self.interrupt_phrase and self.think_close not in self.interrupt_phrase:

