@@ -58,8 +58,8 @@ class Config:
     off_policy: str = "pipeline-8"      # paper; "pipeline-0" is on-policy; "ppo-8" the classic way
     slots: int = 256                    # sequences decoded at once; ours
     # -- length, in tokens
-    prompt_tokens: int = 2048           # paper; a longer prompt is never cut: long_prompts
-    long_prompts: str = "refuse"        # no run if a prompt is longer; "skip": leave it out; ours
+    prompt_tokens: int = 2048           # paper; a longer one is never cut, see long_prompts
+    long_prompts: str = "refuse"        # over prompt_tokens: "refuse" to run, or "skip" it; ours
     think_min: int = 10240              # paper: interrupted at a random point in [10k, 12k]
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
@@ -95,8 +95,8 @@ class Config:
     eval_prompts: int = 1000            # paper
     eval_samples: int = 16              # paper
     eval_tasks: str = ""                # further tasks to evaluate on, "aime-24+math-500"; ours
-    eval_task_options: dict = field(default_factory=dict)   # as task_options; ours
-    eval_think_tokens: int = 0          # thinking budget there; 0: as in training; ours
+    eval_task_options: dict = field(default_factory=dict)   # of eval_tasks, as task_options; ours
+    eval_think_tokens: int = 0          # thinking budget in evaluation; 0: training's; ours
     checkpoint_every: int = 100         # ours
     keep_checkpoints: int = 2           # ours; the best one is kept apart
     samples_logged: int = 4             # rollouts written to samples.jsonl a step; ours
