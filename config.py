@@ -157,11 +157,11 @@ class Config:
         if self.eps_max < 1:
             refuse("eps_max", "must be 1 or above: it caps the ratio itself, which starts at 1")
         if self.loss == "dapo" and self.eps_high <= self.eps_low:
-            refuse("eps_high", f'dapo\'s upper clip is the wider one, 0.26 in the paper\'s runs; with '
+            refuse("eps_high", "dapo's upper clip is the wider one, 0.26 in the paper's runs; with "
                    f'eps_low = {self.eps_low} on both sides it is loss = "grpo"')
         if self.loss == "gspo" and max(self.eps_low, self.eps_high) > 0.05:
-            refuse("eps_high", "gspo clips a geometric mean over the sequence, which hardly leaves 1: "
-                   "give eps_low and eps_high of about 1e-3 (paper)")
+            refuse("eps_high", "gspo clips a geometric mean over the sequence, which hardly leaves "
+                   "1: give eps_low and eps_high of about 1e-3 (paper)")
         if self.samples_per_prompt < 2:
             refuse("samples_per_prompt", "must be 2 or more: an advantage compares samples")
         if self.top_p != 1:

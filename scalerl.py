@@ -721,7 +721,7 @@ class Run(Trainer):
                 progress.show(self.record)
         if not self.stop and self.evaluated != self.step:
             self.evaluate()
-        if not self.stop and not self.saved():      # all retired: --resume must not train them again
+        if not self.stop and not self.saved():  # all retired: --resume must not train them again
             self.save()
         return ending
 
@@ -988,8 +988,8 @@ class Run(Trainer):
         try:
             self.sampler.load_state(checkpoint.load_tensors(folder, "sampler"), plain["sampler"])
         except RuntimeError as error:
-            raise ConfigError(f"gpus = {self.config.gpus}: {folder} cannot go on here: its sampler's "
-                              "random numbers and caches are of another kind of device "
+            raise ConfigError(f"gpus = {self.config.gpus}: {folder} cannot go on here: its "
+                              "sampler's random numbers and caches are of another kind of device "
                               f"({error})") from None
         self.version = plain["version"]
         self.push(self.sampler)

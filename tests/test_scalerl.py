@@ -426,7 +426,7 @@ BAD_INPUT = {
     "top-p": (["--top-p", "0.9"], "top_p = 0.9: must be 1"),
     "zero steps": (["--steps", "0"], "steps = 0: must be above zero"),
     "loss": (["--loss", "ppo"], "loss = 'ppo': use one of cispo"),
-    "dapo without its clip": (["--loss", "dapo"], 'eps_high = 0.2: dapo\'s upper clip is the wider'),
+    "dapo without its clip": (["--loss", "dapo"], "eps_high = 0.2: dapo's upper clip is"),
     "gspo with grpo's clip": (["--loss", "gspo"], "give eps_low and eps_high of about 1e-3"),
     "retirement": (["--retire-at", "nan"], "retire_at = nan: must be above zero"),
     "bad gold": (["--max-bad-gold", "-1"], "max_bad_gold = -1.0: must be a share"),
