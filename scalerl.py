@@ -9,7 +9,7 @@
 
 One step of the recipe, in the order of this file:
 
-  1. Curriculum   which prompt next: epochs; prompts the model has learned retire    (paper, sec. 4)
+  1. Curriculum   which prompt next: epochs; prompts the model has learned retire  (paper, sec. 3.2)
   2. Pacer        PipelineRL-k: how far generation may run ahead of training         (sec. 3.1)
   3. Marks        +1 or -1 for each sample, and what the log says of them            (sec. 2)
   4. Train step   zero-variance filter, CISPO on the sampler's own log-probs, AdamW  (sec. 2-4)
@@ -79,7 +79,7 @@ class Curriculum:
 
     A prompt whose pass rate over all its samples so far is at `retire_at` (0.9) or above leaves
     the next epochs for good: it has little left to teach, and its groups would mostly be filtered
-    for zero variance anyway (paper, sec. 4).
+    for zero variance anyway (paper, sec. 3.2).
     """
 
     def __init__(self, problem_ids, retire_at, seed):
@@ -373,8 +373,9 @@ class Compute:
     """Cumulative training compute, evaluation apart (ours: the paper does not say).
 
     flops is analytic: a forward pass costs 2 FLOPs a weight and token in matrix products, and
-    4*layers*hidden a token and token looked at in attention; training costs three forwards. What
-    is counted is what this code computes: each prompt once for its samples, no padding.
+    4*layers*hidden a token and token looked at in attention; training costs three forwards. Each
+    prompt counts once for its samples, padding never; nor does what is computed twice to save
+    memory (`recompute_layers`, the head in the backward pass) or after an interruption.
     """
 
     def __init__(self, model, devices, device_name):
