@@ -36,7 +36,7 @@ from pathlib import Path
 import torch
 
 from leash import Child, LaunchError, say, supervise
-from memory import GIB, Memory, host_memory
+from memory import CACHE_SHARE, GIB, Memory, host_memory
 from servers import LOOPBACK, server_command, tls_context
 
 # In the environment of every trainer that the launcher has started: it starts nothing itself, and
@@ -161,7 +161,7 @@ class Estimate(Memory):
         c = self.config
         weights = self.weights * self.itemsize / self.copy_gpus
         sequence = self.kv_token * self.length / self.copy_gpus
-        share = VLLM_MEMORY_SHARE if self.cuda else 0.25                    # servers.py's own
+        share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE
         room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
         fits = max(0, int(room // sequence))
         slots = -(-c.slots // c.data_parallel)

@@ -21,6 +21,7 @@ from packed import heads, uses_flash
 from vllm_engine import BLOCK_TOKENS, block_bytes
 
 GIB = 2 ** 30
+CACHE_SHARE = 0.25                  # of a CPU's memory, for one server's cache at most
 
 # buffer: its parts in `Memory.trainer_memory`, and the setting that it shrinks with
 FIXED, ACTIVATIONS, LOGITS, CACHE = (

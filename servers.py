@@ -59,6 +59,7 @@ import aiohttp
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
+from memory import CACHE_SHARE, host_memory
 from sampler import Request, Rollout, Sample, TwoRequests, check_fits
 from vllm_engine import BLOCK_TOKENS, HEAD, block_bytes
 
@@ -118,7 +119,7 @@ def server_command(config, *, model, length, slots, dtype, host, port, device=No
         # for every slot to grow to the end, in at most a quarter of the memory: short of it, vLLM
         # throws a sequence out and computes its keys and values again, under newer weights.
         blocks = slots * -(-length // BLOCK_TOKENS) + 1
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+        memory = int(CACHE_SHARE * host_memory())
         argv += ["--enforce-eager", "--block-size", str(BLOCK_TOKENS), "--kv-cache-memory-bytes",
                  str(min(blocks * block_bytes(model, dtype), memory))]
         # Threads bound to cores would put every server of a machine on the same ones.

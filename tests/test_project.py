@@ -29,7 +29,8 @@ ARROWS = {"scalerl": {"checkpoint", "config", "launch", "loss", "memory", "packe
           "generated": set(), "sandbox": set(), "box": set(),
           "loss": set(), "packed": set(), "fit": set(),
           "report": {"fit"}, "smollm2": set(),
-          "servers": {"sampler", "vllm_engine"}, "weight_wire": {"servers", "vllm_engine"}}
+          "servers": {"memory", "sampler", "vllm_engine"},
+          "weight_wire": {"servers", "vllm_engine"}}
 # What a room must never import, at any depth of the file.
 BANNED = {"loss": {"transformers", "vllm", "numpy"}, "tasks": {"torch"},
           "verify": {"torch", "transformers"}, "sandbox": {"torch"},
