@@ -1,6 +1,6 @@
 # make demo      the toy: train it with the whole recipe, fit its curve, predict the second half
 # make test      the whole test suite
-# make seeds     the demo on five seeds, and what each first half predicted
+# make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
 # make mix       two tasks at once, a curve each
 # make smollm2   a real small language model, as an ordinary folder in models/smollm2-135m
 # make vllm      vLLM, the build for this machine; scalerl.py then takes it by itself
@@ -17,8 +17,9 @@ PY     := $(VENV)/bin/python
 NOW    := $(shell date +%Y%m%d-%H%M%S)
 demo:  RUN := $(or $(RUN),demo$(if $(wildcard runs/demo),-$(NOW)))
 mix:   RUN := $(or $(RUN),mix$(if $(wildcard runs/mix),-$(NOW)))
-seeds: RUN := $(or $(RUN),seed$(if $(wildcard runs/seed0),-$(NOW)))
+seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 SEED   ?= 0
+SEEDS  ?= 0 1 2 3 4
 
 .PHONY: demo seeds mix test gpu-check toy smollm2 vllm certs clean
 .DELETE_ON_ERROR:
@@ -27,12 +28,12 @@ demo: $(VENV)/base models/toy/config.json
 	$(PY) scalerl.py --config configs/demo.toml --name $(RUN) --seed $(SEED)
 	$(PY) fit.py runs/$(RUN) --until 0.5
 
-# Five seeds of the demo, two at a time on one core each: does the first half predict the second?
+# Seeds of the demo, two at a time on one core each: does the first half predict the second?
 seeds: $(VENV)/base models/toy/config.json
 	mkdir -p runs
-	printf '%s\n' 0 1 2 3 4 | xargs -P 2 -I {} sh -c '$(PY) scalerl.py --config configs/demo.toml \
+	printf '%s\n' $(SEEDS) | xargs -P 2 -I {} sh -c '$(PY) scalerl.py --config configs/demo.toml \
 		--name $(RUN){} --seed {} --threads 1 > runs/$(RUN){}.log 2>&1'
-	for s in 0 1 2 3 4; do $(PY) fit.py runs/$(RUN)$$s --until 0.5; done
+	for s in $(SEEDS); do $(PY) fit.py runs/$(RUN)$$s --until 0.5; done
 
 # The model is warmed up on both tasks; reasoning_gym brings the second one's problems.
 mix: $(VENV)/smollm2 models/toy-mix/config.json
