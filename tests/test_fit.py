@@ -9,6 +9,7 @@ import ast
 import csv
 import doctest
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -22,6 +23,7 @@ import fit
 from fit import BadInput, fit_curve, sigmoid
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
 FIXTURES = HERE / "fixtures"
 TRUTH = dict(A=0.61, B=1.92, C_mid=2542.0, R0=0.35)          # ScaleRL's row of the paper's Table 1
 
@@ -883,3 +885,17 @@ def test_help_teaches(capsys):
     for word in ("--until", "exit codes", "NAME=A,B,C", "--x step", "read the warnings"):
         assert word.lower() in said.lower()
     assert max(map(len, said.split("\n"))) <= 100
+
+
+def test_the_readmes_table_of_seeds_is_what_the_committed_logs_give(tmp_path, capsys):
+    """Every row: R0, the outcome, the first half's prediction with its interval, the error."""
+    rows = re.findall(r"^\| (\d+) \| (0\.\d+) \| (0\.\d+) \| (0\.\d+ \[.*?\]) \| ([+-]0\.\d+) \| "
+                      r"(?:\*\*)?(inside|outside)", (ROOT / "README.md").read_text(), re.M)
+    assert len(rows) == len(list((ROOT / "results" / "demo").glob("seed*"))) >= 5
+    for seed, r0, measured, predicted, error, where in rows:
+        assert fit.main([f"{ROOT}/results/demo/seed{seed}", "--until", "0.5",
+                         "--out", str(tmp_path / "x.png")]) == 0
+        said = capsys.readouterr().out
+        assert f"R0 {r0} (step 0)" in said
+        assert (f"{predicted}; measured {measured}; error {error}, "
+                + {"inside": "in the", "outside": "outside the"}[where]) in said
