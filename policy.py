@@ -123,7 +123,7 @@ def micro_batches(rollouts, budget_tokens, ranks=1):
         while smaller < budget_tokens:
             if len(even := cut(smaller)) <= places + len(batches):
                 return even
-            smaller *= 1.06
+            smaller *= 1.06             # a few tries up to the budget, none much too large
     return batches
 
 

@@ -235,7 +235,8 @@ class Ranks:
         or who has left none, is the one to look at.
         """
         self.blaming = True
-        # A cause of its own? Whatever the folders are called that Python names in quotes.
+        # Is it a cause of its own? Not if it speaks of the network; a folder, which Python names in
+        # quotes, may be called so.
         told = not re.search("gloo|nccl|connection|SIGTERM", re.sub("'[^']*'", "", error), re.I)
         # gloo begins with a path in its source and ends with advice.
         lines = re.sub(r"^\[\S*/gloo/\S*\] |[.] This is typically.*", "", error.strip(),

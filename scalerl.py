@@ -181,6 +181,8 @@ class Pacer:
         else:
             chosen = {g.group_id for g in taken}
             left = [g.start for g in self.groups.values() if g.group_id not in chosen]
+            # After this step, those of versions version + 1 to v consume (v - version) * P groups:
+            # no more may have their last chance by v.
             for v in range(version, version + self.k):
                 if sum(start + self.k <= v for start in left) > (v - version) * self.P:
                     return None
@@ -242,7 +244,8 @@ def train_step(policy, optimizer, rollouts, rewards, version, config, ranks):
     P, G = rewards.shape
     same = zero_variance(rewards)                                                   # (P,)
     log = {"reward/mean": rewards.mean().item(), "reward/std": rewards.std().item(),
-           "pass_rate": (rewards >= 0).float().mean().item(),   # 0: correct, at the penalty's end
+           # 0 is a correct sample that paid the whole length penalty.
+           "pass_rate": (rewards >= 0).float().mean().item(),
            "frac_reward_zero_std": same.float().mean().item(), "prompts/consumed": P}
     keep = ~same if config.zero_variance_filter else torch.ones(P, dtype=torch.bool)
     # The groups left are the effective batch: every mean and std below is over them alone.
@@ -299,8 +302,8 @@ def optimizer_step(policy, optimizer, rollouts, rewards, version, config, ranks)
                         loss=config.loss, eps_max=config.eps_max, eps_low=config.eps_low,
                         eps_high=config.eps_high, lags=cut(lags), entropy=entropies)
                     stats.append(stat)
-                except ValueError as bad:   # the other ranks wait for this one's backward: later
-                    error = str(bad)
+                except ValueError as bad:
+                    error = str(bad)        # raised after the backward pass: other ranks wait in it
             # Weights sum to 1 over the step, so gradients add up; but ranks take their mean.
             (loss * ranks.size).backward()
 
@@ -641,7 +644,7 @@ class Run(Trainer):
         devices *= 1 if device == "cuda" else torch.get_num_threads()
         self.compute = Compute(self.model, devices, "gpu" if device == "cuda" else "core")
         self.step = self.version = 0            # steps taken; optimizer steps taken (v)
-        self.evaluated = None                   # the last step that was
+        self.evaluated = None                   # the last step with an evaluation
         self.best = -1.0                        # pass rate of the best evaluation
         self.counters = Counter()               # since the last log line
         self.stop = 0                           # the signal that asked for an end
