@@ -268,7 +268,8 @@ def supervise(trainer, servers, *, watch=lambda: None, logs=(), checkpoint_s=600
             say(f"asking {trainer.name} for a checkpoint, {checkpoint_s:.0f} s at most; Ctrl-C "
                 "ends it at once")
             failed(str(error).splitlines()[0])
-            trainer.order(b"i")
+            if not (leads and first):           # else it is at it, and a second would stop it
+                trainer.order(b"i")
             deadline = time.monotonic() + checkpoint_s
             while trainer.status() is None and not asked and time.monotonic() < deadline:
                 time.sleep(0.05)

@@ -252,6 +252,33 @@ def test_a_second_ctrl_c_or_sigterm_ends_all_at_once(number, parts, tmp_path):
         assert gone(processes)
 
 
+def test_what_fails_while_the_trainer_writes_its_last_checkpoint_does_not_stop_it(parts, tmp_path):
+    """A scheduler's SIGTERM reaches all nodes: their servers may end before the checkpoint is
+    written. A second Ctrl-C of ours would be the end of it."""
+    slow = stand_in(tmp_path, "slow", """
+        asked = []
+        signal.signal(signal.SIGINT, lambda *_: asked.append(note("asked")))
+        note("up")
+        while not asked: time.sleep(0.02)
+        while not os.path.exists(sys.argv[0] + ".end"): time.sleep(0.02)
+        note("checkpoint")
+        sys.exit(130)
+    """)
+    bad = stand_in(tmp_path, "bad", f"""
+        note("up")
+        while "asked" not in open({str(slow) + ".notes"!r}).read(): time.sleep(0.02)
+        sys.exit(5)
+    """)
+    with launcher(tmp_path, slow, bad) as process:
+        processes = all_up(process, slow, bad)
+        process.send_signal(signal.SIGTERM)
+        until(lambda: process.stderr.readline().startswith("launcher: asking trainer"), "asking")
+        (tmp_path / "slow.py.end").write_text("")
+        assert process.wait(LIMIT_S) == 1
+        assert [n[0] for n in notes(slow)] == ["child", "up", "asked", "checkpoint"]
+        assert gone(processes)
+
+
 def test_a_sigterm_to_another_node_than_rank_0_s_fails_the_run_with_a_checkpoint(parts, tmp_path):
     with launcher(tmp_path, *parts, leads=False) as process:
         processes = all_up(process, *parts)
