@@ -17,9 +17,9 @@ PY     := $(VENV)/bin/python
 NOW    := $(shell date +%Y%m%d-%H%M%S)
 demo:  RUN := $(or $(RUN),demo$(if $(wildcard runs/demo),-$(NOW)))
 mix:   RUN := $(or $(RUN),mix$(if $(wildcard runs/mix),-$(NOW)))
-seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
+seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
 .PHONY: demo seeds mix test gpu-check toy smollm2 vllm certs clean
 .DELETE_ON_ERROR:

@@ -100,16 +100,16 @@ def main(argv):
     """The leash itself. Returns the exit status."""
     ranks = argv[:1] == ["--ranks"]
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    asked = []
-    # A no-op for Ctrl-C, not SIG_IGN, which the command would inherit.
-    signal.signal(signal.SIGINT, lambda *_: None)
-    signal.signal(signal.SIGTERM, lambda *_: asked.append("kill"))
+    # Schedulers signal every process of a job: what follows is the launcher's to say. A no-op, not
+    # SIG_IGN, which the command would inherit.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
     command = subprocess.Popen(
         argv[ranks:], stdin=subprocess.DEVNULL,
         # If this process itself gets a SIGKILL, the command at least does not outlive it.
         preexec_fn=lambda: LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     pid, status, deadline = command.pid, {}, float("inf")       # waited for by `reap` alone
-    while reap(status) and pid not in status and not asked and time.monotonic() < deadline:
+    while reap(status) and pid not in status and time.monotonic() < deadline:
         if not select.select([0], [], [], 0.1)[0]:
             continue
         order = os.read(0, 1)
@@ -255,7 +255,7 @@ def supervise(trainer, servers, *, watch=lambda: None, logs=(), checkpoint_s=600
                 graceful = True
                 return verdict(trainer, logs, first)
             for server in servers:
-                if server.status() is not None:
+                if server.status() is not None and not first:     # the last checkpoint needs none
                     server.restart()
             status = watch()
             if status is not None:
@@ -271,7 +271,9 @@ def supervise(trainer, servers, *, watch=lambda: None, logs=(), checkpoint_s=600
             if not (leads and first):           # else it is at it, and a second would stop it
                 trainer.order(b"i")
             deadline = time.monotonic() + checkpoint_s
-            while trainer.status() is None and not asked and time.monotonic() < deadline:
+            # A scheduler's first SIGTERM, to all nodes, wants that checkpoint too.
+            while trainer.status() is None and time.monotonic() < deadline and (
+                    not asked or not first and asked == [signal.SIGTERM]):
                 time.sleep(0.05)
         return 1
     finally:
@@ -284,7 +286,7 @@ def verdict(trainer, logs, asked):
     """The trainer's exit status as the run's: 2 is bad input, 128 + the signal that `asked` for
     its end, 1 all other failures. logs: {file: its size when this run began}."""
     status = trainer.status()
-    if asked and status in (0, 128 + signal.SIGINT):        # which is what the trainer got
+    if asked and status in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM):
         return 128 + asked
     if status in (0, 2):                    # 2: its one sentence has been read already
         return status

@@ -424,6 +424,9 @@ def load(what, config, **options):
     if local.exists() and not (local / "config.json").exists():
         raise ConfigError(f"model = {config.model!r}: the folder has no config.json")
     near = did_you_mean(local.name, os.listdir(local.parent)) if local.parent.is_dir() else ""
+    if not local.exists() and config.model.startswith("models/"):
+        raise ConfigError(f"model = {config.model!r}: no such folder{near or ':'} `make toy` and "
+                          "`make smollm2` make those of configs/")
     if not local.exists() and (near or config.model.count("/") != 1):
         raise ConfigError(f"model = {config.model!r}: no such folder, and a name on the hub "
                           f"reads OWNER/NAME{near}")
@@ -581,7 +584,7 @@ class Trainer:
 
 
 class Stopped(Exception):
-    """Ctrl-C while servers generate: nothing there can be saved, and they may be gone."""
+    """Ctrl-C or SIGTERM while servers generate: nothing there can be saved, they may be gone."""
 
 
 class Run(Trainer):
@@ -992,6 +995,8 @@ class Run(Trainer):
         try:
             self.sampler.load_state(checkpoint.load_tensors(folder, "sampler"), plain["sampler"])
         except RuntimeError as error:
+            if is_short(error):
+                raise
             raise ConfigError(f"gpus = {self.config.gpus}: {folder} cannot go on here: its "
                               "sampler's random numbers and caches are of another kind of device "
                               f"({error})") from None
@@ -1095,10 +1100,10 @@ def main(argv=None):
     asking = [signal.SIGINT] + [signal.SIGTERM] * (run.ranks.size == 1)
 
     def interrupt(number, _):
-        # The first Ctrl-C ends the step and writes a checkpoint; a second one kills.
-        run.stop = number
-        for again in asking:
-            signal.signal(again, signal.default_int_handler)
+        # The first Ctrl-C ends the step and writes a checkpoint; a second one kills. One of each is
+        # one request: a scheduler signals this process, and its launcher, which passes it on.
+        run.stop = run.stop or number
+        signal.signal(number, signal.default_int_handler)
         print("\nstopping after this step, with a checkpoint; Ctrl-C again stops at once",
               file=sys.stderr)
     for number in asking:
@@ -1119,7 +1124,7 @@ def main(argv=None):
     except KeyboardInterrupt:
         print(f"scalerl.py: step {run.step + 1}: stopped at once; {run.folder.way_on()}",
               file=sys.stderr)
-        return 128 + signal.SIGINT
+        return 128 + (run.stop or signal.SIGINT)
     finally:
         run.close()
     # Stopped is not done, and whoever wrote `&& python fit.py` should know. accelerate would call

@@ -719,10 +719,19 @@ class Fleet:
             elif not error.status:
                 raise
         if self.sizes and not wrong:
-            found = await self._post(server, "/collective_rpc", {
-                "method": "sizes", "args": [" ".join(self.sizes)]})
-            wrong = [f"another model: its {name} is {has}, this run's {mine}" for has, (name, mine)
-                     in zip(found["results"][0], self.sizes.items()) if has != mine]
+            try:
+                answer = await self._post(server, "/collective_rpc", {
+                    "method": "sizes", "args": [" ".join(self.sizes)]})
+                wrong = [f"another model: its {name} is {has}, this run's {mine}" for has, (
+                    name, mine) in zip(answer["results"][0], self.sizes.items(), strict=True)
+                    if has != mine]
+            except (KeyError, IndexError, TypeError, ValueError):
+                wrong = ["it does not tell its model's sizes"]
+            except Broken as error:
+                if error.status != 500:
+                    raise
+                wrong = [f"its workers cannot tell their model's sizes ({error}): start it again "
+                         "with this code's weight_wire.py"]
         if wrong:
             raise ValueError(f"{server.url}: " + "; ".join(wrong))
         # Two servers of one seed would draw the same random numbers, and so would a server that
@@ -891,9 +900,10 @@ class Fleet:
 
     def _take_back(self, server, metrics):
         """Ask again later for what a paused server has not begun: with a cache too small for all
-        slots it has a queue, of the requests sent last. Begun after the push they would not be
-        what they are salted as, which is seen only when they are finished."""
-        queued = int(metric("num_requests_waiting", metrics))
+        slots it has a queue, mostly of the requests sent last. Begun after the push they would not
+        be what they are salted as, which is seen only when they are finished (`late_starts`, which
+        also catch what this misses: several copies' queues are not in one order)."""
+        queued = int(min(metric("num_requests_waiting", metrics), len(server.tasks)))
         self._account()
         for task in list(server.tasks)[max(0, len(server.tasks) - queued):]:
             sampler, sample = server.tasks.pop(task)

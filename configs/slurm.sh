@@ -8,13 +8,15 @@
 #
 #   make certs HOSTS=$(scontrol show hostnames node[01-64] | paste -sd,)
 #
-# When its time is over the job is killed; the same command with --resume goes on from the last of
-# the checkpoints (--checkpoint-every STEPS). This script has not been run on a Slurm cluster.
+# Ten minutes before its time is over the job gets a SIGTERM and writes a checkpoint; the same
+# command with --resume goes on from there, or, had it no time for one, from the last
+# (--checkpoint-every STEPS). This script has not been run on a Slurm cluster.
 #SBATCH --job-name scalerl
 #SBATCH --ntasks-per-node 1
 #SBATCH --exclusive
 #SBATCH --mem 0
 #SBATCH --time 24:00:00
+#SBATCH --signal TERM@600
 #SBATCH --output scalerl-%j.log
 
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)

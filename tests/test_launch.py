@@ -134,7 +134,8 @@ SERVES = "note('up'); time.sleep(600)"
 # Ends with the status that it finds in the file beside it, or like scalerl.py after Ctrl-C.
 TRAINS = """
 stop = []
-signal.signal(signal.SIGINT, lambda *_: stop.append(1))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: stop.append(1))
 note("up")
 end = sys.argv[0] + ".end"
 while not stop and not (os.path.exists(end) and os.path.getsize(end)):
@@ -211,6 +212,17 @@ def test_the_first_ctrl_c_or_sigterm_lets_the_trainer_write_its_checkpoint(numbe
         assert notes(parts[0])[-1][0] == "checkpoint"
 
 
+def test_a_scheduler_that_signals_every_process_of_a_job_gets_a_checkpoint_too(parts, tmp_path):
+    """Slurm does: launcher, leashes, trainer and servers."""
+    with launcher(tmp_path, *parts) as process:
+        processes = all_up(process, *parts)
+        for p in processes:
+            p.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 143
+        assert gone(processes)
+        assert notes(parts[0])[-1][0] == "checkpoint"
+
+
 def test_of_several_ranks_only_rank_0_gets_the_ctrl_c(parts, tmp_path):
     """accelerate's launcher would end its ranks at once; one that ends alone hangs the others."""
     agent = tmp_path / "agent.py"
@@ -252,31 +264,56 @@ def test_a_second_ctrl_c_or_sigterm_ends_all_at_once(number, parts, tmp_path):
         assert gone(processes)
 
 
-def test_what_fails_while_the_trainer_writes_its_last_checkpoint_does_not_stop_it(parts, tmp_path):
-    """A scheduler's SIGTERM reaches all nodes: their servers may end before the checkpoint is
-    written. A second Ctrl-C of ours would be the end of it."""
-    slow = stand_in(tmp_path, "slow", """
-        asked = []
-        signal.signal(signal.SIGINT, lambda *_: asked.append(note("asked")))
+SLOW = """
+asked = []
+signal.signal(signal.SIGINT, lambda *_: asked.append(note("asked")))
+note("up")
+while not (asked and os.path.exists(sys.argv[0] + ".end")): time.sleep(0.02)
+note("checkpoint")
+sys.exit(130)
+"""
+
+
+def test_a_server_that_ends_with_the_run_is_not_started_again(tmp_path):
+    """A scheduler's SIGTERM reaches all: servers may end before the last checkpoint is written."""
+    slow = stand_in(tmp_path, "slow", SLOW)
+    server = stand_in(tmp_path, "server", f"""
         note("up")
-        while not asked: time.sleep(0.02)
-        while not os.path.exists(sys.argv[0] + ".end"): time.sleep(0.02)
-        note("checkpoint")
-        sys.exit(130)
-    """)
-    bad = stand_in(tmp_path, "bad", f"""
-        note("up")
+        while not os.path.exists({str(slow) + ".notes"!r}): time.sleep(0.02)
         while "asked" not in open({str(slow) + ".notes"!r}).read(): time.sleep(0.02)
         sys.exit(5)
     """)
-    with launcher(tmp_path, slow, bad) as process:
-        processes = all_up(process, slow, bad)
+    with launcher(tmp_path, slow, server) as process:
+        processes = all_up(process, slow, server)
+        ended = psutil.Process(pid_of(server))
         process.send_signal(signal.SIGTERM)
-        until(lambda: process.stderr.readline().startswith("launcher: asking trainer"), "asking")
+        until(lambda: gone([ended]), "the server's end")
         (tmp_path / "slow.py.end").write_text("")
-        assert process.wait(LIMIT_S) == 1
+        assert process.wait(LIMIT_S) == 143
         assert [n[0] for n in notes(slow)] == ["child", "up", "asked", "checkpoint"]
+        assert [n[0] for n in notes(server)].count("up") == 1
         assert gone(processes)
+
+
+@pytest.mark.parametrize("number, last", [(signal.SIGTERM, "checkpoint"),
+                                          (signal.SIGINT, "asked")])
+def test_a_sigterm_after_a_failure_lets_the_checkpoint_be_written_and_ctrl_c_does_not(
+        number, last, tmp_path):
+    """A scheduler signals all nodes, and another node's failure may be heard of first."""
+    slow = stand_in(tmp_path, "slow", SLOW)
+    bad = stand_in(tmp_path, "bad", f"""
+        while not os.path.exists({str(slow) + ".notes"!r}): time.sleep(0.02)
+        while "up" not in open({str(slow) + ".notes"!r}).read(): time.sleep(0.02)
+        sys.exit(5)
+    """)
+    with launcher(tmp_path, slow, bad) as process:
+        until(lambda: any(n[0] == "asked" for n in notes(slow)), "asked for a checkpoint")
+        processes = tree(process)
+        process.send_signal(number)
+        if number == signal.SIGTERM:
+            (tmp_path / "slow.py.end").write_text("")
+        assert process.wait(LIMIT_S) == 1
+        assert notes(slow)[-1][0] == last and gone(processes)
 
 
 def test_a_sigterm_to_another_node_than_rank_0_s_fails_the_run_with_a_checkpoint(parts, tmp_path):

@@ -239,8 +239,8 @@ class Fake:
         self.updating = path == "/start_weight_update" or (
             self.updating and path != "/finish_weight_update")
         if path == "/collective_rpc" and body["method"] == "sizes":
-            sizes = [self.sizes[name] for name in body["args"][0].split()]
-            return web.json_response({"results": [sizes]})
+            return web.json_response({"results": self.sizes if isinstance(self.sizes, list) else [
+                [self.sizes[name] for name in body["args"][0].split()]]})
         if path == "/collective_rpc":
             assert body["method"] == "reseed"
             self.seeds += body["args"]
@@ -598,7 +598,15 @@ def test_a_server_with_another_model_is_refused_with_what_differs(fake, connect)
     server.sizes = vars(mine) | {"num_hidden_layers": 5}
     with pytest.raises(ValueError, match="another model: its num_hidden_layers is 5, this run's 3"):
         connect(server.url, model=mine)
+    for nonsense in ([], [None], [[]], [3]):
+        server.sizes = nonsense
+        with pytest.raises(ValueError, match="does not tell its model's sizes"):
+            connect(server.url, model=mine)
     server.sizes = vars(mine)
+    server.failing["/collective_rpc"] = 500                 # workers with yesterday's code
+    with pytest.raises(ValueError, match="start it again with this code's weight_wire.py"):
+        connect(server.url, model=mine)
+    server.failing.clear()
     assert connect(server.url, model=mine).fleet.workers == 1
 
 
@@ -638,7 +646,7 @@ def test_nobody_is_followed_to_another_address(fake, connect):
 def test_a_garbled_count_of_a_servers_tokens_is_no_end(fake, connect, monkeypatch):
     monkeypatch.setattr(servers, "PROBE_S", 0.05)
     server = fake(whole)
-    server.count = lambda look: "7.1.3e"
+    server.count, server.queued = lambda look: "7.1.3e", "1e999"
     sampler = connect(server.url)
     sampler.push_weights(WEIGHT, 0)
     until(lambda: server.looks > 4)
@@ -856,15 +864,14 @@ def test_thinking_is_cut_at_a_random_budget_and_the_phrase_is_not_sampled(sample
 
 
 def test_a_push_in_flight_is_in_the_versions_and_running_sequences_keep_their_cache(
-        sampler, plain, monkeypatch):
+        served, connect, plain, monkeypatch):
     """Nobody waits for anybody: samples that began under the old weights come back with spans of
     both, and log-probs of new weights over keys and values of the old ones. (The answer is a
     second request, whose keys and values are computed anew.) On a busy machine the engine may be
     done with all that it had before the pause reaches it: then once more."""
-    monkeypatch.setattr(servers, "PROBE_S", 1e6)
-    new = moved(plain, 0.3)
+    monkeypatch.setattr(servers, "PROBE_S", 1e6)        # before the first look is planned
+    sampler, new = connect(served.url, eos=()), moved(plain, 0.3)
     sampler.interruption = Interruption(20, 100, 4, (30, 31, 7))
-    sampler.eos_ids = []
     mixed, gaps = 0, []
     for old in range(0, 20, 2):
         if mixed > 3:
