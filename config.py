@@ -1,256 +1,313 @@
-"""config.py: every setting of a run, and the three ways to give one.
+"""config.py: every setting of a run, its default, and the three ways to give it.
 
-    Config          the settings, each with its default and whose it is: the paper's, or "ours"
-    --config FILE   TOML with differences from the defaults; more files, the later one wins
-    --SETTING VALUE wins over every file; made from Config, so nothing is written down twice
+    Config            the settings; each comment says whose the default is, the paper's or "ours"
+    --config FILE     a TOML file with differences from the defaults; of several the last wins
+    --SETTING VALUE   wins over every file
 
-A run writes its resolved settings to runs/NAME/config.toml; --resume reads them back and lets
-only those in FREE_TO_CHANGE change.
+Defaults are the recipe of ScaleRL (arXiv 2510.13786, sec. 4 and appendix A), with its batch of 48
+prompts x 16 samples and its 14k output tokens. Where we differ from the paper:
+
+1. The paper does not give some numbers: Adam's betas, the gradient clip, the temperature, how many
+   sequences are decoded at once, how many steps a run takes. We chose these, marked "ours".
+2. The paper's own problems, model and verifier are not published. `model` and `task` have no
+   default that could repeat its 8B run; configs/scalerl.toml comes closest.
+
+A run writes all its settings to runs/NAME/config.toml. --resume reads them back; only those in
+FREE_TO_CHANGE may then change. Where to go next: scalerl.py, the training loop that uses them.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import importlib.util
 import inspect
 import json
 import math
 import re
+import shlex
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, get_args, get_type_hints
 
-import torch
-
-from loss import AGGREGATIONS, LOSSES, NORMS
-from tasks import INTERRUPTION_PHRASE, did_you_mean
+# An environment variable of every trainer that scaleout/launch.py has started. Such a trainer
+# starts no processes itself, and its vllm_url is valid for this start only.
+LAUNCHED = "SCALERL_LAUNCHED"
 
 
 class ConfigError(ValueError):
     """Wrong input: one sentence with the field, the value, and what would be right. Exit code 2."""
 
 
+def did_you_mean(word, known, form="{!r}", otherwise=""):
+    """The question to add to "... is unknown", with the nearest known word; else `otherwise`.
+
+    >>> did_you_mean("toi", ["toy", "math"])
+    ", did you mean 'toy'?"
+    """
+    near = difflib.get_close_matches(word, known, 1)
+    return f", did you mean {form.format(near[0])}?" if near else otherwise
+
+
+# ------------------------------------------------------------------------- 1. The settings
 @dataclass
 class Config:
-    """All knobs. Comments give the paper's value where the default is not it; "ours" where the
-    paper is silent. Each stands alone, for it is also its option's help."""
-    # -- what
-    model: str = ""                     # a Hugging Face folder or name; the paper: an 8B model
-    task: str = "toy"                   # ours; the paper: "polaris-53k"; see README, "Problems"
-    task_options: dict = field(default_factory=dict)    # the task's own, as JSON; ours
-    instruction: str = ""               # put before every question; ours
-    template_options: dict = field(default_factory=dict)    # the chat template's switches; ours
-    think_open: str = ""                # ends every prompt, as "<think>\n"; ours
-    think_close: str = "</think>"       # paper; only what follows it is marked
-    heldout_prompts: int = 1000         # paper; never trained on
-    max_bad_gold: float = 0.02          # share of gold answers that may be unreadable; ours
-    unsafe_code: bool = False           # run programs where there is no sandbox; ours
-    name: str = ""                      # run folder runs/NAME; ours: model, task, seed
-    seed: int = 0                       # of sampling and of the order of prompts; ours
-    steps: int = 100                    # train steps; ours, the paper's runs take thousands
-    # -- batch
-    prompts_per_step: int = 48          # P, paper
-    samples_per_prompt: int = 16        # G, paper
-    micro_batch_tokens: int = 8192      # tokens a forward and backward; ours, memory only
-    recompute_layers: bool = False      # in the backward pass: slower, far less memory; ours
-    # -- asynchrony
-    off_policy: str = "pipeline-8"      # paper; "pipeline-0" is on-policy; "ppo-8" the classic way
-    slots: int = 256                    # sequences decoded at once; ours
+    """All settings, in groups. A comment beside a field is also its text in --help. "paper" at its
+    start: the default is the paper's value; "the paper: X": the paper has X instead. --help
+    placement shows the groups whose title begins with that word, --help shows all others."""
+
+    # -- model and problems
+    model: str = ""                     # Hugging Face folder or name; the paper: its own 8B model
+    task: str = "toy"                   # ours; the paper: "polaris-53k"; a mix: "a:0.7+b:0.3"
+    # A mix and eval_tasks have several parts: each has its own table of options, under its name.
+    task_options: dict = field(default_factory=dict)    # ours; as JSON; for a mix: {part: options}
+    eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
+    heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
+    # A prompt is never cut: a question without its end has another answer, or none.
+    max_unusable: float = 0.02          # ours; share of problems that may be left out: their gold
+                                        # answer cannot be read, or their prompt is too long
+    unsafe_code: bool = False           # ours; run the model's programs even without a sandbox
+    instruction: str = ""               # ours; stands before every question
+    template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
+    think_open: str = ""                # ours; ends every prompt, for example "<think>\n"
+    think_close: str = "</think>"       # paper; the verifier reads only what follows it
+
+    # -- run
+    name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
+    seed: int = 0                       # ours; of sampling and of the order of prompts
+    steps: int = 100                    # ours; optimizer steps; the paper's runs take thousands
+    eval_every: int = 100               # paper; steps; a checkpoint is written as often (ours)
+    eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
+    log_with: Literal["", "tensorboard", "wandb", "trackio"] = ""   # ours; also write the log there
+
+    # -- batch and asynchrony
+    prompts_per_step: int = 48          # paper; P
+    samples_per_prompt: int = 16        # paper; G; a group: the samples of one prompt
+    # The lag of a token: optimizer steps between the weights that wrote it and the weights that
+    # are trained with it. More samples in flight (`slots`) mean more lag. K is only its upper
+    # bound. With P 48, G 16, K 8 the mean lag is about 1.2 at 256 slots, 6 at 6,912.
+    off_policy: str = "pipeline-8"      # paper; "pipeline-K": lag <= K, 0 is on-policy; "ppo-K":
+                                        # frozen weights write the samples of the next K steps
+    slots: int = 256                    # ours; sequences decoded at once; more: faster, more lag
+
     # -- length, in tokens
-    prompt_tokens: int = 2048           # paper; a longer one is never cut, see long_prompts
-    long_prompts: str = "refuse"        # over prompt_tokens: "refuse" to run, or "skip" it; ours
+    prompt_tokens: int = 2048           # paper; a problem with a longer prompt is left out
+    # Each sample draws its own thinking budget from [think_min, think_max]. If it still thinks when
+    # the budget is spent, the phrase interrupts it, and it has answer_tokens for its answer.
     think_min: int = 10240              # paper: interrupted at a random point in [10k, 12k]
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
-    length_penalty: int = 0             # off; the paper's ablation: 2048 tokens of slope
-    overlong_filter: bool = False       # paper: a truncated sample earns -1; true: masked
-    interrupt_phrase: str = INTERRUPTION_PHRASE         # paper; "" turns interruption off
-    # -- sampling
-    temperature: float = 1.0            # ours
-    top_p: float = 1.0                  # ours, only 1: anything else biases every importance ratio
-    # -- objective
-    # "dapo" is GRPO's loss: what makes it DAPO's is a wider eps_high (configs/rivals). "gspo" clips
-    # the ratio of whole sequences, which is close to 1: its eps are small ones.
-    loss: str = "cispo"                 # paper; or grpo, dapo (set eps_high), gspo, reinforce
-    behavior: str = "sampler"           # paper; "recomputed": the trainer's own, ratio always 1
-    eps_max: float = 5.0                # paper: 4, 5, 8 alike; caps CISPO's ratio itself
-    eps_low: float = 0.2                # paper's grpo and dapo: clip at 1 - this; gspo: about 1e-3
-    eps_high: float = 0.2               # paper's grpo; its dapo runs: 0.26 (0.28 in DAPO's own)
-    aggregation: str = "prompt"         # paper; or sample (GRPO), token
-    advantage_norm: str = "batch"       # paper; or prompt (GRPO), none (Dr. GRPO)
-    head_fp32: bool = True              # paper; both in trainer and sampler
-    zero_variance_filter: bool = True   # paper
-    retire_at: float = 0.9              # paper: No-Positive-Resampling; above 1: off
+    interrupt_phrase: str = (
+        "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+    )                                   # paper; "" turns interruption off
+    length_penalty: int = 0             # paper: off; its ablation: 2048 tokens of rising penalty
+    overlong_filter: bool = False       # paper: a truncated sample earns -1; true: it is masked
+
+    # -- rewards and loss
+    temperature: float = 1.0            # ours; of sampling, and of every log-prob
+    retire_at: float = 0.9              # paper; from this pass rate prompts retire; above 1: none
+    zero_variance_filter: bool = True   # paper; leaves out groups with equal rewards
+    advantage_norm: Literal["batch", "prompt", "none"] = "batch"    # paper; Dr. GRPO: "none"
+    aggregation: Literal["prompt", "sample", "token"] = "prompt"    # paper; GRPO: sample
+    # "dapo" needs an eps_high above eps_low: see configs/rivals. GSPO clips the ratio of whole
+    # sequences, which stays close to 1: its eps_low and eps_high are about 1e-3.
+    loss: Literal["cispo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"   # paper
+    behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; recomputed: the trainer's own
+                                        # log-probs, so that the ratio is always 1
+    eps_max: float = 5.0                # paper: 4, 5, 8 do equally well; caps the ratio of CISPO
+    eps_low: float = 0.2                # paper: of its grpo and dapo; clips the ratio at 1 - this
+    eps_high: float = 0.2               # paper: of its grpo; its dapo has 0.26 (0.28 in DAPO's own)
+    head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler
+
     # -- optimizer (AdamW)
     lr: float = 5e-7                    # paper, constant after warm-up
     warmup_steps: int = 100             # paper, linear
-    beta1: float = 0.9                  # ours
-    beta2: float = 0.95                 # ours
+    beta1: float = 0.9                  # ours, the usual one
+    beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
     weight_decay: float = 0.01          # paper
     grad_clip: float = 1.0              # ours, of the global norm
-    # -- evaluation, checkpoints
-    eval_every: int = 100               # paper
-    eval_prompts: int = 1000            # paper
-    eval_samples: int = 16              # paper
-    eval_tasks: str = ""                # further tasks to evaluate on, "aime-24+math-500"; ours
-    eval_task_options: dict = field(default_factory=dict)   # of eval_tasks, as task_options; ours
-    eval_think_tokens: int = 0          # thinking budget in evaluation; 0: training's; ours
-    checkpoint_every: int = 100         # ours
-    keep_checkpoints: int = 2           # ours; the best one is kept apart
-    samples_logged: int = 4             # rollouts written to samples.jsonl a step; ours
-    log_with: str = ""                  # also tensorboard, wandb or trackio; ours
-    # -- machine
-    gpus: int = -1                      # ours; -1: one if there is one
-    engine: str = "auto"                # ours: vllm if it is installed (make vllm), or transformers
-    dtype: str = "auto"                 # ours: compute in bfloat16 on a GPU, float32 on a CPU
-    threads: int = 0                    # ours; CPU threads, 0: all cores
-    attention: str = "auto"             # ours: "flash" on a GPU in 16 bits, else "dense"
-    compile_layers: bool = False        # ours: torch.compile in training; takes a minute to begin
-    fused_adamw: bool = True            # ours: one kernel for all weights
-    logits_chunk_tokens: int = 1024     # ours: tokens whose logits exist at a time; memory only
-    # -- places: more than one process, or more than one machine
-    servers: int = 0                    # vLLM servers to start; ours, 0: by the launcher's rule
-    trainers: int = 0                   # trainer processes; ours, 0: by the launcher's rule
-    tensor_parallel: int = 1            # GPUs that share one copy of a server's model; ours
-    pipeline_parallel: int = 1          # GPUs that share a server's layers, in stages; ours
-    data_parallel: int = 1              # copies behind one server's address; ours
-    vllm_url: str = ""                  # servers that others started, "http://a:8000,..."; ours
-    hosts: str = ""                     # "a,b,c": the nodes, trainers first; ours
-    node_rank: int = 0                  # which of the hosts this is; ours
-    port: int = 8100                    # first of the ports that the nodes use; ours
-    tls: str = ""                       # folder with ca.pem, cert.pem, key.pem (make certs); ours
-    insecure_network: bool = False      # hosts without TLS, on a network you trust; ours
-    deadline_s: float = 600.0           # no wait for another process is longer; ours
-    start_deadline_s: float = 600.0     # all have so long to start: to load, to compile; ours
 
-    def check(self):
-        """Raises ConfigError for what cannot work, one sentence each."""
-        def refuse(name, right):
-            raise ConfigError(f"{name} = {getattr(self, name)!r}: {right}")
-        choices = {"loss": LOSSES, "aggregation": AGGREGATIONS, "advantage_norm": NORMS,
-                   "behavior": ("sampler", "recomputed"),
-                   "long_prompts": ("refuse", "skip"),
-                   "engine": ("auto", "vllm", "transformers"),
-                   "dtype": ("auto", "float32", "bfloat16"),
-                   "attention": ("auto", "flash", "dense"),
-                   "log_with": ("", "tensorboard", "wandb", "trackio")}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                refuse(name, "use one of " + ", ".join(map(str, allowed)))
-        for name in ("steps", "prompts_per_step", "samples_per_prompt", "micro_batch_tokens",
-                     "logits_chunk_tokens", "slots", "prompt_tokens", "think_max",
-                     "answer_tokens", "eval_every", "eval_prompts", "eval_samples",
-                     "checkpoint_every", "keep_checkpoints", "heldout_prompts", "temperature",
-                     "lr", "eps_max", "grad_clip", "tensor_parallel", "pipeline_parallel",
-                     "data_parallel", "deadline_s", "start_deadline_s"):
-            if not getattr(self, name) > 0 or not math.isfinite(getattr(self, name)):
-                refuse(name, "must be above zero")
-        for name in ("samples_logged", "threads", "warmup_steps", "weight_decay", "adam_eps",
-                     "eval_think_tokens", "node_rank"):
-            if not getattr(self, name) >= 0 or not math.isfinite(getattr(self, name)):
-                refuse(name, "must be zero or above")
-        for name in ("beta1", "beta2", "eps_low", "eps_high"):
-            if not 0 <= getattr(self, name) < 1:
-                refuse(name, "must lie in [0, 1)")
-        if self.eps_max < 1:
-            refuse("eps_max", "must be 1 or above: it caps the ratio itself, which starts at 1")
-        if self.loss == "dapo" and self.eps_high <= self.eps_low:
-            refuse("eps_high", "dapo's upper clip is the wider one, 0.26 in the paper's runs; with "
-                   f'eps_low = {self.eps_low} on both sides it is loss = "grpo"')
-        if self.loss == "gspo" and max(self.eps_low, self.eps_high) > 0.05:
-            refuse("eps_high", "gspo clips a geometric mean over the sequence, which hardly leaves "
-                   "1: give eps_low and eps_high of about 1e-3 (paper)")
-        if self.samples_per_prompt < 2:
-            refuse("samples_per_prompt", "must be 2 or more: an advantage compares samples")
-        if self.top_p != 1:
-            refuse("top_p", "must be 1: a truncated distribution biases every importance ratio")
-        if not 1 <= self.think_min <= self.think_max:
-            refuse("think_min", f"must lie in 1..think_max = {self.think_max}")
-        if self.samples_per_prompt > self.slots:
-            refuse("slots", f"must hold the {self.samples_per_prompt} samples of a prompt")
-        if not self.retire_at > 0:
-            refuse("retire_at", "must be above zero; above 1 no prompt retires")
-        if not 0 <= self.max_bad_gold <= 1:
-            refuse("max_bad_gold", "must be a share, in [0, 1]")
-        if not self.think_close:
-            refuse("think_close", "must be text: what follows it is marked")
-        if self.interrupt_phrase and self.think_close not in self.interrupt_phrase:
-            refuse("interrupt_phrase", f"must hold think_close = {self.think_close!r}, or be empty")
-        if Path(self.name).name != self.name or self.name == "..":
-            refuse("name", "must name one folder, which is made in runs/")
-        if not self.model:
-            refuse("model", "give a Hugging Face folder or name, as in --model models/toy")
-        if not 0 <= self.length_penalty <= self.think_max + self.answer_tokens:
-            refuse("length_penalty", "must lie in 0..think_max + answer_tokens")
-        self.schedule()                         # refuses an off_policy that is none
-        for package in filter(None, ("accelerate", self.log_with) if self.log_with else ()):
-            if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
-                refuse("log_with", f"needs a package: pip install {package}")
-        to_toml(self)                           # refuses what a resumed run could not read
-        for name in ("servers", "trainers"):
-            if getattr(self, name) < 0:
-                refuse(name, "must be zero (by the launcher's rule) or above")
-        if self.gpus < -1:
-            refuse("gpus", "use -1 (one if there is one), 0, or their number")
-        if not 0 < self.port < 65000:
-            refuse("port", "must lie in 1..64999: the ports after it are used as well")
-        if self.gpus == 1 and not torch.cuda.is_available():
-            refuse("gpus", "torch finds no GPU here; use 0")
+    # -- placement: memory and speed
+    micro_batch_tokens: int = 8192      # ours; of one forward and backward; changes memory only
+    recompute_layers: bool = False      # ours; recompute in backward: slower, far less memory
+    compile_layers: bool = False        # ours; torch.compile in training; takes a minute to begin
+    gpus: int = -1                      # ours; -1: one if there is one; 0: none
+    engine: Literal["auto", "vllm", "transformers"] = "auto"    # ours; auto: vllm if installed
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"      # ours; to compute in; auto:
+                                        # bfloat16 on a GPU, float32 on a CPU
+
+    # -- placement: several processes or machines
+    servers: int = 0                    # ours; vLLM servers to start; 0: by the launcher's rule
+    trainers: int = 0                   # ours; trainer processes; 0: by the launcher's rule
+    tensor_parallel: int = 1            # ours; GPUs that share every layer of a server's model
+    vllm_args: str = ""                 # ours; more options of each server, for example
+                                        # "--pipeline-parallel-size 2 --data-parallel-size 2"
+    vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,..."
+    hosts: str = ""                     # ours; the machines, trainers first, as "a,b,c"
+    node_rank: int = 0                  # ours; which of the hosts this machine is, from 0
+    port: int = 8100                    # ours; the first port that the machines use
+    tls: str = ""                       # ours; folder with ca.pem, cert.pem, key.pem (make certs);
+                                        # "none": hosts without it, on a network you trust
+    deadline_s: float = 600.0           # ours; longest wait for a process; 3 times that to start
+
+    @property
+    def start_deadline_s(self):
+        """Seconds for all processes to start: to download, to load, to compile."""
+        return 3 * self.deadline_s
+
+    @property
+    def tls_folder(self):
+        """The folder of the certificates; "" for plain connections."""
+        return "" if self.tls == "none" else self.tls
 
     def schedule(self):
-        """(scheme, k) of `off_policy`, ("pipeline", 8). Raises ConfigError: it is none."""
+        """(scheme, k) of `off_policy`, as ("pipeline", 8). Raises ConfigError: it is neither."""
         scheme, _, k = self.off_policy.partition("-")
         if scheme not in ("pipeline", "ppo") or not k.isdecimal() or (scheme, k) == ("ppo", "0"):
             raise ConfigError(f'off_policy = {self.off_policy!r}: use "pipeline-K" (K = 0: '
                               'on-policy) or "ppo-K" with K >= 1')
         return scheme, int(k)
 
+    def check(self):
+        """Raises ConfigError for what cannot work, one sentence each. `typed` has already checked
+        types and choices. The GPUs of this machine and the model are checked later."""
+        def refuse(name, right):
+            raise ConfigError(f"{name} = {getattr(self, name)!r}: {right}")
 
-# What --resume may change: the rest is built into the state of the run.
-FREE_TO_CHANGE = {"steps", "micro_batch_tokens", "recompute_layers", "attention",
-                  "compile_layers", "fused_adamw", "logits_chunk_tokens", "lr", "warmup_steps",
-                  "grad_clip", "eps_max", "eps_low", "eps_high", "eval_every",
-                  "checkpoint_every", "keep_checkpoints", "samples_logged", "log_with", "threads",
-                  "gpus", "servers", "trainers", "tensor_parallel", "pipeline_parallel",
-                  "data_parallel", "vllm_url", "hosts", "node_rank", "port", "tls",
-                  "insecure_network", "deadline_s", "start_deadline_s"}
+        # 1. Numbers: what each must be. A nan is refused: it fails every comparison.
+        for right, fine, names in (
+            ("above zero", lambda x: 0 < x < math.inf, "steps prompts_per_step micro_batch_tokens "
+             "slots prompt_tokens think_max answer_tokens eval_every eval_samples heldout_prompts "
+             "temperature lr eps_max grad_clip tensor_parallel deadline_s"),
+            ("zero or above", lambda x: 0 <= x < math.inf,
+             "warmup_steps weight_decay adam_eps node_rank servers trainers"),
+            ("in [0, 1)", lambda x: 0 <= x < 1, "beta1 beta2 eps_low eps_high"),
+            ("a share, in [0, 1]", lambda x: 0 <= x <= 1, "max_unusable"),
+            ("above zero; above 1 no prompt retires", lambda x: x > 0, "retire_at"),
+            ("-1 (one if there is one), 0, or their number", lambda x: x >= -1, "gpus"),
+            ("in 1..64999: the ports after it are used too", lambda x: 0 < x < 65000, "port"),
+        ):
+            for name in names.split():
+                if not fine(getattr(self, name)):
+                    refuse(name, f"must be {right}")
+
+        # 2. Settings that only make sense together: (name, what is wrong, what would be right).
+        self.schedule()
+        group, longest = self.samples_per_prompt, self.think_max + self.answer_tokens
+        phrase, clips = self.interrupt_phrase, (self.eps_low, self.eps_high)
+        for name, wrong, right in (
+            ("samples_per_prompt", group < 2, "must be 2 or more: an advantage compares samples"),
+            ("slots", group > self.slots, f"must hold the {group} samples of a prompt"),
+            ("think_min", not 1 <= self.think_min <= self.think_max,
+             f"must lie in 1..think_max = {self.think_max}"),
+            ("length_penalty", not 0 <= self.length_penalty <= longest,
+             f"must lie in 0..think_max + answer_tokens = {longest}"),
+            ("think_close", not self.think_close, "must be text: the verifier reads what follows"),
+            ("interrupt_phrase", phrase and self.think_close not in phrase,
+             f"must hold think_close = {self.think_close!r}, or be empty"),
+            ("eps_max", self.eps_max < 1, "must be 1 or above: the ratio starts at 1"),
+            ("eps_high", self.loss == "dapo" and clips[0] >= clips[1], "dapo's upper clip is the "
+             f'wider one, 0.26 in the paper; with eps_low = {clips[0]} it is loss = "grpo"'),
+            # GSPO clips a geometric mean over the sequence, which hardly leaves 1.
+            ("eps_high", self.loss == "gspo" and max(clips) > 0.05,
+             "for gspo give eps_low and eps_high of about 1e-3 (paper)"),
+            ("model", not self.model, "give a Hugging Face folder or name, as models/toy"),
+            ("name", Path(self.name).name != self.name or self.name == "..",
+             "must name one folder, which is made in runs/"),
+        ):
+            if wrong:
+                refuse(name, right)
+
+        # 3. What others read: a tracker, vLLM's command line, a resumed run.
+        for package in ("accelerate", self.log_with) if self.log_with else ():
+            if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
+                refuse("log_with", f"needs a package: pip install {package}")
+        try:
+            words = shlex.split(self.vllm_args)
+        except ValueError as error:
+            refuse("vllm_args", f"cannot be split into options ({error})")
+        if any(re.match(r"--tensor.parallel.size|-tp\b", word) for word in words):
+            refuse("vllm_args", "the tensor parallel size has its own setting, tensor_parallel")
+        to_toml(self)                           # refuses what a resumed run could not read
 
 
+# What --resume may change. The others have already shaped the run: its data, its samples.
+FREE_TO_CHANGE = {"steps", "eval_every", "log_with", "lr", "warmup_steps", "grad_clip", "eps_max",
+                  "eps_low", "eps_high", "micro_batch_tokens", "recompute_layers",
+                  "compile_layers", "gpus", "servers", "trainers", "tensor_parallel", "vllm_args",
+                  "vllm_url", "hosts", "node_rank", "port", "tls", "deadline_s"}
+
+# Settings of earlier versions: what became of each. The text completes an error message.
+REPLACED = {
+    "max_bad_gold": "was merged into max_unusable, with long_prompts",
+    "long_prompts": "was merged into max_unusable, a share, with max_bad_gold",
+    "eval_prompts": "was merged into heldout_prompts: all held-out prompts are evaluated",
+    "checkpoint_every": "was merged into eval_every: a checkpoint is written at each evaluation",
+    "eval_task_options": "was merged into task_options: one table for each part, by its name",
+    "insecure_network": 'was merged into tls: tls = "none"',
+    "pipeline_parallel": 'was merged into vllm_args: "--pipeline-parallel-size N"',
+    "data_parallel": 'was merged into vllm_args: "--data-parallel-size N"',
+    "start_deadline_s": "was merged into deadline_s: a start may take 3 times as long",
+    "eval_think_tokens": "is gone: evaluation thinks as long as training, up to think_max",
+    "threads": "is gone: set OMP_NUM_THREADS in the environment",
+    "top_p": "is gone: anything but 1 would bias every importance ratio",
+    "attention": "is gone: the fast kernel is taken wherever there is one",
+    "fused_adamw": "is gone: it is always fused",
+    "logits_chunk_tokens": "is gone: it follows from the size of the vocabulary",
+    "keep_checkpoints": "is gone: the last 2 are kept, and the best one",
+    "samples_logged": "is gone: 4 samples of each step are logged",
+}
+
+
+# ----------------------------------------------------------------- 2. From files, and back
 def typed(name, value, kind):
-    """`value` as the field's type, from TOML or the command line; an int is a fine float."""
+    """`value`, from TOML or the command line, as the type of its field; an int may be a float.
+
+    >>> typed("lr", "1e-6", float), typed("steps", "7", int), typed("lr", 1, float)
+    (1e-06, 7, 1.0)
+    """
+    if choices := get_args(kind):                   # a Literal
+        if value not in choices:
+            names = ", ".join(choice or '""' for choice in choices)
+            raise ConfigError(f"{name} = {value!r}: use one of {names}")
+        return value
+    found = value
     try:
-        if isinstance(value, str) and kind != "str":
-            value = {"int": int, "float": float, "dict": json.loads,
-                     "bool": {"true": True, "false": False}.__getitem__}[kind](value)
+        if isinstance(value, str) and kind is not str:
+            found = {int: int, float: float, dict: json.loads,
+                     bool: {"true": True, "false": False}.__getitem__}[kind](value)
+        elif kind is float and type(value) is int:
+            found = float(value)
+        if type(found) is kind:                     # not isinstance: True is an int
+            return found
     except (ValueError, KeyError):
-        raise ConfigError(f"{name} = {value!r}: should be of type {kind}") from None
-    if kind == "float" and type(value) is int:
-        value = float(value)
-    if type(value).__name__ != kind:
-        raise ConfigError(f"{name} = {value!r}: should be of type {kind}")
-    return value
+        pass
+    raise ConfigError(f"{name} = {value!r}: should be of type {kind.__name__}")
 
 
 def read_toml(path):
-    """The settings in a TOML file. Raises ConfigError: no file, not TOML, an unknown key."""
+    """The settings in a TOML file, as {name: value}. Raises ConfigError: there is no file, it is
+    not TOML, or one of its keys is no setting."""
     try:
         values = tomllib.loads(Path(path).read_text())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:                     # no TOML, or no text
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     known = [f.name for f in dataclasses.fields(Config)]
-    for name in values:
-        if name not in known:
-            raise ConfigError(f"{path}: unknown key {name!r}{did_you_mean(name, known)}")
+    for name in (name for name in values if name not in known):
+        raise ConfigError(f"{path}: " + (
+            f"{name} {REPLACED[name]}" if name in REPLACED else
+            f"unknown key {name!r}{did_you_mean(name, known)}"))
     return values
 
 
 def make_config(values):
-    """A Config of these settings over the defaults; a run without a name gets one."""
-    kinds = {f.name: f.type for f in dataclasses.fields(Config)}
+    """A Config with these {name: value} over the defaults; a run without a name gets one."""
+    kinds = get_type_hints(Config)
     config = Config(**{name: typed(name, value, kinds[name]) for name, value in values.items()})
     if not config.name:
         config.name = "-".join([Path(config.model).name, config.task.replace(":", "-"),
@@ -259,8 +316,8 @@ def make_config(values):
 
 
 def to_toml(config):
-    """The resolved config as TOML. JSON's strings are TOML's, unless they escape what needs two
-    code units in UTF-16. Raises ConfigError for a null in an option, which TOML has not."""
+    """All settings as TOML. Strings are written as in JSON. TOML can read them, if characters
+    beyond ASCII are not escaped. Raises ConfigError for null, which TOML does not have."""
     def render(value):
         if value is None:
             raise ConfigError("options cannot hold null: leave the option out")
@@ -272,75 +329,101 @@ def to_toml(config):
     return "".join(f"{k} = {render(v)}\n" for k, v in dataclasses.asdict(config).items())
 
 
-# ---------------------------------------------------------------------------------------------
-# The command line
-
-
+# --------------------------------------------------------------------- 3. The command line
 def documented_fields():
-    """[(title, [(field, comment)])] of Config: its comments, written once, are the help as well."""
+    """[(title, [(field, comment)])] of Config, read from its source: the comments are the help.
+
+    A title is a line "# -- title". A comment stands after its field. Lines below it that hold only
+    a comment, indented by 20 or more, belong to it.
+    """
     fields, groups = {f.name: f for f in dataclasses.fields(Config)}, []
+    name = None                                     # of a field whose comment has not come yet
     for line in inspect.getsource(Config).splitlines():
         if title := re.fullmatch(r"    # -- (.*)", line):
             groups.append((title[1], []))
-        elif (entry := re.match(r"    (\w+): .*?  # (.*)", line)) and entry[1] in fields:
-            groups[-1][1].append((fields[entry[1]], entry[2]))
-    return groups
+        elif more := re.fullmatch(r" {20,}# (.*)", line):
+            groups[-1][1][-1][1] += " " + more[1]
+        elif (entry := re.match(r"    (\w+): ", line)) and entry[1] in fields:
+            name = entry[1]
+        if name and (comment := re.search(r"  # (.*)", line)):
+            groups[-1][1].append([fields[name], comment[1]])
+            name = None
+    return [(title, [tuple(entry) for entry in entries]) for title, entries in groups]
 
 
-ASKED = ("resume", "dry_run", "print_config", "report")     # of this call, no settings of a run
+def make_parser(page, about=""):
+    """An argument parser with an option for each setting. Its help shows the groups of one `page`,
+    "recipe" or "placement"; it understands the options of both."""
+    parser = argparse.ArgumentParser(
+        prog="scalerl.py", usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter, description=about,
+        epilog="Every setting is also a key of FILE. [in brackets]: the default.",
+        allow_abbrev=False, add_help=False)
+    add = parser.add_argument
+    add("-h", "--help", nargs="?", const="recipe", metavar="placement",
+        help="print this text, or the settings of memory, processes and machines, and stop")
+    add("--config", metavar="FILE", action="append", default=[],
+        help="TOML file with differences from the defaults; of several the later wins")
+    add("--resume", action="store_true", help="go on with runs/NAME")
+    add("--report", metavar="RUN", help="write RUN/report.html and stop")
+    add("--print-config", action="store_true", help="print all settings and stop")
+    add("--dry-run", action="store_true",
+        help="print what would run where, what memory and time it would take, and stop")
+    kinds = get_type_hints(Config)
+    for title, entries in documented_fields():
+        group = parser.add_argument_group(title)
+        shown = title.startswith("placement") == (page == "placement")
+        for f, comment in entries:
+            default = f.default_factory() if f.default is dataclasses.MISSING else f.default
+            default = "{}" if default == {} else str(default)[:40] or '""'
+            metavar = "|".join(filter(None, get_args(kinds[f.name]))) or f.type.upper()
+            text = f"{comment} [{default}]".replace("%", "%%")
+            group.add_argument(f"--{f.name.replace('_', '-')}", metavar=metavar,
+                               default=argparse.SUPPRESS, help=text if shown else argparse.SUPPRESS)
+    return parser
+
+
+FLAGS = ("resume", "dry_run", "print_config", "report")     # of one call, not settings of a run
 
 
 def parse(argv, about=""):
-    """(config, asked) from the command line; `about` begins its help. asked: the values of ASKED;
-    report is the folder of a run (then config is None).
+    """(config, flags) from the command line; `about` begins its help. flags has the values of
+    FLAGS. If flags.report, the folder of a run, is given, config is None.
 
-    Raises ConfigError: an unknown argument, a setting that is none, or one that --resume cannot
-    change.
+    Raises ConfigError: an argument is unknown, the value of a setting is wrong, or --resume cannot
+    change it. Raises SystemExit(0) after --help.
     """
     def refuse(message):
         raise ConfigError(message)
-    parser = argparse.ArgumentParser(
-        prog="scalerl.py", usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Every setting is also a key of FILE. [in brackets]: the default.",
-        description=about, allow_abbrev=False)
+    parser = make_parser("recipe", about)
     parser.error = refuse
-    parser.add_argument("--config", metavar="FILE", action="append", default=[],
-                        help="TOML file with differences from the defaults; given more than once, "
-                        "the later file wins")
-    parser.add_argument("--resume", action="store_true", help="go on with runs/NAME")
-    parser.add_argument("--report", metavar="RUN", help="write RUN/report.html and stop")
-    parser.add_argument("--print-config", action="store_true", help="print all settings and stop")
-    parser.add_argument("--dry-run", action="store_true", help="print what would run where, what "
-                        "memory and time it would take, and stop")
-    for title, fields in documented_fields():
-        group = parser.add_argument_group(title)
-        for f, comment in fields:
-            default = f.default_factory() if f.default is dataclasses.MISSING else f.default
-            shown = "{}" if default == {} else str(default)[:40] or '""'
-            group.add_argument(f"--{f.name.replace('_', '-')}", metavar=f.type.upper(),
-                               default=argparse.SUPPRESS,
-                               help=f"{comment} [{shown}]".replace("%", "%%"))
     options, unknown = parser.parse_known_args(argv)
-    for word in unknown:
-        name = word.lstrip("-").split("=")[0].replace("_", "-")
-        known = [*ASKED, "config", "help", *(f.name for f in dataclasses.fields(Config))]
-        known = [each.replace("_", "-") for each in known]
-        refuse(f"unknown argument {word!r}" + did_you_mean(name, known, "--{}"))
     given = vars(options)
-    asked = argparse.Namespace(**{key: given.pop(key) for key in ASKED})
-    if asked.report:
-        return None, asked
+    if page := given.pop("help"):
+        if page not in ("recipe", "placement"):
+            refuse(f"--help {page}: use --help, or --help placement")
+        make_parser(page, about).print_help()
+        raise SystemExit(0)
+    for word in unknown:
+        name = word.lstrip("-").split("=")[0].replace("-", "_")
+        if name in REPLACED:
+            refuse(f"{name} {REPLACED[name]}")
+        known = [*FLAGS, "config", "help", *(f.name for f in dataclasses.fields(Config))]
+        hint = did_you_mean(name, known, "--{}").replace("_", "-")
+        refuse(f"unknown argument {word!r}{hint}")
+    flags = argparse.Namespace(**{key: given.pop(key) for key in FLAGS})
+    if flags.report:
+        return None, flags
     values = {}
     for settings in (*map(read_toml, given.pop("config")), given):
         values |= settings
     config = make_config(values)
     saved = Path("runs") / config.name / "config.toml"
-    if asked.resume and saved.exists():     # a run goes on with its own settings, with changes
-        before = make_config(read_toml(saved))
-        config = make_config(dataclasses.asdict(before) | values)
+    if flags.resume and saved.exists():     # a run goes on with its own settings, with changes
+        before = dataclasses.asdict(make_config(read_toml(saved)))
+        config = make_config(before | values)
         for name, value in dataclasses.asdict(config).items():
-            if value != getattr(before, name) and name not in FREE_TO_CHANGE:
-                refuse(f"{name} = {value!r}: {saved.parent} was made with {getattr(before, name)!r}"
-                       ", and --resume cannot change it; start a new run")
-    return config, asked
+            if value != before[name] and name not in FREE_TO_CHANGE:
+                refuse(f"{name} = {value!r}: {saved.parent} was made with {before[name]!r}, and "
+                       "--resume cannot change it; start a new run")
+    return config, flags

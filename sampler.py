@@ -1,49 +1,49 @@
-"""sampler.py: what turns prompts into samples while the trainer trains.
+"""Generation: how prompts become samples (ScaleRL, sections 2 and 4).
 
-A sampler knows prompts, weights, and the version number of those weights. It does not know
-rewards, advantages, filters, or how stale is too stale: the trainer paces (scalerl.py).
+A sampler knows prompts, weights, and the version number of these weights. It knows nothing about
+rewards, advantages or the limit on stale samples: the loop in scalerl.py decides about those.
 
-  1. The records: `Request` in (one prompt, G samples), `Rollout` out (one sample). A rollout
-     carries, for every token, the log-probability the sampler gave it, the version of the weights
-     that produced it, and whether it was sampled at all.
-  2. `Interruption` (paper, section 4): each sample may think for a random number of tokens; if
-     the thinking has not ended by then, a fixed phrase is appended for it and the answer begins.
-     The phrase is not the policy's choice, so it is marked `sampled=False` and never trained on.
-  3. `TwoRequests`: the same rule for engines that cannot look at a sample while it grows (vLLM).
-     A request that may think, and if the thinking has not ended by then, a second one to answer.
-  4. `TransformersSampler`: the engine that needs nothing but transformers. A slot loop driven by
-     the caller: each `step()` decodes one token of every running sequence. Between two steps the
-     weights may change, and running sequences go on, new weights over old keys and values: the
-     in-flight update of PipelineRL.
+  1. Records        a `Request` goes in: one prompt, G samples wanted. `Rollout`s come out, one for
+                    each sample. A rollout says for every token: its log-probability, the version
+                    of the weights that produced it, and whether it was sampled at all.
+  2. Interruption   each sample may think for a random number of tokens. If it still thinks then,
+                    a fixed phrase is appended and the answer begins. The policy did not choose
+                    the phrase, so these tokens are marked `sampled=False` and never trained on.
+  3. The protocol   `Sampler`: what the loop needs from an engine.
+  4. An engine      `TransformersSampler`. The folder engines/ has two more, both on vLLM: one in
+                    the trainer's process, and one that talks to servers.
 
-Its randomness comes from one generator of its own, drawn once a token in slot order, so a run is
-reproducible bit for bit, and `state()` / `load_state()` continue one exactly, cache included.
+In-flight updates (PipelineRL, paper section 2). The caller drives the engine: one `step()` decodes
+one token of every running sequence. Between two steps the caller may push new weights. Running
+sequences then go on: the new weights read the keys and values that the old weights computed. So
+one sample can hold tokens of several versions, and this is why every token has its own version.
 
-Sampling is by temperature alone. Top-p and top-k renormalize the distribution on the sampler's
-side only, and the importance ratio of every token would be biased (0.896 on average at top-p 0.8
-on a small model): they are not offered.
+What the paper leaves open, and what is ours:
+ a. Each sample draws its own thinking budget from all whole numbers between two bounds.
+ b. A sample that ends its thinking early may spend the rest of its budget on its answer.
+ c. Top-p and top-k are not offered, only a temperature. They renormalize the sampler's
+    probabilities, but not the trainer's. The importance ratio, trainer's probability / sampler's,
+    would be biased for every token (0.896 on average at top-p 0.8 on a small model).
 
-Axes: S slots, n running sequences (the first n slots), V vocabulary.
+Axes: n running sequences (they fill the first n slots), V vocabulary.
 """
 
-from __future__ import annotations
-
+import functools
 from collections import Counter, deque
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import Iterable, Protocol
 
 import torch
 
+from engines.kv_cache import Slots
 from loss import head_logits
-from packed import Slots
 
-# ---------------------------------------------------------------------------------------------
-# 1. Records
-
+# -- 1. Records ------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Request:
-    """One group: `samples` answers wanted to one prompt."""
+    """One group: `samples` samples are wanted for one prompt."""
     group_id: int
     prompt_id: str
     prompt_ids: tuple[int, ...]
@@ -53,52 +53,22 @@ class Request:
 
 @dataclass
 class Rollout:
-    """One sample, with its provenance, token by token (four lists of equal length)."""
+    """One sample, with the origin of every token (four lists of equal length)."""
     prompt_id: str
     group_id: int
     prompt_ids: tuple[int, ...]
     output_ids: list[int]
-    logprobs: list[float]       # log pi_gen(token), temperature included; 0 where not sampled
-    versions: list[int]         # optimizer steps behind the weights that produced the token
+    logprobs: list[float]       # log μ(token) of the sampler, with temperature; 0 if forced
+    versions: list[int]         # of the weights: the number of optimizer steps that made them
     sampled: list[bool]         # False: forced by the interruption
-    finish_reason: str          # "stop": ended by itself | "length": out of budget, truncated
-    interrupted: bool
+    finish_reason: str          # "stop": ended by itself | "length": truncated at its limit
+    interrupted: bool           # the phrase was appended
     task: str = ""
 
 
-class Sampler(Protocol):
-    """What the trainer needs from an engine: `TransformersSampler` below, `VllmSampler`, and
-    `ServerSampler`, which alone has `finished()` as well, a step that does not wait."""
-    version: int                # of the weights that the next token will come from
-    needs_push: bool            # a server came back without the weights: push them now
-    head_fp32: bool             # may change between two steps; servers keep what they began with
-    generator: torch.Generator  # of what the engine draws itself: thinking budgets, or all
-
-    @property
-    def in_flight(self) -> int:
-        """Samples submitted and not yet returned."""
-
-    @property
-    def free_slots(self) -> int:
-        """Samples that could start at once; below zero where some wait."""
-
-    def submit(self, request: Request) -> None:
-        """Requests are started in the order submitted. Raises ValueError: it cannot ever fit."""
-
-    def step(self) -> list[Rollout]:
-        """Go on for a token, or for a second where servers do; return what has finished."""
-
-    def push_weights(self, named_tensors: Iterable, version: int) -> None:
-        """Tokens from now on come from these weights; running sequences keep their cache."""
-
-    def state(self) -> tuple[dict, dict]:
-        """(tensors, plain) for a checkpoint, from which `load_state` of a new engine goes on:
-        exactly, or where a cache cannot be saved, with unfinished samples begun again."""
-
-    def load_state(self, tensors: dict, plain: dict) -> None: ...
-
-    def close(self) -> None:
-        """Drop what is unfinished and give memory or servers back. A run just ends instead."""
+def restored(kind, fields):
+    """A `Request` or a `Rollout` from a checkpoint's fields. JSON knows lists, but no tuples."""
+    return kind(**{**fields, "prompt_ids": tuple(fields["prompt_ids"])})
 
 
 def check_fits(request, prompt_tokens, slots):
@@ -110,24 +80,25 @@ def check_fits(request, prompt_tokens, slots):
         raise ValueError(f"{request.samples} samples a prompt, {slots} slots")
 
 
-def restored(kind, fields):
-    """A `Request` or a `Rollout` from a checkpoint's fields: JSON knows no tuples."""
-    return kind(**{**fields, "prompt_ids": tuple(fields["prompt_ids"])})
-
-
-# ---------------------------------------------------------------------------------------------
-# 2. Interruption
-
+# -- 2. Interruption -------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Interruption:
-    """How long a sample may think and answer, in tokens (paper, section 4: 10k-12k and 2k).
+    """How long a sample may think and answer, in tokens (paper, section 4).
 
-    A sample draws its thinking budget uniformly from think_min..think_max, both included. At that
-    many tokens, `end` not seen, `phrase_ids` are forced; seen or not, `answer_tokens` more may
-    follow, then the sample is truncated. Ours: a sample that ends its thinking early may use what
-    is left for its answer. It keeps the rule the same for engines that only count tokens.
-    phrase_ids empty: no interruption, only the limit think_max + answer_tokens.
+    think_min, think_max   bounds of the thinking budget, both included (the paper: 10k to 12k).
+                           Each sample draws its own budget, uniformly.
+    answer_tokens          tokens that may follow after the budget (the paper: 2,048)
+    phrase_ids             the forced phrase, which itself ends the thinking. Empty: nothing is
+                           interrupted, and an output has at most think_max + answer_tokens.
+    end                    the text that ends the thinking
+
+    When the budget is spent and `end` is not in the text, the phrase is appended. With or
+    without it at most `answer_tokens` more are sampled, then the sample is truncated.
+
+    >>> rule = Interruption(think_min=9, think_max=17, answer_tokens=4, phrase_ids=(30, 31, 7))
+    >>> rule.longest
+    24
     """
     think_min: int
     think_max: int
@@ -140,151 +111,117 @@ class Interruption:
         """Tokens of the longest possible output."""
         return self.think_max + len(self.phrase_ids) + self.answer_tokens
 
-
-# ---------------------------------------------------------------------------------------------
-# 3. Interruption by two requests
-
-
-@dataclass
-class Sample:
-    """One sample on its way: what its requests so far have produced."""
-    request: Request
-    think: int                          # its thinking budget, in tokens
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    sampled: list[bool] = field(default_factory=list)
-    thought: bool = False               # the first request is over, or there is only one
-    interrupted: bool = False
-    server: object = None               # where its last request went, if to a server
-    refused: int = 0                    # answers of servers that could not be believed
+    def draw_budgets(self, count, generator):
+        """`count` thinking budgets: int64 (count,), on the generator's device."""
+        if not self.phrase_ids:
+            return torch.full((count,), self.think_max, device=generator.device)
+        return torch.randint(self.think_min, self.think_max + 1, (count,), generator=generator,
+                             device=generator.device)
 
 
-class TwoRequests:
-    """The bookkeeping of an engine that is only told how many tokens a request may have.
+# -- 3. The protocol -------------------------------------------------------------------------------
 
-    The first request of a sample has its thinking budget. If it runs out without `</think>`, the
-    phrase is appended; seen or not, a second request has the answer's. An engine keeps its own
-    queues and calls these; a sample that can never be interrupted is one request from the start.
-    """
-    needs_push = False
+class Sampler(Protocol):
+    """What the loop needs from an engine. Engines in process compute only inside `step()`; servers
+    (engines/vllm_servers.py) never stop."""
+    version: int                # of the weights that the next token will come from
+    head_fp32: bool             # fp32 logits (the paper's fix), or rounded to bf16 (its ablation)
+    heads: tuple[bool, ...]     # the values that head_fp32 may be set to, between two steps
+    devices: int                # that generate and are not the trainer's: 0 in process
 
-    def __init__(self, tokenizer, interruption: Interruption, *, slots, prompt_tokens, eos_ids,
-                 temperature, seed, version):
-        self.tokenizer, self.interruption, self.slots = tokenizer, interruption, slots
-        self.prompt_tokens, self.eos_ids = prompt_tokens, sorted(eos_ids)
-        self.temperature, self.version = temperature, version
-        self.generator = torch.Generator().manual_seed(seed)    # of the thinking budgets
+    @property
+    def in_flight(self) -> int:
+        """Samples submitted and not yet returned."""
 
-    def new_samples(self, request):
-        rule, n = self.interruption, request.samples
-        budgets = [rule.think_max] * n if not rule.phrase_ids else torch.randint(
-            rule.think_min, rule.think_max + 1, (n,), generator=self.generator).tolist()
-        return [Sample(request, think, thought=not (rule.phrase_ids and think))
-                for think in budgets]
+    @property
+    def free_slots(self) -> int:
+        """Slots minus samples in flight. Below zero: some samples are waiting for a slot."""
 
-    def budget(self, sample):
-        """Tokens that the sample's next request may have."""
-        if not sample.thought:
-            return sample.think
-        # Without ids this is its only request, which thinks and answers: both budgets in one.
-        return self.interruption.answer_tokens + sample.think * (not sample.ids)
+    def submit(self, request: Request) -> None:
+        """Requests start in the order submitted. Raises ValueError: this one can never fit."""
 
-    def absorb(self, sample, ids, logprobs, versions, current):
-        """Add a finished request's tokens. Returns the rollout, or None: a second one is due.
+    def step(self) -> list[Rollout]:
+        """Decode one token of every sequence; servers: wait, up to a second, until some sample
+        has ended. Returns the samples that have ended."""
 
-        current   version of the weights now, which the forced tokens are labelled with
-        """
-        sample.ids += ids
-        sample.logprobs += logprobs
-        sample.versions += versions
-        sample.sampled += [True] * len(ids)
-        ended = ids[-1] in self.eos_ids
-        if not ended and not sample.thought:
-            sample.thought = True
-            if self.interruption.end not in self.tokenizer.decode(sample.ids):
-                phrase = self.interruption.phrase_ids
-                sample.ids += phrase
-                sample.logprobs += [0.0] * len(phrase)
-                sample.versions += [current] * len(phrase)
-                sample.sampled += [False] * len(phrase)
-                sample.interrupted = True
-            return None
-        r = sample.request
-        return Rollout(r.prompt_id, r.group_id, r.prompt_ids, sample.ids, sample.logprobs,
-                       sample.versions, sample.sampled, "stop" if ended else "length",
-                       sample.interrupted, r.task)
+    def finished(self) -> list[Rollout]:
+        """Samples that ended since the last step, without waiting: [] for engines in process."""
 
-    def unfinished_state(self, samples, waiting):
-        """(tensors, plain) for a checkpoint: the requests with as many samples as are missing.
+    def push_weights(self, named_tensors: Iterable, version: int) -> None:
+        """Tokens from now on come from these weights; running sequences keep their cache."""
 
-        What the unfinished ones have so far is dropped, not counted: their keys and values
-        cannot be saved, and `unfinished_requests` of a resumed run asks for them again.
-        """
-        missing, requests = Counter(), {}
-        for request, n in (*((s.request, 1) for s in samples), *((r, r.samples) for r in waiting)):
-            missing[request.group_id] += n
-            requests.setdefault(request.group_id, request)
-        plain = {"version": self.version,
-                 "requests": [asdict(replace(requests[group], samples=n))
-                              for group, n in missing.items()]}
-        return {"generator": self.generator.get_state()}, plain
+    def reseed(self, seed: int) -> None:
+        """Draw from this seed from now on, so that an evaluation can be repeated."""
 
-    def unfinished_requests(self, tensors, plain):
-        """The requests of `unfinished_state`, to be submitted again; also sets the generator."""
-        self.generator.set_state(tensors["generator"])
-        return [restored(Request, fields) for fields in plain["requests"]]
+    def log(self) -> dict:
+        """The engine's own columns of metrics.jsonl: what happened since the last call."""
+
+    def state(self) -> tuple[dict, dict]:
+        """(tensors, plain values) for a checkpoint; `load_state` of a new engine goes on from them.
+        vLLM's cache cannot be saved, so on vLLM unfinished samples start again."""
+
+    def load_state(self, tensors: dict, plain: dict) -> None: ...
+
+    def close(self) -> None:
+        """Give memory or servers back; unfinished samples are dropped."""
 
 
-# ---------------------------------------------------------------------------------------------
-# 4. The engine that needs nothing but transformers
+def decode_log(counts: Counter) -> dict:
+    """The log of an engine in process, from its counted steps and sequences; empties the counts."""
+    log = {"decode/steps": counts["steps"],
+           "decode/batch": counts["sequences"] / max(1, counts["steps"])}   # mean, a step
+    counts.clear()
+    return log
 
+
+# -- 4. The engine that needs nothing but transformers ---------------------------------------------
 
 class TransformersSampler:
-    """Caller-driven continuous batching on the model's own forward. Implements `Sampler`.
+    """Continuous batching on the model's own forward, driven by the caller. Implements `Sampler`.
 
-    model, tokenizer   after `packed.prepare(model)`. The trainer's own modules, or a copy.
-    slots              sequences decoded at once
-    prompt_tokens      the longest prompt (gives the size of the cache)
-    eos_ids            ids that end a sample
-    head_fp32          compute the logits in fp32 (the paper's fix), or as a bf16 layer would
-
-    Raises ValueError from `submit` for a prompt that cannot fit.
+    model           after `packed.prepare(model)`: the trainer's own modules, or a copy of them
+    slots           sequences decoded at once
+    prompt_tokens   the longest prompt; a slot of the cache holds this and the longest output
+    eos_ids         ids that end a sample
+    seed            of the engine's own generator. It draws all budgets, and one number for each
+                    token, in the order of the slots. So a run is reproducible bit by bit, and
+                    `state()` / `load_state()` continue a run exactly.
     """
-
-    needs_push = False
-    # What each slot remembers, (S,) or (S, longest); moved as one when a hole is closed.
-    COLUMNS = ("last", "count", "limit", "think", "forced", "interrupted",
-               "ids", "logprobs", "versions", "sampled")
+    heads, devices = (True, False), 0
 
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
                  eos_ids, temperature=1.0, seed=0, head_fp32=True, version=0):
         self.model, self.tokenizer, self.interruption = model, tokenizer, interruption
-        self.head = model.get_output_embeddings().weight
+        self.head = model.get_output_embeddings().weight                        # (V, hidden)
         self.temperature, self.head_fp32, self.version = temperature, head_fp32, version
         device, longest = self.head.device, interruption.longest
         self.device, self.prompt_tokens = device, prompt_tokens
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.random = torch.Generator(device).manual_seed(seed)
         self.eos_ids = torch.tensor(sorted(eos_ids), device=device)
         self.phrase = torch.tensor(interruption.phrase_ids, dtype=torch.long, device=device)
-        self.waiting: deque[Request] = deque()
-        self.owner: list[Request] = []                  # request of each running sequence
+        self.decoded = Counter()                        # "steps", "sequences": for log()
+        self.waiting: deque[Request] = deque()          # groups that must wait for slots
+        self.running: list[Request] = []                # the request of the sequence in each slot
         self.cache = Slots(model.config, slots, prompt_tokens + longest, device=device,
                            dtype=self.head.dtype)
-        whole = lambda *shape: torch.zeros(shape, dtype=torch.long, device=device)  # noqa: E731
-        self.last = whole(slots)                # the newest token, not yet in the cache
-        self.count = whole(slots)               # output tokens so far
-        self.limit = whole(slots)               # output tokens at which the sample is cut
-        self.think = whole(slots)               # its thinking budget
-        self.forced = whole(slots) - 1          # next token of the phrase; -1: none
-        self.interrupted = whole(slots)         # 0 or 1
-        self.ids, self.versions = whole(slots, longest), whole(slots, longest)
-        self.logprobs = torch.zeros(slots, longest, device=device)
-        self.sampled = torch.zeros(slots, longest, dtype=torch.bool, device=device)
+
+        # What a slot remembers about its sequence: one row of each of these tensors.
+        integers = functools.partial(torch.zeros, dtype=torch.long, device=device)
+        flags = functools.partial(torch.zeros, dtype=torch.bool, device=device)
+        self.rows = SimpleNamespace(
+            last=integers(slots),               # the newest token, not yet in the cache
+            count=integers(slots),              # output tokens so far
+            limit=integers(slots),              # output tokens at which the sample is truncated
+            think=integers(slots),              # its thinking budget
+            forced=integers(slots) - 1,         # if the next token is forced: its place in the
+                                                # phrase; -1: the next token is sampled
+            interrupted=flags(slots),
+            ids=integers(slots, longest), versions=integers(slots, longest),
+            sampled=flags(slots, longest), logprobs=torch.zeros(slots, longest, device=device))
 
     @property
     def in_flight(self):
-        return len(self.owner) + sum(request.samples for request in self.waiting)
+        return len(self.running) + sum(request.samples for request in self.waiting)
 
     @property
     def free_slots(self):
@@ -295,10 +232,7 @@ class TransformersSampler:
         self.waiting.append(request)
 
     def push_weights(self, named_tensors, version):
-        """New weights under transformers' names; running sequences keep their cache.
-
-        Tensors that are the model's own (the trainer's modules are shared) are not copied.
-        """
+        """Names are those of transformers. Weights that the model already shares are not copied."""
         assert version >= self.version, f"version {version} pushed after {self.version}"
         own = dict(self.model.named_parameters())
         with torch.no_grad():
@@ -309,157 +243,150 @@ class TransformersSampler:
 
     @torch.no_grad()
     def step(self) -> list[Rollout]:
-        """Decode one token of every running sequence, start waiting ones; return the finished."""
-        hidden = [self.cache.decode(self.model, self.last[: len(self.owner)])] if self.owner else []
+        hidden = []                             # the states that predict each sequence's next token
+        if self.running:
+            hidden.append(self.cache.decode(self.model, self.rows.last[: len(self.running)]))
         hidden += self._start_waiting()
         if not hidden:
             return []
         token, logprob = self._choose(torch.cat(hidden))
+        self.decoded.update(steps=1, sequences=len(token))
         return self._retire(self._record(token, logprob))
+
+    def finished(self) -> list[Rollout]:
+        return []
+
+    def reseed(self, seed):
+        self.random.manual_seed(seed)
+
+    def log(self):
+        return decode_log(self.decoded)
 
     def close(self):
         self.waiting.clear()
-        self.owner.clear()
+        self.running.clear()
 
-    # -- the parts of a step, in their order --------------------------------------------------
+    # -- the parts of a step, in their order -------------------------------------------------------
 
     def _start_waiting(self):
-        """Give slots to waiting groups, whole ones, as long as they fit; compute each prompt once.
-
-        Returns [(new sequences, hidden)], each sequence's hidden state at its prompt's end.
-        """
-        starting, n = [], len(self.owner)
+        """Give slots to waiting groups, in their order, as long as a whole group fits. Returns
+        a list: one tensor (new sequences, hidden), the state at the end of each prompt; or []."""
+        starting, first, n = [], len(self.running), len(self.running)
         while self.waiting and n + self.waiting[0].samples <= self.cache.slots:
             starting.append(self.waiting.popleft())
             n += starting[-1].samples
         if not starting:
             return []
-        new = slice(len(self.owner), n)
-        self.owner += [request for request in starting for _ in range(request.samples)]
-        hidden = self.cache.prefill(self.model, [r.prompt_ids for r in starting],
-                                    [r.samples for r in starting])
-        rule = self.interruption
-        self.think[new] = rule.think_max if not len(self.phrase) else torch.randint(
-            rule.think_min, rule.think_max + 1, (n - new.start,), generator=self.generator,
-            device=self.device)
-        self.limit[new] = self.think[new] + rule.answer_tokens
-        self.count[new], self.forced[new], self.interrupted[new] = 0, -1, 0
-        return [hidden.repeat_interleave(
-            torch.tensor([r.samples for r in starting], device=self.device), 0)]
+        samples = [request.samples for request in starting]
+        self.running += [request for request in starting for _ in range(request.samples)]
+        hidden = self.cache.prefill(self.model, [r.prompt_ids for r in starting], samples)
+
+        new, rows = slice(first, n), self.rows          # the slots of the new sequences
+        rows.think[new] = self.interruption.draw_budgets(n - first, self.random)
+        rows.limit[new] = rows.think[new] + self.interruption.answer_tokens
+        rows.count[new], rows.forced[new], rows.interrupted[new] = 0, -1, False
+        return [hidden.repeat_interleave(torch.tensor(samples, device=self.device), 0)]
 
     def _choose(self, hidden):
         """Sample from softmax(logits / temperature): (n, hidden) -> token (n,), log-prob (n,).
 
-        By inverting the cumulative distribution: one random number a sequence, where the Gumbel
-        trick needs V of them. In float64, because summing 50k numbers in fp32 loses the tail.
+        Think of each token as a piece of the line from 0 to 1, as long as its probability. A random
+        point u on the line falls into one piece, and that token is drawn: `cumulative` holds the
+        ends of the pieces. This takes one random number a sequence; torch.multinomial takes V, and
+        was 8 times slower (64 sequences, V = 49k). The sum is in float64, because in fp32 a sum of
+        50k numbers loses the small ones.
         """
         logits = head_logits(hidden, self.head, head_fp32=self.head_fp32)
-        logprobs = torch.log_softmax(logits.div_(self.temperature), -1)               # (n, V)
-        cumulative = torch.exp(logprobs).cumsum(-1, dtype=torch.float64)
-        u = torch.rand(len(hidden), 1, dtype=torch.float64, generator=self.generator,
+        logprobs = torch.log_softmax(logits.div_(self.temperature), -1)                 # (n, V)
+        cumulative = torch.exp(logprobs).cumsum(-1, dtype=torch.float64)                # (n, V)
+        u = torch.rand(len(hidden), 1, dtype=torch.float64, generator=self.random,
                        device=self.device)
-        # `right`: a token of probability zero has the same sum as the one before, never chosen.
-        token = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)
-        token.clamp_(max=logits.shape[1] - 1)       # u just below 1: the product may be the sum
+        # right=True: a token of probability zero is a piece of length zero, and is not drawn.
+        token = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)      # (n, 1)
+        token.clamp_(max=logits.shape[1] - 1)   # for u just below 1, rounding may give V itself
         return token[:, 0], logprobs.gather(1, token)[:, 0]
 
     def _record(self, token, logprob):
-        """Write down one token of each running sequence; returns which have finished (n,)."""
-        n = len(token)
-        count, forced = self.count[:n], self.forced[:n]         # views: written in place
+        """Write down one token of each running sequence; returns which have ended, bool (n,)."""
+        n, rows = len(token), self.rows
+        count, forced = rows.count[:n], rows.forced[:n]         # views: written in place
         is_forced = forced >= 0
-        if is_forced.any():
+        if is_forced.any():                                     # the phrase replaces the draw
             token = torch.where(is_forced, self.phrase[forced.clamp(min=0)], token)
             logprob = logprob.masked_fill(is_forced, 0.0)
             forced.add_(is_forced)
             forced.masked_fill_(forced == len(self.phrase), -1)
-        place = (torch.arange(n, device=self.device), count.clone())
-        self.ids[place], self.logprobs[place], self.versions[place] = token, logprob, self.version
-        self.sampled[place] = ~is_forced
-        self.last[:n] = token
+        here = (torch.arange(n, device=self.device), count.clone())
+        rows.ids[here], rows.logprobs[here], rows.versions[here] = token, logprob, self.version
+        rows.sampled[here] = ~is_forced
+        rows.last[:n] = token
         count += 1
         ended = torch.isin(token, self.eos_ids) & ~is_forced
         if len(self.phrase):
-            self._interrupt((count == self.think[:n]) & ~ended)
-        return ended | (count == self.limit[:n])
+            self._interrupt((count == rows.think[:n]) & ~ended)
+        return ended | (count == rows.limit[:n])
 
     def _interrupt(self, due):
-        """Start the phrase in each sequence (n,) whose budget is spent while it still thinks.
-
-        The text is looked at once a sample, so the marker may be any number of tokens.
-        """
+        """Start the phrase in each sequence that still thinks. due (n,) bool: the budget is spent
+        just now. We look for `end` in the text, so it may be any number of tokens."""
+        rows = self.rows
         for slot in due.nonzero()[:, 0].tolist():
-            ids = self.ids[slot, : self.count[slot]].tolist()
+            ids = rows.ids[slot, : rows.count[slot]].tolist()
             if self.interruption.end not in self.tokenizer.decode(ids):
-                self.forced[slot], self.interrupted[slot] = 0, 1
-                self.limit[slot] += len(self.phrase)
+                rows.forced[slot], rows.interrupted[slot] = 0, True
+                rows.limit[slot] += len(self.phrase)
 
-    def _retire(self, finished):
-        """Hand out finished sequences and fill their slots with the last running ones."""
-        slots = finished.nonzero()[:, 0].tolist()
+    def _retire(self, ended):
+        """Return the rollouts of the sequences that have `ended`, bool (n,), and free their slots.
+
+        The last running sequences move into the free slots. So the running sequences always fill
+        the first slots, and a decode step computes no others.
+        """
+        slots = ended.nonzero()[:, 0].tolist()
         if not slots:
             return []
-        done = [self._rollout(slot) for slot in slots]
-        n, n_left = len(self.owner), len(self.owner) - len(slots)
-        gone = set(slots)
-        targets = [s for s in slots if s < n_left]
-        sources = [s for s in range(n_left, n) if s not in gone]
-        self.cache.move(sources, targets)
-        for name in self.COLUMNS if sources else ():
-            column = getattr(self, name)
-            column[targets] = column[sources]
-        for source, target in zip(sources, targets):
-            self.owner[target] = self.owner[source]
-        del self.owner[n_left:]
+        rollouts = [self._rollout(slot) for slot in slots]
+        n, n_left, gone = len(self.running), len(self.running) - len(slots), set(slots)
+        holes = [slot for slot in slots if slot < n_left]
+        movers = [slot for slot in range(n_left, n) if slot not in gone]
+        self.cache.move(movers, holes)
+        for column in vars(self.rows).values() if movers else ():
+            column[holes] = column[movers]
+        for mover, hole in zip(movers, holes):
+            self.running[hole] = self.running[mover]
+        del self.running[n_left:]
         self.cache.active = n_left
-        return done
+        return rollouts
 
     def _rollout(self, slot):
-        request, count = self.owner[slot], int(self.count[slot])
+        request, rows, count = self.running[slot], self.rows, int(self.rows.count[slot])
         ids, logprobs, versions, sampled = (
-            getattr(self, name)[slot, :count].tolist()
-            for name in ("ids", "logprobs", "versions", "sampled"))
+            column[slot, :count].tolist()
+            for column in (rows.ids, rows.logprobs, rows.versions, rows.sampled))
         ended = sampled[-1] and bool((self.eos_ids == ids[-1]).any())
         return Rollout(request.prompt_id, request.group_id, request.prompt_ids, ids, logprobs,
                        versions, sampled, "stop" if ended else "length",
-                       bool(self.interrupted[slot]), request.task)
+                       bool(rows.interrupted[slot]), request.task)
 
-    # -- checkpoint ---------------------------------------------------------------------------
+    # -- checkpoint --------------------------------------------------------------------------------
 
     def state(self):
-        """(tensors, plain): all that is needed to go on exactly, running sequences included.
-
-        The cache of running sequences belongs to it: it was computed under weights that are gone,
-        so no restart from token ids could reproduce it.
-        """
-        n = len(self.owner)
-        width = int(self.cache.lengths[:n].max()) if n else 0
-        tensors = {name: getattr(self, name)[:n].clone() for name in self.COLUMNS}
-        tensors["lengths"] = self.cache.lengths[:n].clone()
-        tensors["generator"] = self.generator.get_state()
-        for layer, (key, value) in enumerate(zip(self.cache.keys, self.cache.values)):
-            tensors[f"key.{layer}"] = key[:n, :, :width].clone()
-            tensors[f"value.{layer}"] = value[:n, :, :width].clone()
-        # Samples of one group share their request: store each request once.
-        requests = list({id(r): r for r in self.owner}.values())
-        index = {id(r): i for i, r in enumerate(requests)}
-        plain = {"version": self.version, "requests": [asdict(r) for r in requests],
-                 "owner": [index[id(r)] for r in self.owner],
-                 "waiting": [asdict(r) for r in self.waiting]}
+        """(tensors, plain values): with the weights, all that is needed to go on exactly. The cache
+        must be saved, because older weights computed it, and they are gone."""
+        n = len(self.running)
+        tensors = {name: column[:n].clone() for name, column in vars(self.rows).items()}
+        tensors |= self.cache.state()
+        tensors["random"] = self.random.get_state()
+        plain = {"version": self.version, "decoded": dict(self.decoded),
+                 "running": [asdict(request) for request in self.running],
+                 "waiting": [asdict(request) for request in self.waiting]}
         return tensors, plain
 
     def load_state(self, tensors, plain):
-        requests = [restored(Request, fields) for fields in plain["requests"]]
-        self.owner = [requests[i] for i in plain["owner"]]
+        self.running = [restored(Request, fields) for fields in plain["running"]]
         self.waiting = deque(restored(Request, fields) for fields in plain["waiting"])
-        self.version = plain["version"]
-        n = len(self.owner)
-        self.cache.active = n
-        self.cache.lengths[:n] = tensors["lengths"]
-        for name in self.COLUMNS:
-            getattr(self, name)[:n] = tensors[name]
-        for layer, (key, value) in enumerate(zip(self.cache.keys, self.cache.values)):
-            width = tensors[f"key.{layer}"].shape[2]
-            key[:n, :, :width] = tensors[f"key.{layer}"]
-            value[:n, :, :width] = tensors[f"value.{layer}"]
-        self.generator.set_state(tensors["generator"])
+        self.version, self.decoded = plain["version"], Counter(plain["decoded"])
+        for name, column in vars(self.rows).items():
+            column[: len(self.running)] = tensors[name]
+        self.cache.load_state(tensors)
+        self.random.set_state(tensors["random"])

@@ -6,7 +6,7 @@ One vLLM engine with one set of weights; --prompts x --samples sequences of exac
 tokens each (no end token), log-probs on, by turns, the prefix cache emptied before each. Beside
 them the engine that needs nothing but transformers, on the same work, and ours with interruption:
 the phrase forced into every sample at half of its length, so that each takes two requests; and
-the same work over HTTP from a server of its own on loopback (servers.py), client included.
+the same work over HTTP from a server of its own on loopback, client included.
 Ratios are of tokens a second of CPU time (all threads, the server's processes too), round by
 round: what else the machine is doing then weighs less than in tokens a second of the clock.
 """
@@ -24,13 +24,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import packed  # noqa: E402
-import tasks  # noqa: E402
+from engines import packed  # noqa: E402
+from tasks import problems as tasks  # noqa: E402
 from overlap import served  # noqa: E402
 from sampler import Interruption, Request, TransformersSampler  # noqa: E402
 from config import Config  # noqa: E402
-from servers import Fleet, ServerSampler  # noqa: E402
-from vllm_engine import VllmSampler  # noqa: E402
+from engines.server_pool import ServerPool  # noqa: E402
+from engines.vllm_servers import ServerSampler  # noqa: E402
+from engines.vllm_inprocess import VllmSampler  # noqa: E402
 
 
 def main():
@@ -45,12 +46,13 @@ def main():
     p.add_argument("--threads", type=int, default=os.cpu_count())
     args = p.parse_args()
     torch.set_num_threads(args.threads)
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)           # of the server
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     plain = packed.prepare(AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32))
     problems = tasks.load_task(args.task, "train", heldout=8)
     ids = [tasks.prompt_ids(tokenizer, problem) for problem in problems[: args.prompts]]
     longest = max(map(len, ids))
-    config = Config(model=args.model, slots=args.prompts * args.samples, threads=args.threads)
+    config = Config(model=args.model, slots=args.prompts * args.samples)
     with served(config, longest + args.tokens + 1) as (process, url):
         measure(args, tokenizer, plain, ids, process, url)
 
@@ -63,9 +65,9 @@ def measure(args, tokenizer, plain, ids, process, url):
     ours = VllmSampler(args.model, tokenizer, whole, **settings)
     slots = TransformersSampler(plain, tokenizer, whole, **settings)
     length = settings["prompt_tokens"] + args.tokens + 1
-    fleet = Fleet([url], slots=settings["slots"], length=length, dtype=torch.float32)
-    server = ServerSampler(fleet, tokenizer, whole, prompt_tokens=settings["prompt_tokens"],
-                           eos_ids=(), vocabulary=plain.config.vocab_size)
+    pool = ServerPool([url], slots=settings["slots"], length=length, dtype=torch.float32)
+    server = ServerSampler(pool, tokenizer, whole, weights=lambda _: plain.named_parameters(),
+                           prompt_tokens=settings["prompt_tokens"], eos_ids=())
     server.push_weights(plain.named_parameters(), 0)
     tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     from vllm import SamplingParams
@@ -106,7 +108,7 @@ def measure(args, tokenizer, plain, ids, process, url):
             if round_:                                # the first round warms up
                 rates[name].append(tokens / (time.perf_counter() - begin))
                 work[name].append(tokens / (cpu_seconds() - cpu))
-    fleet.close()
+    pool.close()
     print(f"{args.model}, {args.prompts} x {args.samples} sequences of {args.tokens} tokens, "
           f"{args.threads} threads, median of {args.rounds} [min, max]")
     for name, values in rates.items():

@@ -40,7 +40,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from config import Config  # noqa: E402
-from servers import server_command  # noqa: E402
+from scaleout.server_command import server_command  # noqa: E402
 
 
 @contextlib.contextmanager
@@ -85,9 +85,8 @@ def measure(args, scheme, url, seed):
                "--steps", args.steps, "--prompts-per-step", args.prompts, "--slots", args.slots,
                "--samples-per-prompt", args.samples, "--think-min", args.think[0], "--think-max",
                args.think[1], "--answer-tokens", 4, "--prompt-tokens", 64, "--lr", args.lr,
-               "--warmup-steps", 5, "--heldout-prompts", 256, "--eval-prompts", args.eval_prompts,
-               "--eval-samples", 2, "--eval-every", 10**6, "--checkpoint-every", 10**6,
-               "--threads", args.threads]
+               "--warmup-steps", 5, "--heldout-prompts", args.heldout_prompts,
+               "--eval-samples", 2, "--eval-every", 10**6]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=1200)
     if done.returncode:
         raise SystemExit(f"{scheme}: {done.stderr}")
@@ -123,13 +122,14 @@ def main():
     p.add_argument("--slots", type=int, default=64)
     p.add_argument("--think", type=int, nargs=2, default=[24, 48])
     p.add_argument("--lr", type=float, default=2e-4)
-    p.add_argument("--eval-prompts", type=int, default=64)
+    p.add_argument("--heldout-prompts", type=int, default=64)
     p.add_argument("--window", type=int, default=5)
     p.add_argument("--target", type=float, default=0.5)
     p.add_argument("--threads", type=int, default=1)
     args = p.parse_args()
     args.model = str(Path(args.model).resolve())
-    config = Config(model=args.model, slots=args.slots, threads=args.threads)
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)           # of the server and the trainers
+    config = Config(model=args.model, slots=args.slots)
     with tempfile.TemporaryDirectory() as folder, served(
             config, 64 + args.think[1] + 32 + 4) as (_, url):
         os.chdir(folder)

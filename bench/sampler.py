@@ -21,8 +21,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import packed  # noqa: E402
-import tasks  # noqa: E402
+from engines import packed  # noqa: E402
+from tasks import problems as tasks  # noqa: E402
 from sampler import Interruption, Request, TransformersSampler  # noqa: E402
 
 

@@ -7,7 +7,7 @@
 
   1. Work        what a run does and what each part of it costs, measured
   2. Generator   a batch of slots; one decode step gives every sequence in it a token
-  3. Model       generators, trainers and the real Pacer, on simpy's clock
+  3. Model       generators, trainers and the real pacer, on simpy's clock
   4. Calibrate   rates and lengths of a run's metrics.jsonl
   5. Split       the best g : t, beside the closed form that the launcher uses
 
@@ -25,6 +25,7 @@ import dataclasses
 import heapq
 import json
 import sys
+import tomllib
 from bisect import bisect_right
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -36,9 +37,9 @@ from scipy.optimize import nnls
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import launch                                                               # noqa: E402
-from config import Config, ConfigError, make_config, read_toml              # noqa: E402
-from scalerl import Pacer                                                  # noqa: E402
+from config import REPLACED, Config, ConfigError, make_config               # noqa: E402
+from scalerl import make_pacer                                                  # noqa: E402
+from scaleout.placement import split                                         # noqa: E402
 
 PHRASE_TOKENS = 20          # at most, of the interruption phrase: a sample may be so much longer
 
@@ -172,15 +173,15 @@ class Generator:
 
 
 class Model:
-    """g generators, t trainers, and scalerl.Pacer between them. Raises ConfigError for a Work that
+    """g generators, t trainers, and the pacer between them. Raises ConfigError for a Work that
     could never take a step."""
 
     def __init__(self, work, generators, trainers, seed=0):
         self.work, self.t = work, trainers
-        scheme, k = Config(off_policy=work.off_policy).schedule()
+        config = Config(off_policy=work.off_policy, prompts_per_step=work.prompts)
         if work.slots + work.ahead < work.samples:
             raise ConfigError(f"slots = {work.slots}: no room for a group of {work.samples}")
-        self.env, self.pacer = simpy.Environment(), Pacer(scheme, k, work.prompts)
+        self.env, self.pacer = simpy.Environment(), make_pacer(config)
         self.generators = [Generator(i, self.env, work, self.ended) for i in range(generators)]
         self.emptiest = [(0, i) for i in range(generators)]     # heap; old entries are skipped
         self.room = generators * work.slots + work.ahead
@@ -191,8 +192,7 @@ class Model:
 
     def admit(self):
         G = self.work.samples
-        while self.pacer.may_admit() and (self.pacer.scheme == "ppo"
-                                          or self.in_flight + G <= self.room):
+        while self.pacer.may_admit() and self.in_flight + G <= self.room:
             if not self.drawn:
                 self.drawn = self.work.lengths(self.rng, 1000).tolist()
             while True:
@@ -314,9 +314,11 @@ def read_run(folder):
     Raises ConfigError: no run, or too short a one."""
     folder = Path(folder)
     try:
-        config = make_config(read_toml(folder / "config.toml"))
+        settings = tomllib.loads((folder / "config.toml").read_text())
+        # Logs of earlier versions have settings that are gone: none changes what is read here.
+        config = make_config({k: v for k, v in settings.items() if k not in REPLACED})
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    except (OSError, ConfigError, json.JSONDecodeError) as error:
+    except (OSError, ConfigError, ValueError) as error:
         raise ConfigError(f"{folder} is no run that can be read: {error}") from None
     rows = [row for row in rows if row["step"] > config.schedule()[1] + 4]
     if len(rows) < 10 or "completions/longest_of_group" not in rows[0]:
@@ -425,7 +427,7 @@ def best_split(work, devices):
         return seen[g].step_s
 
     low, high = 1, devices - 1
-    step_s(launch.split(devices, *work.rates())[0])
+    step_s(split(devices, *work.rates())[0])
     while high - low > max(8, devices // 32):
         a, b = round(high - 0.618 * (high - low)), round(low + 0.618 * (high - low))
         low, high = (low, b) if step_s(a) <= step_s(b) else (a, high)
@@ -448,7 +450,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         report(args)
-    except (ConfigError, launch.PlaceError) as error:
+    except ConfigError as error:
         print(f"simulate.py: {error}", file=sys.stderr)
         return 2
     return 0
@@ -472,7 +474,7 @@ def report(args):
         work = dataclasses.replace(work_of(args.calibrate[0], rates), shared=False, **given)
         rate_g, rate_t = work.rates()
         (g, t), seen = best_split(work, devices)
-        rule = launch.split(devices, rate_g, rate_t)
+        rule = split(devices, rate_g, rate_t)
         more = seen[rule[0]].step_s / seen[g].step_s - 1
         print(f"\n{devices} devices, {work.prompts} x {work.samples} samples a step, "
               f"{work.off_policy}: best {g} : {t}. The closed form is {rate_t / rate_g:.2f} : 1, "

@@ -35,6 +35,7 @@ INSTRUCTION = "Think briefly, then write </think> and the answer as a number."
 def ours(args):
     """End times of our steps, the lengths and the share of the time that generation took."""
     import scalerl
+    import torch
 
     stamps, records = [], []
 
@@ -48,11 +49,12 @@ def ours(args):
         "instruction": args.instruction, "name": "bench", "steps": args.steps + args.warmup + 1,
         "prompts_per_step": args.prompts, "samples_per_prompt": args.samples, "slots": args.slots,
         "think_min": args.tokens - 8, "think_max": args.tokens - 8, "answer_tokens": 8,
-        "interrupt_phrase": "", "lr": 1e-12, "eval_prompts": 1, "eval_samples": 1,
-        "eval_every": 10**6, "checkpoint_every": 10**6, "heldout_prompts": 8, "retire_at": 2,
+        "interrupt_phrase": "", "lr": 1e-12, "eval_samples": 1, "eval_every": 10**6,
+        "heldout_prompts": 8, "retire_at": 2,
         "zero_variance_filter": str(args.filter).lower(), "off_policy": args.off_policy,
-        "threads": args.threads, "engine": args.side,
+        "engine": args.side,
         "micro_batch_tokens": args.micro_batch_tokens}
+    torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(args.model).resolve()
         os.chdir(folder)
@@ -76,7 +78,7 @@ def trl(args):
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    import tasks
+    from tasks import problems as tasks
 
     torch.set_num_threads(args.threads)
     tokenizer = AutoTokenizer.from_pretrained(args.model)

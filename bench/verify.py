@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from sandbox import SandboxError, UnitTests, check_box  # noqa: E402
-from verify import Marker  # noqa: E402
+from tasks.sandbox import SandboxError, UnitTests, check_sandbox  # noqa: E402
+from tasks.verifier import Verifier  # noqa: E402
 
 
 def numbers(count, rng):
@@ -48,10 +48,10 @@ def programs(count, rng):
     return items
 
 
-def rate(marker, items, right=None):
+def rate(verifier, items, right=None):
     """Checks a second, from the first item to the last mark; the marks must be right."""
     start = time.perf_counter()
-    marks = marker.mark(items)
+    marks = verifier.score(items)
     seconds = time.perf_counter() - start
     assert right is None or abs(marks.rewards.count(1.0) / len(items) - right) < 0.05, marks.reasons
     return len(items) / seconds
@@ -62,24 +62,24 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     rng = random.Random(parser.parse_args().seed)
     print(f"{'what':<44} {'checks/s':>9}")
-    with Marker(workers=2) as marker:
+    with Verifier(workers=2) as verifier:
         thinking = "so 3 + 4 = 7, " * 500
         for name, text in (("alone", ""), ("after 2,000 tokens of thinking", thinking)):
             items = [(f"{text}</think>{t}", a, k) for t, a, k in numbers(20_000, rng)]
-            print(f"{'short numbers, ' + name:<44} {rate(marker, items, 0.5):9,.0f}")
-        marker.mark([(r"\boxed{y}", "2y-y", "math"), (r"\boxed{z}", "2z-z", "math")])  # start
+            print(f"{'short numbers, ' + name:<44} {rate(verifier, items, 0.5):9,.0f}")
+        verifier.score([(r"\boxed{y}", "2y-y", "math"), (r"\boxed{z}", "2z-z", "math")])  # start
         items = formulas(400, rng)
-        print(f"{'formulas, two workers, all new':<44} {rate(marker, items, 0.5):9,.0f}")
-        print(f"{'formulas, two workers, all seen before':<44} {rate(marker, items, 0.5):9,.0f}")
-        for name, unsafe in (("boxed", False), ("limits only", True)):
+        print(f"{'formulas, two workers, all new':<44} {rate(verifier, items, 0.5):9,.0f}")
+        print(f"{'formulas, two workers, all seen before':<44} {rate(verifier, items, 0.5):9,.0f}")
+        for name, unsafe in (("in bubblewrap", False), ("limits only", True)):
             try:
-                check_box(unsafe)
+                check_sandbox(unsafe)
             except SandboxError as error:
                 print(error)
                 continue
-            marker.unsafe_code = unsafe
+            verifier.unsafe_code = unsafe
             print(f"{f'programs of three tests, two at once, {name}':<44} "
-                  f"{rate(marker, programs(60, rng), 0.5):9.1f}")
+                  f"{rate(verifier, programs(60, rng), 0.5):9.1f}")
 
 
 if __name__ == "__main__":

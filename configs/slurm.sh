@@ -10,7 +10,7 @@
 #
 # Ten minutes before its time is over the job gets a SIGTERM and writes a checkpoint; the same
 # command with --resume goes on from there, or, had it no time for one, from the last
-# (--checkpoint-every STEPS). This script has not been run on a Slurm cluster.
+# (--eval-every STEPS). This script has not been run on a Slurm cluster.
 #SBATCH --job-name scalerl
 #SBATCH --ntasks-per-node 1
 #SBATCH --exclusive

@@ -1,26 +1,28 @@
 """Fixtures shared by the tests: small models made on the spot, and fresh random inputs."""
 
 import copy
+import json
 import multiprocessing
 import os
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 
 # No test needs the hub; without this line, set before the hub's client is imported, a data set
 # that is not there is looked for half a minute.
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"            # of the processes that tests start
 
 import pytest
 import torch
 from transformers import (AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM,
                           Qwen3Config)
 
-import packed
-import tasks
-import toy
+from engines import packed
+from tasks import problems as tasks
+from tiny import toy
 from sampler import Request
 
 ROOT = Path(__file__).parent.parent
@@ -179,9 +181,10 @@ def moved(model, by):
 
 
 def check_cut_thinking(rollouts, eos=EOS):
-    """Some samples were cut at each of the nine budgets, the others ended their thinking by
-    themselves; forced tokens, and only they, are marked; answers have their own budget."""
-    cut, budgets = [r for r in rollouts if r.interrupted], Counter()
+    """Some samples were interrupted at each of the nine budgets, at several in one group; the
+    others ended their thinking by themselves; forced tokens, and only they, are marked; answers
+    have their own budget."""
+    cut, budgets, of_group = [r for r in rollouts if r.interrupted], Counter(), defaultdict(set)
     assert 0 < len(cut) < len(rollouts)
     for r in rollouts:
         assert len(r.output_ids) == len(r.logprobs) == len(r.versions) == len(r.sampled)
@@ -192,6 +195,7 @@ def check_cut_thinking(rollouts, eos=EOS):
     for r in cut:
         start = r.sampled.index(False)
         budgets[start] += 1
+        of_group[r.group_id].add(start)
         assert 9 <= start <= 17 and 7 not in r.output_ids[:start]
         assert r.output_ids[start: start + 3] == [30, 31, 7]
         assert r.sampled == [not start <= t < start + 3 for t in range(len(r.sampled))]
@@ -199,3 +203,27 @@ def check_cut_thinking(rollouts, eos=EOS):
         answer = len(r.output_ids) - start - 3
         assert answer == 4 if r.finish_reason == "length" else 1 <= answer <= 4
     assert set(budgets) == set(range(9, 18))
+    assert any(len(starts) > 1 for starts in of_group.values())
+
+
+# ---------------------------------------------------------------------------------------------
+# A run as small as it can be with something to do for every part of the recipe
+
+SMALL = {"prompts_per_step": 4, "samples_per_prompt": 4, "slots": 24, "think_min": 8,
+         "think_max": 22, "answer_tokens": 3, "prompt_tokens": 40, "heldout_prompts": 8,
+         "eval_samples": 2, "eval_every": 3,
+         "lr": 1e-3, "warmup_steps": 2, "steps": 8, "off_policy": "pipeline-2",
+         "retire_at": 0.25, "task_options": '{"size": 24}',
+         "engine": "transformers"}          # whose runs repeat bit for bit, killed or not
+
+
+def arguments(model, **changes):
+    """The command line of a small run."""
+    settings = SMALL | {"model": model} | changes
+    return [w for name, value in settings.items()
+            for w in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def lines(folder, name="metrics.jsonl"):
+    """A log of a run's folder."""
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import loss as loss_module
+from engines import head
 from loss import (
     AGGREGATIONS, LOSSES, NORMS, advantages, head_logits, k3, length_penalty, merge_stats,
     policy_loss, token_logprobs, token_weights, zero_variance,
@@ -79,7 +80,7 @@ def test_logprobs_and_entropy_equal_their_definitions_in_plain_python():
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
 def test_any_chunking_has_the_gradient_of_plain_autograd(chunk_tokens, temperature, monkeypatch):
     """A last chunk that is shorter, a chunk of one, cache blocks of three rows: none may show."""
-    monkeypatch.setattr(loss_module, "BLOCK_ELEMENTS_CPU", 3 * 31)
+    monkeypatch.setattr(head, "BLOCK_ELEMENTS_CPU", 3 * 31)
     hidden, weight, targets, g = head_inputs()
     ours, _ = token_logprobs(
         hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens)

@@ -11,36 +11,34 @@ import sys
 import pytest
 from conftest import ROOT, run_command
 
-FILES = sorted(path.name for path in ROOT.glob("*.py"))
-OURS = {name.removesuffix(".py") for name in FILES}
-README = (ROOT / "README.md").read_text() + (ROOT / "docs" / "places.md").read_text()
+FOLDERS = ("tasks", "engines", "scaleout", "artifacts", "tiny")
+PATHS = sorted([*ROOT.glob("*.py"), *(path for f in FOLDERS for path in (ROOT / f).glob("*.py"))])
+README = "".join(path.read_text() for path in [
+    ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))])
 
-# Who may import whom (README, "Reading order"). fit.py stands alone; nothing imports the story.
-ARROWS = {"scalerl": {"checkpoint", "config", "launch", "loss", "memory", "packed", "policy",
-                      "ranks", "report", "run_folder", "sampler", "servers", "tasks", "verify",
-                      "vllm_engine"},
-          "run_folder": {"checkpoint", "config", "launch"},
-          "launch": {"leash", "memory", "servers"}, "leash": set(), "agent": set(),
-          "config": {"loss", "tasks"}, "policy": {"loss", "packed"},
-          "ranks": {"memory", "sampler"},
-          "checkpoint": set(), "memory": {"packed", "vllm_engine"},
-          "sampler": {"loss", "packed"}, "vllm_engine": {"packed", "sampler"}, "toy": {"tasks"},
-          "tasks": {"generated", "sandbox", "verify"}, "verify": {"generated", "sandbox"},
-          "generated": set(), "sandbox": set(), "box": set(),
-          "loss": set(), "packed": set(), "fit": set(),
-          "report": {"fit"}, "smollm2": set(),
-          "servers": {"memory", "sampler", "vllm_engine"},
-          "weight_wire": {"servers", "vllm_engine"}}
+# Who may import whom. Whoever may import a folder may import all of it, but for loss.py: one file,
+# engines/head.py, which imports nothing of ours. A plain head under torch's checkpoint is 1.65
+# times slower and needs 488 MiB where this one needs 175.
+ARROWS = {"scalerl": {"loss", "sampler", "config", "tasks", "engines", "scaleout", "artifacts"},
+          "loss": {"engines"}, "fit": {"artifacts"}, "config": set(),
+          "sampler": {"loss", "engines"},
+          "tasks": {"config"}, "engines": {"loss", "sampler", "config", "artifacts"},
+          "scaleout": {"config", "sampler", "engines", "artifacts"},
+          "artifacts": {"config", "fit"}, "tiny": {"config", "tasks"}}
 # What a room must never import, at any depth of the file.
-BANNED = {"loss": {"transformers", "vllm", "numpy"}, "tasks": {"torch"},
-          "verify": {"torch", "transformers"}, "sandbox": {"torch"},
+BANNED = {"loss": {"transformers", "vllm", "numpy"}, "tasks": {"torch", "transformers"},
           "fit": {"torch", "transformers"}, "scalerl": {"vllm", "matplotlib"},
-          "packed": {"vllm"}}
+          "config": {"torch"}}
 
 
-def imports(name):
+def room(path):
+    """The folder of a file; a file of the root is a room of its own."""
+    return path.stem if path.parent == ROOT else path.parent.name
+
+
+def imports(path):
     found = set()
-    for node in ast.walk(ast.parse((ROOT / f"{name}.py").read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -49,24 +47,21 @@ def imports(name):
 
 
 def test_files_import_only_along_the_arrows():
-    assert set(ARROWS) == OURS
-    for name in OURS:
-        assert imports(name) & OURS <= ARROWS[name], name
-        assert not imports(name) & BANNED.get(name, set()), name
+    assert set(ARROWS) == {room(path) for path in PATHS}
+    for path in PATHS:
+        name = room(path)
+        assert imports(path) & set(ARROWS) <= ARROWS[name] | {name}, path
+        assert not imports(path) & BANNED.get(name, set()), path
+    assert "from engines.head import" in (ROOT / "loss.py").read_text()
+    assert (ROOT / "loss.py").read_text().count("engines") == 2         # the other is a comment
+    assert imports(ROOT / "engines" / "head.py") == {"torch"}
 
 
-@pytest.mark.parametrize("name", sorted(OURS))
-def test_examples_in_docstrings_are_true(name):
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_examples_in_docstrings_are_true(path):
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0
-
-
-def test_every_file_is_in_the_readme_and_every_function_it_names_exists():
-    for name in FILES:
-        assert f"`{name}`" in README, f"{name} is not in the reading order"
-    for file, name in re.findall(r"`(\w+\.py)::(\w+)`", README):
-        tree = ast.parse((ROOT / file).read_text())
-        assert name in {node.name for node in tree.body if hasattr(node, "name")}, (file, name)
 
 
 def test_every_option_in_the_readme_exists():
@@ -75,8 +70,10 @@ def test_every_option_in_the_readme_exists():
     for line in re.findall(r"^(?:\.venv/bin/)?python (\w+\.py) (.*?)(?:#.*)?$", README, re.M):
         file, rest = line
         if file not in help_of:
-            help_of[file] = subprocess.run([sys.executable, ROOT / file, "--help"], check=True,
-                                           capture_output=True, text=True, timeout=120).stdout
+            help_of[file] = "".join(
+                subprocess.run([sys.executable, ROOT / file, "--help", *page], check=True,
+                               capture_output=True, text=True, timeout=120).stdout
+                for page in ([], ["placement"])[:1 + (file == "scalerl.py")])
         for option in re.findall(r"--[a-zA-Z0][\w-]*", rest):
             assert option in help_of[file], line
     assert {"scalerl.py", "fit.py"} <= set(help_of)
@@ -88,7 +85,7 @@ def test_every_target_in_the_readme_is_in_the_makefile():
 
 
 def test_no_line_is_wider_than_100_columns():
-    files = [p for p in (*ROOT.glob("*.py"), *ROOT.glob("tests/*.py"), *ROOT.glob("bench/*.py"))]
+    files = [p for p in (*PATHS, *ROOT.glob("tests/**/*.py"), *ROOT.glob("bench/*.py"))]
     wide = [f"{path.name}:{number}" for path in files
             for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 100]
     assert files and not wide

@@ -1,45 +1,27 @@
-"""The story: pacing, curriculum, the step's batch, and a run that survives what happens to runs."""
+"""The parts of the loop, each by itself: curriculum, pacers, the step's batch, trainer, evaluation;
+and how wrong input is refused. The loop itself is in test_run.py."""
 
-import contextlib
-import dataclasses
-import fcntl
-import functools
-import html
 import itertools
 import json
 import math
 import os
 import random
-import re
-import resource
-import shlex
 import shutil
-import signal
-import subprocess
-import sys
-import time
-import tomllib
-from collections import Counter
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
-from conftest import ROOT, SPAWN, packed_copy, run_command
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from conftest import SMALL, packed_copy, plain_logprobs
 
-import checkpoint
-import run_folder
 import scalerl
-import verify
-from policy import Policy, micro_batches
-from ranks import Ranks
-from sampler import Rollout, TransformersSampler
-from sandbox import UnitTests
-from config import Config, documented_fields, make_config, parse, read_toml, to_toml
-from scalerl import Curriculum, Pacer, train_step
+from artifacts import checkpoint
+from config import Config
+from engines.policy import Policy, micro_batches
+from sampler import Rollout
+from scalerl import (Curriculum, PipelinePacer, PPOPacer, Trainer, effective_batch, evaluate,
+                     pass_at_k)
+from scaleout.team import Alone
 from tasks import Problem
-from verify import Marker
 
 # ---------------------------------------------------------------------------------------------
 # Curriculum
@@ -52,14 +34,22 @@ def test_an_epoch_visits_every_prompt_once_in_a_new_order():
     assert epochs[0] != epochs[1] != epochs[2]
 
 
+def test_the_order_depends_on_the_seed_and_on_nothing_else(seed):
+    def order(seed):
+        curriculum = Curriculum([f"p{i}" for i in range(23)], 0.9, seed)
+        random.random()
+        return [curriculum.next() for _ in range(46)]
+    assert order(seed) == order(seed) != order(seed + 1)
+
+
 def test_a_learned_prompt_retires_from_the_next_epoch_on_and_the_end_is_graceful():
     """0.9 is reached, not passed: 9 of 10 retires, 17 of 19 does not. All samples count, so one
     lucky group is not enough; and when nobody is left the answer is None, not a crash."""
     curriculum = Curriculum(["a", "b", "c"], 0.9, seed=0)
     first = curriculum.next()
     curriculum.record("a", 9, 10)
-    curriculum.record("b", 9, 9)
     curriculum.record("b", 8, 10)
+    curriculum.record("b", 9, 9)
     assert {first, curriculum.next(), curriculum.next()} == {"a", "b", "c"}     # this epoch: all
     second = {curriculum.next(), curriculum.next()}
     assert second == {"b", "c"}
@@ -78,10 +68,16 @@ def test_above_one_nobody_retires():
 # Pacer
 
 
-def simulate(scheme, k, P, rng, steps=40, G=2):
-    """Groups finish in a random order that has nothing to do with their start; some linger."""
-    pacer, version, lags, waited = Pacer(scheme, k, P), 0, [], 0
+def simulate(pacer_class, k, P, rng, steps=40, G=2):
+    """Groups finish in a random order that has nothing to do with their start; some linger. Now
+    and then the run ends, and a new pacer goes on from the old one's state."""
+    pacer, version, lags, waited = pacer_class(k, P), 0, [], 0
+    sample = Rollout("p", 0, (1, 2), [3], [-0.5], [0], [True], "stop", False)
     while version < steps:
+        if rng.random() < 0.05:
+            state = json.loads(json.dumps(pacer.state()))
+            pacer = pacer_class(k, P)
+            pacer.load_state(state)
         while pacer.may_admit():
             pacer.admit(f"p{pacer.admitted}", version, G)
         assert len(pacer.groups) <= (k + 1) * P
@@ -90,9 +86,9 @@ def simulate(scheme, k, P, rng, steps=40, G=2):
             waited += 1
             assert waited < 100_000, "deadlock"
             open_groups = [g for g in pacer.groups.values() if not g.finished]
-            rng.choice(open_groups).rollouts.append(None)
+            rng.choice(open_groups).rollouts.append(sample)
             continue
-        assert len(taken) == P
+        assert len(taken) == P and all(g.rollouts == [sample] * G for g in taken)
         assert [(g.start, g.group_id) for g in taken] == sorted((g.start, g.group_id)
                                                                for g in taken)
         left = [(g.start, g.group_id) for g in pacer.groups.values() if g.finished]
@@ -106,7 +102,7 @@ def simulate(scheme, k, P, rng, steps=40, G=2):
 def test_no_token_is_ever_more_than_k_versions_old_and_nothing_is_dropped(k, seed):
     rng = random.Random(seed)
     for P in (1, 4, 7):
-        lags, pacer = simulate("pipeline", k, P, rng)
+        lags, pacer = simulate(PipelinePacer, k, P, rng)
         assert max(lags) <= k
         assert pacer.admitted == len(lags) + len(pacer.groups)
         if k > 1 and P > 1:
@@ -115,14 +111,14 @@ def test_no_token_is_ever_more_than_k_versions_old_and_nothing_is_dropped(k, see
 
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_ppo_generates_k_steps_with_frozen_weights_then_takes_k_steps(k, seed):
-    lags, _ = simulate("ppo", k, 3, random.Random(seed), steps=4 * k)
+    lags, _ = simulate(PPOPacer, k, 3, random.Random(seed), steps=4 * k)
     assert lags == [lag for _ in range(4) for lag in range(k) for _ in range(3)]
 
 
 def test_the_trainer_waits_for_a_group_that_would_become_too_old():
     """k = 1, P = 1: group 0 lingers while group 1 is done. Taking group 1 is allowed at version
     0; at version 1 group 0 is at its last chance, and the trainer must wait for it."""
-    pacer = Pacer("pipeline", 1, 1)
+    pacer = PipelinePacer(1, 1)
     groups = [pacer.admit(p, 0, 1) for p in "ab"]
     groups[1].rollouts.append(None)
     assert pacer.take(0) == [groups[1]]
@@ -137,7 +133,7 @@ def test_quick_groups_may_not_overtake_until_slow_ones_reach_their_last_chance_t
     """k = 2, P = 1, and two of the first three groups linger. The naive rule, to wait only for
     groups at their last chance, steps on at version 1 with a young group and then has two groups
     for the single step at version 2: one token would be 3 versions old."""
-    pacer = Pacer("pipeline", 2, 1)
+    pacer = PipelinePacer(2, 1)
     slow, slower, quick = (pacer.admit(p, 0, 1) for p in "abc")
     quick.rollouts.append(None)
     assert pacer.take(0) == [quick]
@@ -148,7 +144,7 @@ def test_quick_groups_may_not_overtake_until_slow_ones_reach_their_last_chance_t
 
 
 # ---------------------------------------------------------------------------------------------
-# The step's batch
+# The step's batch, and one step of the trainer
 
 
 def rollouts_of(P, G, rng, vocab=30, version=3):
@@ -166,6 +162,23 @@ def rollouts_of(P, G, rng, vocab=30, version=3):
     return rollouts
 
 
+def test_groups_with_equal_rewards_leave_the_batch_and_are_counted():
+    """With a length penalty a right sample that has paid all of it earns 0: it is right still."""
+    rollouts = [f"group {p}, sample {i}" for p in range(4) for i in range(3)]
+    rewards = torch.tensor([[1., 0, -1], [1, 1, 1], [-1, -1, -1], [0.25, -1, 0.5]])
+    kept, kept_rewards, log = effective_batch(rollouts, rewards, Config(model="x"))
+    assert kept == rollouts[:3] + rollouts[9:]
+    assert torch.equal(kept_rewards, rewards[[0, 3]])
+    assert log.pop("reward/std") == pytest.approx(rewards.flatten().std().item())
+    assert log == pytest.approx({
+        "reward/mean": -0.25 / 12, "pass_rate": 7 / 12, "frac_reward_zero_std": 0.5,
+        "prompts/consumed": 4, "prompts/trained": 2})
+    kept, kept_rewards, log = effective_batch(
+        rollouts, rewards, Config(model="x", zero_variance_filter=False))
+    assert kept == rollouts and torch.equal(kept_rewards, rewards)
+    assert log["frac_reward_zero_std"] == 0.5 and log["prompts/trained"] == 4
+
+
 def test_micro_batches_hold_every_sample_once_within_the_budget(seed):
     rng = random.Random(seed)
     rollouts = rollouts_of(7, 5, rng)
@@ -177,6 +190,16 @@ def test_micro_batches_hold_every_sample_once_within_the_budget(seed):
     assert micro_batches(rollouts, 1) and all(len(b) == 1 for b in micro_batches(rollouts, 1))
 
 
+def trainer_of(model, config, optimizer):
+    """A Trainer of one process around a model that is there already."""
+    trainer = Trainer.__new__(Trainer)
+    trainer.config, trainer.team = config, Alone(config)
+    trainer.model, trainer.device = model, "cpu"
+    trainer.policy = Policy(model, temperature=config.temperature, head_fp32=config.head_fp32)
+    trainer.optimizer = optimizer
+    return trainer
+
+
 def take_step(model, rollouts, rewards, **settings):
     """Gradients and log of one step without moving the weights (learning rate 0, no clipping)."""
     config = Config(model="x", lr=1e-30, grad_clip=1e9, warmup_steps=0, **settings)
@@ -184,10 +207,9 @@ def take_step(model, rollouts, rewards, **settings):
     optimizer = SimpleNamespace(param_groups=[{}], zero_grad=lambda set_to_none: None)
     optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in model.named_parameters()})
     model.zero_grad()
-    policy = Policy(model, temperature=config.temperature, head_fp32=config.head_fp32)
-    log, kept = train_step(policy, optimizer, rollouts, rewards, 3, config, Ranks())
-    trained = sum(sum(r.sampled) for r in kept)
-    assert log["tokens/trained"] == trained or config.overlong_filter
+    batch, batch_rewards, log = effective_batch(rollouts, rewards, config)
+    log |= trainer_of(model, config, optimizer).step(batch, batch_rewards, 3)
+    assert log["tokens/trained"] == sum(sum(r.sampled) for r in batch) or config.overlong_filter
     return seen, log
 
 
@@ -257,6 +279,23 @@ def test_every_setting_of_the_objective_reaches_the_gradient(base, change, llama
     assert moved > 1e-4, moved
 
 
+def test_numbers_by_lag_are_about_tokens_and_not_about_samples(llama, seed):
+    """The tokens of one sample come from several versions, so they have several lags."""
+    rollouts = rollouts_of(3, 4, random.Random(seed))
+    rollouts[0].versions[0], rollouts[0].versions[-1], rollouts[0].sampled[-1] = 0, 2, True
+    rewards = torch.tensor([[1., -1, -1, -1], [1, 1, -1, -1], [-1, 1, 1, 1]])
+    _, log = take_step(packed_copy(llama), rollouts, rewards, aggregation="token")
+    ratios = {}
+    for r in rollouts:
+        for ours, theirs, version, sampled in zip(plain_logprobs(llama, r).tolist(), r.logprobs,
+                                                  r.versions, r.sampled):
+            if sampled:
+                ratios.setdefault(f"ratio/mean/lag_{3 - version}", []).append(
+                    math.exp(ours - theirs))
+    assert {name: x for name, x in log.items() if name.startswith("ratio/mean/")} == pytest.approx(
+        {name: sum(of_lag) / len(of_lag) for name, of_lag in ratios.items()}, rel=1e-3)
+
+
 def test_the_learning_rate_warms_up_and_the_gradient_is_clipped(llama, seed):
     rollouts, rewards = rollouts_of(2, 2, random.Random(seed)), torch.tensor([[1., -1], [-1, 1]])
     config = Config(model="x", lr=8e-4, warmup_steps=5, grad_clip=0.01)
@@ -264,33 +303,13 @@ def test_the_learning_rate_warms_up_and_the_gradient_is_clipped(llama, seed):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for version in (0, 3, 4, 9):
         before = {n: p.detach().clone() for n, p in model.named_parameters()}
-        log, _ = train_step(Policy(model), optimizer, rollouts, rewards, version, config, Ranks())
+        log = trainer_of(model, config, optimizer).step(rollouts, rewards, version)
         moved = math.sqrt(sum(((p.detach() - before[n]) ** 2).sum().item()
                               for n, p in model.named_parameters()))
         assert log["grad_norm"] > 0.01                       # as it was before the clip
         assert moved == pytest.approx(log["lr"] * 0.01, rel=0.05)
         rates.append(log["lr"])
     assert rates == pytest.approx([8e-4 / 5, 8e-4 * 4 / 5, 8e-4, 8e-4])
-
-
-def test_flops_are_those_counted_by_hand(llama, seed):
-    """Token by token: two a weight, and 4 x layers x heads x head size a token looked at."""
-    rng = random.Random(seed)
-    rollouts = rollouts_of(2, 3, rng)
-    compute, passes = scalerl.Compute(llama, 2, "core"), 4
-    compute.add(rollouts, 3, passes)
-    weights = sum(p.numel() for p in llama.parameters())    # the head is tied to the embedding
-    c, total = llama.config, 0
-    for start in (0, 3):
-        group = rollouts[start: start + 3]
-        prompt = len(group[0].prompt_ids)
-        seen = [i + 1 for i in range(prompt)]               # once for all samples of the prompt
-        for rollout in group:
-            seen += [prompt + i + 1 for i in range(len(rollout.output_ids))]
-        for looked_at in seen:
-            total += 2 * weights + 4 * c.num_hidden_layers * c.num_attention_heads * \
-                c.head_dim * looked_at
-    assert compute.flops == passes * total
 
 
 def test_a_step_whose_groups_all_agree_takes_no_optimizer_step(llama, seed):
@@ -321,92 +340,97 @@ def test_the_overlong_filter_takes_truncated_samples_out_of_the_gradient(llama, 
                for name in masked)
 
 
-def test_a_non_finite_loss_stops_the_step_and_names_the_version(llama, seed):
+@pytest.mark.parametrize("what", ["logprobs of sample", "gradient norm nan"])
+def test_a_number_that_is_not_finite_stops_the_step_and_the_version_is_named(what, llama, seed,
+                                                                             monkeypatch):
     model = packed_copy(llama)
-    with torch.no_grad():
-        model.model.layers[1].mlp.down_proj.weight[0, 0] = torch.inf
-    with pytest.raises((FloatingPointError, ValueError), match="version 3|logprobs of sample"):
+    if "norm" in what:
+        monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(math.nan))
+    else:
+        with torch.no_grad():
+            model.model.layers[1].mlp.down_proj.weight[0, 0] = torch.inf
+    with pytest.raises(FloatingPointError, match=f"^version 3: .*{what}"):
         take_step(model, rollouts_of(2, 2, random.Random(seed)), torch.tensor([[1., -1], [-1, 1]]))
 
 
+@pytest.fixture
+def make_trainer(llama, tmp_path, monkeypatch):
+    """A Trainer with these settings, made as scalerl.main makes it, of the weights of `llama`; it
+    has no tokenizer."""
+    llama.config.save_pretrained(tmp_path / "llama")
+    monkeypatch.setattr(scalerl.load, "load_model", lambda *_: (packed_copy(llama), None))
+
+    def make(**settings):
+        config = Config(model=str(tmp_path / "llama"), gpus=0, interrupt_phrase="", **settings)
+        return Trainer(config, Alone(config))
+    return make
+
+
+def test_the_optimizer_is_the_papers_adamw_and_holds_every_setting_of_it(make_trainer, llama, seed):
+    """Its epsilon is not torch's 1e-8, beside which the square root of a small gradient's second
+    moment would vanish; betas are ours."""
+    def held(**settings):
+        optimizer = make_trainer(**settings).optimizer
+        group, = optimizer.param_groups
+        assert type(optimizer) is torch.optim.AdamW
+        assert sum(p.numel() for p in group["params"]) == llama.num_parameters()
+        return (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
+
+    assert held() == (5e-7, 0.9, 0.95, 1e-15, 0.01) and Config(model="x").warmup_steps == 100
+    rng = random.Random(seed)
+    fresh = {name: rng.random() for name in ("lr", "beta1", "beta2", "adam_eps", "weight_decay")}
+    assert held(**fresh) == tuple(fresh.values())
+
+
 # ---------------------------------------------------------------------------------------------
-# Config
+# Evaluation
 
 
-def test_every_field_survives_toml_and_command_line(tmp_path):
-    config = Config(model="m", name="n", lr=5e-7, task_options={"max_terms": 2, "s": ['a"b']})
-    path = tmp_path / "config.toml"
-    path.write_text(to_toml(config))
-    assert make_config(read_toml(path)) == config
-    changed, asked = parse([
-        "--config", str(path), "--name", "none", "--lr", "1e-4", "--head-fp32", "false",
-        "--task-options", '{"a": 1}', "--resume"])
-    assert (changed.lr, changed.head_fp32, changed.task_options, asked.resume) == (
-        1e-4, False, {"a": 1}, True)
+def test_an_evaluation_is_the_pass_rate_of_each_task(seed):
+    """pass@k by its meaning: the share of all choices of k samples that hold a right one, which
+    is unbiased. The naive 1 - (1 - mean)**k draws with replacement, and is too low."""
+    rng = random.Random(seed)
+    right = {"m": [0, 2, 5, 3], "n": [4, 1, 0]}                  # of 5 samples of each problem
+    problems = {f"{task}/{i}": Problem(f"{task}/{i}", task, "?", "7")
+                for task, counts in right.items() for i in range(len(counts))}
+    samples = [(f"{task}/{i}", 1.0 if n < count else -1.0)
+               for task, counts in right.items() for i, count in enumerate(counts)
+               for n in range(5)]
+    rng.shuffle(samples)
+    rollouts = [SimpleNamespace(
+        prompt_id=prompt_id, output_ids=[0] * (3 + i),
+        finish_reason="length" if i in (2, 3, 11) else "stop")
+        for i, (prompt_id, _) in enumerate(samples)]
+    expected = {"eval/truncated_frac": 3 / 35, "eval/mean_length": 3 + 34 / 2}
+    for task, counts in right.items():
+        expected[f"eval/{task}/mean@5"] = sum(counts) / 5 / len(counts)
+        for k in (2, 4, 5):
+            choices = [list(itertools.combinations([True] * n + [False] * (5 - n), k))
+                       for n in counts]
+            expected[f"eval/{task}/pass@{k}"] = sum(
+                sum(map(any, of_one)) / len(of_one) for of_one in choices) / len(counts)
+    assert evaluate(rollouts, [reward for _, reward in samples], problems, 5) == pytest.approx(
+        expected)
 
 
-def test_of_several_config_files_the_later_wins_and_the_command_line_last(tmp_path):
-    for name, text in (("a", "lr = 1e-3\nsteps = 7\nseed = 1\n"), ("b", "steps = 9\nseed = 2\n")):
-        (tmp_path / f"{name}.toml").write_text(text)
-    files = [w for name in "ab" for w in ("--config", str(tmp_path / f"{name}.toml"))]
-    config, _ = parse([*files, "--seed", "3"])
-    assert (config.lr, config.steps, config.seed) == (1e-3, 9, 3)
+@pytest.mark.parametrize("n, correct, k", [(5, 2, 3), (7, 0, 4), (6, 6, 1), (6, 4, 3), (8, 1, 8)])
+def test_pass_at_k_counts_the_subsets_that_hold_a_right_sample(n, correct, k):
+    """The naive 1 - (1 - correct/n)**k draws with replacement, and is too low."""
+    samples = [True] * correct + [False] * (n - correct)
+    subsets = list(itertools.combinations(samples, k))
+    expected = sum(map(any, subsets)) / len(subsets)
+    assert pass_at_k(n, correct, k) == pytest.approx(expected)
+    assert 1 - (1 - correct / n) ** k <= expected + 1e-12
 
 
-CONFIGS = sorted((ROOT / "configs").rglob("*.toml"))
-# Fields that are one decision of the recipe together.
-DECISIONS = {"loss": "loss", "eps_low": "loss", "eps_high": "loss", "eps_max": "loss",
-             "length_penalty": "length", "interrupt_phrase": "length"}
+# ---------------------------------------------------------------------------------------------
+# Bad input
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_a_shipped_config_is_valid_and_repeats_no_default(path):
-    config, _ = parse([] if path.parent.name == "configs" else [
-        "--config", str(ROOT / "configs" / "scalerl.toml"), "--config", str(path)])
-    make_config(dataclasses.asdict(config) | {"model": "m"} | read_toml(path)).check()
-    for name, value in tomllib.loads(path.read_text()).items():
-        assert value != getattr(Config(), name), f"{name} repeats the default"
-
-
-def test_a_leave_one_out_config_changes_one_decision_and_each_a_different_one():
-    """Two decisions changed at once would show neither's effect (paper, sec. 5)."""
-    changed = {path.stem: {DECISIONS.get(name, name) for name in read_toml(path)}
-               for path in CONFIGS if path.parent.name == "loo"}
-    assert len(changed) == 9 and all(len(decisions) == 1 for decisions in changed.values())
-    assert len(set.union(*changed.values())) == 9
-    names = {name for path in CONFIGS if path.parent.name == "rivals" for name in read_toml(path)}
-    assert {DECISIONS.get(name, name) for name in names} < set.union(*changed.values())
-
-
-def test_the_help_explains_every_setting_and_says_whose_default_it_is(capsys):
-    """The comments of Config are the help: a setting without one would have no help either."""
-    groups = documented_fields()
-    fields = [f.name for _, entries in groups for f, _ in entries]
-    assert fields == [f.name for f in dataclasses.fields(Config)]
-    assert len(groups) >= 8
-    for _, entries in groups:
-        for f, comment in entries:
-            assert "paper" in comment or "ours" in comment, f.name
-    with pytest.raises(SystemExit, match="^0$"):
-        parse(["--help"])
-    shown = capsys.readouterr().out
-    for title, entries in groups:
-        assert f"\n{title}:\n" in shown
-        assert all(f"--{f.name.replace('_', '-')} " in shown for f, _ in entries)
-
-
+# What config.py refuses by itself is in test_config.py; here is what only a run can know.
 BAD_INPUT = {
+    "zero steps": (["--steps", "0"], "steps = 0: must be above zero"),
     "unknown key": (["--config", "bad.toml"], "unknown key 'epsmax', did you mean 'eps_max'?"),
-    "wrong type": (["--steps", "many"], "steps = 'many': should be of type int"),
-    "broken file": (["--config", "broken.toml"], "not valid TOML"),
-    "missing file": (["--config", "none.toml"], "No such file"),
-    "unknown option": (["--learning-rate", "1"], "unknown argument '--learning-rate'"),
-    "typo": (["--stepz", "1"], "did you mean --steps?"),
-    "typo of what is asked": (["--resumee"], "'--resumee', did you mean --resume?"),
-    "typo of a longer one": (["--print-confg"], "did you mean --print-config?"),
-    "typo without its dash": (["--dryrun"], "did you mean --dry-run?"),
-    "typo of the file": (["--confg", "a.toml"], "did you mean --config?"),
-    "typo with a near setting": (["--reprot", "runs/a"], "did you mean --report?"),
     "no model": (["--model", "nowhere"], "model = 'nowhere'"),
     "a model with a typo": (["--name", "damaged", "--model", "damagde"], "mean 'damaged'?"),
     "not a model": (["--model", "."], "has no config.json"),
@@ -417,39 +441,19 @@ BAD_INPUT = {
     "task with a typo": (["--task", "polaris"], "did you mean 'polaris-53k'?"),
     "unknown evaluation": (["--eval-tasks", "aime24"], "did you mean 'aime-24'?"),
     "two curves of one name": (["--eval-tasks", "toy"], "eval_tasks names 'toy' as well"),
-    "phrase without the tag": (["--think-close", "</r>"], "must hold think_close = '</r>'"),
     "programs without tests": (["--task-options", "{}", "--task", "code.jsonl"],
-                               "code.jsonl', line 1: field 'answer'"),
-    "what to do with long ones": (["--long-prompts", "cut"], "use one of refuse, skip"),
+                               "field 'answer'"),
     "empty task": (["--task", "empty.jsonl"], "empty.jsonl"),
     "gold fails": (["--task", "gold.jsonl"], "gold"),
-    "top-p": (["--top-p", "0.9"], "top_p = 0.9: must be 1"),
-    "zero steps": (["--steps", "0"], "steps = 0: must be above zero"),
-    "loss": (["--loss", "ppo"], "loss = 'ppo': use one of cispo"),
-    "dapo without its clip": (["--loss", "dapo"], "eps_high = 0.2: dapo's upper clip is"),
-    "gspo with grpo's clip": (["--loss", "gspo"], "give eps_low and eps_high of about 1e-3"),
-    "retirement": (["--retire-at", "nan"], "retire_at = nan: must be above zero"),
-    "bad gold": (["--max-bad-gold", "-1"], "max_bad_gold = -1.0: must be a share"),
-    "no group": (["--samples-per-prompt", "1"], "an advantage compares samples"),
-    "less than no thinking": (["--eval-think-tokens", "-5"],
-                              "eval_think_tokens = -5: must be zero or above"),
-    "threads": (["--threads", "-1"], "threads = -1: must be zero or above"),
-    "beta": (["--beta1", "1.5"], "beta1 = 1.5: must lie in [0, 1)"),
-    "cap": (["--eps-max", "0.5"], "eps_max = 0.5: must be 1 or above"),
-    "no thinking": (["--think-min", "0"], "think_min = 0: must lie in 1..think_max"),
-    "null": (["--template-options", '{"a": null}'], "options cannot hold null"),
-    "schedule": (["--off-policy", "async"], "off_policy = 'async'"),
+    "an option of earlier versions": (["--long-prompts", "skip"],
+                                      "long_prompts was merged into max_unusable, "),
     "too long": (["--think-max", "500"], "the model has 256"),
     "long prompt": (["--prompt-tokens", "3"], "prompt_tokens = 3"),
-    "tracker": (["--log-with", "wandb"], "log_with = 'wandb': needs a package"),
     "report": (["--report", "nowhere"], "no run to report in 'nowhere'"),
-    "a kernel of GPUs": (["--attention", "flash"], 'attention = "flash": its kernel needs a GPU'),
-    "the launcher's as well": (["--attention", "flash", "--engine", "vllm", "--servers", "1"],
-                               'attention = "flash": its kernel needs a GPU'),
+    "a GPU that is not there": (["--gpus", "1"], "gpus = 1: torch finds "),
     "no compiler": (["--compile-layers", "true"],
                     "compile_layers = true: torch.compile does not work here (InvalidCxxCompiler"),
     "GPUs that are not there": (["--gpus", "8"], "gpus = 8: torch finds 0 here"),
-    "fewer than no GPUs": (["--gpus", "-2"], "gpus = -2: use -1"),
     "servers of two minds": (["--engine", "vllm", "--servers", "1", "--vllm-url",
                               "http://127.0.0.1:1"],
                              "servers = 1: vllm_url names servers that others have started"),
@@ -461,7 +465,6 @@ BAD_INPUT = {
     "no certificates": (["--engine", "vllm", "--hosts", "10.0.0.1", "--tls", "nowhere"],
                         "key.pem (make certs) cannot be read"),
     "run exists": (["--name", "taken"], "exists: add --resume"),
-    "a name that leads elsewhere": (["--name", "../x"], "must name one folder"),
     "nothing to resume": (["--name", "new", "--resume"], "nothing to resume"),
 }
 
@@ -472,7 +475,6 @@ def test_bad_input_ends_in_one_clear_sentence_and_exit_code_2(case, micro, tmp_p
     arguments, sentence = BAD_INPUT[case]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.toml").write_text("epsmax = 4.0\n")
-    (tmp_path / "broken.toml").write_text("steps = = 3\n")
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "gold.jsonl").write_text(json.dumps(
         {"question": "Name a number.", "answer": "no number at all"}) + "\n")
@@ -480,7 +482,7 @@ def test_bad_input_ends_in_one_clear_sentence_and_exit_code_2(case, micro, tmp_p
         {"question": "Add.", "answer": "3", "kind": "code"}) + "\n")
     if "damaged" in arguments:
         shutil.copytree(micro, tmp_path / "damaged")
-        checkpoint.write_checksums(tmp_path / "damaged", {"config.json": "0"})
+        (tmp_path / "damaged" / checkpoint.CHECKSUMS).write_text('{"config.json": "0"}')
     if "mute" in arguments:
         (tmp_path / "mute").mkdir()
         shutil.copy(micro / "config.json", tmp_path / "mute")
@@ -504,698 +506,3 @@ def test_bad_input_ends_in_one_clear_sentence_and_exit_code_2(case, micro, tmp_p
     assert sentence in message and message.startswith("scalerl.py: ")
     assert len(message.strip().splitlines()) == 1 and "Traceback" not in message
     assert [p.name for p in (tmp_path / "runs").iterdir()] == ["taken"]     # nothing left behind
-
-
-# ---------------------------------------------------------------------------------------------
-# Whole runs
-
-# As small as a run can be in which every part of the recipe has something to do.
-SMALL = {"prompts_per_step": 4, "samples_per_prompt": 4, "slots": 24, "think_min": 8,
-         "think_max": 22, "answer_tokens": 3, "prompt_tokens": 40, "heldout_prompts": 64,
-         "eval_prompts": 8, "eval_samples": 2, "eval_every": 4, "checkpoint_every": 3,
-         "lr": 1e-3, "warmup_steps": 2, "steps": 8, "off_policy": "pipeline-2",
-         "retire_at": 0.25, "task_options": '{"size": 24}', "threads": 1,
-         "engine": "transformers"}         # whose runs repeat bit for bit, killed or not
-
-
-def arguments(micro, **changes):
-    settings = SMALL | {"model": micro} | changes
-    return [w for name, value in settings.items()
-            for w in (f"--{name.replace('_', '-')}", str(value))]
-
-
-def start(micro, cwd, **changes):
-    return run_command([ROOT / "scalerl.py", *arguments(micro, **changes)], cwd)
-
-
-def lines(folder, name="metrics.jsonl"):
-    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
-
-
-def without_time(records):
-    """What a killed and resumed run must reproduce: all but clocks."""
-    clocks = ("time/", "throughput/", "compute/core_hours")
-    return [{k: v for k, v in record.items() if not k.startswith(clocks)} for record in records]
-
-
-@pytest.fixture(scope="module")
-def reference(micro, tmp_path_factory):
-    cwd = tmp_path_factory.mktemp("reference")
-    done = start(micro, cwd, name="r")
-    assert done.returncode == 0, done.stderr
-    return cwd / "runs" / "r"
-
-
-def test_every_part_of_the_recipe_leaves_a_trace_in_the_log(reference):
-    records = lines(reference)
-    assert [r["step"] for r in records] == list(range(9))          # 0 is the start-up self-test
-    mean, largest, kl = (records[0][f"mismatch/fp32_head/{name}"] for name in (
-        "mean_abs_dlogp", "max_abs_dlogp", "kl_k3"))
-    assert mean < 1e-5 and mean ** 2 / 2 < 1.01 * kl < 1.03 * mean * largest / 2   # a mean square
-    steps = records[1:]
-    total = Counter()
-    for r in steps:
-        total.update({k: v for k, v in r.items() if isinstance(v, (int, float))})
-        assert r["lag/max"] <= 2
-        assert r["completions/mean_length"] <= r["completions/longest_of_group"] <= (
-            SMALL["think_max"] + 20 + SMALL["answer_tokens"])       # the phrase takes about 15
-        assert 0 < r["decode/batch"] <= SMALL["slots"]
-    decoded = sum(r["decode/steps"] * r["decode/batch"] for r in steps)
-    assert decoded >= total["tokens/generated"]                     # forced and unfinished ones too
-    assert total["lag/max"] > 0                                     # in-flight updates happened
-    assert any("ratio/mean/lag_1" in r for r in steps)              # versions are per token
-    assert total["completions/interrupted_frac"] > 0 and total["tokens/forced"] > 0
-    assert 0 < total["frac_reward_zero_std"] < len(steps)           # some groups filtered
-    assert steps[-1]["curriculum/retired"] > 0
-    assert steps[-1]["curriculum/epoch"] > 1
-    evals = lines(reference, "evals.jsonl")
-    assert [e["step"] for e in evals] == [0, 4, 8]
-    assert evals[0]["compute/flops"] == 0 < evals[1]["compute/flops"] < evals[2]["compute/flops"]
-    assert all(0 <= e["eval/toy/mean@2"] <= e["eval/toy/pass@2"] <= 1 for e in evals)
-
-
-def test_a_run_folder_holds_what_is_needed_to_know_what_was_run(reference):
-    assert make_config(read_toml(reference / "config.toml")).steps == 8
-    assert (reference / "source" / "loss.py").read_text() == (ROOT / "loss.py").read_text()
-    versions = json.loads((reference / "versions.json").read_text())
-    assert "torch" in versions and ("git" in versions) == bool(run_folder.commit())
-    assert [p.name for p in sorted((reference / "checkpoints").iterdir())] == [
-        "best", "step_6", "step_8"]                                  # the last two, and the best
-    sample = lines(reference, "samples.jsonl")[0]
-    assert sample["prompt"].endswith("<think>") and sample["reward"] in (-1, 1)
-
-
-def test_a_checkout_is_known_by_its_commit_and_what_is_none_says_nothing(tmp_path, monkeypatch):
-    """A copy of the code inside another repository must not be given that one's commit."""
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", tmp_path]
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    (tmp_path / "loss.py").write_text("1")
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"], ["tag", "v1"]):
-        subprocess.run([*git, *words], check=True)
-    head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
-    for code, changed, found in ((tmp_path, "1", {"git": head}), (copy, "1", {}),
-                                 (tmp_path, "2", {"git": f"{head}-dirty"})):
-        (tmp_path / "loss.py").write_text(changed)
-        monkeypatch.setattr(run_folder, "CODE", code)
-        assert run_folder.commit() == found
-    monkeypatch.setenv("PATH", "")
-    assert run_folder.commit() == {}
-
-
-def test_the_final_model_is_an_ordinary_folder(reference):
-    model = AutoModelForCausalLM.from_pretrained(reference / "model")
-    tokenizer = AutoTokenizer.from_pretrained(reference / "model")
-    ids = tokenizer("3+4+5<think>", return_tensors="pt")["input_ids"]
-    assert model.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, ids.shape[1] + 3)
-    assert "packed" not in (reference / "model" / "config.json").read_text()
-    checkpoint.check(reference / "model")
-
-
-def test_the_same_seed_writes_the_same_metrics(reference, micro, tmp_path):
-    assert start(micro, tmp_path, name="r").returncode == 0
-    again = tmp_path / "runs" / "r"
-    assert without_time(lines(again)) == without_time(lines(reference))
-
-
-def main_in(folder, words, log, largest_file=None):
-    """scalerl.main as a command of its own, its output in a file."""
-    if largest_file:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    os.setsid()
-    os.chdir(folder)
-    with open(log, "a") as out:
-        for stream in (1, 2):
-            os.dup2(out.fileno(), stream)
-    torch.set_num_threads(1)
-    sys.exit(scalerl.main(words))
-
-
-def test_killed_at_ten_random_moments_and_resumed_it_writes_the_same_metrics(reference, micro,
-                                                                             tmp_path, seed):
-    """SIGKILL to the whole process tree: while it starts or resumes, in the middle of a step, of
-    an evaluation, of a checkpoint. Metrics, evaluations and samples are those of the run that was
-    never killed, time fields apart, and so is the set of (prompt, sample) pairs trained: none
-    lost, none twice. A cache not restored or a generator not continued would show as well."""
-    rng, folder, log = random.Random(seed), tmp_path / "runs" / "r", tmp_path / "log"
-
-    def step_reached():
-        text = (folder / "metrics.jsonl").read_text() if (folder / "metrics.jsonl").exists() else ""
-        return text.count("\n") - 1
-    # Of 8 steps, a checkpoint every 3. A step that is in the log already: killed while resuming.
-    moments = [(rng.randint(0, 7), rng.random() * rng.choice([0.1, 1])) for _ in range(10)]
-    for step, delay in [*sorted(moments), (None, 0)]:
-        words = [*arguments(micro, name="r"),
-                 *(["--resume"] if (folder / "config.toml").exists() else [])]
-        process = SPAWN.Process(target=main_in, args=(tmp_path, words, log), daemon=True)
-        process.start()
-        deadline = time.monotonic() + 240
-        while step is not None and step_reached() < step:
-            assert process.is_alive() and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.005)
-        if step is not None:
-            time.sleep(delay)
-            with contextlib.suppress(psutil.NoSuchProcess):         # it may have reached its end
-                tree = psutil.Process(process.pid)
-                for victim in (*tree.children(recursive=True), tree):
-                    victim.kill()
-        process.join(300)
-    assert process.exitcode == 0, log.read_text()
-    assert "Resumed runs/r/checkpoints/step_" in log.read_text()
-    for name in ("metrics.jsonl", "evals.jsonl", "samples.jsonl", "groups.jsonl"):
-        assert without_time(lines(folder, name)) == without_time(lines(reference, name)), name
-    trained = [group for line in lines(folder, "groups.jsonl") for group in line["groups"]]
-    assert len({group["id"] for group in trained}) == len(trained) == 8 * SMALL["prompts_per_step"]
-    assert all(len(group["rewards"]) == SMALL["samples_per_prompt"] for group in trained)
-
-
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(reference, micro, tmp_path):
-    shutil.copytree(reference.parent.parent, tmp_path, dirs_exist_ok=True)
-    folder = tmp_path / "runs" / "r"
-    best = folder / "checkpoints" / "best"
-    assert set(json.loads((best / "checksums.json").read_text())) == {
-        path.name for path in best.iterdir()} - {"checksums.json"}
-    for path in (folder / "checkpoints" / "step_8", best):
-        data = bytearray((path / "model.safetensors").read_bytes())
-        data[len(data) // 2] ^= 1                                   # one bit
-        (path / "model.safetensors").write_bytes(data)
-        if path != best:
-            newest = data
-    command = [ROOT / "scalerl.py", *arguments(micro, name="r"), "--resume"]
-    done = run_command(command, tmp_path)
-    assert done.returncode == 0, done.stderr
-    # The evaluation of step 8, made again, is the first since: whatever its score.
-    assert "checkpoints/best/model.safetensors does not match its checksum; it is now " \
-        "best.damaged" in done.stderr
-    assert (best.with_name("best.damaged") / "model.safetensors").read_bytes() == data
-    checkpoint.check(best)
-    model = AutoModelForCausalLM.from_pretrained(best).state_dict()
-    last = AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
-    assert all(torch.equal(model[name], last[name]) for name in last)
-    assert "step_8/model.safetensors does not match its checksum" in done.stderr
-    assert "Resumed runs/r/checkpoints/step_6" in done.stdout
-    assert without_time(lines(folder)) == without_time(lines(reference))
-    # It is out of the way: not one of the last two, nor taken for the step's own.
-    assert "checkpoints/step_8 is now step_8.damaged" in done.stderr
-    assert checkpoint.saved(folder / "checkpoints") == [
-        folder / "checkpoints" / "step_8", folder / "checkpoints" / "step_6"]
-    assert checkpoint.read_state(folder / "checkpoints" / "step_8")["step"] == 8
-    assert (folder / "checkpoints" / "step_8.damaged" / "model.safetensors").read_bytes() == newest
-
-    for path, damage in zip(checkpoint.saved(folder / "checkpoints"), (b"[]", b"\xff"),
-                            strict=True):
-        (path / "checksums.json").write_bytes(damage)
-    done = run_command(command, tmp_path)
-    assert done.returncode == 2 and "no whole checkpoint" in done.stderr
-    assert re.search("step_8 cannot be read .*step_6 cannot be read ", done.stderr)
-    assert lines(folder)                                            # and nothing was lost
-
-
-@pytest.mark.parametrize("what", ["checkpoint", "model"])
-def test_killed_at_any_point_of_a_replacement_one_of_the_two_is_there_whole(what, tmp_path,
-                                                                            monkeypatch):
-    """The folder before, or the new one: killed just before each removal and each renaming."""
-    class Killed(BaseException):
-        pass
-
-    def write(folder, number):
-        def pretrained(path, **_):
-            path.mkdir(exist_ok=True, parents=True)
-            (path / "state.json").write_text(json.dumps(number))
-        if what == "checkpoint":
-            checkpoint.save(folder, {"model": {"w": torch.full((3,), number)}}, Ranks(),
-                            plain=number)
-        else:
-            pretend = SimpleNamespace(save_pretrained=pretrained)
-            checkpoint.save_model(pretend, pretend, [], folder)
-    found = []
-    for moment in itertools.count():
-        folder, acts = tmp_path / str(moment) / "step_5", []
-
-        def act(*args, do, **options):
-            acts.append(do)                                                     # noqa: B023
-            if len(acts) > moment:                                              # noqa: B023
-                raise Killed
-            return do(*args, **options)
-        write(folder, 1)
-        with monkeypatch.context() as patch, contextlib.suppress(Killed):
-            patch.setattr(type(folder), "rename",
-                          functools.partialmethod(act, do=type(folder).rename))
-            patch.setattr(shutil, "rmtree", functools.partial(act, do=shutil.rmtree))
-            write(folder, 2)
-        checkpoint.recover(folder.parent)
-        found.append(json.loads((folder / "state.json").read_text()))
-        if what == "checkpoint":
-            assert checkpoint.read_state(folder)
-        left = {path.name for path in folder.parent.iterdir()}
-        assert left == {"step_5"}
-        if len(acts) <= moment:
-            break
-    assert found == sorted(found) and found[0] == 1 and moment > 2
-
-
-@pytest.mark.parametrize("what", ["behavior_logprobs of sample", "gradient norm nan"])
-def test_a_number_that_is_not_finite_stops_the_run_and_leaves_the_samples(
-        what, micro, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    if "norm" in what:
-        monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(math.nan))
-    else:
-        def broken(sampler, slot, rollout=TransformersSampler._rollout):
-            found = rollout(sampler, slot)
-            found.logprobs[0] = -math.inf
-            return found
-        monkeypatch.setattr(TransformersSampler, "_rollout", broken)
-        monkeypatch.setattr(scalerl.Run, "self_test", lambda run: None)
-    assert scalerl.main(arguments(micro, name="n", checkpoint_every=1)) == 1
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert re.match(r"scalerl.py: step \d: step \d stopped: ", error) and what in error
-    assert "; its samples are in runs/n/bad_step.jsonl; " in error
-    assert len(lines(tmp_path / "runs" / "n", "bad_step.jsonl")) == 16
-
-
-def test_a_disk_that_is_full_leaves_the_checkpoint_before_whole_and_says_so(reference, micro,
-                                                                            tmp_path):
-    shutil.copytree(reference.parent.parent, tmp_path, dirs_exist_ok=True)
-    checkpoints, log = tmp_path / "runs" / "r" / "checkpoints", tmp_path / "log"
-    words = [*arguments(micro, name="r", steps=10, eval_every=100), "--resume"]
-    process = SPAWN.Process(target=main_in, args=(tmp_path, words, log, 60_000), daemon=True)
-    process.start()
-    process.join(120)
-    assert process.exitcode == 1
-    last = log.read_text().strip().splitlines()[-1]
-    assert "checkpoint runs/r/checkpoints/step_9 could not be written (rank 0: " in last
-    assert last.endswith("; --resume goes on from runs/r/checkpoints/step_8")
-    assert "Traceback" not in log.read_text()
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["best", "step_6", "step_8"]
-    assert checkpoint.read_state(checkpoints / "step_8")["step"] == 8
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_or_sigterm_writes_a_checkpoint_first_and_resume_goes_on(number, micro, tmp_path):
-    command = [sys.executable, ROOT / "scalerl.py", *arguments(micro, name="c", steps=500)]
-    process = subprocess.Popen(list(map(str, command)), cwd=tmp_path, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True)
-    for line in process.stdout:
-        if line.startswith("step    4"):
-            process.send_signal(number)
-            if number == signal.SIGTERM:        # from a scheduler, and through the launcher
-                process.send_signal(signal.SIGINT)
-            break
-    rest = process.stdout.read()
-    assert process.wait(timeout=120) in (128 + number, 130) and "the checkpoint is written" in rest
-    last = lines(tmp_path / "runs" / "c")[-1]["step"]
-    assert (tmp_path / "runs" / "c" / "checkpoints" / f"step_{last}").exists()
-    # The run knows its own settings; some may change, the ones built into its state may not.
-    command = [ROOT / "scalerl.py", "--name", "c", "--resume"]
-    refused = run_command([*command, "--seed", "5"], tmp_path)
-    assert refused.returncode == 2 and "seed = 5: runs/c was made with 0" in refused.stderr
-    done = run_command([*command, "--steps", str(last + 1)], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert lines(tmp_path / "runs" / "c")[-1]["step"] == last + 1
-
-
-def test_a_checkpoint_of_another_kind_of_device_is_refused_in_a_sentence(reference, micro, tmp_path,
-                                                                         monkeypatch, capsys):
-    """A GPU's random numbers have a state of 16 bytes, which no CPU can go on from."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(reference, tmp_path / "runs" / reference.name)
-    load = scalerl.checkpoint.load_tensors
-
-    def other(folder, name):
-        return load(folder, name) | ({"generator": torch.zeros(16, dtype=torch.uint8)}
-                                     if name == "sampler" else {})
-    monkeypatch.setattr(scalerl.checkpoint, "load_tensors", other)
-    words = ["--name", reference.name, "--steps", "60", "--resume"]
-    assert scalerl.main(words) == 2
-    error = capsys.readouterr().err
-    assert "its sampler's random numbers" in error and len(error.splitlines()) == 1
-
-
-def test_a_run_that_another_process_trains_is_left_alone(reference, micro, tmp_path, monkeypatch,
-                                                         capsys):
-    monkeypatch.chdir(tmp_path)
-    folder = shutil.copytree(reference, tmp_path / "runs" / reference.name)
-    with open(folder / ".lock", "w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        assert scalerl.main(arguments(micro, name=reference.name) + ["--resume"]) == 2
-    assert "another process is training it" in capsys.readouterr().err
-    assert lines(folder) == lines(reference)
-
-
-def test_a_second_ctrl_c_stops_at_once_in_a_sentence(micro, tmp_path, monkeypatch, capsys):
-    def interrupted(run):
-        raise KeyboardInterrupt
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(scalerl.Run, "generate", interrupted)
-    assert scalerl.main(arguments(micro, name="k")) == 130
-    assert "step 1: stopped at once; there is no checkpoint yet" in capsys.readouterr().err
-
-
-def test_ctrl_c_while_a_run_is_still_being_built_is_one_sentence(micro, monkeypatch, capsys):
-    """Servers take a minute to come up: the moment in which people change their minds."""
-    def interrupted(*_):
-        raise KeyboardInterrupt
-    monkeypatch.setattr(scalerl, "Run", interrupted)
-    assert scalerl.main(arguments(micro, name="i")) == 130
-    assert capsys.readouterr().err == ("scalerl.py: interrupted before the run had begun: nothing "
-                                       "to save\n")
-
-
-def test_when_the_servers_are_gone_for_good_the_run_ends_with_a_checkpoint(
-        reference, micro, tmp_path, monkeypatch, capsys):
-    """At the deadline the client gives up in the middle of a step's samples: no work is lost, and
-    what it has cost is counted."""
-    monkeypatch.chdir(tmp_path)
-    step = scalerl.TransformersSampler.step
-
-    def gone(self):
-        if self.version == 3:
-            raise scalerl.ServerError("no server answers")
-        return step(self)
-    with monkeypatch.context() as patch:
-        patch.setattr(scalerl.TransformersSampler, "step", gone)
-        assert scalerl.main(arguments(micro, name="g")) == 1
-    folder = tmp_path / "runs" / "g"
-    last = lines(folder)[-1]["step"]
-    assert f"no server answers; --resume goes on from runs/g/checkpoints/step_{last}" \
-        in capsys.readouterr().err
-    assert 0 < last < 8 and (folder / "checkpoints" / f"step_{last}").exists()
-    assert scalerl.main(arguments(micro, name="g") + ["--resume"]) == 0
-    assert without_time(lines(folder)) == without_time(lines(reference))
-
-
-@pytest.mark.parametrize("how", ["gone", "ctrl-c"])
-@pytest.mark.parametrize("where, step", [("self_test", 0), ("evaluate", 0), ("evaluate", 4)])
-def test_a_run_that_ends_in_an_evaluation_on_servers_makes_it_up_when_resumed(
-        how, where, step, reference, micro, tmp_path, monkeypatch, capsys):
-    """Whether the servers are gone or somebody has had enough: then not a step more is decoded.
-    Resumed, its logs are those of the run that was never ended, no evaluation left out; nor is it
-    there twice if the resumed run dies before its next checkpoint."""
-    monkeypatch.chdir(tmp_path)
-    decode, whole, calls = TransformersSampler.step, getattr(scalerl.Run, where), []
-
-    def broken(run):
-        def step_of(sampler):
-            calls.append(1)
-            if len(calls) == 2 and how == "gone":
-                raise scalerl.ServerError("no server answers")
-            if len(calls) == 2:
-                run.stop, run.fleet = signal.SIGINT, SimpleNamespace(close=lambda: None)
-            return decode(sampler)
-        with monkeypatch.context() as patch:
-            if run.step == step:
-                patch.setattr(TransformersSampler, "step", step_of)
-            whole(run)
-    with monkeypatch.context() as patch:
-        patch.setattr(scalerl.Run, where, broken)
-        assert scalerl.main(arguments(micro, name="r")) == (1 if how == "gone" else 130)
-    assert len(calls) == 2
-    said = "".join(capsys.readouterr())
-    if step:
-        assert ("goes on from runs/r/checkpoints/step_4" if how == "gone"
-                else "the checkpoint is written") in said
-    else:
-        assert "--resume starts" in said and not list(tmp_path.rglob("step_*"))
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(scalerl.Run, "generate", lambda run: sys.exit())      # as a kill: no word
-        scalerl.main(arguments(micro, name="r") + ["--resume"])
-    assert scalerl.main(arguments(micro, name="r") + ["--resume"]) == 0
-    for name in ("metrics.jsonl", "evals.jsonl", "groups.jsonl"):
-        assert without_time(lines(tmp_path / "runs" / "r", name)) == without_time(
-            lines(reference, name)), name
-
-
-def test_when_every_prompt_has_retired_the_run_ends_well(micro, tmp_path):
-    done = start(micro, tmp_path, name="e", retire_at=0.0001, steps=60,
-                 task_options='{"size": 8, "min_digits": 2, "max_digits": 2}', eval_every=100)
-    assert done.returncode == 0, done.stderr
-    assert "every prompt has retired" in done.stdout
-    log = lines(tmp_path / "runs" / "e")
-    assert log[-1]["step"] < 60
-    # Nor does --resume train it again: its end is a checkpoint, whatever checkpoint_every says.
-    again = run_command([ROOT / "scalerl.py", "--name", "e", "--resume"], tmp_path)
-    assert again.returncode == 0 and "every prompt has retired" in again.stdout
-    assert lines(tmp_path / "runs" / "e") == log
-
-
-@pytest.mark.parametrize("change, trace", [
-    ({"off_policy": "pipeline-0"}, lambda r: r.get("lag/max", 0) == 0),
-    ({"off_policy": "ppo-2"}, lambda r: r.get("lag/max", 0) <= 1),
-    ({"behavior": "recomputed"}, lambda r: r.get("ratio/max", 1) == r.get("ratio/min", 1) == 1),
-    ({"interrupt_phrase": ""}, lambda r: r["completions/interrupted_frac"] == 0),
-    ({"zero_variance_filter": "false"}, lambda r: r["prompts/trained"] == 4),
-    ({"retire_at": 1.5}, lambda r: r["curriculum/retired"] == 0),
-    ({"length_penalty": 20},
-     lambda r: not (r["reward/mean"] + 1) / 2 == pytest.approx(r["pass_rate"])),
-    ({"overlong_filter": "true"}, None),
-    ({"loss": "grpo", "aggregation": "sample", "advantage_norm": "prompt"}, None),
-    ({"loss": "gspo", "eps_low": 1e-3, "eps_high": 1e-3, "aggregation": "token",
-      "advantage_norm": "none"}, None),
-    ({"head_fp32": "false"}, None),
-    ({"dtype": "bfloat16"}, None),
-], ids=lambda value: next(iter(value.items())) if isinstance(value, dict) else "")
-def test_each_part_of_the_recipe_is_one_setting_that_swaps_it(change, trace, micro, tmp_path,
-                                                              reference, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = arguments(micro, **{"name": "s", "steps": 4, "eval_prompts": 2} | change)
-    assert scalerl.main(words) == 0
-    records = lines(tmp_path / "runs" / "s")[1:]
-    assert len(records) == 4 and all(math.isfinite(r["reward/mean"]) for r in records)
-    if trace:
-        assert all(trace(r) for r in records)
-        assert not all(trace(r) for r in lines(reference)[1:])        # the default does differ
-
-
-def test_each_task_has_its_own_curve_and_evaluation_sets_are_never_trained_on(micro, tmp_path):
-    """A mix of sums and programs, as the paper's math and code, and a further set beside it."""
-    sums = [{"question": f"{a}+{b}", "answer": str((a + b) % 10), "kind": "exact"}
-            for a in range(10) for b in range(10)]
-    tests = UnitTests(("1",), ("2",)).to_json()
-    code = [{"question": f"{a}+1", "answer": tests, "kind": "code"} for a in range(30)]
-    for name, records in (("sums", sums), ("code", code), ("extra", sums[:25])):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    done = start(micro, tmp_path, name="mix", task="sums.jsonl:0.7+code.jsonl:0.3",
-                 heldout_prompts=20, eval_tasks="extra.jsonl", eval_samples=3, eval_prompts=20,
-                 eval_think_tokens=12, steps=2, unsafe_code="true", task_options="{}")
-    assert done.returncode == 0, done.stderr
-    assert "are questions of an evaluation set" in done.stderr
-    folder = tmp_path / "runs" / "mix"
-    for record in lines(folder, "evals.jsonl"):
-        for task in ("sums", "code", "extra"):
-            at = [record[f"eval/{task}/{metric}"] for metric in ("mean@3", "pass@2", "pass@3")]
-            assert 0 <= at[0] <= at[1] <= at[2] <= 1
-            assert task != "code" or at[2] == 0             # the toy model cannot program
-        assert "eval/sums/pass@16" not in record
-        assert {"eval/verifier/error_frac", "eval/verifier/timeout_frac"} <= set(record)
-    prompts = {r["prompt"] for r in lines(folder, "samples.jsonl")}
-    assert prompts and not any(q["question"] + "=" in p for q in sums[:25] for p in prompts)
-    assert {"verifier/error_frac", "verifier/timeout_frac", "time/check_ms"} <= set(
-        lines(folder)[-1])
-
-
-def test_the_readmes_command_for_a_file_of_ones_own_works_as_written(micro, tmp_path):
-    """With another model, and one step: what a reader does second must not fail."""
-    readme = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    command, = re.findall(r"^\.venv/bin/python (.* my_problems\.jsonl .*)$", readme, re.M)
-    example, = re.findall(r"`(\{.*\})`, some more than are held\s+out", readme)
-    (tmp_path / "my_problems.jsonl").write_text("".join(
-        json.dumps(json.loads(example) | {"question": f"{json.loads(example)['question']} ({i})"})
-        + "\n" for i in range(29)))
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
-    script, *words = shlex.split(command)
-    done = run_command([ROOT / script, *words, "--model", micro, "--steps", "1", "--threads", "1"],
-                       tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert lines(tmp_path / "runs" / "mine")[0]["problems/train"] == 9
-    assert "eval/my_problems/mean@8" in lines(tmp_path / "runs" / "mine", "evals.jsonl")[-1]
-
-
-def test_an_evaluation_says_what_share_of_its_marks_could_not_be_given(monkeypatch):
-    """A timeout is a -1 too: without its share in the log, the curve would sink for no reason."""
-    texts = [r"\boxed{2x}", r"\boxed{x+y}", r"\boxed{z}", "7"]
-    rollouts = [Rollout(prompt_id=f"m:{i}", group_id=i, prompt_ids=[0], output_ids=[i, 9],
-                        logprobs=[-1.0, -1.0], versions=[0, 0], sampled=[True, True],
-                        finish_reason="stop", interrupted=False, task="m") for i in range(4)]
-    problems = {f"m:{i}": Problem(f"m:{i}", "m", "?", "x+x" if i < 3 else "7")
-                for i in range(4)}
-    tokenizer = SimpleNamespace(decode=lambda ids: "".join(texts[i] for i in ids))
-    sampler = SimpleNamespace(in_flight=4, submit=lambda request: None,
-                              generator=SimpleNamespace(manual_seed=lambda seed: None))
-
-    def decode(sampler):
-        sampler.in_flight = 0
-        return rollouts
-
-    verdicts = iter(("timeout", "error", "correct"))
-    monkeypatch.setattr(verify.Worker, "ask", lambda self, key, deadline_s: next(verdicts))
-    with Marker(workers=1) as marker:
-        result = scalerl.evaluate(sampler, decode, problems, dict.fromkeys(problems, [0]),
-                                  tokenizer, marker, 1, 0)
-    assert result["eval/m/mean@1"] == 0.5
-    assert result["eval/verifier/timeout_frac"] == result["eval/verifier/error_frac"] == 0.25
-
-
-@pytest.mark.parametrize("n, correct, k", [(5, 2, 3), (7, 0, 4), (6, 6, 1), (6, 4, 3), (8, 1, 8)])
-def test_pass_at_k_counts_the_subsets_that_hold_a_right_sample(n, correct, k):
-    """The naive 1 - (1 - correct/n)**k draws with replacement, and is too low."""
-    samples = [True] * correct + [False] * (n - correct)
-    subsets = list(itertools.combinations(samples, k))
-    expected = sum(map(any, subsets)) / len(subsets)
-    assert scalerl.pass_at_k(n, correct, k) == pytest.approx(expected)
-    assert 1 - (1 - correct / n) ** k <= expected + 1e-12
-
-
-def test_long_prompts_are_left_out_and_counted_when_told_so(micro, tmp_path, monkeypatch, capsys):
-    """A question without its end cannot be answered, so none is cut; and none goes in silence."""
-    monkeypatch.chdir(tmp_path)
-    words = arguments(micro, name="long", prompt_tokens=12)
-    whole = scalerl.Run(parse(arguments(micro, name="whole"))[0], False).questions
-    limit = sorted(map(len, whole.prompts.values()))[len(whole.prompts) // 2]
-    with pytest.raises(scalerl.ConfigError, match=r'none is cut .* long_prompts = "skip"'):
-        scalerl.Run(parse([*words, "--prompt-tokens", str(limit)])[0], False)
-    capsys.readouterr()
-    run = scalerl.Run(parse(
-        [*words, "--prompt-tokens", str(limit), "--long-prompts", "skip"])[0], False).questions
-    long = [i for i, ids in whole.prompts.items() if len(ids) > limit]
-    assert f"{len(long)} of {len(whole.prompts)} problems are left out" in capsys.readouterr().err
-    assert run.counts["problems/too_long"] == len(long)
-    assert set(run.train) == set(whole.train) - set(long) and long
-    assert max(len(run.prompts[i]) for i in (*run.train, *run.heldout)) == limit
-    assert run.prompt_tokens == limit
-
-
-def test_thinking_that_the_prompt_has_opened_is_still_thinking():
-    """Some templates end the prompt with <think>: a text that never closes it has no answer."""
-    tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
-    problems = {"p": SimpleNamespace(answer="7", kind="math")}
-    def reward(prompt, output, tags):
-        rollout = SimpleNamespace(
-            prompt_ids=tuple(map(ord, prompt)), output_ids=[*map(ord, output), 0], prompt_id="p",
-            finish_reason="stop")
-        with Marker(think_tags=tags) as marker:
-            return scalerl.mark([rollout], problems, tokenizer, marker)[0][0]
-    usual, own = ("<think>", "</think>"), ("[r]", "[/r]")
-    assert reward("3+4?", "7", usual) == 1
-    assert reward("3+4?<think>\n", "7", usual) == -1
-    assert reward("3+4?<think>\n", "8</think>7", usual) == 1
-    assert reward("3+4?[r]", "7", own) == -1
-    assert reward("3+4?[r]", "8[/r]7", own) == 1
-    assert reward("3+4?", "8[/r]7</think>", own) == 1      # another model's tag is only a text
-
-
-def test_a_run_stopped_in_its_first_evaluation_does_not_repeat_it(micro, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = arguments(micro, name="s", steps=2, instruction="Think \U0001f600 \"now\":")
-    self_test = scalerl.Run.self_test
-
-    def stop(run):
-        self_test(run)
-        run.stop = signal.SIGTERM
-    monkeypatch.setattr(scalerl.Run, "self_test", stop)
-    assert scalerl.main(words) == 143
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    assert scalerl.main([*words, "--resume"]) == 0
-    folder = tmp_path / "runs" / "s"
-    assert [r["step"] for r in lines(folder, "metrics.jsonl")] == [0, 1, 2]
-    assert [r["step"] for r in lines(folder, "evals.jsonl")] == [0, 2]
-
-
-def test_a_tracker_gets_what_the_folder_gets(micro, tmp_path):
-    """TensorBoard's files hold every evaluation of evals.jsonl, at its step."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    done = start(micro, tmp_path, name="tracked", log_with="tensorboard", steps=4)
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "runs" / "tracked"
-    events = [path for path in folder.rglob("events.out.tfevents.*")]
-    found, texts = {}, []
-    for path in events:
-        log = EventAccumulator(str(path.parent))
-        log.Reload()
-        texts += [e.tensor_proto.string_val[0].decode() for tag in log.Tags()["tensors"]
-                  if tag.startswith("samples") for e in log.Tensors(tag)]
-        for tag in log.Tags()["scalars"]:
-            found.setdefault(tag, {}).update({e.step: e.value for e in log.Scalars(tag)})
-    shown = [r for r in lines(folder, "samples.jsonl") if r["step"] == 4]
-    assert shown and all(r["prompt_id"] in texts[-1] for r in shown)
-    assert "| --- |" in texts[-1] and "&lt;/think&gt;" in texts[-1] and "</think>" not in texts[-1]
-    for file, column in (("evals.jsonl", "eval/toy/mean@2"), ("metrics.jsonl", "pass_rate")):
-        ours = {r["step"]: r[column] for r in lines(folder, file) if column in r}
-        assert len(ours) >= 2 and found[column] == pytest.approx(ours)
-
-
-def test_samples_are_a_table_where_the_tracker_has_tables():
-    """As Markdown elsewhere: a cell with a bar or a line break must not break its row."""
-    tables, texts = [], []
-    rows = [{"step": 3, "output": "a|b\n<think>"}, {"step": 3, "output": "c"}]
-    run_folder.track_samples([
-        SimpleNamespace(log_table=lambda name, **table: tables.append((name, table))),
-        SimpleNamespace(log=lambda values, step: texts.append((values["samples"], step)))], rows, 3)
-    assert tables == [("samples", {"columns": ["step", "output"], "step": 3,
-                                   "data": [["3", "a|b\n<think>"], ["3", "c"]]})]
-    (text, step), = texts
-    assert step == 3 and [line.count("|") for line in text.splitlines()] == [3] * 4
-    assert html.unescape(text.splitlines()[2]) == "| 3 | a|b<br><think> |"
-
-
-@pytest.mark.parametrize("how", ["stopped", "failed"])
-def test_a_tracker_ends_however_the_run_does(how, micro, tmp_path, monkeypatch):
-    """wandb and trackio send in the background: unless they are ended, the last lines are lost."""
-    monkeypatch.chdir(tmp_path)
-    ended, train_on = [], scalerl.Run.train_on
-    tracker = SimpleNamespace(trackers=[], log=lambda *_, **__: None,
-                              end_training=lambda: ended.append(how))
-    monkeypatch.setattr(run_folder.RunFolder, "track",
-                        lambda folder: setattr(folder, "tracker", tracker))
-
-    def end(run, groups):
-        train_on(run, groups)
-        run.stop = signal.SIGINT
-        if how == "failed":
-            raise RuntimeError("the disk is on fire")
-    monkeypatch.setattr(scalerl.Run, "train_on", end)
-    words = arguments(micro, name="t", log_with="tensorboard")
-    assert scalerl.main(words) == (1 if how == "failed" else 130)
-    assert ended == [how]
-
-
-def test_the_optimizer_is_the_papers_adamw_and_holds_every_setting_of_it(llama, seed):
-    """Its epsilon is not torch's 1e-8, beside which the square root of a small gradient's second
-    moment would vanish; betas are ours."""
-    def held(**settings):
-        trainer = scalerl.Trainer.__new__(scalerl.Trainer)
-        trainer.model, trainer.ranks, trainer.device = packed_copy(llama), Ranks(), "cpu"
-        trainer.config, trainer.dtype = Config(model="x", **settings), torch.float32
-        trainer.prepare()
-        group, = trainer.optimizer.param_groups
-        assert type(trainer.optimizer) is torch.optim.AdamW
-        return (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
-
-    assert held() == (5e-7, 0.9, 0.95, 1e-15, 0.01) and Config(model="x").warmup_steps == 100
-    rng = random.Random(seed)
-    fresh = {name: rng.random() for name in ("lr", "beta1", "beta2", "adam_eps", "weight_decay")}
-    assert held(**fresh) == tuple(fresh.values())
-
-
-def test_device_hours_are_the_steps_seconds_on_all_devices_and_no_evaluations(llama, seed,
-                                                                              monkeypatch):
-    """The x of the curve, by a clock that this test plays: 11 s to generate, 3 to mark, 50 to train
-    and 7 to push, twice, on 6 devices; what passes between two steps is not counted."""
-    spent = [0.0]
-    takes = lambda seconds, result=None: lambda *_: spent.append(seconds) or result # noqa: E731
-    monkeypatch.setattr(scalerl, "time", SimpleNamespace(perf_counter=lambda: sum(spent)))
-    groups = [scalerl.Group(i, "p", 0, 2, rollouts_of(1, 2, random.Random(seed))) for i in range(3)]
-    nothing = lambda *_: {}                                                         # noqa: E731
-    run = SimpleNamespace(
-        config=Config(model="x", samples_per_prompt=2), step=0, version=3, k=8, fleet=None,
-        compute=scalerl.Compute(llama, 6, "gpu"), counters=Counter(), heed_stop=nothing,
-        admit=takes(11), pacer=SimpleNamespace(take=lambda version: groups), sampler=None,
-        reward=takes(3, (torch.zeros(3, 2), {})), push=takes(7),
-        take_step=takes(50, ({"optimizer_step": 0, "tokens/trained": 5}, [])),
-        run_numbers=nothing, samples=nothing,
-        folder=SimpleNamespace(append=nothing, append_samples=nothing))
-    for _ in range(2):
-        spent.append(1000.0)                                    # an evaluation, perhaps
-        scalerl.Run.train_on(run, scalerl.Run.generate(run))
-    assert run.record["compute/gpu_hours"] == pytest.approx(2 * 6 * (11 + 3 + 50 + 7) / 3600)

@@ -1,0 +1,132 @@
+"""The pictures of fit.py: one run, several runs, and the rolling prediction.
+
+`Figure` objects, never pyplot: no window, no global state, nothing to close.  Each color goes with
+a marker, a dash or a fill of its own, so that a print in grey says the same.
+"""
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+
+from fit import LAST, LEVEL, SAME_A, BadInput, numbers
+
+BLUE, ORANGE, GREY = "#15406f", "#d9822b", "#777777"
+
+
+def empty(width, height, rows, columns, **options):
+    fig = Figure(figsize=(width, height), layout="constrained")
+    axes = fig.subplots(rows, columns, squeeze=False, **options)
+    for ax in axes.flat:
+        ax.grid(alpha=0.25, linewidth=0.6)
+        ax.spines[["top", "right"]].set_visible(False)
+    return fig, axes
+
+
+def save(figure, path):
+    """Write a figure as .png, .pdf or .svg."""
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise BadInput(f"--out {path} should end in .png, .pdf or .svg")
+    figure.savefig(path, dpi=150)
+
+
+def plot_run(curve, fit, early=None):
+    """Linear and log compute above, residuals below.  With `early`, band, dashes and residuals are
+    its prediction, and the points that it had not seen are hollow."""
+    fig, axes = empty(10, 5.6, 2, 2, sharex="col", height_ratios=[3, 1])
+    shown, end, trained = early or fit, curve.C[-1], curve.C > 0
+    seen = np.isin(curve.C, shown.C) & trained
+    # Heights from the data and the ceiling: the power law dives to -inf at small compute.
+    floor, roof = min(curve.R.min(), fit.R0), max(curve.R.max(), shown.A)
+    height = max(roof - floor, 0.02)
+    for log, (top, low) in enumerate(axes.T):
+        C = np.geomspace(curve.C[trained][0] * 0.7, 1.5 * end, 500) if log else \
+            np.linspace(end / 2000, 1.05 * end, 500)
+        top.fill_between(C, *shown.predict(C)[1:], color=ORANGE if early else BLUE, alpha=0.22,
+                         linewidth=0, label=f"{LEVEL:.0%} interval")
+        if early:
+            top.plot(C, early.curve(C), "--", color=ORANGE, linewidth=2,
+                     label="fit of the first part")
+            for ax in (top, low):
+                ax.axvline(early.C[-1], color=GREY, linestyle=":", linewidth=1.2)
+        top.plot(C, fit.curve(C), color=BLUE, linewidth=1.3, label="fit of all" if early else "fit")
+        top.axhline(fit.R0, color=GREY, linewidth=0.8, linestyle=(0, (1, 3)))
+        top.axhline(shown.A, color=GREY, linewidth=0.8, linestyle=(0, (6, 4)),
+                    label=f"ceiling A = {shown.A:.3f}")
+        low.axhline(0, color=GREY, linewidth=0.8)
+        for group, fill, name in ((seen, "full", "evaluation, fitted"),
+                                  (trained & ~seen, "none", "evaluation, left out")):
+            if group.any():
+                dots = dict(marker="o", linestyle="none", color=BLUE, markersize=4, fillstyle=fill)
+                top.plot(curve.C[group], curve.R[group], label=name, **dots)
+                low.plot(curve.C[group], curve.R[group] - shown.curve(curve.C[group]), **dots)
+        top.set_ylim(floor - 0.1 * height, roof + 0.08 * height)
+        low.set_xlabel(curve.x + (", log scale" if log else ""))
+    axes[0, 1].set_xscale("log")
+    axes[0, 0].plot(0, fit.R0, "D", color=GREY, markersize=5, label=f"R0 ({fit.R0_from})")
+    axes[0, 0].legend(loc="lower right", bbox_to_anchor=(1, 0.08), fontsize=8.5, frameon=False)
+    axes[0, 0].set_ylabel(curve.y)
+    axes[1, 0].set_ylabel("residual")
+    fig.suptitle("{}{}: A {}, B {}, C_mid {}".format(
+        curve.label, ", first part" if early else "", *numbers(shown)), fontsize=10.5)
+    return fig
+
+
+def plot_compare(curves, fits):
+    """Left: the curves.  Right: the paper's leave-one-out plot, on log axes,
+
+        F(R) = C_mid^B / ((A - R0) / (R - R0) - 1) = C^B        a line of slope B
+
+    with C in units of the first run's C_mid (ours), so that all lines cross at 1 and their slopes
+    can be compared by eye.  Points outside R0 < R < A have no F: they stand hollow on their line.
+    """
+    fig, ((left, right),) = empty(11, 4.4, 1, 2)
+    unit, ceilings = fits[curves[0].label].C_mid, [fits[curve.label].A for curve in curves]
+    shared = len(curves) > 1 and np.ptp(ceilings) == 0        # by `compare`
+    for i, curve in enumerate(curves):
+        fit, trained = fits[curve.label], curve.C > 0
+        # cividis rises evenly in lightness, so the order of runs survives a print in grey.
+        color = colormaps["cividis"](0.75 * i / max(len(curves) - 1, 1))
+        dash = ("-", "--", "-.", ":")[i % 4]
+        dots = dict(color=color, marker="osD^vPX*"[i % 8], markersize=4, linestyle="none")
+        C = np.geomspace(curve.C[trained][0], 2 * curve.C[-1], 300)
+        left.fill_between(C, *fit.predict(C)[1:], color=color, alpha=0.18, linewidth=0)
+        left.plot(C, fit.curve(C), dash, color=color)
+        left.plot(curve.C[trained], curve.R[trained], **dots,
+                  label=curve.label if shared else f"{curve.label}: A {fit.A:.3f}")
+        right.plot(C / unit, (C / unit) ** fit.B, dash, color=color)
+        line = (curve.R > fit.R0) & (curve.R < fit.A) & trained
+        F = (fit.C_mid / unit) ** fit.B / ((fit.A - fit.R0) / (curve.R[line] - fit.R0) - 1)
+        right.plot(curve.C[line] / unit, F, **dots, label=f"{curve.label}: B {fit.B:.2f}")
+        off = curve.C[trained & ~line] / unit
+        right.plot(off, off ** fit.B, **dots, fillstyle="none")
+    left.set(xscale="log", xlabel=f"{curves[0].x}, log scale",
+             ylabel=curves[0].y if len({curve.y for curve in curves}) == 1 else "reward")
+    right.set(xscale="log", yscale="log", xlabel=f"{curves[0].x} / {unit:.3g}, log scale",
+              ylabel="F(R), log scale; its slope is B")
+    # Ceilings may lie anywhere, so the left legend stands above; a rising line leaves its corner.
+    title = f"all refitted at the shared ceiling A = {ceilings[0]:.3f}" if shared else None
+    left.legend(loc="lower left", bbox_to_anchor=(0, 1), fontsize=8.5, frameon=False, title=title)
+    right.legend(loc="upper left", fontsize=8.5, frameon=False)
+    return fig
+
+
+def plot_rolling(curve, rolled):
+    """What the fit would have said had the run ended at each cut."""
+    cuts, A, ahead, measured, known = rolled
+    fig, axes = empty(7, 5.6, 2, 1, sharex=True)
+    for ax, (value, lo, hi), name in zip(axes[:, 0], (ahead, A),
+                                         (f"mean of the last {LAST}", "ceiling A")):
+        ax.fill_between(cuts, lo, hi, color=ORANGE, alpha=0.22, linewidth=0,
+                        label=f"its {LEVEL:.0%} interval")
+        ax.plot(cuts, value, "s--", color=ORANGE, markersize=3.5, label="predicted at the cut")
+        ax.plot(curve.C, curve.R, ".", color=BLUE, label="evaluations")
+        ax.axhspan(measured - SAME_A, measured + SAME_A, facecolor="none", edgecolor=GREY,
+                   linestyle="--", label=f"outcome ± {SAME_A}")
+        if known is not None:
+            ax.axvline(known, color=GREY, linestyle=":", label="stays within it from here")
+        # Heights from the predictions: the first evaluations lie far below and would flatten them.
+        ax.set_ylim(min(value.min() - SAME_A, measured - 3 * SAME_A),
+                    max(value.max() + SAME_A, measured + 3 * SAME_A))
+        ax.set_ylabel(name)
+    axes[0, 0].legend(ncols=2, fontsize=8.5, frameon=False)
+    axes[1, 0].set_xlabel(f"{curve.x} at which the run is cut")
+    return fig

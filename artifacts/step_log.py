@@ -1,0 +1,79 @@
+"""step_log.py: the columns of a step in metrics.jsonl, and its lines in the other logs.
+
+Columns have the names of other projects where those have one, so that runs can be compared.
+"""
+
+import time
+
+import torch
+
+SAMPLES_LOGGED = 4          # of a step, evenly spread over it, are written down to be read
+
+
+class Stopwatch:
+    """Where a step's seconds go: `lap("train")` is the time since the lap before."""
+
+    def __init__(self):
+        self.seconds, self.last = {}, time.perf_counter()
+
+    def lap(self, name):
+        now = time.perf_counter()
+        self.seconds[name], self.last = now - self.last, now
+
+    @property
+    def total(self):
+        return sum(self.seconds.values())
+
+
+def describe(run):
+    """What begins: one sentence for the terminal."""
+    config = run.config
+    return (f"{config.model} on {config.task}: {len(run.problems.train)} problems, "
+            f"{len(run.problems.heldout)} held out, {config.prompts_per_step} x "
+            f"{config.samples_per_prompt} samples a step, {config.off_policy}, {config.engine} on "
+            f"{run.trainer.device}. Log: {run.folder.path}")
+
+
+def log_step(run, groups, rewards, log, watch):
+    """Write a step of scalerl.Run to its logs. Returns its line in metrics.jsonl.
+
+    groups: the step's P groups; rewards (P, G); log: the columns known already; watch: Stopwatch
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = torch.tensor([float(len(r.output_ids)) for r in rollouts])
+    seconds, total, servers = watch.seconds, watch.total, run.sampler.devices > 0
+    line = {"step": run.step, "version": run.version} | log | {
+        "completions/mean_length": lengths.mean().item(),
+        "completions/std_length": lengths.std(correction=0).item(),
+        "completions/longest_of_group": lengths.view(rewards.shape).max(1).values.mean().item(),
+        "completions/truncated_frac":
+            sum(r.finish_reason == "length" for r in rollouts) / len(rollouts),
+        "completions/interrupted_frac": sum(r.interrupted for r in rollouts) / len(rollouts),
+        "tokens/forced": sum(not sampled for r in rollouts for sampled in r.sampled),
+        "tokens/generated": run.generated,
+        "off_policy/in_flight": run.sampler.in_flight,
+        "off_policy/outstanding": len(run.pacer.groups),
+        "curriculum/epoch": run.curriculum.epoch,
+        "curriculum/active": len(run.curriculum.active),
+        "curriculum/retired": len(run.problems.train) - len(run.curriculum.active),
+        **{f"time/{part}_s": s for part, s in seconds.items()}, "time/step_s": total,
+        # Servers generate all the time: what the trainer spends on "generate" is its waiting.
+        **({"time/wait_s": seconds["generate"]} if servers else {}),
+        "throughput/generated_tok_s":
+            run.generated / max(total if servers else seconds["generate"], 1e-9),
+        "throughput/trained_tok_s": log["tokens/trained"] / max(seconds["train"], 1e-9),
+    } | run.sampler.log() | run.compute.log()
+    run.folder.append("metrics.jsonl", line)
+    # Which samples were trained on: none may be lost, and none may be there twice.
+    run.folder.append("groups.jsonl", {"step": run.step, "groups": [
+        {"id": group.group_id, "prompt_id": group.prompt_id, "start": group.start,
+         "rewards": row.tolist()} for group, row in zip(groups, rewards)]})
+    every = max(1, len(rollouts) // SAMPLES_LOGGED)
+    shown = list(zip(rollouts, rewards.flatten().tolist()))[::every]
+    decode = run.trainer.tokenizer.decode
+    run.folder.append("samples.jsonl", *(
+        {"step": run.step, "prompt_id": r.prompt_id, "reward": reward,
+         "prompt": decode(r.prompt_ids), "output": decode(r.output_ids),
+         "interrupted": r.interrupted, "finish_reason": r.finish_reason,
+         "versions": [r.versions[0], r.versions[-1]]} for r, reward in shown[:SAMPLES_LOGGED]))
+    return line

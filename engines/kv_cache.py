@@ -1,0 +1,101 @@
+"""kv_cache.py: keys and values of the sequences that are being generated, one slot a sequence.
+
+`sampler.TransformersSampler` drives it: `prefill` computes new prompts, `decode` adds one token to
+every running sequence. The model calls their attention back, layer by layer (packed.py).
+
+Axes: S slots, n running sequences, m new prompts, C longest of them, J key-value heads, D head
+size.
+"""
+
+import torch
+
+from engines.packed import AttentionMask, Padding, attention, forward, heads
+
+
+class Slots:
+    """Key-value cache of up to `slots` sequences of up to `length` tokens each.
+
+    keys, values   lists over layers, of (S, J, length, D);  lengths (S,): tokens in the cache
+    active         running sequences, always the first slots (`move` keeps it so). Attention reads
+                   a view of them: decoding copies nothing, and computes nothing for ended ones.
+    """
+
+    def __init__(self, config, slots, length, *, dtype=torch.float32, device="cpu"):
+        _, J, D = heads(config)
+        shape = (slots, J, length, D)
+        layers = range(config.num_hidden_layers)
+        # Zeros, not empty: a mask multiplies what lies behind it by zero, and NaN * 0 is NaN.
+        self.keys, self.values = ([torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
+                                  for _ in range(2))
+        self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
+        self.active, self.slots = 0, slots
+        self.dtype, self.device = dtype, device
+
+    def prefill(self, model, prompts, samples):
+        """Compute each of m prompts (lists of ids) once; copy it to new slots for its samples (m
+        ints). Returns the last hidden state of each prompt, (m, hidden)."""
+        padding = Padding([len(prompt) for prompt in prompts], self.device)
+        C = padding.width
+        causal = torch.ones(C, C, dtype=torch.bool, device=self.device).tril()
+        mask = AttentionMask(causal[None, None], self.dtype)
+        prompt_of = torch.repeat_interleave(torch.arange(len(prompts)),
+                                            torch.tensor(samples)).to(self.device)
+        new = slice(self.active, self.active + len(prompt_of))
+        assert new.stop <= self.slots, f"{new.stop} sequences, {self.slots} slots"
+
+        def attend(layer, q, k, v, scaling):
+            q, k, v = (padding.pad(x) for x in (q, k, v))                       # (m, heads, C, D)
+            self.keys[layer][new, :, :C] = k[prompt_of]
+            self.values[layer][new, :, :C] = v[prompt_of]
+            return padding.unpad(attention(q, k, v, mask, scaling))
+
+        ids = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
+        hidden = forward(model, ids, padding.column, attend)
+        self.lengths[new] = padding.lengths[prompt_of]
+        self.active = new.stop
+        return hidden[padding.start + padding.lengths - 1]
+
+    def decode(self, model, tokens):
+        """Feed one token to each active sequence, tokens (n,); returns (n, hidden)."""
+        n = self.active
+        row, column = torch.arange(n, device=self.device), self.lengths[:n].clone()
+        width = int(column.max()) + 1
+        seen = torch.arange(width, device=self.device) <= column[:, None]               # (n, width)
+        mask = AttentionMask(seen[:, None, None], self.dtype)                   # (n, 1, 1, width)
+
+        def attend(layer, q, k, v, scaling):
+            self.keys[layer][row, :, column] = k
+            self.values[layer][row, :, column] = v
+            out = attention(q[:, :, None], self.keys[layer][:n, :, :width],
+                            self.values[layer][:n, :, :width], mask, scaling)
+            return out[:, :, 0]
+
+        hidden = forward(model, tokens, column, attend)
+        self.lengths[:n] += 1
+        return hidden
+
+    def move(self, sources, targets):
+        """Copy whole sequences between slots, to fill the holes that finished ones leave."""
+        if len(sources):
+            width = int(self.lengths[: self.active].max())
+            for cache in (*self.keys, *self.values):
+                cache[targets, :, :width] = cache[sources, :, :width]
+            self.lengths[targets] = self.lengths[sources]
+
+    def state(self):
+        """Tensors for a checkpoint: the active sequences, as far as they are filled."""
+        n = self.active
+        width = int(self.lengths[:n].max()) if n else 0
+        tensors = {"lengths": self.lengths[:n].clone()}
+        for layer, (key, value) in enumerate(zip(self.keys, self.values)):
+            tensors[f"key.{layer}"] = key[:n, :, :width].clone()
+            tensors[f"value.{layer}"] = value[:n, :, :width].clone()
+        return tensors
+
+    def load_state(self, tensors):
+        self.active = n = len(tensors["lengths"])
+        self.lengths[:n] = tensors["lengths"]
+        for layer, (key, value) in enumerate(zip(self.keys, self.values)):
+            width = tensors[f"key.{layer}"].shape[2]
+            key[:n, :, :width] = tensors[f"key.{layer}"]
+            value[:n, :, :width] = tensors[f"value.{layer}"]

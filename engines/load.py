@@ -1,0 +1,190 @@
+"""load.py: from a config to what computes: the model, its tokenizer, and the samplers.
+
+Called by scalerl.py when a run is made, and by scaleout/ when one is planned. What the settings and
+the model do not allow is refused in one sentence, a ConfigError, before minutes of loading.
+"""
+
+import contextlib
+import copy
+import functools
+import importlib.util
+import math
+import os
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from artifacts import checkpoint
+from config import ConfigError, did_you_mean
+from engines import packed
+from engines.vllm_inprocess import VllmSampler
+from engines.server_pool import ServerPool
+from engines.vllm_servers import ServerSampler
+from sampler import Interruption, TransformersSampler
+
+
+@contextlib.contextmanager
+def refused(about=""):
+    """A ValueError of what is called inside is the user's wrong input: a ConfigError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(f"{about}{error}") from None
+
+
+def read_model(what, config, **options):
+    """`what.from_pretrained` of the config's model: AutoConfig, AutoTokenizer, or the model's."""
+    local, about = Path(config.model), f"model = {config.model!r}: "
+    if local.exists() and not (local / "config.json").exists():
+        raise ConfigError(f"{about}the folder has no config.json")
+    if not local.exists():
+        near = did_you_mean(local.name, os.listdir(local.parent)) if local.parent.is_dir() else ""
+        if near or config.model.count("/") != 1 or config.model.startswith("models/"):
+            raise ConfigError(f"{about}no such folder{near or ':'} `make toy` and `make smollm2` "
+                              "make those of configs/; a name on the hub reads OWNER/NAME")
+    try:
+        return what.from_pretrained(config.model, **options)
+    except (OSError, ValueError, SafetensorError) as error:     # the last: a damaged file
+        raise ConfigError(f"{about}cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def load_model(config, team, device):
+    """(model, tokenizer), ready for packed attention, with fp32 weights.
+
+    fp32 masters: at lr 5e-7 a bf16 weight would round most updates away. With several processes
+    the model stays on the CPU: its shards go to the devices, not the whole.
+    """
+    tokenizer, folder = read_model(AutoTokenizer, config), Path(config.model)
+    model = read_model(AutoModelForCausalLM, config, dtype=torch.float32)
+    with refused(f"model = {config.model!r}: "):
+        if team.rank == 0 and (folder / checkpoint.CHECKSUMS).exists():
+            checkpoint.check(folder)                # another run's `best` or `model`
+        packed.prepare(model)
+    return model.to(device) if team.size == 1 else model, tokenizer
+
+
+def load_shapes(config):
+    """(model on the meta device, tokenizer): no memory, no weights read. Refuses what the trainer
+    would refuse later."""
+    tokenizer = read_model(AutoTokenizer, config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(read_model(AutoConfig, config))
+    with refused(f"model = {config.model!r}: "):
+        return packed.prepare(model), tokenizer
+
+
+def device_of(config):
+    """"cuda" or "cpu", as `gpus` says."""
+    return "cuda" if torch.cuda.is_available() and config.gpus != 0 else "cpu"
+
+
+def compute_dtype(config, cuda):
+    """torch's dtype of the computation: bf16 on a GPU, fp32 on a CPU, unless `dtype` says."""
+    auto = torch.bfloat16 if cuda else torch.float32
+    return auto if config.dtype == "auto" else getattr(torch, config.dtype)
+
+
+def parameter_groups(model, group_bytes=2**29):
+    """[[(name, parameter), ...], ...]: all parameters, a few layers (512 MiB in fp32) a group."""
+    groups, size = defaultdict(list), 0
+    for name, parameter in model.named_parameters():
+        groups[size // group_bytes].append((name, parameter))
+        size += 4 * parameter.numel()
+    return list(groups.values())
+
+
+def interruption_of(config, tokenizer):
+    phrase = tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"] \
+        if config.interrupt_phrase else []
+    return Interruption(config.think_min, config.think_max, config.answer_tokens, tuple(phrase),
+                        end=config.think_close)
+
+
+def longest_tokens(config, tokenizer, model):
+    """(tokens of the longest output, of the longest sequence that the settings allow)."""
+    output = interruption_of(config, tokenizer).longest
+    length = config.prompt_tokens + output
+    return output, min(length, getattr(model.config, "max_position_embeddings", None) or length)
+
+
+def check_positions(config, model, positions):
+    """Raises ConfigError: the model has no place for a sequence of so many tokens."""
+    limit = getattr(model.config, "max_position_embeddings", None) or math.inf
+    if positions > limit:
+        fits = config.think_max - (positions - limit)
+        raise ConfigError(
+            f"think_max = {config.think_max}: prompt, thinking, phrase and answer may take "
+            f"{positions} tokens, the model has {limit}; "
+            + (f"think_max = {fits} would fit" if fits > 0 else "lower answer_tokens, too"))
+
+
+def settle_engine(config, servers=False):
+    """Turn engine = "auto" into "vllm", where there is one, or into "transformers"; once, so that a
+    resumed run keeps it."""
+    if config.engine == "auto":
+        config.engine = "vllm" if config.vllm_url or servers or importlib.util.find_spec("vllm") \
+            else "transformers"
+    if config.vllm_url and config.engine != "vllm":
+        raise ConfigError(f"engine = {config.engine!r}: vllm_url names vLLM servers")
+
+
+def make_samplers(config, trainer, prompt_tokens):
+    """(sampler of training, sampler of evaluation) for this run; see `sampler.Sampler`.
+
+    trainer         gives model, tokenizer, dtype, device, and weights(dtype) for a push
+    prompt_tokens   tokens of the longest prompt
+
+    Two samplers, because an evaluation must not disturb the sequences that are under way. On
+    servers they share the servers. In process the evaluation's needs no second copy of vLLM: in
+    fp32 it works on the trainer's own weights.
+    """
+    rule = interruption_of(config, trainer.tokenizer)
+    positions = prompt_tokens + rule.longest
+    check_positions(config, trainer.model, positions)
+    eos = trainer.model.generation_config.eos_token_id
+    eos = trainer.tokenizer.eos_token_id if eos is None else eos
+    if eos is None:
+        raise ConfigError(f"model = {config.model!r}: names no end-of-sequence token")
+    shared = dict(prompt_tokens=prompt_tokens, temperature=config.temperature,
+                  eos_ids=set(eos if isinstance(eos, list) else [eos]))
+    if config.vllm_url:
+        return server_samplers(config, trainer, rule, positions, shared)
+    shared |= dict(slots=config.slots, head_fp32=config.head_fp32)
+    # A bf16 sampler cannot share the trainer's fp32 masters.
+    generator = trainer.model if trainer.dtype == torch.float32 else copy.deepcopy(
+        trainer.model).to(trainer.dtype)
+    make = functools.partial(TransformersSampler, generator, trainer.tokenizer, rule, **shared)
+    evaluation = make(seed=config.seed + 1)
+    if config.engine == "transformers":
+        return make(seed=config.seed), evaluation
+    kv_bytes = 0                            # on a CPU: what all slots need
+    if trainer.device == "cuda":            # half of what gradients, Adam and two copies leave
+        weights = sum(p.numel() for p in trainer.model.parameters())
+        kv_bytes = max(1, (torch.cuda.mem_get_info()[0] - 16 * weights) // 2)
+    with refused():
+        sampler = VllmSampler(config.model, trainer.tokenizer, rule, **shared, seed=config.seed,
+                              dtype=trainer.dtype, kv_bytes=kv_bytes)
+    room = f"vLLM's cache has room for {sampler.slots} sequences"
+    if sampler.slots < config.samples_per_prompt:
+        raise ConfigError(f"samples_per_prompt = {config.samples_per_prompt}: {room}")
+    if sampler.slots < config.slots:
+        print(f"warning: {room}, fewer than slots = {config.slots}", file=sys.stderr)
+    return sampler, evaluation
+
+
+def server_samplers(config, trainer, rule, length, shared):
+    """Both samplers on the servers that vllm_url names."""
+    urls = [url.strip() for url in config.vllm_url.split(",") if url.strip()]
+    with refused():
+        pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
+                          head_fp32=config.head_fp32, tls=config.tls,
+                          deadline_s=config.deadline_s, start_deadline_s=config.start_deadline_s)
+    make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,
+                             weights=trainer.weights)
+    # While the trainer trains, slots that fall free are filled from a step's worth in wait.
+    ahead = config.prompts_per_step * config.samples_per_prompt
+    return make(seed=config.seed, ahead=ahead), make(seed=config.seed + 1)

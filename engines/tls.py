@@ -1,0 +1,39 @@
+"""tls.py: mutual TLS between trainers and vLLM servers, and the addresses that do without it.
+
+A vLLM server has no password on the routes that change its weights. So a server listens on
+loopback, or both sides show a certificate of one authority (`make certs` writes the folder), or
+the user says tls = "none" on a network that nobody else can reach.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from urllib.parse import urlsplit
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def tls_context(folder, purpose=ssl.Purpose.SERVER_AUTH):
+    """One side of mutual TLS; purpose: SERVER_AUTH in a client, CLIENT_AUTH in a server."""
+    try:
+        context = ssl.create_default_context(purpose, cafile=Path(folder) / "ca.pem")
+        context.load_cert_chain(Path(folder) / "cert.pem", Path(folder) / "key.pem")
+    except OSError as error:            # ssl.SSLError is one
+        raise ValueError(f"tls = {str(folder)!r}: ca.pem, cert.pem and key.pem (make certs) "
+                         f"cannot be read from it ({error})") from None
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(urls, tls):
+    """The context for requests to these servers; None where all of them speak plain http.
+    Raises ValueError: an address that is none, or is not safe."""
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or not parts.port:
+            raise ValueError(f"vllm_url = {url!r}: give addresses like http://127.0.0.1:8100")
+        if parts.scheme == "http" and parts.hostname not in LOOPBACK and tls != "none":
+            raise ValueError(f"vllm_url = {url!r}: everybody who reaches that port can change the "
+                             'weights; use https with tls, or tls = "none" on a network you trust')
+    return tls_context(tls) if any(url.startswith("https") for url in urls) else None

@@ -1,0 +1,100 @@
+"""two_requests.py: interruption on vLLM, which is only told how many tokens a request may have.
+
+A sample is two requests:
+
+  1. prompt -> thinking. It has the thinking budget. Often the sample ends by itself here.
+  2. prompt + thinking (+ phrase, if it has not ended) -> answer. It has the answer's budget.
+
+Without a phrase nothing can be interrupted, and one request has both budgets.
+"""
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+
+import torch
+
+from sampler import Interruption, Request, Rollout, restored
+
+
+@dataclass
+class Sample:
+    """One sample on its way: what its requests have produced so far."""
+    request: Request
+    think: int                          # its thinking budget
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
+    last_request: bool = False          # the request under way, or due next, is its last one
+    interrupted: bool = False
+    refused: int = 0                    # on servers: its answers that were thrown away
+
+
+class TwoRequests:
+    """What the samplers on vLLM share: the rule above, and a checkpoint that asks again for what
+    is unfinished. Each keeps its own queues. Arguments as of `TransformersSampler`."""
+
+    def __init__(self, tokenizer, interruption: Interruption, *, slots, prompt_tokens, eos_ids,
+                 temperature, seed, version):
+        self.tokenizer, self.interruption, self.slots = tokenizer, interruption, slots
+        self.prompt_tokens, self.eos_ids = prompt_tokens, sorted(eos_ids)
+        self.temperature, self.version = temperature, version
+        self.random = torch.Generator().manual_seed(seed)       # of the thinking budgets
+
+    def reseed(self, seed):
+        self.random.manual_seed(seed)
+
+    def new_samples(self, request):
+        """The samples of a new request, each with a thinking budget of its own."""
+        one_request = not self.interruption.phrase_ids
+        return [Sample(request, think, last_request=one_request or not think) for think in
+                self.interruption.draw_budgets(request.samples, self.random).tolist()]
+
+    def budget(self, sample):
+        """Tokens that the sample's next request may have."""
+        if not sample.last_request:
+            return sample.think
+        # A first request that is also the last one thinks and answers: both budgets in one.
+        return self.interruption.answer_tokens + (0 if sample.ids else sample.think)
+
+    def absorb(self, sample, ids, logprobs, versions, current):
+        """Add the tokens of a finished request: lists of equal length, not empty. Returns the
+        rollout, or None: a second one is due. current: version now, the label of forced tokens."""
+        sample.ids += ids
+        sample.logprobs += logprobs
+        sample.versions += versions
+        sample.sampled += [True] * len(ids)
+        ended = ids[-1] in self.eos_ids
+        if not ended and not sample.last_request:
+            sample.last_request = True
+            if self.interruption.end not in self.tokenizer.decode(sample.ids):
+                phrase = self.interruption.phrase_ids
+                sample.ids += phrase
+                sample.logprobs += [0.0] * len(phrase)
+                sample.versions += [current] * len(phrase)
+                sample.sampled += [False] * len(phrase)
+                sample.interrupted = True
+            return None
+        r = sample.request
+        return Rollout(r.prompt_id, r.group_id, r.prompt_ids, sample.ids, sample.logprobs,
+                       sample.versions, sample.sampled, "stop" if ended else "length",
+                       sample.interrupted, r.task)
+
+    # -- checkpoint --------------------------------------------------------------------------------
+
+    def unfinished_state(self, samples, waiting):
+        """(tensors, plain values) for a checkpoint: requests for these begun samples, whose keys
+        and values cannot be saved, and for those that wait."""
+        missing, requests = Counter(), {}
+        for request, n in (*((s.request, 1) for s in samples), *((r, r.samples) for r in waiting)):
+            missing[request.group_id] += n
+            requests.setdefault(request.group_id, request)
+        plain = {"version": self.version,
+                 "requests": [asdict(replace(requests[group], samples=n))
+                              for group, n in missing.items()]}
+        return {"random": self.random.get_state()}, plain
+
+    def unfinished_requests(self, tensors, plain):
+        """The requests of `unfinished_state`, to be submitted again; also restores the seed."""
+        self.random.set_state(tensors["random"])
+        return [restored(Request, fields) for fields in plain["requests"]]

@@ -1,0 +1,224 @@
+"""vllm_inprocess.py: vLLM, stepped by the loop in the trainer's process, as a `Sampler`.
+
+Weights are swapped between two decode steps, and running sequences keep their cache (PipelineRL).
+The version of each token is vLLM's own record. Interruption takes two requests (two_requests.py).
+
+The G samples of a prompt share its keys and values through vLLM's prefix cache, and a block
+computed under other weights is never served: each request is salted with the version at which its
+first step runs, so a block under salt v is looked up only while v is current. No swap may come
+between salt and step. So requests wait here, and are handed over when slots, cache and the token
+budget of the coming step have room for them.
+
+Differences from `TransformersSampler`: keys and values older than the current weights are computed
+again for a second request. Tokens are drawn from torch's global generator. vLLM's cache cannot be
+saved, so a resumed run starts unfinished samples again.
+"""
+
+import itertools
+import os
+from collections import Counter, deque
+
+import torch
+from transformers import AutoConfig
+
+from engines.packed import heads
+from engines.two_requests import Sample, TwoRequests
+from sampler import Interruption, Request, Rollout, check_fits, decode_log
+
+# Tokens in a block of the cache. Only whole blocks are shared; the CPU build wants multiples of 32.
+BLOCK_TOKENS = 32
+# The LM head's dtype by `head_fp32`, whatever the rest has: trainer and sampler must round alike.
+HEAD = {True: "float32", False: "bfloat16"}
+
+
+def load_vllm(model, **options):
+    """vLLM's `LLM` in this process. Raises ValueError: not installed, or another version."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"          # the engine in this process
+    os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")          # its process group: loopback only
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")           # tell nobody
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        import vllm
+        if not vllm.__version__.startswith(("0.32.", "0.33.")):
+            raise ImportError(f"vllm {vllm.__version__} is installed, known are 0.32 and 0.33")
+    except ImportError as error:
+        raise ValueError(f"engine = 'vllm' cannot be used ({error}); run `make vllm`, or use "
+                         "engine = 'transformers'") from None
+    set_num_threads = torch.set_num_threads         # vLLM's worker replaces it by a refusal
+    try:
+        return vllm.LLM(model, **options)
+    finally:
+        torch.set_num_threads = set_num_threads
+
+
+def refresh_tied_head(model):
+    """Repack the LM head of a vLLM model on the CPU after its weights were reloaded.
+
+    The CPU build multiplies with packed copies of the weights. A reload packs what it loads, but a
+    tied head is loaded as the embedding: new hidden states, old logits, no error.
+    """
+    head = getattr(model, "lm_head", None)
+    if hasattr(head, "quant_method"):               # not so in all models and pipeline stages
+        head.quant_method.process_weights_after_loading(head)
+
+
+def block_bytes(model, dtype):
+    """Bytes of one block of the cache of a Hugging Face model: keys and values of every layer."""
+    config = AutoConfig.from_pretrained(model)
+    _, J, D = heads(config)
+    return 2 * config.num_hidden_layers * J * D * BLOCK_TOKENS * dtype.itemsize
+
+
+class VllmSampler(TwoRequests):
+    """Caller-driven vLLM in this process. Implements `Sampler`.
+
+    model      a Hugging Face folder or name
+    slots      sequences decoded at once, at most; fewer where memory is short
+    dtype      of weights and cache; the LM head's is fp32 if head_fp32, else bf16
+    kv_bytes   memory for the cache, at most; 0: as much as all slots can ever fill
+    seed       of the thinking budgets, and of torch's global generator
+    Raises ValueError: no usable vLLM; no room for one sequence.
+    """
+    heads, devices = (True, False), 0
+
+    def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
+                 eos_ids, temperature=1.0, seed=0, head_fp32=True, dtype=torch.float32, version=0,
+                 kv_bytes=0):
+        super().__init__(tokenizer, interruption, slots=slots, prompt_tokens=prompt_tokens,
+                         eos_ids=eos_ids, temperature=temperature, seed=seed, version=version)
+        self.dtype, self._head_fp32 = dtype, head_fp32
+        # Lists of samples that start together: one between its two requests, then whole groups.
+        self.waiting: deque[list[Sample]] = deque()
+        self.running: dict[str, Sample] = {}            # by vLLM's name of the request under way
+        self.names = itertools.count()                  # of requests
+        self.decoded = Counter()                        # "steps", "sequences": for log()
+
+        length = prompt_tokens + interruption.longest
+        # As many sequences as can all grow to the end. Of more, vLLM would sometimes drop one and
+        # compute it again, under other weights. One block is vLLM's own.
+        per_slot = -(-length // BLOCK_TOKENS)                   # blocks of the longest sequence
+        size = block_bytes(model, dtype)
+        most = (slots * per_slot + 1) * size
+        kv_bytes = min(kv_bytes or most, most)
+        self.slots = slots = min(slots, (kv_bytes // size - 1) // per_slot)
+        if slots < 1:
+            raise ValueError(f"kv_bytes = {kv_bytes:,}: the cache of one sequence, {length} "
+                             f"tokens, takes {(per_slot + 1) * size:,}; lower think_max, or "
+                             "generate on other GPUs (servers)")
+        # Room in one step for every running sequence and for the longest second request, or for
+        # a whole new group, whose prompt costs up to a block more for each further sample.
+        self.step_tokens = slots + max(8192, length, prompt_tokens + slots * BLOCK_TOKENS)
+        self.llm = load_vllm(
+            str(model), skip_tokenizer_init=True, dtype=str(dtype).removeprefix("torch."),
+            hf_overrides={"head_dtype": HEAD[head_fp32]},
+            logprobs_mode="processed_logprobs",         # after temperature
+            generation_config="vllm",                   # not the model's own top-p and top-k
+            enforce_eager=True,                         # weights change: nothing may be baked in
+            # With a step in flight at a swap, its tokens would get the new version's label.
+            async_scheduling=False,
+            enable_prefix_caching=True, block_size=BLOCK_TOKENS, max_model_len=length,
+            max_num_seqs=slots, max_num_batched_tokens=self.step_tokens, seed=seed,
+            kv_cache_memory_bytes=kv_bytes,
+            gpu_memory_utilization=0.01,                # unused, but must not exceed what is free
+            use_tqdm_on_load=False, disable_log_stats=True)
+        self.engine = self.llm.llm_engine
+        self.engine.set_weight_version(str(version))
+
+    @property
+    def head_fp32(self):
+        return self._head_fp32
+
+    @head_fp32.setter
+    def head_fp32(self, value):
+        self._head_fp32 = value
+        dtype = getattr(torch, HEAD[value])
+        self.llm.apply_model(lambda model: setattr(model.logits_processor, "head_dtype", dtype))
+
+    @property
+    def in_flight(self):
+        return len(self.running) + sum(map(len, self.waiting))
+
+    @property
+    def free_slots(self):
+        return self.slots - self.in_flight
+
+    def submit(self, request: Request):
+        check_fits(request, self.prompt_tokens, self.slots)
+        self.waiting.append(self.new_samples(request))
+
+    def push_weights(self, named_tensors, version):
+        assert version >= self.version, f"version {version} pushed after {self.version}"
+        weights = [(name, tensor.detach()) for name, tensor in named_tensors]
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        if weights[0][1].device.type == "cpu":
+            self.llm.apply_model(refresh_tied_head)
+        self.engine.set_weight_version(str(version))
+        self.version = version
+
+    def step(self) -> list[Rollout]:
+        self._start()
+        if not self.running:
+            return []
+        self.decoded.update(steps=1, sequences=len(self.running))
+        rollouts = []
+        for output in self.engine.step():
+            sample, answer = self.running.pop(output.request_id), output.outputs[0]
+            versions = [int(span.version) for span in answer.weight_versions
+                        for _ in range(span.start, span.end)]
+            logprobs = list(answer.logprobs.logprobs)
+            assert len(answer.token_ids) == len(logprobs) == len(versions) > 0
+            rollout = self.absorb(sample, list(answer.token_ids), logprobs, versions, self.version)
+            if rollout is None:
+                self.waiting.appendleft([sample])
+            else:
+                rollouts.append(rollout)
+        return rollouts
+
+    def finished(self) -> list[Rollout]:
+        return []
+
+    def reseed(self, seed):
+        super().reseed(seed)
+        torch.manual_seed(seed)
+
+    def log(self):
+        return decode_log(self.decoded)
+
+    def close(self):
+        self.engine.engine_core.shutdown()
+
+    def _start(self):
+        """Hand over what the coming step can take whole, as if no block of it were in the cache."""
+        room = self.step_tokens - len(self.running)
+        while self.waiting:
+            samples = self.waiting[0]
+            room -= (len(samples[0].request.prompt_ids) + len(samples[0].ids)
+                     + (len(samples) - 1) * BLOCK_TOKENS)
+            if room < 0 or len(self.running) + len(samples) > self.slots:
+                return
+            for sample in self.waiting.popleft():
+                self._request(sample)
+
+    def _request(self, sample):
+        """Ask vLLM for more of this sample, under the current version's salt."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+        name = str(next(self.names))
+        # ignore_eos: only our ids end a sample. logprobs=0: of the sampled token alone.
+        # FINAL_ONLY: all is returned once, when the request is over.
+        parameters = SamplingParams(
+            temperature=self.temperature, max_tokens=self.budget(sample),
+            stop_token_ids=self.eos_ids, ignore_eos=True, logprobs=0, flat_logprobs=True,
+            detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
+        prompt = {"type": "token", "cache_salt": str(self.version),
+                  "prompt_token_ids": [*sample.request.prompt_ids, *sample.ids]}
+        self.engine.add_request(name, prompt, parameters)
+        self.running[name] = sample
+
+    def state(self):
+        return self.unfinished_state([*self.running.values(), *itertools.chain(*self.waiting)], [])
+
+    def load_state(self, tensors, plain):
+        self.waiting = deque(map(self.new_samples, self.unfinished_requests(tensors, plain)))
+        self.version = plain["version"]
+        self.engine.set_weight_version(str(self.version))

@@ -1,0 +1,101 @@
+"""vllm_servers.py: samples from a pool of vLLM servers, behind the `Sampler` protocol.
+
+The servers generate while the trainer trains: dispatch.py, in the pool's thread, keeps their slots
+filled from the queue here. A sample may take two requests (two_requests.py). Its record is what
+vLLM reports: ids, log-probs of the distribution sampled from, versions of the weights.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from dataclasses import replace
+
+from engines.two_requests import Sample, TwoRequests
+from sampler import Request, Rollout, check_fits
+
+
+class ServerSampler(TwoRequests):
+    """Samples from a pool of servers. Implements `Sampler`.
+
+    pool      may serve several samplers; they share its slots
+    weights   function: torch dtype -> (Hugging Face name, full tensor) pairs, called inside `step`
+              for a server that comes back
+    ahead     samples that may wait here for a slot, so that servers stay busy meanwhile
+    """
+
+    def __init__(self, pool, tokenizer, interruption, *, weights, prompt_tokens, eos_ids,
+                 temperature=1.0, seed=0, ahead=0):
+        super().__init__(tokenizer, interruption, slots=pool.slots * len(pool.servers),
+                         prompt_tokens=prompt_tokens, eos_ids=eos_ids, temperature=temperature,
+                         seed=seed, version=0)
+        self.pool, self.weights, self.ahead = pool, weights, ahead
+        self.head_fp32, self.heads = pool.head_fp32, (pool.head_fp32,)  # fixed at their start
+        self.waiting: deque[Sample] = deque()   # for a server with room; of the pool's thread
+        self.done = queue.SimpleQueue()         # rollouts for the trainer
+        self.owed = {}                          # {group: its request, less what was returned}
+        pool.dispatcher.samplers.append(self)
+
+    @property
+    def devices(self):
+        return sum(server.workers for server in self.pool.servers)
+
+    @property
+    def in_flight(self):
+        return sum(request.samples for request in self.owed.values())
+
+    @property
+    def free_slots(self):
+        return self.slots + self.ahead - self.in_flight
+
+    def submit(self, request: Request):
+        check_fits(request, self.prompt_tokens, self.slots)
+        self.owed[request.group_id] = request
+        samples = self.new_samples(request)
+
+        def enqueue():
+            self.waiting.extend(samples)
+            self.pool.dispatcher.dispatch()
+        self.pool.loop.call_soon_threadsafe(enqueue)
+
+    def step(self) -> list[Rollout]:
+        """Waits for a finished rollout, a second at most, so that the caller can see to other
+        things. Raises ServerError: no server was ready for the deadline."""
+        pool = self.pool
+        if pool.needs_push:
+            self.push_weights(self.weights(pool.dtype), max(self.version, pool.version))
+        if self.owed:
+            with pool.changed:
+                pool.changed.wait_for(
+                    lambda: not self.done.empty() or pool.needs_push or pool.error, 1.0)
+            pool.check()
+        return self.finished()
+
+    def finished(self) -> list[Rollout]:
+        rollouts = []
+        while not self.done.empty():
+            rollouts.append(self.done.get())
+            request = self.owed.pop(rollouts[-1].group_id)
+            if request.samples > 1:
+                self.owed[request.group_id] = replace(request, samples=request.samples - 1)
+        return rollouts
+
+    def push_weights(self, named_tensors, version):
+        """See `ServerPool.push`: the servers that have this version already are left alone."""
+        self.pool.push(named_tensors, version)
+        self.version = version
+
+    def log(self):
+        return self.pool.wait(self.pool.dispatcher.log())
+
+    def close(self):
+        """Closes the pool, and with it the other sampler that shares it."""
+        self.pool.close()
+
+    def state(self):
+        return self.unfinished_state([], self.owed.values())
+
+    def load_state(self, tensors, plain):
+        for request in self.unfinished_requests(tensors, plain):
+            self.submit(request)
+        self.version = plain["version"]

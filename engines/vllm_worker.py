@@ -1,0 +1,92 @@
+"""vllm_worker.py: what the workers of a vLLM server load, to receive weights on a CPU.
+
+A stock server imports it through its option `--worker-extension-cls engines.vllm_worker.Worker`.
+It adds a weight transfer backend "gloo"; the trainer's end is weight_transfer.GlooChannel.
+
+All or nothing: a worker loads what arrived when the trainer says that it was everything. If the
+loading itself breaks off, the server ends: half of the new weights would be worse than none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from datetime import timedelta
+from types import SimpleNamespace
+
+import psutil
+import torch
+from torch.distributed import TCPStore
+from vllm.distributed.weight_transfer.base import WeightTransferEngine
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import (finalize_layerwise_reload,
+                                                     initialize_layerwise_reload)
+
+from engines.vllm_inprocess import refresh_tied_head
+from engines.weight_transfer import gloo_group, own_address
+
+
+class GlooEngine(WeightTransferEngine):
+    """The receiving end in one worker. vLLM calls the methods, in this order."""
+    init_info_cls = update_info_cls = SimpleNamespace   # made from the JSON that the trainer sends
+    group, received = None, ()
+
+    def init_transfer_engine(self, info):
+        """Meet the trainer. A second call, by a trainer that came back, replaces the first.
+        info: see GlooChannel."""
+        config = self.parallel_config
+        rank = 1 + config.data_parallel_index * config.world_size + config.rank
+        self.received = []              # of a trainer that went away in the middle
+        store = TCPStore(info.address, info.port, None, False, timedelta(seconds=info.timeout_s))
+        self.group = gloo_group(store, rank, info.world_size,
+                                own_address(info.address, info.port), info.timeout_s)
+
+    def start_weight_update(self):
+        self.received = []
+
+    def receive_weights(self, info):
+        """One bucket: info.names (Hugging Face's), .dtype_names, .shapes, in order of sending."""
+        for name, dtype, shape in zip(info.names, info.dtype_names, info.shapes, strict=True):
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+            self.group.broadcast(tensor, 0).wait()
+            self.received.append((name, tensor))
+
+    def finish_weight_update(self):
+        weights, self.received = self.received, []
+        if not weights:                 # the end of an update that another trainer left open
+            return
+        try:
+            initialize_layerwise_reload(self.model)
+            self.model.load_weights(weights)
+            finalize_layerwise_reload(self.model, self.model_config)
+            refresh_tied_head(self.model)
+        except BaseException as error:  # layers half loaded, and vLLM cannot begin them anew
+            print(f"vllm_worker: loading weights broke off ({error!r}): this server ends, start it "
+                  "again", file=sys.stderr, flush=True)
+            SERVER.kill()               # and `end_with_server` ends the rest
+            raise
+
+    def shutdown(self):
+        self.group, self.received = None, []
+
+
+class Worker:
+    """vLLM mixes this into its own worker; that starts the thread below, with NCCL too."""
+
+
+def end_with_server():
+    """Wait for the end of the server's first process, then kill its children, which are vLLM's
+    engines and their coordinator, and this worker. They do not notice a SIGKILL themselves."""
+    children = SERVER.children()
+    SERVER.wait()
+    for process in (*children, psutil.Process()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+SERVER = psutil.Process().parent()      # its first process
+while SERVER.name().startswith("VLLM::"):
+    SERVER = SERVER.parent()
+threading.Thread(target=end_with_server, daemon=True).start()
+WeightTransferEngineFactory.register_engine("gloo", GlooEngine)

@@ -1,0 +1,123 @@
+"""weight_transfer.py: how weights travel from the trainer to the workers of one vLLM server.
+
+The trainer, rank 0, and the workers of one server form a process group of their own, so a dead
+server breaks no other: gloo between CPUs (the other end is vllm_worker.py), NCCL between GPUs (the
+other end is vLLM's own). While the trainer is in `meet` or `send`, the server is told over HTTP the
+`init_info` or which tensors come. `send` takes `pack(tensors)`, made once for all servers.
+
+Neither gloo nor NCCL knows passwords or encryption: private networks only, even if HTTP has TLS.
+"""
+
+from __future__ import annotations
+
+import base64
+import socket
+import threading
+from datetime import timedelta
+from functools import partial
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+
+# One request announces so much. vLLM expects less than its NCCL buffer, 1 GiB, in one broadcast.
+BUCKET_BYTES = 256 * 2**20
+
+
+def buckets(named_tensors, dtype):
+    """Lists of (name, contiguous tensor of `dtype`) of about BUCKET_BYTES."""
+    bucket, size = [], 0
+    for name, tensor in named_tensors:
+        tensor = tensor.detach().to(dtype).contiguous()
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+        if size >= BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+    if bucket:
+        yield bucket
+
+
+def own_address(host, port):
+    """This machine's address as `host` sees it: loopback for loopback. Sends nothing."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as unsent:
+        unsent.connect(address)
+        return unsent.getsockname()[0]
+
+
+def gloo_group(store, rank, world_size, address, timeout_s):
+    """A process group beside torch's default one, which listens at `address` alone. Waits for its
+    members. Raises RuntimeError after `timeout_s`, as its broadcasts do."""
+    options = ProcessGroupGloo._Options()
+    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=timeout_s)
+    return ProcessGroupGloo(PrefixStore("weights", store), rank, world_size, options)
+
+
+class GlooChannel:
+    """The trainer's end towards a server's workers on CPUs. url: the server's, from urlsplit."""
+
+    def __init__(self, url, world_size, timeout_s):
+        address = own_address(url.hostname, url.port)
+        # A store that opens its own port would listen on every address of the machine.
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family)
+        port = listener.getsockname()[1]
+        self.init_info = {"address": address, "port": port, "world_size": world_size,
+                          "timeout_s": timeout_s}
+        store = TCPStore(address, port, None, True, timedelta(seconds=timeout_s),
+                         wait_for_workers=False, master_listen_fd=listener.detach())
+        self.join = partial(gloo_group, store, 0, world_size, address, timeout_s)
+
+    def meet(self):
+        self.group = self.join()
+
+    @staticmethod
+    def pack(tensors):
+        return [tensor.cpu() for tensor in tensors]
+
+    def send(self, tensors):
+        for tensor in tensors:
+            self.group.broadcast(tensor, 0).wait()
+
+    def close(self):
+        self.join = self.group = None   # with the last reference its port and threads end
+
+
+class NcclChannel:
+    """The trainer's end towards vLLM's own NCCL engine. A bucket is one tensor of bytes.
+
+    NCCL waits for a dead worker for ever: `meet` and `send` may never return. Its id is sent over
+    HTTP: vLLM's other way to meet, a TCPStore, unpickles what it gets. Not run on a GPU yet.
+    """
+
+    def __init__(self, world_size):
+        from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+        self.world_size, self.device = world_size, torch.cuda.current_device()
+        self.stream = torch.cuda.Stream(self.device)    # a silent server must not delay others
+        self.id = bytes(NCCLLibrary().ncclGetUniqueId().internal)
+        self.init_info = {"nccl_unique_id_b64": base64.b64encode(self.id).decode(),
+                          "rank_offset": 1, "world_size": world_size, "packed": True}
+        self.group = None
+
+    def meet(self):
+        from vllm.distributed.weight_transfer.nccl_common import uid_init_process_group
+        with torch.cuda.device(self.device):
+            self.group = uid_init_process_group(self.id, 0, self.world_size, self.device)
+
+    @staticmethod
+    def pack(tensors):
+        data = torch.cat([tensor.view(-1).view(torch.uint8) for tensor in tensors])
+        torch.cuda.current_stream().synchronize()       # other streams will read it
+        return data
+
+    def send(self, data):
+        # vLLM's own sender has one pair of streams for all groups.
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            self.group.broadcast(data, 0, self.stream)
+            self.stream.synchronize()
+
+    def close(self):
+        """The communicator gives its GPU memory back; that ends a waiting `send`."""
+        if self.group:
+            threading.Thread(target=self.group.destroy, daemon=True).start()    # takes seconds

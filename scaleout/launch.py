@@ -1,0 +1,226 @@
+"""scaleout/launch.py: start a run of several processes, or say what would be started.
+
+`python scalerl.py --model M --gpus 8` is the whole command. It starts vLLM servers, which generate,
+and trainers, which run scalerl.py again with the servers' addresses as --vllm-url. It keeps the
+servers alive and ends everything when the trainers end. Nothing here knows of weights or samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import random
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import torch
+
+from artifacts.run_folder import RunFolder
+from config import LAUNCHED, ConfigError, to_toml
+from engines import load
+from engines.compute import ModelFlops
+from scaleout.memory import Estimate, device_here
+from scaleout.nodes import Link, serve_store
+from scaleout.placement import make_placement
+from scaleout.server_command import server_command
+from scaleout.supervise import Child, Supervisor, say
+
+ROOT = Path(__file__).parent.parent
+
+
+def instead_of_training(config, command, argv):
+    """The exit code, if the command line asks for something else than training in this process.
+
+    config (None with --report) and command are config.parse's; argv is the command line.
+    """
+    if command.report:
+        from artifacts import report            # matplotlib, which training never needs
+        with load.refused():
+            print(report.write_report(command.report))
+    elif command.print_config or command.dry_run:
+        print(to_toml(config), end="\n" * command.dry_run)
+        if command.dry_run:
+            describe(config, argv, command.resume)
+    elif wanted(config):                        # servers and ranks, which run scalerl.py again
+        return launch(config, argv, command.resume)
+    else:
+        return check_machine(config)
+    return 0
+
+
+def wanted(config):
+    """Does this command ask for more than the one process it runs in?"""
+    return not started() and bool(
+        config.gpus > 1 or config.servers or config.trainers > 1 or config.hosts)
+
+
+def started():
+    """Has our launcher, torchrun or accelerate started this process?"""
+    return LAUNCHED in os.environ or "RANK" in os.environ
+
+
+def plan(config, resume=False):
+    """(memory.py's `Estimate` of this run, its folder). Settles `gpus` and `engine` in `config`.
+    Raises ConfigError for what the run itself would refuse minutes later."""
+    config.check()
+    if config.gpus == -1 and wanted(config):
+        config.gpus = torch.cuda.device_count()
+    cuda = torch.cuda.is_available() if config.gpus == -1 else config.gpus > 0
+    model, tokenizer = load.load_shapes(config)
+    load.settle_engine(config, servers=wanted(config))
+    output, length = load.longest_tokens(config, tokenizer, model)
+    load.check_positions(config, model, output + 1)
+    if config.compile_layers and (not cuda or torch.cuda.is_available()):
+        # In a process of its own: one that has touched a GPU keeps memory there until it ends.
+        probe = subprocess.run([sys.executable, "-c", "from engines import layers; "
+                                f"layers.check_compile({'cuda' if cuda else 'cpu'!r})"],
+                               cwd=ROOT, capture_output=True, text=True)
+        if probe.returncode:
+            raise ConfigError(probe.stderr.strip().splitlines()[-1].removeprefix("ValueError: "))
+    estimate = Estimate(config, model, ModelFlops(model), output, length,
+                        load.compute_dtype(config, cuda), device_here(cuda),
+                        alone=not wanted(config))
+    return estimate, RunFolder(config, resume).path
+
+
+def check_machine(config):
+    """Raises ConfigError: the command asks for what this machine has not. A trainer's process asks
+    it too: without its GPU it would compute on the CPU, for days."""
+    found, needed = torch.cuda.device_count(), max(config.gpus, 0)
+    if config.gpus and found and not torch.cuda.is_available():
+        raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here, but CUDA "
+                          f"{torch.version.cuda} does not start: is the driver (nvidia-smi) too "
+                          "old for it? gpus = 0 computes on the CPU")
+    if found < (min(needed, 1) if started() else needed):   # a rank is shown its node's trainers'
+        raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here")
+    if wanted(config) and not config.vllm_url and importlib.util.find_spec("vllm") is None:
+        raise ConfigError("servers need vllm, which is not installed here: run `make vllm`")
+
+
+def free_port():
+    """A port of the loopback that nobody listens on. Below 32768, where the kernel's range for
+    outgoing connections starts: a client that calls a dead server again and again would one day be
+    given the server's own port, connect to itself, and keep the server from coming back."""
+    while True:
+        port = random.randrange(10000, 32768)
+        with socket.socket() as s:
+            if s.connect_ex(("127.0.0.1", port)):           # refused: nobody listens
+                return port
+
+
+def interface_of(host):
+    """The name of this machine's network interface with that address, or None.
+
+    >>> interface_of("127.0.0.1")
+    'lo'
+    """
+    with contextlib.suppress(socket.gaierror):          # a name that is not known here
+        address = socket.gethostbyname(host)
+        return next((name for name, addresses in psutil.net_if_addrs().items()
+                     if any(each.address == address for each in addresses)), None)
+
+
+def visible(devices):
+    """CUDA_VISIBLE_DEVICES for these GPUs, numbered among those that we may use ourselves."""
+    ours = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return ",".join(ours[i] if ours[0] and i < len(ours) else str(i) for i in devices)
+
+
+def commands(config, argv, placement, estimate, folder, port):
+    """(trainers, servers) of this node: Children that have not started.
+
+    argv    the command line of scalerl.py, passed on to the trainers
+    port    of the store on the first host in which the ranks meet
+    """
+    node, logs = config.node_rank, folder / "logs"
+    ranks, urls = placement.trainers[node], [server.url for server in placement.servers]
+    here = [(i, server) for i, server in enumerate(placement.servers) if server.node == node]
+    # With a thread a core each, processes would stand in each other's way.
+    threads = max(1, len(os.sched_getaffinity(0)) // max(1, ranks + len(here)))
+    env = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    # gloo and NCCL would take the address of the machine's name, or its first interface: often not
+    # the network that `hosts` means.
+    if len(placement.hosts) > 1 and (interface := interface_of(placement.hosts[node])):
+        env |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    env |= {name: os.environ[name] for name in env if name in os.environ}       # the user's win
+    servers = []
+    for index, server in here:
+        command, its_env = server_command(
+            config, model=config.model, length=estimate.length, slots=estimate.slots,
+            dtype=estimate.dtype, host=server.host, port=server.port,
+            device=visible(server.devices) if server.devices else None)
+        servers.append(Child(f"server {index} ({server.url})", command, its_env | env,
+                             log=logs / f"server_{index}.log"))
+    script = [sys.executable, str(ROOT / "scalerl.py"), *(w for w in argv if w != "--dry-run")]
+    if urls:
+        script += ["--vllm-url", ",".join(urls)]
+    if estimate.recompute and not config.recompute_layers:
+        script += ["--recompute-layers", "true"]
+    env = os.environ | env | {LAUNCHED: "1"}
+    if placement.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = visible(range(ranks))
+    if sum(placement.trainers) == 1:
+        return [Child("the trainer", script, env)] * ranks, servers
+    # What torchrun would set. The store is the launcher's, so it outlives every rank.
+    env |= {"WORLD_SIZE": str(sum(placement.trainers)), "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": placement.hosts[0], "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    first = sum(placement.trainers[:node])
+    return [Child(f"rank {rank}", script, env | {"RANK": str(rank), "LOCAL_RANK": str(i)},
+                  log=logs / f"rank_{rank}.log" if rank else None)
+            for i, rank in enumerate(range(first, first + ranks))], servers
+
+
+def launch(config, argv, resume=False):
+    """Start what `config` asks for on this node and run until it ends. Returns the exit status."""
+    check_machine(config)
+    estimate, folder = plan(config, resume)
+    placement = make_placement(config, estimate, free_port)
+    refuse(estimate, sum(placement.trainers), len(placement.servers))
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    say(f"{placement.why}; logs in {folder / 'logs'}")
+    link = Link(config, placement.hosts) if config.hosts else None
+    store, status = None if link else serve_store("127.0.0.1"), 1
+    try:
+        trainers, servers = commands(config, argv, placement, estimate, folder,
+                                     config.port if link else store.port)
+        status = Supervisor(trainers, servers, link).run()
+    finally:
+        if link:
+            link.close(status)
+    return status
+
+
+def refuse(estimate, trainers, servers):
+    if refusals := estimate.refusals(trainers, servers):
+        raise ConfigError("; ".join(refusals))
+
+
+def describe(config, argv, resume=False):
+    """Print --dry-run, and then refuse what `launch` would. Where there is no GPU, a run on
+    another machine is described."""
+    estimate, folder = plan(config, resume)
+    counts, children = (1, 0), []
+    if wanted(config):
+        placement = make_placement(config, estimate)
+        trainers, servers = commands(config, argv, placement, estimate, folder, config.port)
+        counts, children = (sum(placement.trainers), len(placement.servers)), trainers + servers
+        print(placement.why)
+    else:
+        print("One process for trainer and sampler, on", "GPU 0." if estimate.cuda else "the CPU.")
+    print("\n" + estimate.text(*counts))
+    if children:
+        print("\nOn this node, where port 0 stands for a free one:")
+    for child in children:
+        env = [f"{name}={shlex.quote(value)}" for name, value in child.env.items()
+               if os.environ.get(name) != value]
+        print(f"  {child.name}, log: {child.log or 'the terminal'}\n   ", *env,
+              shlex.join(map(str, child.argv)))
+    if torch.cuda.device_count():
+        check_machine(config)
+    refuse(estimate, *counts)

@@ -1,0 +1,241 @@
+"""scaleout/memory.py: does a run fit, and how fast is it? From the shapes of its model alone.
+
+A trainer's memory is four buffers. Weights, gradients and Adam have to be there; a micro-batch's
+activations and the sampler's cache, where sampler and trainer share a device, shrink with a
+setting; the head's chunk of logits is small. Right within a factor of two, not exact. Ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import torch
+
+from engines.packed import heads, uses_flash
+from engines.policy import logits_chunk
+from engines.vllm_inprocess import BLOCK_TOKENS, block_bytes
+
+GIB = 2 ** 30
+CACHE_SHARE = 0.25                  # of a CPU's memory, for one server's cache at most
+# Shares of a device's numbers that are reached; assumed, and printed as such.
+DECODE_SHARE, TRAIN_SHARE, VLLM_MEMORY_SHARE = 0.5, 0.3, 0.9
+SERVER_OVERHEAD = 2 * GIB           # CUDA context, activations, graphs
+
+@dataclass(frozen=True)
+class Device:
+    """What the estimates need to know of a device; the numbers are its makers'."""
+    name: str
+    memory: float                   # bytes
+    bandwidth: float                # bytes a second
+    flops: float                    # dense, bf16, a second
+    source: str = ""                # how they are known
+
+
+# All words of an entry stand in torch's name of the GPU; the first such entry counts.
+DEVICES = [Device(name, gib * GIB, bandwidth, flops) for name, gib, bandwidth, flops in (
+    ("H100 PCIe", 79, 2.0e12, 756e12), ("H100", 79, 3.35e12, 989e12), ("H200", 140, 4.8e12, 989e12),
+    ("B200", 178, 8e12, 2250e12), ("A100", 79, 2.0e12, 312e12), ("4090", 23.5, 1.0e12, 165e12))]
+ASSUMED = DEVICES[1]
+
+
+def known_device(name):
+    """The entry for a GPU that torch calls so, or None.
+
+    >>> known_device("NVIDIA H100 PCIe").flops < known_device("NVIDIA H100 80GB HBM3").flops
+    True
+    """
+    words = set(re.split(r"\W+", name))
+    return next((d for d in DEVICES if set(d.name.split()) <= words), None)
+
+
+def device_here(cuda):
+    """The first GPU as a Device, or the CPU; an assumption where there is none to ask."""
+    if not cuda:
+        cores = len(os.sched_getaffinity(0))
+        return Device("CPU", host_memory(), 20e9, cores * 30e9,
+                      f"a CPU of {cores} cores (20 GB/s, 30 GFLOP/s a core assumed)")
+    if not torch.cuda.is_available():
+        return replace(ASSUMED, source="an H100 (assumed: no GPU here to ask)")
+    here = torch.cuda.get_device_properties(0)
+    known = known_device(here.name)
+    return replace(known or ASSUMED, name=here.name, memory=here.total_memory,
+                   source=here.name + ("" if known else " (an H100's speed assumed)"))
+
+
+def host_memory(limit="/sys/fs/cgroup/memory.max"):
+    """Bytes of this machine's own memory, or what its container may use of them."""
+    text = Path(limit).read_text().strip() if Path(limit).exists() else ""      # may be "max"
+    return min(psutil.virtual_memory().total, int(text) if text.isdecimal() else 2**63)
+
+
+# The buffers of `Memory.trainer_memory`, and what makes each of them smaller.
+FIXED, ACTIVATIONS, LOGITS, CACHE = (
+    "weights, gradients and Adam", "a micro-batch's activations", "the chunk of logits",
+    "the sampler's cache")
+CURES = {FIXED: "take a smaller model, or more GPUs, whose trainers share it",
+         ACTIVATIONS: "set recompute_layers = true, or lower micro_batch_tokens or think_max",
+         LOGITS: "take a model of fewer words",
+         CACHE: "lower slots or think_max"}
+
+
+class Memory:
+    """What a trainer keeps in memory, from the shapes of its model.
+
+    model    the transformers model, on the meta device if need be: shapes, no memory
+    output   tokens of the longest output;  length: of the longest sequence, prompt included
+    dtype    of the computation, and of the generators' weights and cache
+    cuda     on GPUs, where several trainers shard;  alone: the sampler shares the device
+    """
+
+    def __init__(self, config, model, output, length, dtype, *, cuda, alone):
+        self.config, self.shape, self.cuda, self.alone = config, model.config, cuda, alone
+        self.output, self.length, self.itemsize = output, length, dtype.itemsize
+        self.weights = sum(p.numel() for p in model.parameters())
+        head = model.get_output_embeddings().weight.numel()
+        self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
+        self.kv_token = block_bytes(config.model, dtype) / BLOCK_TOKENS     # bytes, all layers
+        self.recompute = config.recompute_layers
+        self.flash = uses_flash(dtype, "cuda" if cuda else "cpu")
+
+    def trainer_memory(self, trainers):
+        """{buffer: bytes} of one trainer of so many."""
+        c, s = self.config, self.shape
+        layers, hidden = s.num_hidden_layers, s.hidden_size
+        H, J, _ = heads(s)
+        # In fp32: weights 4, gradients 4, Adam's moments 8. On several GPUs FSDP2 shards them, but
+        # embedding and head are whole during a micro-batch, gradient included, and two layers are.
+        fixed = 16 * self.weights / (trainers if self.cuda else 1)
+        if self.cuda and trainers > 1:
+            fixed += self.root * (self.itemsize + 4) \
+                + 2 * (self.weights - self.root) / layers * self.itemsize
+        if self.cuda and self.alone:                        # rounded copies, for both samplers
+            fixed += 2 * self.weights * self.itemsize
+        tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
+        inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
+        layer = tokens * (12 * hidden + 4 * inner) * self.itemsize
+        kept = layer + layers * tokens * hidden * self.itemsize if self.recompute \
+            else layers * layer
+        if not self.flash:                                  # an attention mask for each sample
+            kept += tokens * self.output * self.itemsize * H / J
+        # The sampler and, unless vLLM is the one that trains, its twin for evaluations.
+        caches = 2 - (c.engine == "vllm")
+        return {FIXED: fixed, ACTIVATIONS: kept,
+                LOGITS: 8 * logits_chunk(s.vocab_size) * s.vocab_size,      # fp32, and gradients
+                CACHE: caches * c.slots * self.length * self.kv_token * self.alone}
+
+    def largest(self, trainers):
+        """The four buffers in words, and the setting that shrinks the largest of them."""
+        sizes = self.trainer_memory(trainers)
+        buffer = max(sizes, key=sizes.get)
+        return f"{listed(sizes)}; the largest is {buffer}: {CURES[buffer]}"
+
+
+def listed(sizes):
+    """{what: bytes} in words, without what is not there."""
+    return ", ".join(f"{size / GIB:.2f} GiB for {what}" for what, size in sizes.items() if size)
+
+
+def is_short(error):
+    """Is this how torch says that memory is full? On a CPU it has no class of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or \
+        "DefaultCPUAllocator: can't allocate" in str(error)
+
+
+def short_of_memory(error, doing, memory, trainers):
+    """The sentence for a run that is out of memory all the same. doing: the phase; memory: the
+    trainer's `Memory`, None before there is a model."""
+    tried = re.search(r"ried to allocate ([\d.]+ \w+)", str(error))
+    return f"out of memory ({'tried to allocate ' + tried[1] if tried else doing}); " + (
+        f"a trainer needs about {memory.largest(trainers)}" if memory
+        else "the model alone has no room here")
+
+
+class Estimate(Memory):
+    """Before a run starts: a server's memory too, and the time of a step."""
+
+    def __init__(self, config, model, flops, output, length, dtype, device, alone):
+        """flops: `ModelFlops` of the model;  device: a `Device`;  the others as in `Memory`"""
+        super().__init__(config, model, output, length, dtype, cuda=device.name != "CPU",
+                         alone=alone)
+        self.flops, self.device, self.dtype = flops, device, dtype
+        self.mean_output = output / 2                                       # assumed
+        # Tokens that a token attends to, on average; half of the prompt is assumed filled too.
+        self.context = (length - output) / 2 + self.mean_output / 2
+
+        def parallel(name):         # vLLM's own option; it refuses what is no number
+            found = re.search(rf"(?:--{name}.parallel.size|-{name[0]}p)[ =](\d+)", config.vllm_args)
+            return max(1, int(found[1])) if found else 1
+        self.copy_gpus = config.tensor_parallel * parallel("pipeline")      # of one copy's weights
+        copies = parallel("data")                                           # behind one address
+        self.server_gpus, self.slots = self.copy_gpus * copies, -(-config.slots // copies)
+        # Shards shrink with more trainers, activations do not: if those alone are too many, the
+        # trainers are told to recompute them.
+        self.recompute |= not self.alone and self.cuda and not self.trainer_fits(4096)
+
+    def trainer_fits(self, trainers):
+        """A tenth of the device is left to what is not counted: fragments, CUDA itself."""
+        return sum(self.trainer_memory(trainers).values()) <= 0.9 * self.device.memory
+
+    def server_memory(self):
+        """({part: bytes} of one GPU of a server, whole sequences that fit into its cache)."""
+        weights = self.weights * self.itemsize / self.copy_gpus
+        sequence = self.kv_token * self.length / self.copy_gpus
+        share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE
+        room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
+        fits = max(0, int(room // sequence))
+        return {"weights": weights, "the cache of one sequence": sequence,
+                "the cache of what fits": min(fits, self.slots) * sequence}, fits
+
+    def refusals(self, trainers, servers):
+        """Sentences on what cannot fit in a run of so many, with numbers and what to change."""
+        found, have = [], f"a {self.device.name} has {self.device.memory / GIB:.0f} GiB"
+        if trainers and not self.trainer_fits(trainers):
+            found.append(f"a trainer does not fit, {have}: {self.largest(trainers)}")
+        parts, fits = self.server_memory()
+        if servers and not fits:
+            found.append(f"a server does not fit, {have}: {listed(parts)}; raise tensor_parallel "
+                         f"above {self.config.tensor_parallel}")
+        return found
+
+    @property
+    def token_flops(self):
+        """Of one token's forward pass, at the mean context."""
+        return self.flops.per_token + self.flops.per_attended_token * self.context
+
+    @property
+    def generate_rate(self):
+        """Tokens a second that one GPU of a server generates: a decode step reads all weights and
+        caches, and computes; the slower of the two bounds it."""
+        _, fits = self.server_memory()          # whole ones; on average they are not that long
+        batch = max(1, min(fits * self.length / self.context, self.slots))
+        read = self.weights * self.itemsize + batch * self.context * self.kv_token
+        step_s = max(read / self.device.bandwidth, batch * self.token_flops / self.device.flops)
+        return DECODE_SHARE * batch / step_s    # the GPUs that share a copy share its work
+
+    @property
+    def train_rate(self):
+        """Generated tokens a second that one GPU trains on: three forwards each, or four."""
+        return TRAIN_SHARE * self.device.flops / (3 + self.recompute) / self.token_flops
+
+    def text(self, trainers, servers):
+        """All of it in words, for --dry-run."""
+        parts, fits = self.server_memory()
+        tokens = self.config.prompts_per_step * self.config.samples_per_prompt * self.mean_output
+        generate_s = tokens / self.generate_rate / max(1, servers * self.server_gpus)
+        train_s = tokens / self.train_rate / max(1, trainers)
+        server, generate = f"{listed(parts)}; {fits} whole sequences fit, slots = {self.slots}", \
+            f"{generate_s:.3g} s to generate" + ", at the same time" * (not self.alone)
+        if not servers and not self.alone:
+            server = generate = "unknown, the servers are others'"
+        return "\n".join([
+            f"Estimates for {self.device.source} of {self.device.memory / GIB:.0f} GiB:",
+            f"  trainer   {listed(self.trainer_memory(trainers))}"
+            + "; layers are recomputed in the backward pass" * self.recompute,
+            f"  server    {server}",
+            f"  step      {train_s:.3g} s to train; {generate} ({DECODE_SHARE:.0%} and "
+            f"{TRAIN_SHARE:.0%} of the device's speed, outputs of {self.mean_output:.0f} tokens "
+            "on average: assumed)"])

@@ -1,0 +1,69 @@
+"""server_command.py: the command line of a stock vLLM server for a run.
+
+The launcher runs this command, or a person or a cluster does. The trainer only knows the server's
+address (engines/server_pool.py), and checks there that the settings below fit the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import sys
+from pathlib import Path
+
+from engines.tls import LOOPBACK
+from engines.vllm_inprocess import BLOCK_TOKENS, HEAD, block_bytes
+from scaleout.memory import CACHE_SHARE, host_memory
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def server_command(config, *, model, length, slots, dtype, host, port, device=None):
+    """(argv, environment) of one server, for a process group of its own.
+
+    length   tokens of the longest sequence: prompt, thinking, phrase and answer
+    slots    sequences that the server decodes at once
+    dtype    torch dtype of weights and cache. The LM head's is fp32 or, without head_fp32, bf16.
+    device   its GPUs as CUDA_VISIBLE_DEVICES has them, "0,1"; None: the CPU
+    """
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
+            "--host", host, "--port", str(port), "--seed", str(secrets.randbits(32)),
+            "--dtype", str(dtype).removeprefix("torch."),
+            "--max-model-len", str(length), "--max-num-seqs", str(slots),
+            "--hf-overrides", json.dumps({"head_dtype": HEAD[config.head_fp32]}),
+            "--logprobs-mode", "processed_logprobs",        # after temperature
+            "--generation-config", "vllm",                  # not the model's own top-p and top-k
+            "--enable-prefix-caching",                      # the client salts it with the version
+            "--enable-scale-out",                           # the route of token ids in and out
+            "--skip-tokenizer-init",                        # ids alone: no text
+            "--weight-transfer-config", json.dumps({"backend": "nccl" if device else "gloo"}),
+            "--worker-extension-cls", "engines.vllm_worker.Worker",
+            "--tensor-parallel-size", str(config.tensor_parallel),
+            "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
+    env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1",       # the routes of pause and weights
+           "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING",
+           "VLLM_ENABLE_V1_MULTIPROCESSING": "1",           # an engine in this process sets it to 0
+           # vLLM's worker processes import engines.vllm_worker, from whatever folder they run in.
+           "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+    if host in LOOPBACK:
+        env["VLLM_HOST_IP"] = "127.0.0.1"                   # its inner process groups as well
+    if config.tls_folder:
+        folder = Path(config.tls_folder)
+        argv += ["--ssl-keyfile", str(folder / "key.pem"),
+                 "--ssl-certfile", str(folder / "cert.pem"),
+                 "--ssl-ca-certs", str(folder / "ca.pem"), "--ssl-cert-reqs", "2"]
+    if device:
+        env["CUDA_VISIBLE_DEVICES"] = str(device)
+    else:
+        # Weights are prepacked there, so nothing compiled may hold on to them. The cache has room
+        # for every slot to grow to the end, in at most a quarter of the memory: short of it, vLLM
+        # throws a sequence out and computes its keys and values again, under newer weights.
+        blocks = slots * -(-length // BLOCK_TOKENS) + 1
+        memory = int(CACHE_SHARE * host_memory())
+        argv += ["--enforce-eager", "--block-size", str(BLOCK_TOKENS), "--kv-cache-memory-bytes",
+                 str(min(blocks * block_bytes(model, dtype), memory))]
+        # Threads bound to cores would put every server of a machine on the same ones.
+        env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    return argv + shlex.split(config.vllm_args), env

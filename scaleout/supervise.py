@@ -1,0 +1,215 @@
+"""scaleout/supervise.py: the processes of a run end together, however it ends.
+
+vLLM starts an engine and workers in sessions of their own. Neither a process group nor the
+terminal's Ctrl-C reaches them, and a SIGKILL of the launcher would leave them on their GPUs. So
+every command runs under `python supervise.py COMMAND ...`, the reaper, a process that Linux calls a
+subreaper: a descendant that loses its parent becomes the reaper's own child, so psutil finds all
+of them. The reaper's standard input is a pipe from the launcher. A byte on it is the number of a
+signal for the command. Its end means that the launcher is gone, perhaps by SIGKILL, or has lost
+patience: everything is killed. Ours; nothing large is imported, for each command has a reaper.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36        # <linux/prctl.h>
+LIBC = ctypes.CDLL(None)
+GRACE_S = 15.0                      # between SIGTERM and SIGKILL
+# A dead server is started again, but not after its third death within so many seconds.
+DEATHS_WITHIN_S = 600.0
+
+def reap(argv):
+    """Run the command `argv`, and kill what it leaves behind. Returns its exit status, or 128 + n
+    if signal n ended it."""
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # A scheduler signals every process of a job, but only the launcher decides what follows. Not
+    # SIG_IGN, because the command would inherit that.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    command = subprocess.Popen(         # if this process gets a SIGKILL, so does the command
+        argv, stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+    status, over = None, False
+    while True:
+        try:
+            ended, code = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:                       # nobody is left
+            return status if status >= 0 else 128 - status
+        if ended == command.pid:
+            status = os.waitstatus_to_exitcode(code)
+        if ended:
+            continue
+        if status is not None or over:  # again and again: one may fork while others are killed
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            time.sleep(0.02)
+        elif select.select([0], [], [], 0.1)[0]:
+            order = os.read(0, 1)
+            over = not order
+            if order:
+                os.kill(command.pid, order[0])
+
+
+class LaunchError(RuntimeError):
+    """A process that the run needs is gone for good: the sentence names it and its log."""
+
+
+class Child:
+    """One command under its reaper, with everything that the command starts.
+
+    name   for people: "server 1";  log: file for its output; None: our own terminal
+    """
+
+    def __init__(self, name, argv, env=None, *, log=None):
+        self.name, self.argv, self.env, self.log = name, argv, env, log
+        self.process, self.deaths = None, []
+
+    def start(self):
+        with open(self.log, "ab") if self.log else contextlib.nullcontext() as output:
+            self.log_start = output and output.tell()   # before it stands what earlier runs wrote
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, *map(str, self.argv)], env=self.env, bufsize=0,
+                stdin=subprocess.PIPE, stdout=output, stderr=output,
+                start_new_session=True)         # the terminal's Ctrl-C is ours to pass on
+
+    @property
+    def status(self):
+        """None while it runs; then its exit status, 128 + n if signal n ended it."""
+        return self.process.poll()
+
+    def send(self, number):
+        with contextlib.suppress(BrokenPipeError):      # it has just ended
+            self.process.stdin.write(bytes([number]))
+
+    def kill(self):
+        self.process.stdin.close()
+
+    def ending(self, lines=12):
+        """How it has ended, with the last lines of its log."""
+        words = f"{self.name} has ended with exit status {self.status}" + (
+            " (killed; out of memory? dmesg would say)" if self.status == 137 else "")
+        if not self.log:
+            return words
+        text = Path(self.log).read_bytes()[self.log_start:].decode(errors="replace")
+        return "\n    ".join([f"{words}; the end of {self.log}:", *text.splitlines()[-lines:]])
+
+    def restart(self):
+        """Start it again. Raises LaunchError if it has ended too often."""
+        now = time.monotonic()
+        self.deaths = [then for then in self.deaths if now - then < DEATHS_WITHIN_S] + [now]
+        if len(self.deaths) == 3:
+            raise LaunchError(f"for the third time in {DEATHS_WITHIN_S / 60:g} minutes "
+                              + self.ending())
+        say(f"is started again: {self.ending(lines=1)}")
+        self.kill()
+        self.start()
+
+
+def say(sentence):
+    print(f"launcher: {sentence}", file=sys.stderr, flush=True)
+
+
+class Supervisor:
+    """One node's trainers (rank 0 first) and servers, from start to end: lists of Children.
+
+    link    the other nodes, nodes.py's `Link`; None: this is the only one
+
+    Ctrl-C, or the SIGTERM of a cluster's scheduler, goes on to rank 0, which ends its step, writes
+    a checkpoint and ends. The second one ends all at once. On another node than rank 0's the first
+    one fails the run, with a checkpoint. After a SIGKILL to this process the reapers end all.
+    """
+
+    def __init__(self, trainers, servers, link=None):
+        self.trainers, self.servers, self.link = trainers, servers, link
+        self.leads = not link or link.rank == 0
+        self.asked, self.first = [], None       # signals not yet looked at; the first one ever
+
+    def run(self):
+        """Returns the exit status of the run when every process has ended."""
+        before = {number: signal.signal(number, lambda number, _: self.asked.append(number))
+                  for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            for child in (*self.servers, *self.trainers):
+                child.start()
+            while (status := self.look()) is None:
+                time.sleep(0.1)
+            return status
+        except LaunchError as error:
+            print(f"scalerl.py: {error}", file=sys.stderr, flush=True)
+            self.last_checkpoint(str(error).splitlines()[0])
+            return 1
+        finally:
+            self.end()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def look(self):
+        """One look at everybody: the exit status of the run, None while it goes on."""
+        if self.asked and self.first:
+            say(f"{signal.Signals(self.asked[0]).name}: ending every process of this run")
+            return 128 + self.asked[0]
+        if self.asked:
+            self.first = self.asked.pop(0)
+            if not self.leads:
+                raise LaunchError("this node's launcher was told to end "
+                                  f"({signal.Signals(self.first).name})")
+            self.trainers[0].send(signal.SIGINT)
+        if self.trainers and (status := self.verdict()) is not None:
+            return status
+        for server in self.servers:
+            if server.status is not None and not self.first:    # a last checkpoint needs none
+                server.restart()
+        return self.link and self.link.watch()
+
+    def verdict(self):
+        """The trainers' exit statuses as the run's, None while it goes on: 2 is bad input, 128 + n
+        the signal that asked for the end, 1 every other failure. One that fails fails the run."""
+        fine = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM) if self.first else (0,)
+        for trainer in self.trainers:
+            if trainer.status not in (None, *fine):
+                if trainer.log or trainer.status != 2:      # else its sentence is in the terminal
+                    say(trainer.ending())
+                return 2 if trainer.status == 2 else 1
+        # On another node than rank 0's, only the first host can say how the run has ended.
+        if self.leads and not any(trainer.status is None for trainer in self.trainers):
+            return 128 + self.first if self.first else 0
+
+    def last_checkpoint(self, why):
+        """The run cannot go on, but the trainers can still save what they have. One that hangs ends
+        by its own deadline."""
+        if self.link:
+            self.link.failed(why)
+        if self.leads and not self.first:       # else it was asked before; twice means at once
+            say("asking the trainer for a checkpoint; Ctrl-C ends it at once")
+            self.trainers[0].send(signal.SIGINT)
+        # A SIGTERM is perhaps a scheduler's to all nodes, which wants that checkpoint too.
+        self.wait(self.trainers, lambda: signal.SIGINT not in self.asked)
+
+    def end(self):
+        """End all of them, at once after a second signal; returns when they are gone."""
+        children = [child for child in (*self.servers, *self.trainers) if child.process]
+        deadline = time.monotonic() + GRACE_S
+        for child in children:
+            child.kill() if self.asked else child.send(signal.SIGTERM)
+        self.wait(children, lambda: not self.asked and time.monotonic() < deadline)
+        for child in children:
+            child.kill()
+        self.wait(children, lambda: True)
+
+    def wait(self, children, patient):
+        while any(child.status is None for child in children) and patient():
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.exit(reap(sys.argv[1:]))

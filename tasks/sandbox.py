@@ -1,0 +1,262 @@
+"""Runs programs that a model wrote, against unit tests, in a sandbox (paper: math and code).
+
+One process for one test, in namespaces of its own, which bubblewrap (`bwrap`) makes: no network, no
+other process in sight, no environment, and a file system that holds Python's library and nothing to
+write to. Limits on CPU time, memory, processes and files, a deadline, no capabilities, and a filter
+of system calls. The expected outputs stay on this side, so there is no checker inside to patch.
+
+A sandbox is no proof: the kernel itself is in reach of the program. Where namespaces are not
+allowed (many containers), code is refused, unless somebody says `unsafe`. Then only process group,
+limits, filter, empty environment and temporary folder remain: a program that means harm can read
+and write what its user can. What happens before the program starts is in sandbox_child.py.
+
+    >>> run_tests("print(int(input()) + 1)", UnitTests(("1", "41"), ("2", "42")), unsafe=True)
+    ('correct', '2 of 2 tests')
+"""
+
+import errno
+import functools
+import json
+import math
+import os
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class SandboxError(RuntimeError):
+    """No sandbox can be made here: one sentence with the cause and the way out."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one test may use. The paper is silent; 6 s a test is LiveCodeBench's, the rest ours."""
+
+    cpu_s: int = 6
+    wall_s: float = 10.0
+    memory_bytes: int = 1 << 30  # of address space, each process
+    processes: int = 4  # threads count; together they may use four times the memory
+    file_bytes: int = 8 << 20  # of one file, the output included
+
+
+@dataclass(frozen=True)
+class UnitTests:
+    """Unit tests of one problem: texts for standard input and from standard output, or, with the
+    name of a function (or method of a class Solution), lists of its arguments and its values."""
+
+    inputs: tuple
+    outputs: tuple
+    fn_name: str | None = None
+
+    def __post_init__(self):
+        if self.fn_name is None:
+            right = all(isinstance(text, str) for text in self.inputs + self.outputs)
+        else:
+            right = self.fn_name.isidentifier() and all(isinstance(i, list) for i in self.inputs)
+        if not right or not self.inputs or len(self.inputs) != len(self.outputs):
+            raise ValueError("unit tests need an output for each input, all of them text; or a "
+                             "function's name, and lists of its arguments as inputs")
+
+    def to_json(self):
+        return json.dumps(vars(self))
+
+
+def parse_tests(text):
+    """UnitTests of their JSON."""
+    tests = json.loads(text)
+    return UnitTests(tuple(tests["inputs"]), tuple(tests["outputs"]), tests["fn_name"])
+
+
+def run_tests(program, tests, limits=Limits(), unsafe=False):
+    """(reason, which test and what was seen): "correct" if every test passes, else of the first
+    failure "wrong" (another output, or the program failed), "timeout" (of clock or CPU time), or
+    "error": the sandbox itself failed, which says nothing about the program."""
+    same = same_output if tests.fn_name is None else same_result
+    for i, (given, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
+        request = "", "", program
+        if tests.fn_name is not None:
+            request, given = (tests.fn_name, json.dumps(given), program), ""
+        code, output, complaint = run_program(request, given, limits, unsafe)
+        where, complaint = f"test {i} of {len(tests.inputs)}", complaint.strip()[-200:]
+        if code == "not started":
+            return "error", f"{where}: the sandbox failed before the program began: {complaint}"
+        # The clock of this side, or the kernel's limit of CPU time: SIGKILL, which bwrap reports as
+        # 128 + 9 and Popen, for a child of our own, as -9.
+        if code in ("late", -signal.SIGKILL, 128 + signal.SIGKILL):
+            return "timeout", f"{where}: no end within {limits.cpu_s} s CPU, {limits.wall_s} s"
+        if code != 0:
+            return "wrong", f"{where}: ended with {code}: {complaint}"
+        if not same(output, expected):
+            return "wrong", f"{where}: got {output[:100]!r}"
+    return "correct", f"{len(tests.inputs)} of {len(tests.inputs)} tests"
+
+
+def same_output(found, expected):
+    """Whether two texts agree word by word; where a decimal is expected, to six digits."""
+    found, expected = found.split(), expected.split()
+    try:
+        return len(found) == len(expected) and all(
+            f == e or "." in e and math.isclose(float(f), float(e), rel_tol=1e-6)
+            for f, e in zip(found, expected, strict=True))
+    except ValueError:
+        return False
+
+
+def same_result(output, expected):
+    """Whether the JSON that the sandbox wrote is the expected value, or, as TACO and APPS have it,
+    the only entry of the expected list."""
+    try:
+        found = json.loads(output)
+        return same_value(found, expected) or (
+            isinstance(expected, list) and len(expected) == 1 and same_value(found, expected[0]))
+    except (ValueError, RecursionError, OverflowError):  # no JSON; too deep; beyond all floats
+        return False
+
+
+def same_value(found, expected):
+    """Equality of JSON values; floats to six digits, and true is not 1."""
+    if isinstance(found, list) and isinstance(expected, list):
+        return len(found) == len(expected) and all(map(same_value, found, expected))
+    if isinstance(found, dict) and isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(
+            same_value(found[key], expected[key]) for key in expected)
+    if type(expected) is float and type(found) in (int, float):
+        return math.isclose(found, expected, rel_tol=1e-6)
+    return found == expected and isinstance(found, bool) == isinstance(expected, bool)
+
+
+# System calls that no program may make, by their numbers on x86-64 and on ARM64. A list of what is
+# forbidden, not of what is allowed: the interpreter's own needs change with every version.
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # <linux/audit.h>
+DENIED = {
+    # Memory that no limit of setrlimit counts; System V's even outlives its process.
+    "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "add_key": (248, 217),
+    "io_uring_setup": (425, 425),
+    # A new user namespace would bring back all capabilities inside it.
+    "unshare": (272, 97), "setns": (308, 268),
+    # Nobody to talk to, nobody to look into, and no further large doors into the kernel.
+    "socket": (41, 198), "ptrace": (101, 117), "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438), "request_key": (249, 218),
+    "keyctl": (250, 219), "bpf": (321, 280), "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    # The process group is how `unsafe`, without a namespace, ends all that a program has started.
+    "setsid": (112, 157), "setpgid": (109, 154),
+}  # fmt: skip
+CLONE, CLONE3, CLONE_NEW = (56, 220), 435, 0x7E020080  # the flags of all new namespaces
+
+
+@functools.cache
+def system_call_filter(machine):
+    """A seccomp filter: a program for the kernel's classic BPF machine, which loads words of struct
+    seccomp_data (number at 0, architecture at 4, first argument at 16) and compares them."""
+    if machine not in ARCHITECTURES:
+        raise SandboxError(f"code cannot be verified on {machine}, only on "
+                           f"{' and '.join(ARCHITECTURES)}: its system calls are not known")
+    which = list(ARCHITECTURES).index(machine)
+    load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06  # <linux/bpf_common.h>
+    allow, kill, refuse = 0x7FFF0000, 0x80000000, 0x00050000  # <linux/seccomp.h>
+    denied = (give, 0, 0, refuse | errno.EPERM)
+    steps = [  # (what to do, steps to skip if true, if false, operand)
+        (load, 0, 0, 4), (equal, 1, 0, ARCHITECTURES[machine]), (give, 0, 0, kill),
+        (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), denied,  # x86-64's second set of numbers
+    ]  # fmt: skip
+    for numbers in DENIED.values():
+        steps += [(equal, 0, 1, numbers[which]), denied]
+    steps += [
+        # clone3's flags are out of a filter's sight. Where it is absent, libc takes clone.
+        (equal, 0, 1, CLONE3), (give, 0, 0, refuse | errno.ENOSYS),
+        (equal, 0, 3, CLONE[which]), (load, 0, 0, 16), (any_bit, 0, 1, CLONE_NEW), denied,
+        (give, 0, 0, allow),
+    ]  # fmt: skip
+    return b"".join(struct.pack("HBBI", *step) for step in steps)
+
+
+def check_sandbox(unsafe=False):
+    """Makes sure once, before a run starts, that programs can be run. Raises SandboxError."""
+    if unsafe or shutil.which("bwrap"):
+        reason, cause = run_tests("print('ready')", UnitTests(("",), ("ready",)), unsafe=unsafe)
+        if reason == "correct":
+            return
+    else:
+        cause = "bubblewrap is not installed (apt install bubblewrap)"
+    raise SandboxError(f"code cannot be verified: no sandbox can be made here ({cause}); allow "
+                       "namespaces, or set unsafe_code = true to run programs with limits only")
+
+
+@functools.cache
+def is_root():
+    """Whether this is root with all user ids, and not only called so in a user namespace."""
+    return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split()[2] == "4294967295"
+
+
+@functools.cache
+def child_command(unsafe):
+    """The command that starts sandbox_child.py; inside bubblewrap, unless `unsafe`."""
+    python = os.path.realpath(sys.executable)  # not a virtual environment's link to it
+    child = str(Path(__file__).resolve().with_name("sandbox_child.py"))
+    # -I: no environment, no user's site; -S: no packages at all, so the tests of a problem mean the
+    # same on every machine; -B: no byte code is written.
+    inner = [python, "-I", "-S", "-B", child]
+    if unsafe:
+        return inner
+    # As root the program becomes another user, which is the child's to do; for everybody else a
+    # user namespace is the only way to the other namespaces.
+    user = "--cap-add CAP_SETUID --cap-add CAP_SETGID" if is_root() else "--unshare-user"
+    command = [shutil.which("bwrap") or "bwrap"]  # with its path: the environment will be empty
+    command += ("--die-with-parent --new-session --unshare-ipc --unshare-pid --unshare-net "
+                f"--unshare-uts --unshare-cgroup-try --cap-drop ALL {user}").split()
+    library = os.path.join(sys.base_prefix, "lib")
+    # The same names as outside, so that the paths which the interpreter was built with stay true.
+    for path in dict.fromkeys(("/usr/lib", "/usr/lib64", "/lib", "/lib64", library, python, child)):
+        if os.path.islink(path):
+            command += ["--symlink", os.readlink(path), path]
+        elif os.path.exists(path):
+            # The folders above it first: bubblewrap itself would make them root's alone.
+            command += ["--dir", os.path.dirname(path), "--ro-bind", path, path]
+    return command + ("--dir /dev --dev-bind /dev/null /dev/null --remount-ro / --chdir /".split()
+                      + inner)
+
+
+def run_program(request, given, limits, unsafe):
+    """(exit code, output, complaint) of a process with `given` on its input; the code is "late"
+    past the deadline, and "not started" if the program was never begun. Input and output are files,
+    not pipes: the kernel bounds a file. request: (function's name or "", arguments, program)."""
+    # A fresh user for each program of root's: the kernel counts processes by user, and a fork bomb
+    # must not use up the share of the program beside it.
+    stranger = 0 if unsafe or not is_root() else 10**9 + int.from_bytes(os.urandom(3), "big")
+    with (
+        tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
+        tempfile.TemporaryFile() as stdin,
+        tempfile.TemporaryFile() as stdout,
+        tempfile.TemporaryFile() as stderr,
+        tempfile.TemporaryFile() as ready,  # one byte in it: the program was begun
+    ):
+        numbers = (f"{ready.fileno()} {stranger} {limits.cpu_s} {limits.memory_bytes} "
+                   f"{limits.processes} {limits.file_bytes}")
+        steps = system_call_filter(os.uname().machine).hex()
+        header = "\n".join((numbers, steps, *request)).encode(errors="replace")
+        stdin.write(b"%12d" % len(header) + header + given.encode(errors="replace"))
+        stdin.seek(0)
+        process = subprocess.Popen(
+            child_command(unsafe), stdin=stdin, stdout=stdout, stderr=stderr, env={}, cwd=folder,
+            start_new_session=True, pass_fds=(ready.fileno(),))  # fmt: skip
+        try:
+            # Not wait(timeout): it looks every 50 ms, which is longer than most programs take.
+            with os.fdopen(os.pidfd_open(process.pid)) as ended:
+                poll = select.poll()
+                poll.register(ended, select.POLLIN)
+                in_time = poll.poll(1000 * limits.wall_s)
+        finally:
+            # Whatever it left behind; its number is still taken, since nobody has waited for it.
+            os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+        output, complaint, begun = (os.pread(file.fileno(), limits.file_bytes, 0).decode(
+            errors="replace") for file in (stdout, stderr, ready))
+    return (code if begun else "not started") if in_time else "late", output, complaint

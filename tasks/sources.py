@@ -1,0 +1,443 @@
+"""Where problems come from: generators, files, data sets of the Hugging Face hub.
+
+load_pool chooses among toy_problems, reasoning_gym_problems, and record_problems, which reads files
+and data sets. No randomness that is not seeded, and no problem is left out in silence.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import math
+import random
+import re
+import warnings
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from config import did_you_mean
+from tasks.answers import boxes, read_number
+from tasks.generated import pack
+from tasks.sandbox import UnitTests
+from tasks.verifier import TaskError
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One question with its gold answer. Frozen: many rollouts point at the same record."""
+
+    id: str  # "task/hash of the question": the same in every run, whatever the seed or file order
+    task: str  # the name evaluation is reported under
+    question: str
+    answer: str  # the gold answer, as text; of kinds "code" and "gym" what the verifier needs
+    kind: str = "math"  # which rule of `verify` judges it
+    level: int = 0  # graded difficulty, 0 where nobody graded it
+    trace: str | None = None  # a correct completion, "thinking</think>answer", for warm starts
+
+
+def make_problem(task, question, answer, **fields):
+    """A Problem with its id. 48 bits of hash: 10,000 problems collide with chance 2e-7."""
+    return Problem(f"{task}/{question_hash(question)}", task, question, answer, **fields)
+
+
+def question_hash(question):
+    """12 hex digits of the question, spacing apart: "1  + 2" and "1 + 2" are one."""
+    return hashlib.sha256(" ".join(question.split()).encode()).hexdigest()[:12]
+
+
+class Unusable:
+    """What a run cannot use, a sentence for each. A gold answer that its verifier cannot recognize
+    gives -1 to every completion; a file of which half is bad was read in a wrong way."""
+
+    def __init__(self):
+        self.sentences = {"bad_records": [], "bad_gold": [], "too_long": []}
+        self.read = 0  # problems that had a question and an answer
+
+    def check(self, max_unusable):
+        """{cause: count}, with a warning if there are any. Raises TaskError: too many."""
+        counts = {cause: len(sentences) for cause, sentences in self.sentences.items()}
+        out, total = sum(counts.values()), self.read + counts["bad_records"]
+        if out:
+            told = (f"{out} of {total} problems cannot be used {counts}; the first: "
+                    f"{next(filter(None, self.sentences.values()))[0]}")
+            if out > max_unusable * total:
+                raise TaskError(f"max_unusable = {max_unusable:g}: {told}")
+            warnings.warn(told, stacklevel=3)
+        return counts
+
+
+FILES = (".jsonl", ".json", ".csv", ".parquet")
+
+
+def load_pool(name, heldout, seed, options, unusable):
+    """All distinct problems of one task, training and held-out together. Raises TaskError."""
+    try:
+        if name == "toy":
+            problems = toy_problems(heldout, seed, **checked_options(name, options, TOY_OPTIONS))
+        elif name.startswith("reasoning_gym:"):
+            problems = reasoning_gym_problems(name, heldout, seed, options)
+        elif name in PRESETS or name.startswith("hf:") or name.lower().endswith(FILES):
+            problems = record_problems(name, options, unusable)
+        else:
+            raise TaskError(
+                f"task {name!r} is unknown" + did_you_mean(name, ["toy", *PRESETS], otherwise=":")
+                + f" use toy, reasoning_gym:NAME, {', '.join(PRESETS)}, hf:OWNER/NAME, a file "
+                f"({', '.join(FILES)}), or a mix such as toy:0.7+my.jsonl:0.3")
+    except ImportError as error:
+        raise TaskError(f"task {name!r} needs a package: pip install {error.name}") from error
+    unusable.read += len(problems)
+    return problems
+
+
+def checked_options(name, options, defaults):
+    """Defaults with the given options over them. Raises TaskError: an option without a default, or
+    not of its default's type (None: any)."""
+    for key, value in options.items():
+        if key not in defaults:
+            raise TaskError(f"task option {key!r} is unknown to {name!r}"
+                            + did_you_mean(key, defaults, otherwise=":")
+                            + f" it takes {', '.join(defaults)}")
+        if isinstance(defaults[key], int):
+            right, wanted = type(value) is int and value > 0, "a whole number above 0"
+        elif isinstance(defaults[key], str):
+            right = value in CHOICES.get(key, [value]) and isinstance(value, str)
+            wanted = f"one of {', '.join(CHOICES[key])}" if key in CHOICES else "text"
+        if defaults[key] is not None and not right:
+            raise TaskError(f"task option {key} = {value!r} of {name!r} must be {wanted}")
+    return defaults | options
+
+
+# 3 to 9 digits: 2 to 8 steps. Shorter chains are solved by luck, longer ones hardly ever at first,
+# and the mean trace is 32 tokens, which is what a step may cost on two cores.
+TOY_OPTIONS = {"size": 2000, "min_digits": 3, "max_digits": 9}
+
+
+def toy_problems(heldout, seed, *, size, min_digits, max_digits):
+    """Running sums modulo 10, "6+3+9+2" -> "0"; the level is the number of digits. Modulo 10 every
+    number is one token, and the steps of a long sum are no harder than those of a short one."""
+    if not 2 <= min_digits <= max_digits:
+        raise TaskError(f"task options min_digits = {min_digits}, max_digits = {max_digits} of "
+                        "'toy' must satisfy 2 <= min_digits <= max_digits")
+    rng, problems = random.Random(f"toy {seed}"), []
+    levels = range(min_digits, max_digits + 1)
+    for i, level in enumerate(levels):
+        # An equal part of the pool for each level; a short level has only 10**level questions.
+        count = (size + heldout) * (i + 1) // len(levels) - (size + heldout) * i // len(levels)
+        for number in rng.sample(range(10**level), min(count, 10**level)):
+            terms = f"{number:0{level}d}"
+            steps, total = worked_steps(" + ".join(terms), modulus=10)
+            question, trace = "+".join(terms), ";".join(steps).replace(" ", "") + f"</think>{total}"
+            problems.append(make_problem(
+                "toy", question, str(total), kind="exact", level=level, trace=trace))
+    return problems
+
+
+def worked_steps(expression, modulus=None):
+    """A chain of sums written out, and its result.
+
+    >>> worked_steps("6 + 3 - 10")
+    (['6 + 3 = 9', '9 - 10 = -1'], -1)
+    """
+    first, *rest = expression.split()
+    total, steps = int(first), []
+    for sign, term in zip(rest[::2], rest[1::2], strict=True):
+        after = total + int(sign + term)
+        after = after if modulus is None else after % modulus
+        steps.append(f"{total} {sign} {term} = {after}")
+        total = after
+    return steps, total
+
+
+def reasoning_gym_problems(name, heldout, seed, options):
+    """Problems of one Reasoning Gym generator, with its own options. Questions repeat where there
+    are few ("two one-digit terms": 200), so it asks for four times as many as are wanted."""
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS, ProceduralDataset
+
+    generator = name.removeprefix("reasoning_gym:")
+    if generator not in DATASETS or generator == "composite":  # it only deals out others
+        near = did_you_mean(generator, DATASETS, "'reasoning_gym:{}'", otherwise=":")
+        raise TaskError(f"task {name!r} is unknown{near} there are {len(DATASETS) - 1} generators "
+                        "such as chain_sum, countdown and sudoku; for composite write a mix")
+    defaults = {field.name: None for field in fields(DATASETS[generator][1])} | {"size": 2000}
+    del defaults["seed"]
+    size = checked_options(name, options, defaults)["size"]
+    options = {key: value for key, value in options.items() if key != "size"}
+    wanted = size + heldout
+    try:
+        # The generator draws problem i from seed + i, so neighboring seeds would share nearly all
+        # of their problems: keep them a million apart (NumPy takes 32 bits).
+        source = reasoning_gym.create_dataset(
+            generator, seed=1_000_000 * seed % 2**31, size=4 * wanted, **options)
+    except (TypeError, ValueError, AssertionError) as error:  # how its configurations refuse
+        raise TaskError(f"task options {options} are refused by {name!r}: {error}") from error
+
+    own_rule = type(source).score_answer is not ProceduralDataset.score_answer
+    problems = {}
+    for entry in source:
+        if len(problems) == wanted:
+            break
+        answer, kind = entry["answer"], "math"
+        # Numbers are compared by value, in microseconds; the rest is the generator's business.
+        if not re.fullmatch("[-+]?[0-9]+", answer or "") and (
+                own_rule or answer is None or read_number(answer) is None):
+            answer, kind = pack(generator, options, entry), "gym"
+        level, trace = 0, None
+        if generator == "chain_sum":  # its level is the number of terms
+            steps, total = worked_steps(entry["metadata"]["expression"])
+            level, trace = len(steps) + 1, "; ".join(steps) + f"</think>{total}"
+        found = make_problem(name, entry["question"], answer, kind=kind, level=level, trace=trace)
+        problems.setdefault(found.id, found)
+    if len(problems) < wanted:
+        warnings.warn(f"task {name!r} has only {len(problems)} distinct problems with options "
+                      f"{options}, {wanted} were asked for", stacklevel=2)
+    return list(problems.values())
+
+
+# What stands before or around the answer inside its column: nothing, GSM8K's, MATH's.
+FORMS = {"plain": None, "####": "####", "boxed": r"\boxed"}
+CHOICES = {"form": list(FORMS), "kind": ["math", "exact", "code"]}  # other kinds are made here
+# Which column holds what; "a.b" looks into a table, "a.0" into a list; "" is found out.
+COLUMNS = {
+    "question": "",  # text, or a list of messages
+    "answer": "",  # text or a number; of kind "code" the unit tests
+    "form": "",  # one of FORMS
+    "kind": "math",  # a column "kind" with one of CHOICES goes before it
+    "level": "level",  # a number, or a text with one: "Level 5", "3/8"
+    "trace": "trace",  # a worked solution; of kind "code" a program
+}
+# The usual names, in the order in which they are looked for: MATH-500 has an answer beside its
+# solution, DAPO-17k a prompt beside its list of messages.
+USUAL = {"question": ("question", "problem", "prompt", "messages"),
+         "answer": ("answer", "reward_model.ground_truth", "solution", "messages")}
+# What data sets write where there is no answer. As a gold answer, "\boxed{proof}" would score.
+NO_ANSWERS = {"proof", "see proof", "n/a", "notfound", "not found", "unknown", "see solution"}
+CODE = {"question": "problem", "answer": "tests", "kind": "code", "trace": "solutions"}
+# The paper trains on the first two.
+PRESETS = {name: {"repository": repository, "config": config, "split": split} | columns
+           for name, repository, config, split, columns in (
+    ("polaris-53k", "POLARIS-Project/Polaris-Dataset-53K", "", "train", {"level": "difficulty"}),
+    ("deepcoder", "agentica-org/DeepCoder-Preview-Dataset", "primeintellect+taco+lcbv5", "train",
+     CODE),
+    ("gsm8k", "openai/gsm8k", "main", "train", {}),
+    ("gsm8k-test", "openai/gsm8k", "main", "test", {}),
+    ("math", "DigitalLearningGmbH/MATH-lighteval", "", "train", {}),
+    ("math-500", "HuggingFaceH4/MATH-500", "", "test", {}),
+    ("dapo-17k", "open-r1/DAPO-Math-17k-Processed", "en", "train", {}),
+    ("aime-24", "HuggingFaceH4/aime_2024", "", "train", {}),
+    ("aime-25", "math-ai/aime25", "", "test", {}),
+)}  # fmt: skip
+
+
+def file_records(name):
+    """{place: record} of a local file: JSON, an object a line or one array, CSV, or Parquet. Not by
+    `datasets`: there one bad line loses the whole file, and the CSV answer "007" becomes 7.0."""
+    try:
+        data = Path(name).read_bytes()
+        if name.lower().endswith(".parquet"):
+            import pyarrow.parquet
+
+            rows = pyarrow.parquet.read_table(pyarrow.BufferReader(data)).to_pylist()
+            return {f"row {i}": row for i, row in enumerate(rows, start=1)}
+        text = data.decode("utf-8-sig")  # with or without a byte-order mark
+    except (OSError, ValueError) as error:
+        raise TaskError(f"task {name!r} cannot be read: {error}") from error
+    if name.lower().endswith(".csv"):
+        rows = csv.DictReader(io.StringIO(text, newline=""))
+        return {f"line {rows.line_num}": row for row in rows}
+    if text.lstrip().startswith("[") and isinstance(array := json_value(text), list):
+        return {f"record {i}": record for i, record in enumerate(array, start=1)}
+    lines = enumerate(text.split("\n"), start=1)
+    return {f"line {number}": json_value(line) for number, line in lines if line.strip()}
+
+
+def json_value(text):
+    """The value; the text itself where it is no JSON, and so no record."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def hub_records(name, repository, configs, split):
+    """{place: record} of a data set of the Hugging Face hub, or of a folder of that name here."""
+    import datasets  # 0.8 s
+
+    datasets.disable_progress_bars()
+    records = {}
+    for config in configs.split("+"):
+        try:
+            part = datasets.load_dataset(repository, config or None, split=split)
+        except (OSError, ValueError) as error:
+            cause = str(error).strip().splitlines()[0]
+            raise TaskError(f"task {name!r} cannot be loaded: {cause}") from error
+        records |= {f"{config or 'row'} {i}": row for i, row in enumerate(part, start=1)}
+    return records
+
+
+def record_problems(name, options, unusable):
+    """The problems of a file or data set, each question once; tells how they are read."""
+    if name.lower().endswith(FILES):
+        task, columns = Path(name).stem, checked_options(name, options, COLUMNS)
+        records = file_records(name)
+    else:
+        repository = name.removeprefix("hf:")
+        task = repository.rpartition("/")[2]
+        defaults = PRESETS.get(name, {"repository": repository, "config": "", "split": "train"})
+        columns = checked_options(name, options, COLUMNS | defaults)
+        records = hub_records(name, columns["repository"], columns["config"], columns["split"])
+    columns = recognize(name, records, columns)
+    problems, bad = {}, []
+    for place, record in records.items():
+        try:
+            problem = record_problem(record, task, columns)
+            problems.setdefault(problem.id, problem)
+        except TaskError as error:
+            bad.append(f"{name!r}, {place} {error}")
+    unusable.sentences["bad_records"] += bad
+    if not problems:
+        raise TaskError(f"no record can be used; the first: {bad[0]}")
+    where = {"plain": "", "####": " after ####", "boxed": r" in the last \boxed{}"}
+    print(f"{name}: {len(problems)} problems in {len(records)} records, read as "
+          f"{columns['question']}, {columns['answer']}{where[columns['form']]}"
+          + f", {columns['level']}" * any(problem.level for problem in problems.values()))
+    return list(problems.values())
+
+
+def recognize(name, records, columns):
+    """`columns` with the open ones found out from the records."""
+    rows = [record for record in records.values() if isinstance(record, dict)]
+    if not rows:
+        raise TaskError(f'task {name!r} is empty; one line: {{"question": "2+3", "answer": "5"}}')
+    chosen = dict(columns)
+    for role, usual in USUAL.items():
+        there = (path for path in usual if any(text_at(row, path, role) for row in rows))
+        chosen[role] = columns[role] or next(there, None)
+        if chosen[role] is None:
+            raise TaskError(f"task {name!r} has no column of a usual name for the {role}: it has "
+                            f"{', '.join(rows[0])}; name it by the task option {role}")
+    if not chosen["form"]:
+        texts = [str(text_at(row, chosen["answer"], "answer")) for row in rows]
+        marked = {form: sum(mark in text for text in texts) for form, mark in FORMS.items() if mark}
+        most = max(marked, key=marked.get)
+        usual = columns["kind"] == "math" and 2 * marked[most] > len(rows)
+        chosen["form"] = most if usual else "plain"
+    return chosen
+
+
+def record_problem(record, task, columns):
+    """The Problem of one record. Raises TaskError with the rest of a sentence on its place."""
+    if not isinstance(record, dict):
+        raise TaskError(f"is no JSON object: {str(record)[:60]!r}")
+    kind = record.get("kind")
+    kind = kind if kind in CHOICES["kind"] else columns["kind"]
+    question = text_at(record, columns["question"], "question")
+    answer = text_at(record, columns["answer"], "answer")
+    if columns["form"] != "plain" and kind != "code" and isinstance(answer, str):
+        mark = FORMS[columns["form"]]
+        parts = boxes(answer)[0] if columns["form"] == "boxed" else answer.split(mark)[1:]
+        if not parts:
+            raise TaskError(f"has no {mark} in its field {columns['answer']!r}")
+        answer = parts[-1].strip()
+    trace = column(record, columns["trace"])
+    if kind == "code":
+        try:
+            tests = unit_tests(answer, record.get("metadata"))
+            question = code_question(question, record.get("starter_code"), tests.fn_name)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise TaskError(
+                f"has a bad field {columns['answer']!r}: unit tests must be in a known form "
+                f"({error!r})") from None
+        answer = tests.to_json()
+        trace = trace[0] if isinstance(trace, list) and trace else trace
+        if isinstance(trace, str) and "```" not in trace:
+            trace = f"</think>```python\n{trace}\n```"
+    for name, value in ((columns["question"], question), (columns["answer"], answer)):
+        if not isinstance(value, str) or not value.strip():
+            raise TaskError(f"has a field {name!r} that is {value!r} and must be text, not empty")
+    if kind == "math" and answer.strip().lower().rstrip(".") in NO_ANSWERS:
+        raise TaskError(f"has {answer!r} for an answer, and no verifier can compare that")
+    return make_problem(task, question, answer, kind=kind,
+                        level=level_number(column(record, columns["level"])) or 0,
+                        trace=trace if isinstance(trace, str) else None)
+
+
+def text_at(record, path, role):
+    """The value at `path`: a number as text, a list of one as its entry, and of a list of messages
+    the part that is the question or the answer."""
+    value = column(record, path)
+    if type(value) in (int, float) and math.isfinite(value):
+        return str(value)
+    if not isinstance(value, list) or not value:
+        return value
+    if all(isinstance(entry, dict) and "role" in entry for entry in value):
+        said = {who: [str(m.get("content") or "") for m in value if m["role"] == who]
+                for who in ("system", "user", "assistant")}
+        if role == "answer":
+            return "".join(said["assistant"][-1:])
+        # Of a longer conversation, the question is only a part.
+        return "\n\n".join(said["system"] + said["user"]) if len(said["user"]) == 1 else None
+    return text_at({"only": value[0]}, "only", role) if len(value) == 1 else value
+
+
+def column(record, path):
+    """The value at "a", "a.b" or "a.0" of a record; None where there is none."""
+    for key in path.split("."):
+        if isinstance(record, list) and key.isdecimal() and int(key) < len(record):
+            record = record[int(key)]
+        elif isinstance(record, dict):
+            record = record.get(key)
+        else:
+            return None
+    return record
+
+
+def level_number(level):
+    """5 of 5, "Level 5" or "5/8"; None where there is no whole number."""
+    found = re.search("[0-9]+", level) if isinstance(level, str) else None
+    return int(found.group()) if found else level if type(level) is int else None
+
+
+MOST_TESTS = 15  # DeepCoder's: a problem's longest inputs; all of them would take minutes
+
+
+def unit_tests(value, metadata=None):
+    """UnitTests of the forms that data sets have; ValueError and the like for others.
+
+    TACO, APPS:  {"inputs": [...], "outputs": [...], "fn_name": "f"}
+    PrimeIntellect:  [{"input": [1], "output": 2, "type": "function_call", "fn_name": "f"}]
+    LiveCodeBench:  [{"input": "1", "output": "2", "testtype": "functional"}], with one JSON value a
+        line, and {"func_name": "f"} in the record's metadata
+    """
+    tests = json.loads(value) if isinstance(value, str) else value
+    if isinstance(tests, dict):
+        name, pairs = tests.get("fn_name"), zip(tests["inputs"], tests["outputs"], strict=True)
+    else:
+        name = called_function(tests[0], metadata)
+        pairs = [(test["input"], test["output"]) for test in tests]
+        if name is not None and isinstance(pairs[0][0], str):  # LiveCodeBench
+            pairs = [([json.loads(x) for x in i.splitlines()], json.loads(o)) for i, o in pairs]
+    if name is None:  # some have a list of lines
+        pairs = [tuple("\n".join(x) if isinstance(x, list) else x for x in p) for p in pairs]
+    pairs = sorted(pairs, key=lambda pair: -len(json.dumps(pair[0])))[:MOST_TESTS]
+    return UnitTests(tuple(i for i, _ in pairs), tuple(o for _, o in pairs), name)
+
+
+def called_function(test, metadata):
+    """The name of the function that one test calls; None for standard input."""
+    if test.get("type") != "function_call" and test.get("testtype") != "functional":
+        return None
+    for table in (test, test.get("metadata"), metadata):
+        table = json.loads(table) if isinstance(table, str) else table or {}
+        if name := table.get("fn_name") or table.get("func_name"):
+            return name
+    raise ValueError("a unit test calls a function, and nothing says which")
+
+
+def code_question(question, starter_code, name):
+    """The question, and what data sets do not say: what is called, where the program must stand."""
+    wanted = "that reads standard input and writes standard output" if name is None else (
+        f"with the function `{name}`, alone or as a method of a class `Solution`")
+    given = f"\n\nStart from this:\n```python\n{starter_code.rstrip()}\n```" if starter_code else ""
+    return (f"{question.rstrip()}{given}\n\nWrite a Python program {wanted}. Put all of it in one "
+            "```python block.")

@@ -1,0 +1,376 @@
+r"""Rewards: is the answer in this text the right one, and why (paper, sec. 2: +1 or -1).
+
+1. verify        one text, one gold answer, one kind: "math", "exact", "code" (sandbox.py) or "gym"
+                 (generated.py)
+2. expressions   mathematics beyond plain numbers, by Math-Verify: milliseconds, or never
+3. Verifier      a whole batch: numbers here, the rest in worker processes with a deadline
+4. Worker        one such process
+
+The place of the answer, and plain numbers, choices and words, are in answers.py. The paper grades
+with SymPy and Math-Verify. Differences, all ours:
+  a. Exactly one answer is read, from a fixed place. Math-Verify alone tries several places and
+     takes what it can parse, and a policy learns to fill them all.
+  b. A gold answer that is a number wants a number: else repeating the question, \boxed{12 + 34},
+     would be a right answer. Where the gold answer is a formula, a formula of the question is
+     wrong, and so is an integral, sum or limit that is left standing. Still open: the question in
+     other words. \boxed{\sqrt{2 \cdot 121}} is right for "simplify \sqrt{242}".
+  c. Math-Verify's own time limit is off. It uses signal.alarm, which raises anywhere but in the
+     main thread, and every answer is then silently wrong. A process can be killed.
+
+    >>> verify(r"It is \boxed{[2, 3)}.", r"x \in [2,3)")
+    (1.0, 'correct')
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import logging
+import multiprocessing
+import os
+import queue
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tasks import generated, sandbox
+from tasks.answers import (
+    LONGEST_ANSWER,
+    UNIT_AT_END,
+    clean,
+    expressions,
+    number_rewards,
+    one_line_formulas,
+    read_number,
+    same_text,
+    texts,
+)
+
+THINK_TAGS = ("<think>", "</think>")
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limit is off
+
+
+class TaskError(ValueError):
+    """Bad task, option or problem: one sentence with the field, its value, what would be right."""
+
+
+# ------------------------------------------------------------------------------------------------
+# 1. One text
+
+
+def verify(text, answer, kind="math", question=""):
+    """(reward, reason) of a completion: +1.0 for "correct", else -1.0.
+
+    kind "math": by value, so "0.5", "1/2" and "2/4" are one answer. "exact": the stripped text.
+    "code": the last program passes all unit tests, which are the answer, as JSON. "gym": full
+    credit by the rule of the generator that made the answer.
+    question: its formulas are no answers to it (see b above).
+    reason: "correct", "wrong", "no answer" or "several answers"; or one that says nothing about the
+    answer, only that it could not be judged: "unreadable", "timeout" or "error".
+
+    In this process and without a deadline: a text can keep SymPy busy for ever. Fine for gold
+    answers and toys; samples of a model go through `Verifier`. Raises TaskError: unknown kind.
+    """
+    reason, parts = read(text, answer, kind, question)
+    if reason is None:
+        reason = GRADERS[kind](parts, answer)
+    return (1.0 if reason == "correct" else -1.0), reason
+
+
+def read(text, answer, kind, question="", think_tags=THINK_TAGS):
+    """(reason, None) where that can be said at once, else (None, the answers or the program)."""
+    opens, closes = think_tags
+    text = text.rpartition(closes)[2].partition(opens)[0].strip()
+    if kind == "exact":
+        right = text == answer.strip()
+        return ("correct" if right else "wrong" if text else "no answer"), None
+    if kind == "code":
+        program = last_program(text)
+        return ("no answer", None) if program is None else (None, [program])
+    text = one_line_formulas(text)
+    if kind == "gym":
+        parts = texts(text)
+        return (None, parts) if len(parts) == 1 else (verdict([True, False][: len(parts)]), None)
+    if kind != "math":
+        raise TaskError(f"verifier kind = {kind!r} is unknown: use math, exact, code or gym")
+    if gold := read_number(answer):
+        return verdict(number_rewards(text, gold)), None
+    parts = expressions(text)
+    right = [same_text(part, answer, question) for part in parts]
+    return (None, parts) if None in right and False not in right else (verdict(right), None)
+
+
+def verdict(right):
+    """The reason for a list of answers, each right or not: all must be, however many there are."""
+    if not right:
+        return "no answer"
+    return "correct" if all(right) else "several answers" if any(right) else "wrong"
+
+
+FENCE = re.compile(r"([ \t]*)```+[ \t]*([\w+-]*)")
+
+
+def last_program(text):
+    """The last Python block, or else the last block without a language; None if there is none.
+
+    Line by line: whether a fence opens or closes depends on all fences before it. A block that
+    stays open is a program that was cut off.
+    """
+    found, label, lines = {}, None, []
+    for line in text.replace("\r\n", "\n").split("\n"):
+        fence = FENCE.match(line)
+        if fence and (label is None or fence[2]):  # a fence with a language never closes
+            indent, label, lines = fence[1], fence[2].lower(), []
+        elif fence:
+            found["python" if label in ("py", "python3") else label] = "\n".join(lines)
+            label = None
+        elif label is not None:
+            lines.append(line.removeprefix(indent))
+    return found.get("python", found.get(""))
+
+
+# ------------------------------------------------------------------------------------------------
+# 2. Expressions, programs, generated problems
+
+
+def grade_expressions(parts, answer):
+    """The reason, for a text's expressions and the gold one, by Math-Verify.
+
+    Its comparison is not symmetric: the form of the gold answer decides whether "x = 3" may be
+    written as "3".
+    """
+    gold, *found = [parse_expression(part) for part in (clean(answer), *parts)]
+    if gold is None:
+        return "error"
+    if None in found:
+        return "unreadable"
+    return verdict([same_expression(expression, gold) for expression in found])
+
+
+def parse_expression(text):
+    """The SymPy expression of a cleaned LaTeX text; None if Math-Verify cannot read it."""
+    from math_verify import LatexExtractionConfig, parse
+
+    if len(text) > LONGEST_ANSWER:
+        return None
+    # Its list of units is off: it has t and m, and would read 3t^2-4t as 3t^2-4.
+    config = LatexExtractionConfig()
+    plain = dataclasses.replace(config.normalization_config, units=False)
+    config = dataclasses.replace(config, normalization_config=plain)
+    found = parse(f"${UNIT_AT_END.sub('', text)}$", [config], "no_fallback", parsing_timeout=None)
+    return found[0] if found else None
+
+
+def same_expression(found, gold):
+    """Math-Verify's comparison, but no decimal is a fraction or a root; it rounds to 6 digits."""
+    from math_verify import verify
+
+    decimal, exact = (getattr(e, "is_Rational", False) or getattr(e, "is_Float", False)
+                      for e in (found, gold))
+    if decimal and exact:
+        return Fraction(str(found)) == Fraction(str(gold))
+    return not (decimal and getattr(gold, "is_number", False)) and verify(
+        gold, found, timeout_seconds=None)
+
+
+def grade_program(parts, answer, unsafe=False):
+    return sandbox.run_tests(parts[0], sandbox.parse_tests(answer), unsafe=unsafe)[0]
+
+
+def grade_generated(parts, answer):
+    return "correct" if generated.score(parts[0], answer) else "wrong"
+
+
+GRADERS = {"math": grade_expressions, "code": grade_program, "gym": grade_generated}
+# Imports that take seconds, before any deadline runs; the trainer never needs them.
+IMPORTS = {"math": "math_verify", "gym": "reasoning_gym"}
+
+
+# ------------------------------------------------------------------------------------------------
+# 3. A batch
+
+# In the order of the batch; log: {"verifier/..." or "time/check_ms": float}
+Scores = namedtuple("Scores", "rewards reasons log")
+
+
+class Verifier(contextlib.AbstractContextManager):
+    """Scores lists of (text, answer, kind); the slow ones in worker processes with a deadline.
+
+    A text that keeps SymPy busy must cost its sample the reward, never the run its progress.
+
+    unsafe_code: run programs with limits only, where there are no namespaces (see sandbox.py).
+    think_tags: what opens and closes the thinking in this model's texts.
+    workers: processes, started when slow items come. 0: one a core.
+    deadline_s: for one expression. Math-Verify needs 0.01 to 0.2 s for nearly all of them.
+    max_late: late items a worker and batch; what is left then is "timeout" unseen.
+    """
+
+    REMEMBERED = 100_000  # reasons
+
+    def __init__(self, unsafe_code=False, think_tags=THINK_TAGS, workers=0, deadline_s=10.0,
+                 max_late=3):
+        self.unsafe_code, self.think_tags = unsafe_code, think_tags
+        self.deadline_s, self.max_late = deadline_s, max_late
+        workers = workers or min(32, max(2, os.cpu_count() or 2))
+        self.workers, self.idle = [Worker() for _ in range(workers)], queue.SimpleQueue()
+        for worker in self.workers:
+            self.idle.put(worker)
+        self.known = {}  # (kind, answer, parts) -> reason: the samples of a prompt repeat
+
+    def __exit__(self, *_):
+        self.close()
+
+    def close(self):
+        for worker in self.workers:
+            worker.kill()
+
+    def rewards(self, rollouts, problems, tokenizer):
+        """(list of -1.0 or +1.0, log) of finished rollouts; problems: {prompt_id: Problem}.
+
+        A truncated sample has no answer, whatever its text says: -1.
+        """
+        items, opens = [], self.think_tags[0]
+        for rollout in rollouts:
+            if rollout.finish_reason == "stop":
+                problem = problems[rollout.prompt_id]
+                text = tokenizer.decode(rollout.output_ids[:-1])  # without the end token
+                # Some templates open the thinking in the prompt; the answer is still after its end.
+                if tokenizer.decode(rollout.prompt_ids[-16:]).rstrip().endswith(opens):
+                    text = opens + text
+                items.append((text, problem.answer, problem.kind, problem.question))
+        scores = self.score(items)
+        ended = iter(scores.rewards)
+        return [next(ended) if r.finish_reason == "stop" else -1.0 for r in rollouts], scores.log
+
+    def score(self, items):
+        """The Scores of a list of (text, answer, kind) or (text, answer, kind, question).
+
+        Raises TaskError: unknown kind.
+        """
+        start = time.perf_counter()
+        reasons, slow = [], {}
+        for i, (text, answer, kind, *question) in enumerate(items):
+            reason, parts = read(text, answer, kind, *question or [""], self.think_tags)
+            reasons.append(reason)
+            if reason is None:
+                slow.setdefault((kind, answer, tuple(parts)), []).append(i)
+        for key, reason in self.ask_workers(slow).items():
+            for i in slow[key]:
+                reasons[i] = reason
+        n = max(1, len(items))
+        log = {
+            "verifier/error_frac": sum(r in ("error", "unreadable") for r in reasons) / n,
+            "verifier/timeout_frac": reasons.count("timeout") / n,
+            "verifier/several_frac": reasons.count("several answers") / n,
+            "verifier/slow_frac": sum(map(len, slow.values())) / n,
+            "time/check_ms": 1000 * (time.perf_counter() - start) / n,
+        }
+        return Scores([1.0 if r == "correct" else -1.0 for r in reasons], reasons, log)
+
+    def ask_workers(self, keys):
+        """{key: reason}. Reasons are remembered, late ones too: a text that was late once is late
+        again. Not remembered: errors, which may be the machine's, and items nobody looked at."""
+        found = {key: self.known[key] for key in keys if key in self.known}
+        late = []
+
+        def ask(key):
+            kind, answer, parts = key
+            if kind == "code":  # in a process of its own for every test, not in the worker
+                return key, grade_program(parts, answer, self.unsafe_code)
+            if len(late) >= self.max_late * len(self.workers):
+                return key, None
+            worker = self.idle.get()
+            try:
+                reason = worker.ask(key, self.deadline_s)
+            finally:
+                self.idle.put(worker)
+            if reason == "timeout":
+                late.append(key)
+            return key, reason
+
+        # As many threads as workers, so there is always an idle one; they only wait on pipes.
+        with ThreadPoolExecutor(len(self.workers)) as pool:
+            for key, reason in pool.map(ask, [key for key in keys if key not in found]):
+                found[key] = reason or "timeout"
+                if reason not in (None, "error"):
+                    self.known[key] = reason
+        if len(self.known) > self.REMEMBERED:
+            self.known.clear()
+        return found
+
+
+class Worker:
+    """One process that judges one item at a time, started on first use and after every death.
+
+    A program of its own, no child of `multiprocessing`: that would import the trainer's main
+    module, and torch with it, into every worker, or fork a process that holds a GPU.
+    """
+
+    START_S = 120  # importing SymPy takes a second; on a machine at its limits, many
+    MEMORY_BYTES = 4 << 30  # of address space: 10**10**10 wants more than there is
+
+    process = None
+
+    def ask(self, key, deadline_s):
+        """The reason for a (kind, answer, parts); "timeout" if it was late, "error" if it died."""
+        if self.process is None:
+            self.start()
+        try:
+            self.pipe.send((*key, deadline_s))
+            for seconds in (deadline_s if key[0] in self.prepared else self.START_S, deadline_s):
+                if not self.pipe.poll(seconds):
+                    self.kill()
+                    return "timeout"
+                reply = self.pipe.recv_bytes().decode()  # never unpickled here
+            self.prepared.add(key[0])
+            return reply
+        except (EOFError, OSError):
+            self.kill()
+            return "error"
+
+    def start(self):
+        self.prepared = set()  # kinds
+        self.pipe, theirs = multiprocessing.Pipe()
+        # A session of its own: Ctrl-C in a terminal is for the trainer, which then still scores.
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"from tasks.verifier import serve; serve({theirs.fileno()})"],
+            cwd=Path(__file__).resolve().parent.parent, pass_fds=[theirs.fileno()],
+            start_new_session=True)
+        theirs.close()
+
+    def kill(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.pipe.close()
+            self.process = None
+
+
+def serve(descriptor):
+    """The worker's side: jobs in; out goes b"" when a job's imports are done, then its reason.
+
+    No exception is caught: what Math-Verify did not foresee ends this process with a traceback on
+    standard error, and the other side counts an error and starts the next one.
+    """
+    resource.setrlimit(resource.RLIMIT_AS, (Worker.MEMORY_BYTES, Worker.MEMORY_BYTES))
+    pipe = Connection(descriptor)
+    while True:
+        try:
+            kind, answer, parts, deadline_s = pipe.recv()
+        except EOFError:  # the trainer is gone
+            return
+        importlib.import_module(IMPORTS[kind])
+        pipe.send_bytes(b"")
+        # The other side kills at the deadline. If that side is gone, the kernel does: the default
+        # action of SIGALRM ends a process wherever it is, no handler and no bytecode needed.
+        signal.alarm(int(deadline_s) + 2)
+        pipe.send_bytes(GRADERS[kind](parts, answer).encode())
+        signal.alarm(0)

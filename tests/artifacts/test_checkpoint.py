@@ -1,0 +1,332 @@
+"""Checkpoints: every row comes back, whoever wrote it; whole or not there; no pickle."""
+
+import contextlib
+import functools
+import itertools
+import json
+import random
+import resource
+import shutil
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from artifacts import checkpoint
+
+
+class Team:
+    """One rank of several that are threads of this process."""
+
+    def __init__(self, rank=0, size=1, shared=None):
+        self.rank, self.size = rank, size
+        self.barrier, self.values = shared or (threading.Barrier(1), [None])
+
+    def all(self, value):
+        self.values[self.rank] = json.dumps(value)
+        self.barrier.wait(30)
+        found = [json.loads(text) for text in self.values]
+        self.barrier.wait(30)
+        return found
+
+
+def together(size, work):
+    """[what work(team) returned or raised] of `size` ranks."""
+    shared, found = (threading.Barrier(size), [None] * size), [None] * size
+
+    def run(rank):
+        try:
+            found[rank] = work(Team(rank, size, shared))
+        except OSError as error:
+            found[rank] = error
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return found
+
+
+class Model(torch.nn.Module):
+    """Rows fewer than ranks, more than ranks, in no multiple of them; and one number."""
+
+    def __init__(self):
+        super().__init__()
+        for name, shape in (("wide", (59, 3)), ("short", (2, 5)), ("line", (13,)), ("number", ())):
+            setattr(self, name, torch.nn.Parameter(torch.randn(shape)))
+
+
+def trained(steps, fused=False):
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+    for _ in range(steps):
+        sum((p ** 2).sum() * torch.rand(()) for p in model.parameters()).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def moments(model, optimizer):
+    return {f"{name}.{key}": value for name, p in model.named_parameters()
+            for key, value in optimizer.state[p].items()}
+
+
+def save(folder, model, optimizer, size=1, **rank_0):
+    return together(size, lambda team: checkpoint.save(
+        folder, checkpoint.training_state(model, optimizer, team), team,
+        **(rank_0 if team.rank == 0 else {})))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 12])
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_any_number_of_ranks_wrote_one_reads_back(size, fused, tmp_path, seed):
+    """From 11 ranks on their files must not be sorted 0, 1, 10, 2: rows would change places."""
+    model, optimizer = trained(3, fused)
+    save(tmp_path / "step_3", model, optimizer, size, plain={"step": 3},
+         tensors={"random": {"state": torch.arange(5)}})
+    assert len(list((tmp_path / "step_3").glob("model*"))) == size
+    read, fresh = trained(0, fused)
+    checkpoint.load_training_state(tmp_path / "step_3", read, fresh)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(dict(read.named_parameters())[name], parameter), name
+    want, got = moments(model, optimizer), moments(read, fresh)
+    assert set(got) == set(want) and len(want) == 12
+    for key in want:
+        assert torch.equal(got[key], want[key]) and got[key].dtype == want[key].dtype, key
+    assert got["wide.step"] == 3
+    assert checkpoint.read_state(tmp_path / "step_3") == {"step": 3}
+    assert torch.equal(checkpoint.load_tensors(tmp_path / "step_3", "random")["state"],
+                       torch.arange(5))
+    both = []                               # and both go on alike
+    for m, o in ((model, optimizer), (read, fresh)):
+        for p in m.parameters():
+            p.grad = p.detach().clone()
+        o.step()
+        both.append([p.detach().clone() for p in m.parameters()])
+    assert all(map(torch.equal, *both))
+
+
+def shard_of(tensor, rank, size):
+    """This rank's shard as FSDP2 has it, in a process group of which only this process exists."""
+    mesh = init_device_mesh("cpu", (size,))
+    count = -(-len(tensor) // size)
+    return DTensor.from_local(tensor[rank * count: (rank + 1) * count].clone(), mesh, [Shard(0)],
+                              run_check=False, shape=tensor.shape, stride=tensor.stride())
+
+
+@contextlib.contextmanager
+def as_rank(rank, size):
+    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("writers, readers", [(1, 3), (3, 4), (5, 2), (12, 5)])
+def test_each_rank_reads_the_rows_of_its_own_shard(writers, readers, tmp_path, seed):
+    """Shards are uneven, and the last ranks may have none at all."""
+    model, optimizer = trained(2)
+    del model.number
+    save(tmp_path / "step_2", model, optimizer, writers)
+    for rank in range(readers):
+        with as_rank(rank, readers):
+            read = Model()
+            del read.number
+            for name, p in list(read.named_parameters()):
+                setattr(read, name, torch.nn.Parameter(shard_of(p.detach(), rank, readers)))
+            fresh = torch.optim.AdamW(read.parameters(), fused=False)
+            checkpoint.load_training_state(tmp_path / "step_2", read, fresh)
+            for name, p in model.named_parameters():
+                got = dict(read.named_parameters())[name]
+                pairs = [(p.detach(), got.detach())] + [
+                    (optimizer.state[p][key], fresh.state[got][key])
+                    for key in ("exp_avg", "exp_avg_sq")]
+                for whole, part in pairs:
+                    want = shard_of(whole, rank, readers).to_local()
+                    assert torch.equal(part.to_local(), want), name
+                assert fresh.state[got]["step"] == 2
+
+
+def test_a_shard_is_written_as_it_is(tmp_path, seed):
+    whole = torch.randn(7, 3)
+    for rank in range(3):
+        with as_rank(rank, 3):
+            rows = checkpoint.my_rows(shard_of(whole, rank, 3), Team(rank, 3))
+            assert torch.equal(rows, whole[3 * rank: 3 * rank + 3])
+
+
+def test_before_the_first_step_there_is_no_state_of_the_optimizer(tmp_path):
+    save(tmp_path / "step_0", *trained(0), size=2)
+    model, optimizer = trained(0)
+    checkpoint.load_training_state(tmp_path / "step_0", model, optimizer)
+    assert not optimizer.state
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_both_sizes(tmp_path):
+    save(tmp_path / "step_1", *trained(1), size=2)
+    other, optimizer = trained(0)
+    other.wide = torch.nn.Parameter(torch.zeros(31, 3))
+    with pytest.raises(ValueError, match="wide has 59 rows in the checkpoint, 31 in the model"):
+        checkpoint.load_training_state(tmp_path / "step_1", other, optimizer)
+    with pytest.raises(FileNotFoundError, match="step_2 is not there: all ranks need to see"):
+        checkpoint.load_training_state(tmp_path / "step_2", other, optimizer)
+
+
+def test_a_checkpoint_holds_only_tensors_and_json(tmp_path):
+    """Reading a pickle runs whatever is in it."""
+    save(tmp_path / "step_1", *trained(1), size=2, plain={}, tensors={"sampler": {}})
+    files = [path for path in (tmp_path / "step_1").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} == {".safetensors", ".json"} and len(files) == 7
+    for path in files:
+        data = path.read_bytes()
+        size = int.from_bytes(data[:8], "little") if path.suffix == ".safetensors" else None
+        json.loads(data[8: 8 + size] if size else data)
+    checkpoint.check(tmp_path / "step_1")
+    sums = json.loads((tmp_path / "step_1" / "checksums.json").read_text())
+    assert set(sums) == {path.name for path in files} - {"checksums.json"}
+
+
+# ---------------------------------------------------------------------------------------------
+# All or nothing
+
+
+@contextlib.contextmanager
+def disk_with_room_for(size):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_is_full_leaves_what_was_there_and_nothing_else(tmp_path):
+    model, optimizer = trained(1)
+    save(tmp_path / "step_1", model, optimizer, 2, plain={"step": 1})
+    with disk_with_room_for(600):
+        errors = save(tmp_path / "step_2", model, optimizer, 2, plain={"step": 2})
+        pretend = SimpleNamespace(save_pretrained=lambda path, **_: (
+            path.mkdir(), (path / "model.safetensors").write_bytes(bytes(1000))))
+        (tmp_path / "best").mkdir()
+        with pytest.raises(OSError, match="best could not be written: .*File too large"):
+            checkpoint.save_model(pretend, pretend, [], tmp_path / "best")
+    for error in errors:
+        assert "step_2 could not be written (rank 0: " in str(error) and "; rank 1: " in str(error)
+    assert checkpoint.read_state(tmp_path / "step_1") == {"step": 1}
+    assert {path.name for path in tmp_path.iterdir()} == {"step_1", "best"}
+
+
+def test_what_one_rank_cannot_write_is_an_error_of_all_that_names_it(tmp_path, monkeypatch):
+    write = checkpoint.save_file
+
+    def full(tensors, path):
+        if "00001-of" in path.name:
+            raise OSError("No space left on device")
+        write(tensors, path)
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    errors = save(tmp_path / "step_2", *trained(1), size=3)
+    assert {str(error) for error in errors} == {
+        f"checkpoint {tmp_path / 'step_2'} could not be written (rank 1: No space left on device)"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_another_rank_that_cannot_be_seen_is_said(tmp_path, monkeypatch):
+    """On two machines without a shared file system, each would have a part of the checkpoint."""
+    sha256 = checkpoint.sha256
+
+    def elsewhere(path):
+        found = sha256(path)
+        if "00001-of" in path.name:
+            path.unlink()
+        return found
+    monkeypatch.setattr(checkpoint, "sha256", elsewhere)
+    errors = save(tmp_path / "step_2", *trained(1), size=2)
+    assert "model.00001-of-00002.safetensors of another rank is not to be seen" in str(errors[0])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "model"])
+def test_killed_at_any_point_of_a_replacement_one_of_the_two_is_there_whole(what, tmp_path,
+                                                                            monkeypatch):
+    """The folder before, or the new one: killed just before each removal and each renaming."""
+    class Killed(BaseException):
+        pass
+
+    def write(folder, number):
+        def pretrained(path, **_):
+            path.mkdir(exist_ok=True, parents=True)
+            (path / "state.json").write_text(json.dumps(number))
+        if what == "checkpoint":
+            checkpoint.save(folder, {"model": {"w": torch.full((3,), number)}}, Team(),
+                            plain=number)
+        else:
+            pretend = SimpleNamespace(save_pretrained=pretrained)
+            checkpoint.save_model(pretend, pretend, [], folder)
+    found = []
+    for moment in itertools.count():
+        folder, acts = tmp_path / str(moment) / "step_5", []
+
+        def act(*args, do, **options):
+            acts.append(do)                                                     # noqa: B023
+            if len(acts) > moment:                                              # noqa: B023
+                raise Killed
+            return do(*args, **options)
+        write(folder, 1)
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(type(folder), "rename",
+                          functools.partialmethod(act, do=type(folder).rename))
+            patch.setattr(shutil, "rmtree", functools.partial(act, do=shutil.rmtree))
+            write(folder, 2)
+        checkpoint.recover(folder.parent)
+        found.append(checkpoint.read_state(folder))
+        assert {path.name for path in folder.parent.iterdir()} == {"step_5"}
+        if len(acts) <= moment:
+            break
+    assert found == sorted(found) and found[0] == 1 and found[-1] == 2 and moment > 2
+
+
+# ---------------------------------------------------------------------------------------------
+# Damage, and order
+
+
+def test_one_wrong_bit_anywhere_is_found_and_its_file_named(tmp_path, seed):
+    rng = random.Random(seed)
+    save(tmp_path / "step_1", *trained(1), size=2, plain={"step": 1})
+    checkpoint.check(tmp_path / "step_1")
+    for path in sorted((tmp_path / "step_1").iterdir()):
+        if path.name == checkpoint.CHECKSUMS:
+            continue
+        good = path.read_bytes()
+        data = bytearray(good)
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=f"{path.name} does not match its checksum"):
+            checkpoint.read_state(tmp_path / "step_1")
+        path.unlink()
+        with pytest.raises(ValueError, match=f"step_1 cannot be read .*{path.name}"):
+            checkpoint.read_state(tmp_path / "step_1")
+        path.write_bytes(good)
+    checkpoint.check(tmp_path / "step_1")
+
+
+@pytest.mark.parametrize("damage", [b"[]", b"\xff", b"{", None])
+def test_a_list_of_checksums_that_is_none_is_said(damage, tmp_path):
+    save(tmp_path / "step_1", *trained(1), plain={})
+    path = tmp_path / "step_1" / checkpoint.CHECKSUMS
+    path.unlink() if damage is None else path.write_bytes(damage)
+    with pytest.raises(ValueError, match="step_1 cannot be read"):
+        checkpoint.check(tmp_path / "step_1")
+
+
+def test_the_newest_is_the_one_with_the_largest_number_and_damaged_ones_do_not_count(tmp_path):
+    for name in ("step_9", "step_10", "step_2", "step_11.damaged", ".step_12.tmp", "best"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoint.saved(tmp_path)] == ["step_10", "step_9", "step_2"]
+    assert checkpoint.set_aside(tmp_path / "step_10").name == "step_10.damaged"
+    (tmp_path / "step_10").mkdir()
+    checkpoint.set_aside(tmp_path / "step_10")          # a second time, in the first one's place
+    assert [path.name for path in checkpoint.saved(tmp_path)] == ["step_9", "step_2"]

@@ -1,0 +1,151 @@
+"""What readers.py claims: each tool's log gives the same curve, and nothing is lost in silence."""
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fit
+from artifacts import readers
+from fit import BadInput, fit_curve
+from made_runs import made, write_run
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+
+
+@pytest.mark.parametrize("log,options,unit", [
+    ("run", {}, 1e12),                                            # ours
+    ("plain.csv", {}, 0.1),
+    ("wandb_export.csv", {}, 1),
+    ("verl.jsonl", {}, 1),
+    ("prime_rl.jsonl", {}, 1),
+    ("prime_rl.jsonl", dict(x_scale=0.4, x_label="GPU-hours"), 0.4),
+    ("trainer_state.json", dict(y="eval_reward", reward_range=(-1, 1)), 8000),
+    ("tensorboard", {}, 0.1),
+])
+def test_one_run_is_the_same_in_every_tools_log(log, options, unit):
+    """One made run (A .8, B 1.5, C_mid 400 steps, R0 .2) was written in the shape of each tool,
+    with training rows between the evaluations.  A reader that takes training rows, or loses step
+    0, gives other numbers."""
+    ours = readers.load(str(FIXTURES / "run"))
+    curve = readers.load(str(FIXTURES / log), **options)
+    np.testing.assert_allclose(curve.C, ours.C / 1e12 * unit, rtol=1e-6)
+    np.testing.assert_allclose(curve.R, ours.R, atol=1e-4)
+    assert curve.C[0] == 0 and curve.C.size == 13 and not curve.warnings
+    assert curve.x == options.get("x_label", curve.x)
+    f = fit_curve(curve.C, curve.R, bootstrap=0)
+    assert (f.A, f.B, f.C_mid) == pytest.approx((0.8, 1.5, 400 * unit), rel=0.06)
+
+
+def test_a_running_log_may_end_in_the_middle_of_a_line(tmp_path, capsys):
+    """The trainer writes while we read: half a line is not an error, and not silence either."""
+    log = write_run(tmp_path / "r", *made()) / "evals.jsonl"
+    log.write_text(log.read_text()[:-40])
+    curve = readers.load(str(tmp_path / "r"))
+    assert curve.C.size == 80 and "cut off" in curve.notes[0]
+    table = tmp_path / "a.csv"                   # half a number is a number: only the end tells
+    table.write_text("gpu_hours,pass_rate\n0,.2\n1,.31\n2,.4")
+    assert "if its number is cut off" in readers.load(str(table)).notes[0]
+
+
+def test_a_resumed_run_counts_each_evaluation_once(tmp_path):
+    """A resumed trainer logs some steps twice; the later one is what the weights went on from."""
+    C, R = made(n=21)
+    run = write_run(tmp_path / "r", C, R)
+    log = run / "evals.jsonl"
+    again = json.dumps({"step": 20, "compute/flops": C[20], "eval/toy/mean@4": 0.5})
+    log.write_text(log.read_text() + again + "\n")
+    curve = readers.load(str(run))
+    assert curve.C.size == 21 and curve.R[20] == 0.5
+
+
+def test_missing_and_nan_evaluations_are_counted_aloud(tmp_path):
+    """A run that diverged logs nan: left out in silence, the fit would be of the survivors."""
+    path = tmp_path / "a.csv"
+    path.write_text("gpu_hours,pass_rate\n0,.2\n1,.3\n,.35\n2,nan\n3,.5\n2.5,.45\n4,\n")
+    curve = readers.load(str(path))
+    assert curve.C.tolist() == [0, 1, 2.5, 3] and curve.R.tolist() == [0.2, 0.3, 0.45, 0.5]
+    assert len(curve.warnings) == 2 and "1 of 6" in curve.warnings[0]
+
+
+def test_the_choice_among_several_columns_is_told(tmp_path, capsys):
+    """Two evaluation tasks in one log: which one was fitted must be seen, not guessed."""
+    run = write_run(tmp_path / "r", *made(), **{"eval/hard/mean@4": 0.1})
+    fit.main([str(run), "--out", "none"])
+    assert "--y is eval/toy/mean@4, not eval/hard/mean@4" in capsys.readouterr().out
+
+
+def test_different_columns_are_compared_if_the_user_says_so(tmp_path, capsys):
+    """Two tools call one thing by two names.  Whoever names it, by --x-label or a pattern, is
+    believed, and told; an export of Weights & Biases has the run in its columns' names."""
+    log = write_run(tmp_path / "a", *made(n=9)) / "evals.jsonl"
+    rows = log.read_text()
+    (tmp_path / "b.jsonl").write_text(rows.replace("compute/flops", "my/flops").replace("@4", "@8"))
+    words = [str(tmp_path / "a"), str(tmp_path / "b.jsonl"), "--y", "eval/toy/mean@*",
+             "--bootstrap", "20", "--out", "none"]
+    for meant, x in ((["--x", "*/flops"], "my/flops"), (["--x-label", "FLOPs"], "step")):
+        assert fit.main([*words, *meant]) == 0
+        said = capsys.readouterr().out
+        assert f"note: --x is compute/flops in a and {x} in b, compared because you" in said
+        assert "note: --y is eval/toy/mean@4 in a and eval/toy/mean@8 in b, compared" in said
+    both = f"p={tmp_path / 'a'},{tmp_path / 'b.jsonl'}"
+    pooled = readers.load(both, "*/flops", "eval/toy/mean@*")
+    assert len(pooled.notes) == 2 and "my/flops in" in pooled.notes[0]
+    for run in ("s1", "s2"):
+        (tmp_path / f"{run}.csv").write_text(f"Step,{run} - pass_rate\n0,.2\n1,.3\n2,.4\n")
+    assert not readers.load(f"p={tmp_path / 's1.csv'},{tmp_path / 's2.csv'}").notes
+
+
+def test_a_table_from_excel_is_read(tmp_path):
+    """It begins with a byte-order mark, which nobody sees and which is no part of a name."""
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"\xef\xbb\xbfgpu_hours,pass_rate\r\n0,.2\r\n1,.3\r\n")
+    assert readers.load(str(path)).x == "gpu_hours"
+
+
+def test_a_folder_of_checkpoints_is_read_from_its_latest(tmp_path):
+    """checkpoint-900 sorts after checkpoint-1000 as text, and its log ends earlier."""
+    for n in (900, 1000):
+        folder = tmp_path / f"checkpoint-{n}"
+        folder.mkdir()
+        state = {"log_history": [{"step": n, "eval_reward": 0.1}]}
+        (folder / "trainer_state.json").write_text(json.dumps(state))
+    assert readers.read_rows(tmp_path)[0] == [{"step": 1000.0, "eval_reward": 0.1}]
+
+
+def test_a_named_tensorboard_file_is_read_alone(tmp_path):
+    """Two runs may write into one folder.  Read as one, two files compared would be one run."""
+    from torch.utils.tensorboard import SummaryWriter
+    for rate in (0.25, 0.75):
+        writer = SummaryWriter(str(tmp_path / "tb"), filename_suffix=f".{rate}")
+        for step in range(5):
+            writer.add_scalar("eval/pass_rate", rate, step)
+        writer.close()
+    for path in (tmp_path / "tb").iterdir():
+        assert set(readers.load(str(path)).R) == {float(path.name[-4:])}
+
+
+def test_a_folder_with_several_runs_is_refused_with_a_list(tmp_path):
+    """The last one in the alphabet would be fitted, and nobody told."""
+    for name in ("b", "a"):
+        write_run(tmp_path / "runs" / name, *made(n=5))
+        log = tmp_path / "tb" / name / "events.out.tfevents.1"
+        log.parent.mkdir(parents=True)
+        log.write_bytes(b"")
+        (tmp_path / f"{name}.csv").write_text("gpu_hours,pass_rate\n")
+    for folder, logs in (("runs", "a/evals.jsonl, b/evals.jsonl"), ("tb", "a, b"),
+                         (".", "a.csv, b.csv")):
+        if folder == ".":
+            shutil.rmtree(tmp_path / "tb")
+        with pytest.raises(BadInput, match=f"holds several logs: {logs}; name one"):
+            readers.load(str(tmp_path / folder))
+
+
+def test_a_spread_or_an_extreme_is_taken_only_if_it_is_named(tmp_path):
+    """`eval_pass_rate_std` lies in [0, 1] too, and its fit looks like any other."""
+    path = tmp_path / "a.csv"
+    path.write_text("gpu_hours,pass_rate_std,pass_rate_min,pass_rate_max,pass_rate\n"
+                    "0,.01,.1,.6,.2\n1,.02,.2,.7,.4\n2,.03,.3,.8,.5\n")
+    assert readers.load(str(path)).y == "pass_rate" and not readers.load(str(path)).notes
+    assert readers.load(str(path), y="pass_rate_max").R.tolist() == [0.6, 0.7, 0.8]

@@ -1,0 +1,343 @@
+"""A run's folder: what it says of the run, how it goes on after a kill, and who else is told."""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT
+
+from artifacts import checkpoint, run_folder
+from artifacts.run_folder import Progress, RunFolder, cut_log
+from config import LAUNCHED, Config, ConfigError, make_config, read_toml
+
+
+class Alone:
+    rank, size = 0, 1
+
+    def all(self, value):
+        return [value]
+
+
+def save(folder, step, evaluated=None):
+    """A checkpoint of this step in a RunFolder."""
+    checkpoint.save(folder.checkpoints / f"step_{step}", {"model": {"w": torch.ones(3)}}, Alone(),
+                    plain={"step": step, "evaluated": evaluated})
+
+
+def damage(folder):
+    """One bit of a file in it."""
+    path = next(folder.glob("*.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def read(folder, name="metrics.jsonl"):
+    return [json.loads(line) for line in (folder.path / name).read_text().splitlines()]
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """A new RunFolder, made; closed in the end."""
+    monkeypatch.chdir(tmp_path)
+    made = []
+
+    def make(name="r", **settings):
+        folder = RunFolder(Config(model="m", name=name, **settings), resume=False)
+        folder.make("cpu")
+        made.append(folder)
+        return folder
+    yield make
+    for folder in made:
+        folder.close()
+
+
+def again(folder):
+    """The same run, after the process that had it has ended."""
+    folder.close()
+    return RunFolder(folder.config, resume=True)
+
+
+# ---------------------------------------------------------------------------------------------
+# A new run
+
+
+def test_a_folder_holds_what_is_needed_to_know_what_was_run(make):
+    folder = make(task_options={"size": 7}, lr=3e-5)
+    assert make_config(read_toml(folder.path / "config.toml")) == folder.config
+    for name in ("scalerl.py", "artifacts/run_folder.py", "tasks/verifier.py"):
+        assert (folder.path / "source" / name).read_text() == (ROOT / name).read_text()
+    versions = json.loads((folder.path / "versions.json").read_text())
+    assert versions["torch"] == torch.__version__ and "pytest" not in versions
+    assert versions["device"] == f"CPU, {torch.get_num_threads()} threads"
+    assert ("git" in versions) == bool(run_folder.commit())
+    assert folder.checkpoints.is_dir()
+
+
+def test_a_run_is_there_as_soon_as_its_settings_are_and_not_before(make, monkeypatch):
+    """A process killed while it makes the folder leaves one that may be made again."""
+    def killed(*_):
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_folder, "to_toml", killed)
+        make("k")
+    assert (Path("runs/k") / "versions.json").exists()
+    make("k2")
+    RunFolder(Config(model="m", name="k"), resume=False).make("cpu")
+    with pytest.raises(ConfigError, match=r"^runs/k exists: add --resume to go on with it, or"):
+        RunFolder(Config(model="m", name="k"), resume=False)
+    with pytest.raises(ConfigError, match="^runs/new does not exist: nothing to resume$"):
+        RunFolder(Config(model="m", name="new"), resume=True)
+    assert not Path("runs/new").exists()
+
+
+def test_the_addresses_of_the_launchers_own_servers_are_not_kept(make, monkeypatch):
+    """They end with this run, and others listen on their ports by then."""
+    monkeypatch.setenv(LAUNCHED, "1")
+    own = make("own", vllm_url="http://127.0.0.1:1")
+    monkeypatch.delenv(LAUNCHED)
+    others = make("others", vllm_url="http://127.0.0.1:1")
+    assert [make_config(read_toml(folder.path / "config.toml")).vllm_url
+            for folder in (own, others)] == ["", "http://127.0.0.1:1"]
+    assert own.config.vllm_url == "http://127.0.0.1:1"
+
+
+def test_a_checkout_is_known_by_its_commit_and_what_is_none_says_nothing(tmp_path, monkeypatch):
+    """A copy of the code inside another repository must not be given that one's commit."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", tmp_path]
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (tmp_path / "loss.py").write_text("1")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"], ["tag", "v1"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    for code, changed, found in ((tmp_path, "1", {"git": head}), (copy, "1", {}),
+                                 (tmp_path, "2", {"git": f"{head}-dirty"})):
+        (tmp_path / "loss.py").write_text(changed)
+        monkeypatch.setattr(run_folder, "CODE", code)
+        assert run_folder.commit() == found
+    monkeypatch.setenv("PATH", "")
+    assert run_folder.commit() == {}
+
+
+def test_two_processes_never_train_one_run(make):
+    folder = make()
+    log = '{"step": 1}\n{"step": 2}\n'
+    (folder.path / "metrics.jsonl").write_text(log)
+    other = RunFolder(folder.config, resume=True)
+    with pytest.raises(ConfigError, match="^runs/r: another process is training it$"):
+        other.rewind()
+    assert (folder.path / "metrics.jsonl").read_text() == log
+    folder.close()                                          # the lock ends with its process
+    other.rewind()
+    with open(folder.path / ".lock", "w") as third, pytest.raises(BlockingIOError):
+        fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    other.close()
+
+
+# ---------------------------------------------------------------------------------------------
+# A run that goes on
+
+
+def logged(folder, steps, evaluated=()):
+    for step in range(steps + 1):
+        for name in ("metrics", "samples", "groups"):
+            folder.append(f"{name}.jsonl", {"step": step, "of": name})
+    for step in evaluated:
+        folder.append("evals.jsonl", {"step": step})
+
+
+def test_the_logs_of_a_resumed_run_end_with_its_checkpoint(make):
+    """The step of the checkpoint stays, and the one that was being written is gone. An evaluation
+    that was not done when the checkpoint was written is done again: once."""
+    folder = make()
+    logged(folder, 7, (0, 3, 6))
+    save(folder, 3, evaluated=3)
+    save(folder, 6, evaluated=3)
+    with open(folder.path / "metrics.jsonl", "a") as file:
+        file.write('{"step": 8, "pa')
+    folder = again(folder)
+    path, plain = folder.rewind()
+    assert path == folder.checkpoints / "step_6" and plain == {"step": 6, "evaluated": 3}
+    for name in ("metrics", "samples", "groups"):
+        assert read(folder, f"{name}.jsonl") == [{"step": i, "of": name} for i in range(7)]
+    assert [line["step"] for line in read(folder, "evals.jsonl")] == [0, 3]
+    folder.close()
+
+
+def test_without_a_checkpoint_a_run_begins_again(make):
+    folder = make()
+    logged(folder, 2, (0,))
+    folder = again(folder)
+    assert folder.way_on() == "there is no checkpoint yet, --resume starts with the first step"
+    assert folder.rewind() == (None, None)
+    assert all((folder.path / f"{name}.jsonl").read_text() == ""
+               for name in ("metrics", "samples", "groups", "evals"))
+    folder.close()
+
+
+def test_a_checkpoint_before_the_first_evaluation_keeps_none(make):
+    folder = make()
+    logged(folder, 2, (0,))
+    save(folder, 1, evaluated=None)
+    folder = again(folder)
+    folder.rewind()
+    assert read(folder, "evals.jsonl") == [] and len(read(folder)) == 2
+    folder.close()
+
+
+def test_a_damaged_checkpoint_is_named_and_set_aside_and_the_one_before_is_used(make, capsys):
+    folder = make()
+    logged(folder, 8)
+    save(folder, 3)
+    save(folder, 6)
+    damage(folder.checkpoints / "step_6")
+    folder = again(folder)
+    path, plain = folder.rewind()
+    assert path.name == "step_3" and plain["step"] == 3 and len(read(folder)) == 4
+    said = capsys.readouterr().err
+    assert "step_6/model.safetensors does not match its checksum; runs/r/checkpoints/step_6 is " \
+        "now step_6.damaged, trying the checkpoint before it" in said
+    assert {path.name for path in folder.checkpoints.iterdir()} == {"step_3", "step_6.damaged"}
+    folder.close()
+
+
+def test_when_all_checkpoints_are_damaged_nothing_is_changed(make):
+    """Not even the logs: they are all that is left of the run."""
+    folder = make()
+    logged(folder, 8)
+    for step in (3, 6):
+        save(folder, step)
+        damage(folder.checkpoints / f"step_{step}")
+    folder = again(folder)
+    with pytest.raises(ConfigError, match="runs/r: no whole checkpoint .*step_6/.*step_3/"):
+        folder.rewind()
+    assert len(read(folder)) == 9
+    assert {path.name for path in folder.checkpoints.iterdir()} == {"step_3", "step_6"}
+    folder.close()
+
+
+def test_what_a_kill_left_half_done_is_put_right_before_it_is_read(make):
+    folder = make()
+    save(folder, 3)
+    save(folder, 6)
+    (folder.checkpoints / "step_6").rename(folder.checkpoints / ".step_9.tmp")
+    for parent, name in ((folder.checkpoints, "best"), (folder.path, "model")):
+        (parent / f".{name}.old").mkdir()
+    folder = again(folder)
+    assert folder.rewind()[0].name == "step_3"
+    assert {path.name for path in folder.checkpoints.iterdir()} == {"step_3", "best"}
+    assert (folder.path / "model").exists()
+    folder.close()
+
+
+def test_a_damaged_best_model_makes_room_for_the_next(make, capsys):
+    folder = make()
+    assert not folder.best_is_damaged()                     # there is none
+    save(folder, 3)
+    (folder.checkpoints / "step_3").rename(folder.checkpoints / "best")
+    assert not folder.best_is_damaged() and capsys.readouterr().err == ""
+    damage(folder.checkpoints / "best")
+    assert folder.best_is_damaged()
+    assert "best/model.safetensors does not match its checksum; it is now best.damaged, and" in \
+        capsys.readouterr().err
+    assert not (folder.checkpoints / "best").exists()
+
+
+def test_the_last_two_checkpoints_are_kept_and_the_best(make):
+    folder = make()
+    for step in (8, 9, 10, 11):
+        save(folder, step)
+    shutil.copytree(folder.checkpoints / "step_8", folder.checkpoints / "best")
+    folder.drop_old_checkpoints()
+    assert {path.name for path in folder.checkpoints.iterdir()} == {"step_10", "step_11", "best"}
+    assert folder.way_on() == "--resume goes on from runs/r/checkpoints/step_11"
+
+
+@pytest.mark.parametrize("tail", ["", '{"step": 9', "[1]\n", "null\n", '{"no": 1}\n'])
+def test_a_log_is_cut_after_a_step_and_before_a_broken_line(tail, tmp_path):
+    path = tmp_path / "log.jsonl"
+    cut_log(path, 3)
+    assert not path.exists()
+    path.write_text("".join(f'{{"step": {i}}}\n' for i in (0, 2, 3, 3, 4)) + tail)
+    cut_log(path, 3)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0, 2, 3, 3]
+    path.write_text('{"step": 0}\n' + tail)
+    cut_log(path, 3)
+    assert path.read_text() == '{"step": 0}\n'
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# ---------------------------------------------------------------------------------------------
+# Trackers
+
+
+def test_a_tracker_gets_what_the_folder_gets(make):
+    """TensorBoard's files hold every number of metrics.jsonl and evals.jsonl, at its step."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    folder = make(log_with="tensorboard", eval_every=2, task_options={"size": 7})
+    folder.track()
+    for step in range(1, 5):
+        folder.append("metrics.jsonl", {"step": step, "pass_rate": step / 7})
+        folder.append("groups.jsonl", {"step": step, "groups": []})
+        folder.append("samples.jsonl", {"step": step, "output": f"sample {step}</think>"})
+    for step in (2, 4):
+        folder.append("evals.jsonl", {"step": step, "eval/toy/mean@2": step / 9})
+    folder.close()
+    found = {}
+    for path in folder.path.rglob("events.out.tfevents.*"):
+        log = EventAccumulator(str(path.parent))
+        log.Reload()
+        for tag in log.Tags()["scalars"]:
+            found[tag] = {e.step: e.value for e in log.Scalars(tag)}
+    assert found["pass_rate"] == pytest.approx({step: step / 7 for step in range(1, 5)})
+    assert found["eval/toy/mean@2"] == pytest.approx({2: 2 / 9, 4: 4 / 9})
+    assert [line["step"] for line in read(folder, "samples.jsonl")] == [1, 2, 3, 4]
+
+
+def test_closing_a_folder_ends_its_tracker():
+    """wandb and trackio send in the background: unless they are ended, the last lines are lost."""
+    ended, folder = [], RunFolder(Config(model="m", name="none"), resume=False)
+    folder.close()
+    folder.tracker = SimpleNamespace(end_training=lambda: ended.append(1))
+    folder.close()
+    assert ended == [1]
+
+
+# ---------------------------------------------------------------------------------------------
+# The progress line
+
+
+RECORD = {"step": 7, "pass_rate": 0.4321, "completions/mean_length": 31.26,
+          "completions/interrupted_frac": 0.25, "lag/mean": 1.26, "lag/max": 3,
+          "ratio/mean": 1.0012, "ess": 0.987, "entropy": 0.4, "optimizer_step": True,
+          "curriculum/active": 1999,
+          "time/step_s": 0.5}
+
+
+def test_a_step_is_one_line_in_a_file(capsys):
+    with Progress(20, 6) as progress:
+        progress.show(RECORD)
+        progress.show(RECORD | {"step": 8, "optimizer_step": False, "ratio/mean": None})
+    assert capsys.readouterr().out.splitlines() == [
+        "step    7/20  pass 0.432  len 31.3  interrupted 0.25  lag 1.3/3  ratio 1.001  ess 0.99  "
+        "ent 0.40  left 1999  0.50s",
+        "step    8/20  pass 0.432  len 31.3  interrupted 0.25  lag 1.3/3  "
+        "no group to learn from: no optimizer step  left 1999  0.50s"]
+
+
+def test_on_a_terminal_it_is_a_bar_that_goes_on_where_the_run_does(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with Progress(20, 6) as progress:
+        progress.show(RECORD)
+        assert progress.n == 7 and progress.total == 20
+    shown = capsys.readouterr()
+    assert shown.out == "" and "7/20" in shown.err and "interrupted 0.25" in shown.err
+    assert os.linesep not in shown.err.rstrip()

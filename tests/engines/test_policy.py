@@ -1,0 +1,73 @@
+"""The trainer's forward pass: whose log-probs it returns, and of which distribution.
+
+The oracle is a plain forward pass of each sample alone.
+"""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import packed_copy, plain_logprobs
+from test_scalerl import rollouts_of
+
+from engines.policy import Policy, logprobs_of, table
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_those_of_a_plain_forward_at_the_samplers_temperature(llama, temperature):
+    """At another temperature they would belong to another policy, and the ratio would be biased
+    before anything is stale. Forced tokens have no log-prob."""
+    rollouts = rollouts_of(3, 4, random.Random(5))
+    found, entropies = Policy(packed_copy(llama), temperature=temperature)(rollouts)
+    assert found.shape == entropies.shape == (12, max(len(r.output_ids) for r in rollouts))
+    for r, row, entropy in zip(rollouts, found, entropies):
+        length, sampled = len(r.output_ids), torch.tensor(r.sampled)
+        expected = plain_logprobs(llama, r, temperature)
+        torch.testing.assert_close(row[:length][sampled], expected[sampled], atol=1e-4, rtol=0)
+        assert (row[:length][~sampled] == 0).all() and (row[length:] == 0).all()
+        assert (entropy[:length][sampled] > 0).all() and (entropy[length:] == 0).all()
+    assert not entropies.requires_grad
+
+
+def test_a_token_that_the_sampler_was_certain_of_is_trained_like_any_other(llama):
+    """Its recorded log-prob is exactly 0, as a forced token's is. Only `sampled` tells them apart:
+    a model that is sure of its answer must not lose the answer's gradient."""
+    rollouts = rollouts_of(2, 3, random.Random(6))
+    policy = Policy(packed_copy(llama))
+    expected, _ = policy(rollouts)
+    for r in rollouts:
+        r.logprobs = [0.0] * len(r.logprobs)
+    found, _ = policy(rollouts)
+    assert torch.equal(found, expected) and torch.equal(
+        found != 0, table(rollouts, "sampled", torch.bool))
+
+
+def head_logprobs(model, rollouts, kind):
+    """Log-probs of all sampled tokens, the head's operands and logits rounded to `kind`."""
+    found = []
+    for r in rollouts:
+        ids = torch.tensor([[*r.prompt_ids, *r.output_ids]])
+        hidden = model.model(ids).last_hidden_state[0, len(r.prompt_ids) - 1: -1]
+        logits = F.linear(hidden.to(kind), model.lm_head.weight.to(kind)).float()
+        logprobs = logits.log_softmax(-1).gather(1, torch.tensor(r.output_ids)[:, None])[:, 0]
+        found.append(logprobs[torch.tensor(r.sampled)])
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("own", [True, False])
+@torch.no_grad()
+def test_one_call_may_ask_for_the_other_head_and_the_next_has_its_own_again(llama, own):
+    """The self-test compares both heads. The states of the two sides differ in their last digits,
+    so a rounded logit may fall on either side: on average the right head is far nearer."""
+    rollouts = rollouts_of(4, 5, random.Random(7))
+    policy, sampled = Policy(packed_copy(llama), head_fp32=own), table(
+        rollouts, "sampled", torch.bool)
+    mine, other, mine_again = (policy(rollouts, head)[0] for head in (None, not own, None))
+    assert torch.equal(mine, mine_again)
+    torch.testing.assert_close(logprobs_of(policy, rollouts, not own, 10_000), other)
+    for head_fp32, found in ((own, mine), (not own, other)):
+        right, wrong = ((head_logprobs(llama, rollouts, kind) - found[sampled]).abs().mean()
+                        for kind in ((torch.float32, torch.bfloat16) if head_fp32 else
+                                     (torch.bfloat16, torch.float32)))
+        assert right < 0.3 * wrong

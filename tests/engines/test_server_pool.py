@@ -1,0 +1,724 @@
+"""The server pool and its sampler against small HTTP servers of our own, which say what a test
+likes, fail where it likes, and hold back what has to be unfinished. No vLLM is needed."""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import EOS, ROOT, WORDS, drain, requests
+from served import Fake, connect, drained, free_port, push, until  # noqa: F401
+
+from config import Config
+from engines.dispatch import Dispatcher, check_answer
+from engines.server import ServerError, ServerFailed
+from engines.tls import client_context, tls_context
+from engines.vllm_servers import ServerSampler
+from sampler import Interruption
+from scaleout.server_command import server_command
+
+
+# ---------------------------------------------------------------------------------------------
+# An answer is checked
+
+
+def honest(versions=((0, 0, 6),), ids=(5, 6, 7, 8, 9, 10), reason="length"):
+    return {"choices": [{
+        "token_ids": list(ids), "finish_reason": reason,
+        "logprobs": {"content": [{"logprob": -0.25 * (i + 1)} for i in range(len(ids))]},
+        "weight_versions": [{"version": f"run-{v}", "start": a, "end": b}
+                            for v, a, b in versions]}]}
+
+
+def checked(answer, asked=6):
+    return check_answer(answer, asked=asked, eos_ids=[EOS],
+                        pushed={f"run-{version}": version for version in range(4)})
+
+
+def test_an_honest_answer_is_taken_apart():
+    ids, logprobs, versions = checked(honest(versions=((1, 0, 2), (3, 2, 6))))
+    assert ids == [5, 6, 7, 8, 9, 10] and versions == [1, 1, 3, 3, 3, 3]
+    assert logprobs == [-0.25, -0.5, -0.75, -1.0, -1.25, -1.5]
+    ids, _, versions = checked(honest(ids=(5, EOS), versions=((2, 0, 2),), reason="stop"))
+    assert ids == [5, EOS] and versions == [2, 2]
+
+
+def broken(**change):
+    def apply(answer):
+        answer["choices"][0].update(change)
+    return apply
+
+
+def spans(*triples):
+    return broken(weight_versions=[{"version": f"run-{v}", "start": a, "end": b}
+                                   for v, a, b in triples])
+
+
+def logprob(value):
+    def apply(answer):
+        answer["choices"][0]["logprobs"]["content"][2]["logprob"] = value
+    return apply
+
+
+@pytest.mark.parametrize("change, words", [
+    (broken(token_ids=[5, 6, 7]), "3 tokens of 6, .* 6 log-probs, all finite"),
+    (broken(token_ids=[5] * 7), "7 tokens of 6"),
+    (broken(token_ids=[]), "0 tokens of 6"),
+    (broken(finish_reason="abort", token_ids=[5, 6, 7, 8, 9],
+            logprobs={"content": [{"logprob": -1.0}] * 5}), "5 tokens of 6, ended by 'abort'"),
+    (broken(logprobs=None), "not an answer"),
+    (broken(weight_versions=None), "not an answer"),
+    (logprob(float("nan")), "6 log-probs, not all finite"),
+    (logprob(float("-inf")), "6 log-probs, not all finite"),
+    (logprob(None), "not an answer"),
+    (spans((0, 0, 5)), "6 tokens of 6, .* weights .*'end': 5"),
+    (spans((0, 0, 7)), "6 tokens of 6, .* and weights .*, all pushed"),
+    (spans((0, 0, 3), (1, 4, 6)), "6 tokens of 6, .* and weights .*, all pushed"),
+    (spans((0, 0, 3), (1, 4, 7)), "6 tokens of 6, .* and weights .*, all pushed"),
+    (spans((0, 1, 7)), "6 tokens of 6, .* and weights .*, all pushed"),
+    (spans((2, 0, 3), (1, 3, 6)), "6 tokens of 6, .* and weights .*, all pushed"),
+    (spans(), "6 tokens of 6, .* and weights .*, all pushed"),
+    (spans((4, 0, 6)), "'run-4'.*not all pushed here"),
+    (broken(weight_versions=[{"version": "default", "start": 0, "end": 6}]), "'default'"),
+    (lambda answer: answer.update(choices=[]), "not an answer"),
+    (lambda answer: answer.update(choices=answer["choices"] * 2), "not an answer"),
+])
+def test_an_answer_that_cannot_be_is_refused_with_the_reason(change, words):
+    answer = honest()
+    checked(answer)                                         # honest before it was changed
+    change(answer)
+    with pytest.raises(ServerFailed, match=words):
+        checked(answer)
+
+
+# ---------------------------------------------------------------------------------------------
+# The pool
+
+
+class NoChannel:
+    """A channel that carries nothing."""
+    init_info = {}
+
+    def __init__(self, *_):
+        self.sent = []
+
+    def meet(self):
+        pass
+
+    @staticmethod
+    def pack(tensors):
+        return tensors
+
+    def send(self, tensors):
+        self.sent.append(len(tensors))
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Makes fake servers; their channels carry nothing."""
+    monkeypatch.setattr("engines.server.GlooChannel", NoChannel)
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(Fake(*args, **kwargs))
+        return made[-1]
+    yield make
+    for one in made:
+        one.hung.clear()
+        one.loop.call_soon_threadsafe(one.open.set)
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            one.stop()
+
+
+WEIGHT = [("w", torch.ones(2, 3))]
+
+
+def breaking_off():
+    """Weights that must not be asked for."""
+    raise AssertionError("weights were asked for")
+    yield
+
+
+def channel_of(sampler, server):
+    return next(s.channel for s in sampler.pool.servers if s.url == server.url)
+
+
+def whole(body, number):
+    """An honest answer of as many tokens as were asked for, none of them an end."""
+    n = body["sampling_params"]["max_tokens"]
+    return honest(ids=[2 + (number + i) % 4 for i in range(n)], versions=((0, 0, n),))
+
+
+def test_bad_answers_are_refused_counted_and_asked_again(fake, connect):
+    """Five of the first twenty, each bad in another way; all samples come all the same."""
+    bad = [broken(token_ids=[]), logprob(float("nan")), spans(("0" + "9" * 5000, 0, 1)),
+           lambda answer: b"\x80\x04not json", lambda answer: answer.clear()]
+
+    def say(body, number):
+        answer = whole(body, number)
+        return bad[number // 3 - 1](answer) or answer if number in range(3, 18, 3) else answer
+    server = fake(say)
+    server.open.clear()
+    sampler = connect(server.url)
+    push(sampler, WEIGHT, 0)
+    for request in requests(7, samples=5):
+        sampler.submit(request)
+    until(lambda: len(server.asked) == 20)      # so that none of the five is asked for again
+    server.release()
+    rollouts = drain(sampler)
+    assert Counter(r.group_id for r in rollouts) == {i: 5 for i in range(7)}
+    assert all(set(r.versions) == {0} and max(r.output_ids) < 32 for r in rollouts)
+    log = sampler.log()
+    assert log["servers/refused_answers"] == 5 and log["servers/losses"] == 0
+    assert sampler.log()["servers/refused_answers"] == 0            # counted once
+
+
+def test_three_bad_answers_for_one_sample_end_the_run_with_the_reason(fake, connect):
+    def say(body, number):
+        answer = whole(body, number)
+        spans((5, 0, 1))(answer)
+        return answer
+    sampler = connect(fake(say).url)
+    push(sampler, WEIGHT, 0)
+    with pytest.raises(ServerError, match="version 0: http.* three times .*not all pushed"):
+        drain(sampler, requests(2, samples=3))
+
+
+def test_a_mistake_of_the_clients_ends_the_run_instead_of_leaving_it_to_wait(
+        fake, connect, monkeypatch):
+    sampler = connect(fake(whole).url)
+    push(sampler, WEIGHT, 0)
+    monkeypatch.setattr(sampler, "absorb", lambda sample: None)
+    with pytest.raises(ServerError, match="this is a bug"):
+        drain(sampler, requests(1))
+
+
+def test_two_thousand_requests_are_in_flight_at_once_where_1024_files_may_be_open(fake, connect):
+    """The usual soft limit; each request is a connection. All are held back until all are there."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 5000:
+        pytest.skip(f"this process may open {hard} files, client and servers need 5,000")
+    fakes = [fake(whole, scheduler_config__max_num_seqs=1000) for _ in range(2)]
+    for server in fakes:
+        server.open.clear()
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        sampler = connect(*(server.url for server in fakes), slots=1000, phrase=())
+        push(sampler, WEIGHT, 0)
+        for request in requests(8, samples=250):
+            sampler.submit(request)
+        until(lambda: [len(server.asked) for server in fakes] == [1000, 1000], 120)
+        for server in fakes:
+            server.release()
+        assert Counter(r.group_id for r in drained(sampler)) == {i: 250 for i in range(8)}
+        assert sampler.log()["servers/losses"] == sampler.log()["servers/refused_answers"] == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_samples_of_a_group_go_to_one_server_and_servers_are_kept_equally_busy(fake, connect):
+    """One server has their prompt in its cache then. Answers are held back, so what was sent is
+    seen: 2 x 7 slots, four groups of three, and the fifth split over the two that are left."""
+    fakes = [fake(whole), fake(whole)]
+    for server in fakes:
+        server.open.clear()
+    sampler = connect(*(server.url for server in fakes), slots=7, phrase=(), ahead=5)
+    push(sampler, WEIGHT, 0)
+    for request in requests(6, samples=3):
+        sampler.submit(request)
+    assert sampler.free_slots == 14 + 5 - 18
+    until(lambda: sum(len(server.asked) for server in fakes) == 14)
+    for server in fakes:
+        prompts = Counter(tuple(body["token_ids"]) for body in server.asked)
+        assert sorted(prompts.values()) == [1, 3, 3]
+    assert sampler.in_flight == 18
+    for server in fakes:
+        server.release()
+    assert len(drain(sampler)) == 18 and all(server.asked for server in fakes)
+
+
+def test_the_second_request_of_a_sample_goes_to_the_server_of_its_first(fake, connect):
+    """Which has the blocks of its prompt and thinking in the cache."""
+    fakes = [fake(whole), fake(whole)]
+    sampler = connect(*(server.url for server in fakes))
+    push(sampler, WEIGHT, 0)
+    groups = requests(8, samples=5)
+    assert len(drain(sampler, groups)) == 40
+    for server in fakes:
+        sent = {tuple(body["token_ids"]) for body in server.asked}
+        begun = sent & {group.prompt_ids for group in groups}
+        assert begun and sent - begun
+        assert all(any(ids[:len(prompt)] == prompt for prompt in begun) for ids in sent)
+
+
+def test_servers_work_while_the_trainer_does_not_look(fake, connect):
+    """Answers are taken and new requests sent with no call of `step`: twice for each sample, with
+    slots for a third of them."""
+    server = fake(whole)
+    sampler = connect(server.url, slots=7, ahead=13)
+    push(sampler, WEIGHT, 0)
+    for request in requests(4, samples=5):
+        sampler.submit(request)
+    until(lambda: sampler.done.qsize() == 20)
+    assert len(server.asked) == 40 and len(sampler.finished()) == 20
+
+
+def test_a_sampler_pushes_the_first_weights_itself_if_nobody_has(fake, connect):
+    """After a resume, too: under the version that it was restored with."""
+    server = fake(whole)
+    sampler = connect(server.url, temperature=0.7)
+    sampler.weights.tensors, sampler.version = WEIGHT, 4
+    assert {v for r in drain(sampler, requests(2)) for v in r.versions} == {4}
+    assert server.version.endswith("-4") and sampler.weights.calls == 1
+    assert {body["sampling_params"]["temperature"] for body in server.asked} == {0.7}
+
+
+def test_two_samplers_share_the_servers_and_one_push_serves_both(fake, connect):
+    """Evaluation goes first: the trainer waits for it, and for nothing else."""
+    server = fake(whole)
+    training = connect(server.url, slots=3, phrase=(), ahead=9)
+    evaluation = ServerSampler(training.pool, WORDS, Interruption(9, 17, 4, ()),
+                               weights=training.weights, prompt_tokens=110, eos_ids=[EOS])
+    push(training, WEIGHT, 0)
+    evaluation.push_weights(iter(()), 0)                    # nothing is sent a second time
+    assert len(server.pushes) == 1
+    server.open.clear()
+    for request in requests(4, samples=3):
+        training.submit(request)
+    until(lambda: len(server.asked) == 3)
+    evaluation.submit(*requests(1, samples=2, length=55))
+    server.release()
+    assert len(drain(evaluation)) == 2 and len(drain(training)) == 12
+    order = [len(body["token_ids"]) for body in server.asked]
+    assert order[3:5] == [55, 55] and 55 not in order[:3] + order[5:]
+    assert (training.devices, training.heads, evaluation.heads) == (1, (True,), (True,))
+    evaluation.close()
+    training.close()                                        # once more, which does nothing
+
+
+def test_a_checkpoint_asks_again_for_exactly_what_is_missing(fake, connect):
+    """Two of a group's four samples have come, the others are held back at another server."""
+    fast, held, rollouts = fake(whole), fake(whole), []
+    held.open.clear()
+    sampler = connect(fast.url, held.url, slots=2, phrase=())
+    push(sampler, WEIGHT, 3)
+    sampler.submit(requests(1, samples=4)[0])
+    until(lambda: rollouts.extend(sampler.finished()) or len(rollouts) == 2)
+    tensors, plain = sampler.state()
+    resumed = connect(fast.url, slots=2, phrase=(), seed=5)
+    resumed.load_state(tensors, json.loads(json.dumps(plain)))
+    assert (resumed.in_flight, resumed.version) == (2, 3)
+    assert torch.equal(resumed.random.get_state(), sampler.random.get_state())
+    resumed.weights.tensors = WEIGHT
+    rollouts += drain(resumed)
+    assert [(r.group_id, r.prompt_ids, set(r.versions)) for r in rollouts] == [
+        (0, rollouts[0].prompt_ids, {3})] * 4
+
+
+def test_busy_time_is_counted_by_slot_and_by_server(monkeypatch):
+    """Three servers of four slots, by a clock of our own: 10 s with 3, 0 and (not ready) 1
+    requests, then 20 s in which the first is lost and the second has 1."""
+    now = [100.0]
+    monkeypatch.setattr("engines.dispatch.time", SimpleNamespace(monotonic=lambda: now[0]))
+    servers = [SimpleNamespace(state=state, requests=dict.fromkeys(range(n)))
+               for state, n in (("ready", 3), ("ready", 0), ("stale", 1))]
+    dispatcher = Dispatcher(SimpleNamespace(servers=servers, slots=4))
+    now[0] += 10
+    dispatcher.count_time()
+    servers[0].state, servers[1].requests = "lost", {7: None}
+    now[0] += 20
+    log = asyncio.run(dispatcher.log())
+    assert log["off_policy/busy_share"] == pytest.approx((3 * 10 + 1 * 20) / (12 * 30))
+    assert log["off_policy/decoding_share"] == pytest.approx((10 + 20) / (3 * 30))
+    assert log["off_policy/waited_s"] == pytest.approx(30 - 50 / 12)
+    now[0] += 5
+    assert asyncio.run(dispatcher.log())["off_policy/busy_share"] == pytest.approx(1 / 12)
+
+
+def test_thinking_budgets_depend_on_the_seed_alone(fake, connect):
+    server = fake(whole)
+    sampler = connect(server.url)
+    push(sampler, WEIGHT, 0)
+
+    def budgets(seed):
+        sampler.reseed(seed)
+        return sorted(r.sampled.index(False) for r in drain(sampler, requests(1, samples=20)))
+    assert budgets(3) == budgets(3) != budgets(5)
+
+
+def test_a_server_is_started_in_the_shape_and_with_the_locks_that_were_asked_for(micro):
+    config = Config(model=str(micro), tensor_parallel=2, tls="certs",
+                    vllm_args="--pipeline-parallel-size 3 --data-parallel-size 5")
+    argv, env = server_command(config, model=micro, length=134, slots=20, dtype=torch.bfloat16,
+                               host="10.0.0.7", port=8100, device="4,6")
+    given = dict(zip(argv, argv[1:]))
+    assert [given[f"--{name}-parallel-size"] for name in ("tensor", "pipeline", "data")] == \
+        ["2", "3", "5"]
+    assert given["--ssl-cert-reqs"] == str(int(ssl.CERT_REQUIRED))      # without one, nobody
+    assert given["--ssl-ca-certs"] == os.path.join("certs", "ca.pem")
+    assert given["--host"] == "10.0.0.7" and env["CUDA_VISIBLE_DEVICES"] == "4,6"
+    config.tls = "none"
+    argv, _ = server_command(config, model=micro, length=134, slots=20, dtype=torch.bfloat16,
+                             host="10.0.0.7", port=8100)
+    assert "--ssl-certfile" not in argv
+    # Two servers with one seed would draw the same numbers.
+    assert int(given["--seed"]) != int(argv[argv.index("--seed") + 1])
+
+
+def test_nothing_is_sent_during_a_push_and_the_salt_is_the_version(fake, connect):
+    """The tensors are asked for one by one while the gate is closed; behind them, with several
+    trainer ranks, are collectives that must never meet a send."""
+    server = fake(whole)
+    sampler = connect(server.url)
+    seen = []
+
+    def tensors():
+        sampler.submit(requests(1, samples=4)[0])
+        sampler.log()                   # the pool's thread has got to the request by then
+        for i in range(3):
+            seen.append((len(server.asked), server.paused))
+            yield f"w{i}", torch.ones(2)
+    for version in range(2):            # to a server without weights, and to one at work
+        before = len(server.asked)
+        sampler.push_weights(tensors(), version)
+        assert seen == [(before, True)] * 3
+        seen.clear()
+        assert len(drain(sampler)) == 4 and not server.paused
+        assert {body["cache_salt"] for body in server.asked[before:]} == {f"{server.version}-1"}
+        assert server.version.endswith(f"-{version}") and server.version != str(version)
+
+
+def test_tensors_travel_in_buckets_of_one_type_and_none_is_left_out(fake, connect, monkeypatch):
+    monkeypatch.setattr("engines.weight_transfer.BUCKET_BYTES", 30)
+    server = fake(whole, model_config__dtype="torch.bfloat16")
+    sampler = connect(server.url, dtype=torch.bfloat16)
+    sampler.push_weights(((f"w{i}", torch.ones(i + 1, 3)) for i in range(7)), 0)
+    assert [info["names"] for info in server.updates] == [
+        ["w0", "w1", "w2"], ["w3", "w4"], ["w5"], ["w6"]]
+    assert [shape for info in server.updates for shape in info["shapes"]] == [
+        [i + 1, 3] for i in range(7)]
+    assert {name for info in server.updates for name in info["dtype_names"]} == {"bfloat16"}
+    assert sampler.pool.servers[0].channel.sent == [3, 2, 1, 1]
+
+
+def test_a_server_that_fails_in_a_push_stays_paused_until_a_whole_push_succeeds(fake, connect):
+    """The other one goes on. The trainer's own failure in the middle leaves none serving."""
+    good, bad = fake(whole), fake(whole)
+    sampler = connect(good.url, bad.url)
+    push(sampler, WEIGHT, 0)
+
+    def fail(tensors):
+        raise RuntimeError("Connection closed by peer")
+    channel_of(sampler, bad).send = fail
+    push(sampler, WEIGHT, 1)
+    assert bad.paused and bad.version.endswith("-0") and good.version.endswith("-1")
+    assert not good.paused and len(good.pushes) == 2 and len(bad.pushes) == 1
+    asked = len(bad.asked)
+    until(lambda: sampler.pool.needs_push)                  # it was connected again
+    assert bad.paused and len(bad.asked) == asked
+    assert len(drain(sampler, requests(1))) == 3            # and gets the weights in `step`
+    assert sampler.weights.calls == 1
+    assert not bad.paused and bad.version == good.version and len(good.pushes) == 2
+
+    def breaking():
+        yield WEIGHT[0]
+        raise MemoryError("gather failed")
+    with pytest.raises(MemoryError):
+        sampler.push_weights(breaking(), 2)
+    assert good.paused and bad.paused and good.version.endswith("-1")
+
+
+def test_a_server_without_progress_is_lost_and_its_samples_are_asked_of_another(
+        fake, connect, monkeypatch, capfd):
+    """It answers every look, but no request. One that is only slow, and counts tokens, is left in
+    peace for longer than the deadline: thirty looks, a tenth of a second apart at least."""
+    monkeypatch.setattr("engines.server_pool.HEALTH_S", 0.1)
+    stuck, slow = fake(whole), fake(whole)
+    stuck.open.clear()
+    slow.open.clear()
+
+    def count(look):
+        if look == 30:
+            slow.open.set()
+        return look
+    slow.count = count
+    sampler = connect(stuck.url, slow.url, deadline_s=2, slots=5)
+    push(sampler, WEIGHT, 0)
+    sampler.weights.tensors = breaking_off()                # the stuck one never comes back
+    rollouts = []
+    for request in requests(2, samples=5):
+        sampler.submit(request)
+    until(lambda: rollouts.extend(sampler.finished()) or not sampler.in_flight)
+    assert Counter(r.group_id for r in rollouts) == {0: 5, 1: 5} and slow.looks >= 30
+    assert stuck.asked and sampler.log()["servers/losses"] == 1
+    assert f"{stuck.url} is lost: neither an answer nor a new token for 2 s" in \
+        capfd.readouterr().err
+
+
+def test_a_silent_server_takes_no_other_down_in_a_push(fake, connect, monkeypatch, capfd):
+    """First it is silent in the send: workers wait from the request on, so the other's have given
+    up if theirs begins only after it. Then it does not answer the pause."""
+    silent, good = fake(whole), fake(whole)
+    sampler = connect(silent.url, good.url)
+    push(sampler, WEIGHT, 0)
+    sent, late = threading.Event(), threading.Event()
+
+    def hang(tensors):
+        if not sent.wait(20):
+            late.set()
+        raise RuntimeError("Timed out")
+
+    def send(tensors):
+        if late.is_set():
+            raise RuntimeError("Connection closed by peer")
+        sent.set()
+    channel_of(sampler, silent).send, channel_of(sampler, good).send = hang, send
+    push(sampler, WEIGHT, 1)
+    assert silent.version.endswith("-0") and good.version.endswith("-1") and not good.paused
+
+    monkeypatch.setattr("engines.server.PAUSE_S", 0.5)
+    until(lambda: sampler.pool.needs_push)
+    silent.hung.add("/pause")
+    push(sampler, WEIGHT, 2)
+    assert silent.version.endswith("-0") and good.version.endswith("-2") and not good.paused
+    assert (f"{silent.url} is lost: push of version 2: /pause?mode=keep&clear_cache=false: no "
+            "answer for 0.5 s") in capfd.readouterr().err
+
+
+@pytest.fixture
+def nccl(monkeypatch):
+    """NCCL without a GPU: its communicators, each a stand-in whose `broadcast` may be set."""
+    made, library = [], SimpleNamespace(ncclGetUniqueId=lambda: SimpleNamespace(internal=b"id"))
+
+    def join(*_):
+        group = SimpleNamespace(broadcast=lambda *_: None, destroyed=threading.Event())
+        group.destroy = group.destroyed.set
+        made.append(group)
+        return group
+    joined = SimpleNamespace(uid_init_process_group=join)
+    for name, module in (("device_communicators.pynccl_wrapper", SimpleNamespace(
+            NCCLLibrary=lambda: library)), ("weight_transfer.nccl_common", joined)):
+        monkeypatch.setitem(sys.modules, f"vllm.distributed.{name}", module)
+    stream = SimpleNamespace(synchronize=lambda: None)
+    for name, value in {"is_available": True, "current_device": 0, "Stream": stream,
+                        "current_stream": stream, "device": contextlib.nullcontext(),
+                        "stream": contextlib.nullcontext()}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    return SimpleNamespace(made=made, joined=joined)
+
+
+def test_a_bucket_travels_over_nccl_as_one_tensor_of_bytes(fake, connect, nccl):
+    server, sent = fake(whole, weight_transfer_config__backend="nccl"), []
+    sampler = connect(server.url)
+    nccl.made[0].broadcast = lambda data, root, stream: sent.append((data, root))
+    tensors = [(f"w{i}", torch.randn(i + 2, 3)) for i in range(3)]
+    push(sampler, tensors, 0)
+    (data, root), = sent
+    assert root == 0 and data.dtype == torch.uint8
+    assert torch.equal(data.view(torch.float32), torch.cat([t.view(-1) for _, t in tensors]))
+
+
+def test_a_server_that_dies_in_a_push_over_nccl_holds_nobody_up_and_leaves_no_memory(
+        fake, connect, nccl, capfd):
+    """NCCL waits for a dead worker for ever; each communicator holds memory of the trainer's GPU
+    until it is destroyed."""
+    server = fake(whole, weight_transfer_config__backend="nccl")
+    sampler = connect(server.url, deadline_s=500)
+    push(sampler, WEIGHT, 0)
+    first, = nccl.made
+    first.broadcast = lambda *_: first.destroyed.wait(60)
+    server.failing["/update_weights"] = 500
+    push(sampler, WEIGHT, 1)
+    assert first.destroyed.wait(10)
+    assert "push of version 1: /update_weights answered 500" in capfd.readouterr().err
+    del server.failing["/update_weights"]
+    until(lambda: sampler.pool.needs_push)                  # it was connected again
+    push(sampler, WEIGHT, 1)
+    assert server.version.endswith("-1") and len(nccl.made) == 2
+    server.version = "someone-elses"                        # lost without a push: the same
+    until(lambda: nccl.made[1].destroyed.is_set())
+
+
+def test_workers_that_do_not_come_to_nccl_are_awaited_until_the_deadline_alone(
+        fake, connect, nccl, monkeypatch):
+    late = threading.Event()
+    monkeypatch.setattr(nccl.joined, "uid_init_process_group", lambda *_: late.wait(60))
+    server = fake(whole, weight_transfer_config__backend="nccl")
+    with pytest.raises(ServerError, match="within 2 s; .*: no transfer of weights within 1 s"):
+        connect(server.url, deadline_s=1, start_deadline_s=2.4)
+    late.set()
+
+
+def test_another_who_uses_the_server_is_noticed(fake, connect, monkeypatch):
+    monkeypatch.setattr("engines.server_pool.HEALTH_S", 0.1)
+    server = fake(whole)
+    sampler = connect(server.url)
+    push(sampler, WEIGHT, 0)
+    drain(sampler, requests(1))
+    server.version = "someone-elses"
+    until(lambda: sampler.pool.needs_push)                  # lost, and connected again
+    drain(sampler, requests(1))
+    # Blocks that were filled before this was noticed may be of other weights: never found again.
+    assert len({body["cache_salt"] for body in server.asked}) == 2
+    assert server.version.endswith("-0") and sampler.log()["servers/losses"] == 1
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"model_config__max_model_len": 133}, "--max-model-len is 133, this run needs at least 134"),
+    ({"model_config__logprobs_mode": "raw_logprobs"},
+     "--logprobs-mode is raw_logprobs, this run needs processed_logprobs"),
+    ({"model_config__dtype": "torch.bfloat16"}, "--dtype is bfloat16, this run needs float32"),
+    ({"model_config__hf_overrides": {"head_dtype": "bfloat16"}},
+     "head_dtype in --hf-overrides is bfloat16, this run needs float32"),
+    ({"scheduler_config__max_num_seqs": 19}, "--max-num-seqs is 19, this run needs at least 20"),
+    ({"weight_transfer_config__backend": "ipc"},
+     "backend in --weight-transfer-config is ipc, this run needs .*gloo"),
+])
+def test_a_server_with_a_wrong_setting_is_refused_with_the_option_that_is_right(
+        change, words, fake, connect):
+    with pytest.raises(ValueError, match=words):
+        connect(fake(whole, **change).url)
+
+
+@pytest.mark.parametrize("head, dtype, fp32, fits", [
+    ("model", torch.float32, True, True), ("model", torch.float32, False, False),
+    ("model", torch.bfloat16, True, False), ("model", torch.bfloat16, False, True),
+    ("bfloat16", torch.float32, False, True), ("float32", torch.bfloat16, True, True)])
+def test_the_head_must_round_as_the_trainers_does(head, dtype, fp32, fits, fake, connect):
+    server = fake(whole, model_config__hf_overrides={"head_dtype": head},
+                  model_config__dtype=str(dtype))
+    with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="head_dtype in"):
+        connect(server.url, dtype=dtype, head_fp32=fp32)
+
+
+def test_what_a_server_has_not_begun_at_a_push_is_asked_again_after_it(fake, connect):
+    """Its cache has room for seven of twelve: the five that were sent last are its queue."""
+    server = fake(whole)
+    sampler = connect(server.url)
+    push(sampler, WEIGHT, 0)
+    server.open.clear()
+    for request in requests(3, samples=4):
+        sampler.submit(request)
+    until(lambda: len(server.asked) == 12)
+    begun, server.queued = server.asked[:7], 5
+    push(sampler, WEIGHT, 1)
+    server.queued = 0
+    until(lambda: len(server.asked) == 17)
+    again = server.asked[12:]
+    server.release()
+    assert Counter(r.group_id for r in drain(sampler)) == {i: 4 for i in range(3)}
+    asked = Counter(tuple(body["token_ids"]) for body in begun + again)
+    assert sorted(asked.values()) == [4, 4, 4]
+    assert {body["cache_salt"] for body in again} == {f"{server.version}-1"}
+    log = sampler.log()                 # what it had begun goes on; but here under version 1
+    assert log["servers/taken_back"] == 5 and log["servers/late_starts"] == 7
+
+
+def test_nobody_is_followed_to_another_address(fake, connect):
+    """A redirect would take prompts anywhere, past what was said of TLS."""
+    server, other = fake(whole), fake(whole)
+    sampler = connect(server.url)
+    push(sampler, WEIGHT, 0)
+    server.redirect = other.url
+    with pytest.raises(ServerError, match="answered three times what was not asked for .*307"):
+        drain(sampler, requests(1))
+    assert not other.tries
+
+
+def test_a_server_that_is_locked_or_lacks_routes_is_refused_with_how_to_start_it(fake, connect):
+    for status in (401, 404):
+        server = fake(whole)
+        server.failing["/server_info"] = status
+        with pytest.raises(ValueError, match=f"answered {status}.*; start it as scaleout/"
+                                             "server_command.py does"):
+            connect(server.url)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="is nccl, this run needs gloo"):
+            connect(fake(whole, weight_transfer_config__backend="nccl").url)
+
+
+def test_a_route_that_is_off_ends_the_run_with_the_servers_own_words(fake, connect):
+    """Started without --enable-scale-out, vLLM answers 403 and names the option."""
+    server = fake(whole)
+    sampler = connect(server.url)
+    push(sampler, WEIGHT, 0)
+    server.failing["/inference/v1/generate"] = 403
+    with pytest.raises(ServerError, match="generate answered 403: .*no"):
+        drain(sampler, requests(1))
+
+
+def test_a_push_that_another_trainer_left_open_is_closed_first(fake, connect):
+    """It was killed in the middle of it. The server's refusal to start another closes the
+    connection: what follows must not be sent into that."""
+    server = fake(whole)
+    server.updating = True
+    sampler = connect(server.url)
+    push(sampler, WEIGHT, 0)
+    assert sampler.pool.servers[0].state == "ready" and not server.updating
+    assert sampler.log()["servers/losses"] == 0
+
+
+def test_servers_of_another_kind_or_version_are_refused(fake, connect, monkeypatch):
+    server = fake(whole)
+    server.vllm = "0.31.2"
+    with pytest.raises(ValueError, match="vllm is 0.31, this run needs 0.32 or 0.33"):
+        connect(server.url)
+    server.vllm, server.config = "0.32.1", {}
+    with pytest.raises(ValueError, match="not a vLLM server that this code knows"):
+        connect(server.url)
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(ServerError, match="connect: not every server is ready within 3 s; "
+                                          f"{url} is lost: "):
+        connect(url, deadline_s=1)
+
+
+@pytest.mark.parametrize("url, words", [
+    ("http://10.0.0.7:8000", "everybody who reaches that port can change the weights"),
+    ("https://127.0.0.1:8000", "tls = '': .*make certs"),
+    ("127.0.0.1:8000", "give addresses like"), ("http://127.0.0.1", "give addresses like"),
+    ("ftp://127.0.0.1:21", "give addresses like")])
+def test_addresses_that_are_not_safe_are_refused(url, words, connect):
+    with pytest.raises(ValueError, match=words):
+        connect(url)
+
+
+def test_plain_http_to_another_machine_is_taken_if_tls_is_said_to_be_none():
+    assert client_context(["http://10.0.0.7:8000"], "none") is None
+    with pytest.raises(ValueError, match="tls = 'none': .*make certs"):
+        client_context(["https://10.0.0.7:8000"], "none")
+
+
+def test_with_tls_both_sides_show_a_certificate(fake, connect, tmp_path):
+    """A trainer of another authority does not get in, and does not talk to the server either."""
+    for name in ("mine", "other"):
+        run = subprocess.run(["make", "certs", f"CERTS={tmp_path / name}", "HOSTS=127.0.0.1"],
+                             cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert run.returncode == 0, run.stderr
+    server = fake(whole, ssl=tls_context(tmp_path / "mine", ssl.Purpose.CLIENT_AUTH))
+    trusting, said = ssl.create_default_context(cafile=tmp_path / "mine/ca.pem"), b""
+    with contextlib.suppress(OSError), trusting.wrap_socket(
+            socket.create_connection(("127.0.0.1", server.port), 20),
+            server_hostname="127.0.0.1") as nobody:         # it shows none
+        nobody.sendall(b"GET /version HTTP/1.0\r\n\r\n")
+        said = nobody.recv(1)
+    assert not said and not server.tries
+    sampler = connect(server.url, tls=str(tmp_path / "mine"))
+    push(sampler, WEIGHT, 0)
+    assert len(drain(sampler, requests(1))) == 3
+    with pytest.raises(ServerError, match="certificate"):
+        connect(server.url, tls=str(tmp_path / "other"), deadline_s=2)
+    with pytest.raises(ValueError, match="cannot be read"):
+        connect(server.url, tls=str(tmp_path), deadline_s=1)

@@ -1,0 +1,10 @@
+"""Helper for tests of what the launcher plans."""
+
+from config import make_config
+from scaleout import launch
+
+
+def estimate_of(folder, **settings):
+    """(config, Estimate) as the launcher makes them, on assumed H100s if there are GPUs."""
+    config = make_config({"model": str(folder), "name": "none"} | settings)
+    return config, launch.plan(config)[0]

@@ -1,0 +1,29 @@
+"""Helpers for tests of processes: wait for something, and see a whole tree of them end."""
+
+import time
+
+import psutil
+
+LIMIT_S = 60                                # nothing here takes longer; a hang fails
+
+
+def until(true, what, limit_s=LIMIT_S):
+    deadline = time.monotonic() + limit_s
+    while not (result := true()):
+        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
+        time.sleep(0.02)
+    return result
+
+
+def tree(process):
+    """All that runs below it, with it. A process keeps its identity here even if its pid is used
+    again later."""
+    try:
+        root = psutil.Process(process.pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def gone(processes):
+    return all(not p.is_running() or p.status() == psutil.STATUS_ZOMBIE for p in processes)

@@ -1,0 +1,227 @@
+"""Memory of trainers and servers; and when it is full, the sentence that says what to shrink."""
+
+import copy
+import importlib
+import random
+import re
+
+import pytest
+import torch
+from conftest import arguments, random_llama
+from estimates import estimate_of
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Qwen3Config
+
+import scalerl
+from config import Config
+from engines import packed
+from scaleout.memory import (ACTIVATIONS, CACHE, CURES, FIXED, GIB, Memory, host_memory,
+                             known_device, short_of_memory)
+from engines.policy import Policy
+from scaleout.team import Alone, TeamError
+from sampler import Rollout
+from tiny import toy
+
+
+def memory_of(folder, *, length=16_000, output=14_000, alone=True, **settings):
+    """The `Memory` of a GPU trainer of the model whose config.json is there."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    return Memory(Config(model=str(folder), **settings), model, output, length, torch.bfloat16,
+                  cuda=True, alone=alone)
+
+
+def need(memory, trainers):
+    return sum(memory.trainer_memory(trainers).values())
+
+
+def test_estimates_of_memory_are_those_counted_by_hand(eight):
+    config, estimate = estimate_of(eight, gpus=8, slots=64)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(Qwen3Config.from_pretrained(eight))
+    weights = sum(p.numel() for p in model.parameters())
+    assert weights == estimate.weights == 8_190_735_360           # Qwen3-8B's own number
+    alone, three = estimate.trainer_memory(1), estimate.trainer_memory(3)
+    whole = 2 * 151936 * 4096               # embedding and head: in bf16, and fp32 gradients
+    assert alone[FIXED] == 16 * weights
+    assert three[FIXED] == pytest.approx(
+        16 * weights / 3 + 6 * whole + 2 * 2 * (weights - whole) / 36)
+    parts, fits = estimate.server_memory()
+    assert parts["weights"] == 2 * weights
+    phrase = toy.make_tokenizer()(config.interrupt_phrase, add_special_tokens=False)["input_ids"]
+    sequence = 2 * 36 * 8 * 128 * 2 * (2048 + 12288 + 2048 + len(phrase))   # K and V, bf16
+    assert parts["the cache of one sequence"] == sequence
+    assert fits == int(((0.9 * 79 - 2) * GIB - 2 * weights) / sequence)
+    assert parts["the cache of what fits"] == min(fits, 64) * sequence
+
+
+def test_of_servers_of_others_nothing_is_estimated(eight):
+    config, estimate = estimate_of(eight, gpus=8, vllm_url="http://127.0.0.1:1")
+    text = estimate.text(8, 0)
+    assert text.count("unknown") == 2 and " s to train" in text
+    for ours in ("whole sequences fit", "at the same time"):
+        assert ours not in text and ours in estimate.text(8, 1)
+
+
+def test_the_copies_behind_a_servers_address_share_its_slots(eight):
+    _, whole = estimate_of(eight, gpus=8, slots=64, trainers=4)
+    _, third = estimate_of(eight, gpus=8, slots=64, trainers=5, vllm_args="-dp 3")
+    assert (whole.slots, third.slots) == (64, 22)
+    assert (whole.server_gpus, third.server_gpus, third.copy_gpus) == (1, 3, 1)
+    (many, _), (few, _) = whole.server_memory(), third.server_memory()
+    fits, one = "the cache of what fits", "the cache of one sequence"
+    assert few[fits] == 22 * few[one] < many[fits]
+    assert third.generate_rate < whole.generate_rate        # a smaller batch reads as many weights
+
+
+def test_rates_are_those_of_a_hand_calculation(eight):
+    """Of an H100, half of whose bandwidth and 30% of whose FLOPs are reached: a decode step reads
+    all weights and caches, training computes three forwards, or four. GPUs that share a copy of
+    the model share its work."""
+    _, estimate = estimate_of(eight, gpus=8, slots=17, tensor_parallel=2, micro_batch_tokens=16_400)
+    context = (2048 + estimate.output / 2) / 2
+    read = 2 * 8_190_735_360 + 17 * context * 2 * 36 * 8 * 128 * 2
+    assert estimate.generate_rate == pytest.approx(17 * 0.5 * 3.35e12 / read)
+    flops = 2 * (8_190_735_360 - 151936 * 4096) + 4 * 36 * 32 * 128 * context
+    for recompute, forwards in ((False, 3), (True, 4)):
+        estimate.recompute = recompute
+        assert estimate.train_rate == pytest.approx(0.3 * 989e12 / forwards / flops)
+
+
+@pytest.mark.parametrize("vllm, caches", [(None, 2), ("there", 1)])
+def test_a_dry_run_counts_the_caches_of_the_engine_that_the_run_would_take(vllm, caches, eight,
+                                                                           monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: vllm)
+    config, estimate = estimate_of(eight, gpus=0, slots=17)
+    assert config.engine == ("vllm" if vllm else "transformers")
+    assert estimate.trainer_memory(1)[CACHE] == \
+        caches * 17 * estimate.length * estimate.kv_token
+
+
+def test_the_advice_names_the_largest_buffer_and_shrinks_it(eight, seed):
+    """Whatever the sizes: of the settings that the advice names for a buffer, each one makes that
+    buffer smaller."""
+    rng, kinds = random.Random(seed), set()
+    base = memory_of(eight, recompute_layers=False)
+    for _ in range(200):
+        memory = copy.copy(base)
+        memory.alone, memory.flash = rng.random() < 0.5, rng.random() < 0.5
+        trainers = 1 if memory.alone else rng.choice([2, 5, 80])
+        memory.config = Config(micro_batch_tokens=rng.choice([4096, 32_768, 131_072]),
+                               slots=rng.choice([16, 40, 256]))
+        sizes = memory.trainer_memory(trainers)
+        buffer = max(sizes, key=lambda name: sizes[name])
+        assert memory.largest(trainers).endswith(f"; the largest is {buffer}: {CURES[buffer]}")
+        kinds.add(buffer)
+        shrunk = [copy.copy(memory) for _ in range(3)]
+        shrunk[0].recompute = True
+        shrunk[1].config = Config(micro_batch_tokens=1, slots=memory.config.slots)
+        shrunk[1].length = shrunk[1].output = 1000              # as with a lower think_max
+        shrunk[2].config = Config(micro_batch_tokens=memory.config.micro_batch_tokens, slots=15)
+        names = {ACTIVATIONS: shrunk[:2], CACHE: shrunk[1:], FIXED: []}[buffer]
+        assert all(other.trainer_memory(trainers)[buffer] < sizes[buffer] for other in names)
+    assert kinds == {FIXED, ACTIVATIONS, CACHE}
+
+
+def test_a_device_is_known_by_whole_words_of_its_name():
+    """The H100 on PCIe is the slower one, and GH200 is not H200."""
+    for name, entry in {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA H100 PCIe": "H100 PCIe",
+                        "NVIDIA H200": "H200", "NVIDIA A100-PCIE-40GB": "A100",
+                        "NVIDIA GeForce RTX 4090": "4090"}.items():
+        assert known_device(name).name == entry
+    for name in ("NVIDIA H20", "NVIDIA L40S", "NVIDIA GH200 480GB"):
+        assert not known_device(name)
+
+
+def test_a_servers_gpus_are_counted_as_vllms_own_options_say(eight):
+    for words, shape in {"": (3, 3), "-pp 2 --max-logprobs 5": (6, 6),
+                         "--data-parallel-size=4 --pipeline_parallel_size 2": (6, 24),
+                         "--seed 1 -dp 7": (3, 21)}.items():
+        _, estimate = estimate_of(eight, gpus=8, tensor_parallel=3, vllm_args=words)
+        assert (estimate.copy_gpus, estimate.server_gpus) == shape
+
+
+@pytest.mark.parametrize("layers, kv_heads", [(2, 6), (7, 2)])
+def test_what_a_forward_keeps_until_the_backward_pass_is_what_was_estimated(layers, kv_heads,
+                                                                            tmp_path, seed):
+    """Masks above all, with grouped heads: one copy a layer would be most of it. The oracle is
+    what autograd saves, each storage once."""
+    model = random_llama(vocab=31, heads=6, kv_heads=kv_heads, layers=layers)
+    model.config.save_pretrained(tmp_path)
+    prompt, output = 17, 1100
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logprobs, _ = Policy(packed.prepare(model))([Rollout(
+            "", 0, (3,) * prompt, [5] * output, [0.0] * output, [0] * output, [True] * output,
+            "stop", False)])
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    memory = Memory(Config(model=str(tmp_path), micro_batch_tokens=prompt + output), model, output,
+                    prompt + output, torch.float32, cuda=False, alone=False)
+    measured = sum(size for place, size in kept.items() if place not in weights)
+    estimated = memory.trainer_memory(1)[ACTIVATIONS]
+    memory.flash = True
+    masks = estimated - memory.trainer_memory(1)[ACTIVATIONS]
+    assert masks > estimated / (2 + 2 * layers)
+    assert 0.5 < measured / estimated < 2, (measured, estimated, masks)
+    del logprobs                                # until here, what it has kept is alive
+
+
+def test_the_memory_of_a_model_that_does_not_name_all_its_sizes_is_estimated_too(tmp_path):
+    """A start would fail for the sake of a sentence that nobody may ever need."""
+    GPT2Config(n_embd=64, n_head=4, n_layer=3, vocab_size=99).save_pretrained(tmp_path)
+    assert need(memory_of(tmp_path, length=90), 1) > 0
+
+
+def test_memory_that_a_container_does_not_give_is_not_counted_on(tmp_path):
+    machine, limit = host_memory(tmp_path / "no file"), tmp_path / "memory.max"
+    for text, expected in (("max\n", machine), (f"{2**20}\n", 2**20), (f"{2**60}\n", machine)):
+        limit.write_text(text)
+        assert host_memory(limit) == expected > 2**19
+
+
+# The words of torch 2.11 to 2.15, of a GPU and of a CPU.
+FULL = {
+    "CUDA out of memory. Tried to allocate 1.95 GiB. GPU 0 has a total capacity of 79.57 GiB of "
+    "which 1.58 GiB is free. Process 2493055 has 12.02 GiB memory in use. Including non-PyTorch "
+    "memory, this process has 966.00 MiB memory in use.": "tried to allocate 1.95 GiB",
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 5368709120 bytes. Error code 12 (Cannot allocate memory)":
+        "tried to allocate 5368709120 bytes"}
+
+
+@pytest.mark.parametrize("words", FULL, ids=range(len(FULL)))
+def test_the_sentence_has_what_torch_asked_for_and_the_size_of_each_buffer(words, eight):
+    memory = memory_of(eight, length=3000, alone=False, micro_batch_tokens=32_768)
+    error = torch.OutOfMemoryError(words)
+    sentence = short_of_memory(error, "train", memory, 5)
+    assert sentence.startswith(f"out of memory ({FULL[words]}); a trainer needs about ")
+    sizes = memory.trainer_memory(5)
+    for size, name in re.findall(r"([\d.]+) GiB for ([^,:;]+(?:, gradients and Adam)?)", sentence):
+        assert float(size) == pytest.approx(sizes.pop(name) / GIB, rel=0.01)
+    assert sizes == {"the sampler's cache": 0} and len(sentence.splitlines()) == 1
+    assert short_of_memory(error, "start", None, 1).endswith("the model alone has no room here")
+
+
+@pytest.mark.parametrize("doing", ["train", "generate", "start"])
+def test_an_allocation_that_fails_on_the_cpu_ends_in_the_sentence(doing, eight):
+    team = Alone(Config(model=str(eight)))
+    team.memory = memory_of(eight)
+    with pytest.raises(TeamError, match=rf"{doing}, version 7: out of memory \(tried to allocate "
+                       r"\d+ bytes\); .* GiB for weights, gradients and Adam, "):
+        with team.during(doing, 7):
+            torch.empty(2**50, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="shape"):        # what is no such error stays itself
+        with team.during(doing, 7):
+            torch.empty(2, 3) @ torch.empty(2, 3)
+
+
+def test_a_cache_that_this_machine_cannot_hold_is_named_before_the_first_step(
+        micro, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert scalerl.main(arguments(micro, name="n", slots=10**9)) == 1
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and "start, version 0: out of memory (" in error[0]
+    assert error[0].endswith("the largest is the sampler's cache: lower slots or think_max")

@@ -1,0 +1,398 @@
+"""The supervisor: what it does when something ends, and that nothing is left.
+
+The real supervisor runs over stand-ins, a few lines of Python each, with real signals and real
+trees of processes.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+from conftest import ROOT
+from processes import LIMIT_S, gone, tree, until
+
+# Writes its pid and starts a child in a session of its own, as vLLM and accelerate do; then BODY.
+STAND_IN = """
+import os, signal, subprocess, sys, time
+def note(word):
+    with open(sys.argv[0] + ".notes", "a") as file:
+        file.write(f"{word} {os.getpid()}\\n")
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
+                         start_new_session=True)
+note(f"child {child.pid} of")
+"""
+
+
+def stand_in(folder, name, body):
+    path = folder / f"{name}.py"
+    path.write_text(STAND_IN + textwrap.dedent(body))
+    return path
+
+
+def notes(path):
+    """[(word, pid)] that a stand-in has written."""
+    file = path.with_name(path.name + ".notes")
+    return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+
+
+@contextlib.contextmanager
+def launcher(folder, trainer, *servers, others=(), linked=None):
+    """The supervisor in a process of its own, over these stand-ins. Kills what a failed test
+    would leave, and says so.
+
+    others    further ranks, with logs of their own;  linked: this node's rank among several
+    """
+    script = folder / "launcher.py"
+    script.write_text(textwrap.dedent(f"""
+        import os, sys
+        from types import SimpleNamespace
+        from scaleout.supervise import Child, LaunchError, Supervisor
+        def watch():
+            if os.path.exists({str(folder / "node failed")!r}):
+                raise LaunchError("node 1 has failed")
+            if os.path.exists({str(folder / "run ended")!r}):
+                return 143
+        def children(name, paths):
+            return [Child(f"{{name}} {{i}}", [sys.executable, path], log=f"{{path}}.log")
+                    for i, path in enumerate(paths)]
+        trainers = [Child("trainer", [sys.executable, {str(trainer)!r}])]
+        trainers += children("another rank,", {[str(o) for o in others]})
+        link = SimpleNamespace(rank={linked or 0}, watch=watch,
+                               failed=lambda why: print("told:", why))
+        sys.exit(Supervisor(trainers, children("server", {[str(s) for s in servers]}),
+                            link if {linked is not None} else None).run())
+    """))
+    process = subprocess.Popen([sys.executable, script], cwd=ROOT, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env=os.environ | {"PYTHONPATH": str(ROOT)},
+                               # Tests run by nohup would hand it a deaf ear.
+                               preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
+    process.seen = []
+    try:
+        yield process
+    finally:
+        left = [p for p in {*process.seen, *tree(process)} if p.is_running()
+                and p.status() != psutil.STATUS_ZOMBIE]
+        for p in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                p.kill()
+        process.communicate(timeout=LIMIT_S)
+
+
+def all_up(process, *paths):
+    """Wait until all of the stand-ins have said "up"; then the whole tree below the launcher."""
+    for path in paths:
+        until(lambda: any(n[0] == "up" for n in notes(path)), f"{path.name} up")
+    process.seen = tree(process)
+    # launcher; reaper, stand-in and its child for each
+    assert len(process.seen) == 1 + 3 * len(paths)
+    return process.seen
+
+
+def pid_of(path):
+    """The process of this stand-in that came up last."""
+    return int([n[-1] for n in notes(path) if n[0] == "up"][-1])
+
+
+SERVES = "note('up'); time.sleep(600)"
+# Ends with the status that it finds in the file beside it, or like scalerl.py after Ctrl-C.
+TRAINS = """
+stop = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: stop.append(1))
+note("up")
+end = sys.argv[0] + ".end"
+while not stop and not (os.path.exists(end) and os.path.getsize(end)):
+    time.sleep(0.02)
+if stop:
+    time.sleep(0.5)
+    note("checkpoint")
+    sys.exit(0 if "RANK" in os.environ else 130)
+print("the cause, on standard error", file=sys.stderr)
+sys.exit(int(open(end).read()))
+"""
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A trainer and two servers."""
+    return stand_in(tmp_path, "trainer", TRAINS), *(
+        stand_in(tmp_path, f"server{i}", SERVES) for i in range(2))
+
+
+def test_when_the_trainer_ends_the_servers_and_all_they_started_end(parts, tmp_path):
+    with launcher(tmp_path, *parts) as process:
+        processes = all_up(process, *parts)
+        (tmp_path / "trainer.py.end").write_text("0")
+        assert process.wait(LIMIT_S) == 0
+        assert gone(processes)
+
+
+@pytest.mark.parametrize("status, code", [(1, 1), (2, 2), (255, 1)])
+def test_a_trainer_that_fails_ends_the_run_with_its_own_words(status, code, parts, tmp_path):
+    with launcher(tmp_path, *parts) as process:
+        processes = all_up(process, *parts)
+        (tmp_path / "trainer.py.end").write_text(str(status))
+        assert process.wait(LIMIT_S) == code
+        assert gone(processes)
+        error = process.stderr.read()
+        assert error.startswith("the cause, on standard error")
+        assert (f"with exit status {status}" in error) == (status != 2)
+
+
+def test_a_rank_that_fails_ends_the_run_with_what_it_wrote_in_this_run(parts, tmp_path):
+    """Logs are appended to: a resumed run's cause is not the earlier one's."""
+    other = stand_in(tmp_path, "other", TRAINS)
+    (tmp_path / "other.py.log").write_text("what ended the run before\n")
+    with launcher(tmp_path, *parts, others=[other]) as process:
+        processes = all_up(process, *parts, other)
+        (tmp_path / "other.py.end").write_text("2")
+        assert process.wait(LIMIT_S) == 2               # the status of the first that failed
+        assert gone(processes)
+        error = process.stderr.read()
+        assert "another rank, 0 has ended with exit status 2; the end of " in error
+        assert "other.py.log:\n    the cause, on standard error" in error and "before" not in error
+
+
+def test_the_run_goes_on_until_the_last_rank_has_ended(parts, tmp_path):
+    other = stand_in(tmp_path, "other", TRAINS)
+    with launcher(tmp_path, *parts, others=[other]) as process:
+        processes = all_up(process, *parts, other)
+        rank = psutil.Process(pid_of(other))
+        (tmp_path / "other.py.end").write_text("0")
+        until(lambda: gone([rank]), "the other rank's end")
+        time.sleep(0.5)                         # the supervisor looks a few times
+        assert process.poll() is None
+        (tmp_path / "trainer.py.end").write_text("0")
+        assert process.wait(LIMIT_S) == 0
+        assert gone(processes)
+
+
+def test_a_killed_trainer_leaves_no_server(parts, tmp_path):
+    with launcher(tmp_path, *parts) as process:
+        processes = all_up(process, *parts)
+        os.kill(pid_of(parts[0]), signal.SIGKILL)
+        assert process.wait(LIMIT_S) == 1
+        assert gone(processes)
+        assert "trainer has ended with exit status 137 (killed; out of" in process.stderr.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_ctrl_c_or_sigterm_lets_the_trainer_write_its_checkpoint(number, parts, tmp_path):
+    with launcher(tmp_path, *parts) as process:
+        processes = all_up(process, *parts)
+        process.send_signal(number)
+        assert process.wait(LIMIT_S) == 128 + number
+        assert gone(processes)
+        assert notes(parts[0])[-1][0] == "checkpoint"
+
+
+def test_a_scheduler_that_signals_every_process_of_a_job_gets_a_checkpoint_too(parts, tmp_path):
+    """Slurm does: launcher, reapers, trainer and servers."""
+    with launcher(tmp_path, *parts) as process:
+        processes = all_up(process, *parts)
+        for p in processes:
+            p.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 143
+        assert gone(processes)
+        assert notes(parts[0])[-1][0] == "checkpoint"
+
+
+def test_of_several_ranks_only_rank_0_gets_the_ctrl_c(parts, tmp_path):
+    """It makes the others end; one that ends alone would hang them."""
+    other = stand_in(tmp_path, "other", f"""
+        signal.signal(signal.SIGINT, lambda *_: os._exit(3))
+        note("up")
+        notes = {str(parts[0]) + ".notes"!r}
+        while not os.path.exists(notes) or "checkpoint" not in open(notes).read(): time.sleep(0.02)
+    """)
+    with launcher(tmp_path, *parts, others=[other]) as process:
+        processes = all_up(process, *parts, other)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_S) == 130
+        assert gone(processes)
+        assert [n[0] for n in notes(other)] == ["child", "up"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_or_sigterm_ends_all_at_once(number, parts, tmp_path):
+    stubborn = stand_in(tmp_path, "stubborn", """
+        signal.signal(signal.SIGINT, lambda *_: note("interrupted"))
+        signal.signal(signal.SIGTERM, lambda *_: note("asked to end"))
+        note("up")
+        while True: time.sleep(1)
+    """)
+    with launcher(tmp_path, stubborn, parts[1]) as process:
+        processes = all_up(process, stubborn, parts[1])
+        process.send_signal(signal.SIGINT)
+        until(lambda: notes(stubborn)[-1][0] == "interrupted", "the first Ctrl-C passed on")
+        assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(LIMIT_S) == 128 + number
+        assert gone(processes) and notes(stubborn)[-1][0] == "interrupted"      # not asked again
+
+
+SLOW = """
+asked = []
+signal.signal(signal.SIGINT, lambda *_: asked.append(note("asked")))
+note("up")
+while not (asked and os.path.exists(sys.argv[0] + ".end")): time.sleep(0.02)
+note("checkpoint")
+sys.exit(130)
+"""
+
+
+def test_a_server_that_ends_with_the_run_is_not_started_again(tmp_path):
+    """A scheduler's SIGTERM reaches all: servers may end before the last checkpoint is written."""
+    slow = stand_in(tmp_path, "slow", SLOW)
+    server = stand_in(tmp_path, "server", f"""
+        note("up")
+        while not os.path.exists({str(slow) + ".notes"!r}): time.sleep(0.02)
+        while "asked" not in open({str(slow) + ".notes"!r}).read(): time.sleep(0.02)
+        sys.exit(5)
+    """)
+    with launcher(tmp_path, slow, server) as process:
+        processes = all_up(process, slow, server)
+        ended = psutil.Process(pid_of(server))
+        process.send_signal(signal.SIGTERM)
+        until(lambda: gone([ended]), "the server's end")
+        time.sleep(0.5)                         # the supervisor looks a few times
+        (tmp_path / "slow.py.end").write_text("")
+        assert process.wait(LIMIT_S) == 143
+        assert [n[0] for n in notes(slow)] == ["child", "up", "asked", "checkpoint"]
+        assert "started again" not in process.stderr.read()
+        assert gone(processes)
+
+
+@pytest.mark.parametrize("number, last", [(signal.SIGTERM, "checkpoint"),
+                                          (signal.SIGINT, "asked")])
+def test_a_sigterm_after_a_failure_lets_the_checkpoint_be_written_and_ctrl_c_does_not(
+        number, last, tmp_path):
+    """A scheduler signals all nodes, and another node's failure may be heard of first."""
+    slow = stand_in(tmp_path, "slow", SLOW)
+    bad = stand_in(tmp_path, "bad", f"""
+        while not os.path.exists({str(slow) + ".notes"!r}): time.sleep(0.02)
+        while "up" not in open({str(slow) + ".notes"!r}).read(): time.sleep(0.02)
+        sys.exit(5)
+    """)
+    with launcher(tmp_path, slow, bad) as process:
+        until(lambda: any(n[0] == "asked" for n in notes(slow)), "asked for a checkpoint")
+        processes = tree(process)
+        process.send_signal(number)
+        if number == signal.SIGTERM:
+            time.sleep(0.5)                     # the supervisor looks a few times
+            (tmp_path / "slow.py.end").write_text("")
+        assert process.wait(LIMIT_S) == 1
+        assert notes(slow)[-1][0] == last and gone(processes)
+
+
+def test_a_node_that_fails_while_the_last_checkpoint_is_written_lets_it_be_written(tmp_path):
+    """To the trainer a second Ctrl-C means: at once. The launcher must not send one of its own."""
+    slow = stand_in(tmp_path, "slow", SLOW)
+    with launcher(tmp_path, slow, linked=0) as process:
+        processes = all_up(process, slow)
+        process.send_signal(signal.SIGINT)
+        until(lambda: notes(slow)[-1][0] == "asked", "asked for a checkpoint")
+        (tmp_path / "node failed").write_text("")
+        time.sleep(0.5)                         # the supervisor looks a few times
+        (tmp_path / "slow.py.end").write_text("")
+        assert process.wait(LIMIT_S) == 1
+        assert [n[0] for n in notes(slow)] == ["child", "up", "asked", "checkpoint"]
+        assert gone(processes)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_another_node_than_rank_0_s_fails_the_run_with_a_checkpoint(number, parts,
+                                                                                tmp_path):
+    """The first host is told, and asks rank 0; this node's own rank ends with the checkpoint."""
+    with launcher(tmp_path, *parts, linked=1) as process:
+        processes = all_up(process, *parts)
+        process.send_signal(number)
+        time.sleep(0.5)                         # the supervisor looks a few times
+        assert process.poll() is None and notes(parts[0])[-1][0] == "up"
+        (tmp_path / "trainer.py.end").write_text("0")
+        assert process.wait(LIMIT_S) == 1
+        assert gone(processes)
+        name = signal.Signals(number).name
+        assert f"told: this node's launcher was told to end ({name})" in process.stdout.read()
+
+
+def test_another_node_than_rank_0_s_ends_as_the_first_host_says(parts, tmp_path):
+    """Its own ranks end with 0 whenever rank 0 has closed, be it after a failure."""
+    with launcher(tmp_path, parts[0], linked=1) as process:
+        processes = all_up(process, parts[0])
+        rank = psutil.Process(pid_of(parts[0]))
+        (tmp_path / "trainer.py.end").write_text("0")
+        until(lambda: gone([rank]), "the rank's end")
+        time.sleep(0.5)                         # the supervisor looks a few times
+        assert process.poll() is None
+        (tmp_path / "run ended").write_text("")
+        assert process.wait(LIMIT_S) == 143
+        assert gone(processes)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_no_end_of_the_launcher_leaves_a_process(number, parts, tmp_path):
+    """With SIGKILL it can do nothing itself: each reaper sees the end of its pipe."""
+    with launcher(tmp_path, *parts) as process:
+        processes = all_up(process, *parts)
+        process.send_signal(number)
+        assert process.wait(LIMIT_S) == -number
+        until(lambda: gone(processes), "no process left")
+
+
+def test_a_reaper_that_is_killed_itself_takes_its_command_along(parts, tmp_path):
+    with launcher(tmp_path, *parts) as process:
+        processes = all_up(process, *parts)
+        server = psutil.Process(pid_of(parts[1]))
+        server.parent().kill()
+        until(lambda: gone([server]), "the server gone")
+        (tmp_path / "trainer.py.end").write_text("0")
+        assert process.wait(LIMIT_S) == 0
+        # Only what the command had started in a session of its own may be left: one process.
+        assert sum(not gone([p]) for p in processes) <= 1
+
+
+def test_a_dead_server_is_started_again_and_nothing_of_the_first_is_left(parts, tmp_path):
+    with launcher(tmp_path, *parts) as process:
+        processes = all_up(process, *parts)
+        first = psutil.Process(pid_of(parts[2]))
+        child = first.children()[0]
+        first.kill()
+        until(lambda: pid_of(parts[2]) != first.pid, "started again")
+        assert gone([first, child])             # a half-dead server would keep its GPU and port
+        process.seen += tree(process)
+        (tmp_path / "trainer.py.end").write_text("0")
+        assert process.wait(LIMIT_S) == 0
+        assert gone([*processes, *process.seen])
+        assert "is started again: server 1 has ended with exit status 137" in process.stderr.read()
+
+
+def test_a_server_that_keeps_ending_ends_the_run_with_its_log_and_a_checkpoint(parts, tmp_path):
+    bad = stand_in(tmp_path, "bad", f"""
+        note("up")
+        while not os.path.exists({str(parts[0]) + ".notes"!r}): time.sleep(0.02)
+        time.sleep(0.3)                     # the trainer is up by then, and says so
+        print("no room for the cache")
+        sys.exit(5)
+    """)
+    with open(f"{bad}.log", "w") as log:
+        log.write("what ended an earlier run\n")
+    with launcher(tmp_path, parts[0], parts[1], bad, linked=0) as process:
+        assert process.wait(LIMIT_S) == 1
+        error = process.stderr.read()
+        assert "for the third time in 10 minutes server 1 has ended with exit status 5" in error
+        assert f"the end of {bad}.log:\n    no room for the cache\n" in error
+        assert notes(parts[0])[-1][0] == "checkpoint"
+        assert process.stdout.read().startswith("told: for the third time in 10 minutes server 1")
+        assert [n[0] for n in notes(bad)].count("up") == 3
+        pids = {int(n[-1]) for path in parts for n in notes(path)}
+        assert not pids & set(psutil.pids())
+
+

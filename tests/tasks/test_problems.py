@@ -1,0 +1,387 @@
+"""What problems.py promises: splits, mixes, the check of gold answers, the problems of a run.
+
+Each test is named after the claim it checks; its docstring says what would go wrong without it.
+"""
+
+import doctest
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from conftest import ROOT
+
+from config import Config
+from tasks import problems as tasks
+from tasks import sandbox, sources
+from tasks.problems import Problem, TaskError, Unusable, check_gold, load_problems, load_task
+from tasks.sandbox import UnitTests
+from tasks.verifier import Verifier
+
+SUMS = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2, "size": 60}
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+def questions(problems):
+    return {problem.question for problem in problems}
+
+
+# ------------------------------------------------------------------------------------------------
+# Splits
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"), [("toy", {"size": 300}), ("reasoning_gym:chain_sum", SUMS)]
+)
+def test_train_and_heldout_share_no_question(spec, options):
+    """A held-out question that was trained on measures memory."""
+    train, held = (
+        load_task(spec, split, heldout=33, options=options) for split in ("train", "heldout")
+    )
+    assert len(held) == 33 and len(train) == options["size"]
+    assert not questions(train) & questions(held)
+
+
+def test_the_split_does_not_depend_on_the_seed():
+    """A model warm-started with one seed must not have seen another seed's held-out questions.
+
+    The border of the hash moves a little between pools, so a handful may cross; a shuffled split
+    would put a fifth of the common questions on the other side.
+    """
+    # 500 of 1,000 questions: much overlap
+    options = {"min_digits": 3, "max_digits": 3, "size": 400}
+    train = questions(load_task("toy", "train", heldout=100, seed=1, options=options))
+    held = questions(load_task("toy", "heldout", heldout=100, seed=2, options=options))
+    common = held & (train | questions(load_task("toy", "heldout", heldout=100, seed=1,
+                                                  options=options)))
+    assert len(common) > 30
+    assert len(held & train) <= 0.1 * len(common)
+
+
+def test_a_smaller_heldout_set_is_part_of_a_larger_one(tmp_path):
+    """A quick evaluation on fewer problems must not test on what the full one trains on."""
+    lines = [{"question": f"{i}", "answer": "1"} for i in range(97)]
+    path = write_jsonl(tmp_path / "a.jsonl", lines)
+    small, large = (load_task(path, "heldout", heldout=n) for n in (7, 31))
+    assert questions(small) < questions(large)
+
+
+def test_the_split_of_a_file_ignores_the_order_of_its_lines(tmp_path):
+    """Sorting or appending to a file must not move trained problems among the held-out ones."""
+    records = [{"question": f"{i}+1", "answer": f"{i + 1}"} for i in range(53)]
+    there = load_task(write_jsonl(tmp_path / "x.jsonl", records), "heldout", heldout=11)
+    back = load_task(write_jsonl(tmp_path / "x.jsonl", records[::-1]), "heldout", heldout=11)
+    assert there == back
+
+
+def test_a_repeated_question_is_kept_once_and_said(tmp_path, capsys):
+    """The naive split by line number puts the two copies on both sides."""
+    records = [{"question": f"{i}  + 1", "answer": f"{i + 1}"} for i in range(20)]
+    records += [{"question": f"{i} + 1", "answer": f"{i + 1}"} for i in range(5)]
+    train = load_task(write_jsonl(tmp_path / "r.jsonl", records), "train", heldout=6)
+    held = load_task(str(tmp_path / "r.jsonl"), "heldout", heldout=6)
+    assert capsys.readouterr().out.count("r.jsonl: 20 problems in 25 records") == 2
+    seen = [" ".join(problem.question.split()) for problem in train + held]
+    assert len(seen) == len(set(seen)) == 20
+
+
+def test_ids_are_unique_and_the_same_in_every_process():
+    """Pass rates are kept by id over a resume; Python's own hash() differs between processes."""
+    code = "import tasks; print(*[p.id for p in tasks.load_task('toy', 'heldout', heldout=9)])"
+    fresh = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                           cwd=ROOT).stdout.split()
+    ours = [problem.id for problem in load_task("toy", "heldout", heldout=9)]
+    assert fresh == ours and len(set(ours)) == 9
+
+
+def test_both_splits_come_from_one_reading(tmp_path, monkeypatch):
+    """DeepCoder is gigabytes: to read, parse and hash it again for the other half takes minutes."""
+    a = write_jsonl(tmp_path / "a.jsonl", [{"question": f"{i}+1", "answer": "1"} for i in range(9)])
+    read = []
+    monkeypatch.setattr(tasks, "load_pool", lambda *args, load=tasks.load_pool: (
+        read.append(args) or load(*args)))
+    *both, extra = tasks.load_splits(a, Unusable(), heldout=4)
+    assert len(read) == 1 and not extra
+    assert both == [load_task(a, split, heldout=4) for split in ("train", "heldout")]
+
+
+def test_questions_of_an_evaluation_set_leave_training_and_it_says_so(tmp_path):
+    """Training on the test is the oldest way to a good curve; copies differ in their spaces."""
+    ours = write_jsonl(tmp_path / "t.jsonl", [
+        {"question": f"What is  {i}?", "answer": str(i)} for i in range(20)])
+    train, held = (load_task(ours, split, heldout=3) for split in ("train", "heldout"))
+    asked = write_jsonl(tmp_path / "e.jsonl", [
+        {"question": f"What is {i}?", "answer": str(i)} for i in range(15, 30)])
+    with pytest.warns(UserWarning, match="of 17 problems .* leave training: they are evaluated"):
+        kept, still, extra = tasks.load_splits(ours, Unusable(), heldout=3, eval_spec=asked)
+    assert kept == [p for p in train if int(p.answer) < 15] and still == held
+    assert [int(p.answer) for p in extra] == list(range(15, 30))
+
+
+# ------------------------------------------------------------------------------------------------
+# Mixes
+
+
+def two_files(tmp_path):
+    for name, count in (("a", 90), ("b", 50)):
+        records = [{"question": f"{name}{i}", "answer": str(i)} for i in range(count)]
+        write_jsonl(tmp_path / f"{name}.jsonl", records)
+    return f"{tmp_path}/a.jsonl", f"{tmp_path}/b.jsonl"
+
+
+def test_an_unweighted_mix_trains_on_everything(tmp_path):
+    """And holds out equally from both parts."""
+    a, b = two_files(tmp_path)
+    held = load_task(f"{a}+{b}", "heldout", heldout=20)
+    train = load_task(f"{a}+{b}", "train", heldout=20)
+    assert Counter(p.task for p in held) == {"a": 10, "b": 10}
+    assert Counter(p.task for p in train) == {"a": 80, "b": 40}
+
+
+def test_a_weighted_mix_has_its_shares_in_both_splits(tmp_path):
+    """The mean over held-out problems must be the mean over the training distribution."""
+    a, b = two_files(tmp_path)
+    held = load_task(f"{a}:0.25+{b}:0.75", "heldout", heldout=20)
+    with pytest.warns(UserWarning, match="73 of 85 problems of .* are left out to keep the shares"):
+        train = load_task(f"{a}:0.25+{b}:0.75", "train", heldout=20)
+    assert Counter(p.task for p in held) == {"a": 5, "b": 15}
+    assert Counter(p.task for p in train) == {"a": 12, "b": 35}  # all 35 of b, a third of that of a
+
+
+def test_a_question_held_out_by_one_part_is_trained_on_by_none(tmp_path):
+    """Two files that overlap hold out different questions unless somebody looks; it is said."""
+    both = [{"question": f"q{i}", "answer": str(i)} for i in range(40)]
+    only_a = [{"question": f"a{i}", "answer": "1"} for i in range(40)]
+    a = write_jsonl(tmp_path / "a.jsonl", both + only_a)
+    b = write_jsonl(tmp_path / "b.jsonl", both)
+    with pytest.warns(UserWarning, match="problems of .* leave training: they are evaluated"):
+        train, held = (load_task(f"{a}+{b}", split, heldout=30) for split in ("train", "heldout"))
+    assert not questions(train) & questions(held)
+    assert len(held) == 30
+
+
+def test_options_of_a_mix_go_to_their_part():
+    """"max_terms" means nothing to the toy."""
+    options = {"toy": {"size": 30, "max_digits": 4}, "reasoning_gym:chain_sum": SUMS}
+    mix = load_task("toy+reasoning_gym:chain_sum", "train", heldout=10, options=options)
+    assert Counter(p.task for p in mix) == {"toy": 30, "reasoning_gym:chain_sum": 60}
+
+
+def test_every_prefix_of_a_mix_has_its_parts_in_their_shares(tmp_path):
+    """An evaluation on the first few held-out prompts must not be of the first part alone."""
+    for name, n in (("a", 230), ("b", 410)):
+        write_jsonl(tmp_path / f"{name}.jsonl",
+                    [{"question": f"{name}{i}", "answer": "1"} for i in range(n)])
+    spec = f"{tmp_path}/a.jsonl:0.25+{tmp_path}/b.jsonl:0.75"
+    held = tasks.load_task(spec, "heldout", heldout=80)
+    assert len(held) == 80
+    for n in (8, 20, 52, 80):
+        of_a = sum(p.question.startswith("a") for p in held[:n])
+        assert abs(of_a - n / 4) <= 1
+
+
+# ------------------------------------------------------------------------------------------------
+# The gold answers
+
+
+def test_the_gold_check_names_the_problems_that_fail():
+    """A verifier that cannot mark its own gold answer right would train on noise."""
+    good = Problem("x/1", "x", "3+4", "7")
+    bad = check_gold([
+        good, *(Problem(f"x/{i}", "x", "1/3?", r"0.\overline{3}") for i in (2, 3)),
+        Problem("x/4", "x", "3+4", "7", trace="3+4=8</think>8"),
+        Problem("x/5", "x", "sky?", "blue", kind="exact")])
+    assert list(bad) == ["x/2", "x/3", "x/4"]
+    assert re.search(r"problem x/2: its own answer .* is judged 'error'", bad["x/2"])
+    assert re.search(r"problem x/4: its own trace .* is judged 'wrong'", bad["x/4"])
+
+
+def test_what_cannot_be_used_is_counted_over_the_task_and_too_much_stops():
+    """Real data sets have answers that nobody can check; a run should not stop for one of them."""
+    unusable = Unusable()
+    unusable.read = 9
+    assert sum(unusable.check(0.0).values()) == 0
+    unusable.sentences |= {"bad_records": ["line 4 is odd"], "too_long": ["long 1", "long 2"]}
+    with pytest.warns(UserWarning, match="3 of 10 problems cannot be used.*; the first: line 4 is"):
+        counts = unusable.check(0.3)
+    assert counts == {"bad_records": 1, "bad_gold": 0, "too_long": 2}
+    with pytest.raises(TaskError, match="max_unusable = 0.29: 3 of 10 problems cannot be used"):
+        unusable.check(0.29)
+
+
+def test_unit_tests_and_solutions_are_part_of_the_gold_check():
+    """Unit tests in another form make every program wrong; so may a solution that fails them."""
+    answer = UnitTests(("1",), ("2",)).to_json()
+    problem = Problem("x/1", "x", "add one", answer, kind="code")
+    assert check_gold([problem]) == {}
+    for step, right in ((1, True), (2, False)):
+        trace = f"</think>```python\nprint(int(input()) + {step})\n```"
+        solved = [Problem("x/3", "x", "add one", answer, kind="code", trace=trace)]
+        with Verifier(unsafe_code=True) as verifier:
+            bad = check_gold(solved, verifier)
+            assert not bad if right else "is judged 'wrong'" in bad["x/3"]
+
+
+# ------------------------------------------------------------------------------------------------
+# The problems of a run
+
+
+class Letters:
+    """A tokenizer of a base model: a token is a letter."""
+
+    chat_template = eos_token_id = None
+
+    def __call__(self, text):
+        return {"input_ids": list(text)}
+
+
+def test_a_run_trains_and_evaluates_on_what_is_sound_and_short_enough(tmp_path):
+    """A bad gold answer in training gives -1 to every sample, and none of it is in any log."""
+    rows = [{"question": "x" * n, "answer": str(n)} for n in range(1, 60)]
+    rows[20]["answer"] = rows[50]["answer"] = r"0.\overline{3}"
+    rows.insert(30, {"question": "", "answer": "1"})
+    a = write_jsonl(tmp_path / "a.jsonl", rows)
+    with pytest.warns(UserWarning):
+        fair = load_task(a, "heldout", heldout=13)
+    asked_twice = min({"x" * n for n in range(1, 20)} - questions(fair))
+    b = write_jsonl(tmp_path / "b.jsonl", [{"question": "y" * n, "answer": "1"} for n in (3, 90)]
+                    + [{"question": asked_twice, "answer": str(len(asked_twice))}])
+    config = Config(task=a, heldout_prompts=13, eval_tasks=b, max_unusable=0.25,
+                    prompt_tokens=52 + len("\n\nAnswer:"))
+    with pytest.warns(UserWarning) as told:
+        found = load_problems(config, Letters(), None)
+    texts = [str(warning.message) for warning in told]
+    for sentence in ("1 of 46 problems of", "11 of 63 problems cannot be used"):
+        assert sum(sentence in text for text in texts) == 1, texts
+    bad = {"x" * 21, "x" * 51, ""} | {"x" * n for n in range(53, 60)} | {"y" * 90}
+    held, asked = questions(fair) - bad, questions(found.heldout.values())
+    assert asked == held | {"yyy", asked_twice} and found.curve_tasks == {"a"}
+    assert questions(found.train.values()) == (
+        {"x" * n for n in range(1, 60)} - bad - questions(fair) - {asked_twice})
+    assert list(found.train) == [p.id for p in found.train.values()]
+    assert {i: len(ids) for i, ids in found.prompts.items()} == {
+        p.id: len(p.question) + len("\n\nAnswer:")
+        for p in (*found.train.values(), *found.heldout.values())}
+    assert found.log == {"problems/train": len(found.train), "problems/heldout": len(asked),
+                         "problems/bad_records": 1, "problems/bad_gold": 2, "problems/too_long": 8}
+    assert found.prompt_tokens == max(len(q) for q in asked | questions(found.train.values())) + 9
+
+
+def test_held_out_problems_are_a_fair_sample_in_their_order(tmp_path):
+    """Whoever shows the first few of them must show what the whole set is."""
+    config = Config(task="toy", seed=3, heldout_prompts=70, task_options={"toy": {"size": 300}})
+    found = load_problems(config, Letters(), None)
+    fair = load_task("toy", "heldout", heldout=70, options={"size": 300})
+    assert list(found.heldout.values()) == fair and len(found.train) == 300
+
+
+def test_a_run_without_a_held_out_problem_short_enough_is_refused_whatever_else_is_evaluated(
+        tmp_path):
+    """The curve is theirs: its mean over none of them would fail after hours."""
+    a = write_jsonl(tmp_path / "a.jsonl", [{"question": "x" * n, "answer": "1"}
+                                           for n in range(1, 10)])
+    b = write_jsonl(tmp_path / "b.jsonl", [{"question": "y", "answer": "1"}])
+    held, = load_task(a, "heldout", heldout=1)
+    longest = len(f"{held.question}\n\nAnswer:")
+    config = Config(task=a, heldout_prompts=1, eval_tasks=b, max_unusable=1.0,
+                    prompt_tokens=longest)
+    found = load_problems(config, Letters(), None)
+    assert held.id in found.heldout and len(found.heldout) == 2 and found.curve_tasks == {"a"}
+    assert found.log["problems/too_long"] == 9 - len(held.question)
+    config.prompt_tokens -= 1
+    with pytest.raises(TaskError, match="no held-out problem is left of"):
+        load_problems(config, Letters(), None)
+    config.max_unusable = 0.0
+    with pytest.raises(TaskError, match="max_unusable = 0: .* 'too_long': .* and none is cut"):
+        load_problems(config, Letters(), None)
+
+
+def test_options_go_to_the_parts_of_task_and_evaluation():
+    """One table holds them all; a single task may take its own without its name."""
+    options = {"toy": {"size": 30}, "m.jsonl": {"answer": "a"}}
+    for given, parts, evaluated, expected in (
+            (options, ["toy"], ["m.jsonl"], options),
+            (options, ["toy", "n.csv"], ["m.jsonl"], options | {"n.csv": {}}),
+            ({"size": 30}, ["toy"], ["m.jsonl"], {"toy": {"size": 30}, "m.jsonl": {}}),
+            ({}, ["toy"], [], {"toy": {}})):
+        assert tasks.options_by_part(given, parts, evaluated) == expected
+    with pytest.raises(TaskError, match="task option 'size': a mix takes options by part"):
+        tasks.options_by_part({"size": 30}, ["toy", "n.csv"], ["m.jsonl"])
+    config = Config(task="toy", eval_tasks="toy", heldout_prompts=3)
+    with pytest.raises(TaskError, match="eval_tasks names 'toy' as well"):
+        load_problems(config, Letters(), None)
+
+
+# ------------------------------------------------------------------------------------------------
+# Bad input: one sentence, with the field, the value and what would be right
+
+
+@pytest.mark.parametrize(
+    ("spec", "arguments", "message"),
+    [
+        ("tyo", {}, "task 'tyo' is unknown, did you mean 'toy'? use toy, reasoning"),
+        ("gsm-8k", {}, "did you mean 'gsm8k'?"),
+        ("", {}, "task '' is unknown"),
+        ("toy:0.5+toy:0.5", {}, "names 'toy' twice"),
+        ("toy:0.5+reasoning_gym:chain_sum", {}, "give every part a weight"),
+        ("toy:0+reasoning_gym:chain_sum:1", {}, "a weight above 0"),
+        ("hf:openai/gsm8k", {}, "task 'hf:openai/gsm8k' cannot be loaded: "),
+        ("gsm8k", {"options": {"colum": "q"}}, "'colum' is unknown to 'gsm8k': it takes question"),
+        ("gsm8k", {"options": {"split": 3}}, "task option split = 3 of 'gsm8k' must be text"),
+        ("x.jsonl", {"options": {"form": "box"}}, "form = 'box' of 'x.jsonl' must be one of"),
+        ("x.jsonl", {"options": {"kind": "maths"}}, "kind = 'maths' of 'x.jsonl' must be one of"),
+        ("missing.parquet", {}, "task 'missing.parquet' cannot be read: [Errno 2] No such file"),
+        ("missing.jsonl", {}, "task 'missing.jsonl' cannot be read: [Errno 2] No such file"),
+        ("toy", {"heldout": 0, "split": "heldout"}, "has no heldout problems"),
+        ("toy", {"options": {"digits": 3}}, "task option 'digits' is unknown to 'toy'"),
+        ("toy", {"options": {"size": "many"}}, "size = 'many' of 'toy' must be a whole number"),
+        ("toy", {"options": {"size": 0}}, "size = 0 of 'toy' must be a whole number above 0"),
+        ("toy", {"options": {"min_digits": 5, "max_digits": 4}}, "min_digits <= max_digits"),
+        ("toy+a.jsonl", {"options": {"size": 3}}, "a mix takes options by part"),
+        ("reasoning_gym:sums", {}, "task 'reasoning_gym:sums' is unknown"),
+        ("reasoning_gym:chain_sum", {"options": {"terms": 2}}, "'terms'"),
+        ("reasoning_gym:chain_sum", {"options": {"min_terms": 0}}, "min_terms must be positive"),
+        ("reasoning_gym:chain_sum", {"options": {"size": -5}}, "size = -5"),
+    ],
+)
+def test_a_wrong_task_is_one_sentence(spec, arguments, message):
+    """The reader needs the field, the value and what would be right, not a traceback."""
+    arguments = {"split": "train", **arguments}
+    with pytest.raises(TaskError) as caught:
+        load_task(spec, **arguments)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_holding_out_everything_is_an_error(tmp_path):
+    """The default of 1,000 is more than a small file has."""
+    lines = [{"question": f"{i}", "answer": "1"} for i in range(12)]
+    path = write_jsonl(tmp_path / "s.jsonl", lines)
+    for split in ("train", "heldout"):
+        with pytest.raises(TaskError, match="has 12 distinct problems that can be used"):
+            load_task(path, split)
+    assert len(load_task(path, "train", heldout=11)) == 1
+
+
+# ------------------------------------------------------------------------------------------------
+# The file itself
+
+
+def test_the_examples_in_the_docstrings_are_true():
+    """An example that is not run is a rumor."""
+    for module in (tasks, sources, sandbox):
+        results = doctest.testmod(module)
+        assert results.failed == 0 and results.attempted >= 1, module
+
+
+def test_tasks_does_not_load_torch():
+    """Verifiers run in worker processes, where a second of import per worker adds up."""
+    code = "import sys, tasks; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                         cwd=ROOT).stdout
+    assert out.split() == ["False", "False"]

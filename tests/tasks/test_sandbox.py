@@ -1,0 +1,530 @@
+"""What sandbox.py promises: right programs score, no other does, and none does harm.
+
+Each hostile program is run in the real sandbox, as the user the tests run as. Where there is no
+bubblewrap these tests are skipped, out loud, and code cannot be verified there either.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from tasks import sandbox, sandbox_child
+from tasks.sandbox import Limits, SandboxError, UnitTests, check_sandbox, parse_tests, run_tests
+from tasks.verifier import Verifier, verify
+
+try:
+    check_sandbox()
+    SANDBOX = True
+except SandboxError as error:
+    SANDBOX, WHY = False, str(error)
+sandboxed = pytest.mark.skipif(not SANDBOX, reason=SANDBOX or WHY)
+# For programs that end by themselves: a busy machine must not make them late.
+PATIENT = Limits(cpu_s=20, wall_s=100.0, memory_bytes=256 << 20)
+# For the others: small, so that a program which only waits does not make the tests wait.
+TIGHT = Limits(cpu_s=1, wall_s=1.0, memory_bytes=256 << 20, processes=4, file_bytes=1 << 20)
+PRODUCT = UnitTests(("6\n7\n", "-3\n5\n"), ("42\n", "-15\n"))
+RIGHT = "a = int(input())\nb = int(input())\nprint(a * b)"
+
+
+# ------------------------------------------------------------------------------------------------
+# Right and wrong programs
+
+
+@sandboxed
+def test_a_right_program_passes_and_a_wrong_one_does_not():
+    """On standard input and output. One failed test is enough to fail."""
+    assert run_tests(RIGHT, PRODUCT, PATIENT) == ("correct", "2 of 2 tests")
+    assert run_tests(RIGHT.replace("*", "+"), PRODUCT, PATIENT)[0] == "wrong"
+    lucky = run_tests("print(42)", PRODUCT, PATIENT)
+    assert lucky[0] == "wrong" and "test 2 of 2" in lucky[1]
+
+
+FUNCTIONS = [
+    ("def total(xs, k):\n    return sum(xs) * k", True),
+    ("class Solution:\n    def total(self, xs: List[int], k: int) -> int:\n"
+     "        return reduce(lambda a, b: a + b, xs, 0) * k", True),
+    ("def total(xs, k):\n    print(sum(xs) * k)", False),  # printed, not returned
+    ("def total(xs):\n    return 12", False),
+    ("def other(xs, k):\n    return sum(xs) * k", False),
+    ("def total(xs, k):\n    return [sum(xs) * k, 0]", False),
+    ("def total(xs, k):\n    return str(sum(xs) * k)", False),
+    ("def total(xs, k):\n    return sum(xs) * k == 12", False),
+]  # fmt: skip
+
+
+@sandboxed
+@pytest.mark.parametrize(("program", "right"), FUNCTIONS)
+def test_functions_are_called_and_their_values_compared(program, right):
+    """As in LeetCode's problems: a function or a method of Solution, values as JSON."""
+    tests = UnitTests(([[1, 2, 3], 2], [[], 5]), (12, [0]), "total")  # [0]: as TACO wraps it
+    assert (run_tests(program, tests, PATIENT)[0] == "correct") == right
+
+
+@sandboxed
+def test_names_that_programs_take_for_granted_are_there():
+    """exit() is no NameError, and pow is Python's: `from math import *` put another in its place.
+
+    What LiveCodeBench imports in front of a solution is there for functions.
+    """
+    early = "print(int(input()) * 7)\n{}\nprint('more')"
+    for leave in ("exit()", "quit()", "exit(0)", "import sys; sys.exit()"):
+        assert run_tests(early.format(leave), UnitTests(("6",), ("42",)), PATIENT)[0] == "correct"
+    assert run_tests(early.format("exit(1)"), UnitTests(("6",), ("42",)), PATIENT)[0] == "wrong"
+    program = (
+        "def f(x):\n    assert pow(3, 5, 7) == 5 and open is io.open and sum([x]) == x\n"
+        "    assert operator.add(1, 2) == 3 == len(string.digits) - 7 and copy.copy(x) == x\n"
+        "    assert datetime.date(2024, 2, 29).day == 29 and deepcopy([x]) == [x]\n"
+        "    assert Counter('aab')['a'] == 2 == gcd(4, 6) == math.gcd(4, 6)\n"
+        "    assert statistics.mean([1, 3]) == 2 and list(accumulate([1, 2])) == [1, 3]\n"
+        "    assert json.loads('1') == 1 and bisect_left([1, 5], 3) == 1 and re.match('a', 'ab')\n"
+        "    assert random.random() < 1 and reduce(mul, [2, 3]) == 6 and sys.maxsize > 0\n"
+        "    heap: List[Optional[int]] = []\n    heappush(heap, x)\n"
+        "    def deep(n): return n and 1 + deep(n - 1)\n"
+        "    return heap[0] + deep(20000)")
+    assert run_tests(program, UnitTests(([3],), (20003,), "f"), PATIENT) == (
+        "correct", "1 of 1 tests")
+
+
+@sandboxed
+@pytest.mark.parametrize("unsafe", [False, True])
+def test_a_program_that_needs_too_much_cpu_time_is_late_and_not_wrong(unsafe):
+    """Its shares of the log are told apart: late programs ask for another limit, wrong ones do not.
+
+    The clock has no part in it: the deadline is far away."""
+    limits = Limits(cpu_s=1, wall_s=600.0)
+    assert run_tests(HOSTILE["endless loop"], PRODUCT, limits, unsafe)[0] == "timeout"
+
+
+def test_outputs_are_compared_word_by_word():
+    """A missing newline at the end is not a wrong answer; a missing word is."""
+    assert sandbox.same_output("1 2\n3", "1 2 \n3\n")
+    assert not sandbox.same_output("1 2", "1 2 3")
+    assert sandbox.same_output("0.3333333", "0.33333333333")
+    assert not sandbox.same_output("0.334", "0.333")
+    assert not sandbox.same_output("3.0000001", "3")  # an integer is exact
+    assert not sandbox.same_output("nan", "0.5") and not sandbox.same_output("yes", "0.5")
+
+
+def test_values_are_compared_by_type_and_value():
+    """In Python True == 1: a program that answers yes or no has not counted."""
+    assert not sandbox.same_value(True, 1) and not sandbox.same_value(1, True)
+    assert sandbox.same_value([1, {"a": 0.1 + 0.2}], [1, {"a": 0.3}])
+    assert not sandbox.same_value([1, 2], [1, 2, 3]) and not sandbox.same_value("1", 1)
+    assert not sandbox.same_result("no JSON", 1)
+
+
+# ------------------------------------------------------------------------------------------------
+# Hostile programs
+
+HOSTILE = {
+    "fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+    "fork bomb that also waits": "import os, time\n"
+    "try:\n    while True:\n        if os.fork() == 0: time.sleep(60)\n"
+    "except OSError: time.sleep(60)",
+    "thread bomb": "import threading, time\n"
+    "while True: threading.Thread(target=time.sleep, args=(60,)).start()",
+    "memory bomb": "x = []\nwhile True: x.append(bytearray(10 << 20))",
+    "one large integer": "x = 10 ** 10 ** 10",
+    "endless output": "while True: print('x' * 100000)",
+    "endless output past the limit": "import os\nwhile True:\n"
+    "    try: os.write(1, b'x' * 100000)\n    except OSError: pass",
+    "a file without end": "f = open('/tmp/big', 'wb')\nwhile True: f.write(b'x' * (1 << 20))",
+    "files without number": "i = 0\nwhile True:\n    open(f'/tmp/{i}', 'w').write('x'); i += 1",
+    "endless loop": "while True: pass",
+    "sleeps for ever": "import time\ntime.sleep(10 ** 6)",
+    "waits for input for ever": "import os, select\nselect.select([os.pipe()[0]], [], [])",
+    "ignores every signal": "import signal, time\n"
+    "for s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n"
+    "    except (OSError, ValueError): pass\n"
+    "time.sleep(60)",
+    "raises its own limits": "import resource\n"
+    "for r in (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC):\n"
+    "    try: resource.setrlimit(r, (-1, -1))\n    except (OSError, ValueError): pass\n"
+    "x = bytearray(2 << 30); print(42)",
+    "reads the user's files": "print(open('{canary}').read())",
+    "reads passwords": "print(open('/etc/passwd').read())",
+    "reads the trainer's environment": "import os\nprint(os.environ['SECRET_TOKEN'])",
+    "reads other processes": "import os\nprint(open(f'/proc/{parent}/environ').read())",
+    "writes outside": "open('{canary}', 'w').write('owned')",
+    "deletes outside": "import shutil\nshutil.rmtree('{folder}')",
+    "writes into Python's library": "import os\nopen(os.__file__, 'a').write('import os')",
+    "writes into the sandbox's own file": "open('{root}/tasks/sandbox_child.py', 'a').write('#')",
+    "kills the parent": "import os\nfor p in ({parent}, os.getppid(), -1):\n"
+    "    try: os.kill(p, 9)\n    except OSError: pass",
+    "kills its process group": "import os\nos.killpg(0, 9)",
+    "opens a socket": "import socket\n"
+    "socket.create_connection(('127.0.0.1', {port}), 1).send(b'x')",
+    "asks for a name": "import socket\nprint(socket.getaddrinfo('example.com', 80))",
+    "runs a shell": "import os\nassert os.system('echo 42') == 0",
+    "leaves a daemon behind": "import os, time, ctypes\n"
+    "if os.fork() == 0:\n    if os.fork() == 0:\n"
+    "        ctypes.CDLL(None).prctl(15, b'{name}')\n        time.sleep(60)\n    os._exit(0)\n"
+    "time.sleep(0.2)",
+    "exits before the checks": "import sys\nsys.exit(0)",
+    "exits hard": "import os\nos._exit(0)",
+    "patches the checker": "import builtins, json, sys\n"
+    "sys.modules['sandbox'] = sys.modules['__main__']\n"
+    "for m in list(sys.modules.values()):\n"
+    "    for n in ('same_output', 'same_word', 'run_tests', 'verdict', 'verify'):\n"
+    "        try: setattr(m, n, lambda *a, **k: True)\n        except Exception: pass",
+    "talks to the judge": "print('correct'); print('{\"reason\": \"correct\", \"reward\": 1}')",
+    "looks for the answer in memory": "import gc\n"
+    "print([o for o in gc.get_objects() if isinstance(o, str) and '42' in o])",
+    "looks for the answer in the launcher": "import sys\nf = sys._getframe()\nseen = []\n"
+    "while f:\n    seen += [repr(v) for v in f.f_locals.values()]; f = f.f_back\nprint(seen)",
+    "climbs out of its root": "import os\nos.mkdir('x')\n"
+    "try: os.chroot('x')\nexcept OSError: pass\n"
+    "for _ in range(99): os.chdir('..')\nprint(open('.{canary}').read())",
+    "takes namespaces of its own": "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+    "libc.unshare(0x10000000 | 0x00020000)\n"
+    "for path in (b'/', b'/usr/lib', b'/lib'):\n    libc.umount2(path, 2)\n"
+    "    libc.mount(None, path, None, ctypes.c_ulong(32 | 4096), None)\n"
+    "print(open('{canary}').read())",
+    # These two score if the door opens.
+    "becomes root in a user namespace": "import ctypes\nlibc = ctypes.CDLL(None)\n"
+    "if libc.unshare(0x10000000) == 0 or libc.unshare(0x10000000 | 0x00020000) == 0: print(42)",
+    "holds memory that is nobody's": "import ctypes\nlibc, held = ctypes.CDLL(None), 0\n"
+    "libc.shmat.restype, libc.shmdt.argtypes = ctypes.c_void_p, [ctypes.c_void_p]\n"
+    "while held < 320 << 20:\n    i = libc.shmget(0, ctypes.c_size_t(64 << 20), 0o1600)\n"
+    "    if i < 0: break\n    p = libc.shmat(i, None, 0)\n    ctypes.memset(p, 1, 64 << 20)\n"
+    "    libc.shmdt(p)\n    held += 64 << 20\n"
+    "if held > 256 << 20: print(42)",
+}  # fmt: skip
+
+
+@pytest.fixture
+def harm(tmp_path, monkeypatch):
+    """What a hostile program is told about its surroundings, and afterwards: is all as it was?"""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    canary = folder / "secret.txt"
+    canary.write_text("the secret is 42")
+    monkeypatch.setenv("SECRET_TOKEN", "42")
+    library = Path(os.__file__)
+    watched = library, ROOT / "tasks" / "sandbox_child.py"
+    before = [path.stat().st_mtime_ns for path in watched]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(0.01)
+        name = f"stray{os.getpid()}"
+        yield {"canary": canary, "folder": folder, "parent": os.getpid(), "name": name,
+               "port": listener.getsockname()[1], "root": ROOT}
+        with pytest.raises(TimeoutError):
+            listener.accept()
+    assert canary.read_text() == "the secret is 42"
+    assert before == [path.stat().st_mtime_ns for path in watched]
+    wait_until(lambda: name not in running(), "no daemon is left")
+
+
+def running():
+    """Names of all processes that this user can see; not of those that have ended, and that nobody
+    has waited for yet."""
+    names = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = path.read_text().partition("(")[2].rpartition(") ")
+        except (OSError, UnicodeDecodeError):  # it ended between the two looks
+            continue
+        if not rest.startswith("Z"):
+            names.add(name)
+    return names
+
+
+@sandboxed
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_program_does_no_harm_and_does_not_score(what, harm):
+    """It comes to an end, the world outside is as it was, and the mark is not "correct"."""
+    program = HOSTILE[what]
+    for key, value in harm.items():
+        program = program.replace("{" + key + "}", str(value))
+    reason, detail = run_tests(program, UnitTests(("6\n7\n",), ("42",)), TIGHT)
+    assert reason in ("wrong", "timeout"), detail
+    assert "secret" not in detail.replace("secret.txt", "")
+
+
+RIGHTS = """
+import ctypes, os, resource, socket
+libc = ctypes.CDLL(None)
+def tried(name, do):
+    try:
+        if (result := do()) is None or result >= 0:
+            print(name)
+    except (OSError, ValueError):
+        pass
+remount = ctypes.c_ulong(32 | 4096)
+for path in (b"/", b"/dev", b"/usr/lib", b"/lib64", os.__file__.rpartition("/python")[0].encode()):
+    tried(f"remount {path}", lambda: libc.mount(None, path, None, remount, None))
+    tried(f"unmount {path}", lambda: libc.umount2(path, 2))
+tried("mount", lambda: libc.mount(b"none", b"/usr", b"tmpfs", ctypes.c_ulong(0), None))
+tried("chroot", lambda: os.chroot("/usr"))
+tried("become root", lambda: os.setuid(0) if os.getuid() else libc.setgroups(0, None))
+tried("write", lambda: os.mkdir("/folder"))
+tried("write beside /dev/null", lambda: os.mkdir("/dev/folder"))
+tried("hostname", lambda: socket.sethostname("owned"))
+tried("nice", lambda: os.setpriority(os.PRIO_PROCESS, 0, -5))
+tried("device", lambda: os.mknod("/dev/disk", 0o060666, os.makedev(8, 0)))
+tried("session", os.setsid)
+tried("process group", lambda: os.setpgid(0, 0) or 0)
+tried("trace", lambda: libc.ptrace(16, os.getppid(), None, None))
+for limit in (resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC):
+    tried(f"limit {limit}", lambda: resource.setrlimit(limit, (-1, -1)))
+for kind in (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
+    tried(f"namespace {kind:x}", lambda: libc.unshare(kind))
+    tried(f"clone {kind:x}", lambda: libc.syscall(
+        56 if os.uname().machine == "x86_64" else 220, kind | 17, 0, 0, 0, 0))
+new_user = (ctypes.c_uint64 * 11)(0x10000000, 0, 0, 0, 17)
+tried("clone3", lambda: libc.syscall(435, new_user, 88))
+tried("shared memory", lambda: libc.shmget(0, ctypes.c_size_t(4096), 0o1600))
+tried("messages", lambda: libc.msgget(0, 0o1600))
+tried("semaphores", lambda: libc.semget(0, 9, 0o1600))
+tried("message queue", lambda: libc.mq_open(b"/queue", os.O_CREAT | os.O_RDWR, 0o600, None))
+tried("file in memory", lambda: os.memfd_create("file"))
+tried("socket", lambda: socket.socket() and None)
+tried("io_uring", lambda: libc.syscall(425, 4, (ctypes.c_uint8 * 120)()))
+"""
+
+
+@sandboxed
+def test_inside_the_sandbox_no_right_is_left():
+    """The namespaces are made by their root: one right forgotten opens them from inside."""
+    assert run_tests(RIGHTS, UnitTests(("",), ("",)), PATIENT) == ("correct", "1 of 1 tests")
+
+
+HOSTILE_FUNCTIONS = {
+    "equal to everything": "class E(int):\n    def __eq__(s, o): return True\n"
+    "def f(x): return E(0)",
+    "patches the encoder": "import json\njson.dumps = lambda *a, **k: '[true, 42'\n"
+    "def f(x): return None",
+    "forges the result": "import os\nfor fd in range(3, 20):\n"
+    "    try: os.write(fd, b'true')\n    except OSError: pass\nos._exit(0)",
+    "returns without end": "def f(x):\n    a = []\n    a.append(a)\n    return a",
+    "recurses without end": "def f(x): return f(x)",
+    "exits in the call": "import sys\ndef f(x): sys.exit(0)",
+    "not a name": "f = None",
+    "too large for a float": "def f(x): return 10 ** 400",
+    "nested too deep": "import sys\nsys.setrecursionlimit(10 ** 6)\ndef f(x):\n    a = []\n"
+    "    for _ in range(5000): a = [a]\n    return a",
+    "opens brackets only": "import os\nfor fd in range(3, 20):\n"
+    "    try: os.write(fd, b'[' * 100000)\n    except OSError: pass\nos._exit(0)",
+    "does not parse": "def f(x) return 42",
+}
+
+
+@sandboxed
+@pytest.mark.parametrize("what", HOSTILE_FUNCTIONS)
+def test_a_hostile_function_does_not_score(what):
+    """The value is compared out here, as plain JSON: there is no object of theirs to compare."""
+    tests = UnitTests(([21],), (42.0,), "f")
+    assert run_tests("def f(x): return 2 * x", tests, PATIENT)[0] == "correct"
+    assert run_tests(HOSTILE_FUNCTIONS[what], tests, PATIENT)[0] == "wrong"
+
+
+NOBODY = 65534
+TASKS = ROOT / "tasks"
+
+
+def as_nobody(code, *arguments):
+    """The command that runs Python code as an ordinary user, and Popen's arguments for that."""
+    python = "/usr/bin/python3"
+    if os.geteuid() != 0:
+        pytest.skip("these tests already run as an ordinary user")
+    options = {"user": NOBODY, "group": NOBODY, "extra_groups": [], "cwd": "/",
+               "env": {"PATH": os.environ["PATH"]}}
+    look = f"import sys; open({str(TASKS / 'sandbox.py')!r}); assert sys.version_info >= (3, 11)"
+    if not Path(python).exists() or subprocess.run([python, "-c", look], **options).returncode:
+        pytest.skip("no system Python from which another user can read these files")
+    code = (f"import sys\nsys.path.insert(0, {str(TASKS)!r})\nsys.dont_write_bytecode = True\n"
+            + code)
+    return [python, "-c", code, *map(str, arguments)], options
+
+
+@sandboxed
+def test_the_sandbox_is_as_tight_for_ordinary_users():
+    """As root it needs no user namespace, otherwise it does: both ways must be shut."""
+    programs = ["print(42)", "print(open('/etc/passwd').read())",
+                "import os; print(os.listdir('/home'))",
+                "import os; open(os.__file__, 'a')", "import os\nwhile True: os.fork()",
+                "import ctypes; print(ctypes.CDLL(None).umount2(b'/', 2) or 42)",
+                "import socket; socket.create_connection(('127.0.0.1', 22))"]
+    programs.append(RIGHTS.replace("import ctypes", "print(42)\nimport ctypes", 1))
+    command, options = as_nobody(
+        "import json\nfrom sandbox import *\ncheck_sandbox()\n"
+        "for p in json.loads(sys.argv[1]):\n"
+        "    print(run_tests(p, UnitTests(('',), ('42',)), Limits(20, 100.0))[0])",
+        json.dumps(programs))
+    out = subprocess.run(command, **options, capture_output=True, text=True, timeout=500)
+    assert out.stdout.split() == ["correct", *["wrong"] * 6, "correct"], out.stdout + out.stderr
+
+
+@sandboxed
+def test_the_sandbox_is_as_tight_for_the_root_of_a_container():
+    """Called root, but of one user id: the program cannot become another user there."""
+    code = "from sandbox import *; check_sandbox(); import sys; " \
+           "print(run_tests(sys.argv[1], UnitTests(('',), ('',)), Limits(20, 100.0)))"
+    done = subprocess.run(["unshare", "--user", "--map-root-user", sys.executable, "-c", code,
+                           RIGHTS], capture_output=True, text=True, timeout=300, cwd=TASKS)
+    assert done.stdout.startswith("('correct'"), done.stdout + done.stderr
+
+
+ESCAPES = {
+    "a new session": "os.setsid()",
+    "a process group": "os.setpgid(0, 0)",
+    "a double fork": "if os.fork() or os.fork(): time.sleep(10 ** 6)",
+    "a forgotten parent": "ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)",
+    "another user": "os.setuid(os.getuid())",
+    "no signal": "[signal.signal(s, signal.SIG_IGN) for s in range(1, 32) if s not in (9, 19)]",
+}
+
+
+@sandboxed
+@pytest.mark.parametrize("who", ["the tests' own user", "an ordinary user"])
+def test_nothing_outlives_a_caller_that_is_killed(who):
+    """SIGKILL leaves the caller no time to clean up, and programs to train on run for weeks.
+
+    Each program tries one way out, takes a name that can be seen from outside, and sleeps.
+    """
+    names = {what: f"left{os.getpid() % 10**6}x{i}" for i, what in enumerate(ESCAPES)}
+    programs = [f"import ctypes, os, signal, time\ntry:\n    {escape}\nexcept OSError: pass\n"
+                f"ctypes.CDLL(None).prctl(15, b'{names[what]}')\ntime.sleep(10 ** 6)"
+                for what, escape in ESCAPES.items()]
+    code = ("import json, threading\nfrom sandbox import *\n"
+            "def run(p): run_tests(p, UnitTests(('',), ('',)), Limits(600, 1200.0))\n"
+            "for p in json.loads(sys.argv[1]): threading.Thread(target=run, args=(p,)).start()")
+    options = {"cwd": TASKS}
+    command = [sys.executable, "-c", "import sys\n" + code, json.dumps(programs)]
+    if who == "an ordinary user":
+        command, options = as_nobody(code, json.dumps(programs))
+    caller = subprocess.Popen(command, **options)
+    try:
+        wait_until(lambda: set(names.values()) <= running(), "the programs run")
+    finally:
+        caller.kill()  # it alone, not its process group
+        caller.wait()
+    wait_until(lambda: not set(names.values()) & running(), "the programs have ended")
+
+
+def wait_until(true, what, seconds=120):
+    """Waits for an event that comes at once on a quiet machine."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+# ------------------------------------------------------------------------------------------------
+# Where there is no sandbox
+
+
+def test_without_namespaces_code_is_refused_with_a_way_out(monkeypatch):
+    """Many containers allow none. Silently running such programs bare would be worse than not."""
+    monkeypatch.setattr(sandbox, "run_tests", lambda *_, **__: ("wrong", "bwrap: not permitted"))
+    with pytest.raises(SandboxError, match="not permitted.*unsafe_code = true"):
+        check_sandbox()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(SandboxError, match="bubblewrap is not installed .apt install bubblewrap."):
+        check_sandbox()
+    monkeypatch.undo()
+    check_sandbox(unsafe=True)
+
+
+def test_a_kernel_that_refuses_the_filter_gets_no_program(monkeypatch):
+    """A filter that failed in silence would leave the sandbox open."""
+    class Refusing:
+        prctl = staticmethod(lambda *_: -1)
+    monkeypatch.setattr(sandbox_child, "LIBC", Refusing)
+    with pytest.raises(OSError, match="the kernel takes no filter"):
+        sandbox_child.filter_system_calls(bytes(8))
+    with pytest.raises(SandboxError, match="cannot be verified on vax, only on x86_64 and aarch64"):
+        sandbox.system_call_filter("vax")
+
+
+@sandboxed
+def test_a_sandbox_that_breaks_is_an_error_and_no_wrong_program(monkeypatch):
+    """-1 for every program with no word in the log: the curve would fall, and nobody know why.
+
+    The program cannot say so itself: the word is given before it begins, and out of its reach.
+    """
+    which = shutil.which
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "which", lambda name: which("false"))
+        sandbox.child_command.cache_clear()
+        reason, detail = run_tests(RIGHT, PRODUCT, PATIENT)
+        assert reason == "error" and "the sandbox failed before the program began" in detail
+        with pytest.raises(SandboxError, match="no sandbox can be made here .*the sandbox failed"):
+            check_sandbox()
+    sandbox.child_command.cache_clear()
+    forger = "import os\nfor fd in range(20):\n    try: os.ftruncate(fd, 0)\n" \
+             "    except OSError: pass\nos._exit(1)"
+    assert run_tests(forger, PRODUCT, PATIENT)[0] == "wrong"
+    assert run_tests(forger, PRODUCT, PATIENT, unsafe=True)[0] == "wrong"
+
+
+@pytest.mark.parametrize("what", ["endless loop", "sleeps for ever", "memory bomb",
+                                  "endless output", "exits before the checks",
+                                  "patches the checker", "reads the trainer's environment",
+                                  "holds memory that is nobody's"])
+def test_limits_hold_without_the_sandbox_as_well(what, monkeypatch):
+    """`unsafe` gives up the walls, not the limits, the deadline, or the empty environment."""
+    monkeypatch.setenv("SECRET_TOKEN", "42")
+    tests = UnitTests(("",), ("42",))
+    assert run_tests("print(42)", tests, PATIENT, unsafe=True)[0] == "correct"
+    segments = Path("/proc/sysvipc/shm").read_text()
+    assert run_tests(HOSTILE[what], tests, TIGHT, unsafe=True)[0] in ("wrong", "timeout")
+    assert Path("/proc/sysvipc/shm").read_text() == segments    # they outlive their process
+
+
+@pytest.mark.parametrize("what", ["a new session", "a process group", "a double fork"])
+def test_without_the_sandbox_the_deadline_still_ends_the_whole_process_group(what):
+    """And no program can leave it: a daemon of each sample would soon fill the machine."""
+    name = f"group{os.getpid() % 10**6}"
+    program = (f"import ctypes, os, time\nos.fork()\ntry:\n    {ESCAPES[what]}\n"
+               f"except OSError: pass\nctypes.CDLL(None).prctl(15, b'{name}')\n"
+               "time.sleep(10 ** 6)")
+    assert run_tests(program, PRODUCT, TIGHT, unsafe=True)[0] == "timeout"
+    wait_until(lambda: name not in running(), "the programs have ended")
+
+
+# ------------------------------------------------------------------------------------------------
+# As a kind of answer
+
+
+@sandboxed
+def test_code_is_a_kind_of_answer():
+    """The last block of the text after the thinking; a program in the thinking is a draft."""
+    answer = PRODUCT.to_json()
+    block, wrong = f"```python\n{RIGHT}\n```", "```python\nprint(0)\n```"
+    assert verify(f"{wrong}</think>Here:\n{block}\nDone.", answer, "code") == (1.0, "correct")
+    items = [(text, answer, "code") for text in
+             (block, f"{wrong}\n{block}", f"{block}\n{wrong}", f"{block}</think>Done.", RIGHT, "")]
+    with Verifier() as verifier:
+        marks = verifier.score([*items, (r"\boxed{7}", "7", "math")])
+        assert marks.rewards == [1.0, 1.0, -1.0, -1.0, -1.0, -1.0, 1.0]
+        assert marks.reasons[3:6] == ["no answer"] * 3
+        assert all(worker.process is None for worker in verifier.workers)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ((), (), None),
+        (("1", "2"), ("1",), None),
+        ((1,), ("1",), None),
+        (("1",), (1,), None),
+        (("1",), (1,), "f"),
+        (([1],), (1,), "f()"),
+    ],
+)
+def test_unit_tests_in_another_form_are_one_sentence(fields):
+    """Tests that cannot be run would make every program wrong."""
+    with pytest.raises(ValueError, match="unit tests need an output for each input, all of"):
+        UnitTests(*fields)
+    assert parse_tests(PRODUCT.to_json()) == PRODUCT

@@ -1,0 +1,590 @@
+"""What sources.py promises: generators, files and data sets of the hub become problems.
+
+Each test is named after the claim it checks; its docstring says what would go wrong without it.
+"""
+
+import ast
+import csv
+import json
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from tasks import generated, sources
+from tasks.problems import TaskError, Unusable, as_output, check_gold, load_task
+from tasks.sandbox import UnitTests
+from tasks.answers import boxes
+from tasks.verifier import Verifier, verify
+
+SUMS = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2, "size": 60}
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+def questions(problems):
+    return {problem.question for problem in problems}
+
+
+def everything(name, max_unusable=0.02, **options):
+    """All problems of one file or data set."""
+    unusable = Unusable()
+    problems = sources.load_pool(name, 0, 0, options, unusable)
+    unusable.check(max_unusable)
+    return problems
+
+
+# ------------------------------------------------------------------------------------------------
+# Problems of the toy
+
+
+def test_toy_answers_agree_with_plain_arithmetic():
+    """The answer comes from worked_steps; here the question is simply added up."""
+    for problem in load_task("toy", "train", heldout=70):
+        digits = [int(digit) for digit in problem.question.split("+")]
+        assert problem.answer == str(sum(digits) % 10)
+        assert problem.level == len(digits)
+
+
+def test_toy_traces_are_right_at_every_step():
+    """A warm start copies the traces, so one wrong step in them would be taught as truth."""
+    for problem in load_task("toy", "heldout", heldout=70):
+        thinking, answer = problem.trace.split("</think>")
+        digits, total = problem.question.split("+"), 0
+        for i, step in enumerate(thinking.split(";")):
+            left, result = step.split("=")
+            before, term = left.split("+")
+            assert term == digits[i + 1] and before == (digits[0] if i == 0 else total)
+            total = result
+            assert (int(before) + int(term)) % 10 == int(result)
+        assert i == len(digits) - 2 and answer == total == problem.answer
+
+
+def test_toy_has_the_sizes_it_was_asked_for_and_equal_levels():
+    """Held-out problems of the short level alone would show a pass rate of another task."""
+    train, held = (load_task("toy", split, heldout=512)
+                   for split in ("train", "heldout"))
+    assert (len(train), len(held)) == (2000, 512)
+    for problems in (train, held):
+        counts = Counter(problem.level for problem in problems)
+        assert sorted(counts) == [3, 4, 5, 6, 7, 8, 9]
+        assert max(counts.values()) - min(counts.values()) <= 2
+
+
+def test_any_prefix_of_the_heldout_problems_has_all_levels_in_equal_parts():
+    """Someone who evaluates on the first 70 must not evaluate on one level."""
+    counts = Counter(problem.level for problem in load_task("toy", "heldout", heldout=512)[:70])
+    assert set(counts.values()) == {10}
+
+
+def test_a_short_level_has_no_more_problems_than_there_are_questions():
+    """Two digits make 100 questions; asking for more must not repeat one."""
+    options = {"min_digits": 2, "max_digits": 3, "size": 600}
+    problems = load_task("toy", "train", heldout=0, options=options)
+    assert Counter(p.level for p in problems) == {2: 100, 3: 300}
+    assert len(questions(problems)) == 400
+
+
+# ------------------------------------------------------------------------------------------------
+# Generated problems
+
+
+def test_chain_sum_answers_and_traces_agree_with_python():
+    """eval of the question is the oracle; the trace must reach the same number step by step."""
+    for problem in load_task("reasoning_gym:chain_sum", "train", heldout=13, options=SUMS):
+        expression = re.search(r"problem: (.*) =", problem.question).group(1)
+        assert eval(expression) == int(problem.answer)
+        steps = problem.trace.partition("</think>")[0].split("; ")
+        assert all(eval(step.replace("=", "==")) for step in steps)
+        assert len(steps) + 1 == problem.level == len(expression.split()) // 2 + 1
+        assert verify(problem.trace, problem.answer) == (1.0, "correct")
+
+
+def test_neighboring_seeds_draw_different_problems():
+    """The generator's problem i of seed s is problem i - 1 of seed s + 1: naive seeds share all."""
+    options = {"size": 50, "min_digits": 4}
+    one, two = (
+        questions(load_task("reasoning_gym:chain_sum", "train", heldout=5, seed=s, options=options))
+        for s in (1, 2)
+    )
+    assert len(one & two) < 5
+
+
+def test_a_generator_that_runs_dry_says_so():
+    """Two one-digit terms have 200 questions; 300 cannot be had, and nobody should think so."""
+    options = {"max_terms": 2, "max_digits": 1, "size": 300}
+    with pytest.warns(UserWarning, match="only [0-9]+ distinct problems"):
+        problems = load_task("reasoning_gym:chain_sum", "train", heldout=50, options=options)
+    assert len(questions(problems)) == len(problems) <= 150
+
+
+def test_whole_numbers_of_a_generator_are_marked_by_value_the_rest_by_its_own_rule():
+    """The fast path is for numbers; "4b8" is none, though "418" from the same generator is one."""
+    for name, kinds in (("count_bits", {"math"}), ("base_conversion", {"math", "gym"})):
+        problems = load_task(f"reasoning_gym:{name}", "train", heldout=3, options={"size": 20})
+        assert {p.kind for p in problems} == kinds
+        assert check_gold(problems) == {}
+
+
+NO_GOLD = {"boxnet", "rush_hour"}  # not even an example of a right answer
+# What a lazy policy would find: each of the last three pleases some generator's own rule.
+LAZY = ["No such answer.", "[]", "777.77", "0", "nan", "4*6*1*1"]
+
+
+def parts(text):
+    """"0.0" and "0", "6*4*1/1" and "4*6*1*1" are one answer here: the same numbers and words."""
+    return {part.strip("0") for part in re.findall(r"\w+", text or "")}
+
+
+@pytest.fixture(scope="module")
+def of_all_generators():
+    """{generator: two problems of it}, of all that there are but "composite"."""
+    from reasoning_gym.factory import DATASETS
+
+    seed = time.time_ns() % 10**5
+    print("seed", seed)
+    return {name: load_task(f"reasoning_gym:{name}", "train", heldout=0, seed=seed,
+                            options={"size": 2}) for name in DATASETS if name != "composite"}
+
+
+def test_every_generator_marks_its_own_answers_right_and_others_wrong(of_all_generators):
+    """Most generators have many right answers to a problem, or answers in a form of their own.
+
+    The gold answer alone, in a box where its braces allow one, and in a sentence where it is one
+    line without a period; an answer in the thinking alone; and what is right for nothing.
+    """
+    assert len(of_all_generators) == 105
+    without_gold = set()
+    for name, problems in of_all_generators.items():
+        golds = [as_output(p) if p.kind == "gym" else p.answer for p in problems]
+        for problem, gold in zip(problems, golds, strict=True):
+            if gold is None:
+                without_gold.add(name)
+                continue
+            said = [f"<think>{LAZY[0]}</think>{gold}"]
+            if boxes(rf"\boxed{{{gold}}}")[0] == [gold]:
+                said += [rf"I am sure: \boxed{{{gold}}}."]
+            # A quotation mark of an answer is read as one of the sentence around it.
+            if not re.search(r'[\n.$*`_"]|^[-+:]|\\boxed', gold):
+                said += [f"The answer is {gold}.", f"**Answer:** {gold}"]
+            for text in said:
+                assert verify(text, problem.answer, problem.kind)[1] == "correct", (name, text)
+            draft = f"{gold}</think>{LAZY[0]}"
+            assert verify(draft, problem.answer, problem.kind)[0] == -1, name
+        for problem, gold in zip(problems, golds, strict=True):
+            for wrong in LAZY:
+                if parts(wrong) != parts(gold):
+                    reward, _ = verify(wrong, problem.answer, problem.kind)
+                    assert reward == -1, (name, wrong, problem)
+    # The example of the one may be trivial, the integral of the other unsolved, once in 60 times.
+    assert NO_GOLD <= without_gold <= NO_GOLD | {"propositional_logic", "intermediate_integration"}
+
+
+def test_a_mix_of_mazes_without_gold_answers_passes_the_gold_check(of_all_generators):
+    """There is nothing to check where the generator tells no answer, and no reason to stop."""
+    problems = [p for name in (*NO_GOLD, "rubiks_cube", "sudoku") for p in of_all_generators[name]]
+    assert check_gold(problems) == {}
+
+
+def test_partial_credit_is_no_credit(of_all_generators):
+    """The rules give 0.05 for a try and 0.9 for a sudoku in another layout; a reward is +1 or -1.
+
+    Any order of moves that reaches the goal in as few is right, though only one is the gold answer.
+    """
+    import reasoning_gym
+
+    problem = of_all_generators["quantum_lock"][0]
+    sudoku = of_all_generators["sudoku"][0]
+    spaced = as_output(sudoku).replace(" ", "  ")
+    rule = reasoning_gym.create_dataset("sudoku", size=1, seed=1).score_answer
+    assert 0 < rule(spaced, ast.literal_eval(sudoku.answer)["entry"]) < 1
+    assert verify(spaced, sudoku.answer, "gym")[0] == -1
+    integral = of_all_generators["simple_integration"][0]
+    asked = ast.literal_eval(integral.answer)["entry"]["metadata"]
+    restated = f"Integral({asked['integrand']}, {asked['variable']})"
+    assert verify(restated, integral.answer, "gym")[0] == -1
+    assert verify(r"\boxed{A} or \boxed{B}", problem.answer, "gym")[1] == "several answers"
+
+
+HOSTILE_ANSWERS = {
+    "countdown": "exec('import os; os.write(1, b\"correct\")')",
+    "puzzle24": "(1).__class__.__base__.__subclasses__()",
+    "simple_integration": "open('{canary}', 'w').write('x')",
+    "intermediate_integration": "[f for f in [open('{canary}', 'w')]][0]",
+    "polynomial_multiplication": "lambda: exit(0)",
+    "n_queens": "[[open('{canary}', 'w')]]", "binary_matrix": "[[open('{canary}', 'w')]]",
+    "spiral_matrix": "[open('{canary}', 'w')]", "string_insertion": "[str(open('{canary}', 'w'))]",
+}  # fmt: skip
+
+
+def test_no_rule_evaluates_an_answer_as_a_program(of_all_generators, tmp_path):
+    """Nine rules call eval on what the model wrote: it could mark itself, or delete the run.
+
+    Read in the source of the installed package, so that a tenth one is noticed.
+    """
+    import inspect
+
+    from reasoning_gym.factory import DATASETS
+
+    calls = re.compile(r"(?<![\w.])(?:eval|exec)\(answer|(?:sp|sympy)\.parse_expr\(answer"
+                       r"|(?<![\w.])parse_expr\(answer|sympify\(|literal_eval\(")
+    found = {name for name, (source, _) in DATASETS.items()
+             if calls.search(inspect.getsource(source))}
+    assert found == set(generated.EVALUATED) == set(HOSTILE_ANSWERS)
+    canary = tmp_path / "canary"
+    for name, text in HOSTILE_ANSWERS.items():
+        for problem in of_all_generators[name]:
+            assert not generated.score(text.replace("{canary}", str(canary)), problem.answer)
+    assert not canary.exists()
+
+
+def test_a_rule_that_does_not_end_costs_its_sample_and_no_other(of_all_generators):
+    """The rules of others run in worker processes with a deadline, as SymPy does."""
+    countdown, sudoku = (of_all_generators[name][0] for name in ("countdown", "sudoku"))
+    items = [(as_output(sudoku), sudoku.answer, "gym"),
+             ("9**9**9**9**9", countdown.answer, "gym")]
+    with Verifier(workers=1, deadline_s=2.0) as verifier:
+        assert verifier.score(items).reasons == ["correct", "timeout"]
+
+
+def test_composite_is_refused_and_near_names_are_told():
+    """It takes objects of Python as options, and a mix does the same."""
+    for name, message in (("composite", "for composite write a mix"),
+                          ("sudokus", "did you mean 'reasoning_gym:sudoku'"),
+                          ("nothing_like_it", "unknown: there are 105 generators")):
+        with pytest.raises(TaskError, match=message):
+            load_task(f"reasoning_gym:{name}", "train", heldout=3, options={"size": 2})
+    for spec, options, near in (("reasoning_gym:chain_sum", {"max_term": 2}, "max_terms"),
+                                ("toy", {"max_digit": 2}, "max_digits"),
+                                ("some.jsonl", {"anwser": "a"}, "answer")):
+        with pytest.raises(TaskError, match=f"is unknown to '{spec}', did you mean '{near}'"):
+            load_task(spec, "train", heldout=3, options=options)
+
+
+# ------------------------------------------------------------------------------------------------
+# Files and data sets. There is no hub here: folders of the same name and shape stand in for it.
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """`datasets` knows a folder by its relative name: it would find what another run has cached."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def write_data_set(repository, files):
+    """A data set as on the hub: {"config/split": rows}, with the page that names its configs."""
+    page = "---\nconfigs:\n"
+    for name, rows in files.items():
+        config, split = name.split("/")
+        path = Path(repository) / config / f"{split}-00000-of-00001.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    for config in dict.fromkeys(name.split("/")[0] for name in files):
+        page += f"- config_name: {config}\n  data_files:\n"
+        for split in (name.split("/")[1] for name in files if name.startswith(config + "/")):
+            page += f"  - split: {split}\n    path: {config}/{split}-*\n"
+    (Path(repository) / "README.md").write_text(page + "---\n")
+
+
+ADD = "a = int(input())\nprint(a + 1)"
+DATA_SETS = {
+    "polaris-53k": ({"default/train": [
+        {"problem": "What is 3/4 of 8?", "answer": "6", "difficulty": "3/8"},
+        {"problem": "Solve $x^2=5$.", "answer": r"\pm\sqrt{5}", "difficulty": "7/8"}]},
+        [("6", 3), (r"\pm\sqrt{5}", 7)]),
+    "gsm8k": ({"main/train": [
+        {"question": "Tom has 3 apples and 4 pears. How many?",
+         "answer": "3 + 4 = <<3+4=7>>7\n#### 7"}], "main/test": [
+        {"question": "And 1,200 more?", "answer": "#### 1,207"}]}, [("7", 0)]),
+    "gsm8k-test": ({"main/train": [{"question": "a", "answer": "#### 1"}], "main/test": [
+        {"question": "And 1,200 more?", "answer": "so\n#### 1,207"}]}, [("1,207", 0)]),
+    "math": ({"default/train": [
+        {"problem": "Half of one?", "level": "Level 5", "type": "Algebra",
+         "solution": r"We halve. So $\boxed{\frac{1}{2}}$."}]}, [(r"\frac{1}{2}", 5)]),
+    "math-500": ({"default/test": [
+        {"problem": "Half of two?", "solution": r"$\boxed{1}$", "answer": "1", "subject": "Algebra",
+         "level": 2, "unique_id": "test/algebra/1.json"}]}, [("1", 2)]),
+    "dapo-17k": ({"en/train": [
+        {"prompt": "How many?", "solution": "34", "data_source": "math_dapo",
+         "reward_model": {"ground_truth": "34", "style": "rule"}}], "cn/train": [
+        {"prompt": "?", "solution": "1", "data_source": "math_dapo",
+         "reward_model": {"ground_truth": "1", "style": "rule"}}]}, [("34", 0)]),
+    "aime-24": ({"default/train": [
+        {"id": 60, "problem": "Find it.", "solution": "...", "answer": "204", "year": "2024"}]},
+        [("204", 0)]),
+    "aime-25": ({"default/test": [{"problem": "Find it.", "answer": "070", "id": "0"}]},
+                [("070", 0)]),
+    "deepcoder": ({
+        "primeintellect/train": [
+            {"problem": "Add one.", "solutions": [f"```python\n{ADD}\n```"], "tests": json.dumps([
+                {"type": "stdin_stdout", "input": "1\n", "output": "2\n"},
+                {"type": "stdin_stdout", "input": "41\n", "output": "42\n"}])},
+            {"problem": "Write add.", "solutions": ["def add(a, b): return a + b"],
+             "tests": json.dumps([{"type": "function_call", "fn_name": "add", "input": [1, 2],
+                                   "output": 3}])}],
+        "taco/train": [
+            {"problem": "Write twice.", "solutions": ["def twice(x): return 2 * x"],
+             "tests": json.dumps({"fn_name": "twice", "inputs": [[2], [3]],
+                                  "outputs": [[4], [6]]})},
+            {"problem": "Add one, in lines.", "solutions": [ADD], "tests": json.dumps(
+                {"inputs": [["1"], ["2"]], "outputs": [["2"], ["3"]]})}],
+        "lcbv5/train": [
+            {"problem": "Write total.", "solutions": [
+                "class Solution:\n    def total(self, xs, k): return sum(xs) + k"],
+             "starter_code": "class Solution:\n    def total(self, xs, k):\n        ",
+             "metadata": {"func_name": "total"}, "tests": json.dumps([
+                 {"testtype": "functional", "input": "[1, 2]\n4", "output": "7"}])}]},
+        [(UnitTests(("41\n", "1\n"), ("42\n", "2\n")).to_json(), 0),
+         (UnitTests(([1, 2],), (3,), "add").to_json(), 0),
+         (UnitTests(([2], [3]), ([4], [6]), "twice").to_json(), 0),
+         (UnitTests(("1", "2"), ("2", "3")).to_json(), 0),
+         (UnitTests(([[1, 2], 4],), (7,), "total").to_json(), 0)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sources.PRESETS)
+def test_a_preset_reads_its_data_set(name, tmp_path, monkeypatch):
+    """A column that was renamed, or the test split in training, would show in no error message.
+
+    Every gold answer passes its own verifier; for programs that means that the solution which
+    comes with the problem passes the unit tests in the form we have read them.
+    """
+    monkeypatch.chdir(tmp_path)
+    files, expected = DATA_SETS[name]
+    write_data_set(sources.PRESETS[name]["repository"], files)
+    problems = everything(name)
+    assert [(p.answer, p.level) for p in problems] == expected
+    assert {p.task for p in problems} == {name}
+    for problem in problems:        # nobody can guess the name of the function that is called
+        tests = json.loads(problem.answer) if problem.kind == "code" else {}
+        assert f"`{tests['fn_name']}`" in problem.question if tests.get("fn_name") else (
+            ("standard input" in problem.question) == (problem.kind == "code"))
+        assert ("def total(self" in problem.question) == (tests.get("fn_name") == "total")
+    with Verifier(unsafe_code=True) as verifier:
+        assert check_gold(problems, verifier) == {}
+
+
+def test_any_data_set_is_read_with_names_of_columns(tmp_path, monkeypatch):
+    """"prompt.0.content" looks into the lists and tables that data sets for chat have."""
+    monkeypatch.chdir(tmp_path)
+    write_data_set("someone/sums", {"default/validation": [
+        {"messages": [{"role": "user", "content": f"{i} + 1?"}],
+         "reward_model": {"ground_truth": str(i + 1)}} for i in range(30)]})
+    options = {"split": "validation", "question": "messages.0.content",
+               "answer": "reward_model.ground_truth"}
+    train, held = (load_task("hf:someone/sums", split, heldout=7, options=options)
+                   for split in ("train", "heldout"))
+    assert (len(train), len(held)) == (23, 7) and not questions(train) & questions(held)
+    for problem in train + held:
+        assert int(problem.answer) == int(problem.question.split()[0]) + 1
+    with pytest.raises(TaskError, match="cannot be loaded: .*train"):
+        load_task("hf:someone/sums", "train", heldout=7)
+
+
+def test_records_of_a_data_set_that_cannot_be_used_are_counted(tmp_path, monkeypatch):
+    """Left out in silence, half a data set may be missing and nobody would know.
+
+    Of records with one question, the first is kept.
+    """
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"q{i}", "answer": str(i)} for i in range(9)]
+    rows += [{"question": "q3", "answer": "4"}, {"question": "", "answer": "1"},
+             {"question": "none", "answer": None}, {"question": "q1", "answer": "1"}]
+    write_data_set("someone/mess", {"default/train": rows})
+    with pytest.warns(UserWarning, match="2 of 11 problems cannot be used .*; the first: "
+                                         "'hf:someone/mess', row 11 has a field 'question' that i"):
+        problems = everything("hf:someone/mess", 0.19)
+    assert {p.question: p.answer for p in problems} == {f"q{i}": str(i) for i in range(9)}
+    with pytest.raises(TaskError, match="max_unusable = 0.18: 2 of 11 problems"):
+        everything("hf:someone/mess", 0.18)
+    write_data_set("someone/nothing", {"default/train": rows[10:12]})
+    with pytest.raises(TaskError, match="no record can be used; the first: .*, row 1 has a field"):
+        everything("hf:someone/nothing", 1.0)
+
+
+GSM8K = [{"question": f"Tom has {i} apples and 4 pears?", "answer": f"<<{i}+4>> so\n#### {i + 4}"}
+         for i in range(7)]
+MATH = [{"problem": f"{i} + 1?", "level": f"Level {i}", "type": "Algebra",
+         "solution": rf"First $\boxed{{{99}}}$ is tried, but it is \boxed{{{i + 1}}}."}
+        for i in range(7)]
+MATH_500 = [row | {"answer": str(i + 1)} for i, row in enumerate(MATH)]
+DAPO = [{"data_source": "math_dapo", "prompt": [{"role": "user", "content": f"{i} + 1?"}],
+         "reward_model": {"ground_truth": str(i + 1), "style": "rule"}} for i in range(7)]
+CHATS = [{"messages": [{"role": "system", "content": "Be short."},
+                       {"role": "user", "content": f"{i} + 1?"},
+                       {"role": "assistant", "content": f"That is \\boxed{{{i + 1}}}."}]}
+         for i in range(7)]
+PLAIN = [{"prompt": f"{i} + 1?", "solution": i + 1, "level": "easy"} for i in range(7)]
+
+
+@pytest.mark.parametrize(("rows", "told", "first"), [
+    (GSM8K, "read as question, answer after ####", ("Tom has 0 apples and 4 pears?", "4")),
+    (MATH, r"read as problem, solution in the last \boxed{}, level", ("0 + 1?", "1")),
+    (MATH_500, "read as problem, answer, level", ("0 + 1?", "1")),
+    (DAPO, "read as prompt, reward_model.ground_truth", ("0 + 1?", "1")),
+    (CHATS, r"read as messages, messages in the last \boxed{}", ("Be short.\n\n0 + 1?", "1")),
+    (PLAIN, "read as prompt, solution", ("0 + 1?", "1")),
+])  # fmt: skip
+def test_a_usual_layout_is_recognized_by_its_columns_and_told(rows, told, first, tmp_path, capsys):
+    """A newcomer's file needs no options, and the line shows what was understood.
+
+    "level": "easy" is none that we know: it is neither used nor told.
+    """
+    problems = everything(write_jsonl(tmp_path / "my.jsonl", rows))
+    assert (problems[0].question, problems[0].answer) == first and len(problems) == 7
+    assert capsys.readouterr().out == (
+        f"{tmp_path}/my.jsonl: 7 problems in 7 records, {told}\n")
+    assert [p.level for p in problems] == (list(range(7)) if ", level" in told else [0] * 7)
+    assert check_gold(problems) == {}
+
+
+def test_options_go_before_what_is_recognized(tmp_path, capsys):
+    """The file may know better: a solution that boxes a step, an answer that is text about ####."""
+    path = write_jsonl(tmp_path / "my.jsonl", [row | {"other": f"{i}/2"}
+                                               for i, row in enumerate(MATH_500, start=3)])
+    assert [p.answer for p in everything(path, answer="other")] == [f"{i}/2" for i in range(3, 10)]
+    assert [p.answer for p in everything(path, answer="solution")] == [str(i + 1) for i in range(7)]
+    plain = everything(path, answer="solution", form="plain", kind="exact")
+    assert plain[0].answer == MATH[0]["solution"] and plain[0].kind == "exact"
+    assert "problem, other, level" in capsys.readouterr().out
+    write_jsonl(tmp_path / "odd.jsonl", [{"q": "1+1", "a": "2"}])
+    with pytest.raises(TaskError, match='usual name for the question: it has q, a; name it by'):
+        everything(f"{tmp_path}/odd.jsonl")
+    assert everything(f"{tmp_path}/odd.jsonl", question="q", answer="a")[0].answer == "2"
+
+
+@pytest.mark.parametrize("written", [
+    "lines", "an array", "an array on many lines", "a byte-order mark", "an ending in capitals",
+    "CSV", "CSV with a byte-order mark", "Parquet"])
+def test_a_file_is_read_in_every_usual_form(written, tmp_path):
+    """Spreadsheets write byte-order marks, pandas writes arrays; none of it is the user's fault.
+
+    Text stays as it is: an answer "007" is not 7.
+    """
+    rows = [{"question": f'{i}, "or" {i}?\nSay which.', "answer": f"00{i}"} for i in range(5)]
+    path, mark = tmp_path / "my.jsonl", "\ufeff" * ("byte-order" in written)
+    if "CSV" in written:
+        path = tmp_path / "my.csv"
+        with path.open("w", encoding="utf-8", newline="") as file:
+            file.write(mark)
+            table = csv.DictWriter(file, ["question", "answer"])
+            table.writeheader()
+            table.writerows(rows)
+    elif written == "Parquet":
+        path = tmp_path / "my.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif "array" in written:
+        path = tmp_path / "my.json"
+        path.write_text(json.dumps(rows, indent=2 if "many" in written else None))
+    else:
+        path = tmp_path / "my.JSONL" if "capitals" in written else path
+        path.write_text(mark + "\n".join(map(json.dumps, rows)), encoding="utf-8")
+    problems = everything(str(path))
+    assert [(p.task, p.question, p.answer) for p in problems] == [
+        ("my", row["question"], row["answer"]) for row in rows]
+
+
+def test_parquet_and_jsonl_are_the_same_problems(tmp_path):
+    """A local file in either form, with the columns it happens to have."""
+    rows = [{"problem": f"{i} + 1?", "solution": rf"so \boxed{{{i + 1}}}", "difficulty": f"{i}/8"}
+            for i in range(12)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "mine.parquet")
+    write_jsonl(tmp_path / "mine.jsonl", rows)
+    options = {"question": "problem", "answer": "solution", "form": "boxed", "level": "difficulty"}
+    one, two = (load_task(f"{tmp_path}/mine.{kind}", "train", heldout=5, options=options)
+                for kind in ("parquet", "jsonl"))
+    assert one == two and all(int(p.answer) == p.level + 1 for p in one)
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(TaskError, match="broken.parquet' cannot be read"):
+        load_task(f"{tmp_path}/broken.parquet", "train", heldout=5)
+
+
+def test_long_lists_of_unit_tests_keep_their_longest_inputs():
+    """As DeepCoder does: the small cases seldom fail a program that passes the large ones."""
+    pairs = [{"input": "x" * i, "output": str(i)} for i in range(1, 40)]
+    kept = sources.unit_tests(pairs)
+    assert kept.outputs == tuple(str(i) for i in range(39, 24, -1))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("{", "Expecting"), ({"tests": []}, "'inputs'"), ([], "list index"),
+     ([1], "no attribute 'get'"), ({"inputs": ["1"], "outputs": None}, "NoneType"),
+     ([{"type": "function_call", "fn_name": "f", "input": [1], "output": 1},
+       {"input": "1", "output": "1"}], "lists of its arguments"),
+     ([{"input": "1"}], "'output'")],
+)  # fmt: skip
+def test_unit_tests_in_no_known_form_are_refused(value, message):
+    """Guessing would mark every program wrong, or every program right."""
+    with pytest.raises((AttributeError, LookupError, TypeError, ValueError), match=message):
+        sources.unit_tests(value)
+
+
+# ------------------------------------------------------------------------------------------------
+# Bad records
+
+
+BAD_LINES = [
+    ('{"question": "1+1", "answer": "2"', "is no JSON object: '{"),
+    ('["1+1", "2"]', "is no JSON object: "),
+    ('{"question": "1+1"}', "has a field 'answer' that is None and must be text"),
+    ('{"question": "1+1", "answer": []}', "has a field 'answer' that is [] and must be tex"),
+    ('{"question": "1+1", "answer": [2, 3]}', "has a field 'answer' that is [2, 3] and must"),
+    ('{"question": "1+1", "answer": true}', "has a field 'answer' that is True"),
+    ('{"question": "1+1", "answer": NaN}', "has a field 'answer' that is nan"),
+    ('{"question": "Show it.", "answer": "Proof."}', "has 'Proof.' for an answer"),
+    ('{"question": " ", "answer": "2"}', "has a field 'question' that is ' '"),
+    ('{"question": [{"role": "user", "content": "1"}, {"role": "user", "content": "2"}], '
+     '"answer": "2"}', "has a field 'question' that is None"),
+    ('{"question": "1+1", "answer": "2", "kind": "code"}', "has a bad field 'answer': unit tests"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD_LINES)
+def test_a_bad_line_is_left_out_with_its_number_and_too_many_stop_the_run(tmp_path, line, message):
+    """In a file of 100,000 lines "invalid JSON" helps nobody, and one such line is no reason to
+    stop. The empty line counts as a line, but is no bad one."""
+    good = [json.dumps({"question": f"q{i}", "answer": str(i)}) for i in (1, 2, 3, 4)]
+    (tmp_path / "p.jsonl").write_text("\n".join([*good[:2], "", line, *good[2:]]) + "\n")
+    path = str(tmp_path / "p.jsonl")
+    message = f"{path!r}, line 4 {message}"
+    with pytest.warns(UserWarning) as told:
+        problems = everything(path, 1 / 5)
+    assert questions(problems) == {"q1", "q2", "q3", "q4"}
+    assert "1 of 5 problems cannot be used" in str(told[0].message)
+    assert f"the first: {message}" in str(told[0].message)
+    with pytest.raises(TaskError) as caught:
+        everything(path, 0.99 / 5)
+    assert message in str(caught.value) and "max_unusable = " in str(caught.value)
+
+
+def test_an_answer_in_a_list_of_one_is_read(tmp_path):
+    """Olympiad sets write them so. Of several accepted answers, the verifier knows only one."""
+    problem, = everything(write_jsonl(tmp_path / "l.jsonl", [{"question": "a", "answer": [7]}]))
+    assert problem.answer == "7"
+
+
+def test_a_level_or_kind_of_another_meaning_is_left_alone(tmp_path):
+    """"level" is often another word for "easy", and "kind" for a field of mathematics."""
+    rows = [{"question": f"q{i}", "answer": i, "kind": "algebra", "level": "easy", "grade": "a"}
+            for i in range(11)]
+    path = write_jsonl(tmp_path / "own.jsonl", rows)
+    assert {(p.question, p.answer, p.kind, p.level) for p in everything(path)} == {
+        (f"q{i}", str(i), "math", 0) for i in range(11)}
+
+
+def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
+    """An empty file is a mistake somewhere upstream, not an epoch of zero steps."""
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    for name, message in (("empty", "is empty"), ("binary", "cannot be read: 'utf-8'")):
+        with pytest.raises(TaskError, match=message):
+            load_task(str(tmp_path / f"{name}.jsonl"), "train", heldout=0)

@@ -1,0 +1,260 @@
+"""Settings: where they come from, what is refused and in which words, and what the help says."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from typing import get_args, get_type_hints
+
+import pytest
+from conftest import ROOT
+
+import loss
+from config import (FLAGS, FREE_TO_CHANGE, REPLACED, Config, ConfigError, documented_fields,
+                    make_config, parse, read_toml, to_toml)
+
+KINDS = get_type_hints(Config)
+FIELDS = [f.name for f in dataclasses.fields(Config)]
+
+
+def option(name):
+    return f"--{name.replace('_', '-')}"
+
+
+def refusal(arguments):
+    """The sentence with which these words of a command line are refused."""
+    with pytest.raises(ConfigError) as error:
+        parse([*map(str, arguments)])[0].check()
+    return str(error.value)
+
+
+# ---------------------------------------------------------------------------------------------
+# Where settings come from
+
+
+def test_every_field_survives_toml_and_command_line(tmp_path):
+    config = Config(model="m", name="n", lr=5e-7, task_options={"max_terms": 2, "s": ['a"b']})
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml(config))
+    assert make_config(read_toml(path)) == config
+    changed, flags = parse([
+        "--config", str(path), "--name", "none", "--lr", "1e-4", "--head-fp32", "false",
+        "--task-options", '{"a": 1}', "--resume"])
+    assert (changed.lr, changed.head_fp32, changed.task_options, flags.resume) == (
+        1e-4, False, {"a": 1}, True)
+
+
+def test_what_toml_has_to_escape_is_read_back_as_it_was(tmp_path):
+    text = 'a "b" \\ \n \t é 漢 😀 </think>'
+    config = Config(model=text, name="n", task_options={text: [text, {"x": [1, 2.5, True]}]})
+    (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
+    assert make_config(read_toml(tmp_path / "config.toml")) == config
+
+
+def test_of_several_config_files_the_later_wins_and_the_command_line_last(tmp_path):
+    for name, text in (("a", "lr = 1e-3\nsteps = 7\nseed = 1\n"), ("b", "steps = 9\nseed = 2\n")):
+        (tmp_path / f"{name}.toml").write_text(text)
+    files = [w for name in "ab" for w in ("--config", str(tmp_path / f"{name}.toml"))]
+    config, _ = parse([*files, "--seed", "3"])
+    assert (config.lr, config.steps, config.seed) == (1e-3, 9, 3)
+
+
+def test_a_run_without_a_name_is_called_after_what_it_is():
+    config, _ = parse(["--model", "Qwen/Qwen3-8B", "--task", "hf:a/b", "--seed", "4"])
+    assert config.name == "Qwen3-8B-hf-a-b-seed4"
+
+
+def test_a_resumed_run_keeps_its_settings_and_changes_only_what_is_free(tmp_path, monkeypatch):
+    """Another loss half-way would make a curve of two recipes."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "r").mkdir(parents=True)
+    before = Config(model="m", name="r", lr=3e-4, loss="grpo", steps=17, slots=64)
+    (tmp_path / "runs" / "r" / "config.toml").write_text(to_toml(before))
+    config, _ = parse(["--name", "r", "--resume", "--steps", "23"])
+    assert config == dataclasses.replace(before, steps=23)
+    assert parse(["--name", "r", "--resume", "--loss", "grpo"])[0] == before
+    assert refusal(["--name", "r", "--resume", "--loss", "cispo"]) == (
+        "loss = 'cispo': runs/r was made with 'grpo', and --resume cannot change it; start a new "
+        "run")
+    assert set(FIELDS) > FREE_TO_CHANGE
+    assert not FREE_TO_CHANGE & {"seed", "task", "slots", "off_policy", "engine", "dtype"}
+
+
+# ---------------------------------------------------------------------------------------------
+# Shipped configs
+
+
+CONFIGS = sorted((ROOT / "configs").rglob("*.toml"))
+# Fields that are one decision of the recipe together.
+DECISIONS = {"loss": "loss", "eps_low": "loss", "eps_high": "loss", "eps_max": "loss",
+             "length_penalty": "length", "interrupt_phrase": "length"}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_shipped_config_is_valid_and_repeats_no_default(path):
+    config, _ = parse([] if path.parent.name == "configs" else [
+        "--config", str(ROOT / "configs" / "scalerl.toml"), "--config", str(path)])
+    make_config(dataclasses.asdict(config) | {"model": "m"} | read_toml(path)).check()
+    for name, value in tomllib.loads(path.read_text()).items():
+        assert value != getattr(Config(), name), f"{name} repeats the default"
+
+
+def test_a_leave_one_out_config_changes_one_decision_and_each_a_different_one():
+    """Two decisions changed at once would show neither's effect (paper, sec. 5)."""
+    changed = {path.stem: {DECISIONS.get(name, name) for name in read_toml(path)}
+               for path in CONFIGS if path.parent.name == "loo"}
+    assert len(changed) == 9 and all(len(decisions) == 1 for decisions in changed.values())
+    assert len(set.union(*changed.values())) == 9
+    names = {name for path in CONFIGS if path.parent.name == "rivals" for name in read_toml(path)}
+    assert {DECISIONS.get(name, name) for name in names} < set.union(*changed.values())
+
+
+# ---------------------------------------------------------------------------------------------
+# The help
+
+
+def help_text(capsys, *page):
+    with pytest.raises(SystemExit, match="^0$"):
+        parse(["--help", *page])
+    return capsys.readouterr().out
+
+
+def test_the_help_explains_every_setting_and_says_whose_default_it_is(capsys):
+    """The comments of Config are the help: a setting without one would have no help either."""
+    groups = documented_fields()
+    assert [f.name for _, entries in groups for f, _ in entries] == FIELDS
+    assert len(groups) >= 8
+    recipe, placement = help_text(capsys), help_text(capsys, "placement")
+    for title, entries in groups:
+        shown, other = (placement, recipe) if title.startswith("placement") else (recipe, placement)
+        assert f"\n{title}:\n" in shown and f"\n{title}:\n" not in other
+        for f, comment in entries:
+            assert "paper" in comment or "ours" in comment, f.name
+            assert f"\n  {option(f.name)} " in shown and f"\n  {option(f.name)} " not in other
+            assert comment.split()[-1] in shown
+    for flag in FLAGS:
+        assert option(flag) in recipe
+
+
+def test_a_comment_of_two_lines_is_one_text_in_the_help(capsys):
+    comments = {f.name: comment for _, entries in documented_fields() for f, comment in entries}
+    assert comments["dtype"] == \
+        "ours; to compute in; auto: bfloat16 on a GPU, float32 on a CPU"
+    assert comments["interrupt_phrase"] == 'paper; "" turns interruption off'
+
+
+def test_the_recipe_is_in_one_list_and_what_only_moves_it_in_another():
+    count = {page: sum(len(entries) for title, entries in documented_fields()
+                       if title.startswith("placement") == page) for page in (False, True)}
+    assert count[False] <= 46 and count[True] <= 17
+
+
+# ---------------------------------------------------------------------------------------------
+# What is refused
+
+
+BAD_INPUT = {
+    "wrong type": (["--steps", "many"], "steps = 'many': should be of type int"),
+    "a fraction of a step": (["--steps", "1.5"], "steps = '1.5': should be of type int"),
+    "neither true nor false": (["--head-fp32", "yes"], "head_fp32 = 'yes': should be of type bool"),
+    "missing file": (["--config", "none.toml"], "none.toml: No such file"),
+    "unknown option": (["--learning-rate", "1"], "unknown argument '--learning-rate'"),
+    "typo": (["--stepz", "1"], "did you mean --steps?"),
+    "typo of a flag": (["--resumee"], "'--resumee', did you mean --resume?"),
+    "typo of a longer one": (["--print-confg"], "did you mean --print-config?"),
+    "typo without its dash": (["--dryrun"], "did you mean --dry-run?"),
+    "typo of the file": (["--confg", "a.toml"], "did you mean --config?"),
+    "typo with a near setting": (["--reprot", "runs/a"], "did you mean --report?"),
+    "a page that is none": (["--help", "rocm"], "--help rocm: use --help, or --help placement"),
+    "no model": (["--model", ""], "model = '': give a Hugging Face folder or name"),
+    "phrase without the tag": (["--think-close", "</r>"], "must hold think_close = '</r>'"),
+    "no tag": (["--think-close", ""], "think_close = '': must be text"),
+    "zero steps": (["--steps", "0"], "steps = 0: must be above zero"),
+    "a rate that is none": (["--lr", "inf"], "lr = inf: must be above zero"),
+    "negative warm-up": (["--warmup-steps", "-1"], "warmup_steps = -1: must be zero or above"),
+    "loss": (["--loss", "ppo"], "loss = 'ppo': use one of cispo, grpo, dapo, gspo, reinforce"),
+    "dapo without its clip": (["--loss", "dapo"], "eps_high = 0.2: dapo's upper clip is"),
+    "gspo with grpo's clip": (["--loss", "gspo"], "give eps_low and eps_high of about 1e-3"),
+    "retirement": (["--retire-at", "nan"], "retire_at = nan: must be above zero"),
+    "unusable problems": (["--max-unusable", "-1"], "max_unusable = -1.0: must be a share"),
+    "more than all": (["--max-unusable", "1.01"], "max_unusable = 1.01: must be a share"),
+    "no group": (["--samples-per-prompt", "1"], "an advantage compares samples"),
+    "no room for a group": (["--slots", "15"], "slots = 15: must hold the 16 samples"),
+    "beta": (["--beta1", "1.5"], "beta1 = 1.5: must be in [0, 1)"),
+    "cap": (["--eps-max", "0.5"], "eps_max = 0.5: must be 1 or above"),
+    "no thinking": (["--think-min", "0"], "think_min = 0: must lie in 1..think_max"),
+    "penalty": (["--length-penalty", "14337"], "must lie in 0..think_max + answer_tokens"),
+    "null": (["--template-options", '{"a": null}'], "options cannot hold null"),
+    "schedule": (["--off-policy", "async"], "off_policy = 'async'"),
+    "ppo of no steps": (["--off-policy", "ppo-0"], "off_policy = 'ppo-0'"),
+    "another tracker": (["--log-with", "mlflow"],
+                        "log_with = 'mlflow': use one of \"\", tensorboard, wandb, trackio"),
+    "tracker": (["--log-with", "wandb"], "log_with = 'wandb': needs a package"),
+    "fewer than no GPUs": (["--gpus", "-2"], "gpus = -2: must be -1"),
+    "fewer than no servers": (["--servers", "-1"], "servers = -1: must be zero"),
+    "a port too high": (["--port", "65000"], "port = 65000: must be in 1..64999"),
+    "an open quote": (["--vllm-args", "'-pp 2"], "cannot be split into options (No closing"),
+    "tensor parallel twice": (["--vllm-args=--tensor-parallel-size=2"],
+                              "has its own setting, tensor_parallel"),
+    "a name that leads elsewhere": (["--name", "../x"], "must name one folder"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_what_cannot_work_is_refused_in_one_sentence(case, tmp_path, monkeypatch):
+    arguments, sentence = BAD_INPUT[case]
+    monkeypatch.chdir(tmp_path)
+    said = refusal(arguments if "--model" in arguments else ["--model", "m", *arguments])
+    assert sentence in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text, sentence", [
+    ("epsmax = 4.0", "unknown key 'epsmax', did you mean 'eps_max'?"),
+    ("steps = = 3", "not valid TOML"),
+    ("steps = true", "steps = True: should be of type int"),
+    ("head_fp32 = 1", "head_fp32 = 1: should be of type bool"),
+    ("lr = '5e-6x'", "lr = '5e-6x': should be of type float"),
+    ("task_options = 3", "task_options = 3: should be of type dict"),
+    ("loss = 3", "loss = 3: use one of cispo")])
+def test_what_is_wrong_in_a_file_is_refused_in_one_sentence(text, sentence, tmp_path):
+    (tmp_path / "bad.toml").write_text(text)
+    said = refusal(["--config", tmp_path / "bad.toml"])
+    assert sentence in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_setting_of_an_earlier_version_is_told_what_became_of_it(name, tmp_path, monkeypatch):
+    """On the command line, in a file, and in the settings of a run that is to go on."""
+    monkeypatch.chdir(tmp_path)
+    assert name not in FIELDS
+    new = re.search(r"was merged into (\w+)", REPLACED[name])
+    assert new[1] in FIELDS if new else REPLACED[name].startswith("is gone: ")
+    sentence = f"{name} {REPLACED[name]}"
+    assert refusal([option(name), "1"]) == sentence
+    (tmp_path / "old.toml").write_text(f"steps = 3\n{name} = 1\n")
+    assert refusal(["--config", "old.toml"]) == f"old.toml: {sentence}"
+    (tmp_path / "runs" / "r").mkdir(parents=True)
+    (tmp_path / "old.toml").rename(tmp_path / "runs" / "r" / "config.toml")
+    assert refusal(["--name", "r", "--resume"]) == f"runs/r/config.toml: {sentence}"
+
+
+def test_the_choices_are_those_of_the_functions_they_choose():
+    assert get_args(KINDS["loss"]) == tuple(loss.LOSSES)
+    assert get_args(KINDS["aggregation"]) == tuple(loss.AGGREGATIONS)
+    assert get_args(KINDS["advantage_norm"]) == tuple(loss.NORMS)
+
+
+def test_reading_settings_takes_no_library_that_is_slow_to_import():
+    """`--help` and a wrong word answer at once: torch alone takes seconds."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, json, config; print(json.dumps(sorted(sys.modules)))"],
+        cwd=ROOT, check=True, capture_output=True, text=True, timeout=120)
+    modules = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert "config" in modules and not modules & {"torch", "transformers", "numpy", "loss", "tasks"}
+
+
+def test_what_follows_from_another_setting():
+    assert Config(deadline_s=7.0).start_deadline_s == 21.0
+    assert [Config(tls=tls).tls_folder for tls in ("", "none", "certs")] == ["", "", "certs"]

@@ -1,0 +1,801 @@
+"""A run: its steps and evaluations counted by hand over fakes, then whole runs, which are stopped,
+killed and damaged, and go on as if nothing had been."""
+
+import contextlib
+import json
+import math
+import os
+import random
+import re
+import resource
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from conftest import ROOT, SMALL, SPAWN, arguments, drain, lines, requests, run_command
+from test_scalerl import make_trainer                                             # noqa: F401
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import scalerl
+from artifacts import checkpoint, step_log
+from artifacts.run_folder import RunFolder
+from artifacts.step_log import Stopwatch
+from config import Config, make_config, parse, read_toml
+from engines.self_test import self_test
+from sampler import Rollout, TransformersSampler
+from scalerl import Group, Run
+from scaleout.team import Alone
+from tasks import Problem
+from tasks.sandbox import UnitTests
+
+# ---------------------------------------------------------------------------------------------
+# 1. Over fakes
+
+
+class FakeSampler:
+    """Every sample ends in the step after its request came, with random tokens."""
+    heads, head_fp32, devices = (True, False), True, 0
+
+    def __init__(self, free_slots, version=0):
+        self.free_slots, self.version = free_slots, version
+        self.requests, self.heard = [], []      # what is waiting; what has been called
+
+    @property
+    def in_flight(self):
+        return sum(request.samples for request in self.requests)
+
+    def submit(self, request):
+        self.requests.append(request)
+        self.free_slots -= request.samples
+
+    def step(self):
+        rollouts = [sample(request.group_id, prompt_id=request.prompt_id,
+                           tokens=random.randrange(1, 20), version=self.version)
+                    for request in self.requests for _ in range(request.samples)]
+        self.free_slots += len(rollouts)
+        self.requests.clear()
+        return rollouts
+
+    def finished(self):
+        return []
+
+    def push_weights(self, weights, version):
+        self.heard.append(("push", list(weights), version))
+        self.version = version
+
+    def reseed(self, seed):
+        self.heard.append(("reseed", seed))
+
+    def log(self):
+        return {"decode/steps": 7}
+
+    def state(self):
+        return {"cache": torch.arange(3)}, {"version": self.version}
+
+    def load_state(self, tensors, plain):
+        self.heard.append(("load", tensors["cache"].tolist(), plain["version"]))
+
+
+def sample(group, tokens=5, *, prompt_id=None, prompt=3, versions=None, version=0, forced=0,
+           finish="stop"):
+    """A rollout of so many tokens, the last `forced` of which were forced."""
+    return Rollout(prompt_id or f"p{group}", group, tuple(range(prompt)), list(range(tokens)),
+                   [-1.0] * tokens, versions or [version] * tokens,
+                   [t < tokens - forced for t in range(tokens)], finish, forced > 0)
+
+
+@pytest.fixture
+def by_hand(monkeypatch, tmp_path, llama):
+    """A Run that generates, verifies and trains nothing.
+
+    rewards    lists of rewards, one for each call of the verifier
+    optimizer  what `Trainer.step` will say of its steps: 1, or 0 for none
+    """
+    def make(rewards=(), optimizer=(), free_slots=0, heldout=(), curve_tasks=("m",), **settings):
+        config = Config(model="x", **settings)
+        rewards, optimizer = iter(rewards), iter(optimizer)
+        logs, trained, saved = {}, [], []
+
+        def step(rollouts, rewards, version):
+            trained.append((rollouts, rewards.tolist(), version))
+            return {"optimizer_step": next(optimizer), "tokens/trained": 1000}
+        trainer = SimpleNamespace(
+            model=llama, device="cpu", dtype=torch.float32, team=Alone(config), step=step,
+            weights=lambda dtype=None: iter([("weights of", len(trained))]),
+            tokenizer=SimpleNamespace(decode=str), save=lambda *_, **__: None)
+        folder = SimpleNamespace(
+            append=lambda name, *rows: logs.setdefault(name, []).extend(rows),
+            append_samples=lambda rows: None, path=tmp_path, checkpoints=tmp_path,
+            write_bad_step=lambda rollouts: f"file of {len(rollouts)} samples")
+        verifier = SimpleNamespace(rewards=lambda rollouts, problems, tokenizer: (
+            list(map(float, next(rewards))), {"verifier/timeout_frac": 0.25, "time/check_ms": 2}))
+        problems = SimpleNamespace(
+            train={f"p{i}": Problem(f"p{i}", "m", "?", "7") for i in range(20)},
+            heldout={p.id: p for p in heldout}, curve_tasks=set(curve_tasks), prompt_tokens=3,
+            prompts={**{f"p{i}": (0, 1, 2) for i in range(20)}, **{p.id: (0,) for p in heldout}})
+        monkeypatch.setattr(scalerl, "Verifier", lambda **_: verifier)
+        monkeypatch.setattr(scalerl, "load_problems", lambda *_: problems)
+        monkeypatch.setattr(scalerl.load, "make_samplers", lambda *_: (
+            FakeSampler(free_slots), FakeSampler(0)))
+        monkeypatch.setattr(scalerl.checkpoint, "save_model",
+                            lambda *arguments: saved.append(arguments[-1].name))
+        run = Run(config, trainer, folder)
+        run.logs, run.trained, run.saved = logs, trained, saved
+        return run
+    return make
+
+
+def timed():
+    """A step's Stopwatch, after its samples are there."""
+    watch = Stopwatch()
+    watch.lap("generate")
+    return watch
+
+
+def flops_by_hand(model, groups):
+    """Of one forward pass, token by token; a group's prompt is computed once. model: tied."""
+    c, total = model.config, 0
+    for group in groups:
+        prompt = len(group[0].prompt_ids)
+        for attended in [*range(1, prompt + 1), *(
+                prompt + t for r in group for t in range(1, len(r.output_ids) + 1))]:
+            total += 2 * model.num_parameters() + attended * (
+                4 * c.num_hidden_layers * c.num_attention_heads * c.head_dim)
+    return total
+
+
+def test_a_step_is_logged_as_counted_by_hand(by_hand, llama):
+    """Three groups of two, the middle one of equal rewards, and a fourth that is not finished."""
+    run = by_hand([[1, -1, 1, 1, -1, 1]], [1], prompts_per_step=3, samples_per_prompt=2,
+                  off_policy="pipeline-3")
+    run.version, run.step, run.sampler.version = 4, 9, 4
+    groups = [[sample(0, 2, prompt=3, version=1), sample(0, 9, prompt=3, forced=2,
+                                                         versions=[1, 1, 1, 2, 2, 2, 2, 4, 4])],
+              [sample(1, 4, prompt=5, version=2, finish="length"), sample(1, 5, prompt=5,
+                                                                          version=2)],
+              [sample(2, 7, prompt=4, version=3, forced=3, finish="length"),
+               sample(2, 3, prompt=4, version=4)],
+              [sample(3, 6, prompt=2, version=4)]]
+    for start, group in zip((1, 2, 3, 4), groups):
+        run.pacer.admit(group[0].prompt_id, start, 2)
+    run.collect([r for group in groups for r in group])
+    line = run.train_on(run.pacer.take(4), timed())
+
+    (batch, rewards, version), = run.trained
+    assert batch == groups[0] + groups[2] and rewards == [[1, -1], [-1, 1]] and version == 4
+    generated = 2 + 7 + 4 + 5 + 4 + 3 + 6                       # the forced ones were not
+    lags = [3] * 2 + [3, 3, 3, 2, 2, 2, 2, 0, 0] + [2] * 9 + [1] * 7 + [0] * 3
+    expected = {
+        "step": 10, "version": 5, "optimizer_step": 1,
+        "lag/mean": sum(lags) / len(lags), "lag/max": 3,
+        "pass_rate": 4 / 6, "prompts/consumed": 3, "prompts/trained": 2,
+        "completions/mean_length": 30 / 6,
+        "completions/std_length": math.sqrt(sum((n - 5) ** 2 for n in (2, 9, 4, 5, 7, 3)) / 6),
+        "completions/longest_of_group": (9 + 5 + 7) / 3,
+        "completions/truncated_frac": 2 / 6, "completions/interrupted_frac": 2 / 6,
+        "tokens/generated": generated, "tokens/forced": 5, "tokens/trained": 1000,
+        "compute/tokens": generated,
+        "compute/flops": flops_by_hand(llama, groups[:3])
+        + 3 * flops_by_hand(llama, [groups[0], groups[2]]),
+        "off_policy/in_flight": 0, "off_policy/outstanding": 1,
+        "curriculum/active": 20, "curriculum/retired": 0, "curriculum/epoch": 0,
+        "verifier/timeout_frac": 0.25, "decode/steps": 7}
+    assert {name: line[name] for name in expected} == pytest.approx(expected)
+    assert run.logs["metrics.jsonl"] == [line]
+    assert run.logs["groups.jsonl"] == [{"step": 10, "groups": [
+        {"id": i, "prompt_id": f"p{i}", "start": i + 1, "rewards": rewards}
+        for i, rewards in enumerate(([1, -1], [1, 1], [-1, 1]))]}]
+    assert run.sampler.heard == [("push", [("weights of", 1)], 5)]
+    assert run.generated == 0
+    assert run.curriculum.history == {"p0": [1, 2], "p1": [2, 2], "p2": [1, 2]}
+
+
+def test_a_step_without_an_optimizer_step_leaves_the_version_and_costs_no_training(by_hand, llama):
+    run = by_hand([[1, 1], [-1, 1]], [0, 1], prompts_per_step=1, samples_per_prompt=2)
+    groups = [Group(i, f"p{i}", 0, 2, [sample(i, 4), sample(i, 3 + i)]) for i in range(2)]
+    first = run.train_on(groups[:1], timed())
+    assert (first["step"], first["version"]) == (1, 0) == (run.step, run.version)
+    assert first["compute/flops"] == flops_by_hand(llama, [groups[0].rollouts])
+    second = run.train_on(groups[1:], timed())
+    assert (second["step"], second["version"]) == (2, 1) == (run.step, run.version)
+    assert second["compute/flops"] == first["compute/flops"] + 4 * flops_by_hand(
+        llama, [groups[1].rollouts])
+    assert [version for _, _, version in run.sampler.heard] == [0, 1]
+
+
+def test_no_token_may_be_older_than_k_in_the_middle_of_a_sample_either(by_hand):
+    run = by_hand([[1, -1]], [1], prompts_per_step=1, samples_per_prompt=2,
+                  off_policy="pipeline-2")
+    run.version = 4
+    rollouts = [sample(0, 3, versions=[2, 3, 4]), sample(0, 3, versions=[1, 2, 4])]
+    with pytest.raises(AssertionError, match="^lag 3, but k = 2"):
+        run.train_on([Group(0, "p0", 1, 2, rollouts)], timed())
+    assert not run.trained
+
+
+def test_a_group_starts_when_all_its_samples_have_slots_and_knows_the_version_it_starts_at(by_hand):
+    """Of the weights: a step in which no group had anything to teach has not made a new one."""
+    run = by_hand(free_slots=11, samples_per_prompt=4, prompts_per_step=9)
+    run.step, run.version = 5, 3
+    run.admit()
+    assert [request.samples for request in run.sampler.requests] == [4, 4]
+    assert run.sampler.free_slots == 3
+    assert [group.start for group in run.pacer.groups.values()] == [3, 3]
+    assert [(r.group_id, r.prompt_id) for r in run.sampler.requests] == [
+        (group.group_id, group.prompt_id) for group in run.pacer.groups.values()]
+    run.sampler.free_slots = 4
+    run.admit()
+    assert len(run.pacer.groups) == 3
+
+
+def test_only_right_samples_pay_for_their_length(by_hand):
+    """No one pays for up to think_max + answer_tokens - length_penalty = 6 tokens."""
+    run = by_hand([[1, 1, 1, 1, -1, -1]], samples_per_prompt=3, think_max=5, answer_tokens=5,
+                  length_penalty=4)
+    lengths = (6, 7, 10, 11, 8, 12)
+    groups = [Group(i, f"p{i}", 0, 3, [sample(i, n) for n in lengths[3 * i: 3 * i + 3]])
+              for i in range(2)]
+    rollouts, rewards, _ = run.reward(groups)
+    assert [len(r.output_ids) for r in rollouts] == list(lengths)
+    assert rewards.tolist() == [[1, 0.75, 0], [0, -1, -1]]
+    # A right sample that has paid is right all the same: its prompt is as well known.
+    assert run.curriculum.history == {"p0": [3, 3], "p1": [1, 3]}
+
+
+def test_a_number_that_is_not_finite_names_the_step_and_the_file_of_its_samples(by_hand):
+    run = by_hand([[1, -1]], prompts_per_step=1, samples_per_prompt=2)
+
+    def step(*_):
+        raise FloatingPointError("version 0: gradient norm nan")
+    run.trainer.step = step
+    with pytest.raises(RuntimeError, match="^step 1 stopped: version 0: gradient norm nan; its "
+                                           "samples are in file of 2 samples$"):
+        run.train_on([Group(0, "p0", 0, 2, [sample(0), sample(0)])], timed())
+
+
+def test_an_evaluation_asks_all_problems_and_the_best_model_is_kept_by_the_curves_alone(by_hand):
+    """Three problems of the curve's task m, and a further evaluation set t, which is only shown.
+    An answer that could not be verified counts as wrong, so the share of these is shown as well."""
+    heldout = [Problem(f"{'mmmt'[i]}/{i}", "mmmt"[i], "?", "7") for i in range(4)]
+    right = [(1, 0, 0, 1, 0, 0), (0, 0, 0, 0, 0, 0), (1, 0, 0, 0, 0, 1), (1, 1, 1, 0, 0, 0)]
+    shown = ((0, 0), (1, 1), (1, 1), (1, 0))
+    rewards = [[2 * x - 1 for x in (*m, *t)] for m, t in zip(right, shown)]
+    run = by_hand(rewards, heldout=heldout, curve_tasks="m", eval_samples=2, seed=5)
+    seen = []
+    step = run.eval_sampler.step
+
+    def kept():
+        rollouts = step()
+        rollouts[1].finish_reason = "length"
+        seen.append(rollouts)
+        return rollouts
+    run.eval_sampler.step = kept
+    for run.step in (0, 10, 20, 30):
+        run.version = run.step // 2
+        run.evaluate()
+    logs = run.logs["evals.jsonl"]
+    assert [(line["step"], line["version"]) for line in logs] == [(0, 0), (10, 5), (20, 10),
+                                                                 (30, 15)]
+    assert [line["eval/m/mean@2"] for line in logs] == pytest.approx([2 / 6, 0, 2 / 6, 3 / 6])
+    assert [line["eval/m/pass@2"] for line in logs] == pytest.approx([2 / 3, 0, 2 / 3, 2 / 3])
+    assert [line["eval/t/mean@2"] for line in logs] == [0, 1, 1, 0.5]
+    assert run.saved == ["best", "best"] and run.best == 0.5        # of steps 0 and 30
+    for line, rollouts in zip(logs, seen):
+        assert len(rollouts) == 8 and line["eval/truncated_frac"] == 1 / 8
+        assert line["eval/mean_length"] == sum(len(r.output_ids) for r in rollouts) / 8
+        assert line["eval/verifier/timeout_frac"] == 0.25 and "eval/time/check_ms" not in line
+        assert line["compute/flops"] == line["compute/tokens"] == 0     # it costs none
+    # The weights of that moment, and new random numbers each time, which a resumed run repeats.
+    heard = run.eval_sampler.heard
+    assert [call for call in heard if call[0] == "push"] == [
+        ("push", [("weights of", 0)], version) for version in (0, 5, 10, 15)]
+    seeds = [call[1] for call in heard if call[0] == "reseed"]
+    assert len(set(seeds)) == 4
+    run.evaluate_if_due()
+    assert len(logs) == 4                                               # this step has been
+
+
+def test_a_resumed_run_is_where_the_saved_one_was(by_hand):
+    """The sampler gets the trained weights at once: it may have a copy of its own."""
+    run = by_hand([[1, -1], [1, 1, 1, 1]], [1], samples_per_prompt=2, prompts_per_step=1,
+                  off_policy="ppo-2", free_slots=4, eval_samples=4,
+                  heldout=[Problem("m/0", "m", "?", "7")])
+    run.train_on(run.generate(), timed())
+    run.evaluate()
+    run.generated = 31
+    assert run.best == 1 and len(run.pacer.groups) == 1
+    tensors, plain = run.state()
+    random_number = torch.rand(1)
+    plain = json.loads(json.dumps(plain))
+
+    other = by_hand(samples_per_prompt=2, prompts_per_step=1, off_policy="ppo-2", free_slots=4)
+    other.load_state(tensors, plain)
+    assert torch.rand(1) == random_number
+    assert [getattr(other, name) for name in ("step", "version", "best", "evaluated", "generated")
+            ] == [1, 1, 1, 1, 31]
+    assert other.pacer.groups == run.pacer.groups and other.pacer.admitted == 2
+    assert not other.pacer.may_admit()                  # the second half of a round of two steps
+    assert other.curriculum.history == run.curriculum.history and other.curriculum.epoch == 1
+    assert [other.curriculum.next() for _ in range(25)] == [run.curriculum.next()
+                                                            for _ in range(25)]
+    assert other.compute.log() == run.compute.log() and other.compute.flops > 0
+    assert other.sampler.heard == [("load", [0, 1, 2], 1), ("push", [("weights of", 0)], 1)]
+
+
+def test_device_hours_are_the_steps_seconds_on_all_devices_and_no_evaluations(by_hand, monkeypatch):
+    """The x of the curve, by a clock that this test plays: 11 s to generate, 3 to verify, 50 to
+    train and 7 to push, twice, on 6 devices; what passes between two steps is not counted."""
+    spent = [0.0]
+    monkeypatch.setattr(step_log, "time", SimpleNamespace(perf_counter=lambda: sum(spent)))
+    monkeypatch.setattr(FakeSampler, "devices", 5)
+    run = by_hand([[1, -1]] * 2, [1, 0], prompts_per_step=1, samples_per_prompt=2, free_slots=9,
+                  off_policy="pipeline-0")
+
+    def takes(seconds, method):
+        def wrapped(*arguments):
+            spent.append(seconds)
+            return method(*arguments)
+        return wrapped
+    run.sampler.step, run.trainer.step = takes(11, run.sampler.step), takes(50, run.trainer.step)
+    run.verifier.rewards = takes(3, run.verifier.rewards)
+    run.sampler.push_weights = takes(7, run.sampler.push_weights)
+    for _ in range(2):
+        spent.append(1000.0)                                    # an evaluation, perhaps
+        watch = Stopwatch()
+        groups = run.generate()
+        watch.lap("generate")
+        line = run.train_on(groups, watch)
+    assert line["compute/core_hours"] == pytest.approx(2 * 6 * (11 + 3 + 50 + 7) / 3600)
+    assert [line[f"time/{part}_s"] for part in ("generate", "verify", "train", "sync", "step")] == [
+        11, 3, 50, 7, 71]
+
+
+def test_the_verifier_is_told_what_opens_and_closes_this_models_thinking(by_hand, monkeypatch):
+    by_hand()
+    told = []
+    monkeypatch.setattr(scalerl, "Verifier", lambda **options: told.append(options))
+    trainer = SimpleNamespace(tokenizer=None)
+    monkeypatch.setattr(scalerl, "load_problems", lambda *_: sys.exit())
+    for settings in ({}, {"think_open": "[r]\n", "think_close": "[/r]", "unsafe_code": True}):
+        trainer.team = Alone(Config())
+        with pytest.raises(SystemExit):
+            Run(Config(**settings), trainer, None)
+    assert told == [{"unsafe_code": False, "think_tags": ("<think>", "</think>")},
+                    {"unsafe_code": True, "think_tags": ("[r]", "[/r]")}]
+
+
+@pytest.mark.parametrize("head_fp32", [True, False])
+def test_samplers_and_trainer_compute_log_probs_at_one_temperature_and_with_one_head(
+        head_fp32, make_trainer, llama, seed, monkeypatch, capsys):             # noqa: F811
+    """And both are those of the settings, by plain forwards of transformers' model."""
+    trainer = make_trainer(temperature=0.7, head_fp32=head_fp32, engine="transformers", slots=12,
+                           think_min=5, think_max=17, answer_tokens=3, prompt_tokens=13)
+    trainer.model.generation_config.eos_token_id = 1
+    monkeypatch.setattr(scalerl, "load_problems", lambda *_: SimpleNamespace(
+        train={"p": None}, heldout=dict.fromkeys("abc"), prompt_tokens=13,
+        prompts={name: tuple(range(2, 4 + i)) for i, name in enumerate("abc")}))
+    run = Run(trainer.config, trainer, SimpleNamespace(close=lambda: None))
+    log = self_test(run)
+    assert log["mismatch/fp32_head/mean_abs_dlogp"] < 1e-5
+    assert log["mismatch/bf16_head/mean_abs_dlogp"] < 1e-3
+    assert "no lag" in capsys.readouterr().out
+
+    @torch.no_grad()
+    def by_transformers(rollout, fp32):
+        ids = torch.tensor([*rollout.prompt_ids, *rollout.output_ids])
+        hidden, head = llama.model(ids[None]).last_hidden_state[0, :-1], llama.lm_head.weight
+        logits = hidden @ head.T if fp32 else (hidden.bfloat16() @ head.bfloat16().T).float()
+        logprobs = (logits / 0.7).log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        return logprobs[-len(rollout.output_ids):]
+    for sampler in (run.sampler, run.eval_sampler):
+        assert sampler.head_fp32 == head_fp32
+        rollouts = drain(sampler, requests(3))
+        right, other = (torch.cat([by_transformers(r, fp32) for r in rollouts])
+                        for fp32 in (head_fp32, not head_fp32))
+        table = trainer.policy(rollouts)[0].detach()
+        trained = torch.cat([row[: len(r.output_ids)] for row, r in zip(table, rollouts)])
+        for found in (torch.tensor([x for r in rollouts for x in r.logprobs]), trained):
+            # Mean, not maximum: the last bit of a hidden state may turn the bf16 of a logit.
+            assert (found - right).abs().mean() < 0.1 * (other - right).abs().mean()
+    run.close()
+
+
+# ---------------------------------------------------------------------------------------------
+# 2. Whole runs
+
+
+def train(folder, words, monkeypatch):
+    """`scalerl.py` with these words, in this process and this folder. Returns the exit code."""
+    monkeypatch.chdir(folder)
+    return scalerl.main(list(map(str, words)))
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers():
+    """A run sets its own. SIGTERM's and Ctrl-C's are as they were after each test."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def without_time(records):
+    """What a killed and resumed run must reproduce: all but clocks."""
+    clocks = ("time/", "throughput/", "compute/core_hours")
+    return [{k: v for k, v in record.items() if not k.startswith(clocks)} for record in records]
+
+
+LOGS = ("metrics.jsonl", "evals.jsonl", "samples.jsonl", "groups.jsonl")
+
+
+def same_logs(folder, other):
+    for name in LOGS:
+        assert without_time(lines(folder, name)) == without_time(lines(other, name)), name
+    return True
+
+
+@pytest.fixture(scope="module")
+def reference(micro, tmp_path_factory):
+    """The small run, by the command that a user types."""
+    cwd = tmp_path_factory.mktemp("reference")
+    done = run_command([ROOT / "scalerl.py", *arguments(micro, name="r")], cwd)
+    assert done.returncode == 0, done.stderr
+    assert "Self-test: sampler and trainer differ" in done.stdout
+    assert "Done: 8 steps." in done.stdout
+    return cwd / "runs" / "r"
+
+
+def test_every_part_of_the_recipe_leaves_a_trace_in_the_log(reference):
+    records = lines(reference)
+    assert [r["step"] for r in records] == list(range(9))          # 0 is the start-up self-test
+    mean, largest, kl = (records[0][f"mismatch/fp32_head/{name}"] for name in (
+        "mean_abs_dlogp", "max_abs_dlogp", "kl_k3"))
+    assert mean < 1e-5 and mean ** 2 / 2 < 1.01 * kl < 1.03 * mean * largest / 2   # a mean square
+    steps = records[1:]
+    total = Counter()
+    for r in steps:
+        total.update({k: v for k, v in r.items() if isinstance(v, (int, float))})
+        assert r["lag/max"] <= 2
+        assert r["completions/mean_length"] <= r["completions/longest_of_group"] <= (
+            SMALL["think_max"] + 20 + SMALL["answer_tokens"])       # the phrase takes about 15
+        assert 0 < r["decode/batch"] <= SMALL["slots"]
+    decoded = sum(r["decode/steps"] * r["decode/batch"] for r in steps)
+    assert decoded >= total["tokens/generated"]                     # forced and unfinished ones too
+    assert total["lag/max"] > 0                                     # in-flight updates happened
+    assert any("ratio/mean/lag_1" in r for r in steps)              # versions are per token
+    assert total["completions/interrupted_frac"] > 0 and total["tokens/forced"] > 0
+    assert 0 < total["frac_reward_zero_std"] < len(steps)           # some groups filtered
+    assert steps[-1]["curriculum/retired"] > 0
+    assert steps[-1]["curriculum/epoch"] > 1
+    evals = lines(reference, "evals.jsonl")
+    assert [e["step"] for e in evals] == [0, 3, 6, 8]
+    flops = [e["compute/flops"] for e in evals]
+    assert flops[0] == 0 and flops == sorted(set(flops))
+    assert all(0 <= e["eval/toy/mean@2"] <= e["eval/toy/pass@2"] <= 1 for e in evals)
+
+
+def test_a_finished_run_can_be_read_and_its_settings_given_again(reference):
+    assert make_config(read_toml(reference / "config.toml")).steps == 8
+    assert [p.name for p in sorted((reference / "checkpoints").iterdir())] == [
+        "best", "step_6", "step_8"]                                  # the last two, and the best
+    sample = lines(reference, "samples.jsonl")[0]
+    assert sample["prompt"].endswith("<think>") and sample["reward"] in (-1, 1)
+
+
+def test_the_final_model_is_an_ordinary_folder(reference):
+    model = AutoModelForCausalLM.from_pretrained(reference / "model")
+    tokenizer = AutoTokenizer.from_pretrained(reference / "model")
+    ids = tokenizer("3+4+5<think>", return_tensors="pt")["input_ids"]
+    assert model.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, ids.shape[1] + 3)
+    assert "packed" not in (reference / "model" / "config.json").read_text()
+    checkpoint.check(reference / "model")
+
+
+def main_in(folder, words, log, largest_file=None):
+    """scalerl.main as a command of its own, its output in a file."""
+    if largest_file:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    os.setsid()
+    os.chdir(folder)
+    with open(log, "a") as out:
+        for stream in (1, 2):
+            os.dup2(out.fileno(), stream)
+    torch.set_num_threads(1)
+    sys.exit(scalerl.main(words))
+
+
+def test_killed_at_ten_random_moments_and_resumed_it_writes_the_same_metrics(reference, micro,
+                                                                             tmp_path, seed):
+    """SIGKILL to the whole process tree: while it starts or resumes, in the middle of a step, of
+    an evaluation, of a checkpoint. Metrics, evaluations and samples are those of the run that was
+    never killed, time fields apart, and so is the set of (prompt, sample) pairs trained: none
+    lost, none twice. A cache not restored or a generator not continued would show as well."""
+    rng, folder, log = random.Random(seed), tmp_path / "runs" / "r", tmp_path / "log"
+
+    def step_reached():
+        text = (folder / "metrics.jsonl").read_text() if (folder / "metrics.jsonl").exists() else ""
+        return text.count("\n") - 1
+    # Of 8 steps, a checkpoint every 3. A step that is in the log already: killed while resuming.
+    moments = [(rng.randint(0, 7), rng.random() * rng.choice([0.1, 1])) for _ in range(10)]
+    for step, delay in [*sorted(moments), (None, 0)]:
+        words = [*arguments(micro, name="r"),
+                 *(["--resume"] if (folder / "config.toml").exists() else [])]
+        process = SPAWN.Process(target=main_in, args=(tmp_path, words, log), daemon=True)
+        process.start()
+        deadline = time.monotonic() + 240
+        while step is not None and step_reached() < step:
+            assert process.is_alive() and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.005)
+        if step is not None:
+            time.sleep(delay)
+            with contextlib.suppress(psutil.NoSuchProcess):         # it may have reached its end
+                tree = psutil.Process(process.pid)
+                for victim in (*tree.children(recursive=True), tree):
+                    victim.kill()
+        process.join(300)
+    assert process.exitcode == 0, log.read_text()
+    assert "Resumed runs/r/checkpoints/step_" in log.read_text()
+    assert same_logs(folder, reference)
+    trained = [group for line in lines(folder, "groups.jsonl") for group in line["groups"]]
+    assert len({group["id"] for group in trained}) == len(trained) == 8 * SMALL["prompts_per_step"]
+    assert all(len(group["rewards"]) == SMALL["samples_per_prompt"] for group in trained)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(reference, micro, tmp_path,
+                                                                  monkeypatch, capsys):
+    shutil.copytree(reference.parent.parent, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "runs" / "r"
+    best = folder / "checkpoints" / "best"
+    assert set(json.loads((best / "checksums.json").read_text())) == {
+        path.name for path in best.iterdir()} - {"checksums.json"}
+    for path in (folder / "checkpoints" / "step_8", best):
+        data = bytearray((path / "model.safetensors").read_bytes())
+        data[len(data) // 2] ^= 1                                   # one bit
+        (path / "model.safetensors").write_bytes(data)
+        if path != best:
+            newest = data
+    assert train(tmp_path, ["--name", "r", "--resume"], monkeypatch) == 0
+    out, err = capsys.readouterr()
+    # The evaluation of step 8, made again, is the first since: whatever its score.
+    assert "checkpoints/best/model.safetensors does not match its checksum; it is now " \
+        "best.damaged" in err
+    assert (best.with_name("best.damaged") / "model.safetensors").read_bytes() == data
+    checkpoint.check(best)
+    model = AutoModelForCausalLM.from_pretrained(best).state_dict()
+    last = AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
+    assert all(torch.equal(model[name], last[name]) for name in last)
+    assert "step_8/model.safetensors does not match its checksum" in err
+    assert "Resumed runs/r/checkpoints/step_6" in out
+    assert same_logs(folder, reference)
+    # It is out of the way: not one of the last two, nor taken for the step's own.
+    assert "checkpoints/step_8 is now step_8.damaged" in err
+    assert checkpoint.saved(folder / "checkpoints") == [
+        folder / "checkpoints" / "step_8", folder / "checkpoints" / "step_6"]
+    assert checkpoint.read_state(folder / "checkpoints" / "step_8")["step"] == 8
+    assert (folder / "checkpoints" / "step_8.damaged" / "model.safetensors").read_bytes() == newest
+
+
+
+def test_a_number_that_is_not_finite_stops_the_run_and_leaves_the_samples(micro, tmp_path,
+                                                                          monkeypatch, capsys):
+    def broken(sampler, step=TransformersSampler.step):
+        rollouts = step(sampler)
+        for rollout in rollouts:
+            rollout.logprobs[0] = -math.inf
+        return rollouts
+    monkeypatch.setattr(TransformersSampler, "step", broken)
+    monkeypatch.setattr(scalerl, "self_test", lambda run: {})
+    assert train(tmp_path, arguments(micro, name="n", heldout_prompts=2), monkeypatch) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert re.match(r"scalerl.py: step (\d): step \1 stopped: version 0: behavior_logprobs", error)
+    assert "; its samples are in runs/n/bad_step.jsonl; there is no checkpoint yet" in error
+    assert lines(tmp_path / "runs" / "n", "bad_step.jsonl")[0]["logprobs"][0] == -math.inf
+
+
+def test_a_disk_that_is_full_leaves_the_checkpoint_before_whole_and_says_so(reference, micro,
+                                                                            tmp_path):
+    shutil.copytree(reference.parent.parent, tmp_path, dirs_exist_ok=True)
+    checkpoints, log = tmp_path / "runs" / "r" / "checkpoints", tmp_path / "log"
+    words = [*arguments(micro, name="r", steps=9, eval_every=100), "--resume"]
+    process = SPAWN.Process(target=main_in, args=(tmp_path, words, log, 60_000), daemon=True)
+    process.start()
+    process.join(120)
+    assert process.exitcode == 1
+    last = log.read_text().strip().splitlines()[-1]
+    assert "checkpoint runs/r/checkpoints/step_9 could not be written (rank 0: " in last
+    assert last.endswith("; --resume goes on from runs/r/checkpoints/step_8")
+    assert "Traceback" not in log.read_text()
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["best", "step_6", "step_8"]
+    assert checkpoint.read_state(checkpoints / "step_8")["step"] == 8
+
+
+def test_a_checkpoint_of_another_kind_of_device_is_refused_in_a_sentence(reference, tmp_path,
+                                                                         monkeypatch, capsys):
+    """A GPU's random numbers have a state of 16 bytes, which no CPU can go on from."""
+    shutil.copytree(reference, tmp_path / "runs" / "r")
+    load = checkpoint.load_tensors
+
+    def other(folder, name):
+        return {key: torch.zeros(16, dtype=torch.uint8)
+                if name == "sampler" and tensor.dtype == torch.uint8 else tensor
+                for key, tensor in load(folder, name).items()}
+    monkeypatch.setattr(checkpoint, "load_tensors", other)
+    assert train(tmp_path, ["--name", "r", "--steps", "60", "--resume"], monkeypatch) == 2
+    error = capsys.readouterr().err
+    assert "its sampler's random numbers" in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("how, where, step", [
+    ("Ctrl-C", "self_test", 0), ("no servers", "evaluate", 0), ("SIGTERM", "evaluate", 3),
+    ("no servers", "evaluate", 6), ("Ctrl-C", "generate", 4), ("no servers", "generate", 5)])
+def test_a_run_that_stops_between_two_tokens_goes_on_as_if_it_had_not(
+        how, where, step, reference, micro, tmp_path, monkeypatch, capsys):
+    """Somebody has had enough, or all servers are gone: not a token more is decoded, and what is in
+    flight goes into a checkpoint. Resumed, the run writes the logs of one that never stopped: no
+    sample lost, no evaluation left out; nor is one there twice if the resumed run is killed before
+    its next checkpoint."""
+    decode, calls = TransformersSampler.step, []
+    holder = scalerl if where == "self_test" else scalerl.Run
+    whole = getattr(holder, where)
+
+    def broken(run):
+        def step_of(sampler):
+            calls.append(1)
+            if len(calls) == 2 and how == "no servers":
+                raise scalerl.ServerError("no server answers")
+            if len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGINT if how == "Ctrl-C" else signal.SIGTERM)
+            return decode(sampler)
+        with monkeypatch.context() as patch:
+            if run.step == step:
+                patch.setattr(TransformersSampler, "step", step_of)
+            return whole(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(holder, where, broken)
+        code = train(tmp_path, arguments(micro, name="r"), patch)
+    assert code == {"no servers": 1, "Ctrl-C": 130, "SIGTERM": 143}[how] and len(calls) == 2
+    folder, said = tmp_path / "runs" / "r", "".join(capsys.readouterr())
+    assert (f"--resume goes on from runs/r/checkpoints/step_{step}" if step
+            else "there is no checkpoint yet, --resume starts with the first step") in said
+    assert ("no server answers" in said) == (how == "no servers")
+    assert ("\nstopping, with a checkpoint; Ctrl-C again" in said) == (how != "no servers")
+    if step and where == "evaluate":
+        with monkeypatch.context() as patch, pytest.raises(SystemExit):
+            patch.setattr(scalerl.Run, "generate", lambda run: sys.exit())      # a kill: no word
+            train(tmp_path, ["--name", "r", "--resume"], patch)
+    assert train(tmp_path, ["--name", "r", "--resume"], monkeypatch) == 0
+    assert where != "generate" or re.search("[1-9][0-9]* unfinished samples go on where they were",
+                                            capsys.readouterr().out)
+    assert same_logs(folder, reference)
+
+
+def test_a_second_ctrl_c_stops_at_once_in_a_sentence(micro, tmp_path, monkeypatch, capsys):
+    def interrupted(run):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("the second one has not stopped the run")
+    monkeypatch.setattr(scalerl.Run, "evaluate", interrupted)
+    monkeypatch.setattr(scalerl, "self_test", lambda run: {})
+    assert train(tmp_path, arguments(micro, name="k"), monkeypatch) == 130
+    assert "step 1: stopped at once; there is no checkpoint yet" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_a_run_is_still_being_built_is_one_sentence(micro, monkeypatch, capsys):
+    """Servers take a minute to come up: the moment in which people change their minds."""
+    def interrupted(*_):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(scalerl, "Run", interrupted)
+    assert scalerl.main(arguments(micro, name="i")) == 130
+    assert capsys.readouterr().err == ("scalerl.py: interrupted before the run had begun: nothing "
+                                       "to save\n")
+
+
+def test_when_every_prompt_has_retired_the_run_ends_well(micro, tmp_path, monkeypatch, capsys):
+    words = arguments(micro, name="e", retire_at=0.0001, steps=60, eval_every=100,
+                      task_options='{"size": 8, "min_digits": 2, "max_digits": 2}')
+    assert train(tmp_path, words, monkeypatch) == 0
+    assert "every prompt has retired" in capsys.readouterr().out
+    log = lines(tmp_path / "runs" / "e")
+    assert log[-1]["step"] < 60
+    # Nor does --resume train it again: its end is a checkpoint, whatever eval_every says.
+    assert train(tmp_path, ["--name", "e", "--resume"], monkeypatch) == 0
+    assert "every prompt has retired" in capsys.readouterr().out
+    assert lines(tmp_path / "runs" / "e") == log
+
+
+@pytest.mark.parametrize("change, trace", [
+    ({"off_policy": "pipeline-0"}, lambda r: r.get("lag/max", 0) == 0),
+    ({"off_policy": "ppo-2"}, lambda r: r.get("lag/max", 0) <= 1),
+    ({"behavior": "recomputed"}, lambda r: r.get("ratio/max", 1) == r.get("ratio/min", 1) == 1),
+    ({"interrupt_phrase": ""}, lambda r: r["completions/interrupted_frac"] == 0),
+    ({"zero_variance_filter": "false"}, lambda r: r["prompts/trained"] == 4),
+    ({"retire_at": 1.5}, lambda r: r["curriculum/retired"] == 0),
+    ({"length_penalty": 20},
+     lambda r: not 0 < r["pass_rate"] == pytest.approx((r["reward/mean"] + 1) / 2)),
+    ({"loss": "gspo", "eps_low": 1e-3, "eps_high": 1e-3, "aggregation": "token",
+      "advantage_norm": "none", "overlong_filter": "true"}, None),
+    ({"dtype": "bfloat16", "head_fp32": "false"},
+     lambda r: r.get("mismatch/mean_abs_dlogp/lag_0", 1) > 1e-4),
+], ids=lambda value: next(iter(value.items())) if isinstance(value, dict) else "")
+def test_each_part_of_the_recipe_is_one_setting_that_swaps_it(change, trace, micro, tmp_path,
+                                                              reference, monkeypatch):
+    words = arguments(micro, **{"name": "s", "steps": 4, "heldout_prompts": 2} | change)
+    assert train(tmp_path, words, monkeypatch) == 0
+    records = lines(tmp_path / "runs" / "s")[1:]
+    assert len(records) == 4 and all(math.isfinite(r["reward/mean"]) for r in records)
+    if trace:
+        assert all(trace(r) for r in records)
+        assert not all(trace(r) for r in lines(reference)[1:])        # the default does differ
+
+
+def test_each_task_has_its_own_curve_and_evaluation_sets_are_never_trained_on(
+        micro, tmp_path, monkeypatch):
+    """A mix of sums and programs, as the paper's math and code, and a further set beside it."""
+    sums = [{"question": f"{a}+{b}", "answer": str((a + b) % 10), "kind": "exact"}
+            for a in range(10) for b in range(10)]
+    tests = UnitTests(("1",), ("2",)).to_json()
+    code = [{"question": f"{a}+1", "answer": tests, "kind": "code"} for a in range(30)]
+    for name, records in (("sums", sums), ("code", code), ("extra", sums[:25])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    words = arguments(micro, name="mix", task="sums.jsonl:0.7+code.jsonl:0.3", heldout_prompts=20,
+                      eval_tasks="extra.jsonl", eval_samples=3, steps=2, unsafe_code="true",
+                      task_options="{}")
+    with pytest.warns(UserWarning) as warned:
+        assert train(tmp_path, words, monkeypatch) == 0
+    assert any("leave training: they are evaluated" in str(each.message) for each in warned)
+    folder = tmp_path / "runs" / "mix"
+    for record in lines(folder, "evals.jsonl"):
+        for task in ("sums", "code", "extra"):
+            at = [record[f"eval/{task}/{metric}"] for metric in ("mean@3", "pass@2", "pass@3")]
+            assert 0 <= at[0] <= at[1] <= at[2] <= 1
+            assert task != "code" or at[2] == 0             # the toy model cannot program
+        assert "eval/sums/pass@16" not in record
+        assert {"eval/verifier/error_frac", "eval/verifier/timeout_frac"} <= set(record)
+    prompts = {r["prompt"] for r in lines(folder, "samples.jsonl")}
+    assert prompts and not any(q["question"] + "=" in p for q in sums[:25] for p in prompts)
+    assert {"verifier/error_frac", "verifier/timeout_frac", "time/check_ms"} <= set(
+        lines(folder)[-1])
+
+
+def test_the_readmes_command_for_a_file_of_ones_own_works_as_written(micro, tmp_path, monkeypatch):
+    """With another model, and one step: what a reader does second must not fail."""
+    readme = (ROOT / "README.md").read_text().replace("\\\n", " ")
+    command, = re.findall(r"^\.venv/bin/python (.* my_problems\.jsonl .*)$", readme, re.M)
+    example, = re.findall(r"`my_problems.jsonl` holds lines like `(\{[^`]*\})`", readme)
+    (tmp_path / "my_problems.jsonl").write_text("".join(
+        json.dumps(json.loads(example) | {"question": f"{json.loads(example)['question']} ({i})"})
+        + "\n" for i in range(29)))
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    script, *words = shlex.split(command)
+    assert script == "scalerl.py"
+    assert train(tmp_path, [*words, "--model", micro, "--steps", 1], monkeypatch) == 0
+    assert lines(tmp_path / "runs" / "mine")[0]["problems/train"] == 9
+    assert "eval/my_problems/mean@8" in lines(tmp_path / "runs" / "mine", "evals.jsonl")[-1]
+
+
+@pytest.mark.parametrize("how", ["stopped", "failed"])
+def test_a_tracker_ends_however_the_run_does(how, micro, tmp_path, monkeypatch):
+    """wandb and trackio send in the background: unless they are ended, the last lines are lost."""
+    ended, train_on = [], scalerl.Run.train_on
+    tracker = SimpleNamespace(trackers=[], log=lambda *_, **__: None,
+                              end_training=lambda: ended.append(how))
+    monkeypatch.setattr(RunFolder, "track",
+                        lambda folder: setattr(folder, "tracker", tracker))
+
+    def end(run, groups, watch):
+        line = train_on(run, groups, watch)
+        run.stop = signal.SIGINT
+        if how == "failed":
+            raise RuntimeError("the disk is on fire")
+        return line
+    monkeypatch.setattr(scalerl.Run, "train_on", end)
+    words = arguments(micro, name="t", log_with="tensorboard")
+    assert train(tmp_path, words, monkeypatch) == (1 if how == "failed" else 130)
+    assert ended == [how]

@@ -1,0 +1,320 @@
+"""What toy.py promises: an ordinary folder, lossless tokens, honest noise, a general warm start.
+
+The models here are smaller still than the toy, so that the file takes seconds; that the toy itself
+learns is measured when it is made (`python toy.py` prints it).
+"""
+
+import doctest
+import json
+import random
+import re
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from tasks import problems as tasks
+from config import Config
+from tiny import toy
+from tasks.problems import Problem, TaskError
+from tasks.sources import make_problem
+
+SHORT = {"min_digits": 2, "max_digits": 4, "size": 90}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return toy.make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def problems():
+    return tasks.load_task("toy", "train", heldout=30, options=SHORT)
+
+
+def micro(tokenizer, seed=0):
+    return toy.make_model(tokenizer, seed, hidden=32, layers=1, head_dim=16)
+
+
+# ------------------------------------------------------------------------------------------------
+# The tokenizer
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["6+3=9;9+9=8</think>8", "<think>1+1=2</think>2", Config.interrupt_phrase,
+     "6+3=9;9+" + Config.interrupt_phrase + "9", "14 - 3 = 11. \n"],
+)  # fmt: skip
+def test_text_and_tokens_are_one_to_one(tokenizer, text):
+    """A tokenizer that joins with blanks turns "6+3" into "6 + 3", and no answer is exact."""
+    ids = toy.encode(tokenizer, text)
+    assert tokenizer.unk_token_id not in ids
+    assert tokenizer.decode(ids) == text
+
+
+def test_each_digit_is_one_token_and_the_phrase_about_fifteen(tokenizer):
+    """The phrase letter by letter would cost more tokens than the thinking it interrupts."""
+    assert len(toy.encode(tokenizer, "6+3=9;</think>")) == 7
+    assert 14 <= len(toy.encode(tokenizer, Config.interrupt_phrase)) <= 18
+
+
+def test_decoding_without_special_tokens_keeps_the_end_of_thinking(tokenizer):
+    """As a special token, </think> would vanish, and the thinking would be marked as the answer."""
+    ids = toy.encode(tokenizer, "6+1=7</think>7") + [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "6+1=7</think>7"
+
+
+def test_the_prompt_ends_with_the_start_of_thinking(tokenizer, problems):
+    """The model's turn begins inside its thoughts."""
+    prompt = tokenizer.decode(tasks.prompt_ids(tokenizer, problems[0]))
+    assert prompt == problems[0].question + "<think>"
+
+
+# ------------------------------------------------------------------------------------------------
+# The folder
+
+
+def test_the_folder_is_an_ordinary_one(tokenizer, tmp_path):
+    """Loaded by name alone, offline, with the same logits and the same tokens."""
+    model = micro(tokenizer)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    ids = torch.tensor([toy.encode(again, "6+3=9;9+9=8</think>8")])
+    assert ids[0].tolist() == toy.encode(tokenizer, "6+3=9;9+9=8</think>8")
+    assert torch.equal(model.eval()(ids).logits, loaded(ids).logits)
+    assert again.decode(ids[0]) == "6+3=9;9+9=8</think>8"
+    assert again.chat_template == tokenizer.chat_template
+    assert loaded.generation_config.eos_token_id == again.eos_token_id
+    assert loaded.generation_config.pad_token_id == again.pad_token_id
+    assert loaded.dtype == torch.float32
+    assert loaded.get_input_embeddings().weight is loaded.get_output_embeddings().weight
+
+
+def test_the_toy_has_less_than_a_million_parameters(tokenizer):
+    """And room for a prompt, the longest trace, the phrase and an answer."""
+    model = toy.make_model(tokenizer, 0)
+    assert 600_000 < model.num_parameters() < 1_000_000
+    assert model.config.max_position_embeddings >= 256
+
+
+# ------------------------------------------------------------------------------------------------
+# Noisy traces
+
+
+def walk(trace):
+    """[(before, term, result)] and the answer of a toy trace, read without toy.py."""
+    thinking, answer = trace.split("</think>")
+    return [tuple(map(int, re.split(r"[+=]", step))) for step in thinking.split(";")], int(answer)
+
+
+def test_without_noise_the_trace_is_the_worked_one(problems):
+    """Noise 0 is the clean stage."""
+    for problem in problems[:20]:
+        assert toy.noisy_trace(problem, 0.0, random.Random(0)) == problem.trace
+
+
+def test_steps_are_wrong_as_often_as_asked_and_carried_on(problems):
+    """An error that the next step corrects would teach that results do not matter."""
+    rng, wrong, total = random.Random(3), 0, 0
+    for problem in problems * 30:
+        steps, answer = walk(toy.noisy_trace(problem, 0.3, rng))
+        carried = int(problem.question[0])
+        for (before, term, result), digit in zip(steps, problem.question[2::2], strict=True):
+            assert before == carried and term == int(digit) and 0 <= result <= 9
+            wrong += result != (before + term) % 10
+            carried, total = result, total + 1
+        assert answer == carried
+    assert abs(wrong / total - 0.3) < 4 * (0.3 * 0.7 / total) ** 0.5  # four standard errors
+
+
+def test_noise_of_one_makes_every_step_wrong(problems):
+    """A "wrong" result drawn from all ten digits is right once in ten."""
+    for problem in problems:
+        steps, _ = walk(toy.noisy_trace(problem, 1.0, random.Random(problem.id)))
+        assert all((before + term) % 10 != result for before, term, result in steps)
+
+
+def test_noise_works_on_subtraction_and_larger_numbers():
+    """The same function serves chain_sum, whose results are not taken modulo 10."""
+    problem = Problem("x/1", "x", "q", "-8", trace="14 - 3 = 11; 11 - 19 = -8</think>-8")
+    assert toy.noisy_trace(problem, 1e-12, random.Random(0)) == problem.trace
+    step = re.compile(r"(-?\d+) - (\d+) = (-?\d+)")
+    noisy = toy.noisy_trace(problem, 1.0, random.Random(0))
+    (a, b, c), (d, e, f) = [tuple(map(int, found)) for found in step.findall(noisy)]
+    assert (a, b, e) == (14, 3, 19) and c != 11 and d == c and f != d - e
+    assert noisy.endswith(f"</think>{f}")
+
+
+def test_a_cut_trace_teaches_the_answer_and_not_the_phrase(tokenizer, problems):
+    """Trained on the phrase, the model would interrupt itself."""
+    phrase = Config.interrupt_phrase
+    for prompt, completion in toy.make_pairs(
+        tokenizer, problems, 200, noise=0.0, cut_share=1.0, seed=0
+    ):
+        prompt, completion = tokenizer.decode(prompt), tokenizer.decode(completion)
+        question, kept = prompt.removesuffix(phrase).split("<think>")
+        problem = next(p for p in problems if p.question == question)
+        assert prompt.endswith(phrase) and phrase not in completion
+        thinking = problem.trace.partition("</think>")[0]
+        assert kept and thinking.startswith(kept) and kept != thinking
+        running = re.findall(r"=(\d)", kept) or [kept[0]]
+        assert completion == running[-1] + "<eos>"
+
+
+def test_as_many_traces_are_cut_as_asked_and_all_problems_are_used(tokenizer, problems):
+    """90 problems, 900 pairs: ten traces each."""
+    pairs = toy.make_pairs(tokenizer, problems, 900, noise=0.4, cut_share=0.1, seed=0)
+    texts = [tokenizer.decode(prompt) for prompt, _ in pairs]
+    assert 60 < sum(Config.interrupt_phrase in text for text in texts) < 120
+    questions = [text.split("<think>")[0] for text in texts]
+    assert {questions.count(problem.question) for problem in problems} == {10}
+
+
+# ------------------------------------------------------------------------------------------------
+# The warm start
+
+
+def test_padding_is_not_trained_on_and_not_looked_at(tokenizer):
+    """The naive form, one sequence at a time without padding, gives the same loss."""
+    model = micro(tokenizer).eval()
+    pairs = [([5, 6, 7], [8, 9, 1]), ([5], [6, 1]), ([9, 8, 7, 6, 5], [7, 7, 7, 7, 1])]
+    ids, labels = toy.pad_batch(pairs, tokenizer.pad_token_id)
+    assert ids.shape == labels.shape == (3, 10)
+    total, tokens = 0.0, 0
+    for prompt, completion in pairs:
+        logprobs = model(torch.tensor([prompt + completion])).logits[0].log_softmax(-1)
+        for t, token in enumerate(completion, start=len(prompt)):
+            total, tokens = total - logprobs[t - 1, token].item(), tokens + 1
+    assert tokens == 10
+    loss = model(input_ids=ids, labels=labels).loss.item()
+    assert loss == pytest.approx(total / tokens, abs=1e-5)
+
+
+def test_only_the_completion_is_learned(tokenizer):
+    """Through gradients: the model may not become a model of questions."""
+    model = micro(tokenizer)
+    pairs = [([5, 6, 7, 8], [9, 1]), ([6, 8, 5, 7], [10, 1])]
+    losses = toy.warm_start(model, tokenizer, pairs, steps=40, lr=1e-2, batch=2, seed=0)
+    ids, labels = toy.pad_batch(pairs, tokenizer.pad_token_id)
+    logprobs = model(ids).logits.log_softmax(-1)
+    completion = logprobs[0, 3, 9].exp().item()
+    question = logprobs[0, 0, 6].exp().item()
+    assert losses[-1] < 0.1 < losses[0]
+    assert completion > 0.9 and question < 0.5
+
+
+def test_the_same_seed_gives_the_same_model(tokenizer, problems):
+    """And another seed another one."""
+    weights = []
+    for seed in (0, 0, 1):
+        model = micro(tokenizer, seed)
+        pairs = toy.make_pairs(tokenizer, problems, 40, noise=0.4, cut_share=0.1, seed=seed)
+        toy.warm_start(model, tokenizer, pairs, steps=3, lr=1e-3, batch=8, seed=seed)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_the_warm_start_works_for_another_architecture(tokenizer, problems):
+    """GPT-2 has dropout, learned positions and other module names."""
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=32,
+                                       n_layer=1, n_head=2))
+    pairs = toy.make_pairs(tokenizer, problems, 400, noise=0.0, cut_share=0.0, seed=0)
+    losses = toy.warm_start(model, tokenizer, pairs, steps=40, lr=3e-3, batch=10, seed=0)
+    assert len(losses) == 40 and losses[-1] < 0.75 * losses[0] and not model.training
+
+
+def test_a_warm_start_can_end_when_it_has_learned(tokenizer):
+    """Ten steps in a row, since a single easy batch says little."""
+    pairs = [([5, 6, 7, 8], [9, 1])]
+    settings = dict(steps=200, lr=1e-2, batch=1, seed=0)
+    losses = toy.warm_start(micro(tokenizer), tokenizer, pairs, stop_below=0.05, **settings)
+    assert 10 <= len(losses) < 200
+    assert sum(losses[-10:]) / 10 < 0.05 <= sum(losses[-11:-1]) / 10
+
+
+def test_a_diverging_warm_start_stops_with_a_sentence(tokenizer, problems):
+    """A model of NaN must not be saved as if nothing had happened."""
+    model = micro(tokenizer)
+    model.get_input_embeddings().weight.data.fill_(float("nan"))
+    pairs = toy.make_pairs(tokenizer, problems, 8, noise=0.0, cut_share=0.0, seed=0)
+    with pytest.raises(FloatingPointError, match="loss nan at step 1; lower --lr"):
+        toy.warm_start(model, tokenizer, pairs, steps=2, lr=1e-3, batch=4, seed=0)
+
+
+# ------------------------------------------------------------------------------------------------
+# The base rate, and the command
+
+
+def test_the_base_rate_knows_right_from_wrong(tokenizer):
+    """A model that has learned two questions by heart: one right, one wrong, known in advance."""
+    right = make_problem("toy", "1+2", "3", kind="exact")
+    wrong = make_problem("toy", "2+2+1", "5", kind="exact")
+    end = [tokenizer.eos_token_id]
+    pairs = [
+        (tasks.prompt_ids(tokenizer, problem), toy.encode(tokenizer, text) + end)
+        for problem, text in ((right, "1+2=3</think>3"), (wrong, "2+2=4</think>4"))
+    ]
+    model = micro(tokenizer)
+    toy.warm_start(model, tokenizer, pairs, steps=80, lr=1e-2, batch=2, seed=0)
+    marks = toy.base_rate(model, tokenizer, [right, wrong], max_new_tokens=20, greedy=True)
+    assert marks == [(1.0, 8, "1+2=3</think>3"), (-1.0, 8, "2+2=4</think>4")]
+    cut_off = toy.base_rate(model, tokenizer, [right], max_new_tokens=7, greedy=True)
+    assert cut_off == [(-1.0, 7, "1+2=3</think>3")]  # right, but without its end token
+
+
+def run_toy(*arguments):
+    """The exit code of the command, in this process: importing torch anew takes seconds."""
+    try:
+        return toy.main([str(argument) for argument in arguments])
+    except SystemExit as ended:  # how argparse refuses
+        return ended.code
+
+
+def test_the_command_makes_a_folder_and_starts_again_from_one(tmp_path, capsys):
+    """Both uses in the header of toy.py, on a micro model and two tasks."""
+    small = ["--heldout", 20, "--batch", 8, "--max-new-tokens", 8]
+    made = run_toy("--out", tmp_path / "made", "--hidden", 32, "--layers", 1, "--steps", 2,
+                   "--clean-steps", 2, "--task-options", json.dumps(SHORT), *small)
+    table = capsys.readouterr().out
+    assert made == 0 and "sampled" in table and "greedy" in table
+    options = json.dumps({"max_terms": 2, "size": 40})
+    again = run_toy("--model", tmp_path / "made", "--out", tmp_path / "warm", "--steps", 2,
+                    "--task", "reasoning_gym:chain_sum", "--task-options", options, *small)
+    assert again == 0
+    one, two = (AutoModelForCausalLM.from_pretrained(tmp_path / n) for n in ("made", "warm"))
+    assert one.config.hidden_size == two.config.hidden_size == 32
+    assert not torch.equal(one.get_input_embeddings().weight, two.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "no/such/folder"], "--model no/such/folder: there is no such folder"),
+        (["--task", "tyo"], "task 'tyo' is unknown"),
+        (["--task-options", "{max: 3"], "--task-options '{max: 3' is not JSON"),
+        (["--noise", "1.5"], "--noise 1.5 and --cut-share 0.1 must be between 0 and 1"),
+        (["--steps", "0", "--clean-steps", "0"], "--steps 0"),
+        (["--task", "reasoning_gym:count_bits", "--heldout", "5"], "no worked traces"),
+        (["--hidden", "40"], "--hidden 40 must be a multiple of 32"),
+    ],
+)
+def test_wrong_arguments_end_in_one_sentence(arguments, message, tmp_path, capsys):
+    """Exit code 2, no traceback, nothing written."""
+    assert run_toy("--out", tmp_path / "out", *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error and not (tmp_path / "out").exists()
+
+
+def test_a_trace_that_noise_cannot_touch_is_an_error():
+    """Not a silently clean trace."""
+    problem = Problem("x/1", "x", "sky?", "blue", kind="exact", trace="Look up.</think>blue")
+    with pytest.raises(TaskError, match="no steps such as 2 [+] 3 = 5"):
+        toy.noisy_trace(problem, 0.4, random.Random(0))
+
+
+def test_the_examples_in_the_docstrings_are_true():
+    """An example that is not run is a rumor."""
+    results = doctest.testmod(toy)
+    assert results.failed == 0 and results.attempted >= 1

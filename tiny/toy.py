@@ -1,0 +1,348 @@
+"""The sandbox: a model of under a million parameters that reasons a little, and wrongly.
+
+RL can only reinforce what a model already does now and then (paper, sec. 2). So a small Llama is
+trained on right worked traces, then on traces in which every step is wrong with probability
+`--noise` and the error is carried on: what is right most often is also written most often. The gap
+between sampling and always taking the likeliest token is what RL can win. All of it is ours.
+
+    python -m tiny.toy                              # models/toy, about a minute on two cores
+    python -m tiny.toy --model models/smollm2-135m --task reasoning_gym:chain_sum \\
+        --task-options '{"max_terms": 2}' --heldout 200 --steps 20 --lr 2e-5 \\
+        --batch 16 --out models/smollm2-warm        # the same warm start for a real model
+
+The warm start keeps 512 problems back, as many as configs/demo.toml evaluates on; a run without
+that file holds out 1,000: give it --heldout-prompts 512, or make the model with --heldout 1000.
+
+Shapes: _N sequences of a batch, _T tokens of the longest one.
+"""
+
+import argparse
+import json
+import random
+import re
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig,
+                          LlamaForCausalLM, PreTrainedTokenizerFast)
+from tqdm import trange
+
+from config import Config
+from tasks import problems as tasks
+
+# Knobs of the made toy. Chosen together: with seed 0 sampling solves 0.18 of the held-out problems
+# and the likeliest token 0.996 of them (seed 2, the worst of four: 0.12 and 0.70).
+NOISE = 0.37  # probability of a wrong step; 0.40 costs about 0.03 of the base rate
+CUT_SHARE = 0.1  # traces cut short by the interruption phrase, so that the model has seen it
+CLEAN_STEPS, CLEAN_LR = 600, 3e-3  # at most: seeds 0 to 3 needed 165 to about 480
+CALCULATES = 0.02  # loss per token at which the clean stage is over
+STEPS, LR, BATCH = 100, 1e-3, 32
+HIDDEN, LAYERS, HEAD_DIM = 160, 3, 32  # two layers had not learned it after twice the steps
+
+# -- 1. The folder
+
+
+def make_tokenizer():
+    """One token for each digit and symbol, and one for each word of the interruption phrase.
+
+    Words keep the blank before them (" time"), so text and tokens are one to one. `<think>` and
+    `</think>` are whole tokens but not "special": decoding with skip_special_tokens must keep them,
+    or nobody could tell the thinking from the answer.
+    """
+    words = re.findall(r" ?[A-Za-z]+[.,]?", Config.interrupt_phrase.removesuffix("</think>"))
+    vocabulary = ["<pad>", "<eos>", "<unk>", "<think>", "</think>", *"0123456789+-=;:., \n"]
+    vocabulary += dict.fromkeys(words)
+    model = models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+[.,]?|[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in ("<think>", "</think>")])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>",
+        model_max_length=256, clean_up_tokenization_spaces=False)
+    tokenizer.chat_template = ("{% for message in messages %}{{ message['content'] }}{% endfor %}"
+                               "{% if add_generation_prompt %}<think>{% endif %}")
+    return tokenizer
+
+
+def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, head_dim=HEAD_DIM):
+    """A fresh Llama in float32 with tied embeddings; about 0.78M parameters as set above.
+
+    Two values decide whether the toy learns to calculate at all. The rotary base is 100, not
+    10,000, which leaves most frequencies standing still over 70 positions. Weights start at 0.08,
+    not 0.02: tied digits of a narrow model are otherwise too alike to be told apart.
+    """
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=2 * hidden,
+        num_hidden_layers=layers, num_attention_heads=hidden // head_dim,
+        num_key_value_heads=hidden // head_dim, head_dim=head_dim, max_position_embeddings=256,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0}, initializer_range=0.08,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id)
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    return model
+
+# -- 2. Traces
+
+STEP = re.compile(r"(-?\d+)( ?[-+] ?)(-?\d+)( ?= ?)(-?\d+)")  # "6+3=9" or "14 - 3 = 11"
+
+
+def noisy_trace(problem, noise, rng):
+    """The problem's worked trace with each step wrong with probability `noise`, answer included.
+
+    A wrong result is what the next step starts from, and the answer repeats the last result: the
+    reasoning is consistent and only its arithmetic unreliable. That is what RL can unlearn, since
+    the right result is still the likeliest one at every step.
+
+    >>> problem = tasks.Problem("toy/1", "toy", "6+3+9", "8", trace="6+3=9;9+9=8</think>8")
+    >>> noisy_trace(problem, 0.0, None)
+    '6+3=9;9+9=8</think>8'
+    """
+    thinking, closing, answer = problem.trace.partition("</think>")
+    modulus = 10 if problem.task == "toy" else None
+    total = None  # the running value as this trace has it, right or wrong
+
+    def redo(step):
+        nonlocal total
+        before, operator, term, equals, _ = step.groups()
+        before = int(before) if total is None else total
+        total = before + int(term) * (-1 if "-" in operator else 1)
+        if rng.random() < noise:
+            total += rng.choice((-10, -1, 1, 10)) if modulus is None else rng.randrange(1, modulus)
+        total = total if modulus is None else total % modulus
+        return f"{before}{operator}{term}{equals}{total}"
+
+    if noise > 0:
+        thinking = STEP.sub(redo, thinking)
+        if total is None:
+            raise tasks.TaskError(f"the trace of problem {problem.id} has no steps such as "
+                                  "2 + 3 = 5 that could be made wrong: set --noise 0")
+        answer = str(total)
+    return thinking + closing + answer
+
+
+def make_pairs(tokenizer, problems, count, *, noise, cut_share, seed):
+    """`count` pairs (prompt ids, completion ids) from the problems' traces, in random order.
+
+    A cut trace stops at a random token, as if its thinking budget were spent; the interruption
+    phrase follows, and then the running value as the answer. Thinking and phrase are part of the
+    *prompt*: the model is to answer after the phrase, and not to write the phrase itself.
+    """
+    rng = random.Random(seed)
+    order = []
+    while len(order) < count:  # every problem equally often, each time with other errors
+        order += rng.sample(problems, len(problems))
+    phrase_ids = encode(tokenizer, Config.interrupt_phrase)
+    pairs = []
+    for problem in order[:count]:
+        if problem.trace is None:
+            raise tasks.TaskError(
+                f"task {problem.task!r} has no worked traces to start from: use toy, "
+                'reasoning_gym:chain_sum, or a .jsonl file with a "trace" in every line')
+        prompt = tasks.prompt_ids(tokenizer, problem)
+        trace = noisy_trace(problem, noise, rng)
+        if rng.random() < cut_share:
+            thinking = encode(tokenizer, trace.partition("</think>")[0])
+            thinking = thinking[: rng.randrange(1, len(thinking))]
+            results = re.findall(r"= ?(-?\d+)|^(-?\d+)", tokenizer.decode(thinking))
+            if not results:
+                raise tasks.TaskError(f"the trace of problem {problem.id} has no running value: "
+                                      "set --cut-share 0")
+            prompt, trace = prompt + thinking + phrase_ids, "".join(results[-1])
+        pairs.append((prompt, encode(tokenizer, trace) + [tokenizer.eos_token_id]))
+    return pairs
+
+
+def encode(tokenizer, text):
+    """Token ids of a text that stands in the middle of a sequence: no start token in front."""
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+# -- 3. Warm start
+
+
+def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed, stop_below=0.0):
+    """Trains the model in place on (prompt ids, completion ids); returns the loss of each step.
+
+    Cross-entropy per completion token, none on the prompt. The learning rate rises over the first
+    twentieth of the steps and falls linearly to zero, which at these few steps is worth more than
+    any other choice. Ends early once the mean of the last ten losses is below `stop_below`.
+    """
+    if not pairs:
+        raise tasks.TaskError("the warm start has no traces to train on")
+    torch.manual_seed(seed)  # dropout, where a model has it
+    rng = random.Random(seed)
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
+    warm = max(1, steps // 20)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda i: min((i + 1) / warm, (steps - i) / max(1, steps - warm)))
+    order, losses = [], []
+    for step in trange(1, steps + 1, disable=None):         # a bar on a terminal
+        while len(order) < batch:
+            order += rng.sample(pairs, len(pairs))
+        chosen, order = order[:batch], order[batch:]
+        ids_NT, labels_NT = pad_batch(chosen, pad_id(tokenizer))
+        # No attention mask: padding stands on the right, where causal attention never looks.
+        loss = model(input_ids=ids_NT, labels=labels_NT, use_cache=False).loss
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"warm start: loss {loss.item()} at step {step}; lower --lr")
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+        if sum(losses[-10:]) / 10 < stop_below and step >= 10:
+            break
+    model.eval()
+    return losses
+
+
+def pad_id(tokenizer):
+    """What fills up rows, and is never looked at: the end token where there is no padding token."""
+    return tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+
+def pad_batch(pairs, pad_id):
+    """(ids, labels), both (N, T) int64, padded on the right; label -100 is not trained on."""
+    ids = [torch.tensor(prompt + completion) for prompt, completion in pairs]
+    labels = [torch.tensor([-100] * len(prompt) + completion) for prompt, completion in pairs]
+    return pad_sequence(ids, True, pad_id), pad_sequence(labels, True, -100)
+
+# -- 4. Base rate
+
+
+@torch.no_grad()
+def base_rate(model, tokenizer, problems, *, max_new_tokens, greedy=False, seed=0, batch=256):
+    """One (reward, tokens, text) per problem: one completion each, at temperature 1 or greedy.
+
+    A completion that reaches max_new_tokens without its end token is marked -1, as in training.
+    Plain `model.generate`, deliberately: a second opinion, independent of sampler.py.
+    """
+    torch.manual_seed(seed)
+    marks, pad, eos = [], pad_id(tokenizer), tokenizer.eos_token_id
+    drawn = dict(do_sample=False) if greedy else dict(do_sample=True, temperature=1.0, top_p=1.0,
+                                                      top_k=0)
+    for start in range(0, len(problems), batch):
+        chosen = problems[start : start + batch]
+        prompts = [tasks.prompt_ids(tokenizer, problem) for problem in chosen]
+        width = max(map(len, prompts))
+        # Generation continues at the right end, so prompts are padded on the left, with a mask.
+        ids_NT = torch.tensor([[pad] * (width - len(p)) + p for p in prompts])
+        mask_NT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+        out_NT = model.generate(ids_NT, attention_mask=mask_NT, max_new_tokens=max_new_tokens,
+                                eos_token_id=eos, pad_token_id=pad, **drawn)[:, width:]
+        for problem, row in zip(chosen, out_NT.tolist(), strict=True):
+            ended = eos in row
+            row = row[: row.index(eos)] if ended else row
+            text = tokenizer.decode(row, skip_special_tokens=True)
+            reward, _ = tasks.verify(text, problem.answer, problem.kind)
+            marks.append((reward if ended else -1.0, len(row) + ended, text))
+    return marks
+
+
+def report(model, tokenizer, problems, *, max_new_tokens, seed=0):
+    """Prints the pass rates, sampled and greedy, in all and by level, and the lengths."""
+    print(f"{'level':>8} {'problems':>8} {'sampled':>8} {'greedy':>8} {'tokens':>8} {'longest':>8}")
+    rows = defaultdict(list)
+    sampled, greedy = (base_rate(model, tokenizer, problems, max_new_tokens=max_new_tokens,
+                                 seed=seed, greedy=greedy) for greedy in (False, True))
+    for problem, (reward, tokens, _), (best, _, _) in zip(problems, sampled, greedy, strict=True):
+        for level in (str(problem.level), "~all"):                  # sorts last
+            rows[level].append((reward > 0, best > 0, tokens))
+    for level, marks in sorted(rows.items()):
+        passed, best, tokens = zip(*marks, strict=True)
+        n = len(marks)
+        print(f"{level.strip('~'):>8} {n:8d} {sum(passed) / n:8.3f} {sum(best) / n:8.3f} "
+              f"{sum(tokens) / n:8.1f} {max(tokens):8d}")
+
+
+def arguments(argv):
+    """The command line; wrong values end in argparse's own one sentence and exit code 2."""
+    p = argparse.ArgumentParser(description="Make the toy model, or warm-start any model folder.")
+    for name, default, text in (
+            ("out", "models/toy", "folder to write"),
+            ("model", "", "start from this folder; without it a fresh toy is made"),
+            ("task", "toy", "a task with worked traces"),
+            ("task-options", "{}", "its options, as JSON"),
+            ("heldout", 512, "problems kept out of the warm start; as many as the run holds out"),
+            ("noise", NOISE, "share of wrong steps; with --model 0"),
+            ("cut-share", CUT_SHARE, "interrupted traces"),
+            ("clean-steps", CLEAN_STEPS, "first, without noise; with --model 0"),
+            ("steps", STEPS, "then, with noise"), ("lr", LR, "of the noisy stage"),
+            ("batch", BATCH, "traces a step"), ("hidden", HIDDEN, "size"), ("layers", LAYERS, ""),
+            ("max-new-tokens", 64, "in the final report"), ("seed", 0, "")):
+        p.add_argument(f"--{name}", type=type(default), default=default,
+                       help=f"{text} [{default}]")
+    if p.parse_known_args(argv)[0].model:
+        p.set_defaults(noise=0.0, clean_steps=0)
+    args = p.parse_args(argv)
+    try:
+        args.task_options = json.loads(args.task_options)
+    except json.JSONDecodeError as error:
+        p.error(f"--task-options {args.task_options!r} is not JSON: {error}")
+    if args.model and not Path(args.model).is_dir():
+        p.error(f"--model {args.model}: there is no such folder")
+    if not (0 <= args.noise <= 1 and 0 <= args.cut_share <= 1):
+        p.error(f"--noise {args.noise} and --cut-share {args.cut_share} must be between 0 and 1")
+    if min(args.steps, args.clean_steps) < 0 or args.steps + args.clean_steps == 0:
+        p.error(f"--steps {args.steps} --clean-steps {args.clean_steps}: give at least one step")
+    if args.hidden % HEAD_DIM or args.hidden < HEAD_DIM:
+        p.error(f"--hidden {args.hidden} must be a multiple of {HEAD_DIM}")
+    if min(args.batch, args.layers, args.max_new_tokens) < 1 or args.lr <= 0:
+        p.error("--batch, --layers, --max-new-tokens and --lr must be above 0")
+    return args
+
+
+def make(args):
+    """Task, model, the two stages, the folder, the report: in this order."""
+    unusable = tasks.Unusable()
+    train, heldout, _ = tasks.load_splits(
+        args.task, unusable, heldout=args.heldout, seed=args.seed, options=args.task_options)
+    unusable.sentences["bad_gold"] = list(tasks.check_gold(train + heldout).values())
+    unusable.check(0.0)
+    if args.model:
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    else:
+        tokenizer = make_tokenizer()
+        model = make_model(tokenizer, args.seed, hidden=args.hidden, layers=args.layers)
+    start = time.perf_counter()
+    # Noise from the first step on would hide the sums: after 300 steps at 40% wrong ones the toy
+    # had found less than half of the table. So it learns to calculate first, and to err afterwards.
+    for stage, steps, lr, noise, stop_below in (
+            ("clean", args.clean_steps, CLEAN_LR, 0.0, CALCULATES),
+            ("noisy", args.steps, args.lr, args.noise, 0.0)):
+        if steps:
+            pairs = make_pairs(tokenizer, train, steps * args.batch, noise=noise,
+                               cut_share=args.cut_share, seed=args.seed)
+            losses = warm_start(model, tokenizer, pairs, steps=steps, lr=lr, batch=args.batch,
+                                seed=args.seed, stop_below=stop_below)
+            print(f"{stage}: {len(losses)} steps, loss {losses[-1]:.3f}, "
+                  f"{time.perf_counter() - start:.0f} s", flush=True)
+    model.save_pretrained(args.out)
+    tokenizer.save_pretrained(args.out)
+    print(f"wrote {args.out}: {model.num_parameters():,} parameters")
+    report(model, tokenizer, heldout, max_new_tokens=args.max_new_tokens, seed=args.seed)
+
+
+def main(argv=None):
+    """Exit code 0, or 2 with one sentence where the task is at fault."""
+    try:
+        make(arguments(argv))
+    except tasks.TaskError as error:
+        print(f"toy.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
