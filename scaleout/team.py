@@ -108,7 +108,7 @@ class Alone:
         """Around what may hang or run out of memory: a deadline, and a sentence for each. doing:
         "start", "generate", "train", ...; version: of the weights, None: as before."""
         self.version = self.version if version is None else version
-        limit = {"start": 3, WAITING: math.inf}.get(doing, 1)
+        limit = 3 if doing == "start" else 1
         with self.deadline(f"{self.name}{doing}, version {self.version}", limit):
             try:
                 yield
@@ -219,7 +219,6 @@ def stop_on_signals(run):
 # ---------------------------------------------------------------------------------------------
 # 2. Several processes
 
-WAITING = "wait for rank 0"                 # the one phase without a limit
 LOST_S = 5.0                                # a rank waits so long for the cause of a lost line
 
 
@@ -255,11 +254,10 @@ class Ranks(Alone):
             self.accelerator = Accelerator(
                 cpu=not cuda, mixed_precision="no", fsdp_plugin=self.plugin,
                 kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)])
-            # Calls travel apart from gradients, over TCP on every machine. The next call may be
-            # hours away, so the wait for it has a group of its own, with no real limit.
+            # Calls travel apart from gradients, over TCP on every machine.
             self.group = dist.new_group(backend="gloo", timeout=timeout)
-            self.calls = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
             self.store = dist.PrefixStore("team", dist.distributed_c10d._get_default_store())
+        self.calls = 0                      # made so far
 
     def prepare(self, policy, optimizer, tokenizer):
         super().prepare(policy, optimizer, tokenizer)
@@ -312,18 +310,26 @@ class Ranks(Alone):
 
     def call(self, name, **arguments):
         """Rank 0: all others call this method of their trainers with these arguments, next."""
-        data = to_bytes([name, self.version, arguments])
-        dist.broadcast(torch.tensor([len(data)]), 0, group=self.calls)
+        data, self.calls = to_bytes([name, self.version, arguments]), self.calls + 1
+        self.store.set(f"call {self.calls}", str(len(data)))
         dist.broadcast(data, 0, group=self.group)
 
     def receive(self):
-        """The others: (name, version, arguments) of rank 0's next call."""
-        with self.together(WAITING):
-            size = torch.zeros(1, dtype=torch.long)
-            dist.broadcast(size, 0, group=self.calls)
-            data = torch.empty(int(size), dtype=torch.uint8)
+        """The others: (name, version, arguments) of rank 0's next call. It may be hours away, so
+        only a store that cannot be reached is a reason to give up."""
+        self.calls += 1
+        with self.together("wait for rank 0"):
+            while not self.announced(f"call {self.calls}"):
+                self.deadline.renew()
+            data = torch.empty(int(self.store.get(f"call {self.calls}")), dtype=torch.uint8)
             dist.broadcast(data, 0, group=self.group)
             return from_bytes(data)
+
+    def announced(self, key):
+        """Wait for the key, for a second at most."""
+        with contextlib.suppress(dist.DistStoreError):              # what torch raises after it
+            self.store.wait([key], datetime.timedelta(seconds=1))
+            return True
 
     def serve(self, trainer):
         """The others: make the calls that rank 0 makes, until the end. Returns the exit code."""
