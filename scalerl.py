@@ -1,7 +1,6 @@
 """scalerl.py: train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
     python scalerl.py --config configs/demo.toml                 the toy, on a laptop, in minutes
-    python scalerl.py --config configs/demo.toml --resume        go on where a run was stopped
     python scalerl.py --config configs/demo.toml --config configs/loo/dapo_loss.toml --name dapo
                                                                  the same with one decision changed
     python scalerl.py --model Qwen/Qwen3-8B --task polaris-53k --gpus 8
@@ -33,12 +32,9 @@ scaleout/ what only several processes need, artifacts/ what a run leaves on the 
 
 Axes: P prompts in a step, G samples of a prompt, N = P*G samples, T tokens of the longest output
 (shorter ones are padded on the right). v is the version of the weights: the number of optimizer
-steps taken. A `Rollout` is one sample (sampler.py): its prompt_ids and output_ids, and for each
-output token the sampler's log-prob (`logprobs`), the version that produced it (`versions`), and
-whether it was sampled or forced (`sampled`).
+steps taken. A `Rollout` is one sample, with the log-prob and the version of every token
+(sampler.py).
 """
-
-from __future__ import annotations
 
 import dataclasses
 import math
@@ -48,20 +44,21 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 from transformers.utils import logging as transformers_logging
 
 from artifacts import checkpoint
 from artifacts.run_folder import Progress, RunFolder
-from artifacts.step_log import Stopwatch, describe, log_step
+from artifacts.step_log import Stopwatch, describe, log_step, pass_rates
 from config import ConfigError, parse
 from engines import load
 from engines.compute import Compute
-from engines.layers import checkpoint_and_compile
-from engines.policy import Policy, logprobs_of, micro_batches, table
+from engines.policy import micro_batches, table
 from engines.self_test import self_test
 from engines.server_pool import ServerError
+from engines.trained_model import TrainedModel
 from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,
                   zero_variance)
 from sampler import Request, Rollout, restored
@@ -111,8 +108,8 @@ class Curriculum:
         self.history[prompt] = [old[0] + correct, old[1] + samples]
 
     def state(self):
-        names = ("active", "order", "cursor", "epoch", "history")
-        return {name: getattr(self, name) for name in names}
+        return {name: value for name, value in vars(self).items()
+                if name not in ("retire_at", "seed")}       # settings
 
     def load_state(self, state):
         vars(self).update(state)
@@ -121,9 +118,9 @@ class Curriculum:
 # ---------------------------------------------------------------------------------------------
 # 2. Pacer
 #
-# Generation does not wait for training (paper, sec. 3.1). So most tokens were produced by older
-# weights than those that are trained on them. The lag of a token is the number of optimizer steps
-# between the two. The paper's best runs allow a lag of up to k = 8.
+# Generation does not wait for training (paper, sec. 3.1), so most tokens come from older weights.
+# The lag of a token is the number of optimizer steps between the weights that produced it and those
+# that are trained on it. The paper's best runs allow a lag of up to k = 8.
 #
 # k is only the upper bound. What sets the mean lag is how many sequences are decoded at once
 # (`slots`): with P 48, G 16, k 8 the pacer below gave a mean lag of 1.2 with 256 slots, and of 6.2
@@ -207,12 +204,10 @@ class PipelinePacer:
                 "groups": [dataclasses.asdict(g) for g in self.groups.values()]}
 
     def load_state(self, state):
-        for name, value in state.items():
-            setattr(self, name, value)
-        groups = [Group(**fields) for fields in self.groups]
+        groups = [Group(**fields) for fields in state["groups"]]
         for group in groups:
             group.rollouts = [restored(Rollout, fields) for fields in group.rollouts]
-        self.groups = {group.group_id: group for group in groups}
+        vars(self).update(state | {"groups": {group.group_id: group for group in groups}})
 
 
 class PPOPacer(PipelinePacer):
@@ -251,7 +246,7 @@ class PPOPacer(PipelinePacer):
 def make_pacer(config):
     """The pacer of `off_policy`: "pipeline-8", "pipeline-0" (on-policy), or "ppo-8"."""
     scheme, k = config.schedule()
-    return {"pipeline": PipelinePacer, "ppo": PPOPacer}[scheme](k, config.prompts_per_step)
+    return (PPOPacer if scheme == "ppo" else PipelinePacer)(k, config.prompts_per_step)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -283,8 +278,9 @@ def effective_batch(rollouts, rewards, config):
 # 4. Trainer
 
 
-class Trainer:
-    """The model, its optimizer, and one step of training.
+class Trainer(TrainedModel):
+    """One step of training. The base class has the model (`policy` is its forward pass), AdamW, and
+    what others need: log-probs, weights for the samplers, save and load.
 
     config  the settings (config.py)
     team    the processes that train together (scaleout/team.py). With one process it is a stand-in:
@@ -292,25 +288,6 @@ class Trainer:
             loss.backward(), team.all(x) is [x], team.whole(x) is x. With several processes, each
             of them has a Trainer, and all take the same steps.
     """
-
-    def __init__(self, config, team):
-        self.config, self.team = config, team
-        self.device = load.device_of(config)
-        self.dtype = load.compute_dtype(config, self.device == "cuda")
-        torch.manual_seed(config.seed)
-        # during: a deadline, and a clear sentence if the memory is full. Ignore it at first.
-        with team.during("start"):
-            self.model, self.tokenizer = load.load_model(config, team, self.device)
-            with load.refused():
-                checkpoint_and_compile(self.model, self.device, recompute=config.recompute_layers,
-                                       compiled=config.compile_layers)
-            policy = Policy(self.model, temperature=config.temperature, dtype=self.dtype,
-                            head_fp32=config.head_fp32)
-            # The weights are fp32 (load_model), and so are AdamW's moments.
-            optimizer = torch.optim.AdamW(
-                self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
-                eps=config.adam_eps, weight_decay=config.weight_decay, fused=True)
-            self.policy, self.optimizer = team.prepare(policy, optimizer, self.tokenizer)
 
     def step(self, rollouts, rewards, version):
         """One optimizer step on an effective batch. Returns the log's columns about it.
@@ -365,8 +342,8 @@ class Trainer:
             raise FloatingPointError(f"version {version}: {errors[0]}")
         log = merge_stats([stat for part in parts for stat in part["stats"]])
         # The clip of the global norm is ours; a healthy run seldom meets it.
-        norm = self.team.whole(torch.nn.utils.clip_grad_norm_(self.policy.parameters(),
-                                                              config.grad_clip)).item()
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), config.grad_clip)
+        norm = self.team.whole(norm).item()
         if not (math.isfinite(norm) and math.isfinite(log["loss"])):
             raise FloatingPointError(f"version {version}: loss {log['loss']}, gradient norm {norm}")
 
@@ -388,35 +365,6 @@ class Trainer:
             mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])
         return mask
 
-    # What others need of a trainer: log-probs for the self-test, weights for the samplers and for
-    # files, and a way to be saved and loaded.
-
-    def logprobs(self, rollouts, head_fp32):
-        """(N, T) log-probs of the sampled tokens under the current weights, without a gradient."""
-        return logprobs_of(self.policy, rollouts, head_fp32, self.config.micro_batch_tokens)
-
-    def weights(self, dtype=None):
-        """Yield (name, full tensor) of every parameter, under transformers' names."""
-        for number in range(self.weight_groups):
-            yield from self.gather(number, dtype)
-
-    @property
-    def weight_groups(self):
-        return len(load.parameter_groups(self.model))
-
-    def gather(self, number, dtype=None):
-        """[(name, full tensor)] of the number-th few layers; cast first, it halves the bytes."""
-        return [(name, self.team.whole(parameter.detach().to(dtype or parameter.dtype)))
-                for name, parameter in load.parameter_groups(self.model)[number]]
-
-    def save(self, folder, **story):
-        """Write weights and optimizer to a checkpoint; story: the rest of it (`Run.save`)."""
-        checkpoint.save(folder, checkpoint.training_state(self.model, self.optimizer, self.team),
-                        self.team, **story)
-
-    def load(self, folder):
-        checkpoint.load_training_state(folder, self.model, self.optimizer)
-
 
 # ---------------------------------------------------------------------------------------------
 # 5. Evaluation
@@ -435,23 +383,11 @@ def evaluate(rollouts, rewards, problems, samples):
     result = {}
     for task in dict.fromkeys(problem.task for problem in problems.values()):
         solved = [correct[problem.id] for problem in problems.values() if problem.task == task]
-        result[f"eval/{task}/mean@{samples}"] = sum(solved) / samples / len(solved)
-        for k in [k for k in (2, 4, 8, 16, 32, 64) if k < samples] + [samples]:
-            result[f"eval/{task}/pass@{k}"] = sum(
-                pass_at_k(samples, n, k) for n in solved) / len(solved)
-    truncated = sum(rollout.finish_reason == "length" for rollout in rollouts)
-    tokens = sum(len(rollout.output_ids) for rollout in rollouts)
-    return result | {"eval/truncated_frac": truncated / len(rollouts),
-                     "eval/mean_length": tokens / len(rollouts)}
-
-
-def pass_at_k(n, correct, k):
-    """The chance that k of n samples, drawn without replacement, hold a correct one.
-
-    Unbiased for the chance of k fresh samples. The plain 1 - (1 - correct/n)**k is too low (Chen et
-    al. 2021, arXiv 2107.03374).
-    """
-    return 1 - math.comb(n - correct, k) / math.comb(n, k)
+        result |= {f"eval/{task}/mean@{samples}": sum(solved) / samples / len(solved)} | {
+            f"eval/{task}/{name}": rate for name, rate in pass_rates(samples, solved).items()}
+    return result | {
+        "eval/truncated_frac": fmean([r.finish_reason == "length" for r in rollouts]),
+        "eval/mean_length": fmean([len(r.output_ids) for r in rollouts])}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -497,7 +433,7 @@ class Run:
     def train(self):
         """Train until `steps`, or until every prompt has retired. Returns the closing sentence.
 
-        Raises ServerError when no server is left to generate, after a checkpoint was written.
+        Raises ServerError, after a checkpoint, when no server is left to generate.
         """
         self.folder.track()
         try:
@@ -631,9 +567,9 @@ class Run:
 
     def push_weights(self, sampler=None):
         """Bring a sampler, by default training's, to the trainer's weights between two steps."""
-        sampler = sampler or self.sampler
         with self.team.during("push", self.version):
-            sampler.push_weights(self.trainer.weights(self.trainer.dtype), self.version)
+            (sampler or self.sampler).push_weights(self.trainer.weights(self.trainer.dtype),
+                                                   self.version)
 
     # -- evaluation ---------------------------------------------------------------------------
 
@@ -652,8 +588,7 @@ class Run:
         rewards, columns = self.verifier.rewards(rollouts, heldout, self.trainer.tokenizer)
         result = evaluate(rollouts, rewards, heldout, config.eval_samples)
         self.evaluated = self.step
-        # An answer that could not be verified counts as wrong. Without the share of these, the
-        # curve would sink for no visible reason.
+        # An answer that could not be verified counts as wrong, so their share is logged as well.
         self.folder.append("evals.jsonl", {"step": self.step, "version": self.version}
                            | self.compute.log() | result
                            | {f"eval/{name}": share for name, share in columns.items()
@@ -709,9 +644,8 @@ class Run:
 
     def close(self):
         """However the run ended: no process stays behind, and no log line is lost."""
-        self.verifier.close()
-        self.sampler.close()
-        self.folder.close()
+        for part in (self.verifier, self.sampler, self.folder):
+            part.close()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -754,9 +688,8 @@ def main(argv=None):
             run.team.cause(str(error))              # other processes end with the same sentence
         return 1
     except KeyboardInterrupt:
-        where = f"step {run.step + 1}: stopped at once; {run.folder.way_on()}" if run else \
-            "interrupted before the run had begun: nothing to save"
-        print(f"scalerl.py: {where}", file=sys.stderr)
+        print("scalerl.py:", f"step {run.step + 1}: stopped at once; {run.folder.way_on()}" if run
+              else "interrupted before the run had begun: nothing to save", file=sys.stderr)
         return 128 + (run.stop if run and run.stop else signal.SIGINT)
     finally:
         if run:

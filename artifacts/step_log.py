@@ -3,6 +3,7 @@
 Columns have the names of other projects where those have one, so that runs can be compared.
 """
 
+import math
 import time
 
 import torch
@@ -77,3 +78,18 @@ def log_step(run, groups, rewards, log, watch):
          "interrupted": r.interrupted, "finish_reason": r.finish_reason,
          "versions": [r.versions[0], r.versions[-1]]} for r, reward in shown[:SAMPLES_LOGGED]))
     return line
+
+
+def pass_rates(samples, solved):
+    """{"pass@2": ..., ..., "pass@samples": ...}; solved: right samples of each problem."""
+    return {f"pass@{k}": sum(pass_at_k(samples, n, k) for n in solved) / len(solved)
+            for k in [k for k in (2, 4, 8, 16, 32, 64) if k < samples] + [samples]}
+
+
+def pass_at_k(n, correct, k):
+    """The chance that k of n samples, drawn without replacement, hold a correct one.
+
+    Unbiased for the chance of k fresh samples. The plain 1 - (1 - correct/n)**k is too low (Chen et
+    al. 2021, arXiv 2107.03374).
+    """
+    return 1 - math.comb(n - correct, k) / math.comb(n, k)

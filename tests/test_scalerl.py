@@ -15,11 +15,11 @@ from conftest import SMALL, packed_copy, plain_logprobs
 
 import scalerl
 from artifacts import checkpoint
+from artifacts.step_log import pass_at_k
 from config import Config
 from engines.policy import Policy, micro_batches
 from sampler import Rollout
-from scalerl import (Curriculum, PipelinePacer, PPOPacer, Trainer, effective_batch, evaluate,
-                     pass_at_k)
+from scalerl import (Curriculum, PipelinePacer, PPOPacer, Trainer, effective_batch, evaluate)
 from scaleout.team import Alone
 from tasks import Problem
 
