@@ -57,7 +57,7 @@ LAST = 5                  # "the last evaluation" is the mean of the last 5: one
 RIVAL = 4                 # a rival law whose AIC is lower by this much raises a warning; one whose
                           # AIC is not higher by this much fits as well
 POOLED = ("sigmoid", "stretched")         # the two laws behind the interval of a prediction
-TREND = 0.02              # residuals with a trend that fewer replicates than this have: a warning
+TREND = 0.02              # a trend of the residuals that fewer replicates have raises a warning
 RHO_MAX = 0.8             # the highest correlation of neighbors for which intervals are widened
 WIDE_A = 0.1              # a ceiling with a wider interval is not compared with another
 WIDE_RATIO = 4            # an interval of B or C_mid with ends farther apart is worth a warning
@@ -487,7 +487,8 @@ def diagnostics(fit, ranges, parameters, grid):
                    f"{means.max():.3f} at its best; no law here describes a collapse")
     # The residuals of a replicate have no trend but the one that the fit itself makes.
     ours, theirs = neighbors(fit.R - fit.curve(fit.C)), fit.pool[0].neighbors
-    if n >= 10 and fit.rmse > 1e-6 and theirs.size and (theirs >= ours).mean() < TREND:
+    share = (1 + (theirs >= ours).sum()) / (1 + theirs.size)
+    if n >= 10 and fit.rmse > 1e-6 and share < TREND:
         yield (f"the residuals have a trend (neighbors correlate at {ours:.2f}, in replicates at "
                f"{theirs.mean():.2f}): the law misses part of the shape, or the noise lasts")
     (law, rival), (_, constant) = fit.rivals.items()

@@ -44,12 +44,12 @@ def human(column):
 
 
 def log_axis(axis):
-    """A logarithmic axis whose labels can be read.  Below two decades matplotlib labels next to
-    nothing, or everything in letters as small as 2 x 10^12, one upon the other."""
+    """A logarithmic axis whose labels can be read.  Below two decades matplotlib labels two ticks,
+    or so many that they stand one upon the other."""
     low, high = axis.get_view_interval()
     decades = np.log10(high / low)
     if decades < 2:
-        axis.set_major_locator(MaxNLocator(5) if decades < 0.7 else
+        axis.set_major_locator(MaxNLocator(4, steps=(1, 2, 5, 10)) if decades < 0.9 else
                                LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())
@@ -115,6 +115,7 @@ def plot_compare(curves, fits, title=None):
 
     with C in units of the first run's C_mid (ours), so that all lines cross at 1 and their slopes
     can be compared by eye.  Points outside R0 < R < A have no F: they stand hollow on their line.
+    Intervals are drawn for up to four runs.
     """
     # The legend stands below both plots, two runs a row, so it may be long.
     fig, ((left, right),) = empty(11, 4.4 + 0.21 * ((len(curves) + 1) // 2), 1, 2)

@@ -46,10 +46,12 @@ def write_table(path, fits):
                 cells = [value for name in names for value in (getattr(f, name), *f.ci[name])]
                 out.writerow([label, f.n, *cells, f.R0, f.rmse])
     elif path.suffix == ".tex":
-        cells = [[re.sub(r"([\\_%&#$])", lambda special: "\\" + special[1], cell) for cell in row]
-                 for row in table_rows(fits)]
-        header, *lines = [" & ".join(re.sub(r"([\d.]+)e\+?(-?\d+)", r"$\1\\cdot10^{\2}$", cell)
-                                     for cell in row) + r" \\" for row in cells]
+        def tex(cell):                                     # special signs, then 1.4e+12
+            cell = re.sub("([_%&#$])", r"\\\1", cell)
+            return re.sub(r"([\d.]+)e([+-]\d+)",
+                          lambda power: rf"${power[1]}\cdot10^{{{int(power[2])}}}$", cell)
+
+        header, *lines = [" & ".join(map(tex, row)) + r" \\" for row in table_rows(fits)]
         path.write_text("\n".join([r"\begin{tabular}{lrllllr}", r"\hline", header, r"\hline",
                                    *lines, r"\hline", r"\end{tabular}", ""]))
     else:
@@ -124,16 +126,18 @@ def compare_lines(told):
             if label != base else "")
 
 
-def beside(path, error):
+def beside(path, error, cut):
     """--beside: this run's error in the company of committed ones -> a line.
 
-    path: a CSV with columns cut, seed, toy, error, naive_error, a row a run."""
+    path: a CSV, a row a run, with a column `error` and one `cut`, the share that was fitted."""
     runs, _, _ = read_rows(path)
-    if not runs or not all("error" in row for row in runs):
-        raise BadInput(f"--beside {path} needs a column error, a number in every row")
-    others = np.abs([row["error"] for row in runs])
+    if not all(isinstance(row.get(name), float) for row in runs for name in ("error", "cut")):
+        raise BadInput(f"--beside {path} needs the columns error and cut, numbers in every row")
+    others = np.abs([row["error"] for row in runs if row["cut"] == cut])
+    if not others.size:
+        raise BadInput(f"--beside {path} has no run cut at {cut:g}")
     return (f"error {error:+.3f}: as good as {(others >= abs(error)).mean():.0%} of the "
-            f"{others.size} runs in {path} (median {np.median(others):.3f})")
+            f"{others.size} runs in {path} cut at {cut:g} (median {np.median(others):.3f})")
 
 
 def pool_warnings(fit, seeds):
@@ -188,7 +192,7 @@ def report_run(args, refit, curve):
         lines = held_out_lines(summary["held_out"]) + lines
         warnings += [f"up to {cut:.3g}: {warning}" for warning in early.warnings]
         if args.beside:
-            lines.append(beside(Path(args.beside), summary["held_out"]["error"]))
+            lines.append(beside(Path(args.beside), summary["held_out"]["error"], args.until))
     if args.rolling:      # 40 fits: 200 replicates each are enough for a band
         few = min(200, args.bootstrap)
         rolled = rolling(C, R, partial(refit, bootstrap=few), args.c_min)

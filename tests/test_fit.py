@@ -158,7 +158,8 @@ def test_no_steepness_at_any_node_of_the_grid_fits_better():
                     for A in A_nodes for C_mid in C_nodes)
         f = fit_curve(C, R, method="grid", A_range=(0.5, 0.7), A_step=0.01, C_mid_nodes=C_nodes,
                       bootstrap=0)
-        assert (f.A, f.C_mid) == pytest.approx(least[1:]) and f.rmse ** 2 * 20 < least[0] * (1 + 1e-6)
+        assert (f.A, f.C_mid) == pytest.approx(least[1:])
+        assert 20 * f.rmse ** 2 < least[0] * (1 + 1e-6)
 
 
 def test_logistic_is_fitted_to_step_0_too():
@@ -465,7 +466,7 @@ def test_each_doubt_is_raised(sentence, data, options):
 
 def test_good_fits_are_not_doubted():
     """Warnings that come with every fit are read by nobody: at most 1 good run in 20 gets one."""
-    doubted = [fit_curve(*made(seed=seed), bootstrap=40).warnings for seed in range(100)]
+    doubted = [fit_curve(*made(seed=seed), bootstrap=60).warnings for seed in range(100)]
     assert sum(map(bool, doubted)) <= 5, [w for w in doubted if w]
 
 

@@ -42,7 +42,7 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["semicolons.csv"], "only 1 different amounts"),
     (["run", "--table", "t.txt"], "--table t.txt should end in .csv or .tex"),
     (["run", "--beside", "plain.csv"], "it needs --until"),
-    (["run", "--until", "0.5", "--beside", "plain.csv"], "needs a column error"),
+    (["run", "--until", "0.5", "--beside", "plain.csv"], "needs the columns error and cut"),
     (["percent.csv"], "reward 20 (evaluation 0) is not a pass rate in [0, 1]; --reward-range"),
     (["run", "--until", "2"], "leaves nothing to fit: up to 1 it is a share"),
     (["run", "--until", "-1"], "leaves nothing to fit"),
@@ -175,6 +175,68 @@ def test_recipes_that_differ_in_steepness_share_a_ceiling(tmp_path, capsys):
     assert told["B"]["ours"]["B"] == pytest.approx(2.01, abs=0.1)
     assert told["B"]["rival"]["B"] == pytest.approx(1.62, abs=0.1)
     assert "same by the paper's 0.02, same by the bootstrap" in capsys.readouterr().out
+
+
+def test_no_two_lines_of_a_comparison_contradict_each_other(tmp_path, capsys):
+    """"differ by the paper's .02" above "steepness at the shared ceiling", or the other way round;
+    and a ceiling that is not known gets no verdict, but a reason."""
+    a = write_run(tmp_path / "a", *made())
+    early = write_run(tmp_path / "e", *made(end=4000, sd=0.01))
+    for A in (0.59, 0.591, 0.589):
+        b = write_run(tmp_path / f"b{A}", *made(A=A, seed=1))
+        fit.main([str(a), str(b), "--bootstrap", "50", "--out", "none"])
+        said = capsys.readouterr().out
+        assert ("same by the paper's" in said) == ("steepness at the shared" in said)
+        assert ("differ by the paper's" in said) == ("B is not compared" in said)
+    fit.main([str(a), str(early), "--bootstrap", "50", "--out", "none"])
+    said = capsys.readouterr().out
+    assert ": undetermined by the paper's 0.02" in said and "A(e) is not determined: its" in said
+    assert "a ceiling is not determined: B is not compared" in said
+
+
+def test_runs_that_are_compared_have_bootstraps_of_their_own(tmp_path):
+    """With one seed both runs' replicates get the same noise: twice the same log would "differ"
+    from itself by exactly 0, and any small difference would look sure."""
+    a, b = (write_run(tmp_path / name, *made()) for name in "ab")
+    out = tmp_path / "j"
+    fit.main([str(a), str(b), "--bootstrap", "50", "--out", "none", "--json", str(out)])
+    told = json.loads(out.read_text())["comparison"]
+    assert told["A"]["b"]["d"] == 0 and told["A"]["b"]["lo"] < 0 < told["A"]["b"]["hi"]
+    assert told["B"]["b"]["lo"] < 0 < told["B"]["b"]["hi"]
+
+
+def test_the_table_can_be_taken_along(tmp_path):
+    """Copied from the screen, numbers lose digits, and intervals their place."""
+    run = write_run(tmp_path / "my_run", *made(n=21))
+    words = [str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none", "--table"]
+    for name in ("t.csv", "t.tex"):
+        assert fit.main([*words, str(tmp_path / name)]) == 0
+    with (tmp_path / "t.csv").open() as file:
+        whole, early = csv.DictReader(file)
+    f = fit_curve(*made(n=21), bootstrap=20)
+    assert whole["fitted on"] == "my_run" and early["fitted on"] == "my_run, up to 8e+03"
+    assert (float(whole["A"]), float(whole["B_high"])) == (f.A, f.ci["B"][1])
+    assert early["n"] == "10" and float(early["C_mid_low"]) < float(early["C_mid"])
+    tex = (tmp_path / "t.tex").read_text().splitlines()
+    assert tex[0] == r"\begin{tabular}{lrllllr}" and tex[-1] == r"\end{tabular}" and len(tex) == 8
+    assert tex[5].startswith(rf"my\_run, up to $8\cdot10^{{3}}$ & 10 & ")
+    assert all(line.count("&") == 6 and line.endswith(r"\\") for line in (tex[2], *tex[4:6]))
+
+
+def test_ones_own_error_is_shown_beside_the_committed_ones(tmp_path, capsys):
+    """A newcomer's .012 says nothing without the spread of others.  Only errors of the same cut
+    compare: from 30% of the compute every prediction is worse."""
+    table = tmp_path / "errors.csv"
+    table.write_text("toy,seed,cut,predicted,lo,hi,measured,error,naive_error\n" + "".join(
+        f"3,{i},{cut},.8,.7,.9,.8,{error},.3\n" for cut, errors in (
+            (0.5, (-0.9, 0.8, 0.0, -0.7)), (0.3, (0.0,) * 9)) for i, error in enumerate(errors)))
+    run = write_run(tmp_path / "r", *made(n=25))
+    words = [str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none", "--beside"]
+    assert fit.main([*words, str(table)]) == 0
+    assert re.search(r"^error [+-]0\.\d{3}: as good as 75% of the 4 runs in .*errors.csv cut at "
+                     r"0.5 \(median 0.750\)$", capsys.readouterr().out, re.M)
+    with pytest.raises(fit.BadInput, match="has no run cut at 0.4"):
+        fit_report.beside(table, 0.01, 0.4)
 
 
 def test_different_ceilings_are_called_different(tmp_path):
