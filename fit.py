@@ -116,7 +116,7 @@ def compute_needed(law, R, A, B, C_mid, R0):
 # gains R - R0 on g) and scipy only has to search for the others.  This is called variable
 # projection.  It makes the search more robust, and A can stand exactly on the edge of its range.
 #
-# The search must be fast: a fit with its intervals takes 1,001 searches.  MINPACK's
+# The search must be fast: a fit with its intervals takes 2,002 searches.  MINPACK's
 # Levenberg-Marquardt (`leastsq`) needs a third of the time of `least_squares(bounds=...)`: 1.9 s
 # instead of 6.0 s on a busy machine, for 73 evaluations (bench/fit.py speed).
 # `leastsq` knows no bounds, so it searches an angle x for each parameter: low + (high - low)
@@ -272,7 +272,7 @@ class Fit:
 
     def paths(self, C, noise=False):
         """The curves of all laws in the pool at C (k,), one below the other -> (2 S, k)."""
-        return np.concatenate([replicates.paths(C, noise) for replicates in self.pool])
+        return np.concatenate([each.paths(C, noise) for each in self.pool])
 
     def predict(self, C):
         """(mean, low, high) at C, each of C's shape.  The mean is this law's, the interval that of
@@ -341,7 +341,8 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
                        f"got R0 {R0:g}, bootstrap {bootstrap}, seed {seed}")
     # At C = 0 Eq. 1 is R0, whatever A, B and C_mid: if R0 is fixed, such points say nothing more.
     # The logistic law has begun to rise there, so it is fitted to them as well.
-    use = (C >= first) & (C <= last) & ((C > 0) | fit_R0 | (law == "logistic"))
+    use = (C >= first) & ((C > 0) | (law == "logistic")) | (C == 0) & fit_R0
+    use &= C <= last
     C, R = C[use], R[use]
     if np.unique(C[C > 0]).size < 3:
         window = (f"no {name}" if C_end is None else f"{name} {C_end:g}"

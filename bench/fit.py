@@ -1,6 +1,6 @@
 """How well and how fast fit.py fits: truths, coverage, recovery, speed.
 
-    python bench/fit.py                  # all four, about twelve minutes on one core
+    python bench/fit.py                  # all four, about twelve minutes of one core
     python bench/fit.py truths           # one of: truths, coverage, recovery, speed
 
 Everything is made data with known parameters: Table 1 of the paper, R0 .35 and the noise given here
@@ -97,7 +97,7 @@ def covered(sd, end, runs, n=81, c_min=1500, A=0.61, B=1.92, C_mid=2542, R0=R0):
     for seed in range(runs):
         top = np.random.default_rng([seed, 1]).uniform(A - 0.0025, A + 0.0025)
         f = fit.fit_curve(*made(top, B, C_mid, end, sd, seed, n, R0), c_min=c_min, seed=seed,
-                          bootstrap=200)
+                          bootstrap=100)
         _, *ahead = f.predict(2.0 * end)
         truth = top, B, C_mid, fit.sigmoid(2.0 * end, top, B, C_mid, R0)
         for i, (lo, hi) in enumerate((f.ci["A"], f.ci["B"], f.ci["C_mid"], ahead)):

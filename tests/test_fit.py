@@ -494,6 +494,8 @@ def test_a_fitted_R0_uses_the_step_0_evaluation_and_does_not_ask_for_it():
     assert f.n == 21 and f.C[0] == 0 and not any("R0 is fitted" in w for w in f.warnings)
     assert any("R0 is fitted, not measured" in w for w in without.warnings)
     assert abs(f.R0 - 0.35) < 0.01
+    late = fit_curve(C, R, "fit", c_min=1500, bootstrap=20)
+    assert late.C[0] == 0 and late.C[1] >= 1500        # as a measured R0 is taken from before c_min
 
 
 def test_a_run_that_does_not_rise_is_not_given_a_ceiling_in_silence():
