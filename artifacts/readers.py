@@ -96,7 +96,7 @@ def text_of(path):
 
 def read_table(path):
     """(rows, notes, whether cells are separated by commas) of a table with a header."""
-    text = text_of(path)
+    text = text_of(path).lstrip("\r\n")
     header = re.sub('"[^"]*"', "", text.partition("\n")[0])
     delimiter = max(",;\t", key=header.count)
     rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, restkey=""))
@@ -175,8 +175,10 @@ def flat(row):
 
 
 # ----------------------------------------------------------- 2. rows -> compute and pass rates
-def pick(columns, wanted, patterns, option, path):
-    """The column to use, and a note if others would have done."""
+def pick(cells, wanted, patterns, option, path):
+    """The column to use, and a note if others would have done.  cells {column: a number if it has
+    one, else a text}: columns of text are not taken, but named."""
+    columns = [column for column, cell in cells.items() if isinstance(cell, float)]
     if not wanted:
         columns = [c for c in columns if not any(fnmatch.fnmatchcase(c, s) for s in SPREADS)]
     for pattern in [wanted] if wanted else patterns:
@@ -188,7 +190,9 @@ def pick(columns, wanted, patterns, option, path):
             return found[0], [f"{option} is {found[0]}, not {', '.join(found[1:])}"] * bool(
                 found[1:])
     raise BadInput(f"{path} has no column for {option}" + (f" {wanted}" if wanted else "")
-                   + f"; it has: {', '.join(sorted(columns)) or 'no numbers yet'}")
+                   + f"; it has: {', '.join(sorted(columns)) or 'no numbers yet'}"
+                   + "".join(f"; {column} holds text: {cell}" for column, cell in cells.items()
+                             if isinstance(cell, str))[:200])
 
 
 def metric(column):
@@ -252,6 +256,22 @@ def evaluations(rows, x, y, path, repeats):
     return C, R, [note] * bool(differ), warnings
 
 
+def seeds_in(rows, label, y, path, repeats):
+    """{label of a seed: its rows}; one seed, unless `repeats` is the column that tells them apart.
+    """
+    if repeats in (None, "last"):
+        return {label: rows}
+    groups = {}
+    for row in (row for row in rows if y in row):
+        if repeats not in row:
+            raise BadInput(f"{path} has an evaluation without --repeats {repeats}; its columns: "
+                           + ", ".join(sorted(row)))
+        value = row[repeats]
+        value = f"{value:g}" if isinstance(value, float) else value
+        groups.setdefault(f"{label} {repeats} {value}", []).append(row)
+    return groups
+
+
 def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
          repeats=None) -> Curve:
     """Read "PATH", or "NAME=PATH,PATH,..." (seeds of one recipe, pooled).
@@ -271,26 +291,18 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
     seeds, notes, warnings, x_names, y_names = [], [], [], [], []
     for given in map(Path, paths.split(",")):
         rows, path, more = read_rows(given)
-        columns = dict.fromkeys(column for row in rows for column, value in row.items()
-                                if isinstance(value, float))
-        y_name, others = pick(columns, y, Y_COLUMNS, "--y", path)
-        x_name, _ = pick(columns, x, X_COLUMNS, "--x", path)
+        cells = {}
+        for column, value in (cell for row in rows for cell in row.items()):
+            if column not in cells or isinstance(value, float):
+                cells[column] = value
+        y_name, others = pick(cells, y, Y_COLUMNS, "--y", path)
+        x_name, _ = pick(cells, x, X_COLUMNS, "--x", path)
         x_names.append((path, x_name))
         y_names.append((path, y_name))
         notes += more + others
         label = given.absolute().name if given.is_dir() else given.stem
-        groups = {label: rows}
-        if repeats not in (None, "last"):
-            groups = {}
-            for row in (row for row in rows if y_name in row):
-                if repeats not in row:
-                    raise BadInput(f"{path} has an evaluation without --repeats {repeats}; its "
-                                   f"columns: {', '.join(sorted(row))}")
-                value = row[repeats]
-                value = f"{value:g}" if isinstance(value, float) else value
-                groups.setdefault(f"{label} {repeats} {value}", []).append(row)
-        for seed, rows in groups.items():
-            C, R, more, doubts = evaluations(rows, x_name, y_name, path, repeats)
+        for seed, part in seeds_in(rows, label, y_name, path, repeats).items():
+            C, R, more, doubts = evaluations(part, x_name, y_name, path, repeats)
             seeds.append((seed, *checked(C * x_scale, (R - lo) / (hi - lo))))
             notes, warnings = notes + more, warnings + doubts
     notes += [*one_column("--x", x_names, x or x_label), *one_column("--y", y_names, y)]

@@ -172,6 +172,9 @@ def test_a_cell_that_is_no_number_is_named(tmp_path):
     assert curve.C.tolist() == [0, 2, 3]
     assert "1 of 5 evaluations" in curve.warnings[0] and "pass_rate = 25%" in curve.warnings[0]
     assert "have no number in gpu_hours" in curve.warnings[1]
+    path.write_text("\ngpu_hours,pass_rate\n0,20%\n1,25%\n")
+    with pytest.raises(BadInput, match="it has: gpu_hours; pass_rate holds text: 20%"):
+        readers.load(str(path))
 
 
 def test_a_folder_of_checkpoints_is_read_from_its_latest(tmp_path):
