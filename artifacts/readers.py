@@ -231,14 +231,12 @@ def evaluations(rows, x, y, path, repeats):
             same["x"] = row[x]
         if y in row:
             found.append((same, row[y]))
-    found = [(same.get("x"), reward) for same, reward in found]
-    used = [(C, reward) for C, reward in found
-            if isinstance(C, float) and isinstance(reward, float) and reward == reward]
-    rest = [(C, reward) for C, reward in found if isinstance(reward, float) and reward == reward]
-    warnings = [f"{lost} of {len(found)} evaluations in {path} {why}: left out" for lost, why in (
-        (len(found) - len(rest), f"have {y} = "
-         + ", ".join(sorted({str(r) for _, r in found if isinstance(r, str) or r != r}))),
-        (len(rest) - len(used), f"have no number in {x}")) if lost]
+    lost = [str(reward) for _, reward in found if isinstance(reward, str) or np.isnan(reward)]
+    pairs = [(same.get("x"), reward) for same, reward in found if str(reward) not in lost]
+    used = [(C, reward) for C, reward in pairs if isinstance(C, float)]
+    warnings = [f"{count} of {len(found)} evaluations in {path} have {what}: left out"
+                for count, what in ((len(lost), f"{y} = {', '.join(sorted(set(lost)))}"),
+                                    (len(pairs) - len(used), f"no number in {x}")) if count]
     if not used:
         raise BadInput(f"{path} has no evaluation with both {x} and {y}")
     at = {}
