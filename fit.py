@@ -25,20 +25,22 @@ Where this differs from the paper, or the paper is silent ("ours"):
   3. The printed C_mid nodes, linspace(100, 40000, 100), cannot have made the paper's own tables:
      the published 2542, 2818, 2936, 3054 are nodes of linspace(100, 4000, 100).  So the nodes are
      a setting, by default from the data; --paper-grid is the printed text.
-  4. The 90% intervals are ours: a residual bootstrap of the `free` fit, and Student's t makes the
-     residuals wider.  The paper gives +-0.015 on A, from three seeds.
+  4. The 90% intervals are ours: a residual bootstrap of the `free` fit, the residuals made wider by
+     Student's t and by their own correlation.  The interval of a prediction pools the replicates
+     of two laws: sigmoid and stretched.  The paper gives +-0.015 on A, from three seeds.
   5. Every evaluation after step 0 is fitted.  The paper leaves out the first 1.5k GPU-hours (about
      an epoch).  No log says how much compute an epoch is, so here you give it: --c-min.
   6. --law takes three other laws: the power law is the paper's own (A.4), the stretched exponential
      is ours, the logistic law in linear compute comes from a popular article about the paper.
 
-Read on: artifacts/readers.py turns logs into (C, R), artifacts/fit_report.py prints,
+Read on: artifacts/readers.py turns logs into (C, R), artifacts/fit_report.py puts into words,
 artifacts/figures.py draws, and bench/fit.py measures how often the intervals hold the truth.
 
 Axes: n evaluations, S bootstrap replicates, m nodes of a grid.
 """
 import argparse
 import inspect
+import operator
 import sys
 from dataclasses import dataclass, field, replace
 
@@ -52,7 +54,13 @@ SAME_A = 0.02             # the paper's rule: ceilings closer than this are the 
                           # seeds of one recipe moved A by up to 0.015
 FEW = 6                   # fewer evaluations than this do not determine three parameters
 LAST = 5                  # "the last evaluation" is the mean of the last 5: one alone is too noisy
-RIVAL = 4                 # a rival law whose AIC is lower by this much raises a warning
+RIVAL = 4                 # a rival law whose AIC is lower by this much raises a warning; one whose
+                          # AIC is not higher by this much fits as well
+POOLED = ("sigmoid", "stretched")         # the two laws behind the interval of a prediction
+TREND = 0.02              # a trend of the residuals that fewer replicates have raises a warning
+RHO_MAX = 0.8             # the highest correlation of neighbors for which intervals are widened
+WIDE_A = 0.1              # a ceiling with a wider interval is not compared with another
+WIDE_RATIO = 4            # an interval of B or C_mid with ends farther apart is worth a warning
 A_STEP = 0.005            # the paper's A nodes
 B_RANGE = (0.1, 20.0)     # published B's lie in 1.09-4.55
 C_MID_REACH = (0.01, 10)  # C_mid from 1/100 of the first to 10 times the last compute in the data
@@ -108,9 +116,9 @@ def compute_needed(law, R, A, B, C_mid, R0):
 # gains R - R0 on g) and scipy only has to search for the others.  This is called variable
 # projection.  It makes the search more robust, and A can stand exactly on the edge of its range.
 #
-# The search must be fast: a fit with its intervals takes 1,001 searches.  MINPACK's
-# Levenberg-Marquardt (`leastsq`) needs a third of the time of `least_squares(bounds=...)`: 1.9 s
-# instead of 6.0 s on a busy machine, for 73 evaluations (bench/fit.py speed).
+# The search must be fast: a fit with its intervals takes 2,002 searches.  MINPACK's
+# Levenberg-Marquardt (`leastsq`) needs less than half of the time of `least_squares(bounds=...)`:
+# 0.3 s instead of 0.7 s for 1,000 searches with 80 evaluations (bench/fit.py speed).
 # `leastsq` knows no bounds, so it searches an angle x for each parameter: low + (high - low)
 # (sin x + 1) / 2 never leaves the range.  For B and C_mid, low and high are logarithms.
 @dataclass(frozen=True)
@@ -185,26 +193,28 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
     return np.array(best[1:])
 
 
-def rival_fits(search, theta, R):
-    """Two rivals on the same evaluations -> {rival: {"A": ceiling, "delta_aic": number}}.  They are
-    the stretched law (for a stretched fit the sigmoid) and a constant.
+def rival_fit(search, R, R0):
+    """The same evaluations by another law: the stretched one, and for a stretched fit the sigmoid
+    -> its Search, A, B, C_mid, R0 and angles."""
+    rival = replace(search, law="sigmoid" if search.law == "stretched" else "stretched")
+    return rival, *rival.solve(R, R0, rival.starts(R, R0))
+
+
+def compare_laws(search, theta, rival, theirs, R):
+    """{rival: {"A": ceiling, "delta_aic": number}} of the rival law, and of a constant.
 
     Akaike's criterion is n log(mean squared error) + 2 parameters: the lower, the better.
     delta_aic is the rival's minus ours.  If the stretched law wins, the bend is sharper, and the
     ceiling may be lower than ours.  If the constant wins, the data do not show a rise.
     """
-    name, n = "sigmoid" if search.law == "stretched" else "stretched", R.size
-    rival = replace(search, law=name)
-    theirs, x = rival.solve(R, theta[3], rival.starts(R, theta[3]))
-    found = {name: (theirs[0], rival.at(x, R, theta[3])[1], search.parameters),
-             "constant": (R.mean(), R - R.mean(), 1)}
+    def aic(curve, parameters):               # an exact curve has residuals of 0: floored at 1e-6
+        return R.size * np.log(((R - curve) ** 2).mean() + 1e-12) + 2 * parameters
 
-    def aic(residual, parameters):            # an exact curve has residuals of 0: floored at 1e-6
-        return n * np.log((residual ** 2).mean() + 1e-12) + 2 * parameters
-
-    ours = aic(R - law_at(search.law, search.C, *theta), search.parameters)
-    return {name: dict(A=float(A), delta_aic=float(aic(residual, parameters) - ours))
-            for name, (A, residual, parameters) in found.items()}
+    ours = aic(law_at(search.law, search.C, *theta), search.parameters)
+    found = {rival.law: (theirs[0], law_at(rival.law, rival.C, *theirs), rival.parameters),
+             "constant": (R.mean(), R.mean(), 1)}
+    return {name: dict(A=float(A), delta_aic=float(aic(curve, parameters) - ours))
+            for name, (A, curve, parameters) in found.items()}
 
 
 # ----------------------------------------------------------------------------------- 3. the fit
@@ -214,6 +224,22 @@ def interval(values):
     if not len(values):
         return np.full((2, *values.shape[1:]), np.nan)
     return np.percentile(values, [50 * (1 - LEVEL), 50 * (1 + LEVEL)], axis=0, method="nearest")
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """The bootstrap of one law: S curves, each fitted to other noise."""
+    law: str
+    draws: np.ndarray         # (S, 4) A, B, C_mid, R0
+    noise: np.ndarray         # (n,) the widened residuals that were drawn from
+    neighbors: np.ndarray     # (S,) correlation of neighboring residuals, after each fit
+
+    def paths(self, C, noise=False):
+        """Each curve at C (k,) -> (S, k); `noise` adds the noise of one evaluation."""
+        paths = law_at(self.law, np.asarray(C, float), *self.draws.T[:, :, None])
+        if noise:
+            paths = paths + np.random.default_rng(0).choice(self.noise, paths.shape)
+        return paths
 
 
 @dataclass(frozen=True)
@@ -230,9 +256,8 @@ class Fit:
     rmse: float               # of the fitted evaluations: sqrt(mean(residual^2))
     C: np.ndarray             # (n,) the compute that was fitted, ascending
     R: np.ndarray             # (n,)
-    noise: np.ndarray = field(repr=False)        # (n,) widened residuals, see replicates
-    draws: np.ndarray = field(repr=False)        # (S, 4) A, B, C_mid, R0 of the replicates
-    ci: dict                  # {"A": (low, high), ...}: their 90% intervals
+    pool: tuple = field(repr=False)              # Replicates of this law, and of its rival
+    ci: dict                  # {"A": (low, high), ...}: 90% intervals, from this law's replicates
     rivals: dict              # {law: {"A": its ceiling, "delta_aic": below 0 if it fits better}}
     warnings: tuple = ()      # sentences
 
@@ -240,26 +265,33 @@ class Fit:
         """The fitted law at C (any shape)."""
         return law_at(self.law, np.asarray(C, float), self.A, self.B, self.C_mid, self.R0)
 
+    @property
+    def draws(self):
+        """A, B, C_mid, R0 (S, 4) of this law's replicates."""
+        return self.pool[0].draws
+
     def paths(self, C, noise=False):
-        """Each replicate's curve at C (k,) -> (S, k); `noise` adds the noise of one evaluation."""
-        paths = law_at(self.law, np.asarray(C, float), *self.draws.T[:, :, None])
-        if noise:
-            paths = paths + np.random.default_rng(0).choice(self.noise, paths.shape)
-        return paths
+        """The curves of all laws in the pool at C (k,), one below the other -> (2 S, k)."""
+        return np.concatenate([each.paths(C, noise) for each in self.pool])
 
     def predict(self, C):
-        """(mean, low, high) at C, each of C's shape.  The interval is the curve's: single
-        evaluations scatter more.  Without a bootstrap, low and high are nan."""
+        """(mean, low, high) at C, each of C's shape.  The mean is this law's, the interval that of
+        the pool.  It is the curve's: single evaluations scatter more.  Without a bootstrap, low
+        and high are nan."""
         low, high = interval(self.paths(np.ravel(C)))
         return self.curve(C), low.reshape(np.shape(C)), high.reshape(np.shape(C))
-
-    def record(self):
-        """The numbers, intervals and warnings, without data and replicates."""
-        return {name: v for name, v in vars(self).items() if not isinstance(v, np.ndarray)}
 
     def compute_for(self, R):
         """The compute at which the curve reaches R; inf if the ceiling is not above R."""
         return float(compute_needed(self.law, R, self.A, self.B, self.C_mid, self.R0))
+
+    def compute_draws(self, R):
+        """The same for each curve of the pool -> (2 S,)."""
+        return np.concatenate([compute_needed(each.law, R, *each.draws.T) for each in self.pool])
+
+    def record(self):
+        """The numbers, intervals and warnings, without data and replicates."""
+        return {name: v for name, v in vars(self).items() if name not in ("C", "R", "pool")}
 
 
 def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=None,
@@ -284,9 +316,17 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     Raises BadInput (a ValueError) with a sentence.
     """
     C, R = checked(C, R)
-    if law not in LAWS or method not in ("free", "grid"):
+    if law not in list(LAWS) or method not in ("free", "grid"):
         raise BadInput(f"law is one of {', '.join(LAWS)} and method one of free, grid; "
                        f"got law {law!r}, method {method!r}")
+    try:
+        R0 = R0 if R0 is None or isinstance(R0, str) and R0 == "fit" else float(R0)
+        first, last = float(c_min or 0), float(np.inf if c_max is None else c_max)
+        bootstrap, seed = operator.index(bootstrap), operator.index(seed)
+        C_mid_nodes = None if C_mid_nodes is None else np.asarray(C_mid_nodes, float)
+    except (TypeError, ValueError) as error:
+        raise BadInput("R0, c_min, c_max and C_mid_nodes are numbers, bootstrap and seed whole "
+                       f"numbers: {error}") from None
     step_0 = R[C == 0]
     R0_from = "given"
     if R0 == "fit" or (R0 is None and not step_0.size):
@@ -300,55 +340,74 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         raise BadInput(f"R0 is a pass rate in [0, 1], bootstrap and seed are at least 0; "
                        f"got R0 {R0:g}, bootstrap {bootstrap}, seed {seed}")
     # At C = 0 Eq. 1 is R0, whatever A, B and C_mid: if R0 is fixed, such points say nothing more.
-    use = (C >= (c_min or 0)) & (C <= (np.inf if c_max is None else c_max)) & ((C > 0) | fit_R0)
+    # The logistic law has begun to rise there, so it is fitted to them as well.
+    use = (C >= first) & ((C > 0) | (law == "logistic")) | (C == 0) & fit_R0
+    use &= C <= last
     C, R = C[use], R[use]
-    if np.unique(C).size < 3:
+    if np.unique(C[C > 0]).size < 3:
         window = (f"no {name}" if C_end is None else f"{name} {C_end:g}"
                   for name, C_end in (("--c-min", c_min), ("--until", c_max)))
-        raise BadInput(f"only {np.unique(C).size} different amounts of compute are left to fit "
-                       f"({', '.join(window)}; step 0 only gives R0): take 3, better 20")
+        raise BadInput(f"only {np.unique(C[C > 0]).size} different amounts of compute are left to "
+                       f"fit ({', '.join(window)}; step 0 only gives R0): take 3, better 20")
     ranges = checked_ranges(C[C > 0], R0, A_range, B_range, C_mid_range, A_step)
-    box = [np.log(ranges["C_mid"]), np.log(ranges["B"]), *([(0.0, R.mean())] if fit_R0 else [])]
+    box = [np.log(ranges["C_mid"]), np.log(ranges["B"])]
+    if fit_R0:
+        ranges["R0"] = 0.0, R.mean()
+        box.append(ranges["R0"])
     search = Search(law, C, ranges["A"], np.array(box))
     theta, angles = search.solve(R, R0, search.starts(R, R0))
-    noise, draws = replicates(search, theta, angles, R, bootstrap, seed,
-                              step_0.size if R0_from == "step 0" else 0)
-    grid, ci = {}, dict(zip(("A", "B", "C_mid", "R0"), map(tuple, interval(draws).T.tolist())))
+    rival = rival_fit(search, R, R0)
+    settings = R, bootstrap, seed, step_0.size if R0_from == "step 0" else 0
+    pool = tuple(replicates(*each, *settings)
+                 for each in ((search, theta, angles), rival)[:1 + (law in POOLED)])
+    ci = dict(zip(("A", "B", "C_mid", "R0"), map(tuple, interval(pool[0].draws).T.tolist())))
+    grid = {}
     if method == "grid":          # A.5 has no intervals: they stay those of `free`
         low = ranges["A"][0] if A_range else np.ceil(R0 / A_step) * A_step       # .450, .455, ...
         A_nodes = np.arange(low, ranges["A"][1] + 1e-9, A_step).round(12)
-        low, high = C_mid_range or (C.min() / 10, 2 * C.max())
-        C_mid_nodes = np.geomspace(low, high, 400) if C_mid_nodes is None else \
-            np.asarray(C_mid_nodes, float)
-        if C_mid_nodes.min() <= 0 or np.any(np.diff(C_mid_nodes) <= 0):
+        if C_mid_nodes is None:
+            C_mid_nodes = np.geomspace(*(C_mid_range or (C[C > 0][0] / 10, 2 * C[-1])), 400)
+        if not C_mid_nodes.size or C_mid_nodes[0] <= 0 or np.any(np.diff(C_mid_nodes) <= 0):
             raise BadInput("C_mid_nodes is an ascending array above 0")
         grid = dict(A=A_nodes, C_mid=C_mid_nodes)
         ranges |= {name: nodes[[0, -1]] for name, nodes in grid.items()}
         theta = grid_search(search, R, R0, A_nodes, C_mid_nodes)
     rmse = float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean()))
-    fit = Fit(*map(float, theta), R0_from, law, method, R.size, rmse, C, R, noise, draws, ci,
-              rival_fits(search, theta, R))
+    fit = Fit(*map(float, theta), R0_from, law, method, R.size, rmse, C, R, pool, ci,
+              compare_laws(search, theta, *rival[:2], R))
     return replace(fit, warnings=tuple(diagnostics(fit, ranges, search.parameters, grid)))
 
 
+def neighbors(residual):
+    """The correlation of neighboring residuals (..., n) -> (...)."""
+    return (residual[..., 1:] * residual[..., :-1]).sum(-1) / \
+        np.maximum((residual ** 2).sum(-1), 1e-30)
+
+
 def replicates(search, theta, angles, R, bootstrap, seed, step_0):
-    """The residual bootstrap of a fit -> noise (n,), draws (S, 4) of A, B, C_mid, R0.
+    """The residual bootstrap of a fit -> Replicates.
 
     A replicate is the fitted curve plus residuals drawn with replacement; each one is fitted again.
     (A draw of evaluations would often have none of the few early ones, which determine B.)
 
-    The fit of p parameters follows the noise, so the residuals are smaller by sqrt((n - p) / n).
-    And few residuals tell the size of the noise only roughly, so Student's t takes the place of
-    the normal distribution: without it 90% intervals held the truth in 65% of runs at n = 4.
+    The residuals are made wider, for three reasons:
+    The fit of p parameters follows the noise, so they are smaller by sqrt((n - p) / n).
+    Few residuals tell the size of the noise only roughly, so Student's t takes the place of the
+    normal distribution: without it 90% intervals held the truth in 65% of runs at n = 4.
+    If neighbors correlate by rho, the mean of many is noisier by sqrt((1 + rho) / (1 - rho)), and
+    so is a curve.  The fit follows the noise here too: independent noise leaves residuals with a
+    correlation of about -p / n (measured: -.25 for 12 evaluations, -.10 for 24), which is added.
+
     A measured R0 is the mean of `step_0` evaluations, with the same noise.  So it is drawn too.
     """
-    n, R0 = R.size, theta[3]
+    n, R0, p = R.size, theta[3], search.parameters
     curve = law_at(search.law, search.C, *theta)
-    freedom, tail = n - search.parameters, (1 + LEVEL) / 2
+    residual, freedom, tail = R - curve, n - p, (1 + LEVEL) / 2
     if freedom < 1:
         freedom, bootstrap = 1, 0             # a curve through every point: no noise to be seen
-    widen = np.sqrt(n / freedom) * stdtrit(freedom, tail) / ndtri(tail)
-    noise = (R - curve - (R - curve).mean()) * widen
+    rho = np.clip(neighbors(residual) + p / n, 0, RHO_MAX)
+    widen = np.sqrt(n / freedom * (1 + rho) / (1 - rho)) * stdtrit(freedom, tail) / ndtri(tail)
+    noise = (residual - residual.mean()) * widen
     rng = np.random.default_rng(seed)
     rewards = curve + rng.choice(noise, (bootstrap, n))                              # (S, n)
     R0 = np.full(bootstrap, R0)
@@ -357,13 +416,17 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     # Each replicate starts at the fitted curve.  At the very edge of a range sin is flat and the
     # search would stay there, so it starts a little inside.
     start = np.clip(np.arcsin(np.sin(angles)), -1.4, 1.4)
-    draws = [search.solve(*pair, [start])[0] for pair in zip(rewards, R0)]
-    return noise, np.array(draws).reshape(-1, 4)
+    draws = np.array([search.solve(*pair, [start])[0] for pair in zip(rewards, R0)]).reshape(-1, 4)
+    fitted = law_at(search.law, search.C, *draws.T[:, :, None])                      # (S, n)
+    return Replicates(search.law, draws, noise, neighbors(rewards - fitted))
 
 
 def checked(C, R):
     """Float arrays in order of compute, or BadInput with a sentence."""
-    C, R = np.asarray(C, float).reshape(-1), np.asarray(R, float).reshape(-1)
+    try:
+        C, R = np.asarray(C, float).reshape(-1), np.asarray(R, float).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"compute and reward are lists of numbers: {error}") from None
     if C.size != R.size:
         raise BadInput(f"compute has {C.size} values and reward has {R.size}: they must pair up")
     for values, top, rule in (
@@ -379,14 +442,19 @@ def checked(C, R):
 
 def checked_ranges(C, R0, A_range, B_range, C_mid_range, A_step):
     """The ranges of A, B and C_mid, or BadInput.  C_mid's default follows the compute C > 0."""
-    ranges = dict(A=A_range or (R0, 1.0), B=B_range,
-                  C_mid=C_mid_range or (C[0] * C_MID_REACH[0], C[-1] * C_MID_REACH[1]))
-    for name, span, least, most in (
+    ranges = dict(A=(R0, 1.0) if A_range is None else A_range, B=B_range,
+                  C_mid=(C[0] * C_MID_REACH[0], C[-1] * C_MID_REACH[1]) if C_mid_range is None
+                  else C_mid_range)
+    for name, pair, least, most in (
             ("A_range", ranges["A"], 0, 1), ("B_range", B_range, 1e-12, np.inf),
             ("C_mid_range", ranges["C_mid"], 1e-300, np.inf), ("A_step", (A_step, 1), 1e-4, 1)):
-        if not least <= span[0] <= span[1] <= most:
+        try:
+            low, high = map(float, pair)
+        except (TypeError, ValueError):
+            raise BadInput(f"{name} is made of numbers, got {pair!r}") from None
+        if not least <= low <= high <= most:
             top = "" if most == np.inf else f" <= {most}"
-            raise BadInput(f"{name} {span} is not usable: it takes {least} <= low <= high{top}")
+            raise BadInput(f"{name} {pair} is not usable: it takes {least} <= low <= high{top}")
     return ranges
 
 
@@ -395,7 +463,8 @@ def diagnostics(fit, ranges, parameters, grid):
     """The reasons to doubt a fit: sentences, with their numbers.  The rules are ours."""
     for name, (low, high) in ranges.items():
         value = getattr(fit, name)
-        if low < high and min(abs(value - low), abs(value - high)) <= 1e-3 * abs(value):
+        near = 1e-3 * (1 if name == "R0" else abs(value))       # R0 may stand at 0
+        if low < high and min(abs(value - low), abs(value - high)) <= near:
             yield (f"{name} = {value:.4g} sits on the edge of its range [{low:.4g}, {high:.4g}]: "
                    "the data do not determine it")
     end, n = fit.C[-1], fit.n
@@ -406,7 +475,7 @@ def diagnostics(fit, ranges, parameters, grid):
         yield (f"{n} evaluations for {parameters} parameters: at least {FEW}, better 20"
                + ("; they leave nothing to see the noise by, so there are no intervals"
                   if n <= parameters else ""))
-    if fit.R0_from == "fitted":
+    if fit.R0_from == "fitted" and fit.C[0] > 0:
         yield "R0 is fitted, not measured, and it moves every other number: evaluate at step 0"
     # Collapse: the last fifth is compared with the best stretch of the same length.  The noise is
     # measured between neighbors: median |difference| = .954 sigma.
@@ -417,13 +486,12 @@ def diagnostics(fit, ranges, parameters, grid):
         if means.max() - means[-1] > max(0.02, 3 * sigma * np.sqrt(2 / k)):
             yield (f"the reward falls at the end: {means[-1]:.3f} over the last {k} evaluations, "
                    f"{means.max():.3f} at its best; no law here describes a collapse")
-    residual = fit.R - fit.curve(fit.C)
-    if n >= 10 and (residual ** 2).mean() > 1e-12:
-        # Neighboring residuals of a good fit are independent: 1 in 200 passes 2.5 / sqrt(n).
-        neighbors = (residual[1:] * residual[:-1]).sum() / (residual ** 2).sum()
-        if neighbors > 2.5 / np.sqrt(n):
-            yield (f"the residuals have a trend (neighbors correlate at {neighbors:.2f}): the law "
-                   "misses part of the shape and the intervals are too narrow")
+    # The residuals of a replicate have no trend but the one that the fit itself makes.
+    ours, theirs = neighbors(fit.R - fit.curve(fit.C)), fit.pool[0].neighbors
+    share = (1 + (theirs >= ours).sum()) / (1 + theirs.size)
+    if n >= 10 and fit.rmse > 1e-6 and share < TREND:
+        yield (f"the residuals have a trend (neighbors correlate at {ours:.2f}, in replicates at "
+               f"{theirs.mean():.2f}): the law misses part of the shape, or the noise lasts")
     (law, rival), (_, constant) = fit.rivals.items()
     if n >= FEW and rival["delta_aic"] < -RIVAL:
         yield (f"the {law} law fits better (AIC {rival['delta_aic']:+.1f}) and has the ceiling "
@@ -437,100 +505,33 @@ def diagnostics(fit, ranges, parameters, grid):
         if high - low < gap:
             yield (f"the {name} nodes are {gap:.3g} apart, more than the whole interval of {name}: "
                    "take finer ones")
+    for name in ("B", "C_mid"):
+        low, high = fit.ci[name]
+        if high > WIDE_RATIO * low:
+            yield f"{name} is only known to lie in [{low:.3g}, {high:.3g}]: nearly any value fits"
     (low, high), remaining = fit.ci["A"], fit.A - float(fit.curve(end))
     if high - low > max(2 * SAME_A, remaining):
         yield (f"the ceiling is only known to lie in [{low:.3f}, {high:.3f}], wider than the gain "
                f"of {remaining:.3f} that it promises beyond the data")
 
 
-def pool_diagnostics(fit, seeds):
-    """Do the seeds (label, C, R) of a pooled fit differ by more than noise?  Then its intervals are
-    too narrow: three seeds of 80 evaluations are three pieces of evidence, not 240."""
-    for label, C, R in seeds:
-        shift = (R - fit.curve(C))[C > 0]
-        if shift.size and abs(shift.mean()) > 3 * fit.rmse / np.sqrt(shift.size):
-            yield (f"seed {label} lies {shift.mean():+.4f} from the pooled curve, more than noise: "
-                   "compare the seeds as separate runs and look at the spread of A")
-
-
 # ------------------------------------------------------------------------------ 5. prediction
 # A curve of three parameters fits any rising run, so a small error on the fitted evaluations
 # proves nothing.  held_out puts beside it the error on evaluations that were not fitted.
-# held_out and forecast return (lines for people, numbers for --json).
-def span(low, high, form=".3g"):
-    """[low, high] as it is printed everywhere."""
-    return f"[{low:{form}}, {high:{form}}]"
-
-
-def numbers(fit):
-    """A, B and C_mid as text, each with its interval."""
-    return [f"{getattr(fit, name):{form}} {span(*fit.ci[name], form)}"
-            for name, form in (("A", ".3f"), ("B", ".2f"), ("C_mid", ".3g"))]
-
-
-def fit_table(fits):
-    """{label: Fit} -> lines: a row a fit, every number with its interval."""
-    rows = [("fitted on", "n", "A (ceiling)", "B (steepness)", "C_mid", "R0", "rmse"), *(
-        (label, str(f.n), *numbers(f), f"{f.R0:.3f} ({f.R0_from})", f"{f.rmse:.4f}")
-        for label, f in fits.items())]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
-
-
-def rival_lines(fits):
-    """{label: Fit} -> a line for each: the other laws' ceilings, and whether they fit better."""
-    for label, fit in fits.items():
-        (law, rival), (_, constant) = fit.rivals.items()
-        yield (f"rivals of {label}: {law}, ceiling {rival['A']:.3f}, AIC "
-               f"{rival['delta_aic']:+.1f}; a constant, AIC {constant['delta_aic']:+.1f} "
-               "(below 0: fits better)")
-
-
 def held_out(C, R, early):
     """How well `early`, fitted to the first part of C, R (n,), predicted the rest; and how well the
-    naive forecast does, which carries the last three fitted evaluations forward."""
+    naive forecast does, which carries the last three fitted evaluations forward -> numbers."""
     rest = C > early.C[-1]
     if not rest.any():
         raise BadInput(f"--until leaves nothing to predict: the data end at {C[-1]:.3g}")
     C, R, k = C[rest], R[rest], min(LAST, rest.sum())
-    error, naive = early.curve(C) - R, early.R[-3:].mean()
+    error, naive, measured = early.curve(C) - R, early.R[-3:].mean(), R[-k:].mean()
     # The interval is for the mean of k noisy evaluations, because that is what is measured.
     low, high = interval(early.paths(C[-k:], noise=True).mean(1))
-    summary = dict(evaluations=k, predicted=early.curve(C[-k:]).mean(), lo=low, hi=high,
-                   measured=R[-k:].mean(), error=error[-k:].mean(), rmse_in_range=early.rmse,
-                   rmse_held_out=np.sqrt((error ** 2).mean()), n_held_out=C.size,
-                   naive=naive, naive_error=naive - R[-k:].mean())
-    return [f"predicted from the first part for the last {k} evaluations: "
-            f"{summary['predicted']:.3f} {span(low, high, '.3f')}; measured "
-            f"{summary['measured']:.3f}; error {summary['error']:+.3f}"
-            + ("" if np.isnan(low) else ", in the interval" if low <= summary["measured"] <= high
-               else ", outside the interval"),
-            f"naive forecast, the last 3 fitted evaluations carried forward: {naive:.3f}; error "
-            f"{summary['naive_error']:+.3f}",
-            f"error in range {early.rmse:.4f} (rmse of {early.n} fitted), held out "
-            f"{summary['rmse_held_out']:.4f} (rmse of {C.size} predicted)"], summary
-
-
-def forecast(fit, predict, target):
-    """--predict: the reward at a compute.  --target: the compute for a reward."""
-    lines, summary = [], {"predict": [], "target": None}
-    for C in predict:
-        if not C >= 0:
-            raise BadInput(f"--predict takes compute >= 0, got {C:g}")
-        mean, low, high = fit.predict(C)
-        summary["predict"].append(dict(C=C, mean=mean, lo=low, hi=high))
-        lines.append(f"at compute {C:.3g} ({C / fit.C[-1]:.2g} times the data): {mean:.3f} "
-                     f"{span(low, high, '.3f')}")
-    if target is not None:
-        if not 0 <= target <= 1:
-            raise BadInput(f"--target takes a pass rate in [0, 1], got {target:g}")
-        C, draws = fit.compute_for(target), compute_needed(fit.law, target, *fit.draws.T)
-        low, high = interval(draws)
-        summary["target"] = dict(R=target, C=C, lo=low, hi=high, never=np.isinf(draws).mean())
-        lines.append(
-            f"to reach {target:g} takes compute {C:.3g} {span(low, high)}" if np.isfinite(C) else
-            f"{target:g} is never reached: the ceiling is {fit.A:.3f} {span(*fit.ci['A'], '.3f')}")
-    return lines, summary
+    return dict(evaluations=k, predicted=early.curve(C[-k:]).mean(), lo=low, hi=high,
+                measured=measured, error=error[-k:].mean(), rmse_in_range=early.rmse,
+                n_in_range=early.n, rmse_held_out=np.sqrt((error ** 2).mean()),
+                n_held_out=C.size, naive=naive, naive_error=naive - measured)
 
 
 def rolling(C, R, refit, c_min=None):
@@ -568,35 +569,45 @@ def difference(name, a, b):
     return dict(d=getattr(a, name) - getattr(b, name), lo=low, hi=high, bootstrap=verdict)
 
 
-def compare(curves, fits, refit):
+def same_ceiling(A):
+    """The paper's rule for ceilings A (k,).  Its own case, .590 and .610, must pass."""
+    return bool(np.ptp(A) <= SAME_A + 1e-9)
+
+
+def ceiling_doubt(fit):
+    """Why this ceiling cannot be compared with another one, or ""."""
+    (low, high), (law, rival) = fit.ci["A"], next(iter(fit.rivals.items()))
+    if high - low > WIDE_A:
+        return f"its interval is {high - low:.2f} wide"
+    if rival["delta_aic"] < RIVAL and abs(rival["A"] - fit.A) > SAME_A:
+        return f"the {law} law fits as well and has the ceiling {rival['A']:.3f}"
+    return ""
+
+
+def compare(curves, fits, refits):
     """Ceilings against the first run's, then steepness at a shared ceiling.
 
-    B means little without A, so it is compared only at a shared ceiling: if all are the same by the
-    paper's rule, all runs are refitted at the mean A.  -> lines, numbers, the fits to draw
+    B means little without A, so it is compared only at a shared ceiling: if all are known and the
+    same by the paper's rule, all runs are refitted at the mean A.
+    curves; fits and refits {label: ...} -> numbers, and the fits to draw.
     """
     (base, first), *others = fits.items()
-    A = np.array([fit.A for fit in fits.values()])
-    mean, spread = A.mean(), np.abs(A - A.mean()).max()
-    lines = [f"ceilings: mean {mean:.3f}, farthest from it {spread:.3f} "
-             "(three seeds of one recipe in the paper: 0.015)"]
-    summary = dict(A_mean=mean, A_spread=spread, A={}, B={})
+    A, doubts = np.array([fit.A for fit in fits.values()]), {}
+    for label, fit in fits.items():
+        if ceiling_doubt(fit):
+            doubts[label] = ceiling_doubt(fit)
+    summary = dict(first=base, A_mean=A.mean(), A_spread=np.abs(A - A.mean()).max(),
+                   A_span=np.ptp(A), doubts=doubts, A={}, B={})
     for label, fit in others:
-        d = summary["A"][label] = difference("A", fit, first)
-        d["rule"] = "same" if abs(d["d"]) <= SAME_A else "differ"
-        lines.append(f"  A({label}) - A({base}) = {d['d']:+.3f} {span(d['lo'], d['hi'], '+.3f')}: "
-                     f"{d['rule']} by the paper's {SAME_A}, {d['bootstrap']} by the bootstrap")
-    if np.ptp(A) <= SAME_A + 1e-9:                # .590-.610, the paper's own case, must pass
-        fits = {curve.label: refit(curve.C, curve.R, A_range=(mean, mean)) for curve in curves}
-        lines.append(f"steepness at the shared ceiling {mean:.3f}:")
-        for label, fit in fits.items():
-            d = difference("B", fit, fits[base]) | dict(B=fit.B, ci=fit.ci["B"])
-            summary["B"][label] = d
-            lines.append(f"  B({label}) = {fit.B:.2f} {span(*fit.ci['B'], '.2f')}" + (
-                f"; {d['d']:+.2f} {span(d['lo'], d['hi'], '+.2f')} against {base}: {d['bootstrap']}"
-                if label != base else ""))
-    else:
-        lines.append(f"the ceilings span more than {SAME_A}: B is not compared")
-    return lines, summary, fits
+        rule = "undetermined" if doubts.keys() & {label, base} else \
+            "same" if same_ceiling([fit.A, first.A]) else "differ"
+        summary["A"][label] = difference("A", fit, first) | dict(rule=rule)
+    if same_ceiling(A) and not doubts:
+        fits = {curve.label: refits[curve.label](curve.C, curve.R, A_range=(A.mean(), A.mean()))
+                for curve in curves}
+        summary["B"] = {label: difference("B", fit, fits[base]) | dict(B=fit.B, ci=fit.ci["B"])
+                        for label, fit in fits.items()}
+    return summary, fits
 
 
 # ------------------------------------------------------------------------------ 7. the command
@@ -630,6 +641,8 @@ def arguments(argv):
     add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
     add("--x-label", help="name of the compute axis")
     add("--reward-range", **pair, default=(0.0, 1.0), help="map these rewards onto [0, 1]")
+    add("--repeats", metavar="COLUMN|last",
+        help="rows that differ at one --x: COLUMN tells seeds apart; `last` keeps the last")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
     add("--paper-grid", action="store_true", help="A.5 as printed: A .45-.80, C_mid 100-40000")
@@ -643,11 +656,14 @@ def arguments(argv):
     add("--until", type=float, metavar="C", help="fit up to here, predict the rest; to 1: a share")
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
+    add("--beside", metavar="CSV", help="with --until: how good is the error among those of CSV")
     add("--rolling", action="store_true", help="when could you have known? a second picture")
     add("--bootstrap", type=int, default=1000, metavar="S", help="replicates (1000)")
     add("--seed", type=int, default=0)
     add("--strict", action="store_true", help="exit code 3 if there is any warning")
     add("--json", metavar="FILE", help="the numbers, for programs")
+    add("--table", metavar="FILE", help="the table as .csv or .tex")
+    add("--title", help="of the pictures")
     add("--out", metavar="FILE", help="picture (.png, .pdf, .svg); `none` for none")
     return p.parse_args(argv)
 

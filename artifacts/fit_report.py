@@ -1,20 +1,162 @@
-"""The output of `python fit.py`: lines, warnings, numbers as JSON, pictures."""
+"""The output of `python fit.py`: lines, warnings, numbers as JSON, tables, pictures."""
+import csv
 import json
+import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from artifacts.figures import plot_compare, plot_rolling, plot_run, save
-from artifacts.readers import read_curves
-from fit import (LAST, PAPER_GRID, SAME_A, BadInput, compare, fit_curve, fit_table, forecast,
-                 held_out, pool_diagnostics, rival_lines, rolling)
+from artifacts.readers import read_curves, read_rows
+from fit import (LAST, PAPER_GRID, SAME_A, BadInput, compare, fit_curve, held_out, interval,
+                 rolling)
 
 
-def refitter(args):
-    """fit_curve with the settings of the command line."""
+# ------------------------------------------------------------------------- 1. numbers as text
+def span(low, high, form=".3g"):
+    """[low, high] as it is printed everywhere."""
+    return f"[{low:{form}}, {high:{form}}]"
+
+
+def table_rows(fits):
+    """{label: Fit} -> the rows of the table, its header first: every number with its interval."""
+    return [("fitted on", "n", "A (ceiling)", "B (steepness)", "C_mid", "R0", "rmse"), *(
+        (label, str(f.n), *(f"{getattr(f, name):{form}} {span(*f.ci[name], form)}"
+                            for name, form in (("A", ".3f"), ("B", ".2f"), ("C_mid", ".3g"))),
+         f"{f.R0:.3f} ({f.R0_from})", f"{f.rmse:.4f}") for label, f in fits.items())]
+
+
+def fit_table(fits):
+    """{label: Fit} -> lines: a row a fit."""
+    rows = table_rows(fits)
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
+
+
+def write_table(path, fits):
+    """--table: a .csv for programs, every number in a cell of its own; a .tex for a paper."""
+    if path.suffix == ".csv":
+        names = ("A", "B", "C_mid")
+        with path.open("w", newline="") as file:
+            out = csv.writer(file)
+            out.writerow(["fitted on", "n", *(f"{name}{end}" for name in names
+                                              for end in ("", "_low", "_high")), "R0", "rmse"])
+            for label, f in fits.items():
+                cells = [value for name in names for value in (getattr(f, name), *f.ci[name])]
+                out.writerow([label, f.n, *cells, f.R0, f.rmse])
+    elif path.suffix == ".tex":
+        def tex(cell):                                     # special signs, then 1.4e+12
+            cell = re.sub("([_%&#$])", r"\\\1", cell)
+            return re.sub(r"([\d.]+)e([+-]\d+)",
+                          lambda power: rf"${power[1]}\cdot10^{{{int(power[2])}}}$", cell)
+
+        header, *lines = [" & ".join(map(tex, row)) + r" \\" for row in table_rows(fits)]
+        path.write_text("\n".join([r"\begin{tabular}{lrllllr}", r"\hline", header, r"\hline",
+                                   *lines, r"\hline", r"\end{tabular}", ""]))
+    else:
+        raise BadInput(f"--table {path} should end in .csv or .tex")
+
+
+# --------------------------------------------------------------------------- 2. lines to read
+def rival_lines(fits):
+    """{label: Fit} -> a line for each: the other laws' ceilings, and whether they fit better."""
+    for label, fit in fits.items():
+        (law, rival), (_, constant) = fit.rivals.items()
+        yield (f"rivals of {label}: {law}, ceiling {rival['A']:.3f}, AIC "
+               f"{rival['delta_aic']:+.1f}; a constant, AIC {constant['delta_aic']:+.1f} "
+               "(below 0: fits better)")
+
+
+def held_out_lines(told):
+    """What `held_out` measured, in words."""
+    low, high, measured = told["lo"], told["hi"], told["measured"]
+    where = "" if np.isnan(low) else ", in the interval" if low <= measured <= high else \
+        ", outside the interval"
+    return [f"predicted from the first part for the last {told['evaluations']} evaluations: "
+            f"{told['predicted']:.3f} {span(low, high, '.3f')}; measured {measured:.3f}; "
+            f"error {told['error']:+.3f}{where}",
+            f"naive forecast, the last 3 fitted evaluations carried forward: {told['naive']:.3f}; "
+            f"error {told['naive_error']:+.3f}",
+            f"error in range {told['rmse_in_range']:.4f} (rmse of {told['n_in_range']} fitted), "
+            f"held out {told['rmse_held_out']:.4f} (rmse of {told['n_held_out']} predicted)"]
+
+
+def forecast(fit, predict, target):
+    """--predict: the reward at a compute.  --target: the compute for a reward.  -> lines, numbers
+    for --json."""
+    lines, summary = [], {"predict": [], "target": None}
+    for C in predict:
+        if not C >= 0:
+            raise BadInput(f"--predict takes compute >= 0, got {C:g}")
+        mean, low, high = fit.predict(C)
+        summary["predict"].append(dict(C=C, mean=mean, lo=low, hi=high))
+        lines.append(f"at compute {C:.3g} ({C / fit.C[-1]:.2g} times the data): {mean:.3f} "
+                     f"{span(low, high, '.3f')}")
+    if target is not None:
+        if not 0 <= target <= 1:
+            raise BadInput(f"--target takes a pass rate in [0, 1], got {target:g}")
+        C, draws = fit.compute_for(target), fit.compute_draws(target)
+        low, high = interval(draws)
+        summary["target"] = dict(R=target, C=C, lo=low, hi=high, never=np.isinf(draws).mean())
+        lines.append(
+            f"to reach {target:g} takes compute {C:.3g} {span(low, high)}" if np.isfinite(C) else
+            f"{target:g} is never reached: the ceiling is {fit.A:.3f} {span(*fit.ci['A'], '.3f')}")
+    return lines, summary
+
+
+def compare_lines(told):
+    """What `compare` found, in words."""
+    base, shared = told["first"], f"{told['A_mean']:.3f}"
+    yield (f"ceilings: mean {shared}, farthest from it {told['A_spread']:.3f} "
+           "(three seeds of one recipe in the paper: 0.015)")
+    for label, d in told["A"].items():
+        yield (f"  A({label}) - A({base}) = {d['d']:+.3f} {span(d['lo'], d['hi'], '+.3f')}: "
+               f"{d['rule']} by the paper's {SAME_A}, {d['bootstrap']} by the bootstrap")
+    for label, doubt in told["doubts"].items():
+        yield f"  A({label}) is not determined: {doubt}"
+    if not told["B"]:
+        yield ("a ceiling is not determined: B is not compared" if told["doubts"] else
+               f"the ceilings span {told['A_span']:.3f}, more than {SAME_A}: B is not compared")
+        return
+    yield f"steepness at the shared ceiling {shared}:"
+    for label, d in told["B"].items():
+        yield f"  B({label}) = {d['B']:.2f} {span(*d['ci'], '.2f')}" + (
+            f"; {d['d']:+.2f} {span(d['lo'], d['hi'], '+.2f')} against {base}: {d['bootstrap']}"
+            if label != base else "")
+
+
+def beside(path, error, cut):
+    """--beside: this run's error in the company of committed ones -> a line.
+
+    path: a CSV, a row a run, with a column `error` and one `cut`, the share that was fitted."""
+    runs, _, _ = read_rows(path)
+    if not all(isinstance(row.get(name), float) for row in runs for name in ("error", "cut")):
+        raise BadInput(f"--beside {path} needs the columns error and cut, numbers in every row")
+    others = np.abs([row["error"] for row in runs if row["cut"] == cut])
+    if not others.size:
+        raise BadInput(f"--beside {path} has no run cut at {cut:g}")
+    return (f"error {error:+.3f}: as good as {(others >= abs(error)).mean():.0%} of the "
+            f"{others.size} runs in {path} cut at {cut:g} (median {np.median(others):.3f})")
+
+
+def pool_warnings(fit, seeds):
+    """Do the seeds (label, C, R) of a pooled fit differ by more than noise?  Then its intervals are
+    too narrow: three seeds of 80 evaluations are three pieces of evidence, not 240."""
+    for label, C, R in seeds:
+        shift = (R - fit.curve(C))[C > 0]
+        if shift.size and abs(shift.mean()) > 3 * fit.rmse / np.sqrt(shift.size):
+            yield (f"seed {label} lies {shift.mean():+.4f} from the pooled curve, more than noise: "
+                   "compare the seeds as separate runs and look at the spread of A")
+
+
+# ------------------------------------------------------------------------------ 3. the command
+def refitter(args, run=0):
+    """fit_curve with the settings of the command line.  Each run has a seed of its own: with one
+    seed for two runs their replicates would move together, and differences would look sure."""
     options = {name: getattr(args, name) for name in (
-        "law", "method", "R0", "c_min", "bootstrap", "seed", "A_range", "B_range", "C_mid_range",
-        "A_step")}
+        "law", "method", "R0", "c_min", "bootstrap", "A_range", "B_range", "C_mid_range",
+        "A_step")} | dict(seed=args.seed + run)
     if args.R0 not in (None, "fit"):
         try:
             options["R0"] = float(args.R0)
@@ -26,7 +168,7 @@ def refitter(args):
         options["C_mid_nodes"] = np.linspace(*args.C_mid_range, args.C_mid_nodes)
     if args.paper_grid:
         options |= PAPER_GRID
-    return lambda C, R, **more: fit_curve(C, R, **(options | more))
+    return partial(fit_curve, **options)
 
 
 def report_run(args, refit, curve):
@@ -38,7 +180,7 @@ def report_run(args, refit, curve):
           f"({fit.R0_from}); last evaluation {last:.3f} (mean of the last {min(LAST, R.size)})")
     print(*(f"  note: {note}\n" for note in curve.notes), sep="", end="")
     fits, summary = {label: fit}, dict(x=curve.x, y=curve.y, last=last, fit=fit.record())
-    warnings = [*curve.warnings, *fit.warnings, *pool_diagnostics(fit, curve.seeds)]
+    warnings = [*curve.warnings, *fit.warnings, *pool_warnings(fit, curve.seeds)]
     lines, summary["forecast"] = forecast(fit, args.predict, args.target)
     if args.until is not None:
         cut = args.until * C[-1] if args.until <= 1 else args.until
@@ -46,13 +188,14 @@ def report_run(args, refit, curve):
             raise BadInput(f"--until {args.until:g} leaves nothing to fit: up to 1 it is a share "
                            f"of the run, above 1 it is {curve.x} (here to {C[-1]:.3g})")
         early = fits[f"{label}, up to {cut:.3g}"] = refit(C, R, c_max=cut)
-        more, summary["held_out"] = held_out(C, R, early)
-        lines, summary["early"] = more + lines, early.record()
+        summary["held_out"], summary["early"] = held_out(C, R, early), early.record()
+        lines = held_out_lines(summary["held_out"]) + lines
         warnings += [f"up to {cut:.3g}: {warning}" for warning in early.warnings]
+        if args.beside:
+            lines.append(beside(Path(args.beside), summary["held_out"]["error"], args.until))
     if args.rolling:      # 40 fits: 200 replicates each are enough for a band
         few = min(200, args.bootstrap)
-        rolled = rolling(C, R, lambda C, R, c_max: refit(C, R, c_max=c_max, bootstrap=few),
-                         args.c_min)
+        rolled = rolling(C, R, partial(refit, bootstrap=few), args.c_min)
         summary["known_from"] = known = rolled[-1]
         when = "never settled" if known is None else \
             f"settled at {known:.3g} ({known / C[-1]:.0%} of the compute)"
@@ -62,31 +205,37 @@ def report_run(args, refit, curve):
 
 def report(args):
     """Everything about one run, or about several and their comparison -> exit code."""
-    refit = refitter(args)
+    if args.beside and args.until is None:
+        raise BadInput("--beside compares errors of predictions: it needs --until")
     curves, notes = read_curves(args.runs, args.x, args.y, args.x_scale, args.x_label,
-                                args.reward_range)
+                                args.reward_range, args.repeats)
+    refits = {curve.label: refitter(args, i) for i, curve in enumerate(curves)}
     print(*(f"note: {note}\n" for note in notes), sep="", end="")
     table, lines, pictures, record = {}, [], [], dict(runs={}, warnings=[])
     several = len(curves) > 1
     for curve in curves:
-        fits, more, record["runs"][curve.label], warnings, rolled = report_run(args, refit, curve)
+        fits, more, record["runs"][curve.label], warnings, rolled = report_run(
+            args, refits[curve.label], curve)
         table |= fits
         lines += [f"{curve.label}: {line}" for line in more] if several else more
         record["warnings"] += [f"{curve.label}: {warning}" for warning in warnings]
         out = Path(args.out) if args.out else curve.picture
         if not several:
-            pictures.append((out, lambda: plot_run(curve, *fits.values())))
+            pictures.append((out, lambda: plot_run(curve, *fits.values(), title=args.title)))
         if rolled:
             name = f"_rolling_{curve.label.replace('/', '-')}" if several else "_rolling"
-            pictures.append((out.with_stem(out.stem + name),
-                             lambda curve=curve, rolled=rolled: plot_rolling(curve, rolled)))
+            pictures.append((out.with_stem(out.stem + name), lambda curve=curve, rolled=rolled:
+                             plot_rolling(curve, rolled, args.title)))
     if several:
         own = {curve.label: table[curve.label] for curve in curves}
-        more, record["comparison"], compared = compare(curves, own, refit)
-        lines += more
-        pictures.append((Path(args.out or "compare.png"), lambda: plot_compare(curves, compared)))
+        record["comparison"], compared = compare(curves, own, refits)
+        lines += compare_lines(record["comparison"])
+        pictures.append((Path(args.out or "compare.png"),
+                         lambda: plot_compare(curves, compared, args.title)))
     lines += [f"warning: {warning}" for warning in record["warnings"]]
     print(*fit_table(table), *rival_lines(table), *lines, sep="\n")
+    if args.table:
+        write_table(Path(args.table), table)
     if args.json:             # numpy's numbers as Python's; nan and inf, unknown to JSON, as null
         text = json.dumps(record, default=lambda value: value.tolist())
         text = json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1)

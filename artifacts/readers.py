@@ -5,6 +5,7 @@ reader only has to make rows; which columns are compute and reward is decided in
 """
 import csv
 import fnmatch
+import io
 import json
 import re
 from dataclasses import dataclass, replace
@@ -23,8 +24,12 @@ Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "eval*pass_ra
 STEP_COLUMNS = ("step", "_step", "Step", "global_step", "training/global_step")
 SPREADS = ("*std*", "*[_/]min", "*[_/]max")        # no pass rates, unless they are asked for
 LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",
-        "**/*tfevents*", "*.jsonl", "*.csv", "*/evals.jsonl", "*/metrics.jsonl",
+        "**/*tfevents*", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl", "*/metrics.jsonl",
         "*/trainer_state.json")
+# "1,000" is a thousand in English and one in German.  Some cells can only be the one or the other.
+THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+DECIMAL = re.compile(r"[+-]?\d+,\d*([eE][+-]?\d+)?")
+DOTS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?")     # 1.000,5
 
 
 @dataclass(frozen=True)
@@ -44,35 +49,26 @@ class Curve:
 
 # ---------------------------------------------------------------- 1. a log -> rows of numbers
 def read_rows(path):
-    """A log or a run's folder -> (rows {column: number}, one a step; the file read; notes)."""
+    """A log or a run's folder -> (rows {column: number or text}, the file read, notes)."""
     if not path.exists():
         raise BadInput(f"there is no file or folder {path}")
-    given, path, notes = path, log_in(path) if path.is_dir() else path, []
+    given, path, notes, comma = path, log_in(path) if path.is_dir() else path, [], False
     if "tfevents" in path.name:               # a folder may hold several files of one resumed run
         rows = read_tensorboard(path if given == path else path.parent)
-    elif path.suffix == ".csv":
-        text = text_of(path)
-        rows = list(csv.DictReader(text.splitlines()))
-        if not text.endswith("\n"):
-            notes = [f"the last line of {path.name} has no end: if its number is cut off, it is "
-                     "wrong"]
+    elif path.suffix in (".csv", ".tsv"):
+        rows, notes, comma = read_table(path)
     elif path.suffix == ".json":              # TRL, transformers: trainer_state.json
         try:
-            rows = json.loads(text_of(path))["log_history"]
+            rows = json.loads(text_of(path))
+            rows = rows if isinstance(rows, list) else rows["log_history"]
         except (json.JSONDecodeError, KeyError, TypeError):
-            raise BadInput(f"{path} has no log_history: of .json files trainer_state.json is "
-                           "read, when it is whole") from None
+            raise BadInput(f"{path} is no list and has no log_history: of .json files a list of "
+                           "objects and trainer_state.json are read, when they are whole") from None
     else:                                     # ours, verl, prime-rl
         rows, notes = read_jsonl(path)
     if not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds lines that are not JSON objects")
-    # Trainers log a step several times (training, evaluation, again after a resume), so rows of
-    # one step are merged and later values win.
-    merged = {}
-    for i, row in enumerate(map(flat, rows)):
-        step = next((row[name] for name in STEP_COLUMNS if name in row), ("row", i))
-        merged.setdefault(step, {}).update(row)
-    return list(merged.values()), path, notes
+    return [*map(flat, without_commas(rows, path, comma))], path, notes
 
 
 def log_in(folder):
@@ -89,11 +85,47 @@ def log_in(folder):
         if found:
             return found[-1]
     raise BadInput(f"{folder} holds no log that can be read: evals.jsonl, metrics.jsonl, "
-                   "trainer_state.json, TensorBoard events, *.jsonl or *.csv")
+                   "trainer_state.json, TensorBoard events, *.jsonl, *.csv or *.tsv")
 
 
 def text_of(path):
-    return path.read_text("utf-8-sig", "replace")        # Excel puts an invisible mark in front
+    """Excel puts an invisible mark in front, and its "Unicode text" is UTF-16."""
+    utf_16 = path.read_bytes()[:2] in (b"\xff\xfe", b"\xfe\xff")
+    return path.read_text("utf-16" if utf_16 else "utf-8-sig", "replace")
+
+
+def read_table(path):
+    """(rows, notes, whether cells are separated by commas) of a table with a header."""
+    text = text_of(path).lstrip("\r\n")
+    header = re.sub('"[^"]*"', "", text.partition("\n")[0])
+    delimiter = max(",;\t", key=header.count)
+    rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, restkey=""))
+    for i, row in enumerate(rows, 2):
+        if any(row.get("", ())):
+            raise BadInput(f"{path}, row {i} has more cells than the header: a number with a comma "
+                           "in it has to stand in quotes")
+    return rows, [] if text.endswith("\n") else [
+        f"the last line of {path.name} has no end: if its number is cut off, it is wrong"
+        ], delimiter == ","
+
+
+def without_commas(rows, path, comma):
+    """Cells like 1,000 or 0,25 -> text that float() reads.  The whole file says what its commas
+    mean.  `comma`: they separate its cells too, so inside a cell they are not decimal."""
+    cells = {cell.strip() for row in rows for cell in row.values() if isinstance(cell, str)}
+    decimal, thousands = ({cell for cell in cells if pattern.fullmatch(cell)}
+                          for pattern in (DECIMAL, THOUSANDS))
+    either, decimal, thousands = decimal & thousands, decimal - thousands, thousands - decimal
+    if either and not decimal | thousands and not comma:
+        raise BadInput(f"{path}: is {min(either)} a thousand or about one? Write it without comma")
+    if decimal:
+        for odd in [*thousands, *filter(DOTS.fullmatch, cells)]:
+            raise BadInput(f"{path}: {min(decimal)} has a decimal comma, but {odd} does not look "
+                           "like it: write both without commas and dots of thousands")
+    pattern, point = (DECIMAL, ".") if decimal else (THOUSANDS, "")
+    return [{name: cell.replace(",", point)
+             if isinstance(cell, str) and pattern.fullmatch(cell.strip()) else cell
+             for name, cell in row.items()} for row in rows]
 
 
 def read_jsonl(path):
@@ -121,26 +153,32 @@ def read_tensorboard(path):
 
 
 def flat(row):
-    """{"step": 3, "data": {"a": 1}} (verl's shape) -> {"step": 3.0, "a": 1.0}: numbers only.
+    """{"step": 3, "data": {"a": 1}} (verl's shape) -> {"step": 3.0, "a": 1.0}.  Text that is no
+    number stays text, so that `evaluations` can name it.
 
     An empty cell is an evaluation that was not made, not a zero; the "__MIN" and "__MAX" columns
     of Weights & Biases are no evaluations either.
     """
-    numbers = {}
+    cells = {}
     for name, value in row.items():
         if isinstance(value, dict):
-            numbers |= {k if name == "data" else f"{name}/{k}": v for k, v in flat(value).items()}
+            cells |= {k if name == "data" else f"{name}/{k}": v for k, v in flat(value).items()}
         elif not name.endswith(("__MIN", "__MAX")):
             try:
-                numbers[name] = float(value)
-            except (ValueError, TypeError):
-                pass                          # a name, a date, an empty cell, a list
-    return numbers
+                cells[name] = float(value)
+            except ValueError:
+                if value.strip():
+                    cells[name] = value.strip()
+            except TypeError:
+                pass                          # null, a list
+    return cells
 
 
 # ----------------------------------------------------------- 2. rows -> compute and pass rates
-def pick(columns, wanted, patterns, option, path):
-    """The column to use, and a note if others would have done."""
+def pick(cells, wanted, patterns, option, path):
+    """The column to use, and a note if others would have done.  cells {column: a number if it has
+    one, else a text}: columns of text are not taken, but named."""
+    columns = [column for column, cell in cells.items() if isinstance(cell, float)]
     if not wanted:
         columns = [c for c in columns if not any(fnmatch.fnmatchcase(c, s) for s in SPREADS)]
     for pattern in [wanted] if wanted else patterns:
@@ -152,7 +190,9 @@ def pick(columns, wanted, patterns, option, path):
             return found[0], [f"{option} is {found[0]}, not {', '.join(found[1:])}"] * bool(
                 found[1:])
     raise BadInput(f"{path} has no column for {option}" + (f" {wanted}" if wanted else "")
-                   + f"; it has: {', '.join(sorted(columns)) or 'no numbers yet'}")
+                   + f"; it has: {', '.join(sorted(columns)) or 'no numbers yet'}"
+                   + "".join(f"; {column} holds text: {cell}" for column, cell in cells.items()
+                             if isinstance(cell, str))[:200])
 
 
 def metric(column):
@@ -176,11 +216,67 @@ def one_column(option, runs, meant):
     return []
 
 
-def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0)) -> Curve:
+def evaluations(rows, x, y, path, repeats):
+    """The rows of one run -> compute and reward (n,) of columns x and y, notes, warnings.
+
+    Trainers log a step several times (training, evaluation), so rows of one step share their
+    compute.  Two rewards of one step are two runs in one file, or a restarted run.
+    """
+    steps, found = {}, []
+    for i, row in enumerate(rows):
+        names = [name for name in STEP_COLUMNS if isinstance(row.get(name), float)]
+        step = row[names[0]] if names else ("row", i)
+        same = steps.setdefault(step, {"x": 0.0} if step == 0 else {})   # no compute spent yet
+        if x in row:
+            same["x"] = row[x]
+        if y in row:
+            found.append((same, row[y]))
+    lost = [str(reward) for _, reward in found if isinstance(reward, str) or np.isnan(reward)]
+    pairs = [(same.get("x"), reward) for same, reward in found if str(reward) not in lost]
+    used = [(C, reward) for C, reward in pairs if isinstance(C, float)]
+    warnings = [f"{count} of {len(found)} evaluations in {path} have {what}: left out"
+                for count, what in ((len(lost), f"{y} = {', '.join(sorted(set(lost)))}"),
+                                    (len(pairs) - len(used), f"no number in {x}")) if count]
+    if not used:
+        raise BadInput(f"{path} has no evaluation with both {x} and {y}")
+    at = {}
+    for C, reward in dict.fromkeys(used):
+        at.setdefault(C, []).append(reward)
+    differ = [C for C, rewards in at.items() if rewards[1:]]
+    if differ and repeats != "last":
+        raise BadInput(
+            f"{path} has several different {y} at {len(differ)} of {len(at)} values of {x} (first "
+            f"{', '.join(f'{r:g}' for r in at[differ[0]])} at {differ[0]:g}); --repeats COLUMN "
+            "names the column that tells seeds apart, --repeats last keeps the last (a restart)")
+    note = f"{path} repeats {x} with another {y} {len(differ)} times: the last evaluation counts"
+    # dict keeps the place of the first and the value of the last
+    C, R = np.array([*dict(used).items()]).T
+    return C, R, [note] * bool(differ), warnings
+
+
+def seeds_in(rows, label, y, path, repeats):
+    """{label of a seed: its rows}; one seed, unless `repeats` is the column that tells them apart.
+    """
+    if repeats in (None, "last"):
+        return {label: rows}
+    groups = {}
+    for row in (row for row in rows if y in row):
+        if repeats not in row:
+            raise BadInput(f"{path} has an evaluation without --repeats {repeats}; its columns: "
+                           + ", ".join(sorted(row)))
+        value = row[repeats]
+        value = f"{value:g}" if isinstance(value, float) else value
+        groups.setdefault(f"{label} {repeats} {value}", []).append(row)
+    return groups
+
+
+def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
+         repeats=None) -> Curve:
     """Read "PATH", or "NAME=PATH,PATH,..." (seeds of one recipe, pooled).
 
     x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS.  x_scale multiplies
     compute (steps into GPU-hours); reward_range is mapped onto [0, 1] ((-1, 1) for +-1 rewards).
+    repeats: "last", or the column that tells the seeds in one file apart.
     """
     name, _, paths = spec.rpartition("=")
     lo, hi = reward_range
@@ -193,30 +289,20 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
     seeds, notes, warnings, x_names, y_names = [], [], [], [], []
     for given in map(Path, paths.split(",")):
         rows, path, more = read_rows(given)
-        columns = dict.fromkeys(column for row in rows for column in row)
-        y_name, others = pick(columns, y, Y_COLUMNS, "--y", path)
-        x_name, _ = pick(columns, x, X_COLUMNS, "--x", path)
+        cells = {}
+        for column, value in (cell for row in rows for cell in row.items()):
+            if column not in cells or isinstance(value, float):
+                cells[column] = value
+        y_name, others = pick(cells, y, Y_COLUMNS, "--y", path)
+        x_name, _ = pick(cells, x, X_COLUMNS, "--x", path)
         x_names.append((path, x_name))
         y_names.append((path, y_name))
         notes += more + others
-        rows = [row for row in rows if y_name in row]
-        for row in rows:          # before the first step no compute has been spent, logged or not
-            if any(row.get(step) == 0 for step in STEP_COLUMNS):
-                row.setdefault(x_name, 0.0)
-        for lost, why in ((sum(np.isnan(row[y_name]) for row in rows), f"have {y_name} = nan"),
-                          (sum(x_name not in row for row in rows), f"have no {x_name}")):
-            if lost:
-                warnings.append(f"{lost} of {len(rows)} evaluations in {path} {why}: left out")
-        pairs = [(row[x_name], row[y_name]) for row in rows
-                 if x_name in row and not np.isnan(row[y_name])]
-        if not pairs:
-            raise BadInput(f"{path} has no evaluation with both {x_name} and {y_name}")
-        C, R = np.array([*dict(pairs).items()]).T                # the same compute twice: the later
-        if len(C) < len(pairs):
-            notes.append(f"{path} repeats {x_name} {len(pairs) - len(C)} times: the later "
-                         "evaluation counts")
         label = given.absolute().name if given.is_dir() else given.stem
-        seeds.append((label, *checked(C * x_scale, (R - lo) / (hi - lo))))
+        for seed, part in seeds_in(rows, label, y_name, path, repeats).items():
+            C, R, more, doubts = evaluations(part, x_name, y_name, path, repeats)
+            seeds.append((seed, *checked(C * x_scale, (R - lo) / (hi - lo))))
+            notes, warnings = notes + more, warnings + doubts
     notes += [*one_column("--x", x_names, x or x_label), *one_column("--y", y_names, y)]
     C, R = (np.concatenate(parts) for parts in list(zip(*seeds))[1:])
     order = np.argsort(C, kind="stable")
@@ -225,10 +311,12 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
                  tuple(seeds) if len(seeds) > 1 else (), x_name, tuple(notes), tuple(warnings))
 
 
-def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0)):
+def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
+                repeats=None):
     """Several runs, and several columns y of each -> (curves with labels that differ, notes)."""
     tasks = y or [None]
-    curves = [load(run, x, task, x_scale, x_label, reward_range) for run in runs for task in tasks]
+    curves = [load(run, x, task, x_scale, x_label, reward_range, repeats)
+              for run in runs for task in tasks]
     if len(tasks) > 1:                                        # one label a run will not do
         curves = [replace(curve, label=f"{curve.label} {curve.y}" if len(runs) > 1 else curve.y)
                   for curve in curves]

@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fit
-from artifacts import figures, readers
+from artifacts import figures, fit_report, readers
 
 SAMPLES_SHOWN = 8               # of the first, the last, and the last interrupted ones, each
 # {title, with the healthy range: columns}. A column that ends in "/lag_" stands for all its lags.
@@ -95,12 +95,12 @@ def curves(folder, evals):
             curve = readers.load(str(folder), y=column)
             fits["all"] = fit.fit_curve(curve.C, curve.R)
             early = fits["first half"] = fit.fit_curve(curve.C, curve.R, c_max=curve.C[-1] / 2)
-            lines = fit.held_out(curve.C, curve.R, early)[0]
+            lines = fit_report.held_out_lines(fit.held_out(curve.C, curve.R, early))
         except fit.BadInput as error:
             lines = [("No prediction from the first half: " if fits else "") + str(error)]
         if fits:
             yield svg(figures.plot_run(curve, fits["all"], early))
-            lines = [*fit.fit_table(fits), *lines]
+            lines = [*fit_report.fit_table(fits), *lines]
         lines += [f"warning: {name}: {text}" for name, f in fits.items() for text in f.warnings]
         yield f"<pre>{escape(chr(10).join(lines))}</pre>"
 

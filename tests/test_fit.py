@@ -6,22 +6,22 @@ paper's grid, and curves whose parameters are known because they were made from 
 import ast
 import csv
 import doctest
-import json
-import re
 import shutil
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.optimize import curve_fit, least_squares
 
 import fit
-from artifacts import fit_report, readers
 from fit import BadInput, fit_curve, sigmoid
-from made_runs import TRUTH, made, write_run
+from made_runs import TRUTH, made
 
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -147,6 +147,28 @@ def test_grid_is_the_loop_that_the_paper_describes():
         assert (f.A, f.C_mid, f.B) == pytest.approx(best[1:], rel=1e-6)
 
 
+def test_no_steepness_at_any_node_of_the_grid_fits_better():
+    """A.5 fits B alone at each node.  A dense table of B's, every node visited, is brute force:
+    golden section search could stop in another valley, and its pair of nodes would be wrong."""
+    A_nodes, C_nodes = np.arange(0.5, 0.7001, 0.01), np.geomspace(500, 8000, 30)
+    B = np.geomspace(0.1, 20, 2000)[:, None]
+    for seed, sd, end in ((0, 0.004, 16_000), (1, 0.03, 4000), (2, 0.06, 16_000)):
+        C, R = made(end, n=21, sd=sd, seed=seed)
+        least = min((((R[1:] - sigmoid(C[1:], A, B, C_mid, 0.35)) ** 2).sum(1).min(), A, C_mid)
+                    for A in A_nodes for C_mid in C_nodes)
+        f = fit_curve(C, R, method="grid", A_range=(0.5, 0.7), A_step=0.01, C_mid_nodes=C_nodes,
+                      bootstrap=0)
+        assert (f.A, f.C_mid) == pytest.approx(least[1:])
+        assert 20 * f.rmse ** 2 < least[0] * (1 + 1e-6)
+
+
+def test_logistic_is_fitted_to_step_0_too():
+    """It has begun to rise there, unlike Eq. 1: that evaluation is evidence, not only R0."""
+    C, R = made(n=21)
+    assert fit_curve(C, R, law="logistic", bootstrap=0).n == 21
+    assert fit_curve(C, R, law="sigmoid", bootstrap=0).n == 20
+
+
 def test_fit_does_not_care_about_the_unit_of_compute():
     """GPU-hours and FLOPs differ by 1e15; starts or tolerances in absolute units do not travel."""
     C, R = made(sd=0.01)
@@ -239,7 +261,7 @@ def test_R0_of_pooled_seeds_is_the_mean_of_their_step_0():
 def test_an_unknown_ceiling_is_doubted():
     """The interval of A is .05 to .17 wide here: wider than the paper's .02 on both sides, and
     wider than the gain that is left.  Without the warning A would be read as a result."""
-    for end, n, sd in ((8000, 21, 0.02), (16_000, 13, 0.03), (6000, 41, 0.015)):
+    for end, n, sd in ((8000, 21, 0.02), (16_000, 13, 0.03), (6000, 41, 0.012)):
         f = fit_curve(*made(end=end, n=n, sd=sd, seed=1), bootstrap=200)
         (low, high), gain = f.ci["A"], f.A - f.curve(end)
         assert max(0.04, gain) < high - low < 0.2
@@ -327,6 +349,85 @@ def test_noise_of_the_step_0_evaluation_is_in_the_intervals():
     assert ours >= 0.80 > naive
 
 
+def noisy(law, B, n, seed, rho=0.0):
+    """n evaluations to 2.5 C_mid with noise .0145, of 1,000 answers; neighbors correlate at rho."""
+    C, noise = np.linspace(0, 2.5, n + 1), np.random.default_rng(seed).normal(0, 0.0145, n + 1)
+    for i in range(1, n + 1):
+        noise[i] = rho * noise[i - 1] + (1 - rho ** 2) ** 0.5 * noise[i]
+    return C, np.clip(fit.law_at(law, C, 0.8, B, 1.0, 0.2) + noise, 0, 1)
+
+
+def test_prediction_intervals_are_those_of_two_laws_one_beside_the_other():
+    """The parameters' intervals stay the law's own: a B of another law means something else."""
+    f = fit_curve(*noisy("sigmoid", 2, 12, 0), bootstrap=50)
+    assert [each.law for each in f.pool] == ["sigmoid", "stretched"]
+    own, other = (each.draws.T[:, :, None] for each in f.pool)
+    C = np.array([4.0, 5.0])
+    curves = np.vstack([own[3] + (own[0] - own[3]) / (1 + (own[2] / C) ** own[1]),
+                        other[3] + (other[0] - other[3]) * (1 - 2 ** -(C / other[2]) ** other[1])])
+    mean, low, high = f.predict(C)
+    np.testing.assert_allclose([low, high], np.sort(curves, 0)[[5, 94]], rtol=1e-9)
+    assert mean == pytest.approx(f.curve(C)) and (low < mean).all() and (mean < high).all()
+    assert f.ci["B"] == pytest.approx(np.sort(f.draws[:, 1])[[2, 47]])
+    assert len(fit_curve(*made(), law="power", bootstrap=5).pool) == 1
+
+
+def test_a_prediction_holds_though_the_curve_is_sharper_than_a_sigmoid():
+    """The sigmoid's own replicates, the naive form, only know the noise: they are sure, and wrong.
+    """
+    held = np.zeros(2)
+    truth = fit.law_at("stretched", 5.0, 0.8, 1.5, 1.0, 0.2)
+    for seed in range(40):
+        f = fit_curve(*noisy("stretched", 1.5, 12, seed), bootstrap=40, seed=seed)
+        naive = fit.interval(f.pool[0].paths([5.0])[:, 0])
+        for i, (low, high) in enumerate((f.predict(5.0)[1:], naive)):
+            held[i] += low <= truth <= high
+    assert held[0] / 40 >= 0.80 and held[1] / 40 < 0.5, held / 40
+
+
+def test_correlated_noise_makes_intervals_wider():
+    """24 evaluations that follow each other carry the evidence of fewer.  The factor is that of
+    the mean of an AR(1) series, sqrt((1 + rho) / (1 - rho)); rho of the residuals plus p / n."""
+    for rho in (0.0, 0.7):
+        C, R = noisy("sigmoid", 2, 24, 3, rho)
+        f = fit_curve(C, R, bootstrap=0)
+        r = f.R - f.curve(f.C)
+        seen = sum(r[i] * r[i + 1] for i in range(23)) / sum(r ** 2) + 3 / 24
+        t = stats.t(21).ppf(0.95) / stats.norm.ppf(0.95)
+        widen = np.sqrt(24 / 21) * t * np.sqrt((1 + max(seen, 0)) / (1 - max(seen, 0)))
+        np.testing.assert_allclose(f.pool[0].noise, (r - r.mean()) * widen, rtol=1e-9)
+        assert (seen > 0.3) == (rho > 0)
+
+
+@pytest.mark.parametrize("n,share", [(12, -0.25), (24, -0.10)])
+def test_a_fit_leaves_residuals_whose_neighbors_differ(n, share):
+    """The comment in `replicates` gives these two numbers; -p / n stands for them in the code."""
+    found = []
+    for seed in range(60):
+        f = fit_curve(*noisy("sigmoid", 2, n, seed), bootstrap=0)
+        found.append(fit.neighbors(f.R - f.curve(f.C)))
+    assert np.mean(found) == pytest.approx(share, abs=0.06) == pytest.approx(-3 / n, abs=0.1)
+
+
+def test_intervals_hold_the_truth_when_noise_lasts():
+    """A curriculum, a moving learning rate: neighbors share their luck, here at .5.  Not widened,
+    the sigmoid's intervals hold the truth in two thirds of runs."""
+    truth, held = sigmoid(5.0, 0.8, 2, 1.0, 0.2), 0
+    for seed in range(100):
+        _, low, high = fit_curve(*noisy("sigmoid", 2, 24, seed, 0.5), bootstrap=40,
+                                 seed=seed).predict(5.0)
+        held += low <= truth <= high
+    assert 0.80 <= held / 100 <= 0.97, held / 100
+
+
+def test_the_trend_warning_knows_what_residuals_of_a_good_fit_look_like():
+    """Against 0 it almost never fired, because the fit pushes the correlation below 0."""
+    fired = [sum(any("residuals have a trend" in w for w in fit_curve(
+        *noisy("sigmoid", 2, 24, seed, rho), bootstrap=60).warnings) for seed in range(20))
+        for rho in (0.0, 0.7)]
+    assert fired[0] <= 2 and fired[1] >= 10, fired
+
+
 def test_without_bootstrap_there_are_no_intervals():
     """nan says "not known"; zeros would say "certain"."""
     f = fit_curve(*made(), bootstrap=0)
@@ -353,6 +454,9 @@ def bent():
     ("falls at the end", collapse(), {}),
     ("residuals have a trend", bent(), {}),
     ("wider than the gain", made(end=3000, sd=0.02), {}),
+    ("B is only known to lie in", made(end=16_000, n=7, sd=0.06, seed=1), {}),
+    ("C_mid is only known to lie in", made(end=2000, n=13, sd=0.02), {}),
+    ("sits on the edge of its range [0, 0.4971]", [x[5:] for x in made(R0=0.0, seed=3)], {}),
     ("nodes are 403 apart", made(), fit.PAPER_GRID),
 ])
 def test_each_doubt_is_raised(sentence, data, options):
@@ -362,18 +466,8 @@ def test_each_doubt_is_raised(sentence, data, options):
 
 def test_good_fits_are_not_doubted():
     """Warnings that come with every fit are read by nobody: at most 1 good run in 20 gets one."""
-    doubted = [fit_curve(*made(seed=seed), bootstrap=40).warnings for seed in range(100)]
+    doubted = [fit_curve(*made(seed=seed), bootstrap=60).warnings for seed in range(100)]
     assert sum(map(bool, doubted)) <= 5, [w for w in doubted if w]
-
-
-def test_strict_turns_a_warning_into_exit_code_3(tmp_path, capsys):
-    """A script that launches the next 100k GPU-hours reads exit codes, not sentences."""
-    good, early = write_run(tmp_path / "a", *made()), write_run(tmp_path / "b", *made(end=4000))
-    assert fit.main([str(good), "--strict", "--out", "none"]) == 0
-    assert fit.main([str(early), "--out", "none"]) == 0
-    assert "warning: b: the data end at" in capsys.readouterr().out
-    assert fit.main([str(early), "--strict", "--out", "none", "--json", str(tmp_path / "j")]) == 3
-    assert any("2 C_mid" in w for w in json.loads((tmp_path / "j").read_text())["warnings"])
 
 
 def test_a_sharper_law_is_recognized_and_its_ceiling_told():
@@ -393,6 +487,17 @@ def test_a_sharper_law_is_recognized_and_its_ceiling_told():
     assert fit_curve(*made(), bootstrap=0).rivals["stretched"]["delta_aic"] > 4
 
 
+def test_a_fitted_R0_uses_the_step_0_evaluation_and_does_not_ask_for_it():
+    """The advice to evaluate at step 0, given to somebody who did, makes all advice doubtful."""
+    C, R = made(n=21)
+    f, without = fit_curve(C, R, "fit", bootstrap=20), fit_curve(C[1:], R[1:], "fit", bootstrap=20)
+    assert f.n == 21 and f.C[0] == 0 and not any("R0 is fitted" in w for w in f.warnings)
+    assert any("R0 is fitted, not measured" in w for w in without.warnings)
+    assert abs(f.R0 - 0.35) < 0.01
+    late = fit_curve(C, R, "fit", c_min=1500, bootstrap=20)
+    assert late.C[0] == 0 and late.C[1] >= 1500        # as a measured R0 is taken from before c_min
+
+
 def test_a_run_that_does_not_rise_is_not_given_a_ceiling_in_silence():
     """A curve of three parameters finds a ceiling in pure noise."""
     R = 0.4 + np.random.default_rng(2).normal(0, 0.01, 25)
@@ -401,18 +506,6 @@ def test_a_run_that_does_not_rise_is_not_given_a_ceiling_in_silence():
     flat = f.n * np.log(f.R.var() / f.rmse ** 2) + 2 * (1 - 3)
     assert f.rivals["constant"]["delta_aic"] == pytest.approx(flat, rel=1e-3)
     assert f.rivals["constant"]["A"] == pytest.approx(f.R.mean())
-
-
-def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
-    """The line is printed with every fit, whoever wins."""
-    run = write_run(tmp_path / "r", *made(n=25))
-    assert fit.main([str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none"]) == 0
-    told = capsys.readouterr().out
-    for label, f in (("r", fit_curve(*made(n=25), bootstrap=0)),
-                     ("r, up to 8e+03", fit_curve(*made(n=25), c_max=8000, bootstrap=0))):
-        rival = f.rivals["stretched"]
-        assert (f"rivals of {label}: stretched, ceiling {rival['A']:.3f}, AIC "
-                f"{rival['delta_aic']:+.1f}; a constant") in told
 
 
 # ----------------------------------------------------------------------------------- bad input
@@ -426,6 +519,8 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     ([0, 5], [0.1, 0.2], "1 different amounts"),
     ([5, 5, 5, 5], [0.1, 0.2, 0.3, 0.4], "1 different amounts"),
     ([], [], "0 different amounts"),
+    (["a", "b", "c"], [0.1, 0.2, 0.3], "lists of numbers"),
+    ([0, 1, 2], None, "pair up"), ([[1], [2, 3]], [1, 2, 3], "lists of numbers"),
 ])
 def test_nonsense_is_refused_with_a_sentence(C, R, sentence):
     """A fit of nonsense is a number all the same."""
@@ -441,6 +536,12 @@ def test_nonsense_is_refused_with_a_sentence(C, R, sentence):
     (dict(method="grid", C_mid_nodes=[0, 9]), "C_mid_nodes"),
     (dict(R0="fit", method="grid"), "grid method holds R0"),
     (dict(c_max=100), "no --c-min, --until 100"), (dict(A_range=(0.5, 3)), "low <= high <= 1"),
+    (dict(R0="low"), "are numbers"), (dict(R0=[1, 2]), "are numbers"),
+    (dict(bootstrap=1.5), "whole numbers"), (dict(seed="x"), "whole numbers"),
+    (dict(c_min="x"), "are numbers"), (dict(A_range=0.5), "A_range is made of numbers, got 0.5"),
+    (dict(B_range=None), "B_range is made of"), (dict(law=["sigmoid"]), "law is one of"),
+    (dict(method="grid", C_mid_nodes="x"), "are numbers"), (dict(method=None), "method one of"),
+    (dict(method="grid", A_step="x"), "A_step"), (dict(C_mid_range=(1, 2, 3)), "C_mid_range"),
 ])
 def test_settings_that_cannot_work_are_refused_with_a_sentence(options, sentence):
     """A traceback from numpy tells the user that the tool is broken, not what to change."""
@@ -454,114 +555,16 @@ def test_an_unknown_setting_is_an_error():
         fit_curve(*made(), A_rnage=(0, 1))
 
 
-@pytest.mark.parametrize("words,sentence", [
-    (["nowhere"], "no file or folder nowhere"),
-    (["a="], "NAME=PATH"),
-    (["nan.csv"], "no evaluation with both"),
-    (["semicolons.csv"], "no numbers yet"),
-    (["percent.csv"], "reward 20 (evaluation 0) is not a pass rate in [0, 1]; --reward-range"),
-    (["run", "--until", "2"], "leaves nothing to fit: up to 1 it is a share"),
-    (["run", "--until", "-1"], "leaves nothing to fit"),
-    (["run", "--until", "1e9"], "nothing to predict"),
-    (["run", "--target", "70"], "pass rate in [0, 1], got 70"),
-    (["run", "--predict", "nan"], "compute >= 0"),
-    (["run", "--x-scale", "-1"], "above 0"),
-    (["run", "--seed", "-1"], "seed -1"),
-    (["empty"], "holds no log"),
-    (["run", "--y", "reward"], "--y reward; it has: compute/flops"),
-    (["run", "--y", "eval/*"], "fits several columns"),
-    (["run", "--R0", "low"], "number or `fit`"),
-    (["run", "--predict", "-5"], "compute >= 0"),
-    (["run", "--reward-range", "1", "-1"], "LO < HI"),
-    (["run", "--until", "1.0"], "nothing to predict"),
-    (["run", "--C-mid-nodes", "9"], "--C-mid-range"),
-    (["run", "--out", "x.bmp"], ".png, .pdf or .svg"),
-    (["short", "--rolling", "--out", "none"], "6 evaluations"),
-    (["broken/evals.jsonl"], "line 2 is not JSON"),
-    (["list.jsonl"], "not JSON objects"),
-    (["void.jsonl"], "no numbers yet"),
-    (["other.json"], "log_history"),
-    (["binary.csv"], "no numbers yet"),
-    (["run", "plain.csv"], "--x is compute/flops in run and gpu_hours in plain, which do not"),
-    (["a=run,plain.csv"], "--x is compute/flops in run/evals.jsonl and gpu_hours in plain.csv, w"),
-    (["run", "plain.csv", "--x-scale", "2"], "name a column that both have with --x, or what"),
-    (["run", "hard", "--x-label", "FLOPs"], "--y is eval/toy/mean@4 in run and eval/hard/mean@4"),
-    (["a=run,hard"], "eval/hard/mean@4 in hard/evals.jsonl, which do not compare: name a column"),
-    (["run", "--rolling", "--c-min", "15100"], "there are 5 from --c-min 15100 on"),
-])
-def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys,
-                                                           monkeypatch):
-    """People read the last line of what they see; it must name the thing to change."""
-    monkeypatch.chdir(tmp_path)
-    write_run(tmp_path / "run", *made())
-    write_run(tmp_path / "short", *made(n=5))
-    hard = write_run(tmp_path / "hard", *made()) / "evals.jsonl"
-    hard.write_text(hard.read_text().replace("/toy/", "/hard/"))
-    (tmp_path / "plain.csv").write_text("gpu_hours,pass_rate\n0,.2\n1,.3\n2,.4\n3,.5\n")
-    write_run(tmp_path / "broken", *made())
-    lines = (tmp_path / "broken/evals.jsonl").read_text().split("\n")
-    (tmp_path / "broken/evals.jsonl").write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]))
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "nan.csv").write_text("gpu_hours,pass_rate\n0,nan\n1,nan\n")
-    (tmp_path / "semicolons.csv").write_text("gpu_hours;pass_rate\n0;0.2\n1;0.3\n")
-    (tmp_path / "percent.csv").write_text("gpu_hours,pass_rate\n0,20\n1,30\n")
-    (tmp_path / "list.jsonl").write_text("[1, 2]\n[3, 4]\n")
-    (tmp_path / "void.jsonl").write_text("")
-    (tmp_path / "other.json").write_text('{"a": 1}')
-    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x81")
-    assert fit.main([*words, "--bootstrap", "20"]) == 2
-    said = capsys.readouterr().err
-    assert sentence in said and said.startswith("fit.py: ") and said.count("\n") == 1
-
-
-# ----------------------------------------------------------------------------------------- logs
-# ---------------------------------------------------------------------------- what is said
-def test_until_predicts_from_the_first_part_alone(tmp_path, capsys):
-    """If one held-out point leaked into the early fit, its prediction would be a fit."""
-    C, R = made(seed=4)
-    spoiled = np.where(C > 8000, 0.9, R)
-    records = []
-    for name, rewards in (("a", R), ("b", spoiled)):
-        run, out = write_run(tmp_path / name, C, rewards), tmp_path / f"{name}.json"
-        assert fit.main([str(run), "--until", "0.5", "--bootstrap", "200", "--out", "none",
-                         "--json", str(out)]) == 0
-        records.append(json.loads(out.read_text())["runs"][name])
-        said = capsys.readouterr().out
-        assert (", outside the interval" in said) == (name == "b") != (", in the interval" in said)
-    assert records[0]["early"] == records[1]["early"] and records[0]["early"]["n"] == 40
-    told = records[0]["held_out"]
-    early = fit_curve(C, R, c_max=8000, bootstrap=0)
-    assert told["predicted"] == pytest.approx(early.curve(C[-5:]).mean())
-    assert told["measured"] == pytest.approx(R[-5:].mean())
-    error = (R - early.curve(C))[C > 8000]
-    assert told["rmse_held_out"] == pytest.approx(np.sqrt((error ** 2).mean()))
-    assert told["n_held_out"] == 40 and abs(told["error"]) < 0.02
-    assert told["naive"] == pytest.approx(R[(C <= 8000)][-3:].mean())
-    assert told["naive_error"] == pytest.approx(told["naive"] - told["measured"])
-
-
+# ---------------------------------------------------------------------------------- prediction
 def test_interval_of_the_held_out_prediction_covers_what_is_measured():
     """"Predicted .59 [.58, .60]; measured .57" must be news, so 90% must mean about 90%.  What is
     measured is the mean of five noisy evaluations, and the interval is made for that."""
     inside = 0
     for seed in range(100):
         C, R = made(seed=seed, exact_R0=False)
-        told = fit.held_out(C, R, fit_curve(C, R, c_max=12_000, bootstrap=40, seed=seed))[1]
+        told = fit.held_out(C, R, fit_curve(C, R, c_max=12_000, bootstrap=40, seed=seed))
         inside += told["lo"] <= told["measured"] <= told["hi"]
     assert 0.80 <= inside / 100 <= 0.97
-
-
-def test_predict_and_target_are_told_with_intervals(tmp_path, capsys):
-    """What more compute buys, and what a reward costs, or that no compute buys it."""
-    run = write_run(tmp_path / "r", *made())
-    few = ["--bootstrap", "100", "--out", "none"]
-    assert fit.main([str(run), "--predict", "1e5", "--target", "0.58", *few]) == 0
-    said = capsys.readouterr().out
-    f = fit_curve(*made(), bootstrap=0)
-    assert f"at compute 1e+05 (6.2 times the data): {f.curve(1e5):.3f} [" in said
-    assert f"to reach 0.58 takes compute {f.compute_for(0.58):.3g} [" in said
-    fit.main([str(run), "--target", "0.9", *few])
-    assert "0.9 is never reached: the ceiling is" in capsys.readouterr().out
 
 
 def test_rolling_finds_when_the_outcome_was_known():
@@ -576,81 +579,50 @@ def test_rolling_finds_when_the_outcome_was_known():
     # nor of the last one; a third of the way the curves still rise enough to tell these apart.
     k = np.searchsorted(cuts, 5000)
     then = fit_curve(C, R, c_max=cuts[k], bootstrap=50)
-    paths = np.array([fit.sigmoid(C[-5:], *draw) for draw in then.draws]).mean(1)
-    np.testing.assert_allclose(ahead[1:, k], np.sort(paths)[[2, 47]], atol=1e-12)
+    paths = [fit.law_at(each.law, C[-5:], *draw) for each in then.pool for draw in each.draws]
+    np.testing.assert_allclose(ahead[1:, k], np.sort(np.mean(paths, 1))[[5, 94]], atol=1e-12)
     assert ahead[0, k] == pytest.approx(then.curve(C[-5:]).mean(), abs=1e-12)
     i = cuts.tolist().index(known)
     assert (np.abs(ahead[0, i:] - measured) <= fit.SAME_A).all()
     assert i > 0 and abs(ahead[0, i - 1] - measured) > fit.SAME_A
 
 
-def test_early_evaluations_left_out_are_left_out_of_rolling(tmp_path):
-    """The paper's own procedure leaves out the first epoch; cuts that end before it have nothing to
-    fit."""
-    run, (C, R) = write_run(tmp_path / "r", *made(n=41)), made(n=41)
-    words = [str(run), "--c-min", "6100", "--bootstrap", "20", "--out", "none"]
-    assert fit.main([*words, "--rolling"]) == 0
-    refit = fit_report.refitter(fit.arguments(words))
-    assert fit.rolling(C, R, refit, 6100)[0].tolist() == C[C >= 6100][fit.FEW - 1:].tolist()
+# ---------------------------------------------------------------------------------- comparison
+def compared(**runs):
+    """{label: (C, R)} -> what `compare` says of their fits."""
+    curves = [SimpleNamespace(label=label, C=C, R=R) for label, (C, R) in runs.items()]
+    refits = {curve.label: partial(fit_curve, bootstrap=40, seed=i)
+              for i, curve in enumerate(curves)}
+    fits = {curve.label: refits[curve.label](curve.C, curve.R) for curve in curves}
+    return fit.compare(curves, fits, refits)[0]
 
 
-def test_two_tasks_of_one_run_are_two_curves(tmp_path, capsys):
-    """As in the paper's math + code run: one training, a ceiling for each task."""
-    run, out = tmp_path / "mix", tmp_path / "two.png"
-    run.mkdir()
-    C, math = made(A=0.7, sd=0.002)
-    _, code = made(A=0.5, sd=0.002)
-    (run / "evals.jsonl").write_text("".join(
-        json.dumps({"step": i, "compute/flops": c, "eval/math/mean@4": m, "eval/code/mean@4": k})
-        + "\n" for i, (c, m, k) in enumerate(zip(C, math, code))))
-    numbers = tmp_path / "n.json"
-    columns = ["--y", "eval/math/mean@4", "--y", "eval/code/mean@4"]
-    assert fit.main([str(run), *columns, "--out", str(out), "--json", str(numbers)]) == 0
-    runs = json.loads(numbers.read_text())["runs"]
-    assert abs(runs["eval/math/mean@4"]["fit"]["A"] - 0.7) < 0.02
-    assert abs(runs["eval/code/mean@4"]["fit"]["A"] - 0.5) < 0.02
-    assert out.stat().st_size > 10_000
+def test_ceilings_exactly_at_the_border_are_the_same_in_every_line():
+    """.590 and .610, the paper's own case: .61 - .59 is above .02 in floating point, and two rules
+    would say "differ" and compare B at the shared ceiling in one breath."""
+    assert 0.61 - 0.59 > fit.SAME_A and fit.same_ceiling([0.59, 0.61])
+    assert not fit.same_ceiling([0.59, 0.6101])
+    C = np.linspace(0, 16_000, 81)
+    told = compared(a=(C, sigmoid(C, 0.61, 1.9, 2500, 0.35)),
+                    b=(C, sigmoid(C, 0.59, 1.9, 2500, 0.35)))
+    assert (told["A"]["b"]["rule"] == "same") == bool(told["B"]) == (told["A_span"] <= 0.02 + 1e-9)
 
 
-# ------------------------------------------------------------------------------- several runs
-def test_recipes_that_differ_in_steepness_share_a_ceiling(tmp_path, capsys):
-    """The paper's main finding: most decisions move B, not A.  Compared at their own A's, noise in
-    A hides it."""
-    a = write_run(tmp_path / "ours", *made(B=2.01, seed=1))
-    b = write_run(tmp_path / "rival", *made(B=1.62, seed=2))
-    out, picture = tmp_path / "j.json", tmp_path / "c.png"
-    assert fit.main([str(a), str(b), "--json", str(out), "--out", str(picture)]) == 0
-    told = json.loads(out.read_text())["comparison"]
-    assert told["A"]["rival"]["rule"] == "same" and told["B"]["rival"]["bootstrap"] == "differ"
-    assert told["B"]["ours"]["B"] == pytest.approx(2.01, abs=0.1)
-    assert told["B"]["rival"]["B"] == pytest.approx(1.62, abs=0.1)
-    assert "same by the paper's 0.02, same by the bootstrap" in capsys.readouterr().out
+def test_a_ceiling_that_is_not_known_is_not_compared():
+    """Cut before the bend, two runs of one recipe get ceilings .1 apart; "differ" would be luck.
+    And a rival law that fits as well, with another ceiling, has a say too."""
+    told = compared(whole=made(seed=1), early=made(end=4000, n=41, sd=0.01, seed=2))
+    assert told["A"]["early"]["rule"] == "undetermined" and not told["B"]
+    assert "wide" in told["doubts"]["early"] and "whole" not in told["doubts"]
+    f = fit_curve(*made(), bootstrap=40)
+    assert fit.ceiling_doubt(f) == ""
+    near = dict(stretched=dict(A=f.A - 0.03, delta_aic=3.0), constant=f.rivals["constant"])
+    assert "the stretched law fits as well" in fit.ceiling_doubt(fit.replace(f, rivals=near))
+    near["stretched"]["delta_aic"] = 5.0                             # it does not fit as well
+    assert fit.ceiling_doubt(fit.replace(f, rivals=near)) == ""
 
 
-def test_different_ceilings_are_called_different(tmp_path):
-    """ScaleRL .610 against GRPO's .490: refitting both at the mean would invent a B for each."""
-    a = write_run(tmp_path / "a", *made())
-    b = write_run(tmp_path / "b", *made(A=0.49, B=1.17, seed=5))
-    out = tmp_path / "j.json"
-    fit.main([str(a), str(b), "--json", str(out), "--out", str(tmp_path / "c.png")])
-    told = json.loads(out.read_text())["comparison"]
-    assert told["A"]["b"]["rule"] == told["A"]["b"]["bootstrap"] == "differ" and not told["B"]
-
-
-def test_seeds_are_pooled_and_their_disagreement_is_told(tmp_path, capsys):
-    """Pooling triples the points, not the evidence, when seeds differ by more than noise."""
-    runs = [str(write_run(tmp_path / f"s{i}", *made(seed=i))) for i in range(3)]
-    odd = str(write_run(tmp_path / "odd", *made(seed=7, A=0.55)))
-    out = tmp_path / "j.json"
-    fit.main(["ours=" + ",".join(runs), "--out", "none", "--json", str(out)])
-    told = json.loads(out.read_text())["runs"]["ours"]["fit"]
-    assert told["n"] == 240 and told["A"] == pytest.approx(0.61, abs=0.005)
-    assert "lies" not in capsys.readouterr().out
-    fit.main(["ours=" + ",".join([*runs, odd]), "--out", "none"])
-    assert "seed odd lies -" in capsys.readouterr().out
-
-
-# ------------------------------------------------------------------------------------- figures
+# ------------------------------------------------------------------------------------ the file
 def test_fit_stands_alone(tmp_path):
     """fit.py is for anybody's log: copied into an empty folder it must still fit, and its command
     says in one sentence what it lacks there."""
@@ -669,47 +641,3 @@ def test_fit_stands_alone(tmp_path):
                           text=True)
     assert done.returncode == 2 and done.stderr.startswith("fit.py: the command needs artifacts")
 
-
-def test_help_teaches(capsys):
-    """--help is the manual that people read: law, columns, warnings, examples, exit codes."""
-    with pytest.raises(SystemExit) as end:
-        fit.main(["--help"])
-    said = capsys.readouterr().out
-    assert end.value.code == 0
-    for word in ("--until", "exit codes", "NAME=A,B,C", "--x step", "read the warnings"):
-        assert word.lower() in said.lower()
-    assert max(map(len, said.split("\n"))) <= 100
-
-
-def test_the_readmes_example_is_what_the_command_prints(tmp_path, capsys, monkeypatch):
-    """The block shows seed 0 under the name that `make demo` gives to a run."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "results/demo/seed0", "demo")
-    block = re.search(r"^```\n(demo: .*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    assert fit.main(["demo", "--until", "0.5", "--out", "none"]) == 0
-    assert capsys.readouterr().out == block[1]
-
-
-def test_the_table_of_seeds_is_what_the_committed_logs_give(tmp_path, capsys):
-    """Every row: R0, the outcome, the first half's prediction with its interval, its error and the
-    naive forecast's; and the mean of the errors, as the README tells it."""
-    rows = re.findall(r"^\| (\d+) \| (0\.\d+) \|.*\| (0\.\d+ \[.*?\]) \| (0\.\d+) \| ([+-]0\.\d+)"
-                      r" \| (?:\*\*)?(inside|outside)(?:\*\*)? \| ([+-]0\.\d+) \|$",
-                      (ROOT / "results/demo/README.md").read_text(), re.M)
-    assert len(rows) == len(list((ROOT / "results" / "demo").glob("seed*"))) >= 5
-    errors, out = [], tmp_path / "j.json"
-    for seed, r0, predicted, measured, error, where, naive in rows:
-        assert fit.main([f"{ROOT}/results/demo/seed{seed}", "--until", "0.5", "--out", "none",
-                         "--json", str(out)]) == 0
-        said = capsys.readouterr().out
-        assert f"R0 {r0} (step 0)" in said
-        assert (f"{predicted}; measured {measured}; error {error}, "
-                + {"inside": "in the", "outside": "outside the"}[where]) in said
-        assert re.search(rf"^naive forecast.*; error {re.escape(naive)}$", said, re.M)
-        told = json.loads(out.read_text())["runs"][f"seed{seed}"]["held_out"]
-        errors.append((told["error"], told["naive_error"]))
-    law, naive = np.abs(errors).mean(0)
-    inside = sum(row[5] == "inside" for row in rows)
-    told = " ".join((ROOT / "README.md").read_text().split())
-    assert f"error of the first half's prediction is {law:.3f}, that of".replace("0.", ".") in told
-    assert f"carried forward {naive:.3f}; {inside} of {len(rows)}".replace(" 0.", " .") in told

@@ -55,9 +55,29 @@ def test_a_resumed_run_counts_each_evaluation_once(tmp_path):
     run = write_run(tmp_path / "r", C, R)
     log = run / "evals.jsonl"
     again = json.dumps({"step": 20, "compute/flops": C[20], "eval/toy/mean@4": 0.5})
-    log.write_text(log.read_text() + again + "\n")
-    curve = readers.load(str(run))
-    assert curve.C.size == 21 and curve.R[20] == 0.5
+    same = log.read_text().splitlines()[7]                     # the same number twice is no doubt
+    log.write_text(log.read_text() + again + "\n" + same + "\n")
+    with pytest.raises(BadInput, match="1 of 21 values of compute/flops .first 0.602099, 0.5 at"):
+        readers.load(str(run))
+    curve = readers.load(str(run), repeats="last")
+    assert curve.C.size == 21 and curve.R[20] == 0.5 and "1 times: the last" in curve.notes[0]
+
+
+def test_seeds_in_one_file_are_told_apart_by_their_column(tmp_path):
+    """In long format the last seed in the file would be taken for the run, and nobody told."""
+    path = tmp_path / "a.csv"
+    path.write_text("gpu_hours,pass_rate,seed,who\n" + "".join(
+        f"{C},{0.2 + C / 10 + seed / 100},{seed},{'ab'[seed]}\n"
+        for seed in range(2) for C in range(4)))
+    with pytest.raises(BadInput, match="several different pass_rate at 4 of 4 values of gpu_hours"):
+        readers.load(str(path))
+    for column, labels in (("seed", ["a seed 0", "a seed 1"]), ("who", ["a who a", "a who b"])):
+        curve = readers.load(str(path), repeats=column)
+        assert [seed[0] for seed in curve.seeds] == labels
+        assert curve.C.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert curve.seeds[1][2] == pytest.approx([0.21, 0.31, 0.41, 0.51])
+    with pytest.raises(BadInput, match="without --repeats sede; its columns: gpu_hours, pass_rat"):
+        readers.load(str(path), repeats="sede")
 
 
 def test_missing_and_nan_evaluations_are_counted_aloud(tmp_path):
@@ -102,6 +122,59 @@ def test_a_table_from_excel_is_read(tmp_path):
     path = tmp_path / "a.csv"
     path.write_bytes(b"\xef\xbb\xbfgpu_hours,pass_rate\r\n0,.2\r\n1,.3\r\n")
     assert readers.load(str(path)).x == "gpu_hours"
+
+
+@pytest.mark.parametrize("name,text,encoding", [
+    ("a.csv", "gpu_hours;pass_rate\n0;0,2\n500;0,31\n1500,5;0,4\n", "utf-8"),      # German Excel
+    ("a.csv", "gpu_hours;pass_rate\n0;0.2\n500;0.31\n1500.5;0.4\n", "utf-8"),
+    ("a.tsv", "gpu_hours\tpass_rate\n0\t.2\n500\t.31\n1500.5\t.4\n", "utf-8"),
+    ("a.csv", "gpu_hours\tpass_rate\n0\t.2\n500\t.31\n1500.5\t.4\n", "utf-16"),  # Unicode text
+    ("a.csv", 'gpu_hours,pass_rate\n0,.2\n500,.31\n"1,500.5",.4\n', "utf-8"),
+    ("a.csv", '"gpu_hours","pass_rate","a; b; c"\n0,.2,\n500,.31,\n1500.5,.4,\n', "utf-8"),
+    ("a.json", '[{"gpu_hours": 0, "pass_rate": 0.2}, {"gpu_hours": 500, "pass_rate": 0.31},'
+               '{"gpu_hours": 1500.5, "pass_rate": 0.4}]', "utf-8"),
+])
+def test_tables_of_other_countries_and_programs_are_read(name, text, encoding, tmp_path):
+    """Each is the same three evaluations."""
+    path = tmp_path / name
+    path.write_bytes(text.encode(encoding))
+    curve = readers.load(str(path))
+    assert curve.C.tolist() == [0, 500, 1500.5] and curve.R.tolist() == [0.2, 0.31, 0.4]
+    assert not curve.warnings
+
+
+@pytest.mark.parametrize("cell,told", [
+    ("1,000", "is 1,000 a thousand or about one"),         # German for one, English for a thousand
+    ("1,5;0.1\n2,000,000", "1,5 has a decimal comma, but 2,000,000 does not look like it"),
+    ("1.000;0,1", "0,1 has a decimal comma, but 1.000 does not look like it"),
+    ("3;0,1;7", "row 3 has more cells than the header"),
+])
+def test_a_number_that_may_mean_two_things_is_refused_by_name(cell, told, tmp_path):
+    """Read as 1 or left out in silence, one evaluation of a thousand GPU-hours moves the fit."""
+    path = tmp_path / "a.csv"
+    path.write_text("gpu_hours;pass_rate\n0;\n" + cell + "\n")
+    with pytest.raises(BadInput, match=told):
+        readers.load(str(path))
+
+
+def test_thousands_are_read_where_commas_separate_the_cells(tmp_path):
+    """An export with "1,000" in quotes lost every evaluation from a thousand steps on."""
+    path = tmp_path / "a.csv"
+    path.write_text('Step,pass_rate\n0,.2\n900,.3\n"1,000",.4\n"12,000",.5\n')
+    assert readers.load(str(path)).C.tolist() == [0, 900, 1000, 12_000]
+
+
+def test_a_cell_that_is_no_number_is_named(tmp_path):
+    """"25%" fell out in silence, and the fit was of the other evaluations."""
+    path = tmp_path / "a.csv"
+    path.write_text("gpu_hours,pass_rate\n0,.2\n1,25%\n2,.3\nlater,.4\n3,.5\n")
+    curve = readers.load(str(path))
+    assert curve.C.tolist() == [0, 2, 3]
+    assert "1 of 5 evaluations" in curve.warnings[0] and "pass_rate = 25%" in curve.warnings[0]
+    assert "have no number in gpu_hours" in curve.warnings[1]
+    path.write_text("\ngpu_hours,pass_rate\n0,20%\n1,25%\n")
+    with pytest.raises(BadInput, match="it has: gpu_hours; pass_rate holds text: 20%"):
+        readers.load(str(path))
 
 
 def test_a_folder_of_checkpoints_is_read_from_its_latest(tmp_path):

@@ -1,0 +1,307 @@
+"""What the output of `python fit.py` claims: what is printed is what was fitted."""
+import csv
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+import fit
+from artifacts import fit_report
+from conftest import ROOT
+from fit import fit_curve
+from made_runs import made, write_run
+
+def test_strict_turns_a_warning_into_exit_code_3(tmp_path, capsys):
+    """A script that launches the next 100k GPU-hours reads exit codes, not sentences."""
+    good, early = write_run(tmp_path / "a", *made()), write_run(tmp_path / "b", *made(end=4000))
+    assert fit.main([str(good), "--strict", "--out", "none"]) == 0
+    assert fit.main([str(early), "--out", "none"]) == 0
+    assert "warning: b: the data end at" in capsys.readouterr().out
+    assert fit.main([str(early), "--strict", "--out", "none", "--json", str(tmp_path / "j")]) == 3
+    assert any("2 C_mid" in w for w in json.loads((tmp_path / "j").read_text())["warnings"])
+
+
+def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
+    """The line is printed with every fit, whoever wins."""
+    run = write_run(tmp_path / "r", *made(n=25))
+    assert fit.main([str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none"]) == 0
+    told = capsys.readouterr().out
+    for label, f in (("r", fit_curve(*made(n=25), bootstrap=0)),
+                     ("r, up to 8e+03", fit_curve(*made(n=25), c_max=8000, bootstrap=0))):
+        rival = f.rivals["stretched"]
+        assert (f"rivals of {label}: stretched, ceiling {rival['A']:.3f}, AIC "
+                f"{rival['delta_aic']:+.1f}; a constant") in told
+
+
+@pytest.mark.parametrize("words,sentence", [
+    (["nowhere"], "no file or folder nowhere"),
+    (["a="], "NAME=PATH"),
+    (["nan.csv"], "no evaluation with both"),
+    (["semicolons.csv"], "only 1 different amounts"),
+    (["run", "--table", "t.txt"], "--table t.txt should end in .csv or .tex"),
+    (["run", "--beside", "plain.csv"], "it needs --until"),
+    (["run", "--until", "0.5", "--beside", "plain.csv"], "needs the columns error and cut"),
+    (["percent.csv"], "reward 20 (evaluation 0) is not a pass rate in [0, 1]; --reward-range"),
+    (["run", "--until", "2"], "leaves nothing to fit: up to 1 it is a share"),
+    (["run", "--until", "-1"], "leaves nothing to fit"),
+    (["run", "--until", "1e9"], "nothing to predict"),
+    (["run", "--target", "70"], "pass rate in [0, 1], got 70"),
+    (["run", "--predict", "nan"], "compute >= 0"),
+    (["run", "--x-scale", "-1"], "above 0"),
+    (["run", "--seed", "-1"], "seed -1"),
+    (["empty"], "holds no log"),
+    (["run", "--y", "reward"], "--y reward; it has: compute/flops"),
+    (["run", "--y", "eval/*"], "fits several columns"),
+    (["run", "--R0", "low"], "number or `fit`"),
+    (["run", "--predict", "-5"], "compute >= 0"),
+    (["run", "--reward-range", "1", "-1"], "LO < HI"),
+    (["run", "--until", "1.0"], "nothing to predict"),
+    (["run", "--C-mid-nodes", "9"], "--C-mid-range"),
+    (["run", "--out", "x.bmp"], ".png, .pdf or .svg"),
+    (["short", "--rolling", "--out", "none"], "6 evaluations"),
+    (["broken/evals.jsonl"], "line 2 is not JSON"),
+    (["list.jsonl"], "not JSON objects"),
+    (["void.jsonl"], "no numbers yet"),
+    (["other.json"], "log_history"),
+    (["binary.csv"], "no numbers yet"),
+    (["run", "plain.csv"], "--x is compute/flops in run and gpu_hours in plain, which do not"),
+    (["a=run,plain.csv"], "--x is compute/flops in run/evals.jsonl and gpu_hours in plain.csv, w"),
+    (["run", "plain.csv", "--x-scale", "2"], "name a column that both have with --x, or what"),
+    (["run", "hard", "--x-label", "FLOPs"], "--y is eval/toy/mean@4 in run and eval/hard/mean@4"),
+    (["a=run,hard"], "eval/hard/mean@4 in hard/evals.jsonl, which do not compare: name a column"),
+    (["run", "--rolling", "--c-min", "15100"], "there are 5 from --c-min 15100 on"),
+])
+def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys,
+                                                           monkeypatch):
+    """People read the last line of what they see; it must name the thing to change."""
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run", *made())
+    write_run(tmp_path / "short", *made(n=5))
+    hard = write_run(tmp_path / "hard", *made()) / "evals.jsonl"
+    hard.write_text(hard.read_text().replace("/toy/", "/hard/"))
+    (tmp_path / "plain.csv").write_text("gpu_hours,pass_rate\n0,.2\n1,.3\n2,.4\n3,.5\n")
+    write_run(tmp_path / "broken", *made())
+    lines = (tmp_path / "broken/evals.jsonl").read_text().split("\n")
+    (tmp_path / "broken/evals.jsonl").write_text("\n".join([lines[0], lines[1][:20], *lines[2:]]))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "nan.csv").write_text("gpu_hours,pass_rate\n0,nan\n1,nan\n")
+    (tmp_path / "semicolons.csv").write_text("gpu_hours;pass_rate\n0;0.2\n1;0.3\n")
+    (tmp_path / "percent.csv").write_text("gpu_hours,pass_rate\n0,20\n1,30\n")
+    (tmp_path / "list.jsonl").write_text("[1, 2]\n[3, 4]\n")
+    (tmp_path / "void.jsonl").write_text("")
+    (tmp_path / "other.json").write_text('{"a": 1}')
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x81")
+    assert fit.main([*words, "--bootstrap", "20"]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.startswith("fit.py: ") and said.count("\n") == 1
+
+
+def test_until_predicts_from_the_first_part_alone(tmp_path, capsys):
+    """If one held-out point leaked into the early fit, its prediction would be a fit."""
+    C, R = made(seed=4)
+    spoiled = np.where(C > 8000, 0.9, R)
+    records = []
+    for name, rewards in (("a", R), ("b", spoiled)):
+        run, out = write_run(tmp_path / name, C, rewards), tmp_path / f"{name}.json"
+        assert fit.main([str(run), "--until", "0.5", "--bootstrap", "200", "--out", "none",
+                         "--json", str(out)]) == 0
+        records.append(json.loads(out.read_text())["runs"][name])
+        said = capsys.readouterr().out
+        assert (", outside the interval" in said) == (name == "b") != (", in the interval" in said)
+    assert records[0]["early"] == records[1]["early"] and records[0]["early"]["n"] == 40
+    told = records[0]["held_out"]
+    early = fit_curve(C, R, c_max=8000, bootstrap=0)
+    assert told["predicted"] == pytest.approx(early.curve(C[-5:]).mean())
+    assert told["measured"] == pytest.approx(R[-5:].mean())
+    error = (R - early.curve(C))[C > 8000]
+    assert told["rmse_held_out"] == pytest.approx(np.sqrt((error ** 2).mean()))
+    assert told["n_held_out"] == 40 and abs(told["error"]) < 0.02
+    assert told["naive"] == pytest.approx(R[(C <= 8000)][-3:].mean())
+    assert told["naive_error"] == pytest.approx(told["naive"] - told["measured"])
+
+
+def test_predict_and_target_are_told_with_intervals(tmp_path, capsys):
+    """What more compute buys, and what a reward costs, or that no compute buys it."""
+    run = write_run(tmp_path / "r", *made())
+    few = ["--bootstrap", "100", "--out", "none"]
+    assert fit.main([str(run), "--predict", "1e5", "--target", "0.58", *few]) == 0
+    said = capsys.readouterr().out
+    f = fit_curve(*made(), bootstrap=0)
+    assert f"at compute 1e+05 (6.2 times the data): {f.curve(1e5):.3f} [" in said
+    assert f"to reach 0.58 takes compute {f.compute_for(0.58):.3g} [" in said
+    fit.main([str(run), "--target", "0.9", *few])
+    assert "0.9 is never reached: the ceiling is" in capsys.readouterr().out
+
+
+def test_early_evaluations_left_out_are_left_out_of_rolling(tmp_path):
+    """The paper's own procedure leaves out the first epoch; cuts that end before it have nothing to
+    fit."""
+    run, (C, R) = write_run(tmp_path / "r", *made(n=41)), made(n=41)
+    words = [str(run), "--c-min", "6100", "--bootstrap", "20", "--out", "none"]
+    assert fit.main([*words, "--rolling"]) == 0
+    refit = fit_report.refitter(fit.arguments(words))
+    assert fit.rolling(C, R, refit, 6100)[0].tolist() == C[C >= 6100][fit.FEW - 1:].tolist()
+
+
+def test_two_tasks_of_one_run_are_two_curves(tmp_path, capsys):
+    """As in the paper's math + code run: one training, a ceiling for each task."""
+    run, out = tmp_path / "mix", tmp_path / "two.png"
+    run.mkdir()
+    C, math = made(A=0.7, sd=0.002)
+    _, code = made(A=0.5, sd=0.002)
+    (run / "evals.jsonl").write_text("".join(
+        json.dumps({"step": i, "compute/flops": c, "eval/math/mean@4": m, "eval/code/mean@4": k})
+        + "\n" for i, (c, m, k) in enumerate(zip(C, math, code))))
+    numbers = tmp_path / "n.json"
+    columns = ["--y", "eval/math/mean@4", "--y", "eval/code/mean@4"]
+    assert fit.main([str(run), *columns, "--out", str(out), "--json", str(numbers)]) == 0
+    runs = json.loads(numbers.read_text())["runs"]
+    assert abs(runs["eval/math/mean@4"]["fit"]["A"] - 0.7) < 0.02
+    assert abs(runs["eval/code/mean@4"]["fit"]["A"] - 0.5) < 0.02
+    assert out.stat().st_size > 10_000
+
+
+def test_recipes_that_differ_in_steepness_share_a_ceiling(tmp_path, capsys):
+    """The paper's main finding: most decisions move B, not A.  Compared at their own A's, noise in
+    A hides it."""
+    a = write_run(tmp_path / "ours", *made(B=2.01, seed=1))
+    b = write_run(tmp_path / "rival", *made(B=1.62, seed=2))
+    out, picture = tmp_path / "j.json", tmp_path / "c.png"
+    assert fit.main([str(a), str(b), "--json", str(out), "--out", str(picture)]) == 0
+    told = json.loads(out.read_text())["comparison"]
+    assert told["A"]["rival"]["rule"] == "same" and told["B"]["rival"]["bootstrap"] == "differ"
+    assert told["B"]["ours"]["B"] == pytest.approx(2.01, abs=0.1)
+    assert told["B"]["rival"]["B"] == pytest.approx(1.62, abs=0.1)
+    assert "same by the paper's 0.02, same by the bootstrap" in capsys.readouterr().out
+
+
+def test_no_two_lines_of_a_comparison_contradict_each_other(tmp_path, capsys):
+    """"differ by the paper's .02" above "steepness at the shared ceiling", or the other way round;
+    and a ceiling that is not known gets no verdict, but a reason."""
+    a = write_run(tmp_path / "a", *made())
+    early = write_run(tmp_path / "e", *made(end=4000, sd=0.01))
+    for A in (0.59, 0.591, 0.589):
+        b = write_run(tmp_path / f"b{A}", *made(A=A, seed=1))
+        fit.main([str(a), str(b), "--bootstrap", "50", "--out", "none"])
+        said = capsys.readouterr().out
+        assert ("same by the paper's" in said) == ("steepness at the shared" in said)
+        assert ("differ by the paper's" in said) == ("B is not compared" in said)
+    fit.main([str(a), str(early), "--bootstrap", "50", "--out", "none"])
+    said = capsys.readouterr().out
+    assert ": undetermined by the paper's 0.02" in said and "A(e) is not determined: its" in said
+    assert "a ceiling is not determined: B is not compared" in said
+
+
+def test_runs_that_are_compared_have_bootstraps_of_their_own(tmp_path):
+    """With one seed both runs' replicates get the same noise: twice the same log would "differ"
+    from itself by exactly 0, and any small difference would look sure."""
+    a, b = (write_run(tmp_path / name, *made()) for name in "ab")
+    out = tmp_path / "j"
+    fit.main([str(a), str(b), "--bootstrap", "50", "--out", "none", "--json", str(out)])
+    told = json.loads(out.read_text())["comparison"]
+    assert told["A"]["b"]["d"] == 0 and told["A"]["b"]["lo"] < 0 < told["A"]["b"]["hi"]
+    assert told["B"]["b"]["lo"] < 0 < told["B"]["b"]["hi"]
+
+
+def test_the_table_can_be_taken_along(tmp_path):
+    """Copied from the screen, numbers lose digits, and intervals their place."""
+    run = write_run(tmp_path / "my_run", *made(n=21))
+    words = [str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none", "--table"]
+    for name in ("t.csv", "t.tex"):
+        assert fit.main([*words, str(tmp_path / name)]) == 0
+    with (tmp_path / "t.csv").open() as file:
+        whole, early = csv.DictReader(file)
+    f = fit_curve(*made(n=21), bootstrap=20)
+    assert whole["fitted on"] == "my_run" and early["fitted on"] == "my_run, up to 8e+03"
+    assert (float(whole["A"]), float(whole["B_high"])) == (f.A, f.ci["B"][1])
+    assert early["n"] == "10" and float(early["C_mid_low"]) < float(early["C_mid"])
+    tex = (tmp_path / "t.tex").read_text().splitlines()
+    assert tex[0] == r"\begin{tabular}{lrllllr}" and tex[-1] == r"\end{tabular}" and len(tex) == 8
+    assert tex[5].startswith(rf"my\_run, up to $8\cdot10^{{3}}$ & 10 & ")
+    assert all(line.count("&") == 6 and line.endswith(r"\\") for line in (tex[2], *tex[4:6]))
+
+
+def test_ones_own_error_is_shown_beside_the_committed_ones(tmp_path, capsys):
+    """A newcomer's .012 says nothing without the spread of others.  Only errors of the same cut
+    compare: from 30% of the compute every prediction is worse."""
+    table = tmp_path / "errors.csv"
+    table.write_text("toy,seed,cut,predicted,lo,hi,measured,error,naive_error\n" + "".join(
+        f"3,{i},{cut},.8,.7,.9,.8,{error},.3\n" for cut, errors in (
+            (0.5, (-0.9, 0.8, 0.0, -0.7)), (0.3, (0.0,) * 9)) for i, error in enumerate(errors)))
+    run = write_run(tmp_path / "r", *made(n=25))
+    words = [str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none", "--beside"]
+    assert fit.main([*words, str(table)]) == 0
+    assert re.search(r"^error [+-]0\.\d{3}: as good as 75% of the 4 runs in .*errors.csv cut at "
+                     r"0.5 \(median 0.750\)$", capsys.readouterr().out, re.M)
+    with pytest.raises(fit.BadInput, match="has no run cut at 0.4"):
+        fit_report.beside(table, 0.01, 0.4)
+
+
+def test_different_ceilings_are_called_different(tmp_path):
+    """ScaleRL .610 against GRPO's .490: refitting both at the mean would invent a B for each."""
+    a = write_run(tmp_path / "a", *made())
+    b = write_run(tmp_path / "b", *made(A=0.49, B=1.17, seed=5))
+    out = tmp_path / "j.json"
+    fit.main([str(a), str(b), "--json", str(out), "--out", str(tmp_path / "c.png")])
+    told = json.loads(out.read_text())["comparison"]
+    assert told["A"]["b"]["rule"] == told["A"]["b"]["bootstrap"] == "differ" and not told["B"]
+
+
+def test_seeds_are_pooled_and_their_disagreement_is_told(tmp_path, capsys):
+    """Pooling triples the points, not the evidence, when seeds differ by more than noise."""
+    runs = [str(write_run(tmp_path / f"s{i}", *made(seed=i))) for i in range(3)]
+    odd = str(write_run(tmp_path / "odd", *made(seed=7, A=0.55)))
+    out = tmp_path / "j.json"
+    fit.main(["ours=" + ",".join(runs), "--out", "none", "--json", str(out)])
+    told = json.loads(out.read_text())["runs"]["ours"]["fit"]
+    assert told["n"] == 240 and told["A"] == pytest.approx(0.61, abs=0.005)
+    assert "lies" not in capsys.readouterr().out
+    fit.main(["ours=" + ",".join([*runs, odd]), "--out", "none"])
+    assert "seed odd lies -" in capsys.readouterr().out
+
+
+def test_help_teaches(capsys):
+    """--help is the manual that people read: law, columns, warnings, examples, exit codes."""
+    with pytest.raises(SystemExit) as end:
+        fit.main(["--help"])
+    said = capsys.readouterr().out
+    assert end.value.code == 0
+    for word in ("--until", "exit codes", "NAME=A,B,C", "--x step", "read the warnings"):
+        assert word.lower() in said.lower()
+    assert max(map(len, said.split("\n"))) <= 100
+
+
+def test_the_readmes_example_is_what_the_command_prints(tmp_path, capsys, monkeypatch):
+    """The block shows seed 0 under the name that `make demo` gives to a run."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "results/demo/seed0", "demo")
+    block = re.search(r"^```\n(demo: .*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert fit.main(["demo", "--until", "0.5", "--out", "none"]) == 0
+    assert capsys.readouterr().out == block[1]
+
+
+def test_the_table_of_seeds_is_what_the_committed_logs_give(tmp_path, capsys):
+    """Every row: R0, the outcome, the first half's prediction with its interval, its error and the
+    naive forecast's; and the mean of the errors, as the README tells it."""
+    rows = re.findall(r"^\| (\d+) \| (0\.\d+) \|.*\| (0\.\d+ \[.*?\]) \| (0\.\d+) \| ([+-]0\.\d+)"
+                      r" \| (?:\*\*)?(inside|outside)(?:\*\*)? \| ([+-]0\.\d+) \|$",
+                      (ROOT / "results/demo/README.md").read_text(), re.M)
+    assert len(rows) == len(list((ROOT / "results" / "demo").glob("seed*"))) >= 5
+    errors, out = [], tmp_path / "j.json"
+    for seed, r0, predicted, measured, error, where, naive in rows:
+        assert fit.main([f"{ROOT}/results/demo/seed{seed}", "--until", "0.5", "--out", "none",
+                         "--json", str(out)]) == 0
+        said = capsys.readouterr().out
+        assert f"R0 {r0} (step 0)" in said
+        assert (f"{predicted}; measured {measured}; error {error}, "
+                + {"inside": "in the", "outside": "outside the"}[where]) in said
+        assert re.search(rf"^naive forecast.*; error {re.escape(naive)}$", said, re.M)
+        told = json.loads(out.read_text())["runs"][f"seed{seed}"]["held_out"]
+        errors.append((told["error"], told["naive_error"]))
+    law, naive = np.abs(errors).mean(0)
+    inside = sum(row[5] == "inside" for row in rows)
+    told = " ".join((ROOT / "README.md").read_text().split())
+    assert f"error of the first half's prediction is {law:.3f}, that of".replace("0.", ".") in told
+    assert f"carried forward {naive:.3f}; {inside} of {len(rows)}".replace(" 0.", " .") in told
