@@ -2,9 +2,8 @@ r"""Rewards: is the answer in this text the right one, and why (paper, sec. 2: +
 
 1. verify        one text, one gold answer, one kind: "math", "exact", "code" (sandbox.py) or "gym"
                  (generated.py)
-2. expressions   mathematics beyond plain numbers, by Math-Verify: milliseconds, or never
+2. graders       mathematics beyond plain numbers, by Math-Verify: milliseconds, or never
 3. Verifier      a whole batch: numbers here, the rest in worker processes with a deadline
-4. Worker        one such process
 
 The place of the answer, and plain numbers, choices and words, are in answers.py. The paper grades
 with SymPy and Math-Verify. Differences, all ours:
@@ -14,8 +13,8 @@ with SymPy and Math-Verify. Differences, all ours:
      would be a right answer. Where the gold answer is a formula, a formula of the question is
      wrong, and so is an integral, sum or limit that is left standing. Still open: the question in
      other words. \boxed{\sqrt{2 \cdot 121}} is right for "simplify \sqrt{242}".
-  c. Math-Verify's own time limit is off. It uses signal.alarm, which raises anywhere but in the
-     main thread, and every answer is then silently wrong. A process can be killed.
+  c. Math-Verify's own time limit is off: its signal.alarm works in the main thread alone, and
+     elsewhere every answer is silently wrong. A process can be killed.
 
     >>> verify(r"It is \boxed{[2, 3)}.", r"x \in [2,3)")
     (1.0, 'correct')
@@ -27,7 +26,6 @@ import importlib
 import logging
 import multiprocessing
 import os
-import queue
 import re
 import resource
 import signal
@@ -40,18 +38,7 @@ from fractions import Fraction
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tasks import generated, sandbox
-from tasks.answers import (
-    LONGEST_ANSWER,
-    UNIT_AT_END,
-    clean,
-    expressions,
-    number_rewards,
-    one_line_formulas,
-    read_number,
-    same_text,
-    texts,
-)
+from tasks import answers, generated, sandbox
 
 THINK_TAGS = ("<think>", "</think>")
 
@@ -95,16 +82,14 @@ def read(text, answer, kind, question="", think_tags=THINK_TAGS):
     if kind == "code":
         program = last_program(text)
         return ("no answer", None) if program is None else (None, [program])
-    text = one_line_formulas(text)
-    if kind == "gym":
-        parts = texts(text)
-        return (None, parts) if len(parts) == 1 else (verdict([True, False][: len(parts)]), None)
-    if kind != "math":
+    text = answers.DISPLAY.sub(lambda formula: formula[0].replace("\n", " "), text)
+    if kind == "math":
+        parts, right = answers.judged(text, answer, question)
+    elif kind == "gym":
+        parts = answers.texts(text)
+        right = [None] if len(parts) == 1 else [True, False][: len(parts)]
+    else:
         raise TaskError(f"verifier kind = {kind!r} is unknown: use math, exact, code or gym")
-    if gold := read_number(answer):
-        return verdict(number_rewards(text, gold)), None
-    parts = expressions(text)
-    right = [same_text(part, answer, question) for part in parts]
     return (None, parts) if None in right and False not in right else (verdict(right), None)
 
 
@@ -115,70 +100,73 @@ def verdict(right):
     return "correct" if all(right) else "several answers" if any(right) else "wrong"
 
 
-FENCE = re.compile(r"([ \t]*)```+[ \t]*([\w+-]*)")
+FENCE = re.compile(r"^([ \t]*)```+[ \t]*([\w+-]*).*\n?", re.M)
 
 
 def last_program(text):
     """The last Python block, or else the last block without a language; None if there is none.
 
-    Line by line: whether a fence opens or closes depends on all fences before it. A block that
-    stays open is a program that was cut off.
+    Fence by fence: whether one opens or closes depends on all before it. A block that stays open is
+    a program that was cut off.
     """
-    found, label, lines = {}, None, []
-    for line in text.replace("\r\n", "\n").split("\n"):
-        fence = FENCE.match(line)
-        if fence and (label is None or fence[2]):  # a fence with a language never closes
-            indent, label, lines = fence[1], fence[2].lower(), []
-        elif fence:
-            found["python" if label in ("py", "python3") else label] = "\n".join(lines)
+    _, *pieces = FENCE.split(text.replace("\r\n", "\n"))
+    found, label = {}, None
+    for indent, language, after in zip(pieces[::3], pieces[1::3], pieces[2::3]):
+        if label is None or language:  # a fence with a language never closes
+            label, block = language.lower(), re.sub(f"^{indent}", "", after, flags=re.M)
+        else:
+            found["python" if label in ("py", "python3") else label] = block.removesuffix("\n")
             label = None
-        elif label is not None:
-            lines.append(line.removeprefix(indent))
     return found.get("python", found.get(""))
 
 
 # ------------------------------------------------------------------------------------------------
-# 2. Expressions, programs, generated problems
+# 2. Graders: (answers of a text, gold answer) -> reason
 
 
-def grade_expressions(parts, answer):
-    """The reason, for a text's expressions and the gold one, by Math-Verify.
-
-    Its comparison is not symmetric: the form of the gold answer decides whether "x = 3" may be
-    written as "3".
-    """
-    gold, *found = [parse_expression(part) for part in (clean(answer), *parts)]
-    if gold is None:
-        return "error"
-    if None in found:
-        return "unreadable"
-    return verdict([same_expression(expression, gold) for expression in found])
+def grade_math(parts, answer):
+    """By Math-Verify. Its comparison is not symmetric: the form of the gold answer decides whether
+    "x = 3" may be written as "3"."""
+    found = [parse_expression(part) for part in parts]
+    if number := answers.read_number(answer):
+        gold, same = number, lambda expression, gold: literal(expression) == gold[0]
+    else:
+        gold, same = parse_expression(answers.clean(answer)), same_expression
+    if gold is None or None in found:
+        return "error" if gold is None else "unreadable"
+    return verdict([same(expression, gold) for expression in found])
 
 
 def parse_expression(text):
     """The SymPy expression of a cleaned LaTeX text; None if Math-Verify cannot read it."""
     from math_verify import LatexExtractionConfig, parse
 
-    if len(text) > LONGEST_ANSWER:
+    if len(text) > answers.LONGEST_ANSWER:
         return None
     # Its list of units is off: it has t and m, and would read 3t^2-4t as 3t^2-4.
     config = LatexExtractionConfig()
     plain = dataclasses.replace(config.normalization_config, units=False)
     config = dataclasses.replace(config, normalization_config=plain)
-    found = parse(f"${UNIT_AT_END.sub('', text)}$", [config], "no_fallback", parsing_timeout=None)
+    text = answers.UNIT_AT_END.sub("", text)
+    found = parse(f"${text}$", [config], "no_fallback", parsing_timeout=None)
     return found[0] if found else None
+
+
+def literal(expression):
+    """The value of an expression that is a number as it stands, and no calculation; else None."""
+    number = any(getattr(expression, f"is_{kind}", False) for kind in ("Rational", "Float"))
+    return Fraction(str(expression)) if number else None
 
 
 def same_expression(found, gold):
     """Math-Verify's comparison, but no decimal is a fraction or a root; it rounds to 6 digits."""
     from math_verify import verify
 
-    decimal, exact = (getattr(e, "is_Rational", False) or getattr(e, "is_Float", False)
-                      for e in (found, gold))
-    if decimal and exact:
-        return Fraction(str(found)) == Fraction(str(gold))
-    return not (decimal and getattr(gold, "is_number", False)) and verify(
-        gold, found, timeout_seconds=None)
+    value = literal(found)
+    if value is not None and literal(gold) is not None:
+        return value == literal(gold)
+    inexact = value is not None and value.denominator > 1 and getattr(gold, "is_number", False)
+    return not inexact and verify(gold, found, timeout_seconds=None)
 
 
 def grade_program(parts, answer, unsafe=False):
@@ -189,7 +177,7 @@ def grade_generated(parts, answer):
     return "correct" if generated.score(parts[0], answer) else "wrong"
 
 
-GRADERS = {"math": grade_expressions, "code": grade_program, "gym": grade_generated}
+GRADERS = {"math": grade_math, "code": grade_program, "gym": grade_generated}
 # Imports that take seconds, before any deadline runs; the trainer never needs them.
 IMPORTS = {"math": "math_verify", "gym": "reasoning_gym"}
 
@@ -220,9 +208,7 @@ class Verifier(contextlib.AbstractContextManager):
         self.unsafe_code, self.think_tags = unsafe_code, think_tags
         self.deadline_s, self.max_late = deadline_s, max_late
         workers = workers or min(32, max(2, os.cpu_count() or 2))
-        self.workers, self.idle = [Worker() for _ in range(workers)], queue.SimpleQueue()
-        for worker in self.workers:
-            self.idle.put(worker)
+        self.workers = [Worker() for _ in range(workers)]
         self.known = {}  # (kind, answer, parts) -> reason: the samples of a prompt repeat
 
     def __exit__(self, *_):
@@ -251,10 +237,8 @@ class Verifier(contextlib.AbstractContextManager):
         return [next(ended) if r.finish_reason == "stop" else -1.0 for r in rollouts], scores.log
 
     def score(self, items):
-        """The Scores of a list of (text, answer, kind) or (text, answer, kind, question).
-
-        Raises TaskError: unknown kind.
-        """
+        """The Scores of (text, answer, kind) or (text, answer, kind, question). Raises TaskError:
+        unknown kind."""
         start = time.perf_counter()
         reasons, slow = [], {}
         for i, (text, answer, kind, *question) in enumerate(items):
@@ -279,29 +263,24 @@ class Verifier(contextlib.AbstractContextManager):
         """{key: reason}. Reasons are remembered, late ones too: a text that was late once is late
         again. Not remembered: errors, which may be the machine's, and items nobody looked at."""
         found = {key: self.known[key] for key in keys if key in self.known}
-        late = []
+        new, late = iter([key for key in keys if key not in found]), []
 
-        def ask(key):
-            kind, answer, parts = key
-            if kind == "code":  # in a process of its own for every test, not in the worker
-                return key, grade_program(parts, answer, self.unsafe_code)
-            if len(late) >= self.max_late * len(self.workers):
-                return key, None
-            worker = self.idle.get()
-            try:
-                reason = worker.ask(key, self.deadline_s)
-            finally:
-                self.idle.put(worker)
-            if reason == "timeout":
-                late.append(key)
-            return key, reason
+        def work(worker):
+            for kind, answer, parts in new:  # each thread takes the next one
+                if kind == "code":  # in a process of its own for every test, not in the worker
+                    reason = grade_program(parts, answer, self.unsafe_code)
+                elif len(late) < self.max_late * len(self.workers):
+                    reason = worker.ask((kind, answer, parts), self.deadline_s)
+                    late.extend(["late"] * (reason == "timeout"))
+                else:
+                    found[kind, answer, parts] = "timeout"
+                    continue
+                found[kind, answer, parts] = reason
+                if reason != "error":
+                    self.known[kind, answer, parts] = reason
 
-        # As many threads as workers, so there is always an idle one; they only wait on pipes.
-        with ThreadPoolExecutor(len(self.workers)) as pool:
-            for key, reason in pool.map(ask, [key for key in keys if key not in found]):
-                found[key] = reason or "timeout"
-                if reason not in (None, "error"):
-                    self.known[key] = reason
+        with ThreadPoolExecutor(len(self.workers)) as pool:  # its threads only wait on pipes
+            list(pool.map(work, self.workers))
         if len(self.known) > self.REMEMBERED:
             self.known.clear()
         return found
@@ -325,19 +304,17 @@ class Worker:
             self.start()
         try:
             self.pipe.send((*key, deadline_s))
-            for seconds in (deadline_s if key[0] in self.prepared else self.START_S, deadline_s):
+            for seconds in (self.START_S, deadline_s):  # the first reply: its imports are done
                 if not self.pipe.poll(seconds):
                     self.kill()
                     return "timeout"
                 reply = self.pipe.recv_bytes().decode()  # never unpickled here
-            self.prepared.add(key[0])
             return reply
         except (EOFError, OSError):
             self.kill()
             return "error"
 
     def start(self):
-        self.prepared = set()  # kinds
         self.pipe, theirs = multiprocessing.Pipe()
         # A session of its own: Ctrl-C in a terminal is for the trainer, which then still scores.
         self.process = subprocess.Popen(
@@ -362,15 +339,13 @@ def serve(descriptor):
     """
     resource.setrlimit(resource.RLIMIT_AS, (Worker.MEMORY_BYTES, Worker.MEMORY_BYTES))
     pipe = Connection(descriptor)
-    while True:
-        try:
+    with contextlib.suppress(EOFError):  # the trainer is gone
+        while True:
             kind, answer, parts, deadline_s = pipe.recv()
-        except EOFError:  # the trainer is gone
-            return
-        importlib.import_module(IMPORTS[kind])
-        pipe.send_bytes(b"")
-        # The other side kills at the deadline. If that side is gone, the kernel does: the default
-        # action of SIGALRM ends a process wherever it is, no handler and no bytecode needed.
-        signal.alarm(int(deadline_s) + 2)
-        pipe.send_bytes(GRADERS[kind](parts, answer).encode())
-        signal.alarm(0)
+            importlib.import_module(IMPORTS[kind])
+            pipe.send_bytes(b"")
+            # The other side kills at the deadline. If that side is gone, the kernel does: the
+            # default action of SIGALRM ends a process wherever it is, no bytecode needed.
+            signal.alarm(int(deadline_s) + 2)
+            pipe.send_bytes(GRADERS[kind](parts, answer).encode())
+            signal.alarm(0)
