@@ -135,7 +135,7 @@ def last_formula(text):
 def last_number(text):
     """[the last number of the prose with the words around it] (rule 4); [] if there is none.
 
-    A word, a colon or "=" must stand between it and the number before, else it ends a list.
+    A word, a colon or "=" must stand between it and the number before: else "5, 7" is a list.
     """
     end = max(map(text.rfind, "0123456789"))
     stop = END_OF_ANSWER.search(text, end + 1)
@@ -145,8 +145,8 @@ def last_number(text):
     if last is None:
         return []
     text = re.sub(r"^\S+", "", text[other.end() :]) if other else text  # without the rd of 3rd
-    found = PLAIN.fullmatch(text)
-    return [text if found and (found[1] or not other) else ""]
+    lead = plain_number(text) and (plain_number(text)[-1] or "").strip()
+    return ["" if lead is None or other and lead in ("", "to") else text]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
     (r"\\(?:left|right|big|Big|boldsymbol|bf|rm)(?![A-Za-z])|\\\$", ""),
     (r"\\(?:text)?color\s*\{[^{}]*\}|\\q?quad(?![A-Za-z])", " "),
     (r"(?<=[0-9])(?:\\[,!;: ]\s*|\{,\}|,\\!)(?=[0-9]{3}(?![0-9]))", ""),  # 1{,}234
-    (r"(?<!\\)\\[,;:! ]|~", " "), (r"\\approx(?![a-z])", r"\\approx "),
+    (r"(?<!\\)\\[,;:! ]|~", " "),
     (r"(?<![(\[.,0-9])(?<!\\\{)[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])",  # but (1,234) is a pair
      lambda match: match[0].replace(",", "")),
     (r"(?<=\w)\*\*(?=[\w({])", "^"), (r"\\varnothing", r"\\emptyset"),
@@ -173,9 +173,11 @@ SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
 
 def clean(part):
     """An answer as Math-Verify reads it, without its delimiters and closing period."""
-    part = part[: LONGEST_ANSWER + 100].translate(CHARACTERS)
-    part = part.strip("$*_` \t\n").removeprefix(r"\(").removesuffix(r"\)")
-    part = part.strip(" \t\n,;:").rstrip(" .")  # .5 keeps its point
+    part = " ".join(part.translate(CHARACTERS).split())
+    if len(part) > LONGEST_ANSWER:
+        return part  # it is wrong
+    part = part.strip("$*_` ").removeprefix(r"\(").removesuffix(r"\)")
+    part = part.strip(" ,;:").rstrip(" .")  # .5 keeps its point
     return " ".join(replaced(part, SPELLINGS).split())
 
 
@@ -197,24 +199,26 @@ WORD = (r"(?:(?i:an|as|at|be|by|do|he|if|in|is|it|my|no|of|on|or|so|to|up|us|we|
         rf"|{UNIT}|{LONG_WORD})")
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
 NUMBER = re.compile(
-    r"(?<![\w.])([-+]?)"
-    r"(?:([0-9]+) +(?=[0-9]+ */))?"  # the 3 of 3 1/2
+    r"(?<![\w.])([-+]?)(?:([0-9]+) +(?=[0-9]+ */))?"  # the 3 of 3 1/2
     r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?: */ *(-?[0-9]+))?(?:e(-?[0-9]{1,2}))?(?![0-9])")
 PLAIN = re.compile(
+    # Before it nothing, or no digit and at the end a word: "Total: 7", "that she has 7".
     r"([^0-9]*(?:[:?]|(?<![\w\\'\u2019])(?!(?:not|never|than|plus|minus|times|and|or)\b)"
     rf"{WORD}(?:['\u2019]s)?[,.]?)\s*)?{NUMBER.pattern}"
-    rf"(?:st|nd|rd|th)?\s*(%|percent)?(?:(?:\s|(?=[A-Za-z]{{2}}))({UNIT})(?:/{WORD})*)?"
+    # After it a unit, "7cm", "7 km/h" (but 7m is a product), and words, "7 miles per hour".
+    rf"\s?(?:st|nd|rd|th)?\s*(%|percent)?(?:(?:\s|(?=[A-Za-z]{{2}}))({UNIT})(?:/{WORD})*)?"
     rf"(?:[\s,;:]+(?:a )?{WORD}(?:/{WORD})*\.?)*[\s.,;:]*")
 SIMPLE = re.compile(r"(?:[A-Za-z0-9.:;= ]|-(?=[0-9]))*")  # nothing that PLAINER would change
 TERM = r"(?:\{\s*([-+]?[0-9]+)\s*\}|([0-9]))"
 PLAINER = [(re.compile(pattern), replacement) for pattern, replacement in [
     (rf"\\[cdt]?frac\s*{TERM}\s*{TERM}", r" \1\2/\3\4 "), (TEXT.pattern, r" \1 "),
-    (r"\\%", "%"), (r"\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?(-?[0-9]{1,2})(?![0-9])\}?", r"e\1"),
+    (r"\\%", "%"), (r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", ""),
+    (r"\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?(-?[0-9]{1,2})(?![0-9])\}?", r"e\1"),
     (r"\s*\^?\s*\{?\s*(?:\\(?:circ|degree)(?![a-z])|\u00b0)\s*\}?(?: ?[CFK]\b)?", " "),
     (r"(?<=[A-Za-z])(?:\s*\^ ?\{? ?-?[0-9] ?\}?|[\u00b2\u00b3])", ""),  # cm^2
     (r"\\[()\[\]\\]|[$\u00a3\u20ac()*#`\"]|</?[A-Za-z]{1,10}/?>|\\boxed|\s+", " "),  # <b>7</b>
     (r"(?:(?<=[ +-])|^)\{([^{}]*)\}", r" \1 "),  # but not \sqrt{7}
-    (r"((?:^|:|\bis|\babout)\s*[-+])\s+(?=[.0-9])", r"\1"),  # -(7)
+    (r"((?:^|:|\\approx|\bis|\babout)\s*[-+])\s+(?=[.0-9])", r"\1"),  # -(7)
 ]]  # fmt: skip
 
 
@@ -222,45 +226,47 @@ def bare(part):
     r"""An answer without the LaTeX around a number: 1\frac12\text{ cm} as 1 1/2 cm."""
     if SIMPLE.fullmatch(part):
         return part.strip().rstrip(" .")  # as most answers are
-    text = replaced(clean(part), PLAINER)
+    text = clean(part)
+    text = replaced(text, PLAINER) if len(text) <= LONGEST_ANSWER else text
     exact = text.partition(r"\approx")[0]  # of "22/7, about 3.14" the first
     return (exact if NUMBER.search(exact) else text.rpartition(r"\approx")[2]).strip()
 
 
 @functools.lru_cache(maxsize=4096)
-def read_number(text):
-    """(value, percent, unit) of a text that is a plain number, or None; words only after it."""
-    found = PLAIN.fullmatch(bare(text))
-    return None if found is None or found[1] else value(found)
-
-
-def value(found):
-    """(value, percent, unit) of a match of PLAIN; None for 3/0."""
-    _, sign, whole, top, bottom, power, percent, unit = found.groups()
-    if bottom and int(bottom) == 0:
+def plain_number(text):
+    """(value, percent, unit, the words before it) of a bare text; None for all but plain numbers."""
+    found = PLAIN.fullmatch(text) if len(text) <= LONGEST_ANSWER else None
+    if not found or found[5] and int(found[5]) == 0:  # 3/0
         return None
+    lead, sign, whole, top, bottom, power, percent, unit = found.groups()
     number = int(top) if top.isdigit() else Fraction(top)
     if whole or bottom or power:  # for few
         number = Fraction(number) / int(bottom or 1) + int(whole or 0)
         number *= Fraction(10) ** int(power or 0)
-    return -number if sign == "-" else number, bool(percent), unit
+    return -number if sign == "-" else number, bool(percent), unit and unit.lower(), lead
+
+
+@functools.lru_cache(maxsize=4096)
+def read_number(text):
+    """plain_number of a text without words before it, such as a gold answer; else None."""
+    found = plain_number(bare(text))
+    return None if found is None or found[-1] else found
 
 
 def same_number(part, gold):
-    """Whether a bare answer is right, for a gold (value, percent, unit); None: ask Math-Verify.
+    """Whether a bare answer is right, for a gold one as read_number gives it; None: ask Math-Verify.
 
     50% is 50% and 0.5; and 50, since a question may name the unit itself ("what percent").
     """
-    if len(part) > LONGEST_ANSWER:
-        return False
-    if not ((match := PLAIN.fullmatch(part)) and (found := value(match))):
+    if (found := plain_number(part)) is None:
         one_number = len(re.findall("[0-9.]+(?:/[0-9]+)?", part)) == 1
-        return None if one_number and not UNEVALUATED.search(part) else False
-    (number, percent, unit), (gold_number, gold_percent, gold_unit) = found, gold
-    if unit and gold_unit and unit.lower() != gold_unit.lower():
+        ask = one_number and len(part) <= LONGEST_ANSWER and not UNEVALUATED.search(part)
+        return None if ask else False
+    (value, percent, unit, _), (gold_value, gold_percent, gold_unit, _) = found, gold
+    if unit and gold_unit and unit != gold_unit:
         return False
-    return number == gold_number or percent != gold_percent and (
-        number == 100 * gold_number if percent else 100 * number == gold_number)
+    return value == gold_value or percent != gold_percent and (
+        value == 100 * gold_value if percent else 100 * value == gold_value)
 
 
 # ------------------------------------------------------------------------------------------------

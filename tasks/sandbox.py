@@ -19,6 +19,7 @@ import functools
 import json
 import math
 import os
+import re
 import select
 import shutil
 import signal
@@ -71,6 +72,26 @@ def parse_tests(text):
     """UnitTests of their JSON."""
     tests = json.loads(text)
     return UnitTests(tuple(tests["inputs"]), tuple(tests["outputs"]), tests["fn_name"])
+
+
+FENCE = re.compile(r"^([ \t]*)```+[ \t]*([\w+-]*).*\n?", re.M)
+
+
+def last_program(text):
+    """The last Python block, or else the last block without a language; None if there is none.
+
+    Fence by fence: whether one opens or closes depends on all before it. A block that stays open is
+    a program that was cut off.
+    """
+    _, *pieces = FENCE.split(text.replace("\r\n", "\n"))
+    found, label = {}, None
+    for indent, language, after in zip(pieces[::3], pieces[1::3], pieces[2::3]):
+        if label is None or language:  # a fence with a language never closes
+            label, block = language.lower(), re.sub(f"^{indent}", "", after, flags=re.M)
+        else:
+            found["python" if label in ("py", "python3") else label] = block.removesuffix("\n")
+            label = None
+    return found.get("python", found.get(""))
 
 
 def run_tests(program, tests, limits=Limits(), unsafe=False):

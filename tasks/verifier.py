@@ -1,12 +1,11 @@
 r"""Rewards: is the answer in this text the right one, and why (paper, sec. 2: +1 or -1).
 
-1. verify        one text, one gold answer, one kind: "math", "exact", "code" (sandbox.py) or "gym"
-                 (generated.py)
-2. graders       mathematics beyond plain numbers, by Math-Verify: milliseconds, or never
-3. Verifier      a whole batch: numbers here, the rest in worker processes with a deadline
+1. verify      one text, one gold answer, one kind: "math" (answers.py), "exact", "code"
+               (sandbox.py) or "gym" (generated.py)
+2. graders     formulas by Math-Verify: milliseconds, or never
+3. Verifier    a whole batch: numbers here, the rest in worker processes with a deadline
 
-The place of the answer, and plain numbers, choices and words, are in answers.py. The paper grades
-with SymPy and Math-Verify. Differences, all ours:
+The paper grades with SymPy and Math-Verify. Differences, all ours:
   a. Exactly one answer is read, from a fixed place. Math-Verify alone tries several places and
      takes what it can parse, and a policy learns to fill them all.
   b. A gold answer that is a number wants a number: else repeating the question, \boxed{12 + 34},
@@ -26,7 +25,6 @@ import importlib
 import logging
 import multiprocessing
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -56,15 +54,14 @@ class TaskError(ValueError):
 def verify(text, answer, kind="math", question=""):
     """(reward, reason) of a completion: +1.0 for "correct", else -1.0.
 
-    kind "math": by value, so "0.5", "1/2" and "2/4" are one answer. "exact": the stripped text.
-    "code": the last program passes all unit tests, which are the answer, as JSON. "gym": full
-    credit by the rule of the generator that made the answer.
+    kind: "math" compares values, "exact" the stripped text. "code": the last program passes all
+    unit tests, which are the answer, as JSON. "gym": full credit by the generator's own rule.
     question: its formulas are no answers to it (see b above).
     reason: "correct", "wrong", "no answer" or "several answers"; or one that says nothing about the
     answer, only that it could not be judged: "unreadable", "timeout" or "error".
 
-    In this process and without a deadline: a text can keep SymPy busy for ever. Fine for gold
-    answers and toys; samples of a model go through `Verifier`. Raises TaskError: unknown kind.
+    Without a deadline: a text can keep SymPy busy for ever. Fine for gold answers and toys; samples
+    of a model go through `Verifier`. Raises TaskError: unknown kind.
     """
     reason, parts = read(text, answer, kind, question)
     if reason is None:
@@ -80,7 +77,7 @@ def read(text, answer, kind, question="", think_tags=THINK_TAGS):
         right = text == answer.strip()
         return ("correct" if right else "wrong" if text else "no answer"), None
     if kind == "code":
-        program = last_program(text)
+        program = sandbox.last_program(text)
         return ("no answer", None) if program is None else (None, [program])
     text = answers.DISPLAY.sub(lambda formula: formula[0].replace("\n", " "), text)
     if kind == "math":
@@ -100,26 +97,6 @@ def verdict(right):
     return "correct" if all(right) else "several answers" if any(right) else "wrong"
 
 
-FENCE = re.compile(r"^([ \t]*)```+[ \t]*([\w+-]*).*\n?", re.M)
-
-
-def last_program(text):
-    """The last Python block, or else the last block without a language; None if there is none.
-
-    Fence by fence: whether one opens or closes depends on all before it. A block that stays open is
-    a program that was cut off.
-    """
-    _, *pieces = FENCE.split(text.replace("\r\n", "\n"))
-    found, label = {}, None
-    for indent, language, after in zip(pieces[::3], pieces[1::3], pieces[2::3]):
-        if label is None or language:  # a fence with a language never closes
-            label, block = language.lower(), re.sub(f"^{indent}", "", after, flags=re.M)
-        else:
-            found["python" if label in ("py", "python3") else label] = block.removesuffix("\n")
-            label = None
-    return found.get("python", found.get(""))
-
-
 # ------------------------------------------------------------------------------------------------
 # 2. Graders: (answers of a text, gold answer) -> reason
 
@@ -129,12 +106,11 @@ def grade_math(parts, answer):
     "x = 3" may be written as "3"."""
     found = [parse_expression(part) for part in parts]
     if number := answers.read_number(answer):
-        gold, same = number, lambda expression, gold: literal(expression) == gold[0]
-    else:
-        gold, same = parse_expression(answers.clean(answer)), same_expression
+        return verdict([literal(expression) == number[0] for expression in found])
+    gold = parse_expression(answers.clean(answer))
     if gold is None or None in found:
         return "error" if gold is None else "unreadable"
-    return verdict([same(expression, gold) for expression in found])
+    return verdict([same_expression(expression, gold) for expression in found])
 
 
 def parse_expression(text):
@@ -174,7 +150,7 @@ def grade_program(parts, answer, unsafe=False):
 
 
 def grade_generated(parts, answer):
-    return "correct" if generated.score(parts[0], answer) else "wrong"
+    return verdict([generated.score(parts[0], answer)])
 
 
 GRADERS = {"math": grade_math, "code": grade_program, "gym": grade_generated}
@@ -219,22 +195,21 @@ class Verifier(contextlib.AbstractContextManager):
             worker.kill()
 
     def rewards(self, rollouts, problems, tokenizer):
-        """(list of -1.0 or +1.0, log) of finished rollouts; problems: {prompt_id: Problem}.
+        """(list of -1.0 or +1.0, log) of rollouts; problems: {prompt_id: Problem}.
 
         A truncated sample has no answer, whatever its text says: -1.
         """
         items, opens = [], self.think_tags[0]
         for rollout in rollouts:
+            problem, text = problems[rollout.prompt_id], ""
             if rollout.finish_reason == "stop":
-                problem = problems[rollout.prompt_id]
                 text = tokenizer.decode(rollout.output_ids[:-1])  # without the end token
                 # Some templates open the thinking in the prompt; the answer is still after its end.
                 if tokenizer.decode(rollout.prompt_ids[-16:]).rstrip().endswith(opens):
                     text = opens + text
-                items.append((text, problem.answer, problem.kind, problem.question))
+            items.append((text, problem.answer, problem.kind, problem.question))
         scores = self.score(items)
-        ended = iter(scores.rewards)
-        return [next(ended) if r.finish_reason == "stop" else -1.0 for r in rollouts], scores.log
+        return scores.rewards, scores.log
 
     def score(self, items):
         """The Scores of (text, answer, kind) or (text, answer, kind, question). Raises TaskError:
@@ -266,18 +241,20 @@ class Verifier(contextlib.AbstractContextManager):
         new, late = iter([key for key in keys if key not in found]), []
 
         def work(worker):
-            for kind, answer, parts in new:  # each thread takes the next one
+            for key in new:  # each thread takes the next one
+                kind, answer, parts = key
                 if kind == "code":  # in a process of its own for every test, not in the worker
                     reason = grade_program(parts, answer, self.unsafe_code)
-                elif len(late) < self.max_late * len(self.workers):
-                    reason = worker.ask((kind, answer, parts), self.deadline_s)
-                    late.extend(["late"] * (reason == "timeout"))
-                else:
-                    found[kind, answer, parts] = "timeout"
+                elif len(late) >= self.max_late * len(self.workers):
+                    found[key] = "timeout"
                     continue
-                found[kind, answer, parts] = reason
+                else:
+                    reason = worker.ask(key, self.deadline_s)
+                    if reason == "timeout":
+                        late.append(key)
                 if reason != "error":
-                    self.known[kind, answer, parts] = reason
+                    self.known[key] = reason
+                found[key] = reason
 
         with ThreadPoolExecutor(len(self.workers)) as pool:  # its threads only wait on pipes
             list(pool.map(work, self.workers))

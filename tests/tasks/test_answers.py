@@ -148,7 +148,7 @@ def test_a_wrong_answer_is_wrong_in_every_ending(verifier):
         ("12 km", "12 cm", False), (r"12\text{ km}", r"12\text{ cm}", False), ("12", "12 cm", True),
         ("12 centimeters", "12 cm", True), ("12 cm", "12", True), ("7 kg", "7 g", False),
         ("3.141593", r"\pi", False), (r"\pi", "3.14", False), ("0.333333", "1/3", False),
-        ("1.41421356", r"\sqrt{2}", False), ("0.5x", r"\frac{x}{2}", True),
+        ("1.41421356", r"\sqrt{2}", False), ("0.5x", r"\frac{x}{2}", True), ("x**2+1", "x^2+1", True),
         (r"\frac1{3}", "1/3", True), (r"\frac{1}3", "1/3", True), (r"\frac x{3}", "x/3", True),
         (r"\cfrac{1}{3}", "1/3", True), (r"\cfrac{x}{3}", "x/3", True),
         (r"x\approx11", "11", True), (r"x \approx 11", "11", True), (r"22/7 \approx 3.14", "3.14",
