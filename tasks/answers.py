@@ -223,19 +223,22 @@ PLAINER = [(re.compile(pattern), replacement) for pattern, replacement in [
 
 
 def bare(part):
-    r"""An answer without the LaTeX around a number: 1\frac12\text{ cm} as 1 1/2 cm."""
-    if SIMPLE.fullmatch(part):
-        return part.strip().rstrip(" .")  # as most answers are
-    text = clean(part)
-    text = replaced(text, PLAINER) if len(text) <= LONGEST_ANSWER else text
+    r"""An answer without LaTeX, "1 1/2 cm" of 1\frac12\text{ cm}; "" if it is too long."""
+    simple = SIMPLE.fullmatch(part)  # as most answers are
+    text = part.strip().rstrip(" .") if simple else clean(part)
+    if len(text) > LONGEST_ANSWER:
+        return ""
+    if simple:
+        return text
+    text = replaced(text, PLAINER)
     exact = text.partition(r"\approx")[0]  # of "22/7, about 3.14" the first
     return (exact if NUMBER.search(exact) else text.rpartition(r"\approx")[2]).strip()
 
 
 @functools.lru_cache(maxsize=4096)
 def plain_number(text):
-    """(value, percent, unit, the words before it) of a bare text; None for all but plain numbers."""
-    found = PLAIN.fullmatch(text) if len(text) <= LONGEST_ANSWER else None
+    """(value, percent, unit, words before it) of a bare text that is a plain number; else None."""
+    found = PLAIN.fullmatch(text)
     if not found or found[5] and int(found[5]) == 0:  # 3/0
         return None
     lead, sign, whole, top, bottom, power, percent, unit = found.groups()
@@ -246,7 +249,6 @@ def plain_number(text):
     return -number if sign == "-" else number, bool(percent), unit and unit.lower(), lead
 
 
-@functools.lru_cache(maxsize=4096)
 def read_number(text):
     """plain_number of a text without words before it, such as a gold answer; else None."""
     found = plain_number(bare(text))
@@ -254,14 +256,13 @@ def read_number(text):
 
 
 def same_number(part, gold):
-    """Whether a bare answer is right, for a gold one as read_number gives it; None: ask Math-Verify.
+    """Whether a bare answer is right, for a gold one of read_number; None: ask Math-Verify.
 
     50% is 50% and 0.5; and 50, since a question may name the unit itself ("what percent").
     """
     if (found := plain_number(part)) is None:
         one_number = len(re.findall("[0-9.]+(?:/[0-9]+)?", part)) == 1
-        ask = one_number and len(part) <= LONGEST_ANSWER and not UNEVALUATED.search(part)
-        return None if ask else False
+        return None if one_number and not UNEVALUATED.search(part) else False
     (value, percent, unit, _), (gold_value, gold_percent, gold_unit, _) = found, gold
     if unit and gold_unit and unit != gold_unit:
         return False

@@ -264,7 +264,8 @@ TAILS = (
      r"\text{ m/s}^2", " cm", " cm^2", "cm", " m", " m^2", " kg", " apples", " miles per hour",
      r"\text{ dollars}", " dollars", r"\%", "%", " percent", r"^\circ", r"^{\circ}", r"^\circ C",
      ")", r"\right)", " km/h", r"\text{ (approx)}", " square feet", "th", "...", r"\quad"],
-    ["x", " x", "m^2", "xy", " xy", "ab", " ab", "abc", r"\pi", r"\,\pi", " pi", "i", "e", "k", " t", " n",
+    ["x", " x", "m^2",
+     "xy", " xy", "ab", " ab", "abc", r"\pi", r"\,\pi", " pi", "i", "e", "k", " t", " n",
      r"\text{ x}", "-x", " - x", " + x", "+3", " - 3", "!", "^2", "^{3}", r"\cdot 2", r"\cdot x",
      r" \times 10^2", r" \times 10^{3}", "_2", "_{10}", "(x+1)", "(3)", "x^2", r"\sqrt{2}", " > x",
      " < x", r"\text{ or }800000", " or 800000", ", 800000", ", x", ":1", "/x", "/h", r" \pmod{5}",
@@ -273,7 +274,7 @@ TAILS = (
 
 
 def named_difference(part, fast, slow):
-    """Why our mark may differ from Math-Verify's: what only we read, what only it computes or drops;
+    """Why our mark may differ from Math-Verify's: what only we read, or only it computes or drops;
     "" for no known reason."""
     names = {
         "units": r"km/h|dollars|miles|m\^2|C$|Total|about|\)(?:cm|th)",
