@@ -200,7 +200,7 @@ WORD = (r"(?:(?i:an|as|at|be|by|do|he|if|in|is|it|my|no|of|on|or|so|to|up|us|we|
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
 NUMBER = re.compile(
     r"(?<![\w.])([-+]?)(?:([0-9]+) +(?=[0-9]+ */))?"  # the 3 of 3 1/2
-    r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?: */ *(-?[0-9]+))?(?:e(-?[0-9]{1,2}))?(?![0-9])")
+    r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?: */ *(-?[0-9]+))?(?:\u23e8(-?[0-9]{1,2}))?(?![0-9])")
 PLAIN = re.compile(
     # Before it nothing, or no digit and at the end a word: "Total: 7", "that she has 7".
     r"([^0-9]*(?:[:?]|(?<![\w\\'\u2019])(?!(?:not|never|than|plus|minus|times|and|or)\b)"
@@ -213,7 +213,8 @@ TERM = r"(?:\{\s*([-+]?[0-9]+)\s*\}|([0-9]))"
 PLAINER = [(re.compile(pattern), replacement) for pattern, replacement in [
     (rf"\\[cdt]?frac\s*{TERM}\s*{TERM}", r" \1\2/\3\4 "), (TEXT.pattern, r" \1 "),
     (r"\\%", "%"), (r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", ""),
-    (r"\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?(-?[0-9]{1,2})(?![0-9])\}?", r"e\1"),
+    # 3 \times 10^8 with the sign for "times ten to the power"; 1e3 may be a number of base 16
+    (r"\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?(-?[0-9]{1,2})(?![0-9])\}?", "\u23e8\\1"),
     (r"\s*\^?\s*\{?\s*(?:\\(?:circ|degree)(?![a-z])|\u00b0)\s*\}?(?: ?[CFK]\b)?", " "),
     (r"(?<=[A-Za-z])(?:\s*\^ ?\{? ?-?[0-9] ?\}?|[\u00b2\u00b3])", ""),  # cm^2
     (r"\\[()\[\]\\]|[$\u00a3\u20ac()*#`\"]|</?[A-Za-z]{1,10}/?>|\\boxed|\s+", " "),  # <b>7</b>

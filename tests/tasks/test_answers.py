@@ -146,6 +146,7 @@ def test_a_wrong_answer_is_wrong_in_every_ending(verifier):
         ("25_8", "25_7", False), ("25", "25_7", True), ("25_{7}", "25_7", True),
         ("25_7", "25", False), (r"1A_{\text{16}}", "1A_{16}", True),
         ("12 km", "12 cm", False), (r"12\text{ km}", r"12\text{ cm}", False), ("12", "12 cm", True),
+        (r"1.5 \times 10^3", "1500", True), ("1e3", "1000", False), ("1000", "1e3", False),
         ("12 centimeters", "12 cm", True), ("12 cm", "12", True), ("7 kg", "7 g", False),
         ("3.141593", r"\pi", False), (r"\pi", "3.14", False), ("0.333333", "1/3", False),
         ("1.41421356", r"\sqrt{2}", False), ("0.5x", r"\frac{x}{2}", True),
