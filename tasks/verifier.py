@@ -238,10 +238,11 @@ class Verifier(contextlib.AbstractContextManager):
         """{key: reason}. Reasons are remembered, late ones too: a text that was late once is late
         again. Not remembered: errors, which may be the machine's, and items nobody looked at."""
         found = {key: self.known[key] for key in keys if key in self.known}
-        new, late = iter([key for key in keys if key not in found]), []
+        new, late = [key for key in keys if key not in found], []
+        queue = iter(new)
 
         def work(worker):
-            for key in new:  # each thread takes the next one
+            for key in queue:  # each thread takes the next one
                 kind, answer, parts = key
                 if kind == "code":  # in a process of its own for every test, not in the worker
                     reason = grade_program(parts, answer, self.unsafe_code)
@@ -257,7 +258,7 @@ class Verifier(contextlib.AbstractContextManager):
                 found[key] = reason
 
         with ThreadPoolExecutor(len(self.workers)) as pool:  # its threads only wait on pipes
-            list(pool.map(work, self.workers))
+            list(pool.map(work, self.workers[: len(new)]))
         if len(self.known) > self.REMEMBERED:
             self.known.clear()
         return found
