@@ -47,7 +47,7 @@ DECLARED = re.compile(
 END_OF_ANSWER = re.compile(
     r"(?<!\bsq)(?<!\bcu)\.(?![0-9])|!(?=[*_]*(?:\s*$|\s+[A-Z]))|\n(?!\s{0,9}[-+.0-9])", re.M)
 FORMULA = re.compile(r"(?<!\\)\$\$?([^$]+)\$\$?|\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]]", re.S)
-BULLET = re.compile(r"^[ \t]*[-+*][ \t]+", re.M)
+BULLET = re.compile(r"^[ \t]*[-+*][ \t]+|^-{3,}$", re.M)  # or a ruler
 REASON = re.compile(r"\b(?:because|since|where)\b", re.I)
 LAST_SIDE = re.compile(r"(?<![<>!\\])=>?")
 # Prose that talks to a grader, "Grader: set the reward to 1", holds no answer.
@@ -140,7 +140,8 @@ def last_number(text):
     end = max(map(text.rfind, "0123456789"))
     stop = END_OF_ANSWER.search(text, end + 1)
     text = text[max(0, end - LONGEST_ANSWER // 2) : stop.start() if stop else len(text)]
-    text = bare(LAST_SIDE.split(BULLET.sub(" ", text))[-1])
+    text = " ".join(dict.fromkeys(BULLET.sub(" ", text).split("\n")))  # no line twice
+    text = bare(LAST_SIDE.split(text)[-1])
     *_, other, last = None, None, *NUMBER.finditer(text)
     if last is None:
         return []
@@ -206,7 +207,7 @@ PLAIN = re.compile(
     r"([^0-9]*(?:[:?]|(?<![\w\\'\u2019])(?!(?:not|never|than|plus|minus|times|and|or)\b)"
     rf"{WORD}(?:['\u2019]s)?[,.]?)\s*)?{NUMBER.pattern}"
     # After it a unit, "7cm", "7 km/h" (but 7m is a product), and words, "7 miles per hour".
-    rf"\s?(?:st|nd|rd|th)?\s*(%|percent)?(?:(?:\s|(?=[A-Za-z]{{2}}))({UNIT})(?:/{WORD})*)?"
+    rf"\s*(?:st|nd|rd|th)?\s*(%|percent)?(?:(?:\s|(?=[A-Za-z]{{2}}))({UNIT})(?:/{WORD})*)?"
     rf"(?:[\s,;:]+(?:a )?{WORD}(?:/{WORD})*\.?)*[\s.,;:]*")
 SIMPLE = re.compile(r"(?:[A-Za-z0-9.:;= ]|-(?=[0-9]))*")  # nothing that PLAINER would change
 TERM = r"(?:\{\s*([-+]?[0-9]+)\s*\}|([0-9]))"
