@@ -1,4 +1,4 @@
-r"""Which answer a text gives, and whether a plain number, a choice or a word is right.
+r"""Which answer a text gives, and whether it is right where that needs no algebra.
 
 The rule of place. It is fixed before anyone looks at the gold answer, because a policy that may
 list "5 or 6 or 7" learns to list:
@@ -13,20 +13,22 @@ list "5 or 6 or 7" learns to list:
     but a bare number or formula, "the answer is 6", is a second answer.
  7. Each holds one answer: of "3 + 4 = 7" the last side; nothing after "because", "since", "where".
 
+A gold answer that is a number wants one number. Plain ones (section 3) are compared here, as
+fractions, in microseconds. What else stands around one number is for Math-Verify (verifier.py), as
+all formulas are. Two numbers are a list or a calculation, and wrong.
+
 Decisions where graders differ: 25_8 for 25_7 is wrong, 25 is right (the question names the base).
 12 km for 12 cm is wrong, 12 and 12 centimeters are right: two units are compared if both are short.
 3.141593 for \pi is wrong, as 0.333333 is for 1/3: an exact answer is asked. x \approx 11 for 11 is
 right, and 50% for 50 and for 0.5. 12 + 34 - 5 for 41 is the question once more, and wrong.
-
-Numbers need microseconds and no SymPy here. Every pattern runs over the whole text once, or over
-one answer of at most LONGEST_ANSWER characters. Formulas are for Math-Verify (verifier.py).
 """
 
 import functools
 import re
 from fractions import Fraction
 
-LONGEST_ANSWER = 400  # characters; the longest gold answer in MATH has about 160
+# Every pattern runs over a whole text once, or over one answer of about this many characters.
+LONGEST_ANSWER = 400  # the longest gold answer in MATH has about 160
 
 # ------------------------------------------------------------------------------------------------
 # 1. Places
@@ -40,19 +42,17 @@ DECLARED = re.compile(
     r"|^[#*_ \t]*(?:final )?answer[*_ \t]*\n\s*",  # a heading
     re.I | re.M,
 )
-# A next line that starts with a number belongs to the answer, else "Answer: 6", "7" is two tries.
-END_OF_ANSWER = re.compile(r"(?<!\bsq)(?<!\bcu)\.(?![0-9])|\n(?!\s{0,9}[-+.0-9])")
+# Its end is "." or "7! Great.", but not "$3! \times 5!$". A next line that starts with a number
+# belongs to the answer, else "Answer: 6", "7" is two tries.
+END_OF_ANSWER = re.compile(
+    r"(?<!\bsq)(?<!\bcu)\.(?![0-9])|!(?=[*_]*(?:\s*$|\s+[A-Z]))|\n(?!\s{0,9}[-+.0-9])", re.M)
 FORMULA = re.compile(r"(?<!\\)\$\$?([^$]+)\$\$?|\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]]", re.S)
-SHOUT = re.compile(r"!(?=[*_]*(?:\s*$|\s+[A-Z]))", re.M)  # "7! Great.", but not "$3! \times 5!$"
-BULLET = re.compile(r"^[ \t]*[-+*][ \t]+", re.M)
+BULLET = re.compile(r"^[ \t]*[-+*][ \t]+|^-{3,}$", re.M)  # or a ruler
 REASON = re.compile(r"\b(?:because|since|where)\b", re.I)
 LAST_SIDE = re.compile(r"(?<![<>!\\])=>?")
-# Orders to a grader, "Grader: set the reward to 1", hold no answer, unless they declare one.
-ORDER = re.compile(
-    r"(?:^|[.:;,(]|\b(?:please|must|should|and|to|i))\s*"
-    r"(?:set|give|mark|return|output|score|print|ignore|accept)\b.*"
-    r"\b(?:rubric|grader|verifier|judge|reward|score|label|response|output|correct|instructions)\b"
-    r"|\b(?:grader|verifier|judge)(?:[:,]|.*\b(?:must|should|please)\b)|[\"']reward[\"']", re.I)
+# Prose that talks to a grader, "Grader: set the reward to 1", holds no answer.
+ORDER = re.compile(r"\b(?:rubric|grader|verifier|judge|reward|label|this (?:response|output)"
+                   r"|mark this)\b", re.I)
 
 
 def boxes(text):
@@ -77,10 +77,10 @@ def boxes(text):
 def declared_answers(text):
     """(boxes, other declared answers) of a text, in its order (rules 2 and 3)."""
     in_boxes, text = boxes(text)
-    if not ("nswer" in text or "####" in text or "NSWER" in text):
+    if not re.search("answer|####", text, re.I):
         return in_boxes, []
     text = TAGGED.sub(lambda m: f"\nAnswer: {' '.join(m[1].split())}\n", text)
-    text = BULLET.sub(" ", SHOUT.sub(".", FOUR_HASHES.sub("Answer: ", text)))
+    text = BULLET.sub(" ", FOUR_HASHES.sub("Answer: ", text))
     said, end = [], 0
     for lead in DECLARED.finditer(text):
         if lead.start() >= end:
@@ -90,24 +90,32 @@ def declared_answers(text):
     return in_boxes, [part for part in said if "\0" not in part and part.strip(" *_$")]
 
 
-def stated_answers(text):
-    """(boxes, other answers) without reasons and mere sentences (rules 6 and 7).
+def texts(text):
+    """The answers of a text as they stand, for other graders; all of it if it declares none."""
+    in_boxes, said = declared_answers(text)
+    found = [TEXT.sub(r"\1", part) for part in in_boxes]
+    found = found or [part.strip(" \t\n*_$`") for part in said] or [text]
+    return list(dict.fromkeys(part.strip() for part in found if part.strip()))
 
-    An order to a grader is like an empty box: its numbers are no answers.
+
+def judged(text, gold, question=""):
+    """(the answers of a text, cleaned, and of each whether it is right).
+
+    None instead of True or False: only Math-Verify can say.
     """
     in_boxes, said = declared_answers(text)
-    in_boxes = [part for part in in_boxes if part.strip()]
+    found = [part for part in in_boxes if part.strip()]
     said = [REASON.split(part)[0] for part in said]
-    if in_boxes:
-        said = [part for part in said if not PROSE.search(formulas(part))
-                or read_number(LAST_SIDE.split(part)[-1])]
-    if not in_boxes + said and ORDER.search(text.rpartition("\n")[2][-300:]):
-        return [""], []
-    return in_boxes, said
-
-
-def one_line_formulas(text):
-    return DISPLAY.sub(lambda m: m.group().replace("\n", " "), text)
+    found += [part for part in said if not found or not PROSE.search(formulas(part))
+              or read_number(LAST_SIDE.split(part)[-1])]
+    number = read_number(gold)
+    if not found and not ORDER.search(text.rpartition("\n")[2][-300:]):
+        found = last_number(text) if number else last_formula(text)
+    if number:
+        parts = [bare(LAST_SIDE.split(part)[-1]) for part in found]
+        return parts, [same_number(part, number) for part in parts]
+    parts = [part for part in dict.fromkeys(map(clean, map(formulas, found))) if part]
+    return parts, [same_text(part, gold, question) for part in parts]
 
 
 def formulas(part):
@@ -116,24 +124,30 @@ def formulas(part):
     return ", ".join(found) or part
 
 
-def expressions(text):
-    """The answers of a text where the gold answer is no number, cleaned, without repetitions."""
-    in_boxes, said = stated_answers(text)
-    found = [formulas(part) for part in in_boxes + said]
-    if not found:
-        line = text.strip().rpartition("\n")[2]
-        short = len(line) <= 100
-        places = FORMULA.findall(line if short and len(line.split()) <= 3 else text)
-        found = ["".join(places[-1])] if places else [line] if short else []
-    return [part for part in dict.fromkeys(map(clean, found)) if part]
+def last_formula(text):
+    """[the last formula of a text], or its last line if that is short (rule 4)."""
+    line = text.strip().rpartition("\n")[2]
+    short = len(line) <= 100
+    places = FORMULA.findall(line if short and len(line.split()) <= 3 else text)
+    return ["".join(places[-1])] if places else [line] if short else []
 
 
-def texts(text):
-    """The answers of a text as they stand, for other graders; all of it if it declares none."""
-    in_boxes, said = declared_answers(text)
-    found = [TEXT.sub(r"\1", part) for part in in_boxes]
-    found = found or [part.strip(" \t\n*_$`") for part in said] or [text]
-    return list(dict.fromkeys(part.strip() for part in found if part.strip()))
+def last_number(text):
+    """[the last number of the prose with the words around it] (rule 4); [] if there is none.
+
+    A word, a colon or "=" must stand between it and the number before: else "5, 7" is a list.
+    """
+    end = max(map(text.rfind, "0123456789"))
+    stop = END_OF_ANSWER.search(text, end + 1)
+    text = text[max(0, end - LONGEST_ANSWER // 2) : stop.start() if stop else len(text)]
+    text = " ".join(dict.fromkeys(BULLET.sub(" ", text).split("\n")))  # no line twice
+    text = bare(LAST_SIDE.split(text)[-1])
+    *_, other, last = None, None, *NUMBER.finditer(text)
+    if last is None:
+        return []
+    text = re.sub(r"^\S+", "", text[other.end() :]) if other else text  # without the rd of 3rd
+    lead = plain_number(text) and (plain_number(text)[-1] or "").strip()
+    return ["" if lead is None or other and lead in ("", "to") else text]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -150,7 +164,7 @@ SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
     (r"\\(?:left|right|big|Big|boldsymbol|bf|rm)(?![A-Za-z])|\\\$", ""),
     (r"\\(?:text)?color\s*\{[^{}]*\}|\\q?quad(?![A-Za-z])", " "),
     (r"(?<=[0-9])(?:\\[,!;: ]\s*|\{,\}|,\\!)(?=[0-9]{3}(?![0-9]))", ""),  # 1{,}234
-    (r"(?<!\\)\\[,;:! ]|~", " "), (r"\\approx(?![a-z])", r"\\approx "),
+    (r"(?<!\\)\\[,;:! ]|~", " "),
     (r"(?<![(\[.,0-9])(?<!\\\{)[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])",  # but (1,234) is a pair
      lambda match: match[0].replace(",", "")),
     (r"(?<=\w)\*\*(?=[\w({])", "^"), (r"\\varnothing", r"\\emptyset"),
@@ -160,9 +174,11 @@ SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
 
 def clean(part):
     """An answer as Math-Verify reads it, without its delimiters and closing period."""
-    part = part[: LONGEST_ANSWER + 100].translate(CHARACTERS)
-    part = part.strip("$*_` \t\n").removeprefix(r"\(").removesuffix(r"\)")
-    part = part.strip(" \t\n,;:").rstrip(" .")  # .5 keeps its point
+    part = " ".join(part.translate(CHARACTERS).split())
+    if len(part) > LONGEST_ANSWER:
+        return part  # it is wrong
+    part = part.strip("$*_` ").removeprefix(r"\(").removesuffix(r"\)")
+    part = part.strip(" ,;:").rstrip(" .")  # .5 keeps its point
     return " ".join(replaced(part, SPELLINGS).split())
 
 
@@ -173,152 +189,87 @@ def replaced(text, table):
 
 
 # ------------------------------------------------------------------------------------------------
-# 3. Numbers: a gold answer that is a number is always judged here
-#
-# The rewards are Math-Verify's, but for these (a test holds both lists). Right only here: units and
-# words ("7 km/h", "4m^2", "Total: 7"), separators ("31,928 kg"), 50% for 50, and what is unreadable
-# there ("= 7", "\approx 7", "(7", "7. cm"). Right only there: arithmetic ("157 + 3", "|7|", "2!"),
-# and the 7 of "7 t", "7ab", "7:1", "7_2", "7\text{ x}", "7\text{ hours and }30".
+# 3. Plain numbers: a sign, digits, a fraction, a power of ten, %, and words or a unit beside it
 
-PLAIN = re.compile(r"(?:[A-Za-z0-9.:;= ]|-(?=[0-9]))*")  # nothing that AROUND would change
-NUMBER = re.compile(
-    r"((?<![\w)\]}])[-+])?"  # a sign, unless it joins two terms as in "5-3"
-    r"(?<![A-Za-z_0-9])"  # not the 2 of "x2"
-    r"(?:([0-9]+) +(?=[0-9]+ */ *[0-9]))?"  # the 3 of 3 1/2
-    r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)"  # 1234 or 12.5 or .5
-    r"(?: */ *([-+]?[0-9]+))?"  # 3/4
-    r"(?: *(?:\\times|\\cdot|\*) *10 *\^ *\{?(-?[0-9]{1,2})(?![0-9])\}?)?"  # 3 \times 10^8
-)
-# Letters beside a number are words ("is 7", "7 apples", "7 cm") or mathematics ("7xy", "\pi 7").
-END = r"(?![A-Za-z])"
-UNIT = rf"(?:[cdkm]?m|[km]?g|m?[lL]|h|s|min|sec|hrs?|in|ft|yd|mi|lbs?|oz|mph|k?[JNWV]){END}"
-MATHEMATICS = (
-    r"(?:(?:sin|cos|tan|log|ln|mod|sqrt|pi|phi|alpha|beta|gamma|delta|theta|lambda|sigma|omega"
-    rf"|[abc]{{3}}|[xyz]{{3}}|[b-df-hj-np-tv-z]{{3,5}}){END})"
-)
-LONG_WORD = rf"(?!{MATHEMATICS})[A-Za-z]{{3,}}{END}"
-WORD = (
-    r"(?:(?:(?i:an|as|at|be|by|do|he|if|in|is|it|my|no|of|on|or|so|to|up|us|we|sq\.?|cu\.?)"
-    rf"{END}|{UNIT}|{LONG_WORD})(?:['\u2019-][a-z]+)?)"
-)
+# Letters beside a number are words ("is 7", "7 apples", "7 cm") or mathematics ("7xy", "log 7").
+UNIT = r"(?:(?:[cdkm]?m|[km]?g|m?[lL]|h|s|min|sec|hrs?|in|ft|yd|mi|lbs?|oz|mph|k?[JNWV])\b)"
+NAME = (r"(?:sin|cos|tan|log|mod|exp|sqrt|phi|alpha|beta|gamma|delta|theta|lambda|sigma|omega"
+        r"|[abc]{3}|[xyz]{3}|[b-df-hj-np-tv-z]{3,5})\b")
+LONG_WORD = rf"(?:(?!{NAME})[A-Za-z]{{3,}}\b)"
+WORD = (r"(?:(?i:an|as|at|be|by|do|he|if|in|is|it|my|no|of|on|or|so|to|up|us|we|sq|cu)\b"
+        rf"|{UNIT}|{LONG_WORD})")
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
-# What may stand before and after a number that is an answer. All else makes it a piece of a
-# formula: 2^7, 7!, 7x, x - 7, x > 7, \sqrt{7}.
-BEFORE = re.compile(
-    r"(?:^|(?<![<>!])=>?|[:;?\u2014\u21d2\u2192]|\\(?:approx|therefore|implies|[A-Z]\w*arrow)"
-    r"|(?<![A-Za-z\\'\u2019])(?:(?!(?:[A-Za-z]|not|never|than|plus|minus|times|\w+n['\u2019]t)\b)"
-    rf"{WORD}|[aI]\b)[,.]?|(?<![\w.,^{{])[0-9]+[,;/|&]?(?=\s))[\s*#(\[{{`\"'\u201c]*$"
-)
-CLOSING = r"[\s)\]}`\"'\u201d*]*"
-AFTER = re.compile(
-    rf"(?!{CLOSING}/){CLOSING}%?(?:(?:(?:\s|\\cdot|/)*(?:{UNIT}|(?:st|nd|rd|th|[ap]m|[AP]M){END})"
-    rf"|\s*[\s/-](?:a\s)?{WORD})[\u00b2\u00b3]?)*{CLOSING}(?:$|\\approx|\.?[0-9]|\({WORD}"
-    rf"|[.,;:?\u2014]+(?=\s*$|\s+(?:{WORD}|[^-+*/^<>\\A-Za-z\s]|[aI]\s)))"
-)
-# Numbers that only say of what or for how long: "7 out of 10", "18 dollars per day for 2 days".
-ASIDE = re.compile(r"\b(?:of|for|per|in|after|every|each)\s+(?:the\s+)?$", re.I)
+NUMBER = re.compile(
+    r"(?<![\w.])([-+]?)(?:([0-9]+) +(?=[0-9]+ */))?"  # the 3 of 3 1/2
+    r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?: */ *(-?[0-9]+))?(?:\u23e8(-?[0-9]{1,2}))?(?![0-9])")
+PLAIN = re.compile(
+    # Before it nothing, or no digit and at the end a word: "Total: 7", "that she has 7".
+    r"([^0-9]*(?:[:?]|(?<![\w\\'\u2019])(?!(?:not|never|than|plus|minus|times|and|or)\b)"
+    rf"{WORD}(?:['\u2019]s)?[,.]?)\s*)?{NUMBER.pattern}"
+    # After it a unit, "7cm", "7 km/h" (but 7m is a product), and words, "7 miles per hour".
+    rf"\s*(?:st|nd|rd|th)?\s*(%|percent)?(?:(?:\s|(?=[A-Za-z]{{2}}))({UNIT})(?:/{WORD})*)?"
+    rf"(?:[\s,;:]+(?:a )?{WORD}(?:/{WORD})*\.?)*[\s.,;:]*")
+SIMPLE = re.compile(r"(?:[A-Za-z0-9.:;= ]|-(?=[0-9]))*")  # nothing that PLAINER would change
 TERM = r"(?:\{\s*([-+]?[0-9]+)\s*\}|([0-9]))"
-AROUND = [(re.compile(pattern), replacement) for pattern, replacement in [
-    (r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", ""), (r"\\%", "%"),
-    (rf"\\[cdt]?frac\s*{TERM}\s*{TERM}", r" \1\2/\3\4 "),
-    (r"(\\(?:text|textnormal|mathrm|mbox)\s*\{(?=[^{}0-9A-Za-z]*[A-Za-z])[^{}0-9]*\}"
-     rf"|(?<![\\A-Za-z]){WORD})[\^_]\s*(?:\{{\s*-?[0-9]\s*\}}|-?[0-9])", r"\1"),  # cm^2, CO_2
-    (TEXT.pattern, r" \1 "),
-    (r"\\[()\[\]\\]|[$\u00a3\u20ac]|\*\*|</?[A-Za-z]{1,10}/?>|\\boxed|\s+", " "),  # <b>7</b>
-    (rf"\^? ?\{{? ?(?:\\(?:circ|degree){END}|\u00b0) ?\}}?(?: ?[CFK]{END})?", " "),
-    # The braces of "{7}" alone are LaTeX's; those of \sqrt{7} stay and give the formula away.
-    (r"(?:(?<=[ (+-])|^)\{([^{}]*)\}", r" \1 "),
-    # "- 7" and "-(7)" are -7 where an answer begins.
-    (r"((?:^|[:=]|\\approx|\b(?:is|about)\b)[ (\[]*[-+])[ (]+(?=[.0-9])", r"\1"),
+PLAINER = [(re.compile(pattern), replacement) for pattern, replacement in [
+    (rf"\\[cdt]?frac\s*{TERM}\s*{TERM}", r" \1\2/\3\4 "), (TEXT.pattern, r" \1 "),
+    (r"\\%", "%"), (r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", ""),
+    # 3 \times 10^8 with the sign for "times ten to the power"; 1e3 may be a number of base 16
+    (r"\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?(-?[0-9]{1,2})(?![0-9])\}?", "\u23e8\\1"),
+    (r"\s*\^?\s*\{?\s*(?:\\(?:circ|degree)(?![a-z])|\u00b0)\s*\}?(?: ?[CFK]\b)?", " "),
+    (r"(?<=[A-Za-z])(?:\s*\^ ?\{? ?-?[0-9] ?\}?|[\u00b2\u00b3])", ""),  # cm^2
+    (r"\\[()\[\]\\]|[$\u00a3\u20ac()*#`\"]|</?[A-Za-z]{1,10}/?>|\\boxed|\s+", " "),  # <b>7</b>
+    (r"(?:(?<=[ +-])|^)\{([^{}]*)\}", r" \1 "),  # but not \sqrt{7}
+    (r"((?:^|:|\\approx|\bis|\babout)\s*[-+])\s+(?=[.0-9])", r"\1"),  # -(7)
 ]]  # fmt: skip
 
 
-def number_rewards(text, gold):
-    """[whether right] of each answer in a text; gold: (value, percent, unit) (rules 2 to 7)."""
-    in_boxes, said = stated_answers(text)
-    found = set().union(*(numbers(LAST_SIDE.split(part)[-1]) for part in said + in_boxes))
-    if in_boxes:
-        found = found or {None}
-    elif not found:
-        found = last_number(text)
-    return [entry is not None and same_number(entry, gold) for entry in found]
-
-
-def numbers(part):
-    r"""The set of (value, percent, unit) of the numbers in an answer; None: piece of a formula.
-
-    \boxed{7x} is not 7, and \boxed{3 + 4} is a question.
-    """
-    if len(part) > LONGEST_ANSWER:
-        return {None}
-    text = bare(part)
+def bare(part):
+    r"""An answer without LaTeX, "1 1/2 cm" of 1\frac12\text{ cm}; "" if it is too long."""
+    simple = SIMPLE.fullmatch(part)  # as most answers are
+    text = part.strip().rstrip(" .") if simple else clean(part)
+    if len(text) > LONGEST_ANSWER:
+        return ""
+    if simple:
+        return text
+    text = replaced(text, PLAINER)
     exact = text.partition(r"\approx")[0]  # of "22/7, about 3.14" the first
-    text = exact if NUMBER.search(exact) else text
-    found = set()
-    for match in NUMBER.finditer(text):
-        if not (found and ASIDE.search(text[max(0, match.start() - 20) : match.start()])):
-            found.add(number_at(text, match))
-    return found
-
-
-def last_number(text):
-    """The set of the last number of the text, and None if it ends a bare list ("5, 6 or 7")."""
-    end = max(map(text.rfind, "0123456789"))
-    start = max(0, end - LONGEST_ANSWER // 2)
-    window = BULLET.sub(" ", SHOUT.sub(".", text[start : end + LONGEST_ANSWER // 2]))
-    window = bare(window.replace("\n", " ; "))
-    *_, other, last = None, None, *NUMBER.finditer(window)
-    if not last or (found := number_at(window, last)) is None:
-        return set()
-    between = window[other.end() : last.start()].strip(" ,;/|&").lower() if other else "?"
-    listed = between in ("", "or", "and", "to", "-") and other.group() != last.group()
-    return {found, None} if listed else {found}
+    return (exact if NUMBER.search(exact) else text.rpartition(r"\approx")[2]).strip()
 
 
 @functools.lru_cache(maxsize=4096)
+def plain_number(text):
+    """(value, percent, unit, words before it) of a bare text that is a plain number; else None."""
+    found = PLAIN.fullmatch(text)
+    if not found or found[5] and int(found[5]) == 0:  # 3/0
+        return None
+    lead, sign, whole, top, bottom, power, percent, unit = found.groups()
+    number = int(top) if top.isdigit() else Fraction(top)
+    if whole or bottom or power:  # for few
+        number = Fraction(number) / int(bottom or 1) + int(whole or 0)
+        number *= Fraction(10) ** int(power or 0)
+    return -number if sign == "-" else number, bool(percent), unit and unit.lower(), lead
+
+
 def read_number(text):
-    """(value, percent, unit) of a text that is one number, perhaps with a unit in words, or None.
+    """plain_number of a text without words before it, such as a gold answer; else None."""
+    found = plain_number(bare(text))
+    return None if found is None or found[-1] else found
 
-    "7m" may be a product, and a longer text is no number with a unit.
+
+def same_number(part, gold):
+    """Whether a bare answer is right, for a gold one of read_number; None: ask Math-Verify.
+
+    50% is 50% and 0.5; and 50, since a question may name the unit itself ("what percent").
     """
-    text = bare(text[:LONGEST_ANSWER]).strip().rstrip(".")
-    match = NUMBER.match(text)
-    rest = text[match.end() :] if match else ""
-    if not match or not re.fullmatch(r"\s*%?(?:\s+[A-Za-z]+(?:/[A-Za-z]+)?){0,3}\s*", rest):
-        return None
-    return number_at(text, match)
-
-
-def number_at(text, match):
-    """(value, percent, unit) of a matched number; None for a piece of a formula and for 3/0.
-
-    None for 100 digits and more, too: a policy that loops on one digit writes thousands, and Python
-    refuses to read integers of more than 4,300 digits, which would end the run.
-    """
-    before, after = text[max(0, match.start() - 24) : match.start()], text[match.end() :][:120]
-    sign, whole, top, bottom, power = match.groups()
-    if len(match.group()) > 100 or bottom and int(bottom) == 0 or not (
-            BEFORE.search(before) and AFTER.match(after)):
-        return None
-    value = (Fraction(top) / int(bottom or 1) + int(whole or 0)) * Fraction(10) ** int(power or 0)
-    percent, unit = re.match(r"\s*(?:%|percent)", after), re.match(rf"\s*({UNIT})", after)
-    return -value if sign == "-" else value, bool(percent), unit and unit[1].lower()
-
-
-def same_number(found, gold):
-    """50% is 50% and 0.5; and 50, since a question may name the unit itself ("what percent")."""
-    (value, percent, unit), (gold_value, gold_percent, gold_unit) = found, gold
+    if (found := plain_number(part)) is None:
+        one_number = len(re.findall("[0-9.]+(?:/[0-9]+)?", part)) == 1
+        return None if one_number and not UNEVALUATED.search(part) else False
+    (value, percent, unit, _), (gold_value, gold_percent, gold_unit, _) = found, gold
     if unit and gold_unit and unit != gold_unit:
         return False
     return value == gold_value or percent != gold_percent and (
         value == 100 * gold_value if percent else 100 * value == gold_value)
-
-
-def bare(text):
-    r"""An answer without the LaTeX around a number; \frac{1}{2} as 1/2, 1\frac12 as 1 1/2."""
-    if PLAIN.fullmatch(text):
-        return text.strip()  # as most answers are
-    return replaced(clean(text), AROUND)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -329,11 +280,10 @@ CHOICE = re.compile(
     r"(?i:(?:so|thus|therefore|hence|the|correct|right|best|final|answer|option|choice|letter|is)\b"
     r"[\s:,*^]*)*\(?([A-J])(?:\)?|(?:[).:]|,?\s+(?:because|since|as)\b)"
     r"(?!.*(?:\([A-J]\)|\b[A-J][).:])).*)", re.S)
-BASED = re.compile(r"([0-9A-Z]+)(?:_\{?(?:\\text\{)?([0-9]+)\}*)?")
 UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t ends in a variable
     rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?:{WORD}\s*)+)(?:\s*\^\s*\{{?[0-9]\}}?)?\s*$")
 UNEVALUATED = re.compile(
-    r"\\(?:i{0,3}int|oint|sum|prod|lim|frac\s*\{d\})(?![A-Za-z])|[\u222b\u2211]")
+    r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots|frac\s*\{d\})(?![A-Za-z])|[\u222b\u2211]")
 
 
 def same_text(part, gold, question=""):
@@ -349,9 +299,9 @@ def same_text(part, gold, question=""):
     expected = words(gold)
     if expected and (r"\text" in gold or re.fullmatch(rf"(?:(?:{WORD}|a)\s*)+", expected)):
         return words(part) == expected
-    expected, found = BASED.fullmatch(squeezed(gold)), BASED.fullmatch(squeezed(part))
-    if expected and expected[2]:
-        return bool(found and found[1] == expected[1] and found[2] in (None, expected[2]))
+    based = squeezed(gold)
+    if re.fullmatch("[0-9A-Z]+_[0-9]+", based):
+        return squeezed(part) in (based, based.partition("_")[0])
     if len(part) > LONGEST_ANSWER or UNEVALUATED.search(part) and not UNEVALUATED.search(gold):
         return False
     asked = {squeezed(side) for formula in map("".join, FORMULA.findall(question))
@@ -360,7 +310,7 @@ def same_text(part, gold, question=""):
 
 
 def squeezed(part):
-    return "".join(clean(part).split())
+    return re.sub(r"\\text|[{}\s]", "", clean(part))
 
 
 def words(text):

@@ -19,6 +19,7 @@ import functools
 import json
 import math
 import os
+import re
 import select
 import shutil
 import signal
@@ -71,6 +72,56 @@ def parse_tests(text):
     """UnitTests of their JSON."""
     tests = json.loads(text)
     return UnitTests(tuple(tests["inputs"]), tuple(tests["outputs"]), tests["fn_name"])
+
+
+MOST_TESTS = 15  # DeepCoder's: a problem's longest inputs; all of them would take minutes
+
+
+def read_tests(value, metadata=None):
+    """UnitTests of the forms that data sets have; ValueError and the like for others.
+
+    TACO, APPS:  {"inputs": [...], "outputs": [...], "fn_name": "f"}
+    PrimeIntellect:  [{"input": [1], "output": 2, "type": "function_call", "fn_name": "f"}]
+    LiveCodeBench:  [{"input": "1", "output": "2", "testtype": "functional"}], with one JSON value a
+        line, and {"func_name": "f"} in the record's metadata
+    """
+    tests = json.loads(value) if isinstance(value, str) else value
+    if isinstance(tests, dict):
+        name, pairs = tests.get("fn_name"), zip(tests["inputs"], tests["outputs"], strict=True)
+    else:
+        name, first = None, tests[0]
+        if first.get("type") == "function_call" or first.get("testtype") == "functional":
+            tables = [json.loads(table) if isinstance(table, str) else table or {}
+                      for table in (first, first.get("metadata"), metadata)]
+            name = [table[key] for table in tables for key in ("fn_name", "func_name")
+                    if table.get(key)][0]
+        pairs = [(test["input"], test["output"]) for test in tests]
+        if name is not None and isinstance(pairs[0][0], str):  # LiveCodeBench
+            pairs = [([json.loads(x) for x in i.splitlines()], json.loads(o)) for i, o in pairs]
+    if name is None:  # some have a list of lines
+        pairs = [tuple("\n".join(x) if isinstance(x, list) else x for x in p) for p in pairs]
+    pairs = sorted(pairs, key=lambda pair: -len(json.dumps(pair[0])))[:MOST_TESTS]
+    return UnitTests(tuple(i for i, _ in pairs), tuple(o for _, o in pairs), name)
+
+
+FENCE = re.compile(r"^([ \t]*)```+[ \t]*([\w+-]*).*\n?", re.M)
+
+
+def last_program(text):
+    """The last Python block, or else the last block without a language; None if there is none.
+
+    Fence by fence: whether one opens or closes depends on all before it. A block that stays open is
+    a program that was cut off.
+    """
+    _, *pieces = FENCE.split(text.replace("\r\n", "\n"))
+    found, label = {}, None
+    for indent, language, after in zip(pieces[::3], pieces[1::3], pieces[2::3]):
+        if label is None or language:  # a fence with a language never closes
+            label, block = language.lower(), re.sub(f"^{indent}", "", after, flags=re.M)
+        else:
+            found["python" if label in ("py", "python3") else label] = block.removesuffix("\n")
+            label = None
+    return found.get("python", found.get(""))
 
 
 def run_tests(program, tests, limits=Limits(), unsafe=False):

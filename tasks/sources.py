@@ -18,7 +18,7 @@ from pathlib import Path
 from config import did_you_mean
 from tasks.answers import boxes, read_number
 from tasks.generated import pack
-from tasks.sandbox import UnitTests
+from tasks.sandbox import read_tests
 from tasks.verifier import TaskError
 
 
@@ -97,12 +97,14 @@ def checked_options(name, options, defaults):
             raise TaskError(f"task option {key!r} is unknown to {name!r}"
                             + did_you_mean(key, defaults, otherwise=":")
                             + f" it takes {', '.join(defaults)}")
+        right, wanted = True, ""
         if isinstance(defaults[key], int):
             right, wanted = type(value) is int and value > 0, "a whole number above 0"
-        elif isinstance(defaults[key], str):
-            right = value in CHOICES.get(key, [value]) and isinstance(value, str)
-            wanted = f"one of {', '.join(CHOICES[key])}" if key in CHOICES else "text"
-        if defaults[key] is not None and not right:
+        elif key in CHOICES:
+            right, wanted = value in CHOICES[key], f"one of {', '.join(CHOICES[key])}"
+        elif defaults[key] is not None:
+            right, wanted = isinstance(value, str), "text"
+        if not right:
             raise TaskError(f"task option {key} = {value!r} of {name!r} must be {wanted}")
     return defaults | options
 
@@ -161,9 +163,8 @@ def reasoning_gym_problems(name, heldout, seed, options):
                         "such as chain_sum, countdown and sudoku; for composite write a mix")
     defaults = {field.name: None for field in fields(DATASETS[generator][1])} | {"size": 2000}
     del defaults["seed"]
-    size = checked_options(name, options, defaults)["size"]
+    wanted = checked_options(name, options, defaults)["size"] + heldout
     options = {key: value for key, value in options.items() if key != "size"}
-    wanted = size + heldout
     try:
         # The generator draws problem i from seed + i, so neighboring seeds would share nearly all
         # of their problems: keep them a million apart (NumPy takes 32 bits).
@@ -175,22 +176,20 @@ def reasoning_gym_problems(name, heldout, seed, options):
     own_rule = type(source).score_answer is not ProceduralDataset.score_answer
     problems = {}
     for entry in source:
-        if len(problems) == wanted:
-            break
-        answer, kind = entry["answer"], "math"
+        answer, kind, level, trace = entry["answer"], "math", 0, None
         # Numbers are compared by value, in microseconds; the rest is the generator's business.
         if not re.fullmatch("[-+]?[0-9]+", answer or "") and (
                 own_rule or answer is None or read_number(answer) is None):
             answer, kind = pack(generator, options, entry), "gym"
-        level, trace = 0, None
         if generator == "chain_sum":  # its level is the number of terms
             steps, total = worked_steps(entry["metadata"]["expression"])
             level, trace = len(steps) + 1, "; ".join(steps) + f"</think>{total}"
         found = make_problem(name, entry["question"], answer, kind=kind, level=level, trace=trace)
         problems.setdefault(found.id, found)
-    if len(problems) < wanted:
-        warnings.warn(f"task {name!r} has only {len(problems)} distinct problems with options "
-                      f"{options}, {wanted} were asked for", stacklevel=2)
+        if len(problems) == wanted:
+            return list(problems.values())
+    warnings.warn(f"task {name!r} has only {len(problems)} distinct problems with options "
+                  f"{options}, {wanted} were asked for", stacklevel=2)
     return list(problems.values())
 
 
@@ -212,21 +211,18 @@ USUAL = {"question": ("question", "problem", "prompt", "messages"),
          "answer": ("answer", "reward_model.ground_truth", "solution", "messages")}
 # What data sets write where there is no answer. As a gold answer, "\boxed{proof}" would score.
 NO_ANSWERS = {"proof", "see proof", "n/a", "notfound", "not found", "unknown", "see solution"}
-CODE = {"question": "problem", "answer": "tests", "kind": "code", "trace": "solutions"}
-# The paper trains on the first two.
-PRESETS = {name: {"repository": repository, "config": config, "split": split} | columns
-           for name, repository, config, split, columns in (
-    ("polaris-53k", "POLARIS-Project/Polaris-Dataset-53K", "", "train", {"level": "difficulty"}),
-    ("deepcoder", "agentica-org/DeepCoder-Preview-Dataset", "primeintellect+taco+lcbv5", "train",
-     CODE),
-    ("gsm8k", "openai/gsm8k", "main", "train", {}),
-    ("gsm8k-test", "openai/gsm8k", "main", "test", {}),
-    ("math", "DigitalLearningGmbH/MATH-lighteval", "", "train", {}),
-    ("math-500", "HuggingFaceH4/MATH-500", "", "test", {}),
-    ("dapo-17k", "open-r1/DAPO-Math-17k-Processed", "en", "train", {}),
-    ("aime-24", "HuggingFaceH4/aime_2024", "", "train", {}),
-    ("aime-25", "math-ai/aime25", "", "test", {}),
-)}  # fmt: skip
+PRESETS = {  # repository, configuration, split, columns; the paper trains on the first two
+    "polaris-53k": ("POLARIS-Project/Polaris-Dataset-53K", "", "train", {"level": "difficulty"}),
+    "deepcoder": ("agentica-org/DeepCoder-Preview-Dataset", "primeintellect+taco+lcbv5", "train", {
+        "question": "problem", "answer": "tests", "kind": "code", "trace": "solutions"}),
+    "gsm8k": ("openai/gsm8k", "main", "train", {}),
+    "gsm8k-test": ("openai/gsm8k", "main", "test", {}),
+    "math": ("DigitalLearningGmbH/MATH-lighteval", "", "train", {}),
+    "math-500": ("HuggingFaceH4/MATH-500", "", "test", {}),
+    "dapo-17k": ("open-r1/DAPO-Math-17k-Processed", "en", "train", {}),
+    "aime-24": ("HuggingFaceH4/aime_2024", "", "train", {}),
+    "aime-25": ("math-ai/aime25", "", "test", {}),
+}
 
 
 def file_records(name):
@@ -247,8 +243,8 @@ def file_records(name):
         return {f"line {rows.line_num}": row for row in rows}
     if text.lstrip().startswith("[") and isinstance(array := json_value(text), list):
         return {f"record {i}": record for i, record in enumerate(array, start=1)}
-    lines = enumerate(text.split("\n"), start=1)
-    return {f"line {number}": json_value(line) for number, line in lines if line.strip()}
+    return {f"line {i}": json_value(line)
+            for i, line in enumerate(text.split("\n"), start=1) if line.strip()}
 
 
 def json_value(text):
@@ -282,9 +278,10 @@ def record_problems(name, options, unusable):
         records = file_records(name)
     else:
         repository = name.removeprefix("hf:")
-        task = repository.rpartition("/")[2]
-        defaults = PRESETS.get(name, {"repository": repository, "config": "", "split": "train"})
-        columns = checked_options(name, options, COLUMNS | defaults)
+        repository, config, split, usual = PRESETS.get(name, (repository, "", "train", {}))
+        task = name.removeprefix("hf:").rpartition("/")[2]
+        columns = checked_options(name, options, COLUMNS | usual | {
+            "repository": repository, "config": config, "split": split})
         records = hub_records(name, columns["repository"], columns["config"], columns["split"])
     columns = recognize(name, records, columns)
     problems, bad = {}, []
@@ -311,13 +308,13 @@ def recognize(name, records, columns):
         raise TaskError(f'task {name!r} is empty; one line: {{"question": "2+3", "answer": "5"}}')
     chosen = dict(columns)
     for role, usual in USUAL.items():
-        there = (path for path in usual if any(text_at(row, path, role) for row in rows))
+        there = (path for path in usual if any(text_of(column(row, path), role) for row in rows))
         chosen[role] = columns[role] or next(there, None)
         if chosen[role] is None:
             raise TaskError(f"task {name!r} has no column of a usual name for the {role}: it has "
                             f"{', '.join(rows[0])}; name it by the task option {role}")
     if not chosen["form"]:
-        texts = [str(text_at(row, chosen["answer"], "answer")) for row in rows]
+        texts = [str(text_of(column(row, chosen["answer"]), "answer")) for row in rows]
         marked = {form: sum(mark in text for text in texts) for form, mark in FORMS.items() if mark}
         most = max(marked, key=marked.get)
         usual = columns["kind"] == "math" and 2 * marked[most] > len(rows)
@@ -331,18 +328,11 @@ def record_problem(record, task, columns):
         raise TaskError(f"is no JSON object: {str(record)[:60]!r}")
     kind = record.get("kind")
     kind = kind if kind in CHOICES["kind"] else columns["kind"]
-    question = text_at(record, columns["question"], "question")
-    answer = text_at(record, columns["answer"], "answer")
-    if columns["form"] != "plain" and kind != "code" and isinstance(answer, str):
-        mark = FORMS[columns["form"]]
-        parts = boxes(answer)[0] if columns["form"] == "boxed" else answer.split(mark)[1:]
-        if not parts:
-            raise TaskError(f"has no {mark} in its field {columns['answer']!r}")
-        answer = parts[-1].strip()
+    question, answer = (text_of(column(record, columns[role]), role) for role in USUAL)
     trace = column(record, columns["trace"])
     if kind == "code":
         try:
-            tests = unit_tests(answer, record.get("metadata"))
+            tests = read_tests(answer, record.get("metadata"))
             question = code_question(question, record.get("starter_code"), tests.fn_name)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise TaskError(
@@ -352,20 +342,25 @@ def record_problem(record, task, columns):
         trace = trace[0] if isinstance(trace, list) and trace else trace
         if isinstance(trace, str) and "```" not in trace:
             trace = f"</think>```python\n{trace}\n```"
-    for name, value in ((columns["question"], question), (columns["answer"], answer)):
+    elif (mark := FORMS[columns["form"]]) and isinstance(answer, str):
+        parts = boxes(answer)[0] if columns["form"] == "boxed" else answer.split(mark)[1:]
+        if not parts:
+            raise TaskError(f"has no {mark} in its field {columns['answer']!r}")
+        answer = parts[-1].strip()
+    for role, value in (("question", question), ("answer", answer)):
         if not isinstance(value, str) or not value.strip():
-            raise TaskError(f"has a field {name!r} that is {value!r} and must be text, not empty")
+            raise TaskError(f"has a field {columns[role]!r} that is {value!r} and must be text, "
+                            "not empty")
     if kind == "math" and answer.strip().lower().rstrip(".") in NO_ANSWERS:
         raise TaskError(f"has {answer!r} for an answer, and no verifier can compare that")
     return make_problem(task, question, answer, kind=kind,
-                        level=level_number(column(record, columns["level"])) or 0,
+                        level=level_number(column(record, columns["level"])),
                         trace=trace if isinstance(trace, str) else None)
 
 
-def text_at(record, path, role):
-    """The value at `path`: a number as text, a list of one as its entry, and of a list of messages
-    the part that is the question or the answer."""
-    value = column(record, path)
+def text_of(value, role):
+    """A number as text, a list of one as its entry, and of a list of messages the part that is the
+    question or the answer; any other value as it is."""
     if type(value) in (int, float) and math.isfinite(value):
         return str(value)
     if not isinstance(value, list) or not value:
@@ -377,7 +372,7 @@ def text_at(record, path, role):
             return "".join(said["assistant"][-1:])
         # Of a longer conversation, the question is only a part.
         return "\n\n".join(said["system"] + said["user"]) if len(said["user"]) == 1 else None
-    return text_at({"only": value[0]}, "only", role) if len(value) == 1 else value
+    return text_of(value[0], role) if len(value) == 1 else value
 
 
 def column(record, path):
@@ -393,45 +388,9 @@ def column(record, path):
 
 
 def level_number(level):
-    """5 of 5, "Level 5" or "5/8"; None where there is no whole number."""
+    """5 of 5, "Level 5" or "5/8"; 0 where there is no whole number."""
     found = re.search("[0-9]+", level) if isinstance(level, str) else None
-    return int(found.group()) if found else level if type(level) is int else None
-
-
-MOST_TESTS = 15  # DeepCoder's: a problem's longest inputs; all of them would take minutes
-
-
-def unit_tests(value, metadata=None):
-    """UnitTests of the forms that data sets have; ValueError and the like for others.
-
-    TACO, APPS:  {"inputs": [...], "outputs": [...], "fn_name": "f"}
-    PrimeIntellect:  [{"input": [1], "output": 2, "type": "function_call", "fn_name": "f"}]
-    LiveCodeBench:  [{"input": "1", "output": "2", "testtype": "functional"}], with one JSON value a
-        line, and {"func_name": "f"} in the record's metadata
-    """
-    tests = json.loads(value) if isinstance(value, str) else value
-    if isinstance(tests, dict):
-        name, pairs = tests.get("fn_name"), zip(tests["inputs"], tests["outputs"], strict=True)
-    else:
-        name = called_function(tests[0], metadata)
-        pairs = [(test["input"], test["output"]) for test in tests]
-        if name is not None and isinstance(pairs[0][0], str):  # LiveCodeBench
-            pairs = [([json.loads(x) for x in i.splitlines()], json.loads(o)) for i, o in pairs]
-    if name is None:  # some have a list of lines
-        pairs = [tuple("\n".join(x) if isinstance(x, list) else x for x in p) for p in pairs]
-    pairs = sorted(pairs, key=lambda pair: -len(json.dumps(pair[0])))[:MOST_TESTS]
-    return UnitTests(tuple(i for i, _ in pairs), tuple(o for _, o in pairs), name)
-
-
-def called_function(test, metadata):
-    """The name of the function that one test calls; None for standard input."""
-    if test.get("type") != "function_call" and test.get("testtype") != "functional":
-        return None
-    for table in (test, test.get("metadata"), metadata):
-        table = json.loads(table) if isinstance(table, str) else table or {}
-        if name := table.get("fn_name") or table.get("func_name"):
-            return name
-    raise ValueError("a unit test calls a function, and nothing says which")
+    return int(found.group()) if found else level if type(level) is int else 0
 
 
 def code_question(question, starter_code, name):

@@ -1,21 +1,19 @@
 r"""Rewards: is the answer in this text the right one, and why (paper, sec. 2: +1 or -1).
 
-1. verify        one text, one gold answer, one kind: "math", "exact", "code" (sandbox.py) or "gym"
-                 (generated.py)
-2. expressions   mathematics beyond plain numbers, by Math-Verify: milliseconds, or never
-3. Verifier      a whole batch: numbers here, the rest in worker processes with a deadline
-4. Worker        one such process
+1. verify      one text, one gold answer, one kind: "math" (answers.py), "exact", "code"
+               (sandbox.py) or "gym" (generated.py)
+2. graders     formulas by Math-Verify: milliseconds, or never
+3. Verifier    a whole batch: numbers here, the rest in worker processes with a deadline
 
-The place of the answer, and plain numbers, choices and words, are in answers.py. The paper grades
-with SymPy and Math-Verify. Differences, all ours:
+The paper grades with SymPy and Math-Verify. Differences, all ours:
   a. Exactly one answer is read, from a fixed place. Math-Verify alone tries several places and
      takes what it can parse, and a policy learns to fill them all.
   b. A gold answer that is a number wants a number: else repeating the question, \boxed{12 + 34},
      would be a right answer. Where the gold answer is a formula, a formula of the question is
      wrong, and so is an integral, sum or limit that is left standing. Still open: the question in
      other words. \boxed{\sqrt{2 \cdot 121}} is right for "simplify \sqrt{242}".
-  c. Math-Verify's own time limit is off. It uses signal.alarm, which raises anywhere but in the
-     main thread, and every answer is then silently wrong. A process can be killed.
+  c. Math-Verify's own time limit is off: its signal.alarm works in the main thread alone, and
+     elsewhere every answer is silently wrong. A process can be killed.
 
     >>> verify(r"It is \boxed{[2, 3)}.", r"x \in [2,3)")
     (1.0, 'correct')
@@ -27,8 +25,6 @@ import importlib
 import logging
 import multiprocessing
 import os
-import queue
-import re
 import resource
 import signal
 import subprocess
@@ -40,18 +36,7 @@ from fractions import Fraction
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tasks import generated, sandbox
-from tasks.answers import (
-    LONGEST_ANSWER,
-    UNIT_AT_END,
-    clean,
-    expressions,
-    number_rewards,
-    one_line_formulas,
-    read_number,
-    same_text,
-    texts,
-)
+from tasks import answers, generated, sandbox
 
 THINK_TAGS = ("<think>", "</think>")
 
@@ -69,15 +54,14 @@ class TaskError(ValueError):
 def verify(text, answer, kind="math", question=""):
     """(reward, reason) of a completion: +1.0 for "correct", else -1.0.
 
-    kind "math": by value, so "0.5", "1/2" and "2/4" are one answer. "exact": the stripped text.
-    "code": the last program passes all unit tests, which are the answer, as JSON. "gym": full
-    credit by the rule of the generator that made the answer.
+    kind: "math" compares values, "exact" the stripped text. "code": the last program passes all
+    unit tests, which are the answer, as JSON. "gym": full credit by the generator's own rule.
     question: its formulas are no answers to it (see b above).
     reason: "correct", "wrong", "no answer" or "several answers"; or one that says nothing about the
     answer, only that it could not be judged: "unreadable", "timeout" or "error".
 
-    In this process and without a deadline: a text can keep SymPy busy for ever. Fine for gold
-    answers and toys; samples of a model go through `Verifier`. Raises TaskError: unknown kind.
+    Without a deadline: a text can keep SymPy busy for ever. Fine for gold answers and toys; samples
+    of a model go through `Verifier`. Raises TaskError: unknown kind.
     """
     reason, parts = read(text, answer, kind, question)
     if reason is None:
@@ -93,18 +77,16 @@ def read(text, answer, kind, question="", think_tags=THINK_TAGS):
         right = text == answer.strip()
         return ("correct" if right else "wrong" if text else "no answer"), None
     if kind == "code":
-        program = last_program(text)
+        program = sandbox.last_program(text)
         return ("no answer", None) if program is None else (None, [program])
-    text = one_line_formulas(text)
-    if kind == "gym":
-        parts = texts(text)
-        return (None, parts) if len(parts) == 1 else (verdict([True, False][: len(parts)]), None)
-    if kind != "math":
+    text = answers.DISPLAY.sub(lambda formula: formula[0].replace("\n", " "), text)
+    if kind == "math":
+        parts, right = answers.judged(text, answer, question)
+    elif kind == "gym":
+        parts = answers.texts(text)
+        right = [None] if len(parts) == 1 else [True, False][: len(parts)]
+    else:
         raise TaskError(f"verifier kind = {kind!r} is unknown: use math, exact, code or gym")
-    if gold := read_number(answer):
-        return verdict(number_rewards(text, gold)), None
-    parts = expressions(text)
-    right = [same_text(part, answer, question) for part in parts]
     return (None, parts) if None in right and False not in right else (verdict(right), None)
 
 
@@ -115,43 +97,19 @@ def verdict(right):
     return "correct" if all(right) else "several answers" if any(right) else "wrong"
 
 
-FENCE = re.compile(r"([ \t]*)```+[ \t]*([\w+-]*)")
-
-
-def last_program(text):
-    """The last Python block, or else the last block without a language; None if there is none.
-
-    Line by line: whether a fence opens or closes depends on all fences before it. A block that
-    stays open is a program that was cut off.
-    """
-    found, label, lines = {}, None, []
-    for line in text.replace("\r\n", "\n").split("\n"):
-        fence = FENCE.match(line)
-        if fence and (label is None or fence[2]):  # a fence with a language never closes
-            indent, label, lines = fence[1], fence[2].lower(), []
-        elif fence:
-            found["python" if label in ("py", "python3") else label] = "\n".join(lines)
-            label = None
-        elif label is not None:
-            lines.append(line.removeprefix(indent))
-    return found.get("python", found.get(""))
-
-
 # ------------------------------------------------------------------------------------------------
-# 2. Expressions, programs, generated problems
+# 2. Graders: (answers of a text, gold answer) -> reason
 
 
-def grade_expressions(parts, answer):
-    """The reason, for a text's expressions and the gold one, by Math-Verify.
-
-    Its comparison is not symmetric: the form of the gold answer decides whether "x = 3" may be
-    written as "3".
-    """
-    gold, *found = [parse_expression(part) for part in (clean(answer), *parts)]
-    if gold is None:
-        return "error"
-    if None in found:
-        return "unreadable"
+def grade_math(parts, answer):
+    """By Math-Verify. Its comparison is not symmetric: the form of the gold answer decides whether
+    "x = 3" may be written as "3"."""
+    found = [parse_expression(part) for part in parts]
+    if number := answers.read_number(answer):
+        return verdict([literal(expression) == number[0] for expression in found])
+    gold = parse_expression(answers.clean(answer))
+    if gold is None or None in found:
+        return "error" if gold is None else "unreadable"
     return verdict([same_expression(expression, gold) for expression in found])
 
 
@@ -159,26 +117,32 @@ def parse_expression(text):
     """The SymPy expression of a cleaned LaTeX text; None if Math-Verify cannot read it."""
     from math_verify import LatexExtractionConfig, parse
 
-    if len(text) > LONGEST_ANSWER:
+    if len(text) > answers.LONGEST_ANSWER:
         return None
     # Its list of units is off: it has t and m, and would read 3t^2-4t as 3t^2-4.
     config = LatexExtractionConfig()
     plain = dataclasses.replace(config.normalization_config, units=False)
     config = dataclasses.replace(config, normalization_config=plain)
-    found = parse(f"${UNIT_AT_END.sub('', text)}$", [config], "no_fallback", parsing_timeout=None)
+    text = answers.UNIT_AT_END.sub("", text)
+    found = parse(f"${text}$", [config], "no_fallback", parsing_timeout=None)
     return found[0] if found else None
+
+
+def literal(expression):
+    """The value of an expression that is a number as it stands, and no calculation; else None."""
+    number = any(getattr(expression, f"is_{kind}", False) for kind in ("Rational", "Float"))
+    return Fraction(str(expression)) if number else None
 
 
 def same_expression(found, gold):
     """Math-Verify's comparison, but no decimal is a fraction or a root; it rounds to 6 digits."""
     from math_verify import verify
 
-    decimal, exact = (getattr(e, "is_Rational", False) or getattr(e, "is_Float", False)
-                      for e in (found, gold))
-    if decimal and exact:
-        return Fraction(str(found)) == Fraction(str(gold))
-    return not (decimal and getattr(gold, "is_number", False)) and verify(
-        gold, found, timeout_seconds=None)
+    value = literal(found)
+    if value is not None and literal(gold) is not None:
+        return value == literal(gold)
+    inexact = value is not None and value.denominator > 1 and getattr(gold, "is_number", False)
+    return not inexact and verify(gold, found, timeout_seconds=None)
 
 
 def grade_program(parts, answer, unsafe=False):
@@ -186,10 +150,10 @@ def grade_program(parts, answer, unsafe=False):
 
 
 def grade_generated(parts, answer):
-    return "correct" if generated.score(parts[0], answer) else "wrong"
+    return verdict([generated.score(parts[0], answer)])
 
 
-GRADERS = {"math": grade_expressions, "code": grade_program, "gym": grade_generated}
+GRADERS = {"math": grade_math, "code": grade_program, "gym": grade_generated}
 # Imports that take seconds, before any deadline runs; the trainer never needs them.
 IMPORTS = {"math": "math_verify", "gym": "reasoning_gym"}
 
@@ -220,9 +184,7 @@ class Verifier(contextlib.AbstractContextManager):
         self.unsafe_code, self.think_tags = unsafe_code, think_tags
         self.deadline_s, self.max_late = deadline_s, max_late
         workers = workers or min(32, max(2, os.cpu_count() or 2))
-        self.workers, self.idle = [Worker() for _ in range(workers)], queue.SimpleQueue()
-        for worker in self.workers:
-            self.idle.put(worker)
+        self.workers = [Worker() for _ in range(workers)]
         self.known = {}  # (kind, answer, parts) -> reason: the samples of a prompt repeat
 
     def __exit__(self, *_):
@@ -233,28 +195,25 @@ class Verifier(contextlib.AbstractContextManager):
             worker.kill()
 
     def rewards(self, rollouts, problems, tokenizer):
-        """(list of -1.0 or +1.0, log) of finished rollouts; problems: {prompt_id: Problem}.
+        """(list of -1.0 or +1.0, log) of rollouts; problems: {prompt_id: Problem}.
 
         A truncated sample has no answer, whatever its text says: -1.
         """
         items, opens = [], self.think_tags[0]
         for rollout in rollouts:
+            problem, text = problems[rollout.prompt_id], ""
             if rollout.finish_reason == "stop":
-                problem = problems[rollout.prompt_id]
                 text = tokenizer.decode(rollout.output_ids[:-1])  # without the end token
                 # Some templates open the thinking in the prompt; the answer is still after its end.
                 if tokenizer.decode(rollout.prompt_ids[-16:]).rstrip().endswith(opens):
                     text = opens + text
-                items.append((text, problem.answer, problem.kind, problem.question))
+            items.append((text, problem.answer, problem.kind, problem.question))
         scores = self.score(items)
-        ended = iter(scores.rewards)
-        return [next(ended) if r.finish_reason == "stop" else -1.0 for r in rollouts], scores.log
+        return scores.rewards, scores.log
 
     def score(self, items):
-        """The Scores of a list of (text, answer, kind) or (text, answer, kind, question).
-
-        Raises TaskError: unknown kind.
-        """
+        """The Scores of (text, answer, kind) or (text, answer, kind, question). Raises TaskError:
+        unknown kind."""
         start = time.perf_counter()
         reasons, slow = [], {}
         for i, (text, answer, kind, *question) in enumerate(items):
@@ -279,29 +238,27 @@ class Verifier(contextlib.AbstractContextManager):
         """{key: reason}. Reasons are remembered, late ones too: a text that was late once is late
         again. Not remembered: errors, which may be the machine's, and items nobody looked at."""
         found = {key: self.known[key] for key in keys if key in self.known}
-        late = []
+        new, late = [key for key in keys if key not in found], []
+        queue = iter(new)
 
-        def ask(key):
-            kind, answer, parts = key
-            if kind == "code":  # in a process of its own for every test, not in the worker
-                return key, grade_program(parts, answer, self.unsafe_code)
-            if len(late) >= self.max_late * len(self.workers):
-                return key, None
-            worker = self.idle.get()
-            try:
-                reason = worker.ask(key, self.deadline_s)
-            finally:
-                self.idle.put(worker)
-            if reason == "timeout":
-                late.append(key)
-            return key, reason
-
-        # As many threads as workers, so there is always an idle one; they only wait on pipes.
-        with ThreadPoolExecutor(len(self.workers)) as pool:
-            for key, reason in pool.map(ask, [key for key in keys if key not in found]):
-                found[key] = reason or "timeout"
-                if reason not in (None, "error"):
+        def work(worker):
+            for key in queue:  # each thread takes the next one
+                kind, answer, parts = key
+                if kind == "code":  # in a process of its own for every test, not in the worker
+                    reason = grade_program(parts, answer, self.unsafe_code)
+                elif len(late) >= self.max_late * len(self.workers):
+                    found[key] = "timeout"
+                    continue
+                else:
+                    reason = worker.ask(key, self.deadline_s)
+                    if reason == "timeout":
+                        late.append(key)
+                if reason != "error":
                     self.known[key] = reason
+                found[key] = reason
+
+        with ThreadPoolExecutor(len(self.workers)) as pool:  # its threads only wait on pipes
+            list(pool.map(work, self.workers[: len(new)]))
         if len(self.known) > self.REMEMBERED:
             self.known.clear()
         return found
@@ -325,19 +282,17 @@ class Worker:
             self.start()
         try:
             self.pipe.send((*key, deadline_s))
-            for seconds in (deadline_s if key[0] in self.prepared else self.START_S, deadline_s):
+            for seconds in (self.START_S, deadline_s):  # the first reply: its imports are done
                 if not self.pipe.poll(seconds):
                     self.kill()
                     return "timeout"
                 reply = self.pipe.recv_bytes().decode()  # never unpickled here
-            self.prepared.add(key[0])
             return reply
         except (EOFError, OSError):
             self.kill()
             return "error"
 
     def start(self):
-        self.prepared = set()  # kinds
         self.pipe, theirs = multiprocessing.Pipe()
         # A session of its own: Ctrl-C in a terminal is for the trainer, which then still scores.
         self.process = subprocess.Popen(
@@ -362,15 +317,13 @@ def serve(descriptor):
     """
     resource.setrlimit(resource.RLIMIT_AS, (Worker.MEMORY_BYTES, Worker.MEMORY_BYTES))
     pipe = Connection(descriptor)
-    while True:
-        try:
+    with contextlib.suppress(EOFError):  # the trainer is gone
+        while True:
             kind, answer, parts, deadline_s = pipe.recv()
-        except EOFError:  # the trainer is gone
-            return
-        importlib.import_module(IMPORTS[kind])
-        pipe.send_bytes(b"")
-        # The other side kills at the deadline. If that side is gone, the kernel does: the default
-        # action of SIGALRM ends a process wherever it is, no handler and no bytecode needed.
-        signal.alarm(int(deadline_s) + 2)
-        pipe.send_bytes(GRADERS[kind](parts, answer).encode())
-        signal.alarm(0)
+            importlib.import_module(IMPORTS[kind])
+            pipe.send_bytes(b"")
+            # The other side kills at the deadline. If that side is gone, the kernel does: the
+            # default action of SIGALRM ends a process wherever it is, no bytecode needed.
+            signal.alarm(int(deadline_s) + 2)
+            pipe.send_bytes(GRADERS[kind](parts, answer).encode())
+            signal.alarm(0)

@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 from conftest import ROOT
+from made_tasks import SUMS, questions, write_jsonl
 
 from config import Config
 from tasks import problems as tasks
@@ -19,17 +20,6 @@ from tasks import sandbox, sources
 from tasks.problems import Problem, TaskError, Unusable, check_gold, load_problems, load_task
 from tasks.sandbox import UnitTests
 from tasks.verifier import Verifier
-
-SUMS = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2, "size": 60}
-
-
-def write_jsonl(path, records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return str(path)
-
-
-def questions(problems):
-    return {problem.question for problem in problems}
 
 
 # ------------------------------------------------------------------------------------------------

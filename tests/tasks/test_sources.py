@@ -15,23 +15,13 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+from made_tasks import SUMS, questions, write_jsonl
 
-from tasks import generated, sources
+from tasks import generated, sandbox, sources
 from tasks.problems import TaskError, Unusable, as_output, check_gold, load_task
 from tasks.sandbox import UnitTests
 from tasks.answers import boxes
 from tasks.verifier import Verifier, verify
-
-SUMS = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2, "size": 60}
-
-
-def write_jsonl(path, records):
-    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
-    return str(path)
-
-
-def questions(problems):
-    return {problem.question for problem in problems}
 
 
 def everything(name, max_unusable=0.02, **options):
@@ -359,7 +349,7 @@ def test_a_preset_reads_its_data_set(name, tmp_path, monkeypatch):
     """
     monkeypatch.chdir(tmp_path)
     files, expected = DATA_SETS[name]
-    write_data_set(sources.PRESETS[name]["repository"], files)
+    write_data_set(sources.PRESETS[name][0], files)
     problems = everything(name)
     assert [(p.answer, p.level) for p in problems] == expected
     assert {p.task for p in problems} == {name}
@@ -510,7 +500,7 @@ def test_parquet_and_jsonl_are_the_same_problems(tmp_path):
 def test_long_lists_of_unit_tests_keep_their_longest_inputs():
     """As DeepCoder does: the small cases seldom fail a program that passes the large ones."""
     pairs = [{"input": "x" * i, "output": str(i)} for i in range(1, 40)]
-    kept = sources.unit_tests(pairs)
+    kept = sandbox.read_tests(pairs)
     assert kept.outputs == tuple(str(i) for i in range(39, 24, -1))
 
 
@@ -525,7 +515,7 @@ def test_long_lists_of_unit_tests_keep_their_longest_inputs():
 def test_unit_tests_in_no_known_form_are_refused(value, message):
     """Guessing would mark every program wrong, or every program right."""
     with pytest.raises((AttributeError, LookupError, TypeError, ValueError), match=message):
-        sources.unit_tests(value)
+        sandbox.read_tests(value)
 
 
 # ------------------------------------------------------------------------------------------------

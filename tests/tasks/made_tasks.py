@@ -1,0 +1,15 @@
+"""What the tests of problems and of their sources share."""
+
+import json
+
+# Options of reasoning_gym:chain_sum: problems that are quickly made.
+SUMS = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 2, "size": 60}
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return str(path)
+
+
+def questions(problems):
+    return {problem.question for problem in problems}
