@@ -13,7 +13,6 @@ import os
 import random
 import shlex
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -49,7 +48,10 @@ def instead_of_training(config, command, argv):
     elif wanted(config):                        # servers and ranks, which run scalerl.py again
         return launch(config, argv, command.resume)
     else:
-        return check_machine(config)
+        check_machine(config)
+        if not started():                       # else the launcher has asked
+            refuse(plan(config, command.resume)[0], 1, 0)
+        return None
     return 0
 
 
@@ -75,16 +77,12 @@ def plan(config, resume=False):
     load.settle_engine(config, servers=wanted(config))
     output, length = load.longest_tokens(config, tokenizer, model)
     load.check_positions(config, model, output + 1)
-    if config.compile_layers and (not cuda or torch.cuda.is_available()):
-        # In a process of its own: one that has touched a GPU keeps memory there until it ends.
-        probe = subprocess.run([sys.executable, "-c", "from engines import layers; "
-                                f"layers.check_compile({'cuda' if cuda else 'cpu'!r})"],
-                               cwd=ROOT, capture_output=True, text=True)
-        if probe.returncode:
-            raise ConfigError(probe.stderr.strip().splitlines()[-1].removeprefix("ValueError: "))
     estimate = Estimate(config, model, ModelFlops(model), output, length,
                         load.compute_dtype(config, cuda), device_here(cuda),
-                        alone=not wanted(config))
+                        alone=not (wanted(config) or config.vllm_url))
+    # Shards shrink with more trainers, activations do not: if those alone are too many, the
+    # trainers are told to recompute them.
+    estimate.recompute |= wanted(config) and cuda and not estimate.trainer_fits(4096)
     return estimate, RunFolder(config, resume).path
 
 
@@ -161,7 +159,7 @@ def commands(config, argv, placement, estimate, folder, port):
         script += ["--vllm-url", ",".join(urls)]
     if estimate.recompute and not config.recompute_layers:
         script += ["--recompute-layers", "true"]
-    env = os.environ | env | {LAUNCHED: "1"}
+    env = os.environ | env | {LAUNCHED: ",".join(urls)}
     if placement.gpus:
         env["CUDA_VISIBLE_DEVICES"] = visible(range(ranks))
     if sum(placement.trainers) == 1:

@@ -112,8 +112,8 @@ class Memory:
         if self.cuda and trainers > 1:
             fixed += self.root * (self.itemsize + 4) \
                 + 2 * (self.weights - self.root) / layers * self.itemsize
-        if self.cuda and self.alone:                        # rounded copies, for both samplers
-            fixed += 2 * self.weights * self.itemsize
+        if self.cuda and self.alone:                        # the sampler's own, rounded
+            fixed += self.weights * self.itemsize
         tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
         inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
         layer = tokens * (12 * hidden + 4 * inner) * self.itemsize
@@ -121,11 +121,25 @@ class Memory:
             else layers * layer
         if not self.flash:                                  # an attention mask for each sample
             kept += tokens * self.output * self.itemsize * H / J
-        # The sampler and, unless vLLM is the one that trains, its twin for evaluations.
-        caches = 2 - (c.engine == "vllm")
+        # vLLM has one cache. Over transformers, evaluations have their own. On a GPU, vLLM's and
+        # that of evaluations take what is left, if it holds the samples of a prompt.
+        vllm, least = c.engine == "vllm", max(c.samples_per_prompt, c.eval_samples)
+        sequences = (0 if vllm else c.slots) + (least if self.cuda else c.slots)
         return {FIXED: fixed, ACTIVATIONS: kept,
                 LOGITS: 8 * logits_chunk(s.vocab_size) * s.vocab_size,      # fp32, and gradients
-                CACHE: caches * c.slots * self.length * self.kv_token * self.alone}
+                CACHE: sequences * self.sequence * self.alone}
+
+    @property
+    def sequence(self):
+        """Bytes of the cache for one sequence, the longest."""
+        return self.length * self.kv_token
+
+    def sequences_left(self, free):
+        """How many whole sequences the caches of a GPU have room for. free: its bytes when only the
+        fp32 weights have been loaded; a tenth is left to what is not counted."""
+        sizes = self.trainer_memory(1)
+        needed = sum(sizes.values()) - sizes[CACHE] - 4 * self.weights
+        return max(0, int((0.9 * free - needed) // self.sequence))
 
     def largest(self, trainers):
         """The four buffers in words, and the setting that shrinks the largest of them."""
@@ -172,9 +186,6 @@ class Estimate(Memory):
         self.copy_gpus = config.tensor_parallel * parallel("pipeline")      # of one copy's weights
         copies = parallel("data")                                           # behind one address
         self.server_gpus, self.slots = self.copy_gpus * copies, -(-config.slots // copies)
-        # Shards shrink with more trainers, activations do not: if those alone are too many, the
-        # trainers are told to recompute them.
-        self.recompute |= not self.alone and self.cuda and not self.trainer_fits(4096)
 
     def trainer_fits(self, trainers):
         """A tenth of the device is left to what is not counted: fragments, CUDA itself."""
@@ -183,7 +194,7 @@ class Estimate(Memory):
     def server_memory(self):
         """({part: bytes} of one GPU of a server, whole sequences that fit into its cache)."""
         weights = self.weights * self.itemsize / self.copy_gpus
-        sequence = self.kv_token * self.length / self.copy_gpus
+        sequence = self.sequence / self.copy_gpus
         share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE
         room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
         fits = max(0, int(room // sequence))

@@ -4,16 +4,17 @@ import copy
 import importlib
 import random
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import arguments, random_llama
+from conftest import random_llama
 from estimates import estimate_of
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, Qwen3Config
 
 import scalerl
-from config import Config
-from engines import packed
+from config import Config, ConfigError, make_config
+from engines import load, packed
 from scaleout.memory import (ACTIVATIONS, CACHE, CURES, FIXED, GIB, Memory, host_memory,
                              known_device, short_of_memory)
 from engines.policy import Policy
@@ -218,10 +219,38 @@ def test_an_allocation_that_fails_on_the_cpu_ends_in_the_sentence(doing, eight):
             torch.empty(2, 3) @ torch.empty(2, 3)
 
 
-def test_a_cache_that_this_machine_cannot_hold_is_named_before_the_first_step(
-        micro, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert scalerl.main(arguments(micro, name="n", slots=10**9)) == 1
-    error = capsys.readouterr().err.strip().splitlines()
-    assert len(error) == 1 and "start, version 0: out of memory (" in error[0]
-    assert error[0].endswith("the largest is the sampler's cache: lower slots or think_max")
+def samplers_on_a_gpu(monkeypatch, folder, free, **settings):
+    """make_samplers, as with `free` bytes left on a GPU; all is computed on the CPU."""
+    config = make_config({"model": str(folder), "gpus": 0, "dtype": "float32", "think_min": 5,
+                          "think_max": 9, "prompt_tokens": 40, "answer_tokens": 3,
+                          "samples_per_prompt": 4, "eval_samples": 3} | settings)
+    team = Alone(config)
+    trainer = scalerl.Trainer(config, team)
+    output, length = load.longest_tokens(config, trainer.tokenizer, trainer.model)
+    team.memory = Memory(config, trainer.model, output, length, trainer.dtype, cuda=True,
+                         alone=True)
+    trainer.device = "cuda"
+    need = sum(team.memory.trainer_memory(1).values()) - team.memory.trainer_memory(1)[CACHE]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (
+        (free * team.memory.sequence + need - 4 * team.memory.weights) / 0.9, None))
+    return load.make_samplers(config, trainer, 40)
+
+
+def test_caches_on_a_gpu_are_as_large_as_what_training_leaves(micro, monkeypatch, capsys):
+    """Over transformers the training's has its slots, and the evaluation's the rest. vLLM's one
+    cache, which both share, has as many slots as fit."""
+    for free, left in ((13.5, 5), (40.5, 8)):
+        training, evaluation = samplers_on_a_gpu(monkeypatch, micro, free, slots=8,
+                                                 engine="transformers")
+        assert (training.cache.slots, evaluation.cache.slots) == (8, left)
+    assert capsys.readouterr().err.count("warning: memory has room for 5 sequences, fewer") == 1
+    with pytest.raises(ConfigError, match="samples_per_prompt = 4, eval_samples = 3: .* room for 3 "
+                                          "sequences of .* think_max, or slots$"):
+        samplers_on_a_gpu(monkeypatch, micro, 11.5, slots=8, engine="transformers")
+
+    monkeypatch.setattr(load, "VllmSampler", lambda *_, slots, **__: SimpleNamespace(
+        beside=lambda seed: slots))
+    for free, slots in ((5.5, 5), (40.5, 8)):
+        assert samplers_on_a_gpu(monkeypatch, micro, free, slots=8, engine="vllm")[1] == slots
+    with pytest.raises(ConfigError, match="room for 3 sequences of .* think_max$"):
+        samplers_on_a_gpu(monkeypatch, micro, 3.5, slots=8, engine="vllm")
