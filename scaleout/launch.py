@@ -22,7 +22,6 @@ import torch
 from artifacts.run_folder import RunFolder
 from config import LAUNCHED, ConfigError, to_toml
 from engines import load
-from engines.compute import ModelFlops
 from scaleout.memory import Estimate, device_here
 from scaleout.nodes import Link, serve_store
 from scaleout.placement import make_placement
@@ -77,9 +76,8 @@ def plan(config, resume=False):
     load.settle_engine(config, servers=wanted(config))
     output, length = load.longest_tokens(config, tokenizer, model)
     load.check_positions(config, model, output + 1)
-    estimate = Estimate(config, model, ModelFlops(model), output, length,
-                        load.compute_dtype(config, cuda), device_here(cuda),
-                        alone=not (wanted(config) or config.vllm_url))
+    estimate = Estimate(config, model, output, length, load.compute_dtype(config, cuda),
+                        device_here(cuda), alone=not (wanted(config) or config.vllm_url))
     # Shards shrink with more trainers, activations do not: if those alone are too many, the
     # trainers are told to recompute them.
     estimate.recompute |= wanted(config) and cuda and not estimate.trainer_fits(4096)

@@ -23,7 +23,6 @@ Ours: the paper names neither a framework nor a layout.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import datetime
 import json
@@ -34,7 +33,6 @@ import signal
 import sys
 import threading
 import time
-from array import array
 from pathlib import Path
 
 import torch
@@ -42,10 +40,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from config import ConfigError
-from engines.load import compute_dtype, longest_tokens
+from engines.load import compute_dtype, device_of, longest_tokens
 from engines.policy import cost_tokens
 from sampler import Rollout, restored
-from scaleout.memory import Memory, is_short, short_of_memory
+from scaleout.memory import Estimate, device_here, is_short, short_of_memory
 
 
 class TeamError(RuntimeError):
@@ -68,13 +66,14 @@ class Alone:
     def __init__(self, config):
         self.config, self.version = config, 0
         self.deadline = Deadline(config.deadline_s)
-        self.memory = None                  # a `Memory`, as soon as there is a model
+        self.memory = None                  # an `Estimate`, as soon as there is a model
 
     def prepare(self, policy, optimizer, tokenizer):
         """(policy, optimizer) as the team computes with them."""
-        config, cuda = self.config, torch.cuda.is_available() and self.config.gpus != 0
-        self.memory = Memory(config, policy.model, *longest_tokens(config, tokenizer, policy.model),
-                             policy.dtype, cuda=cuda, alone=not config.vllm_url)
+        config, model = self.config, policy.model
+        self.memory = Estimate(
+            config, model, *longest_tokens(config, tokenizer, model), policy.dtype,
+            device_here(device_of(config) == "cuda"), alone=not config.vllm_url)
         return policy, optimizer
 
     def mine(self, batches, rollouts):
@@ -140,18 +139,14 @@ def deal(batches, costs, size):
     share     1.0; or 0.0 where nothing was left for a rank: it repeats the cheapest micro-batch,
               without any effect
 
-    Micro-batches of similar cost come in one round, the largest first: a round takes as long as
-    its largest one. In each round the rank with the least work so far gets the most.
+    Dealt out from the largest to the smallest, those of one round are of similar cost: a round
+    takes as long as its largest.
     """
     order = sorted(range(len(batches)), key=lambda i: (-costs[i], i))
-    cheapest = batches[order[-1]]
-    ranks, work = [[] for _ in range(size)], [0] * size
-    for start in range(0, len(order), size):
-        lightest = sorted(range(size), key=lambda rank: (work[rank], rank))
-        for place, rank in enumerate(lightest, start):
-            full = place < len(order)
-            ranks[rank].append((batches[order[place]], 1.0) if full else (cheapest, 0.0))
-            work[rank] += costs[order[place]] if full else 0
+    ranks = [[(batches[i], 1.0) for i in order[rank::size]] for rank in range(size)]
+    for mine in ranks:
+        if len(mine) < len(ranks[0]):
+            mine.append((batches[order[-1]], 0.0))
     return ranks
 
 
@@ -241,7 +236,7 @@ class Ranks(Alone):
         self.name = f"rank {self.rank}: "
         # A collective's own deadline says more, so the process's comes later.
         self.deadline.seconds = 2 * config.deadline_s + 10
-        cuda = torch.cuda.is_available() and config.gpus != 0
+        cuda = device_of(config) == "cuda"
         # Explicit, because accelerate's own policy for bf16 reduces gradients in bf16 and casts
         # the forward's output, our fp32 log-probs, to bf16.
         self.plugin = FullyShardedDataParallelPlugin(
@@ -438,13 +433,8 @@ class SharedTrainer:
         self._call("load", folder=folder)
 
 
-# The token lists of a rollout travel as bytes. Their decimals would take ten times longer, and a
-# step of the paper's size has millions of tokens.
-TOKEN_LISTS = {"output_ids": "i", "logprobs": "d", "versions": "i", "sampled": "b"}
-
-
 def to_bytes(value):
-    """`value` as JSON in a tensor of bytes. Beside plain values it may hold what `encode` knows."""
+    """`value` as JSON in a tensor of bytes. Beside plain values it may hold what `decode` makes."""
     return torch.frombuffer(bytearray(json.dumps(value, default=encode).encode()),
                             dtype=torch.uint8)
 
@@ -455,9 +445,7 @@ def from_bytes(data):
 
 def encode(value):
     if isinstance(value, Rollout):
-        return {"Rollout": vars(value) | {
-            name: base64.b64encode(array(kind, getattr(value, name))).decode()
-            for name, kind in TOKEN_LISTS.items()}}
+        return {"Rollout": vars(value)}
     if isinstance(value, torch.Tensor):
         return {"Tensor": [value.flatten().tolist(), list(value.shape)]}
     if isinstance(value, torch.dtype):
@@ -468,9 +456,7 @@ def encode(value):
 def decode(found):
     match found:
         case {"Rollout": fields}:
-            return restored(Rollout, fields | {
-                name: array(kind, base64.b64decode(fields[name])).tolist()
-                for name, kind in TOKEN_LISTS.items()})
+            return restored(Rollout, fields)
         case {"Tensor": [numbers, shape]}:
             return torch.tensor(numbers).view(shape)
         case {"torch": name}:

@@ -139,8 +139,8 @@ def test_one_process_refuses_what_its_dry_run_refuses_and_loads_nothing(eight, t
     for more in (["--dry-run"], []):
         assert scalerl.main(["--model", str(eight), "--gpus", "0", "--slots", str(10**7),
                              "--name", "one", *more]) == 2
-        assert re.fullmatch(r"scalerl.py: a trainer does not fit, a CPU has \d+ GiB: .*; the largest "
-                            "is the sampler's cache: lower slots or think_max",
+        assert re.fullmatch(r"scalerl.py: a trainer does not fit, a CPU has \d+ GiB: .*; the "
+                            "largest is the sampler's cache: lower slots or think_max",
                             capsys.readouterr().err.strip())
     assert not list(tmp_path.iterdir())
 
