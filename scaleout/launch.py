@@ -103,10 +103,9 @@ def free_port():
     outgoing connections starts: a client that calls a dead server again and again would one day be
     given the server's own port, connect to itself, and keep the server from coming back."""
     while True:
-        port = random.randrange(10000, 32768)
-        with socket.socket() as s:
-            if s.connect_ex(("127.0.0.1", port)):           # refused: nobody listens
-                return port
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind(("127.0.0.1", random.randrange(10000, 32768)))
+            return s.getsockname()[1]
 
 
 def interface_of(host):
