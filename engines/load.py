@@ -162,8 +162,8 @@ def make_samplers(config, trainer, prompt_tokens):
         raise ConfigError(
             f"samples_per_prompt = {config.samples_per_prompt}, eval_samples = "
             f"{config.eval_samples}: the samples of a prompt run together, and there is room for "
-            f"{slots} sequences of {positions} tokens; lower them, think_max"
-            + ("" if config.engine == "vllm" else ", or slots"))
+            f"{slots} sequences of {positions} tokens; lower them"
+            + (" or think_max" if config.engine == "vllm" else ", think_max or slots"))
     if slots < config.slots:
         print(f"warning: memory has room for {slots} sequences, fewer than slots = {config.slots}",
               file=sys.stderr)
@@ -177,7 +177,7 @@ def make_samplers(config, trainer, prompt_tokens):
     generator = trainer.model if trainer.dtype == torch.float32 else copy.deepcopy(
         trainer.model).to(trainer.dtype)
     make = functools.partial(TransformersSampler, generator, trainer.tokenizer, rule, **shared)
-    return (make(seed=config.seed, slots=config.slots), make(seed=config.seed + 1, slots=slots))
+    return make(seed=config.seed, slots=config.slots), make(seed=config.seed + 1, slots=slots)
 
 
 def server_samplers(config, trainer, rule, length, shared):

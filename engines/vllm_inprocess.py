@@ -18,6 +18,7 @@ import copy
 import itertools
 import os
 from collections import Counter, deque
+from dataclasses import replace
 
 import torch
 from transformers import AutoConfig
@@ -223,8 +224,9 @@ class VllmSampler(TwoRequests):
         self.running[name] = self, sample
 
     def state(self):
-        return self.unfinished_state([*self.own_running, *(sample for sample, _ in self.done),
-                                      *itertools.chain(*self.waiting)], [])
+        samples = [*self.own_running, *(sample for sample, _ in self.done),
+                   *itertools.chain(*self.waiting)]
+        return self.unfinished_state(replace(sample.request, samples=1) for sample in samples)
 
     def load_state(self, tensors, plain):
         self.waiting = deque(map(self.new_samples, self.unfinished_requests(tensors, plain)))

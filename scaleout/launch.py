@@ -48,8 +48,10 @@ def instead_of_training(config, command, argv):
         return launch(config, argv, command.resume)
     else:
         check_machine(config)
-        if not started():                       # else the launcher has asked
-            refuse(plan(config, command.resume)[0], 1, 0)
+        if not started():                       # else the launcher has planned it
+            estimate, _ = plan(config, command.resume)
+            refuse(estimate, 1, 0)
+            config.recompute_layers = estimate.recompute
         return None
     return 0
 
@@ -78,9 +80,9 @@ def plan(config, resume=False):
     load.check_positions(config, model, output + 1)
     estimate = Estimate(config, model, output, length, load.compute_dtype(config, cuda),
                         device_here(cuda), alone=not (wanted(config) or config.vllm_url))
-    # Shards shrink with more trainers, activations do not: if those alone are too many, the
-    # trainers are told to recompute them.
-    estimate.recompute |= wanted(config) and cuda and not estimate.trainer_fits(4096)
+    # Shards shrink with more trainers, activations do not: if those alone are too many, the layers
+    # are recomputed in the backward pass.
+    estimate.recompute |= cuda and not estimate.trainer_fits(4096 if wanted(config) else 1)
     return estimate, RunFolder(config, resume).path
 
 

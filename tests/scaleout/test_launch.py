@@ -21,11 +21,13 @@ import torch
 from conftest import ROOT, THOROUGH
 from estimates import estimate_of
 from processes import LIMIT_S, gone, tree, until
+from transformers import Qwen3Config
 
 import scalerl
 from artifacts import checkpoint
 from config import LAUNCHED, Config, ConfigError, parse
 from scaleout import launch, memory
+from tiny import toy
 
 # ---------------------------------------------------------------------------------------------
 # What would be started, and what is refused
@@ -130,6 +132,23 @@ def test_one_gpu_can_be_planned_without_one_as_eight_can(eight, tmp_path, monkey
     out, error = capsys.readouterr()
     assert "trainer and sampler, on GPU 0" in out and "no GPU here to ask" in out
     assert "a trainer does not fit" in error and not list(tmp_path.iterdir())
+
+
+def test_one_gpu_recomputes_layers_where_that_makes_room_for_the_default_lengths(tmp_path,
+                                                                               monkeypatch):
+    """Qwen3-0.6B on an H100: 14k tokens' activations would leave no room for the samples of a
+    prompt. What was planned is what runs."""
+    toy.make_tokenizer().save_pretrained(tmp_path)
+    Qwen3Config(vocab_size=151936, hidden_size=1024, intermediate_size=3072, head_dim=128,
+                num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
+                max_position_embeddings=40960, tie_word_embeddings=True,
+                architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
+    monkeypatch.setattr(launch, "check_machine", lambda _: None)
+    for words, recompute in (([], True), (["--think-min", "9", "--think-max", "512"], False)):
+        config, command = parse(["--model", str(tmp_path), "--gpus", "1", "--engine", "vllm",
+                                 "--name", "none", *words])
+        assert launch.instead_of_training(config, command, []) is None
+        assert config.recompute_layers == recompute
 
 
 def test_one_process_refuses_what_its_dry_run_refuses_and_loads_nothing(eight, tmp_path,

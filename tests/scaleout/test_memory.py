@@ -259,7 +259,7 @@ def test_caches_on_a_gpu_are_as_large_as_what_training_leaves(micro, monkeypatch
         assert (training.cache.slots, evaluation.cache.slots) == (8, left)
     assert capsys.readouterr().err.count("warning: memory has room for 5 sequences, fewer") == 1
     with pytest.raises(ConfigError, match="samples_per_prompt = 4, eval_samples = 3: .* room for 3 "
-                                          "sequences of .* think_max, or slots$"):
+                                          "sequences of .* think_max or slots$"):
         samplers_on_a_gpu(monkeypatch, micro, 11.5, slots=8, engine="transformers")
 
     monkeypatch.setattr(load, "VllmSampler", lambda *_, slots, **__: SimpleNamespace(
