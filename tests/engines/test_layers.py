@@ -20,8 +20,8 @@ def test_a_compiler_that_does_not_work_is_said_before_the_first_step(llama, monk
     def compiled(*_, **__):
         raise RuntimeError("InvalidCxxCompiler: no\nand more")
     monkeypatch.setattr(torch, "compile", compiled)
-    with pytest.raises(ValueError, match=r"^compile_layers = true: torch.compile does not work here "
-                                         r"\(InvalidCxxCompiler: no\)$"):
+    with pytest.raises(ValueError, match=r"^compile_layers = true: torch.compile does not work "
+                                         r"here \(InvalidCxxCompiler: no\)$"):
         checkpoint_and_compile(llama, "cpu", compiled=True)
 
 
