@@ -249,10 +249,11 @@ class Ranks(Alone):
             self.accelerator = Accelerator(
                 cpu=not cuda, mixed_precision="no", fsdp_plugin=self.plugin,
                 kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)])
-            # Calls travel apart from gradients, over TCP on every machine.
+            # Calls travel apart from gradients, over TCP on every machine. The wait for the next
+            # one has a group of its own, without a limit.
             self.group = dist.new_group(backend="gloo", timeout=timeout)
+            self.calls = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
             self.store = dist.PrefixStore("team", dist.distributed_c10d._get_default_store())
-        self.calls = 0                      # made so far
 
     def prepare(self, policy, optimizer, tokenizer):
         super().prepare(policy, optimizer, tokenizer)
@@ -305,26 +306,25 @@ class Ranks(Alone):
 
     def call(self, name, **arguments):
         """Rank 0: all others call this method of their trainers with these arguments, next."""
-        data, self.calls = to_bytes([name, self.version, arguments]), self.calls + 1
-        self.store.set(f"call {self.calls}", str(len(data)))
+        data = to_bytes([name, self.version, arguments])
+        dist.broadcast(torch.tensor([len(data)]), 0, group=self.calls)
         dist.broadcast(data, 0, group=self.group)
 
     def receive(self):
-        """The others: (name, version, arguments) of rank 0's next call. It may be hours away, so
-        only a store that cannot be reached is a reason to give up."""
-        self.calls += 1
+        """The others: (name, version, arguments) of rank 0's next call. It may be hours away. gloo
+        notices at once that rank 0 has died; that the network is gone, only a question to the store
+        does: it has no answer then, and the deadline ends this process."""
         with self.together("wait for rank 0"):
-            while not self.announced(f"call {self.calls}"):
+            size = torch.zeros(1, dtype=torch.long)
+            work = dist.broadcast(size, 0, group=self.calls, async_op=True)
+            while not work.is_completed():
+                time.sleep(0.01)
+                self.store.check(["cause"])
                 self.deadline.renew()
-            data = torch.empty(int(self.store.get(f"call {self.calls}")), dtype=torch.uint8)
+            work.wait()
+            data = torch.empty(int(size), dtype=torch.uint8)
             dist.broadcast(data, 0, group=self.group)
             return from_bytes(data)
-
-    def announced(self, key):
-        """Wait for the key, for a second at most."""
-        with contextlib.suppress(dist.DistStoreError):              # what torch raises after it
-            self.store.wait([key], datetime.timedelta(seconds=1))
-            return True
 
     def serve(self, trainer):
         """The others: make the calls that rank 0 makes, until the end. Returns the exit code."""
