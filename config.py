@@ -32,8 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args, get_type_hints
 
-# An environment variable of every trainer that scaleout/launch.py has started. Such a trainer
-# starts no processes itself, and its vllm_url is valid for this start only.
+# An environment variable of every trainer that scaleout/launch.py has started: the addresses of the
+# servers that it has started too, for this start only. Such a trainer starts no processes itself.
 LAUNCHED = "SCALERL_LAUNCHED"
 
 

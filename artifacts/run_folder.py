@@ -81,7 +81,7 @@ class RunFolder:
 
     def write_config(self):
         config = self.config
-        if LAUNCHED in os.environ:              # the launcher's servers end with this run
+        if config.vllm_url == os.environ.get(LAUNCHED):     # the launcher's end with this run
             config = dataclasses.replace(config, vllm_url="")
         replace_text(self.path / "config.toml", to_toml(config))
 

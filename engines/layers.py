@@ -13,15 +13,6 @@ from transformers import AttentionInterface
 from engines import packed
 
 
-def check_compile(device):
-    """Raises ValueError now, and not in the first step, if torch.compile does not work here."""
-    try:
-        torch.compile(torch.sin, options={"fx_graph_cache": False})(torch.zeros(2, device=device))
-    except RuntimeError as error:
-        raise ValueError("compile_layers = true: torch.compile does not work here "
-                         f"({str(error).splitlines()[0]})") from None
-
-
 def checkpoint_and_compile(model, device, *, recompute=False, compiled=False):
     """Replace the forward method of the model's layers in place; parameters keep their names.
 
@@ -40,7 +31,12 @@ def checkpoint_and_compile(model, device, *, recompute=False, compiled=False):
                          f"transformers names none of {type(model).__name__}")
     train = {kind: kind.forward for kind in map(type, layers)}      # one function for each class
     if compiled:
-        check_compile(device)
+        try:                        # now, and not in the first step
+            torch.compile(torch.sin, options={"fx_graph_cache": False})(
+                torch.zeros(2, device=device))
+        except RuntimeError as error:
+            raise ValueError("compile_layers = true: torch.compile does not work here "
+                             f"({str(error).splitlines()[0]})") from None
         AttentionInterface.register("packed", torch.compiler.disable(packed.packed_attention))
         train = {kind: torch.compile(step, dynamic=True) for kind, step in train.items()}
 

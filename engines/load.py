@@ -138,9 +138,9 @@ def make_samplers(config, trainer, prompt_tokens):
     trainer         gives model, tokenizer, dtype, device, and weights(dtype) for a push
     prompt_tokens   tokens of the longest prompt
 
-    Two samplers, because an evaluation must not disturb the sequences that are under way. On
-    servers they share the servers. In process the evaluation's needs no second copy of vLLM: in
-    fp32 it works on the trainer's own weights.
+    Two samplers, because an evaluation must not disturb the sequences that are under way. On vLLM
+    they share servers, or the engine in this process. Over transformers the evaluation's has a
+    cache of its own, on a GPU of what memory is left.
     """
     rule = interruption_of(config, trainer.tokenizer)
     positions = prompt_tokens + rule.longest
@@ -153,27 +153,31 @@ def make_samplers(config, trainer, prompt_tokens):
                   eos_ids=set(eos if isinstance(eos, list) else [eos]))
     if config.vllm_url:
         return server_samplers(config, trainer, rule, positions, shared)
-    shared |= dict(slots=config.slots, head_fp32=config.head_fp32)
+    slots, left = config.slots, math.inf
+    if trainer.device == "cuda":                    # a CPU's memory is not looked at
+        left = trainer.team.memory.sequences_left(torch.cuda.mem_get_info()[0])
+    # Over transformers the training's cache has its slots, and the evaluation's what is left.
+    slots = min(slots, left if config.engine == "vllm" else left - slots)
+    if slots < max(config.samples_per_prompt, config.eval_samples):
+        raise ConfigError(
+            f"samples_per_prompt = {config.samples_per_prompt}, eval_samples = "
+            f"{config.eval_samples}: the samples of a prompt run together, and there is room for "
+            f"{slots} sequences of {positions} tokens; lower them"
+            + (" or think_max" if config.engine == "vllm" else ", think_max or slots"))
+    if slots < config.slots:
+        print(f"warning: memory has room for {slots} sequences, fewer than slots = {config.slots}",
+              file=sys.stderr)
+    shared |= dict(head_fp32=config.head_fp32)
+    if config.engine == "vllm":
+        with refused():
+            sampler = VllmSampler(config.model, trainer.tokenizer, rule, **shared, slots=slots,
+                                  seed=config.seed, dtype=trainer.dtype)
+        return sampler, sampler.beside(config.seed + 1)
     # A bf16 sampler cannot share the trainer's fp32 masters.
     generator = trainer.model if trainer.dtype == torch.float32 else copy.deepcopy(
         trainer.model).to(trainer.dtype)
     make = functools.partial(TransformersSampler, generator, trainer.tokenizer, rule, **shared)
-    evaluation = make(seed=config.seed + 1)
-    if config.engine == "transformers":
-        return make(seed=config.seed), evaluation
-    kv_bytes = 0                            # on a CPU: what all slots need
-    if trainer.device == "cuda":            # half of what gradients, Adam and two copies leave
-        weights = sum(p.numel() for p in trainer.model.parameters())
-        kv_bytes = max(1, (torch.cuda.mem_get_info()[0] - 16 * weights) // 2)
-    with refused():
-        sampler = VllmSampler(config.model, trainer.tokenizer, rule, **shared, seed=config.seed,
-                              dtype=trainer.dtype, kv_bytes=kv_bytes)
-    room = f"vLLM's cache has room for {sampler.slots} sequences"
-    if sampler.slots < config.samples_per_prompt:
-        raise ConfigError(f"samples_per_prompt = {config.samples_per_prompt}: {room}")
-    if sampler.slots < config.slots:
-        print(f"warning: {room}, fewer than slots = {config.slots}", file=sys.stderr)
-    return sampler, evaluation
+    return make(seed=config.seed, slots=config.slots), make(seed=config.seed + 1, slots=slots)
 
 
 def server_samplers(config, trainer, rule, length, shared):
@@ -181,7 +185,7 @@ def server_samplers(config, trainer, rule, length, shared):
     urls = [url.strip() for url in config.vllm_url.split(",") if url.strip()]
     with refused():
         pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
-                          head_fp32=config.head_fp32, tls=config.tls,
+                          head_fp32=config.head_fp32, cuda=trainer.device == "cuda", tls=config.tls,
                           deadline_s=config.deadline_s, start_deadline_s=config.start_deadline_s)
     make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,
                              weights=trainer.weights)

@@ -22,8 +22,7 @@ def self_test(run):
     Returns {"mismatch/fp32_head/kl_k3": ..., ...} for the log, prints one sentence, and warns on
     stderr if the two sides disagree.
     """
-    # With transformers the twin for evaluations will do: it is reseeded before each evaluation.
-    sampler = run.sampler if run.config.engine == "vllm" else run.eval_sampler
+    sampler = run.eval_sampler              # it is reseeded before each evaluation
     prompts = list(run.problems.heldout)[:8]
     log, found, own_head = {}, [], sampler.head_fp32
     try:

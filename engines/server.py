@@ -17,7 +17,6 @@ import time
 from urllib.parse import urlsplit
 
 import aiohttp
-import torch
 
 from engines.vllm_inprocess import HEAD
 from engines.weight_transfer import GlooChannel, NcclChannel
@@ -60,8 +59,8 @@ async def transfer(request, work, timeout_s):
             await asyncio.gather(request, asyncio.wrap_future(done))
     except TimeoutError:
         raise ServerFailed(f"no transfer of weights within {timeout_s:g} s") from None
-    except RuntimeError as error:       # of gloo or NCCL
-        raise ServerFailed(str(error)) from None
+    except (RuntimeError, AssertionError) as error:     # of gloo or NCCL
+        raise ServerFailed(str(error) or repr(error)) from None
     finally:
         request.cancel()
 
@@ -114,8 +113,12 @@ class Server:
             wrong = [f"not a vLLM server that this code knows ({error!r})"]
         if wrong:
             raise ValueError("; ".join(wrong))
-        self.channel = NcclChannel(world_size) if backend == "nccl" else \
-            GlooChannel(urlsplit(self.url), world_size, min(self.deadline_s, SEND_S))
+        try:
+            self.channel = NcclChannel(world_size) if backend == "nccl" else \
+                GlooChannel(urlsplit(self.url), world_size, min(self.deadline_s, SEND_S))
+        except ImportError as error:
+            raise ValueError(f"the trainer's end of NCCL is vLLM's, which cannot be used here "
+                             f"({error}): run `make vllm`") from None
         await transfer(self.post("/init_weight_transfer_engine",
                                  {"init_info": self.channel.init_info}),
                        self.channel.meet, self.deadline_s)
@@ -169,7 +172,8 @@ class Server:
 
 
 def wrong_settings(pool, version, config):
-    """(a sentence for each setting that does not fit the run, the backend of weight transfer)."""
+    """(a sentence for each setting that does not fit the run, the backend of weight transfer). A
+    server does not tell its model's sizes: another model is noticed in the first push."""
     model, copies = config["model_config"], config["parallel_config"]["data_parallel_size"]
     backend = (config["weight_transfer_config"] or {}).get("backend")
     dtype, run_dtype = (str(t).removeprefix("torch.") for t in (model["dtype"], pool.dtype))
@@ -187,7 +191,7 @@ def wrong_settings(pool, version, config):
         "head_dtype in --hf-overrides": (dtype if head == "model" else head,
                                          [HEAD[pool.head_fp32]]),
         "backend in --weight-transfer-config": (
-            backend, ["nccl", "gloo"] if torch.cuda.is_available() else ["gloo"]),
+            backend, ["nccl", "gloo"] if pool.cuda else ["gloo"]),
     }
     return [f"{name} is {has}, this run needs " + (
         f"at least {fits}" if isinstance(fits, int) else " or ".join(map(str, fits)))

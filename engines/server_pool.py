@@ -42,18 +42,19 @@ class ServerPool:
     length      tokens of the longest sequence they must take
     dtype       torch dtype of their weights, and of the tensors that are sent
     head_fp32   their LM head must compute in fp32, else in bf16
+    cuda        the tensors that are sent are on a GPU, so NCCL can send them
     deadline_s  no wait is longer, but start_deadline_s for all to come up; None: 3 x deadline_s
 
     Raises ValueError: a setting or an address of a server is wrong. ServerError: none came up.
     """
 
-    def __init__(self, urls, *, slots, length, dtype, head_fp32=True, tls="", deadline_s=600.0,
-                 start_deadline_s=None):
+    def __init__(self, urls, *, slots, length, dtype, head_fp32=True, cuda=False, tls="",
+                 deadline_s=600.0, start_deadline_s=None):
         context = client_context(urls, tls)
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]   # a connection for each request
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         self.slots, self.length, self.dtype, self.head_fp32 = slots, length, dtype, head_fp32
-        self.deadline_s = deadline_s
+        self.cuda, self.deadline_s = cuda, deadline_s
         self.version = -1               # none pushed yet
         self.run_id = secrets.token_hex(4)
         self.pushed = {}                # {name of a version on the servers: version}
@@ -132,8 +133,8 @@ class ServerPool:
                 try:
                     await step(server)
                     return server
-                except (ServerFailed, AssertionError, KeyError, TypeError, ValueError) as error:
-                    # Also what NCCL asserts, and answers of another form: the others go on.
+                except (ServerFailed, KeyError, TypeError, ValueError) as error:
+                    # Also answers of another form: the others go on.
                     self._lose(server, f"push of version {version}: {str(error) or repr(error)}")
 
         async def every():

@@ -82,16 +82,15 @@ class TwoRequests:
 
     # -- checkpoint --------------------------------------------------------------------------------
 
-    def unfinished_state(self, samples, waiting):
-        """(tensors, plain values) for a checkpoint: requests for these begun samples, whose keys
-        and values cannot be saved, and for those that wait."""
-        missing, requests = Counter(), {}
-        for request, n in (*((s.request, 1) for s in samples), *((r, r.samples) for r in waiting)):
-            missing[request.group_id] += n
-            requests.setdefault(request.group_id, request)
-        plain = {"version": self.version,
-                 "requests": [asdict(replace(requests[group], samples=n))
-                              for group, n in missing.items()]}
+    def unfinished_state(self, requests):
+        """(tensors, plain values) for a checkpoint. requests: for what is unfinished, also what has
+        begun, whose keys and values cannot be saved; those of one group become one."""
+        missing, first = Counter(), {}
+        for request in requests:
+            missing[request.group_id] += request.samples
+            first.setdefault(request.group_id, request)
+        plain = {"version": self.version, "requests": [asdict(replace(first[group], samples=n))
+                                                       for group, n in missing.items()]}
         return {"random": self.random.get_state()}, plain
 
     def unfinished_requests(self, tensors, plain):

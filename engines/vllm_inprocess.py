@@ -14,9 +14,11 @@ again for a second request. Tokens are drawn from torch's global generator. vLLM
 saved, so a resumed run starts unfinished samples again.
 """
 
+import copy
 import itertools
 import os
 from collections import Counter, deque
+from dataclasses import replace
 
 import torch
 from transformers import AutoConfig
@@ -73,38 +75,30 @@ class VllmSampler(TwoRequests):
     """Caller-driven vLLM in this process. Implements `Sampler`.
 
     model      a Hugging Face folder or name
-    slots      sequences decoded at once, at most; fewer where memory is short
+    slots      sequences decoded at once, at most; memory is taken for all of them
     dtype      of weights and cache; the LM head's is fp32 if head_fp32, else bf16
-    kv_bytes   memory for the cache, at most; 0: as much as all slots can ever fill
     seed       of the thinking budgets, and of torch's global generator
-    Raises ValueError: no usable vLLM; no room for one sequence.
+    Raises ValueError: no usable vLLM.
     """
     heads, devices = (True, False), 0
 
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
-                 eos_ids, temperature=1.0, seed=0, head_fp32=True, dtype=torch.float32, version=0,
-                 kv_bytes=0):
+                 eos_ids, temperature=1.0, seed=0, head_fp32=True, dtype=torch.float32, version=0):
         super().__init__(tokenizer, interruption, slots=slots, prompt_tokens=prompt_tokens,
                          eos_ids=eos_ids, temperature=temperature, seed=seed, version=version)
         self.dtype, self._head_fp32 = dtype, head_fp32
         # Lists of samples that start together: one between its two requests, then whole groups.
         self.waiting: deque[list[Sample]] = deque()
-        self.running: dict[str, Sample] = {}            # by vLLM's name of the request under way
-        self.names = itertools.count()                  # of requests
+        self.done: list[tuple[Sample, Rollout]] = []    # ended while the other sampler stepped
         self.decoded = Counter()                        # "steps", "sequences": for log()
+        # By vLLM's name of the request under way: (sampler, sample), of both samplers.
+        self.running: dict[str, tuple[VllmSampler, Sample]] = {}
+        self.names = itertools.count()                  # of requests
 
         length = prompt_tokens + interruption.longest
-        # As many sequences as can all grow to the end. Of more, vLLM would sometimes drop one and
-        # compute it again, under other weights. One block is vLLM's own.
-        per_slot = -(-length // BLOCK_TOKENS)                   # blocks of the longest sequence
-        size = block_bytes(model, dtype)
-        most = (slots * per_slot + 1) * size
-        kv_bytes = min(kv_bytes or most, most)
-        self.slots = slots = min(slots, (kv_bytes // size - 1) // per_slot)
-        if slots < 1:
-            raise ValueError(f"kv_bytes = {kv_bytes:,}: the cache of one sequence, {length} "
-                             f"tokens, takes {(per_slot + 1) * size:,}; lower think_max, or "
-                             "generate on other GPUs (servers)")
+        # The cache has room for all slots to grow to the end. With less, vLLM would sometimes drop
+        # a sequence and compute it again, under other weights. One block is vLLM's own.
+        blocks = slots * -(-length // BLOCK_TOKENS) + 1
         # Room in one step for every running sequence and for the longest second request, or for
         # a whole new group, whose prompt costs up to a block more for each further sample.
         self.step_tokens = slots + max(8192, length, prompt_tokens + slots * BLOCK_TOKENS)
@@ -118,11 +112,23 @@ class VllmSampler(TwoRequests):
             async_scheduling=False,
             enable_prefix_caching=True, block_size=BLOCK_TOKENS, max_model_len=length,
             max_num_seqs=slots, max_num_batched_tokens=self.step_tokens, seed=seed,
-            kv_cache_memory_bytes=kv_bytes,
+            kv_cache_memory_bytes=blocks * block_bytes(model, dtype),
             gpu_memory_utilization=0.01,                # unused, but must not exceed what is free
             use_tqdm_on_load=False, disable_log_stats=True)
         self.engine = self.llm.llm_engine
         self.engine.set_weight_version(str(version))
+
+    def beside(self, seed):
+        """A second sampler on the same engine, for evaluations. They share weights, cache, slots:
+        when one of them steps, what is running of the other goes on as well."""
+        other = copy.copy(self)
+        other.random = torch.Generator().manual_seed(seed)
+        other.waiting, other.done, other.decoded = deque(), [], Counter()
+        return other
+
+    @property
+    def own_running(self):
+        return [sample for owner, sample in self.running.values() if owner is self]
 
     @property
     def head_fp32(self):
@@ -136,7 +142,7 @@ class VllmSampler(TwoRequests):
 
     @property
     def in_flight(self):
-        return len(self.running) + sum(map(len, self.waiting))
+        return len(self.own_running) + len(self.done) + sum(map(len, self.waiting))
 
     @property
     def free_slots(self):
@@ -158,24 +164,26 @@ class VllmSampler(TwoRequests):
     def step(self) -> list[Rollout]:
         self._start()
         if not self.running:
-            return []
+            return self.finished()
         self.decoded.update(steps=1, sequences=len(self.running))
-        rollouts = []
         for output in self.engine.step():
-            sample, answer = self.running.pop(output.request_id), output.outputs[0]
+            owner, sample = self.running.pop(output.request_id)
+            answer = output.outputs[0]
             versions = [int(span.version) for span in answer.weight_versions
                         for _ in range(span.start, span.end)]
             logprobs = list(answer.logprobs.logprobs)
             assert len(answer.token_ids) == len(logprobs) == len(versions) > 0
-            rollout = self.absorb(sample, list(answer.token_ids), logprobs, versions, self.version)
+            rollout = owner.absorb(sample, list(answer.token_ids), logprobs, versions, self.version)
             if rollout is None:
-                self.waiting.appendleft([sample])
+                owner.waiting.appendleft([sample])
             else:
-                rollouts.append(rollout)
-        return rollouts
+                owner.done.append((sample, rollout))
+        return self.finished()
 
     def finished(self) -> list[Rollout]:
-        return []
+        rollouts = [rollout for _, rollout in self.done]
+        self.done.clear()
+        return rollouts
 
     def reseed(self, seed):
         super().reseed(seed)
@@ -213,10 +221,12 @@ class VllmSampler(TwoRequests):
         prompt = {"type": "token", "cache_salt": str(self.version),
                   "prompt_token_ids": [*sample.request.prompt_ids, *sample.ids]}
         self.engine.add_request(name, prompt, parameters)
-        self.running[name] = sample
+        self.running[name] = self, sample
 
     def state(self):
-        return self.unfinished_state([*self.running.values(), *itertools.chain(*self.waiting)], [])
+        samples = [*self.own_running, *(sample for sample, _ in self.done),
+                   *itertools.chain(*self.waiting)]
+        return self.unfinished_state(replace(sample.request, samples=1) for sample in samples)
 
     def load_state(self, tensors, plain):
         self.waiting = deque(map(self.new_samples, self.unfinished_requests(tensors, plain)))

@@ -93,7 +93,7 @@ class ServerSampler(TwoRequests):
         self.pool.close()
 
     def state(self):
-        return self.unfinished_state([], self.owed.values())
+        return self.unfinished_state(self.owed.values())
 
     def load_state(self, tensors, plain):
         for request in self.unfinished_requests(tensors, plain):

@@ -9,13 +9,11 @@ loading itself breaks off, the server ends: half of the new weights would be wor
 
 from __future__ import annotations
 
-import contextlib
+import os
 import sys
-import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
-import psutil
 import torch
 from torch.distributed import TCPStore
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
@@ -64,29 +62,14 @@ class GlooEngine(WeightTransferEngine):
         except BaseException as error:  # layers half loaded, and vLLM cannot begin them anew
             print(f"vllm_worker: loading weights broke off ({error!r}): this server ends, start it "
                   "again", file=sys.stderr, flush=True)
-            SERVER.kill()               # and `end_with_server` ends the rest
-            raise
+            os._exit(1)                 # vLLM ends the rest
 
     def shutdown(self):
         self.group, self.received = None, []
 
 
 class Worker:
-    """vLLM mixes this into its own worker; that starts the thread below, with NCCL too."""
+    """vLLM mixes this into its own worker; to import it is enough."""
 
 
-def end_with_server():
-    """Wait for the end of the server's first process, then kill its children, which are vLLM's
-    engines and their coordinator, and this worker. They do not notice a SIGKILL themselves."""
-    children = SERVER.children()
-    SERVER.wait()
-    for process in (*children, psutil.Process()):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-SERVER = psutil.Process().parent()      # its first process
-while SERVER.name().startswith("VLLM::"):
-    SERVER = SERVER.parent()
-threading.Thread(target=end_with_server, daemon=True).start()
 WeightTransferEngineFactory.register_engine("gloo", GlooEngine)

@@ -13,7 +13,6 @@ import os
 import random
 import shlex
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,7 +22,6 @@ import torch
 from artifacts.run_folder import RunFolder
 from config import LAUNCHED, ConfigError, to_toml
 from engines import load
-from engines.compute import ModelFlops
 from scaleout.memory import Estimate, device_here
 from scaleout.nodes import Link, serve_store
 from scaleout.placement import make_placement
@@ -49,7 +47,12 @@ def instead_of_training(config, command, argv):
     elif wanted(config):                        # servers and ranks, which run scalerl.py again
         return launch(config, argv, command.resume)
     else:
-        return check_machine(config)
+        check_machine(config)
+        if not started():                       # else the launcher has planned it
+            estimate, _ = plan(config, command.resume)
+            refuse(estimate, 1, 0)
+            config.recompute_layers = estimate.recompute
+        return None
     return 0
 
 
@@ -75,16 +78,11 @@ def plan(config, resume=False):
     load.settle_engine(config, servers=wanted(config))
     output, length = load.longest_tokens(config, tokenizer, model)
     load.check_positions(config, model, output + 1)
-    if config.compile_layers and (not cuda or torch.cuda.is_available()):
-        # In a process of its own: one that has touched a GPU keeps memory there until it ends.
-        probe = subprocess.run([sys.executable, "-c", "from engines import layers; "
-                                f"layers.check_compile({'cuda' if cuda else 'cpu'!r})"],
-                               cwd=ROOT, capture_output=True, text=True)
-        if probe.returncode:
-            raise ConfigError(probe.stderr.strip().splitlines()[-1].removeprefix("ValueError: "))
-    estimate = Estimate(config, model, ModelFlops(model), output, length,
-                        load.compute_dtype(config, cuda), device_here(cuda),
-                        alone=not wanted(config))
+    estimate = Estimate(config, model, output, length, load.compute_dtype(config, cuda),
+                        device_here(cuda), alone=not (wanted(config) or config.vllm_url))
+    # Shards shrink with more trainers, activations do not: if those alone are too many, the layers
+    # are recomputed in the backward pass.
+    estimate.recompute |= cuda and not estimate.trainer_fits(4096 if wanted(config) else 1)
     return estimate, RunFolder(config, resume).path
 
 
@@ -107,10 +105,9 @@ def free_port():
     outgoing connections starts: a client that calls a dead server again and again would one day be
     given the server's own port, connect to itself, and keep the server from coming back."""
     while True:
-        port = random.randrange(10000, 32768)
-        with socket.socket() as s:
-            if s.connect_ex(("127.0.0.1", port)):           # refused: nobody listens
-                return port
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind(("127.0.0.1", random.randrange(10000, 32768)))
+            return s.getsockname()[1]
 
 
 def interface_of(host):
@@ -161,7 +158,7 @@ def commands(config, argv, placement, estimate, folder, port):
         script += ["--vllm-url", ",".join(urls)]
     if estimate.recompute and not config.recompute_layers:
         script += ["--recompute-layers", "true"]
-    env = os.environ | env | {LAUNCHED: "1"}
+    env = os.environ | env | {LAUNCHED: ",".join(urls)}
     if placement.gpus:
         env["CUDA_VISIBLE_DEVICES"] = visible(range(ranks))
     if sum(placement.trainers) == 1:

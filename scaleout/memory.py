@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from engines.compute import ModelFlops
 from engines.packed import heads, uses_flash
 from engines.policy import logits_chunk
 from engines.vllm_inprocess import BLOCK_TOKENS, block_bytes
@@ -72,9 +73,9 @@ def host_memory(limit="/sys/fs/cgroup/memory.max"):
     return min(psutil.virtual_memory().total, int(text) if text.isdecimal() else 2**63)
 
 
-# The buffers of `Memory.trainer_memory`, and what makes each of them smaller.
+# The buffers of `Estimate.trainer_memory`, and what makes each of them smaller.
 FIXED, ACTIVATIONS, LOGITS, CACHE = (
-    "weights, gradients and Adam", "a micro-batch's activations", "the chunk of logits",
+    "weights, gradients and Adam", "a micro-batch's activations", "logits and the head's gradient",
     "the sampler's cache")
 CURES = {FIXED: "take a smaller model, or more GPUs, whose trainers share it",
          ACTIVATIONS: "set recompute_layers = true, or lower micro_batch_tokens or think_max",
@@ -82,86 +83,26 @@ CURES = {FIXED: "take a smaller model, or more GPUs, whose trainers share it",
          CACHE: "lower slots or think_max"}
 
 
-class Memory:
-    """What a trainer keeps in memory, from the shapes of its model.
+class Estimate:
+    """What a run needs in memory, and the time of a step, from the shapes of its model.
 
     model    the transformers model, on the meta device if need be: shapes, no memory
     output   tokens of the longest output;  length: of the longest sequence, prompt included
     dtype    of the computation, and of the generators' weights and cache
-    cuda     on GPUs, where several trainers shard;  alone: the sampler shares the device
+    device   a `Device`; on GPUs several trainers shard;  alone: the sampler shares the trainer's
     """
 
-    def __init__(self, config, model, output, length, dtype, *, cuda, alone):
-        self.config, self.shape, self.cuda, self.alone = config, model.config, cuda, alone
-        self.output, self.length, self.itemsize = output, length, dtype.itemsize
+    def __init__(self, config, model, output, length, dtype, device, *, alone):
+        self.config, self.shape, self.device, self.alone = config, model.config, device, alone
+        self.output, self.length, self.dtype, self.itemsize = output, length, dtype, dtype.itemsize
+        self.cuda, self.flops = device.name != "CPU", ModelFlops(model)
         self.weights = sum(p.numel() for p in model.parameters())
         head = model.get_output_embeddings().weight.numel()
         self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
         self.kv_token = block_bytes(config.model, dtype) / BLOCK_TOKENS     # bytes, all layers
+        self.qk_norm = any("q_norm" in name for name, _ in model.named_parameters())
         self.recompute = config.recompute_layers
-        self.flash = uses_flash(dtype, "cuda" if cuda else "cpu")
-
-    def trainer_memory(self, trainers):
-        """{buffer: bytes} of one trainer of so many."""
-        c, s = self.config, self.shape
-        layers, hidden = s.num_hidden_layers, s.hidden_size
-        H, J, _ = heads(s)
-        # In fp32: weights 4, gradients 4, Adam's moments 8. On several GPUs FSDP2 shards them, but
-        # embedding and head are whole during a micro-batch, gradient included, and two layers are.
-        fixed = 16 * self.weights / (trainers if self.cuda else 1)
-        if self.cuda and trainers > 1:
-            fixed += self.root * (self.itemsize + 4) \
-                + 2 * (self.weights - self.root) / layers * self.itemsize
-        if self.cuda and self.alone:                        # rounded copies, for both samplers
-            fixed += 2 * self.weights * self.itemsize
-        tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
-        inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
-        layer = tokens * (12 * hidden + 4 * inner) * self.itemsize
-        kept = layer + layers * tokens * hidden * self.itemsize if self.recompute \
-            else layers * layer
-        if not self.flash:                                  # an attention mask for each sample
-            kept += tokens * self.output * self.itemsize * H / J
-        # The sampler and, unless vLLM is the one that trains, its twin for evaluations.
-        caches = 2 - (c.engine == "vllm")
-        return {FIXED: fixed, ACTIVATIONS: kept,
-                LOGITS: 8 * logits_chunk(s.vocab_size) * s.vocab_size,      # fp32, and gradients
-                CACHE: caches * c.slots * self.length * self.kv_token * self.alone}
-
-    def largest(self, trainers):
-        """The four buffers in words, and the setting that shrinks the largest of them."""
-        sizes = self.trainer_memory(trainers)
-        buffer = max(sizes, key=sizes.get)
-        return f"{listed(sizes)}; the largest is {buffer}: {CURES[buffer]}"
-
-
-def listed(sizes):
-    """{what: bytes} in words, without what is not there."""
-    return ", ".join(f"{size / GIB:.2f} GiB for {what}" for what, size in sizes.items() if size)
-
-
-def is_short(error):
-    """Is this how torch says that memory is full? On a CPU it has no class of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or \
-        "DefaultCPUAllocator: can't allocate" in str(error)
-
-
-def short_of_memory(error, doing, memory, trainers):
-    """The sentence for a run that is out of memory all the same. doing: the phase; memory: the
-    trainer's `Memory`, None before there is a model."""
-    tried = re.search(r"ried to allocate ([\d.]+ \w+)", str(error))
-    return f"out of memory ({'tried to allocate ' + tried[1] if tried else doing}); " + (
-        f"a trainer needs about {memory.largest(trainers)}" if memory
-        else "the model alone has no room here")
-
-
-class Estimate(Memory):
-    """Before a run starts: a server's memory too, and the time of a step."""
-
-    def __init__(self, config, model, flops, output, length, dtype, device, alone):
-        """flops: `ModelFlops` of the model;  device: a `Device`;  the others as in `Memory`"""
-        super().__init__(config, model, output, length, dtype, cuda=device.name != "CPU",
-                         alone=alone)
-        self.flops, self.device, self.dtype = flops, device, dtype
+        self.flash = uses_flash(dtype, "cuda" if self.cuda else "cpu")
         self.mean_output = output / 2                                       # assumed
         # Tokens that a token attends to, on average; half of the prompt is assumed filled too.
         self.context = (length - output) / 2 + self.mean_output / 2
@@ -172,9 +113,59 @@ class Estimate(Memory):
         self.copy_gpus = config.tensor_parallel * parallel("pipeline")      # of one copy's weights
         copies = parallel("data")                                           # behind one address
         self.server_gpus, self.slots = self.copy_gpus * copies, -(-config.slots // copies)
-        # Shards shrink with more trainers, activations do not: if those alone are too many, the
-        # trainers are told to recompute them.
-        self.recompute |= not self.alone and self.cuda and not self.trainer_fits(4096)
+
+    def trainer_memory(self, trainers):
+        """{buffer: bytes} of one trainer of so many."""
+        c, s = self.config, self.shape
+        layers, hidden = s.num_hidden_layers, s.hidden_size
+        H, J, D = heads(s)
+        # In fp32: weights 4, gradients 4, Adam's moments 8. On several GPUs FSDP2 shards them, but
+        # embedding and head are whole during a micro-batch, gradient included, and two layers are.
+        # One process alone rounds its weights to bf16 by autocast, a copy.
+        fixed, sharded = 16 * self.weights / (trainers if self.cuda else 1), trainers > 1
+        if self.cuda and sharded:
+            fixed += self.root * (self.itemsize + 4) \
+                + 2 * (self.weights - self.root) / layers * self.itemsize
+        rounded = self.itemsize < 4                         # and the sampler has a copy of its own
+        fixed += self.weights * self.itemsize * (rounded * (not sharded) + self.cuda * self.alone)
+        tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
+        inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
+        # Bytes of a token in a layer: two norms in fp32, with what they hand to the products (each
+        # product of one process casts it again), the MLP's four, then q, k, v and the output.
+        norms = 24 if not rounded else 16 if sharded else 26
+        layer = norms * hidden + (4 * inner + 2 * (H + J) * D) * self.itemsize
+        layer = tokens * (layer + self.qk_norm * (H + J) * D * (4 + self.itemsize))
+        kept = layer + layers * tokens * hidden * (self.itemsize if sharded else 4) \
+            if self.recompute else layers * layer
+        if not self.flash:                                  # an attention mask for each sample
+            kept += tokens * self.output * self.itemsize * H / J
+        # Logits and their gradients; a rounded head's gradient and what is added to it, in fp32.
+        head = rounded * (4 if sharded else 8) * hidden     # of several, `root` has the gradient
+        logits = (8 * logits_chunk(s.vocab_size) + head) * s.vocab_size
+        # vLLM has one cache. Over transformers, evaluations have their own. On a GPU, vLLM's and
+        # that of evaluations take what is left, if it holds the samples of a prompt.
+        vllm, least = c.engine == "vllm", max(c.samples_per_prompt, c.eval_samples)
+        sequences = (0 if vllm else c.slots) + (least if self.cuda else c.slots)
+        return {FIXED: fixed, ACTIVATIONS: kept, LOGITS: logits,
+                CACHE: sequences * self.sequence * self.alone}
+
+    @property
+    def sequence(self):
+        """Bytes of the cache for one sequence, the longest."""
+        return self.length * self.kv_token
+
+    def sequences_left(self, free):
+        """How many whole sequences the caches of a GPU have room for. free: its bytes when only the
+        fp32 weights have been loaded; a tenth is left to what is not counted."""
+        sizes = self.trainer_memory(1)
+        needed = sum(sizes.values()) - sizes[CACHE] - 4 * self.weights
+        return max(0, int((0.9 * free - needed) // self.sequence))
+
+    def largest(self, trainers):
+        """The four buffers in words, and the setting that shrinks the largest of them."""
+        sizes = self.trainer_memory(trainers)
+        buffer = max(sizes, key=sizes.get)
+        return f"{listed(sizes)}; the largest is {buffer}: {CURES[buffer]}"
 
     def trainer_fits(self, trainers):
         """A tenth of the device is left to what is not counted: fragments, CUDA itself."""
@@ -183,7 +174,7 @@ class Estimate(Memory):
     def server_memory(self):
         """({part: bytes} of one GPU of a server, whole sequences that fit into its cache)."""
         weights = self.weights * self.itemsize / self.copy_gpus
-        sequence = self.kv_token * self.length / self.copy_gpus
+        sequence = self.sequence / self.copy_gpus
         share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE
         room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
         fits = max(0, int(room // sequence))
@@ -239,3 +230,23 @@ class Estimate(Memory):
             f"  step      {train_s:.3g} s to train; {generate} ({DECODE_SHARE:.0%} and "
             f"{TRAIN_SHARE:.0%} of the device's speed, outputs of {self.mean_output:.0f} tokens "
             "on average: assumed)"])
+
+
+def listed(sizes):
+    """{what: bytes} in words, without what is not there."""
+    return ", ".join(f"{size / GIB:.2f} GiB for {what}" for what, size in sizes.items() if size)
+
+
+def is_short(error):
+    """Is this how torch says that memory is full? On a CPU it has no class of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or \
+        "DefaultCPUAllocator: can't allocate" in str(error)
+
+
+def short_of_memory(error, doing, memory, trainers):
+    """The sentence for a run that is out of memory all the same. doing: the phase; memory: the
+    trainer's `Estimate`, None before there is a model."""
+    tried = re.search(r"ried to allocate ([\d.]+ \w+)", str(error))
+    return f"out of memory ({'tried to allocate ' + tried[1] if tried else doing}); " + (
+        f"a trainer needs about {memory.largest(trainers)}" if memory
+        else "the model alone has no room here")

@@ -12,6 +12,7 @@ patience: everything is killed. Ours; nothing large is imported, for each comman
 import contextlib
 import ctypes
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -112,6 +113,8 @@ class Child:
                               + self.ending())
         say(f"is started again: {self.ending(lines=1)}")
         self.kill()
+        if "--seed" in self.argv:               # with the old one it would draw the same samples
+            self.argv[self.argv.index("--seed") + 1] = str(secrets.randbits(32))
         self.start()
 
 

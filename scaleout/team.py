@@ -23,7 +23,6 @@ Ours: the paper names neither a framework nor a layout.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import datetime
 import json
@@ -34,7 +33,6 @@ import signal
 import sys
 import threading
 import time
-from array import array
 from pathlib import Path
 
 import torch
@@ -42,10 +40,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from config import ConfigError
-from engines.load import compute_dtype, longest_tokens
+from engines.load import compute_dtype, device_of, longest_tokens
 from engines.policy import cost_tokens
 from sampler import Rollout, restored
-from scaleout.memory import Memory, is_short, short_of_memory
+from scaleout.memory import Estimate, device_here, is_short, short_of_memory
 
 
 class TeamError(RuntimeError):
@@ -68,13 +66,14 @@ class Alone:
     def __init__(self, config):
         self.config, self.version = config, 0
         self.deadline = Deadline(config.deadline_s)
-        self.memory = None                  # a `Memory`, as soon as there is a model
+        self.memory = None                  # an `Estimate`, as soon as there is a model
 
     def prepare(self, policy, optimizer, tokenizer):
         """(policy, optimizer) as the team computes with them."""
-        config, cuda = self.config, torch.cuda.is_available() and self.config.gpus != 0
-        self.memory = Memory(config, policy.model, *longest_tokens(config, tokenizer, policy.model),
-                             policy.dtype, cuda=cuda, alone=not config.vllm_url)
+        config, model = self.config, policy.model
+        self.memory = Estimate(
+            config, model, *longest_tokens(config, tokenizer, model), policy.dtype,
+            device_here(device_of(config) == "cuda"), alone=not config.vllm_url)
         return policy, optimizer
 
     def mine(self, batches, rollouts):
@@ -140,18 +139,14 @@ def deal(batches, costs, size):
     share     1.0; or 0.0 where nothing was left for a rank: it repeats the cheapest micro-batch,
               without any effect
 
-    Micro-batches of similar cost come in one round, the largest first: a round takes as long as
-    its largest one. In each round the rank with the least work so far gets the most.
+    Dealt out from the largest to the smallest, those of one round are of similar cost: a round
+    takes as long as its largest.
     """
     order = sorted(range(len(batches)), key=lambda i: (-costs[i], i))
-    cheapest = batches[order[-1]]
-    ranks, work = [[] for _ in range(size)], [0] * size
-    for start in range(0, len(order), size):
-        lightest = sorted(range(size), key=lambda rank: (work[rank], rank))
-        for place, rank in enumerate(lightest, start):
-            full = place < len(order)
-            ranks[rank].append((batches[order[place]], 1.0) if full else (cheapest, 0.0))
-            work[rank] += costs[order[place]] if full else 0
+    ranks = [[(batches[i], 1.0) for i in order[rank::size]] for rank in range(size)]
+    for mine in ranks:
+        if len(mine) < len(ranks[0]):
+            mine.append((batches[order[-1]], 0.0))
     return ranks
 
 
@@ -241,7 +236,7 @@ class Ranks(Alone):
         self.name = f"rank {self.rank}: "
         # A collective's own deadline says more, so the process's comes later.
         self.deadline.seconds = 2 * config.deadline_s + 10
-        cuda = torch.cuda.is_available() and config.gpus != 0
+        cuda = device_of(config) == "cuda"
         # Explicit, because accelerate's own policy for bf16 reduces gradients in bf16 and casts
         # the forward's output, our fp32 log-probs, to bf16.
         self.plugin = FullyShardedDataParallelPlugin(
@@ -254,10 +249,11 @@ class Ranks(Alone):
             self.accelerator = Accelerator(
                 cpu=not cuda, mixed_precision="no", fsdp_plugin=self.plugin,
                 kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)])
-            # Calls travel apart from gradients, over TCP on every machine.
+            # Calls travel apart from gradients, over TCP on every machine. The wait for the next
+            # one has a group of its own, without a limit.
             self.group = dist.new_group(backend="gloo", timeout=timeout)
+            self.calls = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
             self.store = dist.PrefixStore("team", dist.distributed_c10d._get_default_store())
-        self.calls = 0                      # made so far
 
     def prepare(self, policy, optimizer, tokenizer):
         super().prepare(policy, optimizer, tokenizer)
@@ -310,26 +306,25 @@ class Ranks(Alone):
 
     def call(self, name, **arguments):
         """Rank 0: all others call this method of their trainers with these arguments, next."""
-        data, self.calls = to_bytes([name, self.version, arguments]), self.calls + 1
-        self.store.set(f"call {self.calls}", str(len(data)))
+        data = to_bytes([name, self.version, arguments])
+        dist.broadcast(torch.tensor([len(data)]), 0, group=self.calls)
         dist.broadcast(data, 0, group=self.group)
 
     def receive(self):
-        """The others: (name, version, arguments) of rank 0's next call. It may be hours away, so
-        only a store that cannot be reached is a reason to give up."""
-        self.calls += 1
+        """The others: (name, version, arguments) of rank 0's next call. It may be hours away. gloo
+        notices at once that rank 0 has died; that the network is gone, only a question to the store
+        does: it has no answer then, and the deadline ends this process."""
         with self.together("wait for rank 0"):
-            while not self.announced(f"call {self.calls}"):
+            size = torch.zeros(1, dtype=torch.long)
+            work = dist.broadcast(size, 0, group=self.calls, async_op=True)
+            while not work.is_completed():
+                time.sleep(0.01)
+                self.store.check(["cause"])
                 self.deadline.renew()
-            data = torch.empty(int(self.store.get(f"call {self.calls}")), dtype=torch.uint8)
+            work.wait()
+            data = torch.empty(int(size), dtype=torch.uint8)
             dist.broadcast(data, 0, group=self.group)
             return from_bytes(data)
-
-    def announced(self, key):
-        """Wait for the key, for a second at most."""
-        with contextlib.suppress(dist.DistStoreError):              # what torch raises after it
-            self.store.wait([key], datetime.timedelta(seconds=1))
-            return True
 
     def serve(self, trainer):
         """The others: make the calls that rank 0 makes, until the end. Returns the exit code."""
@@ -438,13 +433,8 @@ class SharedTrainer:
         self._call("load", folder=folder)
 
 
-# The token lists of a rollout travel as bytes. Their decimals would take ten times longer, and a
-# step of the paper's size has millions of tokens.
-TOKEN_LISTS = {"output_ids": "i", "logprobs": "d", "versions": "i", "sampled": "b"}
-
-
 def to_bytes(value):
-    """`value` as JSON in a tensor of bytes. Beside plain values it may hold what `encode` knows."""
+    """`value` as JSON in a tensor of bytes. Beside plain values it may hold what `decode` makes."""
     return torch.frombuffer(bytearray(json.dumps(value, default=encode).encode()),
                             dtype=torch.uint8)
 
@@ -455,9 +445,7 @@ def from_bytes(data):
 
 def encode(value):
     if isinstance(value, Rollout):
-        return {"Rollout": vars(value) | {
-            name: base64.b64encode(array(kind, getattr(value, name))).decode()
-            for name, kind in TOKEN_LISTS.items()}}
+        return {"Rollout": vars(value)}
     if isinstance(value, torch.Tensor):
         return {"Tensor": [value.flatten().tolist(), list(value.shape)]}
     if isinstance(value, torch.dtype):
@@ -468,9 +456,7 @@ def encode(value):
 def decode(found):
     match found:
         case {"Rollout": fields}:
-            return restored(Rollout, fields | {
-                name: array(kind, base64.b64decode(fields[name])).tolist()
-                for name, kind in TOKEN_LISTS.items()})
+            return restored(Rollout, fields)
         case {"Tensor": [numbers, shape]}:
             return torch.tensor(numbers).view(shape)
         case {"torch": name}:

@@ -375,7 +375,7 @@ def test_the_verifier_is_told_what_opens_and_closes_this_models_thinking(by_hand
 def test_samplers_and_trainer_compute_log_probs_at_one_temperature_and_with_one_head(
         head_fp32, make_trainer, llama, seed, monkeypatch, capsys):             # noqa: F811
     """And both are those of the settings, by plain forwards of transformers' model."""
-    trainer = make_trainer(temperature=0.7, head_fp32=head_fp32, engine="transformers", slots=12,
+    trainer = make_trainer(temperature=0.7, head_fp32=head_fp32, engine="transformers", slots=16,
                            think_min=5, think_max=17, answer_tokens=3, prompt_tokens=13)
     trainer.model.generation_config.eos_token_id = 1
     monkeypatch.setattr(scalerl, "load_problems", lambda *_: SimpleNamespace(

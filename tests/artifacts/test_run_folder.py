@@ -99,13 +99,16 @@ def test_a_run_is_there_as_soon_as_its_settings_are_and_not_before(make, monkeyp
 
 
 def test_the_addresses_of_the_launchers_own_servers_are_not_kept(make, monkeypatch):
-    """They end with this run, and others listen on their ports by then."""
-    monkeypatch.setenv(LAUNCHED, "1")
+    """They end with this run, and others listen on their ports by then. The user's own are, also
+    when the launcher has started nothing but trainers."""
+    monkeypatch.setenv(LAUNCHED, "http://127.0.0.1:1")
     own = make("own", vllm_url="http://127.0.0.1:1")
+    monkeypatch.setenv(LAUNCHED, "")
+    users = make("users", vllm_url="http://127.0.0.1:1")
     monkeypatch.delenv(LAUNCHED)
     others = make("others", vllm_url="http://127.0.0.1:1")
     assert [make_config(read_toml(folder.path / "config.toml")).vllm_url
-            for folder in (own, others)] == ["", "http://127.0.0.1:1"]
+            for folder in (own, users, others)] == ["", *["http://127.0.0.1:1"] * 2]
     assert own.config.vllm_url == "http://127.0.0.1:1"
 
 

@@ -16,6 +16,15 @@ def test_a_model_whose_layers_have_no_name_is_refused_only_where_they_are_needed
         checkpoint_and_compile(llama, "cpu", recompute=True)
 
 
+def test_a_compiler_that_does_not_work_is_said_before_the_first_step(llama, monkeypatch):
+    def compiled(*_, **__):
+        raise RuntimeError("InvalidCxxCompiler: no\nand more")
+    monkeypatch.setattr(torch, "compile", compiled)
+    with pytest.raises(ValueError, match=r"^compile_layers = true: torch.compile does not work "
+                                         r"here \(InvalidCxxCompiler: no\)$"):
+        checkpoint_and_compile(llama, "cpu", compiled=True)
+
+
 def test_layers_are_recomputed_for_the_backward_pass_and_never_while_sampling(seed):
     """In a copy (the sampler's, in bf16) it is the copy's own weights that are used."""
     model = random_llama(layers=3)

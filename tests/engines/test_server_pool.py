@@ -82,13 +82,10 @@ def logprob(value):
     (logprob(float("-inf")), "6 log-probs, not all finite"),
     (logprob(None), "not an answer"),
     (spans((0, 0, 5)), "6 tokens of 6, .* weights .*'end': 5"),
-    (spans((0, 0, 7)), "6 tokens of 6, .* and weights .*, all pushed"),
-    (spans((0, 0, 3), (1, 4, 6)), "6 tokens of 6, .* and weights .*, all pushed"),
-    (spans((0, 0, 3), (1, 4, 7)), "6 tokens of 6, .* and weights .*, all pushed"),
-    (spans((0, 1, 7)), "6 tokens of 6, .* and weights .*, all pushed"),
-    (spans((2, 0, 3), (1, 3, 6)), "6 tokens of 6, .* and weights .*, all pushed"),
-    (spans(), "6 tokens of 6, .* and weights .*, all pushed"),
-    (spans((4, 0, 6)), "'run-4'.*not all pushed here"),
+    (spans((0, 0, 7)), "6 tokens of 6, .* weights .*'end': 7"),
+    (spans((0, 0, 3), (1, 4, 6)), "6 tokens of 6, .* and weights .*"),
+    (spans(), r"6 tokens of 6, .* and weights \[\]"),
+    (spans((4, 0, 6)), "not an answer with weights of this run .*'run-4'"),
     (broken(weight_versions=[{"version": "default", "start": 0, "end": 6}]), "'default'"),
     (lambda answer: answer.update(choices=[]), "not an answer"),
     (lambda answer: answer.update(choices=answer["choices"] * 2), "not an answer"),
@@ -193,7 +190,7 @@ def test_three_bad_answers_for_one_sample_end_the_run_with_the_reason(fake, conn
         return answer
     sampler = connect(fake(say).url)
     push(sampler, WEIGHT, 0)
-    with pytest.raises(ServerError, match="version 0: http.* three times .*not all pushed"):
+    with pytest.raises(ServerError, match="version 0: http.* three times .*'run-5'"):
         drain(sampler, requests(2, samples=3))
 
 
@@ -520,9 +517,30 @@ def nccl(monkeypatch):
     return SimpleNamespace(made=made, joined=joined)
 
 
+def test_nccl_needs_tensors_on_a_gpu_and_vllm_in_the_trainers_process(fake, connect, nccl,
+                                                                      monkeypatch):
+    """With gpus = 0 there may be a GPU, but the weights are not on it."""
+    server = fake(whole, weight_transfer_config__backend="nccl")
+    with pytest.raises(ValueError, match="is nccl, this run needs gloo"):
+        connect(server.url)
+    wrapper = "vllm.distributed.device_communicators.pynccl_wrapper"
+    monkeypatch.setitem(sys.modules, wrapper, None)
+    with pytest.raises(ValueError, match=f"end of NCCL is vLLM's, .*{wrapper}.*run `make vllm`"):
+        connect(server.url, cuda=True)
+
+
+def test_what_nccl_asserts_when_a_server_is_met_is_a_reason_to_try_again(fake, connect, nccl):
+    def join(*_):
+        raise AssertionError
+    nccl.joined.uid_init_process_group = join
+    with pytest.raises(ServerError, match="not every server is ready within 1 s; .*AssertionError"):
+        connect(fake(whole, weight_transfer_config__backend="nccl").url, cuda=True, deadline_s=9,
+                start_deadline_s=1.2)
+
+
 def test_a_bucket_travels_over_nccl_as_one_tensor_of_bytes(fake, connect, nccl):
     server, sent = fake(whole, weight_transfer_config__backend="nccl"), []
-    sampler = connect(server.url)
+    sampler = connect(server.url, cuda=True)
     nccl.made[0].broadcast = lambda data, root, stream: sent.append((data, root))
     tensors = [(f"w{i}", torch.randn(i + 2, 3)) for i in range(3)]
     push(sampler, tensors, 0)
@@ -536,7 +554,7 @@ def test_a_server_that_dies_in_a_push_over_nccl_holds_nobody_up_and_leaves_no_me
     """NCCL waits for a dead worker for ever; each communicator holds memory of the trainer's GPU
     until it is destroyed."""
     server = fake(whole, weight_transfer_config__backend="nccl")
-    sampler = connect(server.url, deadline_s=500)
+    sampler = connect(server.url, cuda=True, deadline_s=500)
     push(sampler, WEIGHT, 0)
     first, = nccl.made
     first.broadcast = lambda *_: first.destroyed.wait(60)
@@ -558,7 +576,7 @@ def test_workers_that_do_not_come_to_nccl_are_awaited_until_the_deadline_alone(
     monkeypatch.setattr(nccl.joined, "uid_init_process_group", lambda *_: late.wait(60))
     server = fake(whole, weight_transfer_config__backend="nccl")
     with pytest.raises(ServerError, match="within 2 s; .*: no transfer of weights within 1 s"):
-        connect(server.url, deadline_s=1, start_deadline_s=2.4)
+        connect(server.url, cuda=True, deadline_s=1, start_deadline_s=2.4)
     late.set()
 
 
@@ -645,9 +663,6 @@ def test_a_server_that_is_locked_or_lacks_routes_is_refused_with_how_to_start_it
         with pytest.raises(ValueError, match=f"answered {status}.*; start it as scaleout/"
                                              "server_command.py does"):
             connect(server.url)
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="is nccl, this run needs gloo"):
-            connect(fake(whole, weight_transfer_config__backend="nccl").url)
 
 
 def test_a_route_that_is_off_ends_the_run_with_the_servers_own_words(fake, connect):

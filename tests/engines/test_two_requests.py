@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter, deque
+from dataclasses import replace
 
 import pytest
 from conftest import EOS, V, WORDS, check_cut_thinking, drain, requests
@@ -109,7 +110,8 @@ def test_unfinished_samples_are_asked_for_again_and_nothing_comes_twice(seed):
         engine.submit(request)
     done = [r for _ in range(55) for r in engine.step()]
     assert done and len({r.group_id for r in done}) < 9
-    tensors, plain = engine.unfinished_state(engine.queue, group[-2:])
+    tensors, plain = engine.unfinished_state(
+        [*(replace(sample.request, samples=1) for sample in engine.queue), *group[-2:]])
     plain = json.loads(json.dumps(plain))                   # as a checkpoint keeps it
     resumed = RandomEngine(seed=99)
     again = resumed.unfinished_requests(tensors, plain)
@@ -127,7 +129,7 @@ def test_budgets_go_on_after_a_resume_and_repeat_after_a_reseed():
     engine, resumed = RandomEngine(), RandomEngine(seed=99)
     first = budgets(engine)
     assert len(set(first)) > 2 and set(first) <= set(range(9, 18))
-    resumed.unfinished_requests(*engine.unfinished_state([], []))
+    resumed.unfinished_requests(*engine.unfinished_state([]))
     assert budgets(resumed) == budgets(engine) != first
     engine.reseed(5)
     assert budgets(engine) == first

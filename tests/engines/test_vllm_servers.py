@@ -248,10 +248,9 @@ def test_what_our_accelerate_file_says_of_starting_trainers_beside_a_server_is_s
 
 def test_a_server_that_breaks_off_a_load_ends_and_started_again_loses_no_sample(
         served, connect, plain, monkeypatch):
-    """Some layers are new by then and some old, so its worker kills its first process, with
-    SIGKILL; the others, which vLLM leaves behind, end with it. The server that takes its place has
-    the folder's weights until it gets the current ones. The last group is held back,
-    so some are unfinished for sure."""
+    """Some layers are new by then and some old, so its worker ends, and vLLM ends the rest. The
+    server that takes its place has the folder's weights until it gets the current ones. The last
+    group is held back, so some are unfinished for sure."""
     monkeypatch.setattr("engines.server_pool.HEALTH_S", 20)
     sampler, new = connect(served.url, deadline_s=240), moved(plain, 0.3)
     push(sampler, new.named_parameters(), 5)

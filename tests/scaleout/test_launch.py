@@ -21,11 +21,13 @@ import torch
 from conftest import ROOT, THOROUGH
 from estimates import estimate_of
 from processes import LIMIT_S, gone, tree, until
+from transformers import Qwen3Config
 
 import scalerl
 from artifacts import checkpoint
 from config import LAUNCHED, Config, ConfigError, parse
 from scaleout import launch, memory
+from tiny import toy
 
 # ---------------------------------------------------------------------------------------------
 # What would be started, and what is refused
@@ -67,7 +69,7 @@ def test_what_cannot_fit_is_refused_with_the_number_and_the_cure(settings, sente
 
 def test_a_dry_run_refuses_what_the_run_would(eight, tmp_path, monkeypatch, capsys):
     """GPUs that torch does not find, even beyond those named in CUDA_VISIBLE_DEVICES; outputs that
-    the model has no place for; layers that cannot be compiled."""
+    the model has no place for."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
     config, estimate = estimate_of(eight, gpus=4, trainers=3)
@@ -84,20 +86,6 @@ def test_a_dry_run_refuses_what_the_run_would(eight, tmp_path, monkeypatch, caps
     assert scalerl.main([*command, "--think-max", "41000"]) == 2
     assert re.search(r"think_max = 41000: .* may take \d+ tokens, the model has 40960; think_max = "
                      r"\d+ would fit$", capsys.readouterr().err.strip())
-    if not THOROUGH:                            # else in a process of its own, for 10 s
-        def run(argv, **_):
-            with pytest.raises(ValueError) as found:
-                exec(argv[2])
-            return subprocess.CompletedProcess(argv, 1, stderr=f"...\nValueError: {found.value}\n")
-
-        def compiled(*_, **__):
-            raise RuntimeError("InvalidCxxCompiler: no\nand more")
-        monkeypatch.setattr(subprocess, "run", run)
-        monkeypatch.setattr(torch, "compile", compiled)
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert scalerl.main([*command, "--compile-layers", "true"]) == 2
-    assert re.fullmatch(r"scalerl.py: compile_layers = true: torch.compile does not work here \("
-                        r"InvalidCxx.*\)", capsys.readouterr().err.strip())
 
 
 def test_a_model_that_the_trainer_would_refuse_is_refused_before_anything_starts(eight, tmp_path):
@@ -146,6 +134,36 @@ def test_one_gpu_can_be_planned_without_one_as_eight_can(eight, tmp_path, monkey
     assert "a trainer does not fit" in error and not list(tmp_path.iterdir())
 
 
+def test_one_gpu_recomputes_layers_where_that_makes_room_for_the_default_lengths(tmp_path,
+                                                                               monkeypatch):
+    """Qwen3-0.6B on an H100: 14k tokens' activations would leave no room for the samples of a
+    prompt. What was planned is what runs."""
+    toy.make_tokenizer().save_pretrained(tmp_path)
+    Qwen3Config(vocab_size=151936, hidden_size=1024, intermediate_size=3072, head_dim=128,
+                num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
+                max_position_embeddings=40960, tie_word_embeddings=True,
+                architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
+    monkeypatch.setattr(launch, "check_machine", lambda _: None)
+    for words, recompute in (([], True), (["--think-min", "9", "--think-max", "512"], False)):
+        config, command = parse(["--model", str(tmp_path), "--gpus", "1", "--engine", "vllm",
+                                 "--name", "none", *words])
+        assert launch.instead_of_training(config, command, []) is None
+        assert config.recompute_layers == recompute
+
+
+def test_one_process_refuses_what_its_dry_run_refuses_and_loads_nothing(eight, tmp_path,
+                                                                        monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scalerl, "Trainer", lambda *_: pytest.fail("it would have been loaded"))
+    for more in (["--dry-run"], []):
+        assert scalerl.main(["--model", str(eight), "--gpus", "0", "--slots", str(10**7),
+                             "--name", "one", *more]) == 2
+        assert re.fullmatch(r"scalerl.py: a trainer does not fit, a CPU has \d+ GiB: .*; the "
+                            "largest is the sampler's cache: lower slots or think_max",
+                            capsys.readouterr().err.strip())
+    assert not list(tmp_path.iterdir())
+
+
 # ---------------------------------------------------------------------------------------------
 # Commands
 
@@ -177,7 +195,8 @@ def test_every_node_starts_its_own_ranks_and_servers_and_all_know_each_other(eig
             assert [env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
                                            "MASTER_ADDR", "MASTER_PORT")] == \
                 [str(rank), str(i), "8", "4", "10.0.0.1", "9000"]
-            assert env["CUDA_VISIBLE_DEVICES"] == "6,7,3,2" and env[LAUNCHED]
+            assert env["CUDA_VISIBLE_DEVICES"] == "6,7,3,2"
+            assert env[LAUNCHED] == "http://10.0.0.3:9010,http://10.0.0.3:9011"
             assert env["GLOO_SOCKET_IFNAME"] == f"to {hosts[node]}"
             assert env["NCCL_SOCKET_IFNAME"] == "ours"
     trainers, servers = on(2)
@@ -187,6 +206,15 @@ def test_every_node_starts_its_own_ranks_and_servers_and_all_know_each_other(eig
         assert server.log == Path(f"f/logs/server_{i}.log") and LAUNCHED not in server.env
         assert f"--port {9010 + i} " in " ".join(map(str, server.argv))
         assert server.env["GLOO_SOCKET_IFNAME"] == "to 10.0.0.3"
+
+
+def test_servers_that_others_started_are_not_taken_for_the_launchers_own(eight):
+    """Else --resume would not know them any more, and start its own."""
+    config, estimate = estimate_of(eight, gpus=0, trainers=2, vllm_url="http://127.0.0.1:1")
+    placement = launch.make_placement(config, estimate)
+    trainers, servers = launch.commands(config, [], placement, estimate, Path("f"), 1)
+    assert not servers and [trainer.env[LAUNCHED] for trainer in trainers] == ["", ""]
+    assert not any("--vllm-url" in trainer.argv for trainer in trainers)    # argv has the user's
 
 
 def test_processes_that_share_a_machines_cores_share_them_evenly(eight, monkeypatch):

@@ -27,6 +27,7 @@ from engines import load
 from engines.policy import Policy, cost_tokens, micro_batches
 from sampler import Rollout
 from scaleout import team as teams
+from scaleout.nodes import serve_store
 from scaleout.team import Alone, Deadline, Ranks, deal, from_bytes, to_bytes
 from scalerl import Run, Trainer
 from tiny import toy
@@ -436,6 +437,39 @@ def test_ranks_that_are_idle_for_longer_than_the_deadline_go_on(models, tmp_path
         time.sleep(5)
         flag.unlink()
         assert answers(children, results, {0, 1}) == {0: 1, 1: 0}
+
+
+def keep_store(ports):
+    store = serve_store("127.0.0.1")
+    ports.put(store.port)
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_rank_that_cannot_reach_the_store_any_more_ends_by_itself(how, models, tmp_path):
+    """As behind a cut cable: the store is silent, and nothing is closed; or it is gone. Rank 0
+    computes here, for ever, so nobody else ends the rank that waits for it, and its launcher waits
+    for its end."""
+    ports, flag = SPAWN.SimpleQueue(), tmp_path / "flag"
+    keeper = SPAWN.Process(target=keep_store, args=(ports,), daemon=True)
+    keeper.start()
+    try:
+        config = settings(models["tied"], deadline_s=1)
+        with started(2, train_or_serve, computes, config, False, None, None, flag,
+                     port=ports.get()) as (children, results):
+            wait_for(flag, results)
+            time.sleep(2)                       # rank 1 has asked for the next call by then
+            os.kill(keeper.pid, how)
+            children[1].join(120)
+            assert children[1].exitcode == (1 if how == signal.SIGSTOP else 0)  # with a sentence
+            assert children[0].exitcode is None
+    finally:
+        keeper.kill()
+
+
+def computes(trainer, flag):
+    flag.touch()
+    threading.Event().wait()
 
 
 def load_late(seconds, team):
