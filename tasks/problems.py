@@ -5,7 +5,7 @@ and holds 1,000 problems out to draw its curve. Ours are the toy and the generat
 load_splits reads a task, check_gold judges its gold answers, load_problems does all for a run.
 
     >>> load_task("toy", "train", heldout=512)[0].trace
-    '4+5=9;9+3=2;2+9=1;1+4=5</think>5'
+    '7+3=0;0+4=4</think>4'
 """
 
 import re

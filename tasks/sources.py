@@ -111,7 +111,7 @@ def checked_options(name, options, defaults):
 
 # 3 to 9 digits: 2 to 8 steps. Shorter chains are solved by luck, longer ones hardly ever at first,
 # and the mean trace is 32 tokens, which is what a step may cost on two cores.
-TOY_OPTIONS = {"size": 2000, "min_digits": 3, "max_digits": 9}
+TOY_OPTIONS = {"size": 4000, "min_digits": 2, "max_digits": 6}
 
 
 def toy_problems(heldout, seed, *, size, min_digits, max_digits):

@@ -1,9 +1,10 @@
-"""The sandbox: a model of under a million parameters that reasons a little, and wrongly.
+"""The sandbox: a model of under a million parameters that reasons a little, and often wrongly.
 
 RL can only reinforce what a model already does now and then (paper, sec. 2). So a small Llama is
-trained on right worked traces, then on traces in which every step is wrong with probability
-`--noise` and the error is carried on: what is right most often is also written most often. The gap
-between sampling and always taking the likeliest token is what RL can win. All of it is ours.
+trained on worked traces with errors, which the next steps carry on. How often it is right depends
+on the two digits that a step adds (`habits`): some pairs it knows, most it gets right sometimes,
+and for a few it has learned one wrong result, which it never doubts. Easy pairs are learned soon
+and hard ones late, and those few set the ceiling. All of it is ours.
 
     python -m tiny.toy                              # models/toy, about a minute on two cores
     python -m tiny.toy --model models/smollm2-135m --task reasoning_gym:chain_sum \\
@@ -35,13 +36,14 @@ from tqdm import trange
 from config import Config
 from tasks import problems as tasks
 
-# Knobs of the made toy. Chosen together: with seed 0 sampling solves 0.18 of the held-out problems
-# and the likeliest token 0.996 of them (seed 2, the worst of four: 0.12 and 0.70).
-NOISE = 0.37  # probability of a wrong step; 0.40 costs about 0.03 of the base rate
-CUT_SHARE = 0.1  # traces cut short by the interruption phrase, so that the model has seen it
-CLEAN_STEPS, CLEAN_LR = 600, 3e-3  # at most: seeds 0 to 3 needed 165 to about 480
-CALCULATES = 0.02  # loss per token at which the clean stage is over
-STEPS, LR, BATCH = 100, 1e-3, 32
+# Knobs of the made toy, chosen on seeds 0 to 2: results/demo/PROTOCOL.md.
+CHANCE = (0.25, 0.98)  # evenly spaced over the pairs: a step is right so often by more than luck
+MISLEARNED = 0.05  # share of the pairs that are always added wrongly, and always alike
+NOISE = 0.37  # of other tasks than toy: probability of a wrong step
+CUT_SHARE = 0.05  # traces cut short by the interruption phrase, so that the model has seen it
+STEPS, LR, BATCH = 800, 3e-3, 32
+CLEAN_LR = 3e-3
+LEARNED = 0.5  # the likeliest token must solve so many held-out problems, else the toy has failed
 HIDDEN, LAYERS, HEAD_DIM = 160, 3, 32  # two layers had not learned it after twice the steps
 
 # -- 1. The folder
@@ -95,12 +97,28 @@ def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, head_dim=HEAD_D
 STEP = re.compile(r"(-?\d+)( ?[-+] ?)(-?\d+)( ?= ?)(-?\d+)")  # "6+3=9" or "14 - 3 = 11"
 
 
-def noisy_trace(problem, noise, rng):
-    """The problem's worked trace with each step wrong with probability `noise`, answer included.
+def habits(seed):
+    """{(running value, next digit): (chance, wrong)}: how the toy adds each pair of digits.
 
-    A wrong result is what the next step starts from, and the answer repeats the last result: the
-    reasoning is consistent and only its arithmetic unreliable. That is what RL can unlearn, since
-    the right result is still the likeliest one at every step.
+    It writes the right result with this chance, else any digit (so it may still be right). The
+    mislearned pairs have chance 0 and one wrong digit instead, the same each time.
+    """
+    rng = random.Random(f"habits {seed}")
+    pairs = [(total, term) for total in range(10) for term in range(10)]
+    rng.shuffle(pairs)
+    few, (low, high) = round(MISLEARNED * len(pairs)), CHANCE
+    found = {(a, b): (0.0, (a + b + rng.randrange(1, 10)) % 10) for a, b in pairs[:few]}
+    for i, pair in enumerate(pairs[few:]):
+        found[pair] = low + (high - low) * i / (len(pairs) - few - 1), None
+    return found
+
+
+def noisy_trace(problem, noise, rng):
+    """The problem's worked trace with wrong steps, and the answer that follows from them.
+
+    noise: `habits`, or the probability that a step is wrong, the same for all. A wrong result is
+    what the next step starts from, and the answer repeats the last result: the reasoning is
+    consistent and only its arithmetic unreliable. That is what RL can unlearn.
 
     >>> problem = tasks.Problem("toy/1", "toy", "6+3+9", "8", trace="6+3=9;9+9=8</think>8")
     >>> noisy_trace(problem, 0.0, None)
@@ -115,12 +133,16 @@ def noisy_trace(problem, noise, rng):
         before, operator, term, equals, _ = step.groups()
         before = int(before) if total is None else total
         total = before + int(term) * (-1 if "-" in operator else 1)
-        if rng.random() < noise:
+        if isinstance(noise, dict):
+            chance, wrong = noise[before, int(term)]
+            if rng.random() >= chance:
+                total = rng.randrange(10) if wrong is None else wrong
+        elif rng.random() < noise:
             total += rng.choice((-10, -1, 1, 10)) if modulus is None else rng.randrange(1, modulus)
         total = total if modulus is None else total % modulus
         return f"{before}{operator}{term}{equals}{total}"
 
-    if noise > 0:
+    if noise:
         thinking = STEP.sub(redo, thinking)
         if total is None:
             raise tasks.TaskError(f"the trace of problem {problem.id} has no steps such as "
@@ -168,12 +190,12 @@ def encode(tokenizer, text):
 # -- 3. Warm start
 
 
-def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed, stop_below=0.0):
+def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed):
     """Trains the model in place on (prompt ids, completion ids); returns the loss of each step.
 
     Cross-entropy per completion token, none on the prompt. The learning rate rises over the first
     twentieth of the steps and falls linearly to zero, which at these few steps is worth more than
-    any other choice. Ends early once the mean of the last ten losses is below `stop_below`.
+    any other choice.
     """
     if not pairs:
         raise tasks.TaskError("the warm start has no traces to train on")
@@ -200,8 +222,6 @@ def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed, stop_below=0.
         optimizer.step()
         schedule.step()
         losses.append(loss.item())
-        if sum(losses[-10:]) / 10 < stop_below and step >= 10:
-            break
     model.eval()
     return losses
 
@@ -250,7 +270,8 @@ def base_rate(model, tokenizer, problems, *, max_new_tokens, greedy=False, seed=
 
 
 def report(model, tokenizer, problems, *, max_new_tokens, seed=0):
-    """Prints the pass rates, sampled and greedy, in all and by level, and the lengths."""
+    """Prints the pass rates, sampled and greedy, in all and by level, and the lengths. Returns the
+    greedy one of all."""
     print(f"{'level':>8} {'problems':>8} {'sampled':>8} {'greedy':>8} {'tokens':>8} {'longest':>8}")
     rows = defaultdict(list)
     sampled, greedy = (base_rate(model, tokenizer, problems, max_new_tokens=max_new_tokens,
@@ -263,6 +284,7 @@ def report(model, tokenizer, problems, *, max_new_tokens, seed=0):
         n = len(marks)
         print(f"{level.strip('~'):>8} {n:8d} {sum(passed) / n:8.3f} {sum(best) / n:8.3f} "
               f"{sum(tokens) / n:8.1f} {max(tokens):8d}")
+    return sum(best) / n                # of the last row, all
 
 
 def arguments(argv):
@@ -274,16 +296,16 @@ def arguments(argv):
             ("task", "toy", "a task with worked traces"),
             ("task-options", "{}", "its options, as JSON"),
             ("heldout", 512, "problems kept out of the warm start; as many as the run holds out"),
-            ("noise", NOISE, "share of wrong steps; with --model 0"),
+            ("noise", NOISE, "share of wrong steps, of other tasks than toy; with --model 0"),
             ("cut-share", CUT_SHARE, "interrupted traces"),
-            ("clean-steps", CLEAN_STEPS, "first, without noise; with --model 0"),
-            ("steps", STEPS, "then, with noise"), ("lr", LR, "of the noisy stage"),
+            ("clean-steps", 0, "first, without errors"),
+            ("steps", STEPS, "then, with errors"), ("lr", LR, "of these steps"),
             ("batch", BATCH, "traces a step"), ("hidden", HIDDEN, "size"), ("layers", LAYERS, ""),
             ("max-new-tokens", 64, "in the final report"), ("seed", 0, "")):
         p.add_argument(f"--{name}", type=type(default), default=default,
                        help=f"{text} [{default}]")
     if p.parse_known_args(argv)[0].model:
-        p.set_defaults(noise=0.0, clean_steps=0)
+        p.set_defaults(noise=0.0)
     args = p.parse_args(argv)
     try:
         args.task_options = json.loads(args.task_options)
@@ -316,22 +338,26 @@ def make(args):
         tokenizer = make_tokenizer()
         model = make_model(tokenizer, args.seed, hidden=args.hidden, layers=args.layers)
     start = time.perf_counter()
-    # Noise from the first step on would hide the sums: after 300 steps at 40% wrong ones the toy
-    # had found less than half of the table. So it learns to calculate first, and to err afterwards.
-    for stage, steps, lr, noise, stop_below in (
-            ("clean", args.clean_steps, CLEAN_LR, 0.0, CALCULATES),
-            ("noisy", args.steps, args.lr, args.noise, 0.0)):
+    of_its_own = args.task == "toy" and not args.model
+    for stage, steps, lr, noise in (
+            ("without errors", args.clean_steps, CLEAN_LR, 0.0),
+            ("with errors", args.steps, args.lr, habits(args.seed) if of_its_own else args.noise)):
         if steps:
             pairs = make_pairs(tokenizer, train, steps * args.batch, noise=noise,
                                cut_share=args.cut_share, seed=args.seed)
             losses = warm_start(model, tokenizer, pairs, steps=steps, lr=lr, batch=args.batch,
-                                seed=args.seed, stop_below=stop_below)
-            print(f"{stage}: {len(losses)} steps, loss {losses[-1]:.3f}, "
+                                seed=args.seed)
+            print(f"{stage}: {steps} steps, loss {losses[-1]:.3f}, "
                   f"{time.perf_counter() - start:.0f} s", flush=True)
+    solved = report(model, tokenizer, heldout, max_new_tokens=args.max_new_tokens, seed=args.seed)
+    if of_its_own and solved < LEARNED:
+        raise tasks.TaskError(
+            f"the toy has not learned to add: its likeliest answer is right in {solved:.2f} of the "
+            f"held-out problems, {LEARNED:g} is needed; nothing is written: another --seed, or "
+            f"more --steps")
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
     print(f"wrote {args.out}: {model.num_parameters():,} parameters")
-    report(model, tokenizer, heldout, max_new_tokens=args.max_new_tokens, seed=args.seed)
 
 
 def main(argv=None):

@@ -60,7 +60,8 @@ def test_toy_traces_are_right_at_every_step():
 
 def test_toy_has_the_sizes_it_was_asked_for_and_equal_levels():
     """Held-out problems of the short level alone would show a pass rate of another task."""
-    train, held = (load_task("toy", split, heldout=512)
+    options = {"size": 2000, "min_digits": 3, "max_digits": 9}
+    train, held = (load_task("toy", split, heldout=512, options=options)
                    for split in ("train", "heldout"))
     assert (len(train), len(held)) == (2000, 512)
     for problems in (train, held):
@@ -71,8 +72,9 @@ def test_toy_has_the_sizes_it_was_asked_for_and_equal_levels():
 
 def test_any_prefix_of_the_heldout_problems_has_all_levels_in_equal_parts():
     """Someone who evaluates on the first 70 must not evaluate on one level."""
-    counts = Counter(problem.level for problem in load_task("toy", "heldout", heldout=512)[:70])
-    assert set(counts.values()) == {10}
+    options = {"size": 2000, "min_digits": 3, "max_digits": 9}
+    problems = load_task("toy", "heldout", heldout=512, options=options)[:70]
+    assert set(Counter(problem.level for problem in problems).values()) == {10}
 
 
 def test_a_short_level_has_no_more_problems_than_there_are_questions():

@@ -8,6 +8,8 @@ import doctest
 import json
 import random
 import re
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -136,6 +138,31 @@ def test_noise_of_one_makes_every_step_wrong(problems):
         assert all((before + term) % 10 != result for before, term, result in steps)
 
 
+def test_each_pair_of_digits_is_added_as_its_habit_says():
+    """Right by habit, else any digit; a mislearned pair has one wrong result, always."""
+    habits, rng, counts = toy.habits(7), random.Random(8), Counter()
+    assert len(habits) == 100 and habits == toy.habits(7) != toy.habits(8)
+    digits = [rng.randrange(10) for _ in range(40_001)]
+    problem = Problem("toy/x", "toy", "+".join(map(str, digits)), "0", trace=";".join(
+        f"0+{b}=0" for b in digits[1:]) + "</think>0")
+    problem = replace(problem, trace=problem.trace.replace("0+", f"{digits[0]}+", 1))
+    for before, term, result in walk(toy.noisy_trace(problem, habits, rng))[0]:
+        counts[before, term, result] += 1
+    misses = []
+    for (a, b), (chance, wrong) in habits.items():
+        seen = [counts[a, b, result] for result in range(10)]
+        expected = [sum(seen) * (1 - chance) / 10 for _ in seen]
+        expected[(a + b) % 10] += sum(seen) * chance
+        if wrong is not None:
+            assert chance == 0 and wrong != (a + b) % 10 and seen[wrong] == sum(seen) > 100
+        else:
+            misses += [(n - m) / m ** 0.5 for n, m in zip(seen, expected)]
+    chances = sorted(chance for chance, wrong in habits.values() if wrong is None)
+    assert len(chances) == 100 - 100 * toy.MISLEARNED
+    assert (chances[0], chances[-1]) == pytest.approx(toy.CHANCE)
+    assert abs(sum(misses)) < 4 * len(misses) ** 0.5 and max(map(abs, misses)) < 6
+
+
 def test_noise_works_on_subtraction_and_larger_numbers():
     """The same function serves chain_sum, whose results are not taken modulo 10."""
     problem = Problem("x/1", "x", "q", "-8", trace="14 - 3 = 11; 11 - 19 = -8</think>-8")
@@ -225,15 +252,6 @@ def test_the_warm_start_works_for_another_architecture(tokenizer, problems):
     assert len(losses) == 40 and losses[-1] < 0.75 * losses[0] and not model.training
 
 
-def test_a_warm_start_can_end_when_it_has_learned(tokenizer):
-    """Ten steps in a row, since a single easy batch says little."""
-    pairs = [([5, 6, 7, 8], [9, 1])]
-    settings = dict(steps=200, lr=1e-2, batch=1, seed=0)
-    losses = toy.warm_start(micro(tokenizer), tokenizer, pairs, stop_below=0.05, **settings)
-    assert 10 <= len(losses) < 200
-    assert sum(losses[-10:]) / 10 < 0.05 <= sum(losses[-11:-1]) / 10
-
-
 def test_a_diverging_warm_start_stops_with_a_sentence(tokenizer, problems):
     """A model of NaN must not be saved as if nothing had happened."""
     model = micro(tokenizer)
@@ -272,8 +290,18 @@ def run_toy(*arguments):
         return ended.code
 
 
-def test_the_command_makes_a_folder_and_starts_again_from_one(tmp_path, capsys):
+def test_a_toy_that_has_not_learned_to_add_is_not_written(tmp_path, capsys):
+    """RL would have nothing to reinforce, and its curve would be flat for no visible reason."""
+    assert run_toy("--out", tmp_path / "made", "--hidden", 32, "--layers", 1, "--steps", 2,
+                   "--task-options", json.dumps(SHORT), "--heldout", 20) == 2
+    error = capsys.readouterr().err
+    assert "toy.py: the toy has not learned to add: its likeliest answer is right in 0." in error
+    assert not (tmp_path / "made").exists()
+
+
+def test_the_command_makes_a_folder_and_starts_again_from_one(tmp_path, capsys, monkeypatch):
     """Both uses in the header of toy.py, on a micro model and two tasks."""
+    monkeypatch.setattr(toy, "LEARNED", 0)
     small = ["--heldout", 20, "--batch", 8, "--max-new-tokens", 8]
     made = run_toy("--out", tmp_path / "made", "--hidden", 32, "--layers", 1, "--steps", 2,
                    "--clean-steps", 2, "--task-options", json.dumps(SHORT), *small)
@@ -294,7 +322,7 @@ def test_the_command_makes_a_folder_and_starts_again_from_one(tmp_path, capsys):
         (["--model", "no/such/folder"], "--model no/such/folder: there is no such folder"),
         (["--task", "tyo"], "task 'tyo' is unknown"),
         (["--task-options", "{max: 3"], "--task-options '{max: 3' is not JSON"),
-        (["--noise", "1.5"], "--noise 1.5 and --cut-share 0.1 must be between 0 and 1"),
+        (["--noise", "1.5"], "--noise 1.5 and --cut-share 0.05 must be between 0 and 1"),
         (["--steps", "0", "--clean-steps", "0"], "--steps 0"),
         (["--task", "reasoning_gym:count_bits", "--heldout", "5"], "no worked traces"),
         (["--hidden", "40"], "--hidden 40 must be a multiple of 32"),

@@ -1,0 +1,66 @@
+"""How well do the demo's first parts predict the rest?  (results/demo/PROTOCOL.md)
+
+    python bench/held_out.py results/demo/toy*-seed* --csv results/demo/errors.csv
+
+Reads evals.jsonl of each run folder toyT-seedS and prints a row for each run and cut: the error of
+fit.py's prediction for the last evaluations, and that of carrying the last value forward.
+"""
+import argparse
+import csv
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from artifacts.readers import read_curves
+from fit import fit_curve, held_out
+
+CUTS = (0.3, 0.5)
+COLUMNS = ("toy", "seed", "cut", "predicted", "lo", "hi", "measured", "error", "naive_error")
+
+
+def rows_of(folder):
+    """The two rows of one run, as dicts of COLUMNS."""
+    toy, seed = map(int, re.fullmatch(r"toy(\d+)-seed(\d+)", Path(folder).name).groups())
+    (curve,), _ = read_curves([str(folder)])
+    for cut in CUTS:
+        early = fit_curve(curve.C, curve.R, c_max=cut * curve.C[-1])
+        found = held_out(curve.C, curve.R, early)
+        yield {"toy": toy, "seed": seed, "cut": cut} | {
+            name: round(float(found[name]), 4) for name in COLUMNS[3:]}
+
+
+def summary(rows, cut):
+    """Mean absolute errors, of the law and the naive forecast, and the share of intervals that hold
+    what was measured."""
+    rows = [row for row in rows if row["cut"] == cut]
+    law, naive = (np.abs([row[name] for row in rows]).mean() for name in ("error", "naive_error"))
+    return len(rows), law, naive, np.mean([row["lo"] <= row["measured"] <= row["hi"]
+                                           for row in rows])
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("runs", nargs="+")
+    p.add_argument("--csv", help="write the rows to this file")
+    args = p.parse_args()
+    rows = [row for folder in sorted(args.runs) for row in rows_of(folder)]
+    print(*(f"{name:>11}" for name in COLUMNS))
+    for row in rows:
+        print(*(f"{row[name]:11.3g}" for name in COLUMNS))
+    for cut in CUTS:
+        n, law, naive, held = summary(rows, cut)
+        print(f"cut {cut}: n = {n}, mean absolute error {law:.3f} (naive {naive:.3f}, ratio "
+              f"{law / naive:.2f}), 90% intervals hold in {held:.0%}")
+    if args.csv:
+        with open(args.csv, "w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
