@@ -1,0 +1,60 @@
+"""The demo's committed predictions are what its committed logs give, and what the README says."""
+
+import csv
+import re
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+import held_out                                                             # noqa: E402
+from artifacts.readers import read_curves                                   # noqa: E402
+from fit import fit_curve                                                   # noqa: E402
+
+DEMO = ROOT / "results" / "demo"
+
+
+def committed():
+    with open(DEMO / "errors.csv", newline="") as file:
+        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+def test_the_rows_are_those_of_the_protocol_from_its_first_to_its_last():
+    """A run that is left out because of its result would be a lie."""
+    order = re.findall(r"\b([3-7]):(1[0-4])\b", (DEMO / "PROTOCOL.md").read_text())
+    told = {(row["toy"], row["seed"]) for row in committed()}
+    folders = {path.name for path in DEMO.glob("toy[3-7]-seed*")}
+    assert len(set(order)) == 25
+    assert told == {(int(toy), int(seed)) for toy, seed in order[:len(told)]}
+    assert folders == {f"toy{toy}-seed{seed}" for toy, seed in order[:len(told)]}
+    assert len(committed()) == 2 * len(told)
+
+
+def test_every_error_is_that_of_a_fit_to_the_first_part_of_the_log():
+    """The forecasts by hand: fit up to the cut, look at the last five; carry three forward."""
+    for row in committed():
+        (curve,), _ = read_curves([str(DEMO / f"toy{row['toy']:g}-seed{row['seed']:g}")])
+        early = curve.C <= row["cut"] * curve.C[-1]
+        fit = fit_curve(curve.C[early], curve.R[early], bootstrap=0)
+        measured = np.mean(curve.R[-5:])
+        assert row["measured"] == pytest.approx(measured, abs=6e-5)
+        assert row["error"] == pytest.approx(fit.curve(curve.C[-5:]).mean() - measured, abs=6e-5)
+        assert row["naive_error"] == pytest.approx(curve.R[early][-3:].mean() - measured, abs=6e-5)
+
+
+def test_one_run_of_them_gives_its_whole_row_again():
+    """With the intervals, which take a thousand fits each."""
+    rows = committed()
+    name = f"toy{rows[-1]['toy']:g}-seed{rows[-1]['seed']:g}"
+    for row in held_out.rows_of(DEMO / name):
+        assert row in rows
+
+
+def test_the_readmes_figures_are_those_of_the_rows():
+    told = " ".join((ROOT / "README.md").read_text().split())
+    for cut, words in ((0.5, "half"), (0.3, "30%")):
+        n, law, naive, held = held_out.summary(committed(), cut)
+        assert (f"from the first {words}: mean absolute error {law:.3f}, naive {naive:.3f}, "
+                f"{round(held * n)} of {n} intervals hold").replace("0.", ".") in told
