@@ -72,7 +72,7 @@ models/toy/config.json: | $(VENV)/base
 	$(PY) -m tiny.toy --out models/toy
 
 models/toy-mix/config.json: | $(VENV)/smollm2
-	$(PY) -m tiny.toy --out models/toy-mix --clean-steps 2500 --steps 100 --lr 1e-3 --cut-share 0.1 \
+	$(PY) -m tiny.toy --out models/toy-mix --clean-steps 800 --steps 100 --lr 1e-3 --cut-share 0.1 \
 		--task toy+reasoning_gym:chain_sum --task-options '{"toy": {"size": 2000, \
 		"min_digits": 3, "max_digits": 9}, "reasoning_gym:chain_sum": {"min_terms": 3, \
 		"max_terms": 4, "min_digits": 1, "max_digits": 1, "size": 4000}}'

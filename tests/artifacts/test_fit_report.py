@@ -274,34 +274,12 @@ def test_help_teaches(capsys):
 
 
 def test_the_readmes_example_is_what_the_command_prints(tmp_path, capsys, monkeypatch):
-    """The block shows seed 0 under the name that `make demo` gives to a run."""
+    """The block shows toy 0, seed 0 under the name that `make demo` gives to a run."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "results/demo/seed0", "demo")
+    shutil.copytree(ROOT / "results/demo/toy0-seed0", "demo")
+    (tmp_path / "results" / "demo").mkdir(parents=True)
+    shutil.copy(ROOT / "results/demo/errors.csv", "results/demo")
     block = re.search(r"^```\n(demo: .*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    assert fit.main(["demo", "--until", "0.5", "--out", "none"]) == 0
+    assert fit.main(["demo", "--until", "0.5", "--out", "none",
+                     "--beside", "results/demo/errors.csv"]) == 0
     assert capsys.readouterr().out == block[1]
-
-
-def test_the_table_of_seeds_is_what_the_committed_logs_give(tmp_path, capsys):
-    """Every row: R0, the outcome, the first half's prediction with its interval, its error and the
-    naive forecast's; and the mean of the errors, as the README tells it."""
-    rows = re.findall(r"^\| (\d+) \| (0\.\d+) \|.*\| (0\.\d+ \[.*?\]) \| (0\.\d+) \| ([+-]0\.\d+)"
-                      r" \| (?:\*\*)?(inside|outside)(?:\*\*)? \| ([+-]0\.\d+) \|$",
-                      (ROOT / "results/demo/README.md").read_text(), re.M)
-    assert len(rows) == len(list((ROOT / "results" / "demo").glob("seed*"))) >= 5
-    errors, out = [], tmp_path / "j.json"
-    for seed, r0, predicted, measured, error, where, naive in rows:
-        assert fit.main([f"{ROOT}/results/demo/seed{seed}", "--until", "0.5", "--out", "none",
-                         "--json", str(out)]) == 0
-        said = capsys.readouterr().out
-        assert f"R0 {r0} (step 0)" in said
-        assert (f"{predicted}; measured {measured}; error {error}, "
-                + {"inside": "in the", "outside": "outside the"}[where]) in said
-        assert re.search(rf"^naive forecast.*; error {re.escape(naive)}$", said, re.M)
-        told = json.loads(out.read_text())["runs"][f"seed{seed}"]["held_out"]
-        errors.append((told["error"], told["naive_error"]))
-    law, naive = np.abs(errors).mean(0)
-    inside = sum(row[5] == "inside" for row in rows)
-    told = " ".join((ROOT / "README.md").read_text().split())
-    assert f"error of the first half's prediction is {law:.3f}, that of".replace("0.", ".") in told
-    assert f"carried forward {naive:.3f}; {inside} of {len(rows)}".replace(" 0.", " .") in told

@@ -52,6 +52,23 @@ def test_one_run_of_them_gives_its_whole_row_again():
         assert row in rows
 
 
+def test_the_table_of_the_page_is_that_of_the_rows():
+    """A row of the page is a run: what was measured, then each cut's error and the naive one's."""
+    rows = {(row["toy"], row["seed"], row["cut"]): row for row in committed()}
+    page = re.findall(r"^\| (\d) \| (\d+) \| (.*) \|$", (DEMO / "README.md").read_text(), re.M)
+    assert 2 * len(page) == len(rows)
+    for toy, seed, cells in page:
+        measured, *cells = cells.split(" | ")
+        for cut, (predicted, error, where, naive) in ((.3, cells[:4]), (.5, cells[4:])):
+            row = rows[int(toy), int(seed), cut]
+            inside = row["lo"] <= row["measured"] <= row["hi"]
+            assert where == ("inside" if inside else "**outside**")
+            numbers = [measured, *re.findall(r"[0-9.]+", predicted), error, naive]
+            assert [float(number) for number in numbers] == pytest.approx(
+                [row[name] for name in ("measured", "predicted", "lo", "hi", "error",
+                                        "naive_error")], abs=6e-4)
+
+
 def test_the_readmes_figures_are_those_of_the_rows():
     told = " ".join((ROOT / "README.md").read_text().split())
     for cut, words in ((0.5, "half"), (0.3, "30%")):
