@@ -45,11 +45,11 @@ def test_every_error_is_that_of_a_fit_to_the_first_part_of_the_log():
 
 
 def test_one_run_of_them_gives_its_whole_row_again():
-    """With the intervals, which take a thousand fits each."""
-    rows = committed()
-    name = f"toy{rows[-1]['toy']:g}-seed{rows[-1]['seed']:g}"
-    for row in held_out.rows_of(DEMO / name):
-        assert row in rows
+    """With the intervals, which take two thousand fits each: another CPU rounds them otherwise."""
+    *_, at_30, at_50 = committed()
+    name = f"toy{at_30['toy']:g}-seed{at_30['seed']:g}"
+    for row, expected in zip(held_out.rows_of(DEMO / name), (at_30, at_50), strict=True):
+        assert row == pytest.approx(expected, abs=1e-3)
 
 
 def test_the_table_of_the_page_is_that_of_the_rows():
