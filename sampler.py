@@ -145,7 +145,7 @@ class Sampler(Protocol):
         has ended. Returns the samples that have ended."""
 
     def finished(self) -> list[Rollout]:
-        """Samples that ended since the last step, without waiting: [] for engines in process."""
+        """Samples that ended since the last step, without waiting; mostly for servers."""
 
     def push_weights(self, named_tensors: Iterable, version: int) -> None:
         """Tokens from now on come from these weights; running sequences keep their cache."""
