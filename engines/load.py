@@ -26,6 +26,7 @@ from engines.server_pool import ServerPool
 from engines.vllm_servers import ServerSampler
 from sampler import Interruption, TransformersSampler
 
+GROUP_BYTES = 2 ** 29       # of fp32 weights that the ranks gather at a time
 
 @contextlib.contextmanager
 def refused(about=""):
@@ -88,11 +89,12 @@ def compute_dtype(config, cuda):
     return auto if config.dtype == "auto" else getattr(torch, config.dtype)
 
 
-def parameter_groups(model, group_bytes=2**29):
-    """[[(name, parameter), ...], ...]: all parameters, a few layers (512 MiB in fp32) a group."""
+def parameter_groups(model):
+    """[[(name, parameter), ...], ...]: all parameters, a few layers (GROUP_BYTES in fp32) a group.
+    """
     groups, size = defaultdict(list), 0
     for name, parameter in model.named_parameters():
-        groups[size // group_bytes].append((name, parameter))
+        groups[size // GROUP_BYTES].append((name, parameter))
         size += 4 * parameter.numel()
     return list(groups.values())
 
@@ -108,12 +110,17 @@ def longest_tokens(config, tokenizer, model):
     """(tokens of the longest output, of the longest sequence that the settings allow)."""
     output = interruption_of(config, tokenizer).longest
     length = config.prompt_tokens + output
-    return output, min(length, getattr(model.config, "max_position_embeddings", None) or length)
+    return output, min(length, positions_of(model))
+
+
+def positions_of(model):
+    """How many tokens a sequence of this model may have; inf where it does not say."""
+    return getattr(model.config, "max_position_embeddings", None) or math.inf
 
 
 def check_positions(config, model, positions):
     """Raises ConfigError: the model has no place for a sequence of so many tokens."""
-    limit = getattr(model.config, "max_position_embeddings", None) or math.inf
+    limit = positions_of(model)
     if positions > limit:
         fits = config.think_max - (positions - limit)
         raise ConfigError(

@@ -317,10 +317,13 @@ class Ranks(Alone):
         with self.together("wait for rank 0"):
             size = torch.zeros(1, dtype=torch.long)
             work = dist.broadcast(size, 0, group=self.calls, async_op=True)
+            asked = time.monotonic()
             while not work.is_completed():
                 time.sleep(0.01)
-                self.store.check(["cause"])
-                self.deadline.renew()
+                if time.monotonic() > asked + 1:        # not oftener: all ranks ask one store
+                    self.store.check(["cause"])
+                    self.deadline.renew()
+                    asked = time.monotonic()
             work.wait()
             data = torch.empty(int(size), dtype=torch.uint8)
             dist.broadcast(data, 0, group=self.group)

@@ -138,9 +138,9 @@ def same_expression(found, gold):
     """Math-Verify's comparison, but no decimal is a fraction or a root; it rounds to 6 digits."""
     from math_verify import verify
 
-    value = literal(found)
-    if value is not None and literal(gold) is not None:
-        return value == literal(gold)
+    value, wanted = literal(found), literal(gold)
+    if None not in (value, wanted):
+        return value == wanted
     inexact = value is not None and value.denominator > 1 and getattr(gold, "is_number", False)
     return not inexact and verify(gold, found, timeout_seconds=None)
 

@@ -23,7 +23,7 @@ from transformers import (AutoModelForCausalLM, DynamicCache, LlamaConfig, Llama
 from engines import packed
 from tasks import problems as tasks
 from tiny import toy
-from sampler import Request
+from sampler import Request, Rollout
 
 ROOT = Path(__file__).parent.parent
 # THOROUGH=1 in the environment: by hand, minutes more of kills and starts than CI has time for.
@@ -93,6 +93,22 @@ def eight(tmp_path_factory):
                 architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
     toy.make_tokenizer().save_pretrained(folder)
     return folder
+
+
+def rollouts_of(P, G, rng, vocab=30, version=3):
+    """Groups of random samples with random provenance: their tokens are of versions below
+    `version`, and some are forced."""
+    rollouts = []
+    for p in range(P):
+        prompt = tuple(rng.randrange(vocab) for _ in range(rng.randrange(3, 9)))
+        for _ in range(G):
+            n = rng.randrange(2, 15)
+            sampled = [True] + [rng.random() < 0.8 for _ in range(n - 1)]
+            rollouts.append(Rollout(
+                f"p{p}", p, prompt, [rng.randrange(vocab) for _ in range(n)],
+                [-rng.random() * 5 if s else 0.0 for s in sampled],
+                sorted(rng.randrange(version) for _ in range(n)), sampled, "stop", False))
+    return rollouts
 
 
 def run_command(args, cwd, **kwargs):

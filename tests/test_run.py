@@ -27,7 +27,7 @@ import scalerl
 from artifacts import checkpoint, step_log
 from artifacts.run_folder import RunFolder
 from artifacts.step_log import Stopwatch
-from config import Config, make_config, parse, read_toml
+from config import Config, make_config, read_toml
 from engines.self_test import self_test
 from sampler import Rollout, TransformersSampler
 from scalerl import Group, Run
@@ -112,7 +112,7 @@ def by_hand(monkeypatch, tmp_path, llama):
             tokenizer=SimpleNamespace(decode=str), save=lambda *_, **__: None)
         folder = SimpleNamespace(
             append=lambda name, *rows: logs.setdefault(name, []).extend(rows),
-            append_samples=lambda rows: None, path=tmp_path, checkpoints=tmp_path,
+            path=tmp_path, checkpoints=tmp_path,
             write_bad_step=lambda rollouts: f"file of {len(rollouts)} samples")
         verifier = SimpleNamespace(rewards=lambda rollouts, problems, tokenizer: (
             list(map(float, next(rewards))), {"verifier/timeout_frac": 0.25, "time/check_ms": 2}))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import SMALL, packed_copy, plain_logprobs
+from conftest import SMALL, packed_copy, plain_logprobs, rollouts_of
 
 import scalerl
 from artifacts import checkpoint
@@ -145,21 +145,6 @@ def test_quick_groups_may_not_overtake_until_slow_ones_reach_their_last_chance_t
 
 # ---------------------------------------------------------------------------------------------
 # The step's batch, and one step of the trainer
-
-
-def rollouts_of(P, G, rng, vocab=30, version=3):
-    """Groups of random samples with random provenance; some tokens forced."""
-    rollouts = []
-    for p in range(P):
-        prompt = tuple(rng.randrange(vocab) for _ in range(rng.randrange(3, 9)))
-        for _ in range(G):
-            n = rng.randrange(2, 15)
-            sampled = [True] + [rng.random() < 0.8 for _ in range(n - 1)]
-            rollouts.append(Rollout(
-                f"p{p}", p, prompt, [rng.randrange(vocab) for _ in range(n)],
-                [-rng.random() * 5 if s else 0.0 for s in sampled],
-                sorted(rng.randrange(version) for _ in range(n)), sampled, "stop", False))
-    return rollouts
 
 
 def test_groups_with_equal_rewards_leave_the_batch_and_are_counted():

@@ -121,6 +121,15 @@ sys.exit(int(open(end).read()))
 """
 
 
+def ends_and_the_run_goes_on(process, path):
+    """This stand-in for a rank ends well, and its launcher waits for something else."""
+    rank = psutil.Process(pid_of(path))
+    path.with_name(path.name + ".end").write_text("0")
+    until(lambda: gone([rank]), "the rank's end")
+    time.sleep(0.5)                             # the supervisor looks a few times
+    assert process.poll() is None
+
+
 @pytest.fixture
 def parts(tmp_path):
     """A trainer and two servers."""
@@ -166,11 +175,7 @@ def test_the_run_goes_on_until_the_last_rank_has_ended(parts, tmp_path):
     other = stand_in(tmp_path, "other", TRAINS)
     with launcher(tmp_path, *parts, others=[other]) as process:
         processes = all_up(process, *parts, other)
-        rank = psutil.Process(pid_of(other))
-        (tmp_path / "other.py.end").write_text("0")
-        until(lambda: gone([rank]), "the other rank's end")
-        time.sleep(0.5)                         # the supervisor looks a few times
-        assert process.poll() is None
+        ends_and_the_run_goes_on(process, other)
         (tmp_path / "trainer.py.end").write_text("0")
         assert process.wait(LIMIT_S) == 0
         assert gone(processes)
@@ -329,11 +334,7 @@ def test_another_node_than_rank_0_s_ends_as_the_first_host_says(parts, tmp_path)
     """Its own ranks end with 0 whenever rank 0 has closed, be it after a failure."""
     with launcher(tmp_path, parts[0], linked=1) as process:
         processes = all_up(process, parts[0])
-        rank = psutil.Process(pid_of(parts[0]))
-        (tmp_path / "trainer.py.end").write_text("0")
-        until(lambda: gone([rank]), "the rank's end")
-        time.sleep(0.5)                         # the supervisor looks a few times
-        assert process.poll() is None
+        ends_and_the_run_goes_on(process, parts[0])
         (tmp_path / "run ended").write_text("")
         assert process.wait(LIMIT_S) == 143
         assert gone(processes)

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import SPAWN, packed_copy, random_llama
+from conftest import SPAWN, packed_copy, random_llama, rollouts_of
 from ranks import answers, shard_on_cpu, started, wait_for
 from torch.distributed.fsdp import FSDPModule
 from transformers import AttentionInterface, AutoModelForCausalLM
@@ -25,34 +25,26 @@ from artifacts.run_folder import RunFolder
 from config import Config, ConfigError
 from engines import load
 from engines.policy import Policy, cost_tokens, micro_batches
-from sampler import Rollout
 from scaleout import team as teams
 from scaleout.nodes import serve_store
-from scaleout.team import Alone, Deadline, Ranks, deal, from_bytes, to_bytes
+from scaleout.team import Alone, Deadline, deal, from_bytes, to_bytes
 from scalerl import Run, Trainer
 from tiny import toy
 
 
-def rollouts_of(P, G, rng, vocab=30, version=3):
-    """Groups of random samples with random provenance: some tokens forced, some samples cut."""
-    rollouts = []
-    for p in range(P):
-        prompt = tuple(rng.randrange(vocab) for _ in range(rng.randrange(3, 9)))
-        for _ in range(G):
-            n = rng.randrange(2, 15)
-            sampled = [True] + [rng.random() < 0.8 for _ in range(n - 1)]
-            rollouts.append(Rollout(
-                f"p{p}", p, prompt, [rng.randrange(vocab) for _ in range(n)],
-                [-rng.random() * 5 if s else 0.0 for s in sampled],
-                sorted(rng.randrange(version) for _ in range(n)), sampled,
-                rng.choice(["stop", "stop", "length"]), rng.random() < 0.3, f"task {p % 2}"))
+def mixed_rollouts(P, G, rng):
+    """Of two tasks; some samples interrupted, some truncated."""
+    rollouts = rollouts_of(P, G, rng)
+    for r in rollouts:
+        r.finish_reason = rng.choice(["stop", "stop", "length"])
+        r.interrupted, r.task = rng.random() < 0.3, f"task {r.group_id % 2}"
     return rollouts
 
 
 def step_inputs(seed, P=5, G=3):
     """(rollouts, rewards) of an effective batch."""
     rng = random.Random(seed)
-    rollouts = rollouts_of(P, G, rng)
+    rollouts = mixed_rollouts(P, G, rng)
     rollouts[0].finish_reason = "stop"
     rewards = torch.tensor([[rng.choice([-1.0, 1.0]) for _ in range(G)] for _ in range(P)])
     rewards[:, 0], rewards[:, 1] = 1, -1
@@ -143,7 +135,7 @@ def run_ranks(body, size, config, *args, **options):
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_every_rank_does_equally_many_micro_batches_and_all_are_done_once(size, seed):
     rng = random.Random(seed)
-    rollouts = rollouts_of(9, 5, rng)
+    rollouts = mixed_rollouts(9, 5, rng)
     for budget in (30, 90, 10_000):
         batches = micro_batches(rollouts, budget, size)
         costs = [cost_tokens(rollouts, b) for b in batches]
@@ -161,7 +153,7 @@ def test_every_rank_does_equally_many_micro_batches_and_all_are_done_once(size, 
 
 
 def test_a_step_that_one_micro_batch_could_hold_still_gives_every_rank_work(seed):
-    rollouts = rollouts_of(9, 5, random.Random(seed))
+    rollouts = mixed_rollouts(9, 5, random.Random(seed))
     for size in (2, 3):
         batches = micro_batches(rollouts, 10_000, size)
         assert len(batches) == size
@@ -175,7 +167,8 @@ def test_what_a_call_carries_arrives_as_it_was_sent(seed):
     `finish_reason`), an infinite log-prob, and the shape of a batch without groups."""
     rollouts, rewards = step_inputs(seed)
     rollouts[3].logprobs[1] = -math.inf
-    assert {r.finish_reason for r in rollouts_of(9, 5, random.Random(seed))} == {"stop", "length"}
+    many = mixed_rollouts(9, 5, random.Random(seed))
+    assert {r.finish_reason for r in many} == {"stop", "length"}
     name, arguments = from_bytes(to_bytes(["step", {
         "rollouts": rollouts, "rewards": rewards, "none": rewards[:0], "version": 7,
         "folder": Path("runs/a b"), "dtype": torch.bfloat16, "head_fp32": True, "no": None}]))
@@ -307,7 +300,7 @@ def test_bf16_compute_leaves_the_gradient_of_the_fp32_head_in_fp32(llama):
     """Rounding the weight outside `token_logprobs` would round its gradient as well."""
     model = packed_copy(llama)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())      # untied
-    logprobs, _ = Policy(model, dtype=torch.bfloat16)(rollouts_of(3, 5, random.Random(7)))
+    logprobs, _ = Policy(model, dtype=torch.bfloat16)(mixed_rollouts(3, 5, random.Random(7)))
     logprobs.sum().backward()
     gradient = model.lm_head.weight.grad
     assert gradient.dtype == torch.float32

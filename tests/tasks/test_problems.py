@@ -4,7 +4,6 @@ Each test is named after the claim it checks; its docstring says what would go w
 """
 
 import doctest
-import json
 import re
 import subprocess
 import sys
