@@ -1,26 +1,24 @@
 r"""Which answer a text gives, and whether it is right where that needs no algebra.
 
-The rule of place. It is fixed before anyone looks at the gold answer, because a policy that may
-list "5 or 6 or 7" learns to list:
+The rule of place, fixed before anyone looks at the gold answer: a policy that may list, learns to.
  1. Only the text after the last </think> counts, and nothing after a <think> that stays open.
- 2. The answer is the content of the last \boxed{...}.
- 3. Without a box: the last declared answer, that is "Answer: x", "the answer is x" (up to the end
-    of the sentence or line), <answer>x</answer>, or a last line "#### x".
- 4. Without either: the last number of the prose. Where the gold answer is no number: the last
-    formula, or the last line if it is short.
- 5. All boxes and all declared answers must be right. If only some are: "several answers".
- 6. A declared answer around a box is that box. Any other sentence beside a box is only a sentence;
-    but a bare number or formula, "the answer is 6", is a second answer.
- 7. Each holds one answer: of "3 + 4 = 7" the last side; nothing after "because", "since", "where".
+ 2. The answer is the content of the last \boxed{...}; else the last declared answer ("Answer: x",
+    "the answer is x", <answer>x</answer>, a last line "#### x"), to the end of its sentence or line;
+    else the last number of the prose. Where the gold answer is no number: the last formula, or the
+    last line if it is short.
+ 3. All boxes and all declared answers must be right. If only some are: "several answers". A sentence
+    around or beside a box is only a sentence; a bare number or formula beside it is an answer.
+ 4. Each holds one answer: of "3 + 4 = 7" the last side; nothing after "because", "since", "where".
 
-A gold answer that is a number wants one number. Plain ones (section 3) are compared here, as
-fractions, in microseconds. What else stands around one number is for Math-Verify (verifier.py), as
-all formulas are. Two numbers are a list or a calculation, and wrong.
+A gold answer that is a number wants one number. Plain ones are compared here, as fractions, in
+microseconds. What else stands around one number is for Math-Verify (verifier.py), as all formulas
+are. Two numbers are a list or a calculation, and wrong.
 
 Decisions where graders differ: 25_8 for 25_7 is wrong, 25 is right (the question names the base).
 12 km for 12 cm is wrong, 12 and 12 centimeters are right: two units are compared if both are short.
 3.141593 for \pi is wrong, as 0.333333 is for 1/3: an exact answer is asked. x \approx 11 for 11 is
-right, and 50% for 50 and for 0.5. 12 + 34 - 5 for 41 is the question once more, and wrong.
+right, and 50% for 50 and for 0.5. 12 + 34 - 5 for 41 is the question once more, and wrong. "7 * is"
+for 7 is wrong: a sentence that breaks off declares nothing.
 """
 
 import functools
@@ -34,25 +32,23 @@ LONGEST_ANSWER = 400  # the longest gold answer in MATH has about 160
 # 1. Places
 
 BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[\\{}]|[{}]")
-TAGGED = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.I | re.S)
-FOUR_HASHES = re.compile(r"^####(?=[^\n#]*\Z)", re.M)
 DISPLAY = re.compile(r"(?<!\\)\\\[(?:(?!(?<!\\)\\[\[\]]).)*\\\]|\$\$[^$]*\$\$", re.S)
 DECLARED = re.compile(
-    r"(?:(?:\b(?:the|final|correct)\s+){0,3}\banswer\b[*_]*\s*(?:is\b|:|=)[\s:*_]*)+"
-    r"|^[#*_ \t]*(?:final )?answer[*_ \t]*\n\s*",  # a heading
-    re.I | re.M,
-)
+    r"(?:(?:(?:\b(?:the|final|correct)\s+){0,3}\banswer\b[*_]*\s*(?:is\b|:|=)|<answer>"
+    r"|^####(?=[^\n#]*\Z))[\s:*_]*)+|^[#*_ \t]*(?:final )?answer[*_ \t]*\n\s*", re.I | re.M)
 # Its end is "." or "7! Great.", but not "$3! \times 5!$". A next line that starts with a number
 # belongs to the answer, else "Answer: 6", "7" is two tries.
 END_OF_ANSWER = re.compile(
-    r"(?<!\bsq)(?<!\bcu)\.(?![0-9])|!(?=[*_]*(?:\s*$|\s+[A-Z]))|\n(?!\s{0,9}[-+.0-9])", re.M)
+    r"(?<!\bsq)(?<!\bcu)\.(?![0-9])|!(?=[*_]*(?:\s*$|\s+[A-Z]))|\n(?!\s{0,9}[-+.0-9])|</answer>",
+    re.I | re.M)
 FORMULA = re.compile(r"(?<!\\)\$\$?([^$]+)\$\$?|\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]]", re.S)
 BULLET = re.compile(r"^[ \t]*[-+*][ \t]+|^-{3,}$", re.M)  # or a ruler
 REASON = re.compile(r"\b(?:because|since|where)\b", re.I)
+UNFINISHED = re.compile(r"(?:\s[-+*/^=]|\b(?:is|are|and|or|plus|minus|than))\s*$")
 LAST_SIDE = re.compile(r"(?<![<>!\\])=>?")
 # Prose that talks to a grader, "Grader: set the reward to 1", holds no answer.
-ORDER = re.compile(r"\b(?:rubric|grader|verifier|judge|reward|label|this (?:response|output)"
-                   r"|mark this)\b", re.I)
+ORDER = re.compile(r"\b(?:rubric|grader|verifier|judge|reward|label|mark this"
+                   r"|this (?:response|output))\b", re.I)
 
 
 def boxes(text):
@@ -75,24 +71,21 @@ def boxes(text):
 
 
 def declared_answers(text):
-    """(boxes, other declared answers) of a text, in its order (rules 2 and 3)."""
+    """(boxes, other declared answers, the text without boxes and bullets) of a text."""
+    text = DISPLAY.sub(lambda formula: formula[0].replace("\n", " "), text)
     in_boxes, text = boxes(text)
-    if not re.search("answer|####", text, re.I):
-        return in_boxes, []
-    text = TAGGED.sub(lambda m: f"\nAnswer: {' '.join(m[1].split())}\n", text)
-    text = BULLET.sub(" ", FOUR_HASHES.sub("Answer: ", text))
-    said, end = [], 0
+    text, said, end = BULLET.sub(" ", text), [], 0
     for lead in DECLARED.finditer(text):
         if lead.start() >= end:
             stop = END_OF_ANSWER.search(text, lead.end())
             end = stop.start() if stop else len(text)
             said.append(text[lead.end() : end])
-    return in_boxes, [part for part in said if "\0" not in part and part.strip(" *_$")]
+    return in_boxes, [part for part in said if "\0" not in part and part.strip(" *_$")], text
 
 
 def texts(text):
     """The answers of a text as they stand, for other graders; all of it if it declares none."""
-    in_boxes, said = declared_answers(text)
+    in_boxes, said, _ = declared_answers(text)
     found = [TEXT.sub(r"\1", part) for part in in_boxes]
     found = found or [part.strip(" \t\n*_$`") for part in said] or [text]
     return list(dict.fromkeys(part.strip() for part in found if part.strip()))
@@ -103,7 +96,7 @@ def judged(text, gold, question=""):
 
     None instead of True or False: only Math-Verify can say.
     """
-    in_boxes, said = declared_answers(text)
+    in_boxes, said, text = declared_answers(text)
     found = [part for part in in_boxes if part.strip()]
     said = [REASON.split(part)[0] for part in said]
     found += [part for part in said if not found or not PROSE.search(formulas(part))
@@ -125,7 +118,7 @@ def formulas(part):
 
 
 def last_formula(text):
-    """[the last formula of a text], or its last line if that is short (rule 4)."""
+    """[the last formula of a text], or its last line if that is short."""
     line = text.strip().rpartition("\n")[2]
     short = len(line) <= 100
     places = FORMULA.findall(line if short and len(line.split()) <= 3 else text)
@@ -133,14 +126,14 @@ def last_formula(text):
 
 
 def last_number(text):
-    """[the last number of the prose with the words around it] (rule 4); [] if there is none.
+    """[the last number of the prose with the words around it]; [] if there is none.
 
     A word, a colon or "=" must stand between it and the number before: else "5, 7" is a list.
     """
     end = max(map(text.rfind, "0123456789"))
     stop = END_OF_ANSWER.search(text, end + 1)
     text = text[max(0, end - LONGEST_ANSWER // 2) : stop.start() if stop else len(text)]
-    text = " ".join(dict.fromkeys(BULLET.sub(" ", text).split("\n")))  # no line twice
+    text = " ".join(dict.fromkeys(text.split("\n")))  # no line twice
     text = bare(LAST_SIDE.split(text)[-1])
     *_, other, last = None, None, *NUMBER.finditer(text)
     if last is None:
@@ -165,8 +158,6 @@ SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
     (r"\\(?:text)?color\s*\{[^{}]*\}|\\q?quad(?![A-Za-z])", " "),
     (r"(?<=[0-9])(?:\\[,!;: ]\s*|\{,\}|,\\!)(?=[0-9]{3}(?![0-9]))", ""),  # 1{,}234
     (r"(?<!\\)\\[,;:! ]|~", " "),
-    (r"(?<![(\[.,0-9])(?<!\\\{)[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])",  # but (1,234) is a pair
-     lambda match: match[0].replace(",", "")),
     (r"(?<=\w)\*\*(?=[\w({])", "^"), (r"\\varnothing", r"\\emptyset"),
     (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
 ]]  # fmt: skip
@@ -225,10 +216,10 @@ PLAINER = [(re.compile(pattern), replacement) for pattern, replacement in [
 
 
 def bare(part):
-    r"""An answer without LaTeX, "1 1/2 cm" of 1\frac12\text{ cm}; "" if it is too long."""
+    r"""An answer without LaTeX, "1 1/2 cm" of 1\frac12\text{ cm}; "" if it is no answer."""
     simple = SIMPLE.fullmatch(part)  # as most answers are
     text = part.strip().rstrip(" .") if simple else clean(part)
-    if len(text) > LONGEST_ANSWER:
+    if len(text) > LONGEST_ANSWER or UNFINISHED.search(part):
         return ""
     if simple:
         return text
@@ -299,14 +290,14 @@ def same_text(part, gold, question=""):
     expected = words(gold)
     if expected and (r"\text" in gold or re.fullmatch(rf"(?:(?:{WORD}|a)\s*)+", expected)):
         return words(part) == expected
-    based = squeezed(gold)
-    if re.fullmatch("[0-9A-Z]+_[0-9]+", based):
-        return squeezed(part) in (based, based.partition("_")[0])
-    if len(part) > LONGEST_ANSWER or UNEVALUATED.search(part) and not UNEVALUATED.search(gold):
-        return False
+    mine, wanted = squeezed(part), squeezed(gold)
+    if re.fullmatch("[0-9A-Z]+_[0-9]+", wanted):
+        return mine in (wanted, wanted.partition("_")[0])
     asked = {squeezed(side) for formula in map("".join, FORMULA.findall(question))
              for side in (formula, LAST_SIDE.split(formula)[-1])}
-    return False if squeezed(part) in asked - {squeezed(gold)} else None
+    no_answer = (len(part) > LONGEST_ANSWER or UNFINISHED.search(part) or mine in asked - {wanted}
+                 or UNEVALUATED.search(part) and not UNEVALUATED.search(gold))
+    return False if no_answer else None
 
 
 def squeezed(part):

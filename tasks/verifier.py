@@ -20,10 +20,9 @@ The paper grades with SymPy and Math-Verify. Differences, all ours:
 """
 
 import contextlib
-import dataclasses
 import importlib
+import json
 import logging
-import multiprocessing
 import os
 import resource
 import signal
@@ -33,7 +32,6 @@ import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tasks import answers, generated, sandbox
@@ -54,6 +52,7 @@ class TaskError(ValueError):
 def verify(text, answer, kind="math", question=""):
     """(reward, reason) of a completion: +1.0 for "correct", else -1.0.
 
+    answer: the gold one, or a tuple of accepted ones, of which any counts.
     kind: "math" compares values, "exact" the stripped text. "code": the last program passes all
     unit tests, which are the answer, as JSON. "gym": full credit by the generator's own rule.
     question: its formulas are no answers to it (see b above).
@@ -63,31 +62,37 @@ def verify(text, answer, kind="math", question=""):
     Without a deadline: a text can keep SymPy busy for ever. Fine for gold answers and toys; samples
     of a model go through `Verifier`. Raises TaskError: unknown kind.
     """
-    reason, parts = read(text, answer, kind, question)
-    if reason is None:
-        reason = GRADERS[kind](parts, answer)
+    found = [read(text, gold, kind, question) for gold in accepted(answer)]
+    reason = best([one if isinstance(one, str) else GRADERS[kind](*one[1:]) for one in found])
     return (1.0 if reason == "correct" else -1.0), reason
 
 
+def accepted(answer):
+    return [answer] if isinstance(answer, str) else answer
+
+
+def best(reasons):
+    return "correct" if "correct" in reasons else reasons[0]
+
+
 def read(text, answer, kind, question="", think_tags=THINK_TAGS):
-    """(reason, None) where that can be said at once, else (None, the answers or the program)."""
+    """A reason where that can be said at once, else (kind, gold answer, answers or program)."""
     opens, closes = think_tags
     text = text.rpartition(closes)[2].partition(opens)[0].strip()
     if kind == "exact":
-        right = text == answer.strip()
-        return ("correct" if right else "wrong" if text else "no answer"), None
+        return "correct" if text == answer.strip() else "wrong" if text else "no answer"
     if kind == "code":
         program = sandbox.last_program(text)
-        return ("no answer", None) if program is None else (None, [program])
-    text = answers.DISPLAY.sub(lambda formula: formula[0].replace("\n", " "), text)
-    if kind == "math":
-        parts, right = answers.judged(text, answer, question)
-    elif kind == "gym":
+        return "no answer" if program is None else (kind, answer, (program,))
+    if kind == "gym":
         parts = answers.texts(text)
         right = [None] if len(parts) == 1 else [True, False][: len(parts)]
+    elif kind == "math":
+        parts, right = answers.judged(text, answer, question)
     else:
         raise TaskError(f"verifier kind = {kind!r} is unknown: use math, exact, code or gym")
-    return (None, parts) if None in right and False not in right else (verdict(right), None)
+    grade = None in right and False not in right
+    return (kind, answer, tuple(parts)) if grade else verdict(right)
 
 
 def verdict(right):
@@ -98,16 +103,15 @@ def verdict(right):
 
 
 # ------------------------------------------------------------------------------------------------
-# 2. Graders: (answers of a text, gold answer) -> reason
+# 2. Graders: (gold answer, answers of a text) -> reason
 
 
-def grade_math(parts, answer):
+def grade_math(answer, parts):
     """By Math-Verify. Its comparison is not symmetric: the form of the gold answer decides whether
     "x = 3" may be written as "3"."""
+    number = answers.read_number(answer)
+    gold = parse_expression(str(number[0]) if number else answers.clean(answer))
     found = [parse_expression(part) for part in parts]
-    if number := answers.read_number(answer):
-        return verdict([literal(expression) == number[0] for expression in found])
-    gold = parse_expression(answers.clean(answer))
     if gold is None or None in found:
         return "error" if gold is None else "unreadable"
     return verdict([same_expression(expression, gold) for expression in found])
@@ -115,41 +119,41 @@ def grade_math(parts, answer):
 
 def parse_expression(text):
     """The SymPy expression of a cleaned LaTeX text; None if Math-Verify cannot read it."""
+    from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    if len(text) > answers.LONGEST_ANSWER:
-        return None
-    # Its list of units is off: it has t and m, and would read 3t^2-4t as 3t^2-4.
-    config = LatexExtractionConfig()
-    plain = dataclasses.replace(config.normalization_config, units=False)
-    config = dataclasses.replace(config, normalization_config=plain)
+    # Without its list of units: that has t and m, and would read 3t^2-4t as 3t^2-4.
+    config = LatexExtractionConfig(normalization_config=NormalizationConfig(
+        malformed_operators=True, nits=True))
     text = answers.UNIT_AT_END.sub("", text)
     found = parse(f"${text}$", [config], "no_fallback", parsing_timeout=None)
     return found[0] if found else None
 
 
-def literal(expression):
-    """The value of an expression that is a number as it stands, and no calculation; else None."""
-    number = any(getattr(expression, f"is_{kind}", False) for kind in ("Rational", "Float"))
-    return Fraction(str(expression)) if number else None
-
-
 def same_expression(found, gold):
-    """Math-Verify's comparison, but no decimal is a fraction or a root; it rounds to 6 digits."""
+    """Math-Verify's comparison, but a number wants that number and no calculation, and no decimal
+    is a root: Math-Verify rounds to 6 digits."""
     from math_verify import verify
 
     value, wanted = literal(found), literal(gold)
-    if None not in (value, wanted):
+    if wanted is not None:
         return value == wanted
     inexact = value is not None and value.denominator > 1 and getattr(gold, "is_number", False)
     return not inexact and verify(gold, found, timeout_seconds=None)
 
 
-def grade_program(parts, answer, unsafe=False):
+def literal(expression):
+    """The value of an expression that is a number as it stands; else None."""
+    from sympy import Float, Rational
+
+    return Fraction(str(expression)) if isinstance(expression, Float | Rational) else None
+
+
+def grade_program(answer, parts, unsafe=False):
     return sandbox.run_tests(parts[0], sandbox.parse_tests(answer), unsafe=unsafe)[0]
 
 
-def grade_generated(parts, answer):
+def grade_generated(answer, parts):
     return verdict([generated.score(parts[0], answer)])
 
 
@@ -215,21 +219,17 @@ class Verifier(contextlib.AbstractContextManager):
         """The Scores of (text, answer, kind) or (text, answer, kind, question). Raises TaskError:
         unknown kind."""
         start = time.perf_counter()
-        reasons, slow = [], {}
-        for i, (text, answer, kind, *question) in enumerate(items):
-            reason, parts = read(text, answer, kind, *question or [""], self.think_tags)
-            reasons.append(reason)
-            if reason is None:
-                slow.setdefault((kind, answer, tuple(parts)), []).append(i)
-        for key, reason in self.ask_workers(slow).items():
-            for i in slow[key]:
-                reasons[i] = reason
+        found = [[read(text, gold, kind, *question or [""], self.think_tags)
+                  for gold in accepted(answer)] for text, answer, kind, *question in items]
+        slow = self.ask_workers(dict.fromkeys(
+            one for row in found for one in row if isinstance(one, tuple)))
+        reasons = [best([slow.get(one, one) for one in row]) for row in found]
         n = max(1, len(items))
         log = {
             "verifier/error_frac": sum(r in ("error", "unreadable") for r in reasons) / n,
             "verifier/timeout_frac": reasons.count("timeout") / n,
             "verifier/several_frac": reasons.count("several answers") / n,
-            "verifier/slow_frac": sum(map(len, slow.values())) / n,
+            "verifier/slow_frac": sum(any(one in slow for one in row) for row in found) / n,
             "time/check_ms": 1000 * (time.perf_counter() - start) / n,
         }
         return Scores([1.0 if r == "correct" else -1.0 for r in reasons], reasons, log)
@@ -238,27 +238,24 @@ class Verifier(contextlib.AbstractContextManager):
         """{key: reason}. Reasons are remembered, late ones too: a text that was late once is late
         again. Not remembered: errors, which may be the machine's, and items nobody looked at."""
         found = {key: self.known[key] for key in keys if key in self.known}
-        new, late = [key for key in keys if key not in found], []
-        queue = iter(new)
+        queue, late = iter([key for key in keys if key not in found]), []
 
         def work(worker):
             for key in queue:  # each thread takes the next one
                 kind, answer, parts = key
                 if kind == "code":  # in a process of its own for every test, not in the worker
-                    reason = grade_program(parts, answer, self.unsafe_code)
-                elif len(late) >= self.max_late * len(self.workers):
+                    found[key] = grade_program(answer, parts, self.unsafe_code)
+                elif len(late) < self.max_late * len(self.workers):
+                    found[key] = worker.ask(key, self.deadline_s)
+                    late.extend([key] * (found[key] == "timeout"))
+                else:
                     found[key] = "timeout"
                     continue
-                else:
-                    reason = worker.ask(key, self.deadline_s)
-                    if reason == "timeout":
-                        late.append(key)
-                if reason != "error":
-                    self.known[key] = reason
-                found[key] = reason
+                if found[key] != "error":
+                    self.known[key] = found[key]
 
         with ThreadPoolExecutor(len(self.workers)) as pool:  # its threads only wait on pipes
-            list(pool.map(work, self.workers[: len(new)]))
+            list(pool.map(work, self.workers))
         if len(self.known) > self.REMEMBERED:
             self.known.clear()
         return found
@@ -279,51 +276,41 @@ class Worker:
     def ask(self, key, deadline_s):
         """The reason for a (kind, answer, parts); "timeout" if it was late, "error" if it died."""
         if self.process is None:
-            self.start()
-        try:
-            self.pipe.send((*key, deadline_s))
-            for seconds in (self.START_S, deadline_s):  # the first reply: its imports are done
-                if not self.pipe.poll(seconds):
-                    self.kill()
-                    return "timeout"
-                reply = self.pipe.recv_bytes().decode()  # never unpickled here
-            return reply
-        except (EOFError, OSError):
-            self.kill()
-            return "error"
-
-    def start(self):
-        self.pipe, theirs = multiprocessing.Pipe()
-        # A session of its own: Ctrl-C in a terminal is for the trainer, which then still scores.
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", f"from tasks.verifier import serve; serve({theirs.fileno()})"],
-            cwd=Path(__file__).resolve().parent.parent, pass_fds=[theirs.fileno()],
-            start_new_session=True)
-        theirs.close()
+            # A session of its own: Ctrl-C in a terminal is for the trainer, which then still scores.
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", "from tasks.verifier import serve; serve()"], text=True,
+                cwd=Path(__file__).resolve().parent.parent, start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps([*key, deadline_s]), file=self.process.stdin, flush=True)
+        if reason := self.process.stdout.readline().strip():
+            return reason
+        late = self.process.wait() == -signal.SIGALRM
+        self.kill()
+        return "timeout" if late else "error"
 
     def kill(self):
         if self.process is not None:
             self.process.kill()
-            self.process.wait()
-            self.pipe.close()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.communicate()
             self.process = None
 
 
-def serve(descriptor):
-    """The worker's side: jobs in; out goes b"" when a job's imports are done, then its reason.
+def serve():
+    """The worker's side: a line with a job comes in, a line with its reason goes out.
 
-    No exception is caught: what Math-Verify did not foresee ends this process with a traceback on
-    standard error, and the other side counts an error and starts the next one.
+    The kernel keeps the deadline: the default action of SIGALRM ends a process wherever it is, no
+    bytecode needed, and also when the trainer is gone. No exception is caught: what Math-Verify did
+    not foresee ends this process, too, and the other side starts the next one.
     """
     resource.setrlimit(resource.RLIMIT_AS, (Worker.MEMORY_BYTES, Worker.MEMORY_BYTES))
-    pipe = Connection(descriptor)
-    with contextlib.suppress(EOFError):  # the trainer is gone
-        while True:
-            kind, answer, parts, deadline_s = pipe.recv()
-            importlib.import_module(IMPORTS[kind])
-            pipe.send_bytes(b"")
-            # The other side kills at the deadline. If that side is gone, the kernel does: the
-            # default action of SIGALRM ends a process wherever it is, no bytecode needed.
-            signal.alarm(int(deadline_s) + 2)
-            pipe.send_bytes(GRADERS[kind](parts, answer).encode())
-            signal.alarm(0)
+    out, sys.stdout = sys.stdout, sys.stderr  # a rule of others that prints gives no reasons
+    for line in sys.stdin:
+        kind, answer, parts, deadline_s = json.loads(line)
+        signal.alarm(Worker.START_S)
+        importlib.import_module(IMPORTS[kind])
+        signal.setitimer(signal.ITIMER_REAL, deadline_s)
+        reason = GRADERS[kind](answer, parts)
+        signal.alarm(0)
+        print(reason, file=out, flush=True)

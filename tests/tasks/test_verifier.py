@@ -185,14 +185,14 @@ PROGRAM = "x = int(input())\nprint(x + 1)"
 )
 def test_the_program_is_the_last_python_block(text):
     """Not what stands between the end of one block and the start of the next."""
-    (program,) = room.read(text.replace("{}", PROGRAM), "[]", "code")[1]
+    (program,) = room.read(text.replace("{}", PROGRAM), "[]", "code")[-1]
     assert program.splitlines() == PROGRAM.splitlines()
 
 
 def test_a_program_in_a_list_keeps_its_own_indentation():
     """The block of a list item is indented as a whole, which Python would refuse."""
     text = "1. So:\n   ```python\n   for i in (1, 2):\n       print(i)\n   ```\n"
-    assert room.read(text, "[]", "code")[1] == ["for i in (1, 2):\n    print(i)"]
+    assert room.read(text, "[]", "code")[-1] == ("for i in (1, 2):\n    print(i)",)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_program_in_a_list_keeps_its_own_indentation():
 )  # fmt: skip
 def test_a_text_without_a_closed_block_has_no_program(text):
     """Half a program may even pass: it was cut off, and the mark is for what was finished."""
-    assert room.read(text, "[]", "code") == ("no answer", None)
+    assert room.read(text, "[]", "code") == "no answer"
 
 
 def test_an_unknown_verifier_is_an_error():
@@ -242,7 +242,7 @@ def test_fast_marks_are_math_verifys_marks_on_fresh_numbers(seed):
         gold = Fraction(rng.randint(-5000, 5000), rng.choice((1, 1, 2, 3, 7, 8, 125)))
         found = gold if rng.random() < 0.5 else gold + Fraction(rng.randint(-3, 3), 8)
         text, answer = rf"So it is $\boxed{{{spellings(found, rng)}}}$.", spellings(gold, rng)
-        assert room.read(text, answer, "math")[0] is not None, "this was not the fast path"
+        assert isinstance(room.read(text, answer, "math"), str), "this was not the fast path"
         reward, _ = verify(text, answer)
         slow = math_verify.verify(
             math_verify.parse(f"${answer}$", parsing_timeout=None),
@@ -380,8 +380,8 @@ def test_fast_and_slow_expressions_agree_on_plain_numbers(seed):
         gold = Fraction(rng.randint(-900, 900), rng.choice((1, 3, 4)))
         found = gold + rng.choice((0, 0, 1, Fraction(1, 6)))
         text, answer = spellings(found, rng), spellings(gold, rng)
-        fast, parts = room.read(rf"\boxed{{{text}}}", answer, "math")
-        assert parts is None and fast == room.grade_math([text], answer), (text, answer)
+        fast = room.read(rf"\boxed{{{text}}}", answer, "math")
+        assert fast == room.grade_math(answer, [text]), (text, answer)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -504,15 +504,13 @@ def test_an_endless_check_costs_its_sample_the_reward_and_the_run_a_deadline():
         assert verifier.score(items[1:] + [(r"\boxed{x+1}", "1+x", "math")]).rewards == [1.0, 1.0]
 
 
-def test_a_late_worker_is_killed_and_said(verifier, monkeypatch):
-    """The clock is the other side's: a worker that only sleeps is late as well."""
+def test_a_late_worker_ends_and_the_next_one_is_another(verifier):
+    """The kernel keeps the clock: what SymPy does at that moment does not matter."""
     worker = verifier.workers[0]
     assert worker.ask(("math", "x", ["x"]), 60.0) == "correct"
     process = worker.process
-    os.kill(process.pid, 19)  # SIGSTOP: it will never reply
-    with monkeypatch.context() as patched:
-        patched.setattr(room.Worker, "START_S", 0.3)
-        assert worker.ask(("math", "x", ["x"]), 0.3) == "timeout"
+    assert worker.ask(("math", "x", ["x"]), 60.0) == "correct" and worker.process is process
+    assert worker.ask(("math", "x^2", ["x+3"]), 1e-5) == "timeout"
     assert process.poll() is not None and worker.process is None
     assert worker.ask(("math", "x", ["x"]), 60.0) == "correct"
 
