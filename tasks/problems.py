@@ -17,7 +17,7 @@ from tasks.generated import gold_answer
 from tasks.prompts import prompt_ids
 from tasks.sandbox import SandboxError, check_sandbox
 from tasks.sources import Problem, Unusable, load_pool, question_hash
-from tasks.verifier import TaskError, verify
+from tasks.verifier import TaskError, accepted, verify
 
 SOLUTIONS_CHECKED = 32
 
@@ -141,8 +141,8 @@ def check_gold(problems, verifier=None):
     for p in problems:
         is_program = p.kind == "code"
         programs += is_program and p.trace is not None
-        if not is_program and (output := as_output(p)) is not None:
-            claims.append((p, "answer", output))
+        if not is_program:
+            claims += [(p, "answer", output) for output in as_outputs(p)]
         if p.trace is not None and not (is_program and programs > SOLUTIONS_CHECKED):
             claims.append((p, "trace", p.trace))
     items = [(text, p.answer, p.kind) for p, _, text in claims]
@@ -152,11 +152,10 @@ def check_gold(problems, verifier=None):
             if reason != "correct"}  # fmt: skip
 
 
-def as_output(problem):
-    """The gold answer as a model would give it; None where a generator tells none."""
-    if problem.kind == "gym":
-        return gold_answer(problem.answer)
-    return rf"\boxed{{{problem.answer}}}" if problem.kind == "math" else problem.answer
+def as_outputs(problem):
+    """The gold answers as a model would give them; none where a generator tells none."""
+    golds = accepted(gold_answer(problem.answer) if problem.kind == "gym" else problem.answer)
+    return [rf"\boxed{{{gold}}}" for gold in golds] if problem.kind == "math" else golds
 
 
 @dataclass

@@ -29,7 +29,7 @@ class Problem:
     id: str  # "task/hash of the question": the same in every run, whatever the seed or file order
     task: str  # the name evaluation is reported under
     question: str
-    answer: str  # the gold answer, as text; of kinds "code" and "gym" what the verifier needs
+    answer: str  # the gold one, or a tuple of accepted ones; of "code", "gym" what it is judged by
     kind: str = "math"  # which rule of `verify` judges it
     level: int = 0  # graded difficulty, 0 where nobody graded it
     trace: str | None = None  # a correct completion, "thinking</think>answer", for warm starts
@@ -294,10 +294,12 @@ def record_problems(name, options, unusable):
     unusable.sentences["bad_records"] += bad
     if not problems:
         raise TaskError(f"no record can be used; the first: {bad[0]}")
+    several = sum(isinstance(problem.answer, tuple) for problem in problems.values())
     where = {"plain": "", "####": " after ####", "boxed": r" in the last \boxed{}"}
     print(f"{name}: {len(problems)} problems in {len(records)} records, read as "
           f"{columns['question']}, {columns['answer']}{where[columns['form']]}"
-          + f", {columns['level']}" * any(problem.level for problem in problems.values()))
+          + f", {columns['level']}" * any(problem.level for problem in problems.values())
+          + f"; {several} with several accepted answers" * (several > 0))
     return list(problems.values())
 
 
@@ -347,20 +349,21 @@ def record_problem(record, task, columns):
         if not parts:
             raise TaskError(f"has no {mark} in its field {columns['answer']!r}")
         answer = parts[-1].strip()
-    for role, value in (("question", question), ("answer", answer)):
+    golds = answer if isinstance(answer, tuple) else (answer,)
+    for role, value in (("question", question), *(("answer", gold) for gold in golds)):
         if not isinstance(value, str) or not value.strip():
             raise TaskError(f"has a field {columns[role]!r} that is {value!r} and must be text, "
                             "not empty")
-    if kind == "math" and answer.strip().lower().rstrip(".") in NO_ANSWERS:
-        raise TaskError(f"has {answer!r} for an answer, and no verifier can compare that")
+    if kind == "math" and (none := [g for g in golds if g.lower().strip(" .\n") in NO_ANSWERS]):
+        raise TaskError(f"has {none[0]!r} for an answer, and no verifier can compare that")
     return make_problem(task, question, answer, kind=kind,
                         level=level_number(column(record, columns["level"])),
                         trace=trace if isinstance(trace, str) else None)
 
 
 def text_of(value, role):
-    """A number as text, a list of one as its entry, and of a list of messages the part that is the
-    question or the answer; any other value as it is."""
+    """A number as text; a list of one as its entry, a list of accepted answers as a tuple; of a list
+    of messages the part that is the question or the answer; any other value as it is."""
     if type(value) in (int, float) and math.isfinite(value):
         return str(value)
     if not isinstance(value, list) or not value:
@@ -372,7 +375,9 @@ def text_of(value, role):
             return "".join(said["assistant"][-1:])
         # Of a longer conversation, the question is only a part.
         return "\n\n".join(said["system"] + said["user"]) if len(said["user"]) == 1 else None
-    return text_of(value[0], role) if len(value) == 1 else value
+    texts = tuple(text_of(entry, role) for entry in value)
+    several = role == "answer" and all(isinstance(text, str) for text in texts)
+    return texts[0] if len(texts) == 1 else texts if several else value
 
 
 def column(record, path):

@@ -68,7 +68,8 @@ def verify(text, answer, kind="math", question=""):
 
 
 def accepted(answer):
-    return [answer] if isinstance(answer, str) else answer
+    """A list of a gold answer; of a tuple as it is, of None nothing."""
+    return [answer] if isinstance(answer, str) else answer or []
 
 
 def best(reasons):

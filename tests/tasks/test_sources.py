@@ -18,7 +18,7 @@ import pytest
 from made_tasks import SUMS, questions, write_jsonl
 
 from tasks import generated, sandbox, sources
-from tasks.problems import TaskError, Unusable, as_output, check_gold, load_task
+from tasks.problems import TaskError, Unusable, as_outputs, check_gold, load_task
 from tasks.sandbox import UnitTests
 from tasks.answers import boxes
 from tasks.verifier import Verifier, verify
@@ -156,7 +156,8 @@ def test_every_generator_marks_its_own_answers_right_and_others_wrong(of_all_gen
     assert len(of_all_generators) == 105
     without_gold = set()
     for name, problems in of_all_generators.items():
-        golds = [as_output(p) if p.kind == "gym" else p.answer for p in problems]
+        golds = [next(iter(as_outputs(p)), None) if p.kind == "gym" else p.answer
+                 for p in problems]
         for problem, gold in zip(problems, golds, strict=True):
             if gold is None:
                 without_gold.add(name)
@@ -195,7 +196,7 @@ def test_partial_credit_is_no_credit(of_all_generators):
 
     problem = of_all_generators["quantum_lock"][0]
     sudoku = of_all_generators["sudoku"][0]
-    spaced = as_output(sudoku).replace(" ", "  ")
+    spaced = as_outputs(sudoku)[0].replace(" ", "  ")
     rule = reasoning_gym.create_dataset("sudoku", size=1, seed=1).score_answer
     assert 0 < rule(spaced, ast.literal_eval(sudoku.answer)["entry"]) < 1
     assert verify(spaced, sudoku.answer, "gym")[0] == -1
@@ -241,7 +242,7 @@ def test_no_rule_evaluates_an_answer_as_a_program(of_all_generators, tmp_path):
 def test_a_rule_that_does_not_end_costs_its_sample_and_no_other(of_all_generators):
     """The rules of others run in worker processes with a deadline, as SymPy does."""
     countdown, sudoku = (of_all_generators[name][0] for name in ("countdown", "sudoku"))
-    items = [(as_output(sudoku), sudoku.answer, "gym"),
+    items = [(as_outputs(sudoku)[0], sudoku.answer, "gym"),
              ("9**9**9**9**9", countdown.answer, "gym")]
     with Verifier(workers=1, deadline_s=2.0) as verifier:
         assert verifier.score(items).reasons == ["correct", "timeout"]
@@ -529,7 +530,9 @@ BAD_LINES = [
     ('["1+1", "2"]', "is no JSON object: "),
     ('{"question": "1+1"}', "has a field 'answer' that is None and must be text"),
     ('{"question": "1+1", "answer": []}', "has a field 'answer' that is [] and must be tex"),
-    ('{"question": "1+1", "answer": [2, 3]}', "has a field 'answer' that is [2, 3] and must"),
+    ('{"question": "1+1", "answer": [2, null]}', "has a field 'answer' that is [2, None] and"),
+    ('{"question": "1+1", "answer": ["2", " "]}', "has a field 'answer' that is ' ' and must"),
+    ('{"question": "Show it.", "answer": ["2", "proof"]}', "has 'proof' for an answer"),
     ('{"question": "1+1", "answer": true}', "has a field 'answer' that is True"),
     ('{"question": "1+1", "answer": NaN}', "has a field 'answer' that is nan"),
     ('{"question": "Show it.", "answer": "Proof."}', "has 'Proof.' for an answer"),
@@ -558,10 +561,28 @@ def test_a_bad_line_is_left_out_with_its_number_and_too_many_stop_the_run(tmp_pa
     assert message in str(caught.value) and "max_unusable = " in str(caught.value)
 
 
-def test_an_answer_in_a_list_of_one_is_read(tmp_path):
-    """Olympiad sets write them so. Of several accepted answers, the verifier knows only one."""
-    problem, = everything(write_jsonl(tmp_path / "l.jsonl", [{"question": "a", "answer": [7]}]))
-    assert problem.answer == "7"
+def test_any_of_several_accepted_answers_counts(tmp_path, capsys):
+    """A list of one is that answer; of a longer list each answer is right alone, and it is told.
+
+    Two of them at once are a list."""
+    rows = [{"question": "a", "answer": [7]},
+            {"question": "b", "answer": ["1/3", r"\sqrt{2}", 12]},
+            {"question": "c", "answer": ["blue", "azure"], "kind": "exact"}]
+    one, many, exact = everything(write_jsonl(tmp_path / "l.jsonl", rows))
+    assert capsys.readouterr().out.endswith("answer; 2 with several accepted answers\n")
+    assert one.answer == "7" and many.answer == ("1/3", r"\sqrt{2}", "12")
+    marked = {"2/6": 1, "12.0": 1, r"\frac{2}{\sqrt2}": 1, "13": -1, "x": -1, r"\sqrt{3}": -1,
+              "12, 1/3": -1, r"1/3 \text{ or } \sqrt{2}": -1}
+    items = [(rf"\boxed{{{text}}}", many.answer, "math") for text in marked]
+    items += [(text, exact.answer, "exact") for text in ("blue", "azure", "red")]
+    assert [verify(*item)[0] for item in items] == [*marked.values(), 1, 1, -1]
+    with Verifier(workers=1, deadline_s=60.0) as verifier:
+        scores = verifier.score(items)
+        assert scores.rewards == [*marked.values(), 1, 1, -1]
+        assert verifier.score([]).rewards == [] and check_gold([one, many, exact], verifier) == {}
+    (bad,) = everything(write_jsonl(tmp_path / "l.jsonl", [
+        {"question": "a", "answer": ["7", r"0.\overline{3}"]}]))
+    assert list(check_gold([bad])) == [bad.id]
 
 
 def test_a_level_or_kind_of_another_meaning_is_left_alone(tmp_path):
