@@ -31,17 +31,21 @@ LONGEST_ANSWER = 400  # the longest gold answer in MATH has about 160
 # ------------------------------------------------------------------------------------------------
 # 1. Places
 
-BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[\\{}]|[{}]")
+# A box closes; in it braces up to eight deep: "\boxed{" 7,000 times must not cost 7,000 scans.
+INSIDE = functools.reduce(lambda inside, _: rf"(?:[^{{}}\\]|\\.|\{{{inside}\}})*+", range(8), "")
+BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
 DISPLAY = re.compile(r"(?<!\\)\\\[(?:(?!(?<!\\)\\[\[\]]).)*\\\]|\$\$[^$]*\$\$", re.S)
-DECLARED = re.compile(
+DECLARED = (
     r"(?:(?:(?:\b(?:the|final|correct)\s+){0,3}\banswer\b[*_]*\s*(?:is\b|:|=)|<answer>"
-    r"|^####(?=[^\n#]*\Z))[\s:*_]*)+|^[#*_ \t]*(?:final )?answer[*_ \t]*\n\s*", re.I | re.M)
+    r"|^####(?=[^\n#]*\Z))[\s:*_]*)+|^[#*_ \t]*(?:final )?answer[*_ \t]*\n\s*")
 # Its end is "." or "7! Great.", but not "$3! \times 5!$". A next line that starts with a number
 # belongs to the answer, else "Answer: 6", "7" is two tries.
 END_OF_ANSWER = re.compile(
-    r"(?<!\bsq)(?<!\bcu)\.(?![0-9])|!(?=[*_]*(?:\s*$|\s+[A-Z]))|\n(?!\s{0,9}[-+.0-9])|</answer>",
+    r"(?<!\bsq)(?<!\bcu)\.(?![0-9])|!(?=[*_]*(?:\s*$|\s+[A-Z]))|\n(?!\s{0,9}[-+.0-9])|</answer>|\Z",
     re.I | re.M)
-FORMULA = re.compile(r"(?<!\\)\$\$?([^$]+)\$\$?|\\[(\[]((?:(?!\\[()\[\]]).)+)\\[)\]]", re.S)
+SAID = re.compile(rf"(?:{DECLARED})(?s:(.*?))(?={END_OF_ANSWER.pattern})", re.I | re.M)
+FORMULA = re.compile(
+    r"(?:(?<!\\)\$\$?|\\[(\[])((?:(?!(?<!\\)\$|\\[()\[\]]).)+)(?:\$\$?|\\[)\]])", re.S)
 BULLET = re.compile(r"^[ \t]*[-+*][ \t]+|^-{3,}$", re.M)  # or a ruler
 REASON = re.compile(r"\b(?:because|since|where)\b", re.I)
 UNFINISHED = re.compile(r"(?:\s[-+*/^=]|\b(?:is|are|and|or|plus|minus|than))\s*$")
@@ -51,36 +55,12 @@ ORDER = re.compile(r"\b(?:rubric|grader|verifier|judge|reward|label|mark this"
                    r"|this (?:response|output))\b", re.I)
 
 
-def boxes(text):
-    r"""(contents of the outermost \boxed{...}, the text with "\0" for each); an open one is none.
-
-    One pass with a stack: a text of 7,000 open boxes must not cost 7,000 passes.
-    """
-    contents, rest, end, stack, depth = [], [], 0, [], 0
-    for token in BRACES.finditer(text) if "box" in text else ():
-        if token.group().endswith("{") and token.group() != r"\{":
-            stack.append(token if token.group() != "{" else None)
-            depth += stack[-1] is not None
-        elif token.group() == "}" and stack and (start := stack.pop()):
-            depth -= 1
-            if not depth:
-                contents.append(text[start.end() : token.start()])
-                rest.append(text[end : start.start()])
-                end = token.end()
-    return contents, "\0".join([*rest, text[end:]])
-
-
 def declared_answers(text):
-    """(boxes, other declared answers, the text without boxes and bullets) of a text."""
+    r"""(boxes, other declared answers, the text without bullets, "\0" for a box) of a text."""
     text = DISPLAY.sub(lambda formula: formula[0].replace("\n", " "), text)
-    in_boxes, text = boxes(text)
-    text, said, end = BULLET.sub(" ", text), [], 0
-    for lead in DECLARED.finditer(text):
-        if lead.start() >= end:
-            stop = END_OF_ANSWER.search(text, lead.end())
-            end = stop.start() if stop else len(text)
-            said.append(text[lead.end() : end])
-    return in_boxes, [part for part in said if "\0" not in part and part.strip(" *_$")], text
+    in_boxes, text = BOX.findall(text), BULLET.sub(" ", BOX.sub("\0", text))
+    said = [part for part in SAID.findall(text) if "\0" not in part and part.strip(" *_$")]
+    return in_boxes, said, text
 
 
 def texts(text):
@@ -113,16 +93,14 @@ def judged(text, gold, question=""):
 
 def formulas(part):
     """The formulas of a sentence as one list, "x = 3, x = 5"; the sentence if it has none."""
-    found = ["".join(groups) for groups in FORMULA.findall(part[: LONGEST_ANSWER + 100])]
-    return ", ".join(found) or part
+    return ", ".join(FORMULA.findall(part[: LONGEST_ANSWER + 100])) or part
 
 
 def last_formula(text):
     """[the last formula of a text], or its last line if that is short."""
-    line = text.strip().rpartition("\n")[2]
-    short = len(line) <= 100
-    places = FORMULA.findall(line if short and len(line.split()) <= 3 else text)
-    return ["".join(places[-1])] if places else [line] if short else []
+    line = text.strip().rpartition("\n")[2][:101]
+    found = [] if len(line.split()) <= 3 else FORMULA.findall(text)
+    return found[-1:] or [line] * (len(line) <= 100)
 
 
 def last_number(text):
@@ -147,25 +125,22 @@ def last_number(text):
 # 2. Spellings of LaTeX
 
 TEXT = re.compile(r"\\(?:text(?:normal|rm|bf|it|tt|sf)?|math(?:rm|bf|it)|mbox)\s*\{([^{}]*)\}")
-CHARACTERS = str.maketrans({
-    "\u2212": "-", "\u2013": "-", "\u00d7": r"\times ", "\u2248": r"\approx ",
-    "\u221e": r"\infty ", "\u221a": r"\sqrt ",
-    **dict.fromkeys(map(chr, [0xAD, *range(0x200B, 0x2010), 0x2060, 0xFEFF])),  # of no width
-})  # fmt: skip
 # Sizes, colors and spaces, and what Math-Verify does not know or reads as a product of letters.
 SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
+    ("[\u2212\u2013]", "-"), ("\u00d7", r"\\times "), ("\u2248", r"\\approx "),
+    ("\u221e", r"\\infty "), ("\u221a", r"\\sqrt "),
+    ("[\u00ad\u200b-\u200f\u2060\ufeff]", ""),  # of no width
     (r"\\(?:left|right|big|Big|boldsymbol|bf|rm)(?![A-Za-z])|\\\$", ""),
     (r"\\(?:text)?color\s*\{[^{}]*\}|\\q?quad(?![A-Za-z])", " "),
     (r"(?<=[0-9])(?:\\[,!;: ]\s*|\{,\}|,\\!)(?=[0-9]{3}(?![0-9]))", ""),  # 1{,}234
-    (r"(?<!\\)\\[,;:! ]|~", " "),
-    (r"(?<=\w)\*\*(?=[\w({])", "^"), (r"\\varnothing", r"\\emptyset"),
+    (r"(?<!\\)\\[,;:! ]|~", " "), (r"(?<=\w)\*\*(?=[\w({])", "^"), (r"\\varnothing", r"\\emptyset"),
     (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
 ]]  # fmt: skip
 
 
 def clean(part):
     """An answer as Math-Verify reads it, without its delimiters and closing period."""
-    part = " ".join(part.translate(CHARACTERS).split())
+    part = " ".join(part.split())
     if len(part) > LONGEST_ANSWER:
         return part  # it is wrong
     part = part.strip("$*_` ").removeprefix(r"\(").removesuffix(r"\)")
@@ -192,7 +167,7 @@ WORD = (r"(?:(?i:an|as|at|be|by|do|he|if|in|is|it|my|no|of|on|or|so|to|up|us|we|
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
 NUMBER = re.compile(
     r"(?<![\w.])([-+]?)(?:([0-9]+) +(?=[0-9]+ */))?"  # the 3 of 3 1/2
-    r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?: */ *(-?[0-9]+))?(?:\u23e8(-?[0-9]{1,2}))?(?![0-9])")
+    r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?: */ *(-?0*[1-9][0-9]*))?(?:\u23e8(-?[0-9]{1,2}))?(?![0-9])")
 PLAIN = re.compile(
     # Before it nothing, or no digit and at the end a word: "Total: 7", "that she has 7".
     r"([^0-9]*(?:[:?]|(?<![\w\\'\u2019])(?!(?:not|never|than|plus|minus|times|and|or)\b)"
@@ -232,20 +207,19 @@ def bare(part):
 def plain_number(text):
     """(value, percent, unit, words before it) of a bare text that is a plain number; else None."""
     found = PLAIN.fullmatch(text)
-    if not found or found[5] and int(found[5]) == 0:  # 3/0
+    if not found:
         return None
     lead, sign, whole, top, bottom, power, percent, unit = found.groups()
     number = int(top) if top.isdigit() else Fraction(top)
-    if whole or bottom or power:  # for few
-        number = Fraction(number) / int(bottom or 1) + int(whole or 0)
-        number *= Fraction(10) ** int(power or 0)
+    if whole or bottom or power:  # for few: a Fraction takes as long as all the rest
+        number = (Fraction(number) / int(bottom or 1) + int(whole or 0)) * 10 ** Fraction(power or 0)
     return -number if sign == "-" else number, bool(percent), unit and unit.lower(), lead
 
 
 def read_number(text):
     """plain_number of a text without words before it, such as a gold answer; else None."""
     found = plain_number(bare(text))
-    return None if found is None or found[-1] else found
+    return found if found and not found[-1] else None
 
 
 def same_number(part, gold):
@@ -293,7 +267,7 @@ def same_text(part, gold, question=""):
     mine, wanted = squeezed(part), squeezed(gold)
     if re.fullmatch("[0-9A-Z]+_[0-9]+", wanted):
         return mine in (wanted, wanted.partition("_")[0])
-    asked = {squeezed(side) for formula in map("".join, FORMULA.findall(question))
+    asked = {squeezed(side) for formula in FORMULA.findall(question)
              for side in (formula, LAST_SIDE.split(formula)[-1])}
     no_answer = (len(part) > LONGEST_ANSWER or UNFINISHED.search(part) or mine in asked - {wanted}
                  or UNEVALUATED.search(part) and not UNEVALUATED.search(gold))

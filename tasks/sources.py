@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from config import did_you_mean
-from tasks.answers import boxes, read_number
+from tasks.answers import BOX, read_number
 from tasks.generated import pack
 from tasks.sandbox import read_tests
 from tasks.verifier import TaskError
@@ -345,7 +345,7 @@ def record_problem(record, task, columns):
         if isinstance(trace, str) and "```" not in trace:
             trace = f"</think>```python\n{trace}\n```"
     elif (mark := FORMS[columns["form"]]) and isinstance(answer, str):
-        parts = boxes(answer)[0] if columns["form"] == "boxed" else answer.split(mark)[1:]
+        parts = BOX.findall(answer) if columns["form"] == "boxed" else answer.split(mark)[1:]
         if not parts:
             raise TaskError(f"has no {mark} in its field {columns['answer']!r}")
         answer = parts[-1].strip()

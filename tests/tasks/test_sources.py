@@ -20,7 +20,7 @@ from made_tasks import SUMS, questions, write_jsonl
 from tasks import generated, sandbox, sources
 from tasks.problems import TaskError, Unusable, as_outputs, check_gold, load_task
 from tasks.sandbox import UnitTests
-from tasks.answers import boxes
+from tasks.answers import BOX
 from tasks.verifier import Verifier, verify
 
 
@@ -163,7 +163,7 @@ def test_every_generator_marks_its_own_answers_right_and_others_wrong(of_all_gen
                 without_gold.add(name)
                 continue
             said = [f"<think>{LAZY[0]}</think>{gold}"]
-            if boxes(rf"\boxed{{{gold}}}")[0] == [gold]:
+            if BOX.findall(rf"\boxed{{{gold}}}") == [gold]:
                 said += [rf"I am sure: \boxed{{{gold}}}."]
             # A quotation mark of an answer is read as one of the sentence around it.
             if not re.search(r'[\n.$*`_"]|^[-+:]|\\boxed', gold):
