@@ -2,12 +2,11 @@ r"""Which answer a text gives, and whether it is right where that needs no algeb
 
 The rule of place, fixed before anyone looks at the gold answer: a policy that may list, learns to.
  1. Only the text after the last </think> counts, and nothing after a <think> that stays open.
- 2. The answer is the content of the last \boxed{...}; else the last declared answer ("Answer: x",
-    "the answer is x", <answer>x</answer>, a last line "#### x"), to the end of its sentence or line;
-    else the last number of the prose. Where the gold answer is no number: the last formula, or the
-    last line if it is short.
- 3. All boxes and all declared answers must be right. If only some are: "several answers". A sentence
-    around or beside a box is only a sentence; a bare number or formula beside it is an answer.
+ 2. The answer is the last \boxed{...}; else the last declared answer ("Answer: x", "the answer is
+    x", <answer>x</answer>, a last line "#### x"), to the end of its sentence or line; else the last
+    number of the prose or, where the gold answer is none, its last formula or short last line.
+ 3. All boxes and all declared answers must be right. If only some are: "several answers". A
+    sentence around or beside a box is only a sentence; a bare number or formula is an answer.
  4. Each holds one answer: of "3 + 4 = 7" the last side; nothing after "because", "since", "where".
 
 A gold answer that is a number wants one number. Plain ones are compared here, as fractions, in
@@ -34,7 +33,9 @@ LONGEST_ANSWER = 400  # the longest gold answer in MATH has about 160
 # A box closes; in it braces up to eight deep: "\boxed{" 7,000 times must not cost 7,000 scans.
 INSIDE = functools.reduce(lambda inside, _: rf"(?:[^{{}}\\]|\\.|\{{{inside}\}})*+", range(8), "")
 BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
-DISPLAY = re.compile(r"(?<!\\)\\\[(?:(?!(?<!\\)\\[\[\]]).)*\\\]|\$\$[^$]*\$\$", re.S)
+# One line each: display formulas and tagged answers.
+ONE_LINE = re.compile(
+    r"(?<!\\)\\\[(?:(?!(?<!\\)\\[\[\]]).)*\\\]|\$\$[^$]*\$\$|<answer>[^<]*</answer>", re.S | re.I)
 DECLARED = (
     r"(?:(?:(?:\b(?:the|final|correct)\s+){0,3}\banswer\b[*_]*\s*(?:is\b|:|=)|<answer>"
     r"|^####(?=[^\n#]*\Z))[\s:*_]*)+|^[#*_ \t]*(?:final )?answer[*_ \t]*\n\s*")
@@ -57,7 +58,7 @@ ORDER = re.compile(r"\b(?:rubric|grader|verifier|judge|reward|label|mark this"
 
 def declared_answers(text):
     r"""(boxes, other declared answers, the text without bullets, "\0" for a box) of a text."""
-    text = DISPLAY.sub(lambda formula: formula[0].replace("\n", " "), text)
+    text = ONE_LINE.sub(lambda found: found[0].replace("\n", " "), text)
     in_boxes, text = BOX.findall(text), BULLET.sub(" ", BOX.sub("\0", text))
     said = [part for part in SAID.findall(text) if "\0" not in part and part.strip(" *_$")]
     return in_boxes, said, text
@@ -104,21 +105,12 @@ def last_formula(text):
 
 
 def last_number(text):
-    """[the last number of the prose with the words around it]; [] if there is none.
-
-    A word, a colon or "=" must stand between it and the number before: else "5, 7" is a list.
-    """
+    """[the last number of the prose with the words around it]; [] if there is none, or a list."""
     end = max(map(text.rfind, "0123456789"))
-    stop = END_OF_ANSWER.search(text, end + 1)
-    text = text[max(0, end - LONGEST_ANSWER // 2) : stop.start() if stop else len(text)]
+    text = text[max(0, end - LONGEST_ANSWER // 2) : END_OF_ANSWER.search(text, end + 1).start()]
     text = " ".join(dict.fromkeys(text.split("\n")))  # no line twice
-    text = bare(LAST_SIDE.split(text)[-1])
-    *_, other, last = None, None, *NUMBER.finditer(text)
-    if last is None:
-        return []
-    text = re.sub(r"^\S+", "", text[other.end() :]) if other else text  # without the rd of 3rd
-    lead = plain_number(text) and (plain_number(text)[-1] or "").strip()
-    return ["" if lead is None or other and lead in ("", "to") else text]
+    found = LAST_NUMBER.search(bare(LAST_SIDE.split(text)[-1]))
+    return [found[1]] if found else []
 
 
 # ------------------------------------------------------------------------------------------------
@@ -175,6 +167,8 @@ PLAIN = re.compile(
     # After it a unit, "7cm", "7 km/h" (but 7m is a product), and words, "7 miles per hour".
     rf"\s*(?:st|nd|rd|th)?\s*(%|percent)?(?:(?:\s|(?=[A-Za-z]{{2}}))({UNIT})(?:/{WORD})*)?"
     rf"(?:[\s,;:]+(?:a )?{WORD}(?:/{WORD})*\.?)*[\s.,;:]*")
+# A word, a colon or "=" must stand between it and the number before: else "5, 7" is a list.
+LAST_NUMBER = re.compile(rf"(?:^|[0-9]\S*\s+(?![-+.0-9]|to\b))({PLAIN.pattern})\Z")
 SIMPLE = re.compile(r"(?:[A-Za-z0-9.:;= ]|-(?=[0-9]))*")  # nothing that PLAINER would change
 TERM = r"(?:\{\s*([-+]?[0-9]+)\s*\}|([0-9]))"
 PLAINER = [(re.compile(pattern), replacement) for pattern, replacement in [
@@ -186,6 +180,7 @@ PLAINER = [(re.compile(pattern), replacement) for pattern, replacement in [
     (r"(?<=[A-Za-z])(?:\s*\^ ?\{? ?-?[0-9] ?\}?|[\u00b2\u00b3])", ""),  # cm^2
     (r"\\[()\[\]\\]|[$\u00a3\u20ac()*#`\"]|</?[A-Za-z]{1,10}/?>|\\boxed|\s+", " "),  # <b>7</b>
     (r"(?:(?<=[ +-])|^)\{([^{}]*)\}", r" \1 "),  # but not \sqrt{7}
+    (r"(?<=[0-9]) *\\approx.*|^[^0-9]*\\approx", ""),  # 22/7, about 3.14; x is about 11
     (r"((?:^|:|\\approx|\bis|\babout)\s*[-+])\s+(?=[.0-9])", r"\1"),  # -(7)
 ]]  # fmt: skip
 
@@ -196,11 +191,7 @@ def bare(part):
     text = part.strip().rstrip(" .") if simple else clean(part)
     if len(text) > LONGEST_ANSWER or UNFINISHED.search(part):
         return ""
-    if simple:
-        return text
-    text = replaced(text, PLAINER)
-    exact = text.partition(r"\approx")[0]  # of "22/7, about 3.14" the first
-    return (exact if NUMBER.search(exact) else text.rpartition(r"\approx")[2]).strip()
+    return text if simple else replaced(text, PLAINER).strip()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -212,7 +203,8 @@ def plain_number(text):
     lead, sign, whole, top, bottom, power, percent, unit = found.groups()
     number = int(top) if top.isdigit() else Fraction(top)
     if whole or bottom or power:  # for few: a Fraction takes as long as all the rest
-        number = (Fraction(number) / int(bottom or 1) + int(whole or 0)) * 10 ** Fraction(power or 0)
+        number = Fraction(number) / int(bottom or 1) + int(whole or 0)
+        number *= Fraction(10) ** int(power or 0)
     return -number if sign == "-" else number, bool(percent), unit and unit.lower(), lead
 
 
@@ -258,13 +250,13 @@ def same_text(part, gold, question=""):
     same product as "red". An operator that is left standing, or a formula of the question, is no
     answer, unless the gold answer has it, too.
     """
-    if letter := re.fullmatch(r"\(?([A-J])\)?", unwrapped(gold)):
-        found = CHOICE.fullmatch(unwrapped(part))
-        return found is not None and found[1] == letter[1]
-    expected = words(gold)
-    if expected and (r"\text" in gold or re.fullmatch(rf"(?:(?:{WORD}|a)\s*)+", expected)):
-        return words(part) == expected
     mine, wanted = squeezed(part), squeezed(gold)
+    if letter := re.fullmatch(r"\(?([A-J])\)?", wanted):
+        found = CHOICE.fullmatch(TEXT.sub(r"\1", part).strip(" $*`"))
+        return found is not None and found[1] == letter[1]
+    if re.fullmatch("[A-Za-z'-]{2,}", wanted) and (
+            r"\text" in gold or re.fullmatch(rf"(?:(?:{WORD}|a)\s*)+", gold)):
+        return mine.lower().removeprefix("the") == wanted.lower().removeprefix("the")
     if re.fullmatch("[0-9A-Z]+_[0-9]+", wanted):
         return mine in (wanted, wanted.partition("_")[0])
     asked = {squeezed(side) for formula in FORMULA.findall(question)
@@ -275,15 +267,4 @@ def same_text(part, gold, question=""):
 
 
 def squeezed(part):
-    return re.sub(r"\\text|[{}\s]", "", clean(part))
-
-
-def words(text):
-    r"""Lower-case words of a text that has nothing else, without \text{}; "" for any other."""
-    text = " ".join(unwrapped(text).lower().split()).removeprefix("the ")
-    return text if re.fullmatch(r"[a-z][a-z' -]*[a-z]", text) else ""
-
-
-def unwrapped(text):
-    r"""A text without \text{}, dollars and stars around and in it."""
-    return TEXT.sub(r"\1", text).strip(" .$*`\n")
+    return re.sub(r"\\(?:text|math|mbox)[a-z]*(?=\s*\{)|[{}$*`\s]", "", clean(part)).strip(".")

@@ -1,9 +1,9 @@
 """Runs programs that a model wrote, against unit tests, in a sandbox (paper: math and code).
 
-One process for one test, in namespaces of its own, which bubblewrap (`bwrap`) makes: no network, no
-other process in sight, no environment, and a file system that holds Python's library and nothing to
-write to. Limits on CPU time, memory, processes and files, a deadline, no capabilities, and a filter
-of system calls. The expected outputs stay on this side, so there is no checker inside to patch.
+One process for one test, in namespaces that bubblewrap (`bwrap`) makes: no network, no other process
+in sight, no environment, nothing to write to and no files but Python's library. Limits on CPU time,
+memory, processes and files, a deadline, no capabilities, and a filter of system calls. The expected
+outputs stay on this side, so there is no checker inside to patch.
 
 A sandbox is no proof: the kernel itself is in reach of the program. Where namespaces are not
 allowed (many containers), code is refused, unless somebody says `unsafe`. Then only process group,
@@ -85,23 +85,22 @@ def read_tests(value, metadata=None):
     LiveCodeBench:  [{"input": "1", "output": "2", "testtype": "functional"}], with one JSON value a
         line, and {"func_name": "f"} in the record's metadata
     """
-    tests = json.loads(value) if isinstance(value, str) else value
+    tests, name = json.loads(value) if isinstance(value, str) else value, None
     if isinstance(tests, dict):
         name, pairs = tests.get("fn_name"), zip(tests["inputs"], tests["outputs"], strict=True)
     else:
-        name, first = None, tests[0]
+        pairs, first = [(test["input"], test["output"]) for test in tests], tests[0]
         if first.get("type") == "function_call" or first.get("testtype") == "functional":
             tables = [json.loads(table) if isinstance(table, str) else table or {}
                       for table in (first, first.get("metadata"), metadata)]
             name = [table[key] for table in tables for key in ("fn_name", "func_name")
                     if table.get(key)][0]
-        pairs = [(test["input"], test["output"]) for test in tests]
-        if name is not None and isinstance(pairs[0][0], str):  # LiveCodeBench
-            pairs = [([json.loads(x) for x in i.splitlines()], json.loads(o)) for i, o in pairs]
+            if isinstance(pairs[0][0], str):  # LiveCodeBench
+                pairs = [([json.loads(x) for x in i.splitlines()], json.loads(o)) for i, o in pairs]
     if name is None:  # some have a list of lines
         pairs = [tuple("\n".join(x) if isinstance(x, list) else x for x in p) for p in pairs]
     pairs = sorted(pairs, key=lambda pair: -len(json.dumps(pair[0])))[:MOST_TESTS]
-    return UnitTests(tuple(i for i, _ in pairs), tuple(o for _, o in pairs), name)
+    return UnitTests(*map(tuple, zip(*pairs)), name)
 
 
 FENCE = re.compile(r"^([ \t]*)```+[ \t]*([\w+-]*).*\n?", re.M)
@@ -141,10 +140,8 @@ def run_tests(program, tests, limits=Limits(), unsafe=False):
         # 128 + 9 and Popen, for a child of our own, as -9.
         if code in ("late", -signal.SIGKILL, 128 + signal.SIGKILL):
             return "timeout", f"{where}: no end within {limits.cpu_s} s CPU, {limits.wall_s} s"
-        if code != 0:
-            return "wrong", f"{where}: ended with {code}: {complaint}"
-        if not same(output, expected):
-            return "wrong", f"{where}: got {output[:100]!r}"
+        if code != 0 or not same(output, expected):
+            return "wrong", f"{where}: ended with {code}: {complaint}, got {output[:100]!r}"
     return "correct", f"{len(tests.inputs)} of {len(tests.inputs)} tests"
 
 
@@ -160,12 +157,12 @@ def same_output(found, expected):
 
 
 def same_result(output, expected):
-    """Whether the JSON that the sandbox wrote is the expected value, or, as TACO and APPS have it,
-    the only entry of the expected list."""
+    """Whether the JSON that the sandbox wrote is the expected value, or the only entry of the
+    expected list (TACO, APPS)."""
+    wrapped = isinstance(expected, list) and len(expected) == 1
     try:
         found = json.loads(output)
-        return same_value(found, expected) or (
-            isinstance(expected, list) and len(expected) == 1 and same_value(found, expected[0]))
+        return same_value(found, expected) or wrapped and same_value(found, expected[0])
     except (ValueError, RecursionError, OverflowError):  # no JSON; too deep; beyond all floats
         return False
 
@@ -190,15 +187,14 @@ DENIED = {
     "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "add_key": (248, 217),
     "io_uring_setup": (425, 425),
-    # A new user namespace would bring back all capabilities inside it.
-    "unshare": (272, 97), "setns": (308, 268),
+    # New namespaces, in which all capabilities would be back; and, since it is how `unsafe` ends
+    # all that a program has started, the way out of its process group.
+    "unshare": (272, 97), "setns": (308, 268), "setsid": (112, 157), "setpgid": (109, 154),
     # Nobody to talk to, nobody to look into, and no further large doors into the kernel.
     "socket": (41, 198), "ptrace": (101, 117), "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438), "request_key": (249, 218),
     "keyctl": (250, 219), "bpf": (321, 280), "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
-    # The process group is how `unsafe`, without a namespace, ends all that a program has started.
-    "setsid": (112, 157), "setpgid": (109, 154),
 }  # fmt: skip
 CLONE, CLONE3, CLONE_NEW = (56, 220), 435, 0x7E020080  # the flags of all new namespaces
 
@@ -271,8 +267,7 @@ def child_command(unsafe):
         elif os.path.exists(path):
             # The folders above it first: bubblewrap itself would make them root's alone.
             command += ["--dir", os.path.dirname(path), "--ro-bind", path, path]
-    return command + ("--dir /dev --dev-bind /dev/null /dev/null --remount-ro / --chdir /".split()
-                      + inner)
+    return command + "--dir /dev --dev-bind /dev/null /dev/null --remount-ro / --chdir /".split() + inner
 
 
 def run_program(request, given, limits, unsafe):

@@ -97,13 +97,13 @@ def checked_options(name, options, defaults):
             raise TaskError(f"task option {key!r} is unknown to {name!r}"
                             + did_you_mean(key, defaults, otherwise=":")
                             + f" it takes {', '.join(defaults)}")
-        right, wanted = True, ""
-        if isinstance(defaults[key], int):
+        default = defaults[key]
+        if isinstance(default, int):
             right, wanted = type(value) is int and value > 0, "a whole number above 0"
         elif key in CHOICES:
             right, wanted = value in CHOICES[key], f"one of {', '.join(CHOICES[key])}"
-        elif defaults[key] is not None:
-            right, wanted = isinstance(value, str), "text"
+        else:
+            right, wanted = default is None or isinstance(value, str), "text"
         if not right:
             raise TaskError(f"task option {key} = {value!r} of {name!r} must be {wanted}")
     return defaults | options
@@ -241,7 +241,7 @@ def file_records(name):
     if name.lower().endswith(".csv"):
         rows = csv.DictReader(io.StringIO(text, newline=""))
         return {f"line {rows.line_num}": row for row in rows}
-    if text.lstrip().startswith("[") and isinstance(array := json_value(text), list):
+    if isinstance(array := json_value(text), list):
         return {f"record {i}": record for i, record in enumerate(array, start=1)}
     return {f"line {i}": json_value(line)
             for i, line in enumerate(text.split("\n"), start=1) if line.strip()}

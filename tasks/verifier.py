@@ -1,19 +1,14 @@
 r"""Rewards: is the answer in this text the right one, and why (paper, sec. 2: +1 or -1).
 
-1. verify      one text, one gold answer, one kind: "math" (answers.py), "exact", "code"
-               (sandbox.py) or "gym" (generated.py)
-2. graders     formulas by Math-Verify: milliseconds, or never
-3. Verifier    a whole batch: numbers here, the rest in worker processes with a deadline
-
 The paper grades with SymPy and Math-Verify. Differences, all ours:
-  a. Exactly one answer is read, from a fixed place. Math-Verify alone tries several places and
-     takes what it can parse, and a policy learns to fill them all.
+  a. Exactly one answer is read, from a fixed place (answers.py). Math-Verify alone tries several
+     and takes what it can parse, and a policy learns to fill them all.
   b. A gold answer that is a number wants a number: else repeating the question, \boxed{12 + 34},
-     would be a right answer. Where the gold answer is a formula, a formula of the question is
-     wrong, and so is an integral, sum or limit that is left standing. Still open: the question in
-     other words. \boxed{\sqrt{2 \cdot 121}} is right for "simplify \sqrt{242}".
-  c. Math-Verify's own time limit is off: its signal.alarm works in the main thread alone, and
-     elsewhere every answer is silently wrong. A process can be killed.
+     would be right. Else a formula of the question is wrong, and so is an integral, sum or limit
+     that is left standing. Still open: the question in other words. \boxed{\sqrt{2 \cdot 121}} is
+     right for "simplify \sqrt{242}".
+  c. Math-Verify's own time limit is off: it works in the main thread alone, and elsewhere every
+     answer is silently wrong. Whole batches go through worker processes with a deadline.
 
     >>> verify(r"It is \boxed{[2, 3)}.", r"x \in [2,3)")
     (1.0, 'correct')
@@ -62,8 +57,8 @@ def verify(text, answer, kind="math", question=""):
     Without a deadline: a text can keep SymPy busy for ever. Fine for gold answers and toys; samples
     of a model go through `Verifier`. Raises TaskError: unknown kind.
     """
-    found = [read(text, gold, kind, question) for gold in accepted(answer)]
-    reason = best([one if isinstance(one, str) else GRADERS[kind](*one[1:]) for one in found])
+    jobs = [read(text, gold, kind, question) for gold in accepted(answer)]
+    reason = best([job if isinstance(job, str) else GRADERS[kind](*job[1:]) for job in jobs])
     return (1.0 if reason == "correct" else -1.0), reason
 
 
@@ -92,8 +87,9 @@ def read(text, answer, kind, question="", think_tags=THINK_TAGS):
         parts, right = answers.judged(text, answer, question)
     else:
         raise TaskError(f"verifier kind = {kind!r} is unknown: use math, exact, code or gym")
-    grade = None in right and False not in right
-    return (kind, answer, tuple(parts)) if grade else verdict(right)
+    if None in right and False not in right:
+        return kind, answer, tuple(parts)
+    return verdict(right)
 
 
 def verdict(right):
@@ -135,19 +131,15 @@ def same_expression(found, gold):
     """Math-Verify's comparison, but a number wants that number and no calculation, and no decimal
     is a root: Math-Verify rounds to 6 digits."""
     from math_verify import verify
-
-    value, wanted = literal(found), literal(gold)
-    if wanted is not None:
-        return value == wanted
-    inexact = value is not None and value.denominator > 1 and getattr(gold, "is_number", False)
-    return not inexact and verify(gold, found, timeout_seconds=None)
-
-
-def literal(expression):
-    """The value of an expression that is a number as it stands; else None."""
     from sympy import Float, Rational
 
-    return Fraction(str(expression)) if isinstance(expression, Float | Rational) else None
+    value, wanted = (Fraction(str(side)) if isinstance(side, Float | Rational) else None
+                     for side in (found, gold))
+    if wanted is not None:
+        return value == wanted
+    if value is not None and value.denominator > 1 and getattr(gold, "is_number", False):
+        return False
+    return verify(gold, found, timeout_seconds=None)
 
 
 def grade_program(answer, parts, unsafe=False):
@@ -155,13 +147,12 @@ def grade_program(answer, parts, unsafe=False):
 
 
 def grade_generated(answer, parts):
-    return verdict([generated.score(parts[0], answer)])
+    return "correct" if generated.score(parts[0], answer) else "wrong"
 
 
 GRADERS = {"math": grade_math, "code": grade_program, "gym": grade_generated}
 # Imports that take seconds, before any deadline runs; the trainer never needs them.
 IMPORTS = {"math": "math_verify", "gym": "reasoning_gym"}
-
 
 # ------------------------------------------------------------------------------------------------
 # 3. A batch
@@ -173,16 +164,12 @@ Scores = namedtuple("Scores", "rewards reasons log")
 class Verifier(contextlib.AbstractContextManager):
     """Scores lists of (text, answer, kind); the slow ones in worker processes with a deadline.
 
-    A text that keeps SymPy busy must cost its sample the reward, never the run its progress.
-
     unsafe_code: run programs with limits only, where there are no namespaces (see sandbox.py).
     think_tags: what opens and closes the thinking in this model's texts.
     workers: processes, started when slow items come. 0: one a core.
     deadline_s: for one expression. Math-Verify needs 0.01 to 0.2 s for nearly all of them.
     max_late: late items a worker and batch; what is left then is "timeout" unseen.
     """
-
-    REMEMBERED = 100_000  # reasons
 
     def __init__(self, unsafe_code=False, think_tags=THINK_TAGS, workers=0, deadline_s=10.0,
                  max_late=3):
@@ -192,12 +179,11 @@ class Verifier(contextlib.AbstractContextManager):
         self.workers = [Worker() for _ in range(workers)]
         self.known = {}  # (kind, answer, parts) -> reason: the samples of a prompt repeat
 
-    def __exit__(self, *_):
-        self.close()
-
-    def close(self):
+    def close(self, *_):
         for worker in self.workers:
             worker.kill()
+
+    __exit__ = close
 
     def rewards(self, rollouts, problems, tokenizer):
         """(list of -1.0 or +1.0, log) of rollouts; problems: {prompt_id: Problem}.
@@ -222,42 +208,42 @@ class Verifier(contextlib.AbstractContextManager):
         start = time.perf_counter()
         found = [[read(text, gold, kind, *question or [""], self.think_tags)
                   for gold in accepted(answer)] for text, answer, kind, *question in items]
-        slow = self.ask_workers(dict.fromkeys(
-            one for row in found for one in row if isinstance(one, tuple)))
-        reasons = [best([slow.get(one, one) for one in row]) for row in found]
+        jobs = dict.fromkeys(job for row in found for job in row if isinstance(job, tuple))
+        judged = self.ask_workers(jobs)
+        reasons = [best([judged.get(one, one) for one in row]) for row in found]
         n = max(1, len(items))
         log = {
             "verifier/error_frac": sum(r in ("error", "unreadable") for r in reasons) / n,
             "verifier/timeout_frac": reasons.count("timeout") / n,
             "verifier/several_frac": reasons.count("several answers") / n,
-            "verifier/slow_frac": sum(any(one in slow for one in row) for row in found) / n,
+            "verifier/slow_frac": sum(not jobs.keys().isdisjoint(row) for row in found) / n,
             "time/check_ms": 1000 * (time.perf_counter() - start) / n,
         }
         return Scores([1.0 if r == "correct" else -1.0 for r in reasons], reasons, log)
 
-    def ask_workers(self, keys):
-        """{key: reason}. Reasons are remembered, late ones too: a text that was late once is late
-        again. Not remembered: errors, which may be the machine's, and items nobody looked at."""
-        found = {key: self.known[key] for key in keys if key in self.known}
-        queue, late = iter([key for key in keys if key not in found]), []
+    def ask_workers(self, jobs):
+        """{job: reason}. Reasons are remembered, late ones too: a text that was late once is late
+        again. Not remembered: errors, which may be the machine's, and jobs nobody looked at."""
+        found = {job: self.known[job] for job in jobs if job in self.known}
+        queue, late = iter([job for job in jobs if job not in found]), []
 
         def work(worker):
-            for key in queue:  # each thread takes the next one
-                kind, answer, parts = key
+            for job in queue:  # each thread takes the next one
+                kind, answer, parts = job
                 if kind == "code":  # in a process of its own for every test, not in the worker
-                    found[key] = grade_program(answer, parts, self.unsafe_code)
+                    found[job] = grade_program(answer, parts, self.unsafe_code)
                 elif len(late) < self.max_late * len(self.workers):
-                    found[key] = worker.ask(key, self.deadline_s)
-                    late.extend([key] * (found[key] == "timeout"))
+                    found[job] = worker.ask(job, self.deadline_s)
+                    late.extend([job] * (found[job] == "timeout"))
                 else:
-                    found[key] = "timeout"
+                    found[job] = "timeout"
                     continue
-                if found[key] != "error":
-                    self.known[key] = found[key]
+                if found[job] != "error":
+                    self.known[job] = found[job]
 
         with ThreadPoolExecutor(len(self.workers)) as pool:  # its threads only wait on pipes
             list(pool.map(work, self.workers))
-        if len(self.known) > self.REMEMBERED:
+        if len(self.known) > 100_000:
             self.known.clear()
         return found
 
@@ -271,19 +257,18 @@ class Worker:
 
     START_S = 120  # importing SymPy takes a second; on a machine at its limits, many
     MEMORY_BYTES = 4 << 30  # of address space: 10**10**10 wants more than there is
-
     process = None
 
-    def ask(self, key, deadline_s):
+    def ask(self, job, deadline_s):
         """The reason for a (kind, answer, parts); "timeout" if it was late, "error" if it died."""
         if self.process is None:
-            # A session of its own: Ctrl-C in a terminal is for the trainer, which then still scores.
+            # In a session of its own: Ctrl-C in a terminal is for the trainer, which still scores.
             self.process = subprocess.Popen(
                 [sys.executable, "-c", "from tasks.verifier import serve; serve()"], text=True,
-                cwd=Path(__file__).resolve().parent.parent, start_new_session=True,
+                cwd=Path(__file__).parents[1].resolve(), start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         with contextlib.suppress(BrokenPipeError):
-            print(json.dumps([*key, deadline_s]), file=self.process.stdin, flush=True)
+            print(json.dumps([*job, deadline_s]), file=self.process.stdin, flush=True)
         if reason := self.process.stdout.readline().strip():
             return reason
         late = self.process.wait() == -signal.SIGALRM
@@ -301,9 +286,9 @@ class Worker:
 def serve():
     """The worker's side: a line with a job comes in, a line with its reason goes out.
 
-    The kernel keeps the deadline: the default action of SIGALRM ends a process wherever it is, no
-    bytecode needed, and also when the trainer is gone. No exception is caught: what Math-Verify did
-    not foresee ends this process, too, and the other side starts the next one.
+    The kernel keeps the deadline, also when the trainer is gone: the default action of SIGALRM ends
+    a process wherever it is, no bytecode needed. No exception is caught: what Math-Verify did not
+    foresee ends this process, too, and the other side starts the next one.
     """
     resource.setrlimit(resource.RLIMIT_AS, (Worker.MEMORY_BYTES, Worker.MEMORY_BYTES))
     out, sys.stdout = sys.stdout, sys.stderr  # a rule of others that prints gives no reasons

@@ -159,7 +159,8 @@ def test_a_wrong_answer_is_wrong_in_every_ending(verifier):
         (r"\color{red}{7}", "7", True), (r"\textcolor{red}{7}", "7", True),
         (r"{\color{blue} x+1}", "x+1", True),
         ("\u200b7\u2060", "7", True), ("x\u200b+1", "x+1", True), ("\ufeff8", "7", False),
-        ("50%", "50", True), (r"50\%", "1/2", True), ("12 + 34 - 5", "41", False),
+        ("7 * is", "7", False), ("7 or", "7", False), ("7 =", "7", False), ("x+1 is", "x+1", False),
+        ("7 -", "7", False), ("** 7 **", "7", True), ("50%", "50", True), (r"50\%", "1/2", True), ("12 + 34 - 5", "41", False),
     ],
 )  # fmt: skip
 def test_a_case_where_graders_differ_is_decided_as_written(answer, gold, right):
@@ -197,7 +198,8 @@ def test_the_letter_at_the_end_of_a_formula_is_no_unit():
         ("Since $x>0$, the second is larger.\n\n**B**", "B"),
         ("### Final answer\n\n$x+1$", "x+1"),
         ("<answer>\nThe answer is Sunday.\n</answer>", "Sunday"),
-        ("<answer>B</answer>", "(B)"), ("#### x+1", "x+1"),
+        ("<answer>B</answer>", "(B)"), ("<answer>\nSo it is\n$x\n+1$\n</answer>", "x+1"),
+        ("#### x+1", "x+1"),
         ("#### Step 1: add 9\nWe add.\n#### 7", "7"),
         (r"\fbox{x+1}", "x+1"),
     ],
@@ -219,6 +221,15 @@ def test_declarations_that_disagree_never_score(other, right, wrong):
             if "####" not in other:
                 text = f"{other.format(two)}\n\n{first}"
                 assert verify(text, right)[1] in ("several answers", "wrong"), text
+
+
+@pytest.mark.parametrize("end", ["is", " * is", " +", " and", " or", " ="])
+@pytest.mark.parametrize(("gold", "lead"), [("7", "The answer is "), ("7", "Answer: "), ("7", ""),
+                                            ("7", "so we have "), (r"x+1", "The answer is ")])
+def test_an_unfinished_sentence_declares_nothing(gold, lead, end):
+    """A policy that stops anywhere must not be paid for the half that happens to be right."""
+    assert verify(lead + gold, gold)[0] > 0 and verify(f"{lead}{gold} {end}", gold)[0] < 0
+    assert verify(f"{lead}{gold} {end}.", gold)[0] < 0
 
 
 # ------------------------------------------------------------------------------------------------

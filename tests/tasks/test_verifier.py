@@ -66,7 +66,7 @@ def test_the_right_answer_is_found(text):
         ("", "no answer"),
         ("seven", "no answer"),
         ("x7", "no answer"),
-        ("7/0", "wrong"),
+        ("7/0", "no answer"),
         (r"\boxed{8}, and also 7", "wrong"),
         (r"\boxed{8} \boxed{7", "wrong"),  # the second box stays open
     ],
@@ -87,7 +87,7 @@ def test_the_wrong_answer_is_not_found(text, reason):
 def test_two_candidates_never_score(template, pair):
     """A policy rewarded for listing learns to list: no order and no format of it may pay."""
     reward, reason = verify(template.format(*pair), "7")
-    assert reward == -1.0 and reason in ("several answers", "wrong")
+    assert reward == -1.0 and reason in ("several answers", "wrong", "no answer")
 
 
 def test_listing_every_digit_never_scores():
