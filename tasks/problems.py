@@ -154,8 +154,10 @@ def check_gold(problems, verifier=None):
 
 def as_outputs(problem):
     """The gold answers as a model would give them; none where a generator tells none."""
-    golds = accepted(gold_answer(problem.answer) if problem.kind == "gym" else problem.answer)
-    return [rf"\boxed{{{gold}}}" for gold in golds] if problem.kind == "math" else golds
+    if problem.kind == "gym":
+        return [gold for gold in [gold_answer(problem.answer)] if gold is not None]
+    return [rf"\boxed{{{gold}}}" if problem.kind == "math" else gold
+            for gold in accepted(problem.answer)]
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Runs programs that a model wrote, against unit tests, in a sandbox (paper: math and code).
 
-One process for one test, in namespaces that bubblewrap (`bwrap`) makes: no network, no other process
-in sight, no environment, nothing to write to and no files but Python's library. Limits on CPU time,
+One process for one test, in namespaces that bubblewrap (`bwrap`) makes: no network, no process in
+sight, no environment, nothing to write to and no files but Python's library. Limits on CPU time,
 memory, processes and files, a deadline, no capabilities, and a filter of system calls. The expected
 outputs stay on this side, so there is no checker inside to patch.
 
@@ -267,7 +267,8 @@ def child_command(unsafe):
         elif os.path.exists(path):
             # The folders above it first: bubblewrap itself would make them root's alone.
             command += ["--dir", os.path.dirname(path), "--ro-bind", path, path]
-    return command + "--dir /dev --dev-bind /dev/null /dev/null --remount-ro / --chdir /".split() + inner
+    command += "--dir /dev --dev-bind /dev/null /dev/null --remount-ro / --chdir /".split()
+    return command + inner
 
 
 def run_program(request, given, limits, unsafe):

@@ -19,7 +19,7 @@ from config import did_you_mean
 from tasks.answers import BOX, read_number
 from tasks.generated import pack
 from tasks.sandbox import read_tests
-from tasks.verifier import TaskError
+from tasks.verifier import TaskError, accepted
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,8 @@ def reasoning_gym_problems(name, heldout, seed, options):
 
 
 # What stands before or around the answer inside its column: nothing, GSM8K's, MATH's.
-FORMS = {"plain": None, "####": "####", "boxed": r"\boxed"}
+FORMS = {"plain": ("", ""), "####": ("####", " after ####"),
+         "boxed": (r"\boxed", r" in the last \boxed{}")}
 CHOICES = {"form": list(FORMS), "kind": ["math", "exact", "code"]}  # other kinds are made here
 # Which column holds what; "a.b" looks into a table, "a.0" into a list; "" is found out.
 COLUMNS = {
@@ -295,9 +296,8 @@ def record_problems(name, options, unusable):
     if not problems:
         raise TaskError(f"no record can be used; the first: {bad[0]}")
     several = sum(isinstance(problem.answer, tuple) for problem in problems.values())
-    where = {"plain": "", "####": " after ####", "boxed": r" in the last \boxed{}"}
     print(f"{name}: {len(problems)} problems in {len(records)} records, read as "
-          f"{columns['question']}, {columns['answer']}{where[columns['form']]}"
+          f"{columns['question']}, {columns['answer']}{FORMS[columns['form']][1]}"
           + f", {columns['level']}" * any(problem.level for problem in problems.values())
           + f"; {several} with several accepted answers" * (several > 0))
     return list(problems.values())
@@ -317,7 +317,8 @@ def recognize(name, records, columns):
                             f"{', '.join(rows[0])}; name it by the task option {role}")
     if not chosen["form"]:
         texts = [str(text_of(column(row, chosen["answer"]), "answer")) for row in rows]
-        marked = {form: sum(mark in text for text in texts) for form, mark in FORMS.items() if mark}
+        marked = {form: sum(mark in text for text in texts)
+                  for form, (mark, _) in FORMS.items() if mark}
         most = max(marked, key=marked.get)
         usual = columns["kind"] == "math" and 2 * marked[most] > len(rows)
         chosen["form"] = most if usual else "plain"
@@ -334,36 +335,34 @@ def record_problem(record, task, columns):
     trace = column(record, columns["trace"])
     if kind == "code":
         try:
-            tests = read_tests(answer, record.get("metadata"))
+            tests = read_tests(column(record, columns["answer"]), record.get("metadata"))
             question = code_question(question, record.get("starter_code"), tests.fn_name)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise TaskError(
-                f"has a bad field {columns['answer']!r}: unit tests must be in a known form "
-                f"({error!r})") from None
+            raise TaskError(f"has a bad field {columns['answer']!r}: unit tests must be in a known "
+                            f"form ({error!r})") from None
         answer = tests.to_json()
         trace = trace[0] if isinstance(trace, list) and trace else trace
         if isinstance(trace, str) and "```" not in trace:
             trace = f"</think>```python\n{trace}\n```"
-    elif (mark := FORMS[columns["form"]]) and isinstance(answer, str):
+    elif (mark := FORMS[columns["form"]][0]) and isinstance(answer, str):
         parts = BOX.findall(answer) if columns["form"] == "boxed" else answer.split(mark)[1:]
         if not parts:
             raise TaskError(f"has no {mark} in its field {columns['answer']!r}")
         answer = parts[-1].strip()
-    golds = answer if isinstance(answer, tuple) else (answer,)
-    for role, value in (("question", question), *(("answer", gold) for gold in golds)):
+    for role, value in [("question", question), *(("answer", gold) for gold in accepted(answer))]:
         if not isinstance(value, str) or not value.strip():
             raise TaskError(f"has a field {columns[role]!r} that is {value!r} and must be text, "
                             "not empty")
-    if kind == "math" and (none := [g for g in golds if g.lower().strip(" .\n") in NO_ANSWERS]):
-        raise TaskError(f"has {none[0]!r} for an answer, and no verifier can compare that")
+        if role == "answer" and kind == "math" and value.lower().strip(" .\n") in NO_ANSWERS:
+            raise TaskError(f"has {value!r} for an answer, and no verifier can compare that")
     return make_problem(task, question, answer, kind=kind,
                         level=level_number(column(record, columns["level"])),
                         trace=trace if isinstance(trace, str) else None)
 
 
 def text_of(value, role):
-    """A number as text; a list of one as its entry, a list of accepted answers as a tuple; of a list
-    of messages the part that is the question or the answer; any other value as it is."""
+    """A number as text; a list of one as its entry, of accepted answers as a tuple, of messages as
+    the part that is the question or the answer; any other value as it is."""
     if type(value) in (int, float) and math.isfinite(value):
         return str(value)
     if not isinstance(value, list) or not value:
@@ -375,27 +374,25 @@ def text_of(value, role):
             return "".join(said["assistant"][-1:])
         # Of a longer conversation, the question is only a part.
         return "\n\n".join(said["system"] + said["user"]) if len(said["user"]) == 1 else None
-    texts = tuple(text_of(entry, role) for entry in value)
+    first, *others = texts = tuple(text_of(entry, role) for entry in value)
     several = role == "answer" and all(isinstance(text, str) for text in texts)
-    return texts[0] if len(texts) == 1 else texts if several else value
+    return (texts if several else value) if others else first
 
 
 def column(record, path):
     """The value at "a", "a.b" or "a.0" of a record; None where there is none."""
-    for key in path.split("."):
-        if isinstance(record, list) and key.isdecimal() and int(key) < len(record):
-            record = record[int(key)]
-        elif isinstance(record, dict):
-            record = record.get(key)
-        else:
-            return None
-    return record
+    try:
+        for key in path.split("."):
+            record = record[int(key) if isinstance(record, list) else key]
+        return record
+    except (LookupError, TypeError, ValueError):
+        return None
 
 
 def level_number(level):
     """5 of 5, "Level 5" or "5/8"; 0 where there is no whole number."""
-    found = re.search("[0-9]+", level) if isinstance(level, str) else None
-    return int(found.group()) if found else level if type(level) is int else 0
+    found = re.search("[0-9]+", str(level))
+    return int(found.group()) if found else 0
 
 
 def code_question(question, starter_code, name):

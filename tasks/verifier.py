@@ -1,14 +1,13 @@
 r"""Rewards: is the answer in this text the right one, and why (paper, sec. 2: +1 or -1).
 
 The paper grades with SymPy and Math-Verify. Differences, all ours:
-  a. Exactly one answer is read, from a fixed place (answers.py). Math-Verify alone tries several
-     and takes what it can parse, and a policy learns to fill them all.
-  b. A gold answer that is a number wants a number: else repeating the question, \boxed{12 + 34},
-     would be right. Else a formula of the question is wrong, and so is an integral, sum or limit
-     that is left standing. Still open: the question in other words. \boxed{\sqrt{2 \cdot 121}} is
-     right for "simplify \sqrt{242}".
-  c. Math-Verify's own time limit is off: it works in the main thread alone, and elsewhere every
-     answer is silently wrong. Whole batches go through worker processes with a deadline.
+  a. One answer is read, from a fixed place (answers.py). Math-Verify alone tries several places and
+     takes what it can parse, and a policy learns to fill them all.
+  b. A gold number wants a number: else repeating the question, \boxed{12 + 34}, would be right.
+     Else a formula of the question is wrong, or an integral, sum or limit that is left standing.
+     Still open: \boxed{\sqrt{2 \cdot 121}} is right for "simplify \sqrt{242}".
+  c. Math-Verify's own time limit is off: outside the main thread it makes every answer wrong.
+     Batches go through worker processes, which the kernel ends at a deadline.
 
     >>> verify(r"It is \boxed{[2, 3)}.", r"x \in [2,3)")
     (1.0, 'correct')
@@ -50,25 +49,24 @@ def verify(text, answer, kind="math", question=""):
     answer: the gold one, or a tuple of accepted ones, of which any counts.
     kind: "math" compares values, "exact" the stripped text. "code": the last program passes all
     unit tests, which are the answer, as JSON. "gym": full credit by the generator's own rule.
-    question: its formulas are no answers to it (see b above).
-    reason: "correct", "wrong", "no answer" or "several answers"; or one that says nothing about the
-    answer, only that it could not be judged: "unreadable", "timeout" or "error".
+    reason: "correct", "wrong", "no answer" or "several answers"; or, where it could not be judged,
+    "unreadable", "timeout" or "error".
 
-    Without a deadline: a text can keep SymPy busy for ever. Fine for gold answers and toys; samples
-    of a model go through `Verifier`. Raises TaskError: unknown kind.
+    Without a deadline, for gold answers and toys: a text can keep SymPy busy for ever. Samples of a
+    model go through `Verifier`. Raises TaskError: unknown kind.
     """
     jobs = [read(text, gold, kind, question) for gold in accepted(answer)]
-    reason = best([job if isinstance(job, str) else GRADERS[kind](*job[1:]) for job in jobs])
+    reason = best(job if isinstance(job, str) else GRADERS[kind](*job[1:]) for job in jobs)
     return (1.0 if reason == "correct" else -1.0), reason
 
 
-def accepted(answer):
-    """A list of a gold answer; of a tuple as it is, of None nothing."""
-    return [answer] if isinstance(answer, str) else answer or []
-
-
 def best(reasons):
-    return "correct" if "correct" in reasons else reasons[0]
+    """Of the reasons for several accepted answers: "correct", or else the first one."""
+    return max(reasons, key=lambda reason: reason == "correct")
+
+
+def accepted(answer):
+    return answer if isinstance(answer, tuple) else [answer]
 
 
 def read(text, answer, kind, question="", think_tags=THINK_TAGS):
@@ -146,13 +144,8 @@ def grade_program(answer, parts, unsafe=False):
     return sandbox.run_tests(parts[0], sandbox.parse_tests(answer), unsafe=unsafe)[0]
 
 
-def grade_generated(answer, parts):
-    return "correct" if generated.score(parts[0], answer) else "wrong"
-
-
-GRADERS = {"math": grade_math, "code": grade_program, "gym": grade_generated}
-# Imports that take seconds, before any deadline runs; the trainer never needs them.
-IMPORTS = {"math": "math_verify", "gym": "reasoning_gym"}
+GRADERS = {"math": grade_math, "code": grade_program,
+           "gym": lambda answer, parts: verdict([generated.score(parts[0], answer)])}
 
 # ------------------------------------------------------------------------------------------------
 # 3. A batch
@@ -203,14 +196,13 @@ class Verifier(contextlib.AbstractContextManager):
         return scores.rewards, scores.log
 
     def score(self, items):
-        """The Scores of (text, answer, kind) or (text, answer, kind, question). Raises TaskError:
-        unknown kind."""
+        """The Scores of (text, answer, kind) or (text, answer, kind, question)."""
         start = time.perf_counter()
         found = [[read(text, gold, kind, *question or [""], self.think_tags)
                   for gold in accepted(answer)] for text, answer, kind, *question in items]
         jobs = dict.fromkeys(job for row in found for job in row if isinstance(job, tuple))
         judged = self.ask_workers(jobs)
-        reasons = [best([judged.get(one, one) for one in row]) for row in found]
+        reasons = [best(judged.get(one, one) for one in row) for row in found]
         n = max(1, len(items))
         log = {
             "verifier/error_frac": sum(r in ("error", "unreadable") for r in reasons) / n,
@@ -229,17 +221,16 @@ class Verifier(contextlib.AbstractContextManager):
 
         def work(worker):
             for job in queue:  # each thread takes the next one
-                kind, answer, parts = job
-                if kind == "code":  # in a process of its own for every test, not in the worker
-                    found[job] = grade_program(answer, parts, self.unsafe_code)
+                if job[0] == "code":  # in a process of its own for every test, not in the worker
+                    reason = grade_program(*job[1:], self.unsafe_code)
                 elif len(late) < self.max_late * len(self.workers):
-                    found[job] = worker.ask(job, self.deadline_s)
-                    late.extend([job] * (found[job] == "timeout"))
+                    reason = worker.ask(job, self.deadline_s)
+                    late.extend([job] * (reason == "timeout"))
                 else:
-                    found[job] = "timeout"
-                    continue
-                if found[job] != "error":
-                    self.known[job] = found[job]
+                    reason = None
+                found[job] = reason or "timeout"
+                if reason not in (None, "error"):
+                    self.known[job] = reason
 
         with ThreadPoolExecutor(len(self.workers)) as pool:  # its threads only wait on pipes
             list(pool.map(work, self.workers))
@@ -294,8 +285,8 @@ def serve():
     out, sys.stdout = sys.stdout, sys.stderr  # a rule of others that prints gives no reasons
     for line in sys.stdin:
         kind, answer, parts, deadline_s = json.loads(line)
-        signal.alarm(Worker.START_S)
-        importlib.import_module(IMPORTS[kind])
+        signal.alarm(Worker.START_S)  # these imports take seconds; the trainer never needs them
+        importlib.import_module({"math": "math_verify", "gym": "reasoning_gym"}[kind])
         signal.setitimer(signal.ITIMER_REAL, deadline_s)
         reason = GRADERS[kind](answer, parts)
         signal.alarm(0)
