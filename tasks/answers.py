@@ -73,10 +73,7 @@ def texts(text):
 
 
 def judged(text, gold, question=""):
-    """(the answers of a text, cleaned, and of each whether it is right).
-
-    None instead of True or False: only Math-Verify can say.
-    """
+    """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
     in_boxes, said, text = declared_answers(text)
     found = [part for part in in_boxes if part.strip()]
     said = [REASON.split(part)[0] for part in said]
@@ -113,9 +110,6 @@ def last_number(text):
     return [found[1]] if found else []
 
 
-# ------------------------------------------------------------------------------------------------
-# 2. Spellings of LaTeX
-
 TEXT = re.compile(r"\\(?:text(?:normal|rm|bf|it|tt|sf)?|math(?:rm|bf|it)|mbox)\s*\{([^{}]*)\}")
 # Sizes, colors and spaces, and what Math-Verify does not know or reads as a product of letters.
 SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
@@ -130,24 +124,20 @@ SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
 ]]  # fmt: skip
 
 
-def clean(part):
+def clean(part, table=SPELLINGS):
     """An answer as Math-Verify reads it, without its delimiters and closing period."""
     part = " ".join(part.split())
     if len(part) > LONGEST_ANSWER:
         return part  # it is wrong
     part = part.strip("$*_` ").removeprefix(r"\(").removesuffix(r"\)")
     part = part.strip(" ,;:").rstrip(" .")  # .5 keeps its point
-    return " ".join(replaced(part, SPELLINGS).split())
-
-
-def replaced(text, table):
     for pattern, replacement in table:
-        text = pattern.sub(replacement, text)
-    return text
+        part = pattern.sub(replacement, part)
+    return " ".join(part.split())
 
 
 # ------------------------------------------------------------------------------------------------
-# 3. Plain numbers: a sign, digits, a fraction, a power of ten, %, and words or a unit beside it
+# 2. Plain numbers: a sign, digits, a fraction, a power of ten, %, and words or a unit beside it
 
 # Letters beside a number are words ("is 7", "7 apples", "7 cm") or mathematics ("7xy", "log 7").
 UNIT = r"(?:(?:[cdkm]?m|[km]?g|m?[lL]|h|s|min|sec|hrs?|in|ft|yd|mi|lbs?|oz|mph|k?[JNWV])\b)"
@@ -171,7 +161,7 @@ PLAIN = re.compile(
 LAST_NUMBER = re.compile(rf"(?:^|[0-9]\S*\s+(?![-+.0-9]|to\b))({PLAIN.pattern})\Z")
 SIMPLE = re.compile(r"(?:[A-Za-z0-9.:;= ]|-(?=[0-9]))*")  # nothing that PLAINER would change
 TERM = r"(?:\{\s*([-+]?[0-9]+)\s*\}|([0-9]))"
-PLAINER = [(re.compile(pattern), replacement) for pattern, replacement in [
+PLAINER = SPELLINGS + [(re.compile(pattern), replacement) for pattern, replacement in [
     (rf"\\[cdt]?frac\s*{TERM}\s*{TERM}", r" \1\2/\3\4 "), (TEXT.pattern, r" \1 "),
     (r"\\%", "%"), (r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", ""),
     # 3 \times 10^8 with the sign for "times ten to the power"; 1e3 may be a number of base 16
@@ -180,18 +170,18 @@ PLAINER = [(re.compile(pattern), replacement) for pattern, replacement in [
     (r"(?<=[A-Za-z])(?:\s*\^ ?\{? ?-?[0-9] ?\}?|[\u00b2\u00b3])", ""),  # cm^2
     (r"\\[()\[\]\\]|[$\u00a3\u20ac()*#`\"]|</?[A-Za-z]{1,10}/?>|\\boxed|\s+", " "),  # <b>7</b>
     (r"(?:(?<=[ +-])|^)\{([^{}]*)\}", r" \1 "),  # but not \sqrt{7}
-    (r"(?<=[0-9]) *\\approx.*|^[^0-9]*\\approx", ""),  # 22/7, about 3.14; x is about 11
-    (r"((?:^|:|\\approx|\bis|\babout)\s*[-+])\s+(?=[.0-9])", r"\1"),  # -(7)
+    (rf"({NUMBER.pattern}[^\\]*)\\approx.*", r"\1"), (r"^.*\\approx", ""),  # 22/7, about 3.14
+    (r"((?:^|:|\bis|\babout)\s*[-+])\s+(?=[.0-9])", r"\1"),  # -(7)
 ]]  # fmt: skip
 
 
 def bare(part):
     r"""An answer without LaTeX, "1 1/2 cm" of 1\frac12\text{ cm}; "" if it is no answer."""
-    simple = SIMPLE.fullmatch(part)  # as most answers are
-    text = part.strip().rstrip(" .") if simple else clean(part)
-    if len(text) > LONGEST_ANSWER or UNFINISHED.search(part):
+    if UNFINISHED.search(part):
         return ""
-    return text if simple else replaced(text, PLAINER).strip()
+    # Most answers are simple.
+    text = part.strip().rstrip(" .") if SIMPLE.fullmatch(part) else clean(part, PLAINER)
+    return text if len(text) <= LONGEST_ANSWER else ""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -230,7 +220,7 @@ def same_number(part, gold):
 
 
 # ------------------------------------------------------------------------------------------------
-# 4. Choices, words, bases, and what is refused before Math-Verify sees it
+# 3. Choices, words, bases, and what is refused before Math-Verify sees it
 
 # "B", "the answer is (B)", "(B) 12 cm", "B. 12", "B because ...", with no other letter offered.
 CHOICE = re.compile(
@@ -246,9 +236,9 @@ UNEVALUATED = re.compile(
 def same_text(part, gold, question=""):
     """Whether a cleaned answer is right; None where only Math-Verify can say.
 
-    Letters and words are compared as they are: for Math-Verify "a" is the variable A, and "der" the
-    same product as "red". An operator that is left standing, or a formula of the question, is no
-    answer, unless the gold answer has it, too.
+    Letters and words are compared as they are: for Math-Verify "der" is the same product as "red".
+    An operator that is left standing, or a formula of the question, is no answer, unless the gold
+    answer has it, too.
     """
     mine, wanted = squeezed(part), squeezed(gold)
     if letter := re.fullmatch(r"\(?([A-J])\)?", wanted):

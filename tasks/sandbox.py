@@ -100,7 +100,7 @@ def read_tests(value, metadata=None):
     if name is None:  # some have a list of lines
         pairs = [tuple("\n".join(x) if isinstance(x, list) else x for x in p) for p in pairs]
     pairs = sorted(pairs, key=lambda pair: -len(json.dumps(pair[0])))[:MOST_TESTS]
-    return UnitTests(*map(tuple, zip(*pairs)), name)
+    return UnitTests(tuple(i for i, _ in pairs), tuple(o for _, o in pairs), name)
 
 
 FENCE = re.compile(r"^([ \t]*)```+[ \t]*([\w+-]*).*\n?", re.M)
@@ -151,7 +151,7 @@ def same_output(found, expected):
     try:
         return len(found) == len(expected) and all(
             f == e or "." in e and math.isclose(float(f), float(e), rel_tol=1e-6)
-            for f, e in zip(found, expected, strict=True))
+            for f, e in zip(found, expected))
     except ValueError:
         return False
 
@@ -180,22 +180,19 @@ def same_value(found, expected):
 
 
 # System calls that no program may make, by their numbers on x86-64 and on ARM64. A list of what is
-# forbidden, not of what is allowed: the interpreter's own needs change with every version.
+# forbidden, not of what is allowed: the interpreter's own needs change with every version. First
+# memory that no limit of setrlimit counts (System V's even outlives its process); then new
+# namespaces, in which all capabilities would be back, and the way out of the process group, which
+# is how `unsafe` ends all that a program has started; then nobody to talk to, nobody to look into,
+# and no further large doors into the kernel.
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # <linux/audit.h>
-DENIED = {
-    # Memory that no limit of setrlimit counts; System V's even outlives its process.
-    "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
-    "memfd_create": (319, 279), "memfd_secret": (447, 447), "add_key": (248, 217),
-    "io_uring_setup": (425, 425),
-    # New namespaces, in which all capabilities would be back; and, since it is how `unsafe` ends
-    # all that a program has started, the way out of its process group.
-    "unshare": (272, 97), "setns": (308, 268), "setsid": (112, 157), "setpgid": (109, 154),
-    # Nobody to talk to, nobody to look into, and no further large doors into the kernel.
-    "socket": (41, 198), "ptrace": (101, 117), "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438), "request_key": (249, 218),
-    "keyctl": (250, 219), "bpf": (321, 280), "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-}  # fmt: skip
+DENIED = """
+    shmget 29 194 msgget 68 186 semget 64 190 mq_open 240 180 memfd_create 319 279
+    memfd_secret 447 447 add_key 248 217 io_uring_setup 425 425
+    unshare 272 97 setns 308 268 setsid 112 157 setpgid 109 154
+    socket 41 198 ptrace 101 117 process_vm_readv 310 270 process_vm_writev 311 271
+    pidfd_getfd 438 438 request_key 249 218 keyctl 250 219 bpf 321 280 perf_event_open 298 241
+    userfaultfd 323 282""".split()
 CLONE, CLONE3, CLONE_NEW = (56, 220), 435, 0x7E020080  # the flags of all new namespaces
 
 
@@ -214,8 +211,8 @@ def system_call_filter(machine):
         (load, 0, 0, 4), (equal, 1, 0, ARCHITECTURES[machine]), (give, 0, 0, kill),
         (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), denied,  # x86-64's second set of numbers
     ]  # fmt: skip
-    for numbers in DENIED.values():
-        steps += [(equal, 0, 1, numbers[which]), denied]
+    for number in DENIED[1 + which :: 3]:
+        steps += [(equal, 0, 1, int(number)), denied]
     steps += [
         # clone3's flags are out of a filter's sight. Where it is absent, libc takes clone.
         (equal, 0, 1, CLONE3), (give, 0, 0, refuse | errno.ENOSYS),

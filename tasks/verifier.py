@@ -39,10 +39,6 @@ class TaskError(ValueError):
     """Bad task, option or problem: one sentence with the field, its value, what would be right."""
 
 
-# ------------------------------------------------------------------------------------------------
-# 1. One text
-
-
 def verify(text, answer, kind="math", question=""):
     """(reward, reason) of a completion: +1.0 for "correct", else -1.0.
 
@@ -98,7 +94,7 @@ def verdict(right):
 
 
 # ------------------------------------------------------------------------------------------------
-# 2. Graders: (gold answer, answers of a text) -> reason
+# Graders: (gold answer, answers of a text) -> reason
 
 
 def grade_math(answer, parts):
@@ -148,10 +144,9 @@ GRADERS = {"math": grade_math, "code": grade_program,
            "gym": lambda answer, parts: verdict([generated.score(parts[0], answer)])}
 
 # ------------------------------------------------------------------------------------------------
-# 3. A batch
+# A batch
 
-# In the order of the batch; log: {"verifier/..." or "time/check_ms": float}
-Scores = namedtuple("Scores", "rewards reasons log")
+Scores = namedtuple("Scores", "rewards reasons log")  # in the order of the batch
 
 
 class Verifier(contextlib.AbstractContextManager):
