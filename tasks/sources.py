@@ -29,7 +29,7 @@ class Problem:
     id: str  # "task/hash of the question": the same in every run, whatever the seed or file order
     task: str  # the name evaluation is reported under
     question: str
-    answer: str  # the gold one, or a tuple of accepted ones; of "code", "gym" what it is judged by
+    answer: str | tuple  # the gold one or accepted ones; of "code" and "gym" what judges it
     kind: str = "math"  # which rule of `verify` judges it
     level: int = 0  # graded difficulty, 0 where nobody graded it
     trace: str | None = None  # a correct completion, "thinking</think>answer", for warm starts
@@ -109,8 +109,7 @@ def checked_options(name, options, defaults):
     return defaults | options
 
 
-# 3 to 9 digits: 2 to 8 steps. Shorter chains are solved by luck, longer ones hardly ever at first,
-# and the mean trace is 32 tokens, which is what a step may cost on two cores.
+# Shorter chains are solved by luck, longer ones hardly ever at first.
 TOY_OPTIONS = {"size": 4000, "min_digits": 2, "max_digits": 6}
 
 

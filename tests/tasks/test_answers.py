@@ -158,9 +158,13 @@ def test_a_wrong_answer_is_wrong_in_every_ending(verifier):
         (r"7\textnormal{ m}", "7", True), (r"\sqrt{7}\textnormal{ m}", r"\sqrt7", True),
         (r"\color{red}{7}", "7", True), (r"\textcolor{red}{7}", "7", True),
         (r"{\color{blue} x+1}", "x+1", True),
+        ("1.5 \u00d7 10^3", "1500", True), ("x \u2248 11", "11", True),
+        ("2\u221a3", r"\sqrt{12}", True),
+        ("(-\u221e, 5]", r"(-\infty,5]", True), ("12 cm \u2248 4.7 in", "12", True),
         ("\u200b7\u2060", "7", True), ("x\u200b+1", "x+1", True), ("\ufeff8", "7", False),
         ("7 * is", "7", False), ("7 or", "7", False), ("7 =", "7", False), ("x+1 is", "x+1", False),
-        ("7 -", "7", False), ("** 7 **", "7", True), ("50%", "50", True), (r"50\%", "1/2", True), ("12 + 34 - 5", "41", False),
+        ("7 -", "7", False), ("** 7 **", "7", True),
+        ("50%", "50", True), (r"50\%", "1/2", True), ("12 + 34 - 5", "41", False),
     ],
 )  # fmt: skip
 def test_a_case_where_graders_differ_is_decided_as_written(answer, gold, right):
