@@ -37,7 +37,7 @@ from config import Config
 from tasks import problems as tasks
 
 # Knobs of the made toy, chosen on seeds 0 to 2: results/demo/PROTOCOL.md.
-CHANCE = (0.25, 0.98)  # evenly spaced over the pairs: a step is right so often by more than luck
+CHANCE = (0.1, 0.98)  # evenly spaced over the pairs: a step is right so often by more than luck
 MISLEARNED = 0.05  # share of the pairs that are always added wrongly, and always alike
 NOISE = 0.37  # of other tasks than toy: probability of a wrong step
 CUT_SHARE = 0.05  # traces cut short by the interruption phrase, so that the model has seen it
