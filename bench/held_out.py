@@ -1,6 +1,6 @@
 """How well do the demo's first parts predict the rest?  (results/demo/PROTOCOL.md)
 
-    python bench/held_out.py results/demo/toy*-seed* --csv results/demo/errors.csv
+    python bench/held_out.py results/demo/toy*-seed1[5-9] --csv results/demo/errors.csv
 
 Reads evals.jsonl of each run folder toyT-seedS and prints a row for each run and cut: the error of
 fit.py's prediction for the last evaluations, and that of carrying the last value forward.

@@ -5,7 +5,7 @@ and holds 1,000 problems out to draw its curve. Ours are the toy and the generat
 load_splits reads a task, check_gold judges its gold answers, load_problems does all for a run.
 
     >>> load_task("toy", "train", heldout=512)[0].trace
-    '7+3=0;0+4=4</think>4'
+    '4+0=4;4+7=1;1+8=9</think>9'
 """
 
 import re
