@@ -25,6 +25,10 @@ PAUSE_S = 30.0                          # to pause for a push: the other servers
 SEND_S = 120.0                          # for a broadcast over gloo: the same
 
 
+# vLLM's count of requests that have got a first token, ever; preempted ones count once.
+FIRST_TOKENS = "time_to_first_token_seconds_count"
+
+
 class ServerError(RuntimeError):
     """No server can go on: one sentence with the phase, the server, the version, where to look."""
 
@@ -74,7 +78,9 @@ class Server:
         self.version = self.label = None    # of the last whole push since it was connected
         self.channel, self.workers = None, 0
         self.connections = 0            # ever
+        self.slots = 0                  # requests in flight, at most
         self.requests = {}              # in flight: {task: (sampler, sample)}
+        self.gone = 0                   # requests that had a first token and are in flight no more
         self.tokens, self.progress = 0.0, 0.0   # its own count of tokens; the time it last grew
 
     async def get(self, path):
@@ -109,6 +115,10 @@ class Server:
         try:
             world_size = 1 + world["world_size"]
             wrong, backend = wrong_settings(pool, version["version"], info["vllm_config"])
+            config = info["vllm_config"]
+            self.slots = min(pool.slots, config["scheduler_config"]["max_num_seqs"]
+                             * config["parallel_config"]["data_parallel_size"])
+            self.gone = metric(FIRST_TOKENS, await self.get("/metrics"))
         except (KeyError, TypeError, AttributeError) as error:
             wrong = [f"not a vLLM server that this code knows ({error!r})"]
         if wrong:
@@ -174,14 +184,13 @@ class Server:
 def wrong_settings(pool, version, config):
     """(a sentence for each setting that does not fit the run, the backend of weight transfer). A
     server does not tell its model's sizes: another model is noticed in the first push."""
-    model, copies = config["model_config"], config["parallel_config"]["data_parallel_size"]
+    model = config["model_config"]
     backend = (config["weight_transfer_config"] or {}).get("backend")
     dtype, run_dtype = (str(t).removeprefix("torch.") for t in (model["dtype"], pool.dtype))
     head = (model["hf_overrides"] or {}).get("head_dtype", "model")
     settings = {                        # what it has; what fits: a least number, or these words
         "the version of vllm": (version[:4], ["0.32", "0.33"]),
         "--max-model-len": (model["max_model_len"], pool.length),
-        "--max-num-seqs": (config["scheduler_config"]["max_num_seqs"], -(-pool.slots // copies)),
         "--logprobs-mode": (model["logprobs_mode"], ["processed_logprobs"]),
         "--dtype": (dtype, [run_dtype]),
         "--quantization": (model["quantization"], [None]),

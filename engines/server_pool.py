@@ -38,7 +38,7 @@ class ServerPool:
     """The vLLM servers of a run. All requests run in one asyncio loop in a thread of its own, with
     the methods below `_open`; those above are for the trainer's thread.
 
-    slots       requests in flight at each server, at most
+    slots       requests in flight at each server, at most; it may be started for fewer
     length      tokens of the longest sequence they must take
     dtype       torch dtype of their weights, and of the tensors that are sent
     head_fp32   their LM head must compute in fp32, else in bf16

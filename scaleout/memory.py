@@ -112,7 +112,7 @@ class Estimate:
             return max(1, int(found[1])) if found else 1
         self.copy_gpus = config.tensor_parallel * parallel("pipeline")      # of one copy's weights
         copies = parallel("data")                                           # behind one address
-        self.server_gpus, self.slots = self.copy_gpus * copies, -(-config.slots // copies)
+        self.server_gpus, self.asked = self.copy_gpus * copies, -(-config.slots // copies)
 
     def trainer_memory(self, trainers):
         """{buffer: bytes} of one trainer of so many."""
@@ -178,8 +178,19 @@ class Estimate:
         share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE
         room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
         fits = max(0, int(room // sequence))
+        if self.alone and self.cuda:                        # beside the trainer
+            fits = self.sequences_left(self.device.memory - 4 * self.weights)
         return {"weights": weights, "the cache of one sequence": sequence,
-                "the cache of what fits": min(fits, self.slots) * sequence}, fits
+                "the cache of what fits": min(fits, self.asked) * sequence}, fits
+
+    @property
+    def slots(self):
+        """Sequences that one copy of the weights decodes at once: what `slots` asks for, but no
+        more than its cache holds, on servers at their mean length. vLLM preempts what is beyond
+        that: its keys and values are thrown away and computed again."""
+        _, fits = self.server_memory()
+        held = fits if self.alone else int(fits * self.length / self.context)
+        return max(1, min(self.asked, held)) if self.cuda or not self.alone else self.asked
 
     def refusals(self, trainers, servers):
         """Sentences on what cannot fit in a run of so many, with numbers and what to change."""
@@ -201,8 +212,7 @@ class Estimate:
     def generate_rate(self):
         """Tokens a second that one GPU of a server generates: a decode step reads all weights and
         caches, and computes; the slower of the two bounds it."""
-        _, fits = self.server_memory()          # whole ones; on average they are not that long
-        batch = max(1, min(fits * self.length / self.context, self.slots))
+        batch = self.slots                      # large enough for every expert to have work
         read = self.weights * self.itemsize + batch * self.context * self.kv_token
         step_s = max(read / self.device.bandwidth, batch * self.token_flops / self.device.flops)
         return DECODE_SHARE * batch / step_s    # the GPUs that share a copy share its work
@@ -218,8 +228,9 @@ class Estimate:
         tokens = self.config.prompts_per_step * self.config.samples_per_prompt * self.mean_output
         generate_s = tokens / self.generate_rate / max(1, servers * self.server_gpus)
         train_s = tokens / self.train_rate / max(1, trainers)
-        server, generate = f"{listed(parts)}; {fits} whole sequences fit, slots = {self.slots}", \
-            f"{generate_s:.3g} s to generate" + ", at the same time" * (not self.alone)
+        server = f"{listed(parts)}; {fits} whole sequences fit; {self.slots} are decoded at once" \
+            + f", of slots = {self.asked}" * (self.slots < self.asked)
+        generate = f"{generate_s:.3g} s to generate" + ", at the same time" * (not self.alone)
         if not servers and not self.alone:
             server = generate = "unknown, the servers are others'"
         return "\n".join([

@@ -74,6 +74,21 @@ def test_the_copies_behind_a_servers_address_share_its_slots(eight):
     assert third.generate_rate < whole.generate_rate        # a smaller batch reads as many weights
 
 
+def test_a_server_decodes_no_more_at_once_than_its_cache_holds_at_the_mean_length(eight):
+    """Qwen3-8B on an H100: 23 sequences of the longest fit, 81 of the mean length, and not the
+    256 that are asked for."""
+    _, estimate = estimate_of(eight, gpus=8)
+    _, fits = estimate.server_memory()
+    assert (fits, estimate.asked, estimate.slots) == (23, 256, 81)
+    assert "81 are decoded at once, of slots = 256" in estimate.text(3, 5)
+    estimate.kv_token /= 4
+    assert estimate.slots == 256
+    estimate.kv_token *= 60                                 # not one fits: refused elsewhere
+    assert estimate.slots == 1
+    _, few = estimate_of(eight, gpus=8, slots=32)
+    assert few.slots == 32 and ", of slots" not in few.text(3, 5)
+
+
 def test_rates_are_those_of_a_hand_calculation(eight):
     """Of an H100, half of whose bandwidth and 30% of whose FLOPs are reached: a decode step reads
     all weights and caches, training computes three forwards, or four. GPUs that share a copy of
