@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from artifacts import checkpoint
-from config import ConfigError, did_you_mean
+from config import LAUNCHED, ConfigError, did_you_mean
 from engines import packed
 from engines.vllm_inprocess import VllmSampler
 from engines.server_pool import ServerPool
@@ -190,10 +190,12 @@ def make_samplers(config, trainer, prompt_tokens):
 def server_samplers(config, trainer, rule, length, shared):
     """Both samplers on the servers that vllm_url names."""
     urls = [url.strip() for url in config.vllm_url.split(",") if url.strip()]
+    ours = os.environ.get(LAUNCHED) == config.vllm_url          # started by our launcher
     with refused():
         pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
                           head_fp32=config.head_fp32, cuda=trainer.device == "cuda", tls=config.tls,
-                          deadline_s=config.deadline_s, start_deadline_s=config.start_deadline_s)
+                          deadline_s=config.deadline_s, start_deadline_s=config.start_deadline_s,
+                          logs=Path("runs", config.name, "logs") if ours else "")
     make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,
                              weights=trainer.weights)
     # While the trainer trains, slots that fall free are filled from a step's worth in wait.

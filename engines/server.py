@@ -27,6 +27,13 @@ SEND_S = 120.0                          # for a broadcast over gloo: the same
 
 # vLLM's count of requests that have got a first token, ever; preempted ones count once.
 FIRST_TOKENS = "time_to_first_token_seconds_count"
+# A line with which vLLM (0.32 and 0.33) begins a part of its start, and that part.
+PHASES = {"Initializing a V1 LLM engine": "starting its engine", "Fetching ": "downloading",
+          ".safetensors: ": "downloading", "Starting to load model": "loading weights",
+          "Loading safetensors checkpoint": "loading weights",
+          "Loading weights took": "compiling, and measuring memory",
+          "KV cache size:": "capturing graphs", "Starting vLLM server on": "about to answer"}
+STARTED = "--- started ---"             # scaleout/supervise.py writes it before each start's lines
 
 
 class ServerError(RuntimeError):
@@ -44,6 +51,13 @@ class ServerRefused(ServerFailed, ValueError):
 def metric(name, metrics):
     """One of vLLM's own figures in its /metrics, summed over its engines; 0: not there."""
     return sum(map(float, re.findall(rf"^vllm:{name}{{.*}} (\S+)$", metrics, re.MULTILINE)))
+
+
+def phase(log):
+    """What a server that is starting does, by its log since its last start."""
+    text = log.read_text(errors="replace").rpartition(STARTED)[2] if log.exists() else ""
+    last = max(PHASES, key=text.rfind)
+    return (PHASES[last] if last in text else "starting") if text.strip() else "its log is empty"
 
 
 async def transfer(request, work, timeout_s):

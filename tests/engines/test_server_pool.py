@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import resource
 import socket
 import ssl
@@ -21,7 +22,7 @@ from served import Fake, connect, drained, free_port, push, until  # noqa: F401
 
 from config import Config
 from engines.dispatch import Dispatcher, check_answer
-from engines.server import ServerError, ServerFailed
+from engines.server import STARTED, ServerError, ServerFailed, phase
 from engines.tls import client_context, tls_context
 from engines.vllm_servers import ServerSampler
 from sampler import Interruption
@@ -745,6 +746,50 @@ def test_a_push_that_another_trainer_left_open_is_closed_first(fake, connect):
     push(sampler, WEIGHT, 0)
     assert sampler.pool.servers[0].state == "ready" and not server.updating
     assert sampler.log()["servers/losses"] == 0
+
+
+VLLM_STARTS = [
+    ("Triton is installed, but doesn't include CPU backend.", "starting"),
+    ("(EngineCore pid=8622) INFO [core.py:133] Initializing a V1 LLM engine (v0.32.0) with",
+     "starting its engine"),
+    ("(Worker pid=8686) INFO [cpu_model_runner.py:68] Starting to load model models/toy...",
+     "loading weights"),
+    ("model-00001-of-00005.safetensors:  34%|###   | 1.7G/4.9G", "downloading"),
+    ("Loading safetensors checkpoint shards: 100% Completed | 1/1", "loading weights"),
+    ("(Worker pid=8686) INFO [default_loader.py:501] Loading weights took 0.01 seconds",
+     "compiling, and measuring memory"),
+    ("(EngineCore pid=8622) INFO [kv_cache_utils.py:2327] GPU KV cache size: 2,706 tokens",
+     "capturing graphs"),
+    ("Capturing CUDA graphs (mixed prefill-decode, FULL):  10%|#   | 5/51", "capturing graphs"),
+    ("(APIServer pid=8578) INFO [entry.py:140] Starting vLLM server on http://127.0.0.1:18991",
+     "about to answer")]
+
+
+def test_the_log_of_a_server_tells_how_far_its_start_is(tmp_path):
+    """Lines of vLLM 0.32. What an earlier start has left in the file does not count."""
+    log = tmp_path / "server_0.log"
+    assert phase(log) == "its log is empty"
+    text = "\n".join(line for line, _ in VLLM_STARTS) + f"\n{STARTED}\n"
+    log.write_text(text)
+    assert phase(log) == "its log is empty"
+    for line, word in VLLM_STARTS:
+        text += line + "\n"
+        log.write_text(text)
+        assert phase(log) == word, line
+
+
+def test_while_servers_start_what_each_does_is_said_with_the_time(connect, tmp_path, monkeypatch,
+                                                                   capfd):
+    """Where others have their logs, the last try's error."""
+    monkeypatch.setattr("engines.server_pool.SAY_S", 0.4)
+    urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+    (tmp_path / "server_1.log").write_text(f"{STARTED}\nStarting to load model models/toy...\n")
+    for logs, words in ((tmp_path, ["its log is empty", "loading weights"]), ("", ["/version: "] * 2)):
+        with pytest.raises(ServerError, match="not every server is ready within 2 s"):
+            connect(*urls, start_deadline_s=2, logs=logs)
+        said = capfd.readouterr().err
+        for i, word in enumerate(words):
+            assert re.search(rf"servers: server {i} \({urls[i]}\): {word}.*, 1 s of 2 at most", said)
 
 
 def test_servers_of_another_kind_or_version_are_refused(fake, connect, monkeypatch):

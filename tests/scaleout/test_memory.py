@@ -83,7 +83,7 @@ def test_a_server_decodes_no_more_at_once_than_its_cache_holds_at_the_mean_lengt
     assert "81 are decoded at once, of slots = 256" in estimate.text(3, 5)
     estimate.kv_token /= 4
     assert estimate.slots == 256
-    estimate.kv_token *= 60                                 # not one fits: refused elsewhere
+    estimate.kv_token *= 400                                # not one fits: refused elsewhere
     assert estimate.slots == 1
     _, few = estimate_of(eight, gpus=8, slots=32)
     assert few.slots == 32 and ", of slots" not in few.text(3, 5)
