@@ -606,8 +606,10 @@ class Run:
         for i, prompt_id in enumerate(prompt_ids):
             sampler.submit(Request(i, prompt_id, self.problems.prompts[prompt_id], samples))
         rollouts = []
-        while sampler.in_flight:
-            rollouts += self.decode(sampler)
+        with Progress(len(prompt_ids) * samples, unit="sample") as progress:
+            while sampler.in_flight:
+                rollouts += self.decode(sampler)
+                progress.count(len(rollouts))
         return rollouts
 
     # -- what a resumed run needs ---------------------------------------------------------------

@@ -7,6 +7,7 @@ setting; the head's chunk of logits is small. Right within a factor of two, not 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass, replace
@@ -222,12 +223,39 @@ class Estimate:
         """Generated tokens a second that one GPU trains on: three forwards each, or four."""
         return TRAIN_SHARE * self.device.flops / (3 + self.recompute) / self.token_flops
 
+    def step_times(self, trainers, gpus):
+        """Seconds of a step to generate, on so many GPUs, and to train."""
+        tokens = self.config.prompts_per_step * self.config.samples_per_prompt * self.mean_output
+        return (tokens / self.generate_rate / max(1, gpus),
+                tokens / self.train_rate / max(1, trainers))
+
+    def evaluation(self, prompts, trainers, gpus):
+        """(its hours, 0 where others' servers do it; in words, with the noise of a shorter one).
+
+        The standard error of a pass rate is 0.5 / sqrt(n) at most: n samples, which are drawn anew
+        in each evaluation, or n prompts, which are the same ones along the whole curve.
+        """
+        c, (generate_s, train_s) = self.config, self.step_times(trainers, gpus)
+        n, hours, share = prompts * c.eval_samples, 0, ""
+        if gpus or self.alone:
+            step_s = generate_s + train_s if self.alone else max(generate_s, train_s)
+            hours = n * self.mean_output / self.generate_rate / max(1, gpus) / 3600
+            count = 1 + math.ceil(c.steps / c.eval_every)
+            run = count * hours + c.steps * step_s / 3600
+            share = f", about {hours:.2g} h before the first step; {count} of them are " \
+                f"{count * hours / run:.0%} of the run's {run:.3g} h"
+        return hours, (
+            f"{prompts:,} prompts x {c.eval_samples} = {n:,} samples, "
+            f"{n * self.mean_output / 1e6:.3g}M tokens{share}. A quarter of eval_samples takes a "
+            f"quarter of the time, with a standard error of up to {1 / n ** 0.5:.2g} instead of "
+            f"{0.5 / n ** 0.5:.2g}; a quarter of heldout_prompts the same, and for the choice of "
+            f"prompts up to {1 / prompts ** 0.5:.2g} instead of {0.5 / prompts ** 0.5:.2g}")
+
     def text(self, trainers, servers):
         """All of it in words, for --dry-run."""
         parts, fits = self.server_memory()
-        tokens = self.config.prompts_per_step * self.config.samples_per_prompt * self.mean_output
-        generate_s = tokens / self.generate_rate / max(1, servers * self.server_gpus)
-        train_s = tokens / self.train_rate / max(1, trainers)
+        gpus = servers * self.server_gpus
+        generate_s, train_s = self.step_times(trainers, gpus)
         server = f"{listed(parts)}; {fits} whole sequences fit; {self.slots} are decoded at once" \
             + f", of slots = {self.asked}" * (self.slots < self.asked)
         generate = f"{generate_s:.3g} s to generate" + ", at the same time" * (not self.alone)
@@ -240,7 +268,8 @@ class Estimate:
             f"  server    {server}",
             f"  step      {train_s:.3g} s to train; {generate} ({DECODE_SHARE:.0%} and "
             f"{TRAIN_SHARE:.0%} of the device's speed, outputs of {self.mean_output:.0f} tokens "
-            "on average: assumed)"])
+            "on average: assumed)",
+            f"  evaluate  {self.evaluation(self.config.heldout_prompts, trainers, gpus)[1]}"])
 
 
 def listed(sizes):

@@ -13,6 +13,7 @@ from estimates import estimate_of
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Config
 
 import scalerl
+from artifacts.step_log import describe
 from config import Config, ConfigError, make_config
 from engines import load, packed
 from scaleout.memory import (ACTIVATIONS, ASSUMED, CACHE, CURES, FIXED, GIB, Estimate, device_here,
@@ -87,6 +88,43 @@ def test_a_server_decodes_no_more_at_once_than_its_cache_holds_at_the_mean_lengt
     assert estimate.slots == 1
     _, few = estimate_of(eight, gpus=8, slots=32)
     assert few.slots == 32 and ", of slots" not in few.text(3, 5)
+
+
+def test_the_length_of_an_evaluation_and_the_noise_of_a_shorter_one_are_said(eight):
+    """The first one comes before the first step and takes hours. The oracle of the noise: pass
+    rates of one half, prompts that are hopeless or sure, drawn many times."""
+    _, estimate = estimate_of(eight, gpus=8, steps=250, eval_every=100, heldout_prompts=900)
+    hours, words = estimate.evaluation(900, 3, 5)
+    tokens = 900 * 16 * estimate.output / 2
+    assert hours == pytest.approx(tokens / (5 * estimate.generate_rate) / 3600)
+    step_s = 768 * estimate.output / 2 / min(5 * estimate.generate_rate, 3 * estimate.train_rate)
+    share = 4 * hours / (4 * hours + 250 * step_s / 3600)           # at 0, 100, 200, 250
+    assert f"= 14,400 samples, {tokens / 1e6:.3g}M tokens, about {hours:.2g} h" in words
+    assert f"; 4 of them are {share:.0%} of the run's" in words
+    drawn = torch.rand(20_000, 900).gt(0.5).float().mean(1).std()   # a choice of prompts
+    noise = torch.binomial(torch.full((20_000,), 14_400.0), torch.tensor(0.5)).div(14_400).std()
+    for name, error in (("eval_samples", float(noise)), ("heldout", float(drawn))):
+        numbers = re.search(rf"of {name}.*?up to ([\d.]+) instead of ([\d.]+)", words)
+        assert [float(x) for x in numbers.groups()] == pytest.approx([2 * error, error], rel=0.05)
+    assert "evaluate  900 prompts x 16" in estimate.text(3, 5)
+    others, words = estimate.evaluation(900, 3, 0)                  # others' servers: not known
+    assert others == 0 and "14,400 samples" in words and " h " not in words
+
+
+def test_a_run_says_before_a_long_first_evaluation_that_it_comes(eight):
+    _, estimate = estimate_of(eight, gpus=8)
+
+    def said(**changes):
+        run = SimpleNamespace(
+            config=estimate.config, evaluated=None, sampler=SimpleNamespace(devices=5),
+            problems=SimpleNamespace(train={}, heldout=dict.fromkeys(range(1030))),
+            team=SimpleNamespace(memory=estimate, size=3), trainer=SimpleNamespace(device="cuda"),
+            folder=SimpleNamespace(path="runs/r"))
+        vars(run).update(changes)
+        return describe(run)
+    assert f"\nFirst it is evaluated (estimated): {estimate.evaluation(1030, 3, 5)[1]}." in said()
+    for quiet in ({"evaluated": 0}, {"problems": SimpleNamespace(train={}, heldout={1: 2})}):
+        assert "evaluated" not in said(**quiet)                     # resumed; or in seconds
 
 
 def test_rates_are_those_of_a_hand_calculation(eight):
