@@ -26,9 +26,7 @@ Where this differs from the paper, or the paper is silent ("ours"):
   d. Adam's betas, the clip of the gradient norm, and temperature 1 (config.py).
 
 Where to go next: loss.py is the mathematics of section 4, sampler.py the generation that section 2
-paces, fit.py what becomes of the curve, and config.py every setting. Everything else is in folders
-that a first reading can skip: tasks/ has problems and verifier, engines/ the forward passes,
-scaleout/ what only several processes need, artifacts/ what a run leaves on the disk.
+paces, fit.py what becomes of the curve, config.py every setting. The folders may wait (README).
 
 Axes: P prompts in a step, G samples of a prompt, N = P*G samples, T tokens of the longest output
 (shorter ones are padded on the right). v is the version of the weights: the number of optimizer
@@ -439,10 +437,12 @@ class Run:
         try:
             ending = self.loop()
         except (Stopped, ServerError) as why:
-            if self.evaluated is not None:
-                self.save()     # both are raised between two decode steps, never in a train step
-            if isinstance(why, ServerError):
-                raise
+            try:
+                if self.evaluated is not None:
+                    self.save() # both are raised between two decode steps, never in a train step
+            finally:            # a checkpoint that fails as well would hide the first cause
+                if isinstance(why, ServerError):
+                    raise why
             return f"Stopped at step {self.step}; {self.folder.way_on()}."
         self.save_model(self.folder.path / "model")
         return ending
@@ -459,7 +459,8 @@ class Run:
             while self.step < config.steps:
                 watch = Stopwatch()
                 # Samples of later steps are in flight already when this step's are complete.
-                groups = self.generate()
+                with self.compute.counted_if_stopped():
+                    groups = self.generate()
                 if groups is None:
                     ending = (f"Done after {self.step} steps: every prompt has retired (pass rate "
                               f">= {config.retire_at}); {len(self.pacer.groups)} groups, fewer "
@@ -556,8 +557,7 @@ class Run:
         return rollouts, rewards, log
 
     def train_step(self, rollouts, rewards):
-        """`Trainer.step`. A number that is not finite ends the run, with the samples on the disk.
-        """
+        """`Trainer.step`. A number that is not finite ends the run, its samples on the disk."""
         try:
             with self.team.during("train", self.version):
                 return self.trainer.step(rollouts, rewards, self.version)
@@ -617,16 +617,15 @@ class Run:
     def state(self):
         """(tensors, plain) of everything but weights and optimizer: plain is JSON."""
         tensors, plain = self.sampler.state()
-        return {"sampler": tensors, "random": {"torch": torch.get_rng_state()}}, {
+        return {"sampler": tensors, "random": checkpoint.random_state()}, {
             "sampler": plain, "curriculum": self.curriculum.state(), "pacer": self.pacer.state(),
             "compute": self.compute.state(),
             **{name: getattr(self, name) for name in self.COUNTERS}}
 
     def load_state(self, tensors, plain):
-        torch.set_rng_state(tensors["random"]["torch"])
+        checkpoint.set_random_state(tensors["random"])
         self.sampler.load_state(tensors["sampler"], plain["sampler"])
-        for name in self.COUNTERS:
-            setattr(self, name, plain[name])
+        vars(self).update({name: plain[name] for name in self.COUNTERS})
         for name in ("curriculum", "pacer", "compute"):
             getattr(self, name).load_state(plain[name])
         self.saved = self.step, self.evaluated
@@ -662,8 +661,7 @@ def main(argv=None):
     try:
         config, command = parse(argv, __doc__.split("Reinforcement learning")[0])
         # --dry-run, --report; or several processes, which are started and run this file again.
-        status = instead_of_training(config, command, argv)
-        if status is not None:
+        if (status := instead_of_training(config, command, argv)) is not None:
             return status
         config.check()
         load.settle_engine(config)
