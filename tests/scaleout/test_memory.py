@@ -177,13 +177,63 @@ def test_the_advice_names_the_largest_buffer_and_shrinks_it(eight, seed):
 
 
 def test_a_device_is_known_by_whole_words_of_its_name():
-    """The H100 on PCIe is the slower one, and GH200 is not H200."""
+    """The H100 on PCIe is the slower one, and GH200 is not H200, nor A10 A100."""
     for name, entry in {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA H100 PCIe": "H100 PCIe",
-                        "NVIDIA H200": "H200", "NVIDIA A100-PCIE-40GB": "A100",
+                        "NVIDIA H100 NVL": "H100 NVL", "NVIDIA GH200 480GB": "GH200",
+                        "NVIDIA H200": "H200", "NVIDIA A100-PCIE-40GB": "A100 40GB",
+                        "NVIDIA A100-SXM4-80GB": "A100", "NVIDIA A10": "A10", "NVIDIA L4": "L4",
                         "NVIDIA GeForce RTX 4090": "4090"}.items():
         assert known_device(name).name == entry
-    for name in ("NVIDIA H20", "NVIDIA L40S", "NVIDIA GH200 480GB"):
+    for name in ("NVIDIA H20", "NVIDIA L40", "NVIDIA A10G"):
         assert not known_device(name)
+
+
+def qwen3(folder, hidden):
+    """The shape of Qwen3-0.6B (hidden 1024) or 1.7B (2048), with the toy's tokenizer."""
+    Qwen3Config(vocab_size=151936, hidden_size=hidden, intermediate_size=3 * hidden, head_dim=128,
+                num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
+                max_position_embeddings=40960, tie_word_embeddings=True,
+                architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
+    toy.make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name, gib, hidden, gpus, would", [
+    ("NVIDIA GeForce RTX 4090", 23.5, 1024, 1, "sequences"), ("NVIDIA A10", 22, 1024, 8, ""),
+    ("NVIDIA A100-SXM4-40GB", 39.4, 1024, 1, "sequences"),
+    ("NVIDIA A100-SXM4-40GB", 39.4, 1024, 2, ""),
+    ("NVIDIA GeForce RTX 4090", 23.5, 2048, 1, "weights"),
+    ("NVIDIA GeForce RTX 4090", 23.5, 2048, 2, "trainers"),
+    ("NVIDIA A100-PCIE-40GB", 39.4, 2048, 2, "sequences"),
+    ("NVIDIA H100 80GB HBM3", 79.1, 2048, 1, ""), ("NVIDIA H100 80GB HBM3", 79.1, 2048, 2, "")])
+def test_a_smaller_card_is_told_the_nearest_run_that_it_has_room_for(name, gib, hidden, gpus, would,
+                                                                     tmp_path, monkeypatch):
+    """A card as torch would describe it. What is named does fit, and little more would."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(
+        name=name, total_memory=int(gib * GIB), major=8, minor=0))
+
+    def refused(**settings):
+        config, estimate = estimate_of(qwen3(tmp_path, hidden), gpus=gpus, engine="vllm",
+                                       **settings)
+        return estimate.refusals(1, gpus - 1), estimate.length
+    refusals, _ = refused()
+    assert bool(refusals) == bool(would)
+    if would:
+        sentence, = refusals
+        assert would in sentence.partition("; it would fit with ")[2]
+    if found := re.search(r"sequences of ([\d,]+) tokens", sentence if would else ""):
+        fits = int(found[1].replace(",", ""))
+        parts = dict(prompt_tokens=fits // 4, answer_tokens=fits // 4, think_min=1,
+                     micro_batch_tokens=256)
+        _, length = refused(think_max=99, **parts)
+        for more, fine in ((0, True), (768, False)):
+            again, longer = refused(think_max=99 + fits + more - length, **parts)
+            assert longer == fits + more and (not again) == fine
+    if would == "trainers":
+        count = int(re.search(r"(\d+) trainers", sentence)[1])
+        _, estimate = estimate_of(tmp_path, gpus=gpus, engine="vllm")
+        assert count > 1 and estimate.trainer_fits(count) and not estimate.trainer_fits(count - 1)
 
 
 def test_a_servers_gpus_are_counted_as_vllms_own_options_say(eight):
