@@ -579,8 +579,8 @@ class Run:
             self.evaluate()
 
     def evaluate(self):
-        """Answer the held-out prompts with a sampler apart. With transformers the result depends on
-        weights, seed and step alone; vLLM goes on with the running sequences at the same time."""
+        """Answer the held-out prompts with a sampler apart. With transformers, on a CPU, the result
+        depends on weights, seed and step; vLLM goes on with the running sequences meanwhile."""
         start, config, heldout = time.perf_counter(), self.config, self.problems.heldout
         self.push_weights(self.eval_sampler)
         self.eval_sampler.reseed(config.seed + 1000 + self.step)

@@ -784,12 +784,13 @@ def test_while_servers_start_what_each_does_is_said_with_the_time(connect, tmp_p
     monkeypatch.setattr("engines.server_pool.SAY_S", 0.4)
     urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
     (tmp_path / "server_1.log").write_text(f"{STARTED}\nStarting to load model models/toy...\n")
-    for logs, words in ((tmp_path, ["its log is empty", "loading weights"]), ("", ["/version: "] * 2)):
+    for logs, words in ((tmp_path, ["its log is empty", "loading weights"]),
+                        ("", ["/version: "] * 2)):
         with pytest.raises(ServerError, match="not every server is ready within 2 s"):
             connect(*urls, start_deadline_s=2, logs=logs)
         said = capfd.readouterr().err
         for i, word in enumerate(words):
-            assert re.search(rf"servers: server {i} \({urls[i]}\): {word}.*, 1 s of 2 at most", said)
+            assert re.search(rf"server {i} \({urls[i]}\): {word}.*, 1 s of 2 at most", said)
 
 
 def test_servers_of_another_kind_or_version_are_refused(fake, connect, monkeypatch):
