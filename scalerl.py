@@ -459,8 +459,7 @@ class Run:
             while self.step < config.steps:
                 watch = Stopwatch()
                 # Samples of later steps are in flight already when this step's are complete.
-                with self.compute.counted_if_stopped():
-                    groups = self.generate()
+                groups = self.generate()
                 if groups is None:
                     ending = (f"Done after {self.step} steps: every prompt has retired (pass rate "
                               f">= {config.retire_at}); {len(self.pacer.groups)} groups, fewer "
@@ -617,13 +616,13 @@ class Run:
     def state(self):
         """(tensors, plain) of everything but weights and optimizer: plain is JSON."""
         tensors, plain = self.sampler.state()
-        return {"sampler": tensors, "random": checkpoint.random_state()}, {
+        return {"sampler": tensors, "random": {"torch": torch.get_rng_state()}}, {
             "sampler": plain, "curriculum": self.curriculum.state(), "pacer": self.pacer.state(),
             "compute": self.compute.state(),
             **{name: getattr(self, name) for name in self.COUNTERS}}
 
     def load_state(self, tensors, plain):
-        checkpoint.set_random_state(tensors["random"])
+        torch.set_rng_state(tensors["random"]["torch"])
         self.sampler.load_state(tensors["sampler"], plain["sampler"])
         vars(self).update({name: plain[name] for name in self.COUNTERS})
         for name in ("curriculum", "pacer", "compute"):

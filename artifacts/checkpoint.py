@@ -169,18 +169,6 @@ def read_state(folder):
     return json.loads((folder / "state.json").read_text())
 
 
-def random_state():
-    """Of torch's generators: on a GPU, vLLM in this process draws its samples from the second."""
-    return {"torch": torch.get_rng_state()} | (
-        {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
-
-
-def set_random_state(state):
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
 def load_tensors(folder, name):
     """One of rank 0's groups of tensors."""
     return load_file(folder / f"{name}.safetensors")

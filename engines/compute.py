@@ -10,9 +10,6 @@ interruption) counts once; evaluation and padding do not count. Ours: the paper'
 GPU-hours, and it does not say what is in them.
 """
 
-import contextlib
-import time
-
 from engines.packed import heads
 
 
@@ -59,17 +56,6 @@ class Compute:
             + 3 * self.group_flops(trained, samples_per_prompt)
         self.tokens += tokens
         self.hours += self.devices * seconds / 3600
-
-    @contextlib.contextmanager
-    def counted_if_stopped(self):
-        """Around generation. A run that is stopped in it has no step to add, but its checkpoint
-        keeps the samples that have finished: the device hours too."""
-        start = time.perf_counter()
-        try:
-            yield
-        except Exception:
-            self.hours += self.devices * (time.perf_counter() - start) / 3600
-            raise
 
     def group_flops(self, rollouts, samples_per_prompt):
         """FLOPs of one forward pass over groups of rollouts, one after another."""

@@ -118,8 +118,9 @@ class Dispatcher:
         """Drop what a paused server has not begun, the last ones: all would be late starts. What it
         has begun and preempted waits there too, but vLLM keeps its tokens, and only computes their
         keys and values again (vllm/v1/core/sched/scheduler.py, `_preempt_request`)."""
-        begun = metric(FIRST_TOKENS, await server.get("/metrics")) - server.gone
-        tasks = list(server.requests)[max(0, int(begun)):]
+        metrics, sent = await server.get("/metrics"), list(server.requests)
+        begun = metric(FIRST_TOKENS, metrics) - server.gone
+        tasks = sent[int(max(0, begun, len(sent) - metric("num_requests_waiting", metrics))):]
         self.counters["taken_back"] += len(tasks)
         self.ask_again(server, tasks)
 

@@ -36,11 +36,10 @@ TESTED = {"torch": "2.13", "transformers": "5.19", "accelerate": "1.15", "vllm":
 
 def untested():
     """One sentence on what is installed here in another version than the tests ran with, or ""."""
-    found = sorted((each.name, each.version) for each in importlib.metadata.distributions()
-                   if each.name in TESTED)
-    other = [f"{name} {version} (tested: {TESTED[name]})" for name, version in found
-             if not version.startswith(f"{TESTED[name]}.")]
-    return f"note: not tested here: {', '.join(other)}; see docs/versions.md" if other else ""
+    other = [f"{each.name} {each.version} (tested: {TESTED[each.name]})"
+             for each in importlib.metadata.distributions()
+             if each.name in TESTED and not each.version.startswith(f"{TESTED[each.name]}.")]
+    return f"note: not tested here: {', '.join(sorted(other))}; see docs/versions.md" * bool(other)
 
 
 @contextlib.contextmanager

@@ -81,8 +81,7 @@ class ServerPool:
             raise
 
     def _wait_for_all(self, seconds, logs):
-        """To download, to load, to compile and to capture graphs may take a server many minutes:
-        what it does is said now and then."""
+        """Servers download, load, compile, capture graphs: what each does is said now and then."""
         start = time.monotonic()
         while (passed := time.monotonic() - start) < seconds:
             with self.changed:

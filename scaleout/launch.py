@@ -184,9 +184,6 @@ def launch(config, argv, resume=False):
     refuse(estimate, sum(placement.trainers), len(placement.servers))
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     say(f"{placement.why}; logs in {folder / 'logs'}")
-    if placement.servers and estimate.slots < estimate.asked:
-        say(f"slots = {estimate.asked}: a server's cache holds about {estimate.slots} sequences of "
-            "the mean length, so many are decoded at once")
     link = Link(config, placement.hosts) if config.hosts else None
     store, status = None if link else serve_store("127.0.0.1"), 1
     try:

@@ -190,9 +190,8 @@ class Estimate:
 
     @property
     def slots(self):
-        """Sequences that one copy of the weights decodes at once: what `slots` asks for, but no
-        more than its cache holds, on servers at their mean length. vLLM preempts what is beyond
-        that: its keys and values are thrown away and computed again."""
+        """Sequences that a copy of the weights decodes at once: as asked, but no more than its
+        cache holds (on servers at their mean length). What is beyond that, vLLM preempts."""
         _, fits = self.server_memory()
         held = fits if self.alone else int(fits * self.length / self.context)
         return max(1, min(self.asked, held)) if self.cuda or not self.alone else self.asked
@@ -251,21 +250,18 @@ class Estimate:
                 tokens / self.train_rate / max(1, trainers))
 
     def evaluation(self, prompts, trainers, gpus):
-        """(its hours, 0 where others' servers do it; in words, with the noise of a shorter one).
-
-        The standard error of a pass rate is 0.5 / sqrt(n) at most: n samples, which are drawn anew
-        in each evaluation, or n prompts, which are the same ones along the whole curve.
-        """
+        """(its hours, 0 where others' servers do it; in words, with the noise of a shorter one: a
+        pass rate has a standard error of 0.5 / sqrt(n) at most, n samples, or n prompts)."""
         c, (generate_s, train_s) = self.config, self.step_times(trainers, gpus)
-        n, hours, share = prompts * c.eval_samples, 0, ""
+        n, share = prompts * c.eval_samples, ""
+        hours = n / c.prompts_per_step / c.samples_per_prompt * generate_s / 3600
         if gpus or self.alone:
             step_s = generate_s + train_s if self.alone else max(generate_s, train_s)
-            hours = n * self.mean_output / self.generate_rate / max(1, gpus) / 3600
             count = 1 + math.ceil(c.steps / c.eval_every)
             run = count * hours + c.steps * step_s / 3600
             share = f", about {hours:.2g} h before the first step; {count} of them are " \
                 f"{count * hours / run:.0%} of the run's {run:.3g} h"
-        return hours, (
+        return hours * bool(share), (
             f"{prompts:,} prompts x {c.eval_samples} = {n:,} samples, "
             f"{n * self.mean_output / 1e6:.3g}M tokens{share}. A quarter of eval_samples takes a "
             f"quarter of the time, with a standard error of up to {1 / n ** 0.5:.2g} instead of "

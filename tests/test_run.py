@@ -28,7 +28,6 @@ from artifacts import checkpoint, step_log
 from artifacts.run_folder import RunFolder
 from artifacts.step_log import Stopwatch
 from config import Config, make_config, read_toml
-from engines import compute
 from engines.self_test import self_test
 from sampler import Rollout, TransformersSampler
 from scalerl import Group, Run
@@ -358,27 +357,6 @@ def test_device_hours_are_the_steps_seconds_on_all_devices_and_no_evaluations(by
         11, 3, 50, 7, 71]
 
 
-@pytest.mark.parametrize("why", [scalerl.Stopped, scalerl.ServerError("all are lost")])
-def test_device_hours_of_a_step_that_a_stop_ends_are_in_its_checkpoint(why, by_hand, monkeypatch):
-    """Its finished samples are too. Without its hours each stop would make the curve cheaper."""
-    spent = [0.0]
-    monkeypatch.setattr(compute, "time", SimpleNamespace(perf_counter=lambda: sum(spent)))
-    monkeypatch.setattr(FakeSampler, "devices", 5)
-    run = by_hand(prompts_per_step=1, samples_per_prompt=2, free_slots=9, steps=3)
-    run.step = run.evaluated = 1
-
-    def step():
-        spent.append(11)
-        raise why
-    run.sampler.step, saved = step, []
-    run.save = lambda: saved.append(run.state()[1]["compute"]["hours"])
-    run.folder.track, run.folder.way_on = lambda: None, lambda: ""
-    with pytest.raises(scalerl.ServerError) if why is not scalerl.Stopped else \
-            contextlib.nullcontext():
-        run.train()
-    assert saved == [pytest.approx(6 * 11 / 3600)]
-
-
 def test_the_cause_of_an_end_is_told_even_if_its_checkpoint_fails_too(by_hand):
     run = by_hand()
     run.evaluated, run.folder.track = 0, lambda: None
@@ -393,21 +371,6 @@ def test_the_cause_of_an_end_is_told_even_if_its_checkpoint_fails_too(by_hand):
     run.loop = lambda: broken(scalerl.Stopped())            # a stop is no failure: the disk is
     with pytest.raises(OSError, match="the disk is full"):
         run.train()
-
-
-def test_the_generator_of_a_gpu_goes_on_too_where_there_is_one(monkeypatch):
-    """A played GPU. What was saved without one can be loaded with one, and the other way round."""
-    before, given = checkpoint.random_state(), []
-    assert set(before) == {"torch"}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: torch.tensor([7, 9]))
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: given.append(state.tolist()))
-    state = checkpoint.random_state()
-    checkpoint.set_random_state(state)
-    checkpoint.set_random_state(before)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    checkpoint.set_random_state(state)
-    assert given == [[7, 9]] and torch.equal(state["torch"], before["torch"])
 
 
 def test_the_verifier_is_told_what_opens_and_closes_this_models_thinking(by_hand, monkeypatch):

@@ -631,7 +631,7 @@ def test_what_a_server_has_not_begun_at_a_push_is_asked_again_after_it(fake, con
     for request in requests(3, samples=4):
         sampler.submit(request)
     until(lambda: len(server.asked) == 12)
-    begun, server.unbegun = server.asked[:7], 5
+    begun, server.unbegun, server.queued = server.asked[:7], 5, 5
     push(sampler, WEIGHT, 1)
     until(lambda: len(server.asked) == 17)
     again = server.asked[12:]
@@ -680,7 +680,7 @@ def test_a_late_start_puts_the_count_of_what_a_server_has_begun_right_again(fake
     server.open.clear()
     sampler.submit(requests(1, samples=3)[0])
     until(lambda: len(server.asked) == 3)
-    server.unbegun = 1
+    server.unbegun = server.queued = 1
     push(sampler, WEIGHT, 1)
     server.unbegun = 0                                      # it begins now
     server.release()
