@@ -23,8 +23,6 @@ from engines.weight_transfer import GlooChannel, NcclChannel
 
 PAUSE_S = 30.0                          # to pause for a push: the other servers stand still so long
 SEND_S = 120.0                          # for a broadcast over gloo: the same
-
-
 # vLLM's count of requests that have got a first token, ever; preempted ones count once.
 FIRST_TOKENS = "time_to_first_token_seconds_count"
 # A line with which vLLM (0.32 and 0.33) begins a part of its start, and that part.
