@@ -185,7 +185,7 @@ class TransformersSampler:
     eos_ids         ids that end a sample
     seed            of the engine's own generator. It draws all budgets, and one number for each
                     token, in the order of the slots. So a run is reproducible bit by bit, and
-                    `state()` / `load_state()` continue a run exactly.
+                    `state()` / `load_state()` continue a run exactly (on a CPU).
     """
     heads, devices = (True, False), 0
 

@@ -26,9 +26,7 @@ Where this differs from the paper, or the paper is silent ("ours"):
   d. Adam's betas, the clip of the gradient norm, and temperature 1 (config.py).
 
 Where to go next: loss.py is the mathematics of section 4, sampler.py the generation that section 2
-paces, fit.py what becomes of the curve, and config.py every setting. Everything else is in folders
-that a first reading can skip: tasks/ has problems and verifier, engines/ the forward passes,
-scaleout/ what only several processes need, artifacts/ what a run leaves on the disk.
+paces, fit.py what becomes of the curve, config.py every setting. The folders may wait (README).
 
 Axes: P prompts in a step, G samples of a prompt, N = P*G samples, T tokens of the longest output
 (shorter ones are padded on the right). v is the version of the weights: the number of optimizer
@@ -439,10 +437,12 @@ class Run:
         try:
             ending = self.loop()
         except (Stopped, ServerError) as why:
-            if self.evaluated is not None:
-                self.save()     # both are raised between two decode steps, never in a train step
-            if isinstance(why, ServerError):
-                raise
+            try:
+                if self.evaluated is not None:
+                    self.save() # both are raised between two decode steps, never in a train step
+            finally:            # a checkpoint that fails as well would hide the first cause
+                if isinstance(why, ServerError):
+                    raise why
             return f"Stopped at step {self.step}; {self.folder.way_on()}."
         self.save_model(self.folder.path / "model")
         return ending
@@ -556,8 +556,7 @@ class Run:
         return rollouts, rewards, log
 
     def train_step(self, rollouts, rewards):
-        """`Trainer.step`. A number that is not finite ends the run, with the samples on the disk.
-        """
+        """`Trainer.step`. A number that is not finite ends the run, its samples on the disk."""
         try:
             with self.team.during("train", self.version):
                 return self.trainer.step(rollouts, rewards, self.version)
@@ -579,8 +578,8 @@ class Run:
             self.evaluate()
 
     def evaluate(self):
-        """Answer the held-out prompts with a sampler apart. With transformers the result depends on
-        weights, seed and step alone; vLLM goes on with the running sequences at the same time."""
+        """Answer the held-out prompts with a sampler apart. With transformers, on a CPU, the result
+        depends on weights, seed and step; vLLM goes on with the running sequences meanwhile."""
         start, config, heldout = time.perf_counter(), self.config, self.problems.heldout
         self.push_weights(self.eval_sampler)
         self.eval_sampler.reseed(config.seed + 1000 + self.step)
@@ -606,8 +605,10 @@ class Run:
         for i, prompt_id in enumerate(prompt_ids):
             sampler.submit(Request(i, prompt_id, self.problems.prompts[prompt_id], samples))
         rollouts = []
-        while sampler.in_flight:
-            rollouts += self.decode(sampler)
+        with Progress(len(prompt_ids) * samples, unit="sample") as progress:
+            while sampler.in_flight:
+                rollouts += self.decode(sampler)
+                progress.count(len(rollouts))
         return rollouts
 
     # -- what a resumed run needs ---------------------------------------------------------------
@@ -623,8 +624,7 @@ class Run:
     def load_state(self, tensors, plain):
         torch.set_rng_state(tensors["random"]["torch"])
         self.sampler.load_state(tensors["sampler"], plain["sampler"])
-        for name in self.COUNTERS:
-            setattr(self, name, plain[name])
+        vars(self).update({name: plain[name] for name in self.COUNTERS})
         for name in ("curriculum", "pacer", "compute"):
             getattr(self, name).load_state(plain[name])
         self.saved = self.step, self.evaluated
@@ -660,8 +660,7 @@ def main(argv=None):
     try:
         config, command = parse(argv, __doc__.split("Reinforcement learning")[0])
         # --dry-run, --report; or several processes, which are started and run this file again.
-        status = instead_of_training(config, command, argv)
-        if status is not None:
+        if (status := instead_of_training(config, command, argv)) is not None:
             return status
         config.check()
         load.settle_engine(config)

@@ -21,6 +21,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -229,11 +230,19 @@ def commit():
 
 
 class Progress(tqdm):
-    """One line a step: a bar on a terminal, plain lines in a file."""
+    """A bar on a terminal. In a file plain lines: one a step; of an evaluation's samples, one every
+    ten minutes."""
 
-    def __init__(self, steps, first):
-        super().__init__(total=steps, initial=first, unit="step", dynamic_ncols=True,
-                         disable=not sys.stderr.isatty())
+    def __init__(self, total, first=0, unit="step"):
+        super().__init__(total=total, initial=first, unit=unit, leave=unit == "step",
+                         dynamic_ncols=True, disable=not sys.stderr.isatty())
+        self.said = time.monotonic()
+
+    def count(self, samples):
+        if self.disable and time.monotonic() > self.said + 600:
+            self.said = time.monotonic()
+            print(f"evaluation: {samples:,} of {self.total:,} samples", flush=True)
+        self.update(samples - self.n)
 
     def show(self, r):
         text = (f"pass {r['pass_rate']:.3f}  len {r['completions/mean_length']:.1f}  "

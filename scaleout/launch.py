@@ -71,6 +71,8 @@ def plan(config, resume=False):
     """(memory.py's `Estimate` of this run, its folder). Settles `gpus` and `engine` in `config`.
     Raises ConfigError for what the run itself would refuse minutes later."""
     config.check()
+    if sentence := load.untested():
+        print(sentence, file=sys.stderr)
     if config.gpus == -1 and wanted(config):
         config.gpus = torch.cuda.device_count()
     cuda = torch.cuda.is_available() if config.gpus == -1 else config.gpus > 0
@@ -80,9 +82,10 @@ def plan(config, resume=False):
     load.check_positions(config, model, output + 1)
     estimate = Estimate(config, model, output, length, load.compute_dtype(config, cuda),
                         device_here(cuda), alone=not (wanted(config) or config.vllm_url))
-    # Shards shrink with more trainers, activations do not: if those alone are too many, the layers
-    # are recomputed in the backward pass.
-    estimate.recompute |= cuda and not estimate.trainer_fits(4096 if wanted(config) else 1)
+    # If not even the most trainers that are possible have room, the layers are recomputed.
+    hosts, rest = len(config.hosts.split(",")), (config.servers or 1) * estimate.server_gpus
+    most = config.trainers or max(1, hosts * config.gpus - (0 if config.vllm_url else rest))
+    estimate.recompute |= cuda and not estimate.trainer_fits(most if wanted(config) else 1)
     return estimate, RunFolder(config, resume).path
 
 

@@ -7,6 +7,8 @@ setting; the head's chunk of logits is small. Right within a factor of two, not 
 
 from __future__ import annotations
 
+import copy
+import math
 import os
 import re
 from dataclasses import dataclass, replace
@@ -38,9 +40,12 @@ class Device:
 
 # All words of an entry stand in torch's name of the GPU; the first such entry counts.
 DEVICES = [Device(name, gib * GIB, bandwidth, flops) for name, gib, bandwidth, flops in (
-    ("H100 PCIe", 79, 2.0e12, 756e12), ("H100", 79, 3.35e12, 989e12), ("H200", 140, 4.8e12, 989e12),
-    ("B200", 178, 8e12, 2250e12), ("A100", 79, 2.0e12, 312e12), ("4090", 23.5, 1.0e12, 165e12))]
-ASSUMED = DEVICES[1]
+    ("H100 PCIe", 79, 2.0e12, 756e12), ("H100 NVL", 93, 3.9e12, 835e12),
+    ("H100", 79, 3.35e12, 989e12), ("GH200", 95, 4.0e12, 989e12), ("H200", 140, 4.8e12, 989e12),
+    ("B200", 178, 8e12, 2250e12), ("A100 40GB", 39.5, 1.56e12, 312e12),
+    ("A100", 79, 2.0e12, 312e12), ("L40S", 44, 0.86e12, 362e12), ("L4", 22, 0.3e12, 121e12),
+    ("A10", 22, 0.6e12, 125e12), ("4090", 23.5, 1.0e12, 165e12), ("3090", 23.5, 0.94e12, 71e12))]
+ASSUMED = next(device for device in DEVICES if device.name == "H100")
 
 
 def known_device(name):
@@ -112,7 +117,7 @@ class Estimate:
             return max(1, int(found[1])) if found else 1
         self.copy_gpus = config.tensor_parallel * parallel("pipeline")      # of one copy's weights
         copies = parallel("data")                                           # behind one address
-        self.server_gpus, self.slots = self.copy_gpus * copies, -(-config.slots // copies)
+        self.server_gpus, self.asked = self.copy_gpus * copies, -(-config.slots // copies)
 
     def trainer_memory(self, trainers):
         """{buffer: bytes} of one trainer of so many."""
@@ -178,19 +183,46 @@ class Estimate:
         share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE
         room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
         fits = max(0, int(room // sequence))
+        if self.alone and self.cuda:                        # beside the trainer
+            fits = self.sequences_left(self.device.memory - 4 * self.weights)
         return {"weights": weights, "the cache of one sequence": sequence,
-                "the cache of what fits": min(fits, self.slots) * sequence}, fits
+                "the cache of what fits": min(fits, self.asked) * sequence}, fits
+
+    @property
+    def slots(self):
+        """Sequences that a copy of the weights decodes at once: as asked, but no more than its
+        cache holds (on servers at their mean length). What is beyond that, vLLM preempts."""
+        _, fits = self.server_memory()
+        held = fits if self.alone else int(fits * self.length / self.context)
+        return max(1, min(self.asked, held)) if self.cuda or not self.alone else self.asked
 
     def refusals(self, trainers, servers):
         """Sentences on what cannot fit in a run of so many, with numbers and what to change."""
         found, have = [], f"a {self.device.name} has {self.device.memory / GIB:.0f} GiB"
         if trainers and not self.trainer_fits(trainers):
-            found.append(f"a trainer does not fit, {have}: {self.largest(trainers)}")
+            found.append(f"a trainer does not fit, {have}: {self.largest(trainers)}"
+                         + self.nearest(trainers) * self.cuda)
         parts, fits = self.server_memory()
         if servers and not fits:
             found.append(f"a server does not fit, {have}: {listed(parts)}; raise tensor_parallel "
                          f"above {self.config.tensor_parallel}")
         return found
+
+    def nearest(self, trainers):
+        """What would have room on such GPUs, in words."""
+        other, found = copy.copy(self), []
+        for other.length in range(self.length // 256 * 256, 0, -256):
+            other.output = other.length * self.output // self.length
+            other.config = replace(self.config, micro_batch_tokens=min(
+                self.config.micro_batch_tokens, other.length))
+            if other.trainer_fits(trainers):
+                found = [f"sequences of {other.length:,} tokens (prompt_tokens + think_max + "
+                         "answer_tokens; micro_batch_tokens no more)"]
+                break
+        more = () if self.alone else filter(self.trainer_fits, range(trainers + 1, 1025))
+        found += [f"{count} trainers" for count in more][:1]
+        size = self.weights * self.device.memory / 2 / sum(other.trainer_memory(trainers).values())
+        return "; it would fit with " + (" or ".join(found) or f"about {size / 1e9:.1g}B weights")
 
     @property
     def token_flops(self):
@@ -201,8 +233,7 @@ class Estimate:
     def generate_rate(self):
         """Tokens a second that one GPU of a server generates: a decode step reads all weights and
         caches, and computes; the slower of the two bounds it."""
-        _, fits = self.server_memory()          # whole ones; on average they are not that long
-        batch = max(1, min(fits * self.length / self.context, self.slots))
+        batch = self.slots                      # large enough for every expert to have work
         read = self.weights * self.itemsize + batch * self.context * self.kv_token
         step_s = max(read / self.device.bandwidth, batch * self.token_flops / self.device.flops)
         return DECODE_SHARE * batch / step_s    # the GPUs that share a copy share its work
@@ -212,14 +243,39 @@ class Estimate:
         """Generated tokens a second that one GPU trains on: three forwards each, or four."""
         return TRAIN_SHARE * self.device.flops / (3 + self.recompute) / self.token_flops
 
+    def step_times(self, trainers, gpus):
+        """Seconds of a step to generate, on so many GPUs, and to train."""
+        tokens = self.config.prompts_per_step * self.config.samples_per_prompt * self.mean_output
+        return (tokens / self.generate_rate / max(1, gpus),
+                tokens / self.train_rate / max(1, trainers))
+
+    def evaluation(self, prompts, trainers, gpus):
+        """(its hours, 0 where others' servers do it; in words, with the noise of a shorter one: a
+        pass rate has a standard error of 0.5 / sqrt(n) at most, n samples, or n prompts)."""
+        c, (generate_s, train_s) = self.config, self.step_times(trainers, gpus)
+        n, share = prompts * c.eval_samples, ""
+        hours = n / c.prompts_per_step / c.samples_per_prompt * generate_s / 3600
+        if gpus or self.alone:
+            step_s = generate_s + train_s if self.alone else max(generate_s, train_s)
+            count = 1 + math.ceil(c.steps / c.eval_every)
+            run = count * hours + c.steps * step_s / 3600
+            share = f", about {hours:.2g} h before the first step; {count} of them are " \
+                f"{count * hours / run:.0%} of the run's {run:.3g} h"
+        return hours * bool(share), (
+            f"{prompts:,} prompts x {c.eval_samples} = {n:,} samples, "
+            f"{n * self.mean_output / 1e6:.3g}M tokens{share}. A quarter of eval_samples takes a "
+            f"quarter of the time, with a standard error of up to {1 / n ** 0.5:.2g} instead of "
+            f"{0.5 / n ** 0.5:.2g}; a quarter of heldout_prompts the same, and for the choice of "
+            f"prompts up to {1 / prompts ** 0.5:.2g} instead of {0.5 / prompts ** 0.5:.2g}")
+
     def text(self, trainers, servers):
         """All of it in words, for --dry-run."""
         parts, fits = self.server_memory()
-        tokens = self.config.prompts_per_step * self.config.samples_per_prompt * self.mean_output
-        generate_s = tokens / self.generate_rate / max(1, servers * self.server_gpus)
-        train_s = tokens / self.train_rate / max(1, trainers)
-        server, generate = f"{listed(parts)}; {fits} whole sequences fit, slots = {self.slots}", \
-            f"{generate_s:.3g} s to generate" + ", at the same time" * (not self.alone)
+        gpus = servers * self.server_gpus
+        generate_s, train_s = self.step_times(trainers, gpus)
+        server = f"{listed(parts)}; {fits} whole sequences fit; {self.slots} are decoded at once" \
+            + f", of slots = {self.asked}" * (self.slots < self.asked)
+        generate = f"{generate_s:.3g} s to generate" + ", at the same time" * (not self.alone)
         if not servers and not self.alone:
             server = generate = "unknown, the servers are others'"
         return "\n".join([
@@ -229,7 +285,8 @@ class Estimate:
             f"  server    {server}",
             f"  step      {train_s:.3g} s to train; {generate} ({DECODE_SHARE:.0%} and "
             f"{TRAIN_SHARE:.0%} of the device's speed, outputs of {self.mean_output:.0f} tokens "
-            "on average: assumed)"])
+            "on average: assumed)",
+            f"  evaluate  {self.evaluation(self.config.heldout_prompts, trainers, gpus)[1]}"])
 
 
 def listed(sizes):

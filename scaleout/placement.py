@@ -26,8 +26,6 @@ def split(gpus, generate_rate, train_rate, size=1, allowed=lambda trainers: True
 
     >>> split(8, generate_rate=1000, train_rate=3000)
     (6, 2)
-    >>> split(8, generate_rate=1000, train_rate=3000, size=4)
-    (1, 4)
     """
     choices = [(servers, gpus - servers * size) for servers in range(1, gpus)
                if gpus - servers * size > 0 and allowed(gpus - servers * size)]
@@ -125,7 +123,8 @@ def on_gpus(c, estimate, hosts, gpus, size):
             + ("by trainers" if c.vllm_url else "by trainers on part of the first node or on whole "
                f"nodes, and servers of {size} on the rest"))
     return fill(trainers), [(gpus - used) // size for used in fill(trainers)], (
-        f"{total} GPUs: {trainers} train, {servers * size} generate ({servers} servers): {why}")
+        f"{total} GPUs: {trainers} train, {servers * size} generate ({servers} servers): {why}; a "
+        f"server decodes up to {estimate.slots} sequences at once")
 
 
 def on_cpus(c, hosts):

@@ -42,7 +42,9 @@ def server_command(config, *, model, length, slots, dtype, host, port, device=No
             "--tensor-parallel-size", str(config.tensor_parallel),
             "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
     env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1",       # the routes of pause and weights
-           "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING",
+           "VLLM_NO_USAGE_STATS": "1",
+           # Its log tells how far a start is, then how fast it is once a minute.
+           "VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOG_STATS_INTERVAL": "60",
            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",           # an engine in this process sets it to 0
            # vLLM's worker processes import engines.vllm_worker, from whatever folder they run in.
            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}

@@ -76,8 +76,10 @@ class Child:
         self.process, self.deaths = None, []
 
     def start(self):
-        with open(self.log, "ab") if self.log else contextlib.nullcontext() as output:
-            self.log_start = output and output.tell()   # before it stands what earlier runs wrote
+        with open(self.log, "ab", 0) if self.log else contextlib.nullcontext() as output:
+            if output:                      # above it stands what earlier starts wrote
+                output.write(b"--- started ---\n")
+                self.log_start = output.tell()
             self.process = subprocess.Popen(
                 [sys.executable, __file__, *map(str, self.argv)], env=self.env, bufsize=0,
                 stdin=subprocess.PIPE, stdout=output, stderr=output,

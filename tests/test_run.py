@@ -357,6 +357,22 @@ def test_device_hours_are_the_steps_seconds_on_all_devices_and_no_evaluations(by
         11, 3, 50, 7, 71]
 
 
+def test_the_cause_of_an_end_is_told_even_if_its_checkpoint_fails_too(by_hand):
+    run = by_hand()
+    run.evaluated, run.folder.track = 0, lambda: None
+
+    def broken(error):
+        raise error
+    run.loop = lambda: broken(scalerl.ServerError("no server is ready"))
+    run.save = lambda: broken(OSError("the disk is full"))
+    with pytest.raises(scalerl.ServerError, match="no server is ready") as caught:
+        run.train()
+    assert "the disk is full" in str(caught.value.__context__)
+    run.loop = lambda: broken(scalerl.Stopped())            # a stop is no failure: the disk is
+    with pytest.raises(OSError, match="the disk is full"):
+        run.train()
+
+
 def test_the_verifier_is_told_what_opens_and_closes_this_models_thinking(by_hand, monkeypatch):
     by_hand()
     told = []

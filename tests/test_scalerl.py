@@ -430,8 +430,6 @@ BAD_INPUT = {
                                "field 'answer'"),
     "empty task": (["--task", "empty.jsonl"], "empty.jsonl"),
     "gold fails": (["--task", "gold.jsonl"], "gold"),
-    "an option of earlier versions": (["--long-prompts", "skip"],
-                                      "long_prompts was merged into max_unusable, "),
     "too long": (["--think-max", "500"], "the model has 256"),
     "long prompt": (["--prompt-tokens", "3"], "prompt_tokens = 3"),
     "report": (["--report", "nowhere"], "no run to report in 'nowhere'"),

@@ -344,3 +344,21 @@ def test_on_a_terminal_it_is_a_bar_that_goes_on_where_the_run_does(monkeypatch, 
     shown = capsys.readouterr()
     assert shown.out == "" and "7/20" in shown.err and "interrupted 0.25" in shown.err
     assert os.linesep not in shown.err.rstrip()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_long_evaluation_shows_how_far_it_is(terminal, monkeypatch, capsys):
+    """Hours without a word would look like a hang. In a file, a line every ten minutes."""
+    now = [50.0]
+    monkeypatch.setattr(run_folder.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    with Progress(16000, unit="sample") as progress:
+        for samples in (0, 700, 1400, 2100, 2800, 3500):
+            now[0] += 250
+            progress.count(samples)
+    shown = capsys.readouterr()
+    if terminal:
+        assert not shown.out and "0/16000" in shown.err and "sample/s" in shown.err
+    else:
+        assert not shown.err and shown.out.splitlines() == [
+            "evaluation: 1,400 of 16,000 samples", "evaluation: 3,500 of 16,000 samples"]

@@ -101,7 +101,7 @@ class Fake:
                              "dtype": "torch.float32",
                              "hf_overrides": {"head_dtype": "float32"}},
             "cache_config": {"cache_dtype": "auto"}, "speculative_config": None,
-            "scheduler_config": {"max_num_seqs": 20},
+            "scheduler_config": {"max_num_seqs": 4000},
             "parallel_config": {"data_parallel_size": 1},
             "weight_transfer_config": {"backend": "gloo"}}
         for path, value in config.items():
@@ -111,7 +111,8 @@ class Fake:
         self.asked, self.pushes, self.updates = [], [], []
         self.looks, self.count = 0, lambda look: 0.0        # tokens generated, at each look
         self.redirect = ""              # where requests for samples are sent on to
-        self.queued = 0                 # requests it has not begun
+        self.queued = 0                 # requests that wait: not begun, or preempted
+        self.unbegun = 0                # requests, ever, that got no first token
         self.hung = set()               # paths that are never answered
         self.failing = {}               # {path: status}
         self.tries = Counter()          # {path: requests}
@@ -148,7 +149,7 @@ class Fake:
             if not body:
                 return web.json_response({"error": "empty"}, status=400)
             self.asked.append(body)
-            number = len(self.asked)
+            number, version = len(self.asked), self.version     # it begins at once
             if self.redirect:
                 raise web.HTTPTemporaryRedirect(self.redirect + path)
             await self.open.wait()
@@ -156,7 +157,7 @@ class Fake:
             if isinstance(said, bytes):
                 return web.Response(body=said, content_type="application/json")
             for span in said["choices"][0].get("weight_versions") or []:
-                span["version"] = span["version"].replace("run-0", self.version)
+                span["version"] = span["version"].replace("run-0", version)
             return web.json_response(said)
         if path in self.failing or path == "/start_weight_update" and self.updating:
             self.closing.add(request.transport)         # as uvicorn does, a moment after a 500
@@ -172,7 +173,9 @@ class Fake:
         if path == "/metrics":
             self.looks += 1
             return web.Response(text=f"vllm:generation_tokens_total{{}} {self.count(self.looks)}\n"
-                                     f"vllm:num_requests_waiting{{}} {self.queued}\n")
+                                     f"vllm:num_requests_waiting{{}} {self.queued}\n"
+                                     "vllm:time_to_first_token_seconds_count{} "
+                                     f"{len(self.asked) - self.unbegun}\n")
         return web.json_response({
             "/version": {"version": self.vllm}, "/server_info": {"vllm_config": self.config},
             "/get_world_size": {"world_size": 1}, "/is_paused": {"is_paused": self.paused},
@@ -182,13 +185,14 @@ class Fake:
 class Served:
     """A real vLLM server of a model folder, in a session of its own."""
 
-    def __init__(self, model, log):
+    def __init__(self, model, log, vllm_args=""):
         self.model, self.log, self.port = model, log, free_port()
+        self.vllm_args = vllm_args
         self.url = f"http://127.0.0.1:{self.port}"
         self.start()
 
     def start(self):
-        config = Config(model=str(self.model))
+        config = Config(model=str(self.model), vllm_args=self.vllm_args)
         argv, env = server_command(config, model=self.model, length=134, slots=20,
                                    dtype=torch.float32, host="127.0.0.1", port=self.port)
         with open(self.log, "a") as log:

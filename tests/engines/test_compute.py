@@ -1,10 +1,14 @@
 """The x of the curve: FLOPs against torch's own count of them."""
 
+import copy
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (AutoConfig, AutoModelForCausalLM, DynamicCache, LlamaConfig,
+                          LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig)
 
+from engines import packed
 from engines.compute import Compute, ModelFlops
 
 
@@ -37,6 +41,45 @@ def test_flops_are_those_of_a_model_that_reads_token_by_token(family, tied):
     # A group's prompt is computed once.
     assert flops.of_group(5, [24, 2]) == (
         flops.of_group(5, [24]) + flops.of_group(5, [2]) - flops.of_group(5, []))
+
+
+@pytest.mark.parametrize("kind, own", [
+    ("qwen3_moe", {"moe_intermediate_size": 40}), ("mixtral", {"num_local_experts": 10}),
+    ("qwen2_moe", {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 72}),
+    ("qwen3_moe", {"moe_intermediate_size": 40, "mlp_only_layers": [1]})],
+    ids=["qwen3_moe", "mixtral", "a shared expert", "a dense layer"])
+def test_of_the_experts_those_count_that_a_token_is_sent_to(kind, own, seed):
+    """torch counts what a token really does when each expert is a loop of its own. To count all
+    of ten experts, where three work, would be about three times too much."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(
+        kind, vocab_size=97, hidden_size=64, intermediate_size=112, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=10,
+        num_experts_per_tok=3, tie_word_embeddings=False, eos_token_id=1, bos_token_id=1,
+        pad_token_id=None, **own), attn_implementation="eager", experts_implementation="eager")
+    packed.prepare(copy.deepcopy(model))                # a model that can be trained here
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 1, dtype=torch.long))
+    found, counted = ModelFlops(model).of_group(1, []), counter.get_total_flops()
+    assert found == pytest.approx(counted, rel=0.01)
+    assert 2 * sum(p.numel() for p in model.parameters()) > 1.7 * counted
+
+
+def test_a_token_of_qwen3_30b_a3b_meets_3_of_its_30_billion_weights():
+    """Counted by hand from its published config: of 128 experts 8 work; the router, attention and
+    the untied head do so for every token, the embedding is looked up."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(Qwen3MoeConfig(
+            vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_hidden_layers=48,
+            num_attention_heads=32, num_key_value_heads=4, head_dim=128, num_experts=128,
+            num_experts_per_tok=8, moe_intermediate_size=768, tie_word_embeddings=False))
+    expert, router = 3 * 2048 * 768, 128 * 2048
+    attention = 2 * 2048 * 32 * 128 + 2 * 2048 * 4 * 128
+    norms = 2 * 2048 + 2 * 128                          # of a layer; and one at the end
+    table = 151936 * 2048
+    whole = 48 * (attention + norms + router + 128 * expert) + 2048 + 2 * table
+    assert whole == sum(p.numel() for p in model.parameters()) == 30_532_122_624
+    active = 48 * (attention + norms + router + 8 * expert) + 2048 + table
+    assert ModelFlops(model).per_token == 2 * active and 3.0e9 < active < 3.1e9
 
 
 def test_compute_goes_on_from_its_state(llama):

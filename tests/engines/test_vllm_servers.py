@@ -5,6 +5,7 @@ import json
 import shutil
 import signal
 import socket
+import time
 from collections import Counter
 
 import psutil
@@ -15,7 +16,8 @@ from conftest import (ROOT, check_cut_thinking, drain, errors, moved, plain_logp
 from served import Served, connect, drained, push, some, until  # noqa: F401
 from transformers import AutoModelForCausalLM
 
-from engines.server import ServerError
+from engines.server import FIRST_TOKENS, ServerError, metric
+from engines.vllm_inprocess import block_bytes
 from sampler import Interruption
 
 
@@ -115,6 +117,49 @@ def test_a_push_in_flight_is_in_the_versions_and_running_sequences_keep_their_ca
                 gaps.append((expected - plain_logprobs(new, r)[n: first]).abs().max())
     assert mixed > 3 and max(gaps) > 1e-3
     assert not ask(sampler, "get", "/is_paused")["is_paused"]
+
+
+def test_what_a_full_cache_has_preempted_goes_on_after_a_push(micro, connect, plain, tmp_path,
+                                                              monkeypatch):
+    """Eight blocks for twenty samples of two to four: vLLM throws out what it has begun, and takes
+    it up again. By its own count no token was generated in vain, and only samples that had none
+    were asked again."""
+    monkeypatch.setattr("engines.server_pool.HEALTH_S", 1e6)
+    blocks = 9 * block_bytes(micro, torch.float32)                  # one is vLLM's own
+    server = Served(micro, tmp_path / "log", f"--kv-cache-memory-bytes {blocks}")
+    try:
+        server.wait()
+        sampler = connect(server.url, eos=(), phrase=())
+        sampler.interruption = Interruption(40, 100, 4, ())
+        push(sampler, plain.named_parameters(), 0)
+        hold(sampler)
+
+        def counted(name):
+            return metric(name, ask(sampler, "get", "/metrics"))
+        sent = sampler.pool.servers[0]
+        for i, request in enumerate(requests(20, samples=1, length=7)):
+            sampler.submit(request)                                 # one after another: in order
+            until(lambda: len(sent.requests) == i + 1)              # noqa: B023
+            time.sleep(0.02)
+        for _ in range(100):
+            ask(sampler, "post", "/resume")
+            time.sleep(0.05)
+            hold(sampler)
+            time.sleep(0.2)                                         # its last step is counted
+            begun, waiting = counted(FIRST_TOKENS), counted("num_requests_waiting")
+            if waiting > 20 - begun > 0:
+                break
+        done = [*sampler.finished()]
+        assert waiting > 20 - begun > 0, "nothing was preempted"
+        push(sampler, moved(plain, 0.1).named_parameters(), 1)
+        rollouts = drained(sampler, done)
+        assert Counter(r.group_id for r in rollouts) == dict.fromkeys(range(20), 1)
+        assert sum({0, 1} == set(r.versions) for r in rollouts) == begun - len(done)
+        log = sampler.log()
+        assert log["servers/taken_back"] == 20 - begun and log["servers/late_starts"] == 0
+        assert counted("generation_tokens_total") == sum(len(r.output_ids) for r in rollouts)
+    finally:
+        server.kill()
 
 
 def test_a_request_that_began_under_newer_weights_than_its_salt_is_asked_again(

@@ -13,6 +13,7 @@ from estimates import estimate_of
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Config
 
 import scalerl
+from artifacts.step_log import describe
 from config import Config, ConfigError, make_config
 from engines import load, packed
 from scaleout.memory import (ACTIVATIONS, ASSUMED, CACHE, CURES, FIXED, GIB, Estimate, device_here,
@@ -74,6 +75,58 @@ def test_the_copies_behind_a_servers_address_share_its_slots(eight):
     assert third.generate_rate < whole.generate_rate        # a smaller batch reads as many weights
 
 
+def test_a_server_decodes_no_more_at_once_than_its_cache_holds_at_the_mean_length(eight):
+    """Qwen3-8B on an H100: 23 sequences of the longest fit, 81 of the mean length, and not the
+    256 that are asked for."""
+    _, estimate = estimate_of(eight, gpus=8)
+    _, fits = estimate.server_memory()
+    assert (fits, estimate.asked, estimate.slots) == (23, 256, 81)
+    assert "81 are decoded at once, of slots = 256" in estimate.text(3, 5)
+    estimate.kv_token /= 4
+    assert estimate.slots == 256
+    estimate.kv_token *= 400                                # not one fits: refused elsewhere
+    assert estimate.slots == 1
+    _, few = estimate_of(eight, gpus=8, slots=32)
+    assert few.slots == 32 and ", of slots" not in few.text(3, 5)
+
+
+def test_the_length_of_an_evaluation_and_the_noise_of_a_shorter_one_are_said(eight):
+    """The first one comes before the first step and takes hours. The oracle of the noise: pass
+    rates of one half, prompts that are hopeless or sure, drawn many times."""
+    _, estimate = estimate_of(eight, gpus=8, steps=250, eval_every=100, heldout_prompts=900)
+    hours, words = estimate.evaluation(900, 3, 5)
+    tokens = 900 * 16 * estimate.output / 2
+    assert hours == pytest.approx(tokens / (5 * estimate.generate_rate) / 3600)
+    step_s = 768 * estimate.output / 2 / min(5 * estimate.generate_rate, 3 * estimate.train_rate)
+    share = 4 * hours / (4 * hours + 250 * step_s / 3600)           # at 0, 100, 200, 250
+    assert f"= 14,400 samples, {tokens / 1e6:.3g}M tokens, about {hours:.2g} h" in words
+    assert f"; 4 of them are {share:.0%} of the run's" in words
+    drawn = torch.rand(20_000, 900).gt(0.5).float().mean(1).std()   # a choice of prompts
+    noise = torch.binomial(torch.full((20_000,), 14_400.0), torch.tensor(0.5)).div(14_400).std()
+    for name, error in (("eval_samples", float(noise)), ("heldout", float(drawn))):
+        numbers = re.search(rf"of {name}.*?up to ([\d.]+) instead of ([\d.]+)", words)
+        assert [float(x) for x in numbers.groups()] == pytest.approx([2 * error, error], rel=0.05)
+    assert "evaluate  900 prompts x 16" in estimate.text(3, 5)
+    others, words = estimate.evaluation(900, 3, 0)                  # others' servers: not known
+    assert others == 0 and "14,400 samples" in words and " h " not in words
+
+
+def test_a_run_says_before_a_long_first_evaluation_that_it_comes(eight):
+    _, estimate = estimate_of(eight, gpus=8)
+
+    def said(**changes):
+        run = SimpleNamespace(
+            config=estimate.config, evaluated=None, sampler=SimpleNamespace(devices=5),
+            problems=SimpleNamespace(train={}, heldout=dict.fromkeys(range(1030))),
+            team=SimpleNamespace(memory=estimate, size=3), trainer=SimpleNamespace(device="cuda"),
+            folder=SimpleNamespace(path="runs/r"))
+        vars(run).update(changes)
+        return describe(run)
+    assert f"\nFirst it is evaluated (estimated): {estimate.evaluation(1030, 3, 5)[1]}." in said()
+    for quiet in ({"evaluated": 0}, {"problems": SimpleNamespace(train={}, heldout={1: 2})}):
+        assert "evaluated" not in said(**quiet)                     # resumed; or in seconds
+
+
 def test_rates_are_those_of_a_hand_calculation(eight):
     """Of an H100, half of whose bandwidth and 30% of whose FLOPs are reached: a decode step reads
     all weights and caches, training computes three forwards, or four. GPUs that share a copy of
@@ -124,13 +177,63 @@ def test_the_advice_names_the_largest_buffer_and_shrinks_it(eight, seed):
 
 
 def test_a_device_is_known_by_whole_words_of_its_name():
-    """The H100 on PCIe is the slower one, and GH200 is not H200."""
+    """The H100 on PCIe is the slower one, and GH200 is not H200, nor A10 A100."""
     for name, entry in {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA H100 PCIe": "H100 PCIe",
-                        "NVIDIA H200": "H200", "NVIDIA A100-PCIE-40GB": "A100",
+                        "NVIDIA H100 NVL": "H100 NVL", "NVIDIA GH200 480GB": "GH200",
+                        "NVIDIA H200": "H200", "NVIDIA A100-PCIE-40GB": "A100 40GB",
+                        "NVIDIA A100-SXM4-80GB": "A100", "NVIDIA A10": "A10", "NVIDIA L4": "L4",
                         "NVIDIA GeForce RTX 4090": "4090"}.items():
         assert known_device(name).name == entry
-    for name in ("NVIDIA H20", "NVIDIA L40S", "NVIDIA GH200 480GB"):
+    for name in ("NVIDIA H20", "NVIDIA L40", "NVIDIA A10G"):
         assert not known_device(name)
+
+
+def qwen3(folder, hidden):
+    """The shape of Qwen3-0.6B (hidden 1024) or 1.7B (2048), with the toy's tokenizer."""
+    Qwen3Config(vocab_size=151936, hidden_size=hidden, intermediate_size=3 * hidden, head_dim=128,
+                num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
+                max_position_embeddings=40960, tie_word_embeddings=True,
+                architectures=["Qwen3ForCausalLM"]).save_pretrained(folder)
+    toy.make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name, gib, hidden, gpus, would", [
+    ("NVIDIA GeForce RTX 4090", 23.5, 1024, 1, "sequences"), ("NVIDIA A10", 22, 1024, 8, ""),
+    ("NVIDIA A100-SXM4-40GB", 39.4, 1024, 1, "sequences"),
+    ("NVIDIA A100-SXM4-40GB", 39.4, 1024, 2, ""),
+    ("NVIDIA GeForce RTX 4090", 23.5, 2048, 1, "weights"),
+    ("NVIDIA GeForce RTX 4090", 23.5, 2048, 2, "trainers"),
+    ("NVIDIA A100-PCIE-40GB", 39.4, 2048, 2, "sequences"),
+    ("NVIDIA H100 80GB HBM3", 79.1, 2048, 1, ""), ("NVIDIA H100 80GB HBM3", 79.1, 2048, 2, "")])
+def test_a_smaller_card_is_told_the_nearest_run_that_it_has_room_for(name, gib, hidden, gpus, would,
+                                                                     tmp_path, monkeypatch):
+    """A card as torch would describe it. What is named does fit, and little more would."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(
+        name=name, total_memory=int(gib * GIB), major=8, minor=0))
+
+    def refused(**settings):
+        config, estimate = estimate_of(qwen3(tmp_path, hidden), gpus=gpus, engine="vllm",
+                                       **settings)
+        return estimate.refusals(1, gpus - 1), estimate.length
+    refusals, _ = refused()
+    assert bool(refusals) == bool(would)
+    if would:
+        sentence, = refusals
+        assert would in sentence.partition("; it would fit with ")[2]
+    if found := re.search(r"sequences of ([\d,]+) tokens", sentence if would else ""):
+        fits = int(found[1].replace(",", ""))
+        parts = dict(prompt_tokens=fits // 4, answer_tokens=fits // 4, think_min=1,
+                     micro_batch_tokens=256)
+        _, length = refused(think_max=99, **parts)
+        for more, fine in ((0, True), (768, False)):
+            again, longer = refused(think_max=99 + fits + more - length, **parts)
+            assert longer == fits + more and (not again) == fine
+    if would == "trainers":
+        count = int(re.search(r"(\d+) trainers", sentence)[1])
+        _, estimate = estimate_of(tmp_path, gpus=gpus, engine="vllm")
+        assert count > 1 and estimate.trainer_fits(count) and not estimate.trainer_fits(count - 1)
 
 
 def test_a_servers_gpus_are_counted_as_vllms_own_options_say(eight):

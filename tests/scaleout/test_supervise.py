@@ -17,6 +17,7 @@ import pytest
 from conftest import ROOT
 from processes import LIMIT_S, gone, tree, until
 
+from engines.server import STARTED
 from scaleout.supervise import Child
 
 # Writes its pid and starts a child in a session of its own, as vLLM and accelerate do; then BODY.
@@ -169,6 +170,8 @@ def test_a_rank_that_fails_ends_the_run_with_what_it_wrote_in_this_run(parts, tm
         error = process.stderr.read()
         assert "another rank, 0 has ended with exit status 2; the end of " in error
         assert "other.py.log:\n    the cause, on standard error" in error and "before" not in error
+    assert (tmp_path / "other.py.log").read_text() == (
+        f"what ended the run before\n{STARTED}\nthe cause, on standard error\n")
 
 
 def test_the_run_goes_on_until_the_last_rank_has_ended(parts, tmp_path):
@@ -384,7 +387,7 @@ def test_a_server_that_is_started_again_has_another_seed(tmp_path):
     for start in (server.start, server.restart, server.restart):
         start()
         until(lambda: server.status is not None, "its end")
-    words = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    words = [line.split() for line in (tmp_path / "log").read_text().splitlines()[1::2]]
     assert len({seed for _, seed, _, _ in words}) == 3 and words[0][1] == "7"
     assert {(*line[:1], *line[2:]) for line in words} == {("--seed", "--port", "7")}
 

@@ -7,6 +7,7 @@ import doctest
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 
 import pytest
@@ -260,6 +261,24 @@ def test_a_run_trains_and_evaluates_on_what_is_sound_and_short_enough(tmp_path):
     assert found.log == {"problems/train": len(found.train), "problems/heldout": len(asked),
                          "problems/bad_records": 1, "problems/bad_gold": 2, "problems/too_long": 8}
     assert found.prompt_tokens == max(len(q) for q in asked | questions(found.train.values())) + 9
+
+
+def test_the_math_and_code_run_leaves_long_prompts_out_and_counts_them(tmp_path):
+    """Four of sixty statements are longer than prompt_tokens: by default a run would end there."""
+    rows = [{"question": "x" * (900 if i % 20 == 3 else i), "answer": "1"} for i in range(1, 31)]
+    parts = [write_jsonl(tmp_path / name, [row | {"question": letter + row["question"] + str(i)}
+                                           for i, row in enumerate(rows)])
+             for name, letter in (("math.jsonl", "m"), ("code.jsonl", "c"))]
+    ours = tomllib.loads((ROOT / "configs" / "math_code.toml").read_text())
+    assert ours["task"] == "polaris-53k+deepcoder"
+    config = Config(task="+".join(parts), heldout_prompts=8, prompt_tokens=100)
+    with pytest.raises(TaskError, match="max_unusable = 0.02: 4 of 60 problems cannot be used"):
+        load_problems(config, Letters(), None)
+    config.max_unusable = ours["max_unusable"]
+    with pytest.warns(UserWarning, match="4 of 60 problems cannot be used .*'too_long': 4"):
+        found = load_problems(config, Letters(), None)
+    assert found.log["problems/too_long"] == 4
+    assert len(found.train) + len(found.heldout) == 56
 
 
 def test_held_out_problems_are_a_fair_sample_in_their_order(tmp_path):
