@@ -1,0 +1,61 @@
+"""What staleness does to the losses: one line for each run of `make stress`  (results/stress)
+
+    python bench/stress.py results/stress/*/ --csv results/stress/runs.csv
+
+Run folders are named RECIPE-toyT-seedS. A run's end is the mean of its last three evaluations, its
+best that of its best three in a row; it has collapsed if the end is below half of the best.
+"""
+import argparse
+import csv
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from artifacts.readers import read_curves, read_rows
+
+COLUMNS = ("recipe", "toy", "seed", "start", "best", "end", "collapsed", "lag", "ess_least",
+           "ess_median", "clipped_most")
+
+
+def row_of(folder):
+    """The row of one run, as a dict of COLUMNS."""
+    name = Path(folder).name
+    recipe, toy, seed = re.fullmatch(r"(\w+)-toy(\d+)-seed(\d+)", name).groups()
+    (curve,), _ = read_curves([str(folder)])
+    steps = read_rows(Path(folder) / "metrics.jsonl")
+    lag, ess, clipped = (np.array([step[column] for step in steps if column in step]) for column in
+                         ("lag/mean", "ess", "ratio/clipped_frac"))
+    best, end = np.convolve(curve.R, np.ones(3) / 3, "valid").max(), curve.R[-3:].mean()
+    numbers = (curve.R[0], best, end, end < best / 2, lag[len(lag) // 2:].mean(), ess.min(),
+               np.median(ess), clipped.max())
+    return dict(zip(COLUMNS, (recipe, int(toy), int(seed), *(round(float(x), 3) for x in numbers)),
+                    strict=True))
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("runs", nargs="+")
+    p.add_argument("--csv", help="write the rows to this file")
+    args = p.parse_args()
+    rows = sorted(map(row_of, args.runs), key=lambda row: (row["recipe"], row["seed"]))
+    print(*(f"{name:>17}" for name in COLUMNS))
+    for row in rows:
+        print(*(f"{value:>17}" for value in row.values()))
+    for recipe in dict.fromkeys(row["recipe"] for row in rows):
+        ends = [row["end"] for row in rows if row["recipe"] == recipe]
+        fell = sum(row["collapsed"] for row in rows if row["recipe"] == recipe)
+        print(f"{recipe:>17}: end {np.mean(ends):.3f} on average, {min(ends):.3f} to "
+              f"{max(ends):.3f}, collapsed {fell:g} of {len(ends)}")
+    if args.csv:
+        with open(args.csv, "w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
