@@ -17,7 +17,10 @@ Axes: m prompts, n outputs (samples), T tokens in the row, K output tokens, H qu
 key-value heads, D head size, C / R longest prompt (the context) / output, L = C + R.
 """
 
+import functools
+import importlib.util
 import random
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -213,12 +216,26 @@ def uses_flash(dtype, device):
         torch.cuda.get_device_capability()[0] >= 8 if torch.cuda.is_available() else True)
 
 
+@functools.cache
+def take_newest_flash():
+    """Have torch call FlashAttention 3, about 1.5 times as fast as 2, where its package is there;
+    it is for Hopper alone. Whatever keeps it from that is said, and 2 goes on."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) \
+            and importlib.util.find_spec("flash_attn_interface"):
+        try:
+            torch.nn.attention.activate_flash_attention_impl("FA3")
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            print("warning: FlashAttention 3 is installed but cannot be used, version 2 is taken: "
+                  f"{str(error).splitlines()[0]}", file=sys.stderr)
+
+
 class FlashAttention:
     """The same as `DenseAttention` in one call of torch's FlashAttention for a whole row. The keys
     of an output are those of its prompt followed by its own. Not run on a GPU so far: a test runs
     these indices with a kernel in plain Python."""
 
     def __init__(self, prompts, outputs, prompt_of, dtype):
+        take_newest_flash()
         self.dtype = dtype
         real = outputs.lengths > 0                      # an output of one token has no query
         prompt = prompt_of[real]

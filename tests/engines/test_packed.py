@@ -132,6 +132,33 @@ def test_gpus_older_than_the_kernel_have_masks_instead(monkeypatch):
         assert uses_flash(torch.float16, "cuda") == can
 
 
+def test_the_newest_kernel_is_taken_on_hopper_where_it_is_installed_or_says_why_not(
+        monkeypatch, capsys):
+    """Version 3 is for compute capability 9.0 alone: elsewhere it would end the run."""
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", taken.append)
+    for capability, package, takes in (((9, 0), "there", True), ((9, 0), None, False),
+                                       ((8, 0), "there", False), ((10, 0), "there", False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)  # noqa: B023
+        monkeypatch.setattr(packed.importlib.util, "find_spec", lambda name: package)  # noqa: B023
+        packed.take_newest_flash.cache_clear()
+        taken.clear()
+        packed.take_newest_flash()
+        packed.take_newest_flash()
+        assert taken == takes * ["FA3"]
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(packed.importlib.util, "find_spec", lambda name: "there")
+    packed.take_newest_flash.cache_clear()
+    packed.take_newest_flash()                          # the package is not really there
+    packed.take_newest_flash.cache_clear()
+    assert capsys.readouterr().err == (
+        "warning: FlashAttention 3 is installed but cannot be used, version 2 is taken: No module "
+        "named 'flash_attn_interface'\n")
+
+
 @pytest.mark.parametrize("outputs", [None, [[1], [2], [3]]])
 def test_the_gpus_kernel_is_told_the_same_as_the_masks_say(seed, monkeypatch, outputs):
     """The attention mask as indices; the kernel itself is replaced by what its documentation
@@ -270,7 +297,7 @@ def test_a_row_of_the_bench_that_fails_loses_no_other_and_none_keeps_the_one_bef
         assert not any(module() for module in alive)
         alive.extend(weakref.ref(module) for module in trainer.model.modules())
         return timings(trainer, *args)
-    monkeypatch.setattr(gpu, "VllmSampler", fail)
+    monkeypatch.setattr(gpu.vllm_inprocess, "VllmSampler", fail)
     monkeypatch.setattr(gpu, "timings", note)
     monkeypatch.setattr(sys, "argv", [
         "gpu.py", *"--device cpu --hidden 128 --layers 1 --vocab 50 --lengths 24 --tokens 50 "

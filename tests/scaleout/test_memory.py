@@ -172,8 +172,8 @@ def test_what_a_forward_keeps_until_the_backward_pass_is_what_was_estimated(
     del logprobs                                # until here, what it has kept is alive
 
 
-@pytest.mark.parametrize("hidden, trainers, found", [(2048, 1, 133_415), (1024, 1, 82_216),
-                                                     (2048, 2, 112_935)])
+@pytest.mark.parametrize("hidden, trainers, found", [(2048, 1, 112_862), (1024, 1, 71_902),
+                                                     (2048, 2, 112_862)])
 def test_the_activations_of_two_real_models_are_those_that_were_counted(hidden, trainers, found,
                                                                         tmp_path):
     """Bytes a token and layer, counted by hooks on Qwen3-1.7B and 0.6B with flash attention."""
