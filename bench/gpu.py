@@ -208,7 +208,7 @@ def timings(trainer, length, choice, prompt, peak, args):
                "peak_memory_gib": memory, "head_share": head_s / seconds}
     if choice == PADDED:                        # its model has left the sampler's attention
         return numbers
-    sampler = TransformersSampler(copy.deepcopy(model).to(trainer.dtype), None, **small(prompt))
+    sampler = TransformersSampler(packed.rounded_copy(model, trainer.dtype), None, **small(prompt))
     return numbers | compared(trainer, sampler, prompt, args)
 
 

@@ -17,6 +17,7 @@ Axes: m prompts, n outputs (samples), T tokens in the row, K output tokens, H qu
 key-value heads, D head size, C / R longest prompt (the context) / output, L = C + R.
 """
 
+import copy
 import functools
 import importlib.util
 import random
@@ -54,6 +55,15 @@ def heads(config):
     H = config.num_attention_heads
     return (H, getattr(config, "num_key_value_heads", None) or H,
             getattr(config, "head_dim", None) or config.hidden_size // H)
+
+
+def rounded_copy(model, dtype):
+    """A copy of the model with weights of `dtype`. Its buffers stay fp32: rotary frequencies of 8
+    bits would turn position 10,000 by radians, which `.to(dtype)` does in silence."""
+    twin = copy.deepcopy(model)
+    for parameter in twin.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return twin
 
 
 # -- 2. The row ------------------------------------------------------------------------------------

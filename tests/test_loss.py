@@ -372,6 +372,7 @@ def test_the_gradient_of_a_bf16_head_is_summed_in_fp32():
     assert naive.item() < exact / 3
 
 
+@pytest.mark.gpu_rehearsal
 def test_cudas_products_of_bf16_into_fp32_give_the_same_gradient_without_a_copy_of_the_head(
         monkeypatch):
     """Only CUDA multiplies bf16 into fp32. As torch documents it, in plain lines: operands of one

@@ -41,6 +41,7 @@ def gradient(model, rollouts, dtype):
     return torch.cat([logprobs.detach().flatten(), *(p.grad.flatten() for p in model.parameters())])
 
 
+@pytest.mark.gpu_rehearsal
 @pytest.mark.parametrize("compiler", ["g++", "nowhere"])
 def test_compiled_layers_compute_the_same_and_without_a_compiler_plain_ones_say_so(
         compiler, seed, compilers_own, capsys):

@@ -132,6 +132,7 @@ def test_gpus_older_than_the_kernel_have_masks_instead(monkeypatch):
         assert uses_flash(torch.float16, "cuda") == can
 
 
+@pytest.mark.gpu_rehearsal
 def test_the_newest_kernel_is_taken_on_hopper_where_it_is_installed_or_says_why_not(
         monkeypatch, capsys):
     """Version 3 is for compute capability 9.0 alone: elsewhere it would end the run."""
@@ -159,6 +160,7 @@ def test_the_newest_kernel_is_taken_on_hopper_where_it_is_installed_or_says_why_
         "named 'flash_attn_interface'\n")
 
 
+@pytest.mark.gpu_rehearsal
 @pytest.mark.parametrize("outputs", [None, [[1], [2], [3]]])
 def test_the_gpus_kernel_is_told_the_same_as_the_masks_say(seed, monkeypatch, outputs):
     """The attention mask as indices; the kernel itself is replaced by what its documentation
@@ -282,6 +284,19 @@ def test_a_model_without_numbers_is_judged_by_its_settings_alone():
 def test_a_forward_without_packed_attention_says_what_to_do(llama):
     with pytest.raises(RuntimeError, match="needs a function `attend`: call packed.forward"):
         packed_copy(llama)(torch.tensor([[1, 2, 3]]))
+
+
+@pytest.mark.gpu_rehearsal
+def test_a_rounded_copy_turns_late_positions_as_its_model_does(llama):
+    """`.to(bfloat16)` rounds the rotary frequencies too: at position 10,000 to other angles."""
+    late = torch.tensor([[10_000]])
+    turns = [model.model.rotary_emb(torch.ones(1, 1, 1), late)[0] for model in (
+        llama, packed.rounded_copy(llama, torch.bfloat16), copy.deepcopy(llama).bfloat16())]
+    assert torch.equal(turns[1], turns[0]) and (turns[2] - turns[0]).abs().max() > 0.5
+    twin = packed.rounded_copy(llama, torch.bfloat16)
+    assert {p.dtype for p in twin.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in llama.parameters()} == {torch.float32}
+    assert twin.lm_head.weight is twin.model.embed_tokens.weight
 
 
 def test_a_row_of_the_bench_that_fails_loses_no_other_and_none_keeps_the_one_before(

@@ -75,6 +75,7 @@ def test_one_call_may_ask_for_the_other_head_and_the_next_has_its_own_again(llam
         assert right < 0.3 * wrong
 
 
+@pytest.mark.gpu_rehearsal
 @pytest.mark.parametrize("make", [random_llama, random_qwen3])
 def test_in_bf16_everything_between_two_products_is_bf16_and_no_farther_from_the_truth(
         make, seed, monkeypatch):

@@ -83,6 +83,7 @@ def test_without_the_repacking_a_tied_head_would_be_stale(plain, make, monkeypat
     assert errors(new, drain(sampler, requests(5))).mean() > 1e-2
 
 
+@pytest.mark.gpu_rehearsal
 def test_a_swap_copies_weights_to_where_the_old_ones_lay_so_that_graphs_of_a_gpu_stay_valid(
         plain, make, monkeypatch):
     """A captured graph knows addresses. The CPU build packs matrices anew, and has none."""

@@ -250,6 +250,7 @@ def samplers_on_a_gpu(monkeypatch, folder, free, **settings):
     return load.make_samplers(config, trainer, 40)
 
 
+@pytest.mark.gpu_rehearsal
 def test_caches_on_a_gpu_are_as_large_as_what_training_leaves(micro, monkeypatch, capsys):
     """Over transformers the training's has its slots, and the evaluation's the rest. vLLM's one
     cache, which both share, has as many slots as fit."""

@@ -258,6 +258,7 @@ def bf16_logprobs(trainer, seed):
     return logprobs.tolist(), sorted(map(str, dtypes))
 
 
+@pytest.mark.gpu_rehearsal
 def test_sharded_ranks_in_bf16_keep_fp32_masters_gradients_and_log_probs(models, seed):
     """accelerate's own FSDP2 policy for bf16 rounds the log-probs to bf16 (an error of 1e-2 at
     -5) and reduces gradients in it."""

@@ -1,0 +1,86 @@
+"""The path of a GPU, as far as a machine without one can walk it (make gpu-rehearsal)."""
+
+import json
+
+import pytest
+import torch
+from conftest import arguments, lines
+from estimates import estimate_of
+from pretend_gpu import OnCpu, OnGpu, PretendGpu
+
+import scalerl
+from scaleout import launch
+from scaleout.placement import make_placement
+
+pytestmark = pytest.mark.gpu_rehearsal
+
+
+def test_tensors_of_two_devices_in_one_call_are_refused_and_what_cuda_allows_is_not(monkeypatch):
+    """Without this the rehearsal below would say nothing."""
+    with PretendGpu(monkeypatch) as gpu:
+        far, near = torch.arange(6.0, device="cuda"), torch.arange(6.0)
+        assert far.device.type == "cuda" and far.is_cuda and not near.is_cuda
+        for call in (lambda: far + near, lambda: torch.cat([near, far]), lambda: near[far.long()],
+                     lambda: far.__setitem__(near.long(), near), lambda: near.add_(far * 2)):
+            with pytest.raises(RuntimeError, match="on the GPU and on the CPU"):
+                call()
+        assert isinstance(far[near.long()] + near.sum(), OnGpu)
+        assert isinstance(far.to("cpu") + near, OnCpu)
+        far[:3] = near[:3]                              # a copy
+        far.requires_grad_()
+        (far * near.to("cuda")).sum().backward()
+        assert torch.equal(far.grad.as_subclass(torch.Tensor), near.as_subclass(torch.Tensor))
+        assert not gpu.syncs["tolist"] and far.tolist() and gpu.syncs["tolist"] == 1
+
+
+@pytest.mark.parametrize("off_policy", ["pipeline-2", "ppo-1"])
+def test_a_whole_run_on_one_gpu_mixes_no_devices(off_policy, micro, tmp_path, monkeypatch):
+    """Loading, the self-test, generation with interruption, forward, backward, AdamW, the push of
+    weights, evaluation and checkpoint, in bf16, without masks and with CUDA's products. Sampler
+    and trainer agree as closely as on a CPU in bf16: 2e-3, and 1e-2 is one kernel gone wrong."""
+    monkeypatch.chdir(tmp_path)
+    with PretendGpu(monkeypatch) as gpu:
+        assert scalerl.main(arguments(
+            micro, name="r", gpus=1, steps=3, zero_variance_filter="false", off_policy=off_policy,
+            compile_layers="off")) == 0
+    assert gpu.calls["backward"] and gpu.calls["_fused_adamw_"] and gpu.calls["copy_"]
+    log = lines(tmp_path / "runs" / "r")
+    assert [row["version"] for row in log] == [0, 1, 2, 3]      # 0: the self-test
+    assert json.loads((tmp_path / "runs" / "r" / "versions.json").read_text())[
+        "device"] == "NVIDIA H100 80GB HBM3"
+    assert "compute/gpu_hours" in log[-1]
+    assert 0 < log[1]["mismatch/mean_abs_dlogp/lag_0"] < 5e-3
+
+
+@pytest.mark.parametrize("words", [{}, {"trainers": 4, "tensor_parallel": 2}, {
+    "vllm_args": "--data-parallel-size 2 --enforce-eager", "servers": 2}])
+def test_the_main_commands_servers_have_command_lines_that_the_installed_vllm_takes(
+        words, eight, monkeypatch):
+    """Its own parser, and its own checks of what it has parsed. A renamed option would end each of
+    eight servers after a minute, and the run after the third start."""
+    pytest.importorskip("vllm")
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers import cli_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    config, estimate = estimate_of(eight, gpus=8, name="main", **words)
+    placement = make_placement(config, estimate, iter(range(9000, 9099)).__next__)
+    _, servers = launch.commands(config, [], placement, estimate, launch.ROOT / "runs", 1)
+    devices = []
+    for server, (port, child) in zip(placement.servers, enumerate(servers, 9000)):
+        interpreter, minus_m, module, *argv = map(str, child.argv)
+        assert (minus_m, module) == ("-m", "vllm.entrypoints.openai.api_server")
+        parsed = cli_args.make_arg_parser(FlexibleArgumentParser()).parse_args(argv)
+        cli_args.validate_parsed_serve_args(parsed)
+        engine = AsyncEngineArgs.from_cli_args(parsed)
+        assert (parsed.host, parsed.port) == ("127.0.0.1", port)
+        assert (engine.model, engine.dtype) == (str(eight), "bfloat16")
+        assert (engine.max_model_len, engine.max_num_seqs) == (estimate.length, estimate.slots)
+        assert engine.hf_overrides == {"head_dtype": "float32"} and engine.enable_prefix_caching
+        assert engine.logprobs_mode == "processed_logprobs" and engine.generation_config == "vllm"
+        assert engine.weight_transfer_config.backend == "nccl" and engine.skip_tokenizer_init
+        assert engine.tensor_parallel_size == config.tensor_parallel
+        assert engine.data_parallel_size * config.tensor_parallel == estimate.server_gpus
+        assert engine.enforce_eager == ("--enforce-eager" in config.vllm_args)
+        devices += child.env["CUDA_VISIBLE_DEVICES"].split(",")
+        assert child.env["VLLM_SERVER_DEV_MODE"] == "1"
+    assert sorted(devices) == [str(i) for i in range(sum(placement.trainers), 8)]
