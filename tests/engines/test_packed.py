@@ -259,7 +259,7 @@ def test_a_model_that_cannot_be_run_on_a_row_is_refused_in_a_sentence(family, si
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "olmo2", "gpt2", "mixtral"])
 def test_models_of_full_attention_pass_and_no_random_number_is_drawn(family, dtype, seed):
     """A run's numbers are those that it would draw without the check; dropout is off."""
     model = random_model(family, **{"gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 6},

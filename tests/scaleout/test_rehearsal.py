@@ -2,13 +2,17 @@
 
 import json
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from conftest import arguments, lines
 from estimates import estimate_of
 from pretend_gpu import OnCpu, OnGpu, PretendGpu
+from transformers import AutoModelForCausalLM, Olmo2Config, Qwen2Config
 
 import scalerl
+from tiny import toy
 from scaleout import launch
 from scaleout.placement import make_placement
 
@@ -84,3 +88,47 @@ def test_the_main_commands_servers_have_command_lines_that_the_installed_vllm_ta
         devices += child.env["CUDA_VISIBLE_DEVICES"].split(",")
         assert child.env["VLLM_SERVER_DEV_MODE"] == "1"
     assert sorted(devices) == [str(i) for i in range(sum(placement.trainers), 8)]
+
+
+# The shapes of the models of configs/gsm8k_*.toml, as their pages have them.
+QWEN, OLMO = (kind(**sizes, architectures=[f"{name}ForCausalLM"]) for kind, name, sizes in (
+    (Qwen2Config, "Qwen2", {
+        "vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "max_position_embeddings": 32_768, "tie_word_embeddings": True}),
+    (Olmo2Config, "Olmo2", {
+        "vocab_size": 100_352, "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "max_position_embeddings": 4096, "tie_word_embeddings": False, "pad_token_id": 100_277,
+        "eos_token_id": 100_257})))
+CARDS = {"NVIDIA GeForce RTX 4090": (23.5, (8, 9)), "NVIDIA A100-SXM4-80GB": (79.1, (8, 0)),
+         "NVIDIA H100 80GB HBM3": (79.1, (9, 0))}       # as torch names them; GiB, capability
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+@pytest.mark.parametrize("card", CARDS)
+@pytest.mark.parametrize("name, shape, weights, small", [("gsm8k_1gpu", QWEN, 494_032_768, True),
+                                                  ("gsm8k_1gpu_olmo2", OLMO, 1_484_916_736, False)])
+def test_the_gsm8k_configs_are_accepted_on_their_cards_and_only_there(
+        name, shape, weights, small, card, engine, tmp_path, monkeypatch, capsys):
+    """The device is played back: what torch says of such a card. fp32 masters and AdamW of 1.5B
+    weights, 24 GB, have no room on the small one, and that is said before anything is loaded."""
+    monkeypatch.chdir(tmp_path)
+    shape.save_pretrained("model")
+    toy.make_tokenizer().save_pretrained("model")
+    gib, capability = CARDS[card]
+    for what, value in (("is_available", True), ("device_count", 1),
+                        ("get_device_capability", capability), ("get_device_properties",
+                         SimpleNamespace(name=card, total_memory=int(gib * 2**30)))):
+        monkeypatch.setattr(torch.cuda, what, lambda *_, value=value: value)
+    path = launch.ROOT / "configs" / f"{name}.toml"
+    code = scalerl.main(["--config", str(path), "--model", "model", "--gpus", "1", "--engine",
+                         engine, "--dry-run"])
+    out, error = capsys.readouterr()
+    assert f"Estimates for {card} of {gib:.0f} GiB" in out and "GPU 0" in out
+    assert not small or "layers are recomputed" not in out
+    assert (code, "a trainer does not fit" in error) == (
+        (0, False) if small or gib > 30 else (2, True))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(shape)
+    assert sum(p.numel() for p in model.parameters()) == weights
