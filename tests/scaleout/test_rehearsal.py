@@ -1,6 +1,7 @@
 """The path of a GPU, as far as a machine without one can walk it (make gpu-rehearsal)."""
 
 import json
+import re
 
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import torch
 from conftest import arguments, lines
 from estimates import estimate_of
 from pretend_gpu import OnCpu, OnGpu, PretendGpu
-from transformers import AutoModelForCausalLM, Olmo2Config, Qwen2Config
+from transformers import AutoModelForCausalLM, Olmo2Config, Qwen2Config, Qwen3Config
 
 import scalerl
 from tiny import toy
@@ -101,6 +102,11 @@ QWEN, OLMO = (kind(**sizes, architectures=[f"{name}ForCausalLM"]) for kind, name
         "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16,
         "max_position_embeddings": 4096, "tie_word_embeddings": False, "pad_token_id": 100_277,
         "eos_token_id": 100_257})))
+QWEN_06B = {
+    "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128,
+    "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "max_position_embeddings": 40_960, "tie_word_embeddings": True,
+    "architectures": ["Qwen3ForCausalLM"]}
 CARDS = {"NVIDIA GeForce RTX 4090": (23.5, (8, 9)), "NVIDIA A100-SXM4-80GB": (79.1, (8, 0)),
          "NVIDIA H100 80GB HBM3": (79.1, (9, 0))}       # as torch names them; GiB, capability
 
@@ -132,3 +138,32 @@ def test_the_gsm8k_configs_are_accepted_on_their_cards_and_only_there(
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(shape)
     assert sum(p.numel() for p in model.parameters()) == weights
+
+
+def test_the_commands_of_the_first_gpu_run_are_accepted_and_print_what_is_promised(
+        eight, tmp_path, monkeypatch, capsys):
+    """Each is planned as on H100s; a line that nothing prints any more leads astray."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    text = (launch.ROOT / "docs" / "first-gpu-run.md").read_text()
+    Qwen3Config(**QWEN_06B).save_pretrained("small")
+    toy.make_tokenizer().save_pretrained("small")
+    small = re.search('SMALL="(.*?)"', text, re.S)[1]
+    commands = re.findall(r"^\.venv/bin/python scalerl\.py (.*)$", text, re.M)
+    assert len(commands) == 5
+    for command in commands:
+        words = command.replace("$SMALL", small).split()
+        words[words.index("--model") + 1] = "small" if "$SMALL" in command else str(eight)
+        gpus = int(words[words.index("--gpus") + 1])
+        assert scalerl.main([*words, "--engine", "vllm", "--dry-run"]) == 0
+        out = capsys.readouterr().out
+        assert ("On this node" in out) == (gpus > 1)
+        if "--trainers" in words:
+            assert "3 GPUs: 2 train, 1 generate (1 servers): as asked for" in out
+    printed = "".join(path.read_text() for folder in ("", "engines", "scaleout", "artifacts")
+                      for path in (launch.ROOT / folder).glob("*.py"))
+    for line in ("Self-test: sampler and trainer differ in log-prob by", "samples a step",
+                 "warning: layers are not compiled, training is slower", "launcher: ", "Done: ",
+                 "warning: FlashAttention 3 is installed but cannot be used", "held out",
+                 "warning: sampler and trainer disagree", "as asked for", "; logs in "):
+        assert line in text and line in printed, line
