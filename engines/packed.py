@@ -175,8 +175,7 @@ class AttentionMask:
     def __init__(self, allowed, dtype):
         self.groups, (self.queries, self.keys) = 1, allowed.shape[2:]
         allowed = F.pad(allowed, (0, -self.keys % 8))
-        self.added = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(
-            ~allowed, torch.finfo(dtype).min)
+        self.added = torch.where(allowed, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
 
     def grouped(self, groups):
         """(n, 1, groups * R, L): one tensor for all layers, which keep it for the backward pass."""
