@@ -31,7 +31,7 @@ def checkpoint_and_compile(model, *, recompute=False, compiled=False):
         raise ValueError("recompute_layers needs to know the model's layers: transformers names "
                          f"none of {type(model).__name__}")
     if compiled and not layers:
-        print(f"warning: layers are not compiled: transformers names none of "
+        print("warning: layers are not compiled: transformers names none of "
               f"{type(model).__name__}", file=sys.stderr)
     train = {kind: kind.forward for kind in map(type, layers)}      # one function for each class
     if not (recompute or compiled):
@@ -56,8 +56,10 @@ def checkpoint_and_compile(model, *, recompute=False, compiled=False):
 
 def compiled_or_plain(plain):
     """The function `plain` by torch.compile; if the compiler fails, with a warning, as it is."""
-    # The backward pass is compiled in the forward pass too, and fails there if it must.
-    torch._functorch.config.force_non_lazy_backward_lowering = True
+    # The backward pass is compiled in the forward pass too, and fails there if it must. A later
+    # torch may have no such switch.
+    if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
+        torch._functorch.config.force_non_lazy_backward_lowering = True
     step = torch.compile(plain, dynamic=True)
 
     def call(*args, **kwargs):

@@ -227,8 +227,8 @@ def uses_flash(dtype, device):
 
 @functools.cache
 def take_newest_flash():
-    """Have torch call FlashAttention 3, about 1.5 times as fast as 2, where its package is there;
-    it is for Hopper alone. Whatever keeps it from that is said, and 2 goes on."""
+    """Have torch call FlashAttention 3, made for Hopper alone, where its package is there. Whatever
+    keeps it from that is said, and version 2 goes on. Not run so far."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) \
             and importlib.util.find_spec("flash_attn_interface"):
         try:
