@@ -8,6 +8,7 @@
 # make vllm      vLLM, the build for this machine; scalerl.py then takes it by itself
 # make toy       the toy model alone, in models/toy
 # make gpu-check the trainer on a GPU: tokens/s, MFU, memory, mismatch, in results/gpu
+# make gpu-rehearsal  what of the path of a GPU can be run without one, and what that cannot show
 # make certs     in certs/, for --tls: make certs HOSTS=10.0.0.1,10.0.0.2,node3
 #
 # Each target sets up what it needs in .venv, once. PYTHON=python3.12 picks another interpreter.
@@ -23,7 +24,7 @@ SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
-.PHONY: demo seeds held-out mix check test gpu-check toy smollm2 vllm certs clean
+.PHONY: demo seeds held-out mix check test gpu-check gpu-rehearsal toy smollm2 vllm certs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -63,6 +64,12 @@ test: $(VENV)/test $(VENV)/vllm
 
 gpu-check: $(VENV)/base
 	$(PY) bench/gpu.py --out results/gpu
+
+gpu-rehearsal: $(VENV)/test $(VENV)/vllm
+	$(PY) -m pytest -q -m gpu_rehearsal
+	@echo "Not shown: CUDA kernels (attention, products into fp32, what the compiler makes), their"
+	@echo "rounding and speed; NCCL between processes, FSDP2 over it; how much memory is really"
+	@echo "taken; vLLM's CUDA build and its graphs; drivers. docs/first-gpu-run.md is for those."
 
 toy: models/toy/config.json
 smollm2: models/smollm2-135m/config.json

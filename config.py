@@ -134,7 +134,8 @@ class Config:
     # -- placement: memory and speed
     micro_batch_tokens: int = 8192      # ours; of one forward and backward; changes memory only
     recompute_layers: bool = False      # ours; recompute in backward: slower, far less memory
-    compile_layers: bool = False        # ours; torch.compile in training; takes a minute to begin
+    compile_layers: Literal["auto", "on", "off"] = "auto"   # ours; torch.compile in training, a
+                                        # minute to begin; auto: on a GPU
     gpus: int = -1                      # ours; -1: one if there is one; 0: none
     engine: Literal["auto", "vllm", "transformers"] = "auto"    # ours; auto: vllm if installed
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"      # ours; to compute in; auto:

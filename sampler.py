@@ -197,7 +197,8 @@ class TransformersSampler:
         device, longest = self.head.device, interruption.longest
         self.device, self.prompt_tokens = device, prompt_tokens
         self.random = torch.Generator(device).manual_seed(seed)
-        self.eos_ids = torch.tensor(sorted(eos_ids), device=device)
+        self.eos_ids = set(eos_ids)
+        self.ends = torch.tensor(sorted(eos_ids), device=device)
         self.phrase = torch.tensor(interruption.phrase_ids, dtype=torch.long, device=device)
         self.decoded = Counter()                        # "steps", "sequences": for log()
         self.waiting: deque[Request] = deque()          # groups that must wait for slots
@@ -207,7 +208,6 @@ class TransformersSampler:
 
         # What a slot remembers about its sequence: one row of each of these tensors.
         integers = functools.partial(torch.zeros, dtype=torch.long, device=device)
-        flags = functools.partial(torch.zeros, dtype=torch.bool, device=device)
         self.rows = SimpleNamespace(
             last=integers(slots),               # the newest token, not yet in the cache
             count=integers(slots),              # output tokens so far
@@ -215,9 +215,10 @@ class TransformersSampler:
             think=integers(slots),              # its thinking budget
             forced=integers(slots) - 1,         # if the next token is forced: its place in the
                                                 # phrase; -1: the next token is sampled
-            interrupted=flags(slots),
+            interrupted=integers(slots).bool(),
             ids=integers(slots, longest), versions=integers(slots, longest),
-            sampled=flags(slots, longest), logprobs=torch.zeros(slots, longest, device=device))
+            logprobs=torch.zeros(slots, longest, device=device))
+        self.forcing = 0                        # steps in which some next token may be forced
 
     @property
     def in_flight(self):
@@ -251,7 +252,8 @@ class TransformersSampler:
             return []
         token, logprob = self._choose(torch.cat(hidden))
         self.decoded.update(steps=1, sequences=len(token))
-        return self._retire(self._record(token, logprob))
+        ended = self._record(token, logprob)
+        return self._retire(ended) if ended else []
 
     def finished(self) -> list[Rollout]:
         return []
@@ -307,66 +309,71 @@ class TransformersSampler:
         return token[:, 0], logprobs.gather(1, token)[:, 0]
 
     def _record(self, token, logprob):
-        """Write down one token of each running sequence; returns which have ended, bool (n,)."""
+        """Write down one token of each running sequence; returns the slots of the ended ones."""
         n, rows = len(token), self.rows
         count, forced = rows.count[:n], rows.forced[:n]         # views: written in place
         is_forced = forced >= 0
-        if is_forced.any():                                     # the phrase replaces the draw
+        if self.forcing:                                        # the phrase replaces the draw
+            self.forcing -= 1
             token = torch.where(is_forced, self.phrase[forced.clamp(min=0)], token)
             logprob = logprob.masked_fill(is_forced, 0.0)
             forced.add_(is_forced)
             forced.masked_fill_(forced == len(self.phrase), -1)
         here = (torch.arange(n, device=self.device), count.clone())
         rows.ids[here], rows.logprobs[here], rows.versions[here] = token, logprob, self.version
-        rows.sampled[here] = ~is_forced
         rows.last[:n] = token
         count += 1
-        ended = torch.isin(token, self.eos_ids) & ~is_forced
+        stopped = torch.isin(token, self.ends) & ~is_forced
+        due = (count == rows.think[:n]) & ~stopped
+        # One transfer a token: to read a number, the CPU waits until the GPU has done all before.
+        ended, due = torch.stack([stopped | (count == rows.limit[:n]), due]).tolist()
         if len(self.phrase):
-            self._interrupt((count == rows.think[:n]) & ~ended)
-        return ended | (count == rows.limit[:n])
+            self._interrupt([slot for slot in range(n) if due[slot]])
+        return [slot for slot in range(n) if ended[slot]]
 
     def _interrupt(self, due):
-        """Start the phrase in each sequence that still thinks. due (n,) bool: the budget is spent
-        just now. We look for `end` in the text, so it may be any number of tokens."""
+        """Start the phrase in each of these slots that still thinks: its budget is spent just now.
+        We look for `end` in the text, so it may be any number of tokens."""
         rows = self.rows
-        for slot in due.nonzero()[:, 0].tolist():
+        for slot in due:
             ids = rows.ids[slot, : rows.count[slot]].tolist()
             if self.interruption.end not in self.tokenizer.decode(ids):
                 rows.forced[slot], rows.interrupted[slot] = 0, True
                 rows.limit[slot] += len(self.phrase)
+                self.forcing = len(self.phrase)
 
-    def _retire(self, ended):
-        """Return the rollouts of the sequences that have `ended`, bool (n,), and free their slots.
+    def _retire(self, slots):
+        """Return the rollouts of the sequences that have ended in `slots`, and free these.
 
         The last running sequences move into the free slots. So the running sequences always fill
         the first slots, and a decode step computes no others.
         """
-        slots = ended.nonzero()[:, 0].tolist()
-        if not slots:
-            return []
-        rollouts = [self._rollout(slot) for slot in slots]
-        n, n_left, gone = len(self.running), len(self.running) - len(slots), set(slots)
+        at, rows = torch.tensor(slots, device=self.device), self.rows
+        count, think, cut = (x[at].tolist() for x in (rows.count, rows.think, rows.interrupted))
+        tokens = (column[at, : max(count)].tolist()
+                  for column in (rows.ids, rows.logprobs, rows.versions))
+        requests = [self.running[slot] for slot in slots]
+        rollouts = list(map(self._rollout, requests, count, think, cut, *tokens))
+        n_left = len(self.running) - len(slots)
         holes = [slot for slot in slots if slot < n_left]
-        movers = [slot for slot in range(n_left, n) if slot not in gone]
-        self.cache.move(movers, holes)
-        for column in vars(self.rows).values() if movers else ():
-            column[holes] = column[movers]
+        movers = sorted({*range(n_left, len(self.running))} - {*slots})
         for mover, hole in zip(movers, holes):
             self.running[hole] = self.running[mover]
         del self.running[n_left:]
-        self.cache.active = n_left
+        holes, movers = torch.tensor([holes, movers], dtype=torch.long, device=self.device)
+        self.cache.keep(n_left, movers, holes)
+        for column in vars(rows).values() if len(movers) else ():
+            column[holes] = column[movers]
         return rollouts
 
-    def _rollout(self, slot):
-        request, rows, count = self.running[slot], self.rows, int(self.rows.count[slot])
-        ids, logprobs, versions, sampled = (
-            column[slot, :count].tolist()
-            for column in (rows.ids, rows.logprobs, rows.versions, rows.sampled))
-        ended = sampled[-1] and bool((self.eos_ids == ids[-1]).any())
-        return Rollout(request.prompt_id, request.group_id, request.prompt_ids, ids, logprobs,
-                       versions, sampled, "stop" if ended else "length",
-                       bool(rows.interrupted[slot]), request.task)
+    def _rollout(self, request, count, think, interrupted, ids, logprobs, versions):
+        sampled = [True] * count
+        if interrupted:                                         # then the phrase stands here
+            sampled[think: think + len(self.phrase)] = [False] * len(self.phrase)
+        reason = "stop" if ids[count - 1] in self.eos_ids else "length"
+        return Rollout(request.prompt_id, request.group_id, request.prompt_ids, ids[:count],
+                       logprobs[:count], versions[:count], sampled, reason, bool(interrupted),
+                       request.task)
 
     # -- checkpoint --------------------------------------------------------------------------------
 
@@ -389,4 +396,5 @@ class TransformersSampler:
         for name, column in vars(self.rows).items():
             column[: len(self.running)] = tensors[name]
         self.cache.load_state(tensors)
+        self.forcing = len(self.phrase)         # at most
         self.random.set_state(tensors["random"])

@@ -142,11 +142,11 @@ class Head:
         return out.copy_(torch.mm(a, b))
 
     def add_matmul(self, total, a, b):
-        """total += a @ b, without a (V, H) temporary where the dtypes allow it."""
+        """total += a @ b. Only a bf16 head, whose product is rounded, needs a (V, H) temporary."""
         if a.dtype == total.dtype:
             total.addmm_(a, b)
         elif self.sums_in_fp32(a):
-            total += torch.mm(a, b, out_dtype=self.dtype)
+            torch.addmm(total, a, b, out_dtype=self.dtype, out=total)
         else:
             total += torch.mm(a, b)
 

@@ -15,20 +15,22 @@ from engines.packed import AttentionMask, Padding, attention, forward, heads
 class Slots:
     """Key-value cache of up to `slots` sequences of up to `length` tokens each.
 
-    keys, values   lists over layers, of (S, J, length, D);  lengths (S,): tokens in the cache
-    active         running sequences, always the first slots (`move` keeps it so). Attention reads
+    keys, values   lists over layers, of (S, length, J, D), so that a token is written in one piece
+    lengths (S,)   tokens in the cache
+    active         running sequences, always the first slots (`keep` sees to it). Attention reads
                    a view of them: decoding copies nothing, and computes nothing for ended ones.
+    width          tokens of the longest of them; the CPU knows it without waiting for a GPU
     """
 
     def __init__(self, config, slots, length, *, dtype=torch.float32, device="cpu"):
         _, J, D = heads(config)
-        shape = (slots, J, length, D)
+        shape = (slots, length, J, D)
         layers = range(config.num_hidden_layers)
         # Zeros, not empty: a mask multiplies what lies behind it by zero, and NaN * 0 is NaN.
         self.keys, self.values = ([torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
                                   for _ in range(2))
         self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
-        self.active, self.slots = 0, slots
+        self.active, self.width, self.slots = 0, 0, slots
         self.dtype, self.device = dtype, device
 
     def prefill(self, model, prompts, samples):
@@ -45,57 +47,56 @@ class Slots:
 
         def attend(layer, q, k, v, scaling):
             q, k, v = (padding.pad(x) for x in (q, k, v))                       # (m, heads, C, D)
-            self.keys[layer][new, :, :C] = k[prompt_of]
-            self.values[layer][new, :, :C] = v[prompt_of]
+            self.keys[layer][new, :C] = k.transpose(1, 2)[prompt_of]
+            self.values[layer][new, :C] = v.transpose(1, 2)[prompt_of]
             return padding.unpad(attention(q, k, v, mask, scaling))
 
         ids = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
         hidden = forward(model, ids, padding.column, attend)
         self.lengths[new] = padding.lengths[prompt_of]
-        self.active = new.stop
+        self.active, self.width = new.stop, max(self.width, C)
         return hidden[padding.start + padding.lengths - 1]
 
     def decode(self, model, tokens):
         """Feed one token to each active sequence, tokens (n,); returns (n, hidden)."""
         n = self.active
         row, column = torch.arange(n, device=self.device), self.lengths[:n].clone()
-        width = int(column.max()) + 1
+        width = self.width = self.width + 1
         seen = torch.arange(width, device=self.device) <= column[:, None]               # (n, width)
         mask = AttentionMask(seen[:, None, None], self.dtype)                   # (n, 1, 1, width)
 
         def attend(layer, q, k, v, scaling):
-            self.keys[layer][row, :, column] = k
-            self.values[layer][row, :, column] = v
-            out = attention(q[:, :, None], self.keys[layer][:n, :, :width],
-                            self.values[layer][:n, :, :width], mask, scaling)
-            return out[:, :, 0]
+            self.keys[layer][row, column] = k
+            self.values[layer][row, column] = v
+            k, v = (x[layer][:n, :width].transpose(1, 2) for x in (self.keys, self.values))
+            return attention(q[:, :, None], k, v, mask, scaling)[:, :, 0]
 
         hidden = forward(model, tokens, column, attend)
         self.lengths[:n] += 1
         return hidden
 
-    def move(self, sources, targets):
-        """Copy whole sequences between slots, to fill the holes that finished ones leave."""
+    def keep(self, active, sources, targets):
+        """Keep so many sequences, after whole ones were copied from slots `sources` to `targets`
+        (int64 tensors) to fill the holes that finished ones leave."""
         if len(sources):
-            width = int(self.lengths[: self.active].max())
             for cache in (*self.keys, *self.values):
-                cache[targets, :, :width] = cache[sources, :, :width]
+                cache[targets, : self.width] = cache[sources, : self.width]
             self.lengths[targets] = self.lengths[sources]
+        self.active, self.width = active, int(self.lengths[:active].max()) if active else 0
 
     def state(self):
         """Tensors for a checkpoint: the active sequences, as far as they are filled."""
-        n = self.active
-        width = int(self.lengths[:n].max()) if n else 0
+        n, width = self.active, self.width
         tensors = {"lengths": self.lengths[:n].clone()}
         for layer, (key, value) in enumerate(zip(self.keys, self.values)):
-            tensors[f"key.{layer}"] = key[:n, :, :width].clone()
-            tensors[f"value.{layer}"] = value[:n, :, :width].clone()
+            tensors[f"key.{layer}"] = key[:n, :width].clone()
+            tensors[f"value.{layer}"] = value[:n, :width].clone()
         return tensors
 
     def load_state(self, tensors):
         self.active = n = len(tensors["lengths"])
         self.lengths[:n] = tensors["lengths"]
+        self.width = int(tensors["lengths"].max()) if n else 0
         for layer, (key, value) in enumerate(zip(self.keys, self.values)):
-            width = tensors[f"key.{layer}"].shape[2]
-            key[:n, :, :width] = tensors[f"key.{layer}"]
-            value[:n, :, :width] = tensors[f"value.{layer}"]
+            key[:n, : self.width] = tensors[f"key.{layer}"]
+            value[:n, : self.width] = tensors[f"value.{layer}"]

@@ -1,44 +1,44 @@
 """layers.py: how the layers of a model run while it is trained.
 
 `recompute_layers` (activation checkpointing) trades time for memory, `compile_layers` a start-up
-minute for speed. The sampler's forward passes stay as they are.
+minute for speed: torch.compile makes one kernel of the many small steps between two products. The
+sampler's forward passes stay as they are.
 """
 
+import sys
 import types
 
 import torch
+import torch._functorch.config
+from torch._dynamo.exc import TorchDynamoException
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
 from engines import packed
 
 
-def checkpoint_and_compile(model, device, *, recompute=False, compiled=False):
+def checkpoint_and_compile(model, *, recompute=False, compiled=False):
     """Replace the forward method of the model's layers in place; parameters keep their names.
 
-    device      where the model will run
     recompute   run each layer again in the backward pass instead of keeping its activations: a
                 third more arithmetic, and memory that no longer grows with layers x tokens
-    compiled    by torch.compile, once for all layers and lengths. Attention stays out of it: its
-                masks are others in every micro-batch.
-    Raises ValueError where nothing can be compiled, or transformers does not name the layers.
+    compiled    by torch.compile, once for all layers and lengths, or a warning where that fails.
+                Attention stays out of it: its masks are others in every micro-batch.
+    Raises ValueError: transformers does not name the layers that are to be computed again.
     """
+    layers = [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
+    if recompute and not layers:
+        raise ValueError("recompute_layers needs to know the model's layers: transformers names "
+                         f"none of {type(model).__name__}")
+    if compiled and not layers:
+        print("warning: layers are not compiled: transformers names none of "
+              f"{type(model).__name__}", file=sys.stderr)
+    train = {kind: kind.forward for kind in map(type, layers)}      # one function for each class
     if not (recompute or compiled):
         return
-    layers = [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
-    if not layers:
-        raise ValueError("recompute_layers and compile_layers need to know the model's layers: "
-                         f"transformers names none of {type(model).__name__}")
-    train = {kind: kind.forward for kind in map(type, layers)}      # one function for each class
     if compiled:
-        try:                        # now, and not in the first step
-            torch.compile(torch.sin, options={"fx_graph_cache": False})(
-                torch.zeros(2, device=device))
-        except RuntimeError as error:
-            raise ValueError("compile_layers = true: torch.compile does not work here "
-                             f"({str(error).splitlines()[0]})") from None
         AttentionInterface.register("packed", torch.compiler.disable(packed.packed_attention))
-        train = {kind: torch.compile(step, dynamic=True) for kind, step in train.items()}
+        train = {kind: compiled_or_plain(step) for kind, step in train.items()}
 
     def forward(layer, *args, **kwargs):
         # FSDP2 derives a class of its own from the layer's.
@@ -52,3 +52,23 @@ def checkpoint_and_compile(model, device, *, recompute=False, compiled=False):
                           **kwargs)
     for layer in layers:
         layer.forward = types.MethodType(forward, layer)
+
+
+def compiled_or_plain(plain):
+    """The function `plain` by torch.compile; if the compiler fails, with a warning, as it is."""
+    # The backward pass is compiled in the forward pass too, and fails there if it must. A later
+    # torch may have no such switch.
+    if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
+        torch._functorch.config.force_non_lazy_backward_lowering = True
+    step = torch.compile(plain, dynamic=True)
+
+    def call(*args, **kwargs):
+        nonlocal step
+        try:
+            return step(*args, **kwargs)
+        except TorchDynamoException as error:
+            print("warning: layers are not compiled, training is slower: "
+                  f"{str(error).splitlines()[0]}", file=sys.stderr)
+            step = plain
+            return plain(*args, **kwargs)
+    return call

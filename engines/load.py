@@ -5,7 +5,6 @@ the model do not allow is refused in one sentence, a ConfigError, before minutes
 """
 
 import contextlib
-import copy
 import functools
 import importlib.metadata
 import importlib.util
@@ -195,8 +194,8 @@ def make_samplers(config, trainer, prompt_tokens):
                                   seed=config.seed, dtype=trainer.dtype)
         return sampler, sampler.beside(config.seed + 1)
     # A bf16 sampler cannot share the trainer's fp32 masters.
-    generator = trainer.model if trainer.dtype == torch.float32 else copy.deepcopy(
-        trainer.model).to(trainer.dtype)
+    generator = trainer.model if trainer.dtype == torch.float32 else packed.rounded_copy(
+        trainer.model, trainer.dtype)
     make = functools.partial(TransformersSampler, generator, trainer.tokenizer, rule, **shared)
     return make(seed=config.seed, slots=config.slots), make(seed=config.seed + 1, slots=slots)
 

@@ -17,7 +17,11 @@ Axes: m prompts, n outputs (samples), T tokens in the row, K output tokens, H qu
 key-value heads, D head size, C / R longest prompt (the context) / output, L = C + R.
 """
 
+import copy
+import functools
+import importlib.util
 import random
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +55,15 @@ def heads(config):
     H = config.num_attention_heads
     return (H, getattr(config, "num_key_value_heads", None) or H,
             getattr(config, "head_dim", None) or config.hidden_size // H)
+
+
+def rounded_copy(model, dtype):
+    """A copy of the model with weights of `dtype`. Its buffers stay fp32: rotary frequencies of 8
+    bits would turn position 10,000 by radians, which `.to(dtype)` does in silence."""
+    twin = copy.deepcopy(model)
+    for parameter in twin.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return twin
 
 
 # -- 2. The row ------------------------------------------------------------------------------------
@@ -162,8 +175,7 @@ class AttentionMask:
     def __init__(self, allowed, dtype):
         self.groups, (self.queries, self.keys) = 1, allowed.shape[2:]
         allowed = F.pad(allowed, (0, -self.keys % 8))
-        self.added = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(
-            ~allowed, torch.finfo(dtype).min)
+        self.added = torch.where(allowed, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
 
     def grouped(self, groups):
         """(n, 1, groups * R, L): one tensor for all layers, which keep it for the backward pass."""
@@ -213,12 +225,26 @@ def uses_flash(dtype, device):
         torch.cuda.get_device_capability()[0] >= 8 if torch.cuda.is_available() else True)
 
 
+@functools.cache
+def take_newest_flash():
+    """Have torch call FlashAttention 3, made for Hopper alone, where its package is there. Whatever
+    keeps it from that is said, and version 2 goes on. Not run so far."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) \
+            and importlib.util.find_spec("flash_attn_interface"):
+        try:
+            torch.nn.attention.activate_flash_attention_impl("FA3")
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            print("warning: FlashAttention 3 is installed but cannot be used, version 2 is taken: "
+                  f"{str(error).splitlines()[0]}", file=sys.stderr)
+
+
 class FlashAttention:
     """The same as `DenseAttention` in one call of torch's FlashAttention for a whole row. The keys
     of an output are those of its prompt followed by its own. Not run on a GPU so far: a test runs
     these indices with a kernel in plain Python."""
 
     def __init__(self, prompts, outputs, prompt_of, dtype):
+        take_newest_flash()
         self.dtype = dtype
         real = outputs.lengths > 0                      # an output of one token has no query
         prompt = prompt_of[real]

@@ -25,6 +25,18 @@ def logits_chunk(vocab_size):
     return min(8192, max(16, 2**27 // vocab_size))
 
 
+def round_between_products(model, dtype):
+    """Have embeddings and norms hand on `dtype`, as weights in `dtype` would make them do.
+
+    Autocast rounds the operands of products alone. With fp32 masters the residual stream, norms and
+    rotary positions would be fp32: twice the memory and its traffic, and other numbers than those
+    of vLLM and of several ranks (FSDP2), whose weights are 16 bits there.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) or "Norm" in type(module).__name__:
+            module.register_forward_hook(lambda _, __, output: output.to(dtype))
+
+
 class Policy(torch.nn.Module):
     """Log-probs of rollouts under a causal LM: the trainer's forward pass, on every number of GPUs.
 
@@ -42,6 +54,8 @@ class Policy(torch.nn.Module):
         self.model, self.flash = model, flash
         self.temperature, self.dtype, self.head_fp32 = temperature, dtype, head_fp32
         self._no_split_modules = model._no_split_modules        # accelerate: the layers to shard
+        if dtype == torch.bfloat16:
+            round_between_products(model, dtype)
 
     def forward(self, rollouts, head_fp32=None):
         """Log-probs and entropies (no gradient), each (n, T) float32; zero where a token was not

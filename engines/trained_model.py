@@ -27,8 +27,10 @@ class TrainedModel:
         with team.during("start"):
             self.model, self.tokenizer = load.load_model(config, team, self.device)
             with load.refused():
-                checkpoint_and_compile(self.model, self.device, recompute=config.recompute_layers,
-                                       compiled=config.compile_layers)
+                compiled = config.compile_layers == "on" or (
+                    config.compile_layers == "auto" and self.device == "cuda")
+                checkpoint_and_compile(self.model, recompute=config.recompute_layers,
+                                       compiled=compiled)
             policy = Policy(self.model, temperature=config.temperature, dtype=self.dtype,
                             head_fp32=config.head_fp32)
             # The weights are fp32 (load_model), and so are AdamW's moments.

@@ -107,7 +107,9 @@ class VllmSampler(TwoRequests):
             hf_overrides={"head_dtype": HEAD[head_fp32]},
             logprobs_mode="processed_logprobs",         # after temperature
             generation_config="vllm",                   # not the model's own top-p and top-k
-            enforce_eager=True,                         # weights change: nothing may be baked in
+            # The CPU build packs weights anew at a swap: nothing compiled may hold on to them. A
+            # GPU's graphs read them where they lie, and a reload copies to the same places.
+            enforce_eager=not torch.cuda.is_available(),
             # With a step in flight at a swap, its tokens would get the new version's label.
             async_scheduling=False,
             enable_prefix_caching=True, block_size=BLOCK_TOKENS, max_model_len=length,

@@ -135,13 +135,13 @@ class Estimate:
         fixed += self.weights * self.itemsize * (rounded * (not sharded) + self.cuda * self.alone)
         tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
         inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
-        # Bytes of a token in a layer: two norms in fp32, with what they hand to the products (each
-        # product of one process casts it again), the MLP's four, then q, k, v and the output.
-        norms = 24 if not rounded else 16 if sharded else 26
-        layer = norms * hidden + (4 * inner + 2 * (H + J) * D) * self.itemsize
+        # Bytes of a token in a layer: two norms, fp32 inside, with what they hand to the products,
+        # the MLP's four, then q, k, v and the output. Compiled layers keep about two thirds of it:
+        # not counted on, since the compiler may fail.
+        layer = (16 if rounded else 24) * hidden + (4 * inner + 2 * (H + J) * D) * self.itemsize
         layer = tokens * (layer + self.qk_norm * (H + J) * D * (4 + self.itemsize))
-        kept = layer + layers * tokens * hidden * (self.itemsize if sharded else 4) \
-            if self.recompute else layers * layer
+        kept = layer + layers * tokens * hidden * self.itemsize if self.recompute \
+            else layers * layer
         if not self.flash:                                  # an attention mask for each sample
             kept += tokens * self.output * self.itemsize * H / J
         # Logits and their gradients; a rounded head's gradient and what is added to it, in fp32.

@@ -372,6 +372,41 @@ def test_the_gradient_of_a_bf16_head_is_summed_in_fp32():
     assert naive.item() < exact / 3
 
 
+@pytest.mark.gpu_rehearsal
+def test_cudas_products_of_bf16_into_fp32_give_the_same_gradient_without_a_copy_of_the_head(
+        monkeypatch):
+    """Only CUDA multiplies bf16 into fp32. As torch documents it, in plain lines: operands of one
+    dtype, and an `out` of the other. What a chunk adds to the head's gradient must go right there:
+    as a tensor of its own it would be as large as the head, 2.5 GB at V 152k and H 4,096."""
+    T, H, V = 13, 5, 31
+    hidden, weight, targets, g = head_inputs(T, H, V, dtype=torch.float32)
+    inputs = hidden.detach().bfloat16().requires_grad_(), weight
+    with torch.autocast("cpu", torch.bfloat16):         # operands in bf16, sums in fp32
+        logprobs, _ = token_logprobs(*inputs, targets, chunk_tokens=4)
+    expected = gradients(logprobs, inputs, g)
+    mm, shapes = torch.mm, []
+
+    def product(a, b, *, out_dtype=None, out=None, added=0):
+        if out_dtype is None:
+            return mm(a, b) if out is None else mm(a, b, out=out)
+        assert a.dtype == b.dtype == torch.bfloat16 and out.dtype == out_dtype == torch.float32
+        shapes.append((added is out, *out.shape))
+        return out.copy_(added + mm(a.float(), b.float()))
+    monkeypatch.setattr(torch, "mm", product)
+    monkeypatch.setattr(torch, "addmm", lambda added, a, b, **more: product(
+        a, b, **more, added=added))
+    monkeypatch.setattr(head.Head, "widen", property(lambda _: False, lambda *_: None),
+                        raising=False)
+    with torch.autocast("cpu", torch.bfloat16):
+        logprobs, _ = token_logprobs(*inputs, targets, chunk_tokens=4)
+    found = gradients(logprobs, inputs, g)
+    assert [shape for shape in shapes if shape[1:] == (V, H)] == 4 * [(True, V, H)]
+    assert set(shapes) == {(True, V, H), (False, 4, V), (False, 1, V)}
+    assert found[1].dtype == torch.float32
+    for a, b in zip(found, expected):
+        assert (a - b).norm() < 0.01 * b.norm()         # each logit's gradient is rounded to bf16
+
+
 def test_the_sampler_draws_from_the_logits_the_trainer_scores():
     hidden, weight, targets, _ = head_inputs(H=65, dtype=torch.float32)
     for dtype, head_fp32 in itertools.product((torch.float32, torch.bfloat16), (True, False)):

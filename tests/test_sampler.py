@@ -51,7 +51,7 @@ def test_on_a_model_of_usual_scale_they_agree_to_1e_5(micro, seed):
     from transformers import AutoModelForCausalLM
     plain = AutoModelForCausalLM.from_pretrained(micro, dtype=torch.float32).eval()
     sampler = make(packed_copy(plain), phrase=())
-    sampler.eos_ids = torch.tensor([1])
+    sampler.eos_ids, sampler.ends = {1}, torch.tensor([1])
     rollouts = drain(sampler, requests(5))
     errors = [abs(a - b) for r in rollouts
               for a, b in zip(r.logprobs, plain_logprobs(plain, r, 1.0))]

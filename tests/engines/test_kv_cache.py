@@ -20,8 +20,9 @@ def test_decoding_in_slots_follows_the_plain_forward_while_slots_move(make, seed
         slots.prefill(twin, [first, second], [1, 2])
         slots.decode(twin, torch.tensor([7, 8, 11]))
         slots.prefill(twin, [third], [1])
-        slots.move([3], [0])              # the first sequence ends, the third takes over
-        slots.active = 3
+        # The first sequence, the longest, ends, and the third takes over.
+        slots.keep(3, torch.tensor([3]), torch.tensor([0]))
+        assert slots.width == 4
         loaded = Slots(twin.config, slots=7, length=30)
         loaded.load_state(slots.state())
         assert loaded.active == 3 and loaded.lengths[:3].tolist() == [4, 3, 3]

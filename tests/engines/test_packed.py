@@ -132,6 +132,35 @@ def test_gpus_older_than_the_kernel_have_masks_instead(monkeypatch):
         assert uses_flash(torch.float16, "cuda") == can
 
 
+@pytest.mark.gpu_rehearsal
+def test_the_newest_kernel_is_taken_on_hopper_where_it_is_installed_or_says_why_not(
+        monkeypatch, capsys):
+    """Version 3 is for compute capability 9.0 alone: elsewhere it would end the run."""
+    taken = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", taken.append)
+    for capability, package, takes in (((9, 0), "there", True), ((9, 0), None, False),
+                                       ((8, 0), "there", False), ((10, 0), "there", False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)  # noqa: B023
+        monkeypatch.setattr(packed.importlib.util, "find_spec", lambda name: package)  # noqa: B023
+        packed.take_newest_flash.cache_clear()
+        taken.clear()
+        packed.take_newest_flash()
+        packed.take_newest_flash()
+        assert taken == takes * ["FA3"]
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(packed.importlib.util, "find_spec", lambda name: "there")
+    packed.take_newest_flash.cache_clear()
+    packed.take_newest_flash()                          # the package is not really there
+    packed.take_newest_flash.cache_clear()
+    assert capsys.readouterr().err == (
+        "warning: FlashAttention 3 is installed but cannot be used, version 2 is taken: No module "
+        "named 'flash_attn_interface'\n")
+
+
+@pytest.mark.gpu_rehearsal
 @pytest.mark.parametrize("outputs", [None, [[1], [2], [3]]])
 def test_the_gpus_kernel_is_told_the_same_as_the_masks_say(seed, monkeypatch, outputs):
     """The attention mask as indices; the kernel itself is replaced by what its documentation
@@ -230,7 +259,7 @@ def test_a_model_that_cannot_be_run_on_a_row_is_refused_in_a_sentence(family, si
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2", "mixtral"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "olmo2", "gpt2", "mixtral"])
 def test_models_of_full_attention_pass_and_no_random_number_is_drawn(family, dtype, seed):
     """A run's numbers are those that it would draw without the check; dropout is off."""
     model = random_model(family, **{"gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 6},
@@ -257,6 +286,19 @@ def test_a_forward_without_packed_attention_says_what_to_do(llama):
         packed_copy(llama)(torch.tensor([[1, 2, 3]]))
 
 
+@pytest.mark.gpu_rehearsal
+def test_a_rounded_copy_turns_late_positions_as_its_model_does(llama):
+    """`.to(bfloat16)` rounds the rotary frequencies too: at position 10,000 to other angles."""
+    late = torch.tensor([[10_000]])
+    turns = [model.model.rotary_emb(torch.ones(1, 1, 1), late)[0] for model in (
+        llama, packed.rounded_copy(llama, torch.bfloat16), copy.deepcopy(llama).bfloat16())]
+    assert torch.equal(turns[1], turns[0]) and (turns[2] - turns[0]).abs().max() > 0.5
+    twin = packed.rounded_copy(llama, torch.bfloat16)
+    assert {p.dtype for p in twin.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in llama.parameters()} == {torch.float32}
+    assert twin.lm_head.weight is twin.model.embed_tokens.weight
+
+
 def test_a_row_of_the_bench_that_fails_loses_no_other_and_none_keeps_the_one_before(
         tmp_path, monkeypatch):
     """vLLM's errors may be of any class. Layers that recompute are in cycles, and without a
@@ -270,7 +312,7 @@ def test_a_row_of_the_bench_that_fails_loses_no_other_and_none_keeps_the_one_bef
         assert not any(module() for module in alive)
         alive.extend(weakref.ref(module) for module in trainer.model.modules())
         return timings(trainer, *args)
-    monkeypatch.setattr(gpu, "VllmSampler", fail)
+    monkeypatch.setattr(gpu.vllm_inprocess, "VllmSampler", fail)
     monkeypatch.setattr(gpu, "timings", note)
     monkeypatch.setattr(sys, "argv", [
         "gpu.py", *"--device cpu --hidden 128 --layers 1 --vocab 50 --lengths 24 --tokens 50 "

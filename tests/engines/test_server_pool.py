@@ -204,6 +204,7 @@ def test_a_mistake_of_the_clients_ends_the_run_instead_of_leaving_it_to_wait(
         drain(sampler, requests(1))
 
 
+@pytest.mark.gpu_rehearsal
 def test_two_thousand_requests_are_in_flight_at_once_where_1024_files_may_be_open(fake, connect):
     """The usual soft limit; each request is a connection. All are held back until all are there."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -518,6 +519,7 @@ def nccl(monkeypatch):
     return SimpleNamespace(made=made, joined=joined)
 
 
+@pytest.mark.gpu_rehearsal
 def test_nccl_needs_tensors_on_a_gpu_and_vllm_in_the_trainers_process(fake, connect, nccl,
                                                                       monkeypatch):
     """With gpus = 0 there may be a GPU, but the weights are not on it."""
@@ -539,6 +541,7 @@ def test_what_nccl_asserts_when_a_server_is_met_is_a_reason_to_try_again(fake, c
                 start_deadline_s=1.2)
 
 
+@pytest.mark.gpu_rehearsal
 def test_a_bucket_travels_over_nccl_as_one_tensor_of_bytes(fake, connect, nccl):
     server, sent = fake(whole, weight_transfer_config__backend="nccl"), []
     sampler = connect(server.url, cuda=True)

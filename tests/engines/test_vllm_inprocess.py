@@ -83,6 +83,30 @@ def test_without_the_repacking_a_tied_head_would_be_stale(plain, make, monkeypat
     assert errors(new, drain(sampler, requests(5))).mean() > 1e-2
 
 
+@pytest.mark.gpu_rehearsal
+def test_a_swap_copies_weights_to_where_the_old_ones_lay_so_that_graphs_of_a_gpu_stay_valid(
+        plain, make, monkeypatch):
+    """A captured graph knows addresses. The CPU build packs matrices anew, and has none."""
+    def places(model):
+        return {name: (p.data_ptr(), p.double().sum().item())
+                for name, p in model.named_parameters() if p.numel()}
+    sampler = make()
+    before, = sampler.llm.apply_model(places)
+    sampler.push_weights(moved(plain, 0.3).named_parameters(), 1)
+    after, = sampler.llm.apply_model(places)
+    assert {name: place for name, (place, _) in before.items()} == {
+        name: place for name, (place, _) in after.items()}
+    assert before["model.embed_tokens.weight"][1] != after["model.embed_tokens.weight"][1]
+
+    options = {}
+    monkeypatch.setattr(vllm_engine, "load_vllm",
+                        lambda model, **given: options.update(given) or sampler.llm)
+    for gpu in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)               # noqa: B023
+        make()
+        assert options["enforce_eager"] != gpu
+
+
 def test_after_a_swap_running_sequences_follow_new_weights_over_the_old_cache(plain, make):
     """PipelineRL's in-flight update. The oracle is transformers' own cache: keys and values of
     the first tokens from the old weights, of the later ones from the new. Recomputing the cache,

@@ -33,6 +33,7 @@ from tiny import toy
 # What would be started, and what is refused
 
 
+@pytest.mark.gpu_rehearsal
 def test_a_dry_run_says_who_would_run_where_and_starts_and_writes_nothing(eight, tmp_path,
                                                                           monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -97,6 +98,7 @@ def test_a_model_that_the_trainer_would_refuse_is_refused_before_anything_starts
         estimate_of(tmp_path / "model", gpus=8)
 
 
+@pytest.mark.gpu_rehearsal
 def test_gpus_that_are_there_but_do_not_start_are_refused(monkeypatch, eight):
     """As with a driver too old for torch's CUDA: the devices are counted, but none can be used,
     and a trainer would compute on the CPU for days."""
@@ -124,6 +126,7 @@ def test_a_rank_that_was_given_gpus_and_finds_none_ends(monkeypatch):
     launch.check_machine(Config(gpus=-1))
 
 
+@pytest.mark.gpu_rehearsal
 def test_one_gpu_can_be_planned_without_one_as_eight_can(eight, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

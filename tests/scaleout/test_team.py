@@ -212,7 +212,7 @@ CASES = {
     "recomputed": {"model": "tied", "micro_batch_tokens": 90, "aggregation": "sample",
                    "recompute_layers": True},
     "compiled": {"model": "tied", "micro_batch_tokens": 90, "recompute_layers": True,
-                 "compile_layers": True}}
+                 "compile_layers": "on"}}
 
 
 def without_compiler(_=None, graphs=None):
@@ -233,8 +233,8 @@ def test_any_number_of_ranks_has_the_gradient_and_the_log_of_one(size, sharded, 
     config = settings(**CASES[case] | {"model": models[CASES[case]["model"]]})
     inputs = (seed, 1, 2) if case == "two samples" else (seed, 5, 3)
     several = run_ranks(gradients, size, config, *inputs, sharded=sharded, prepare=note_gradients,
-                        before=without_compiler if config.compile_layers else None)
-    config.recompute_layers = config.compile_layers = False
+                        before=without_compiler if config.compile_layers == "on" else None)
+    config.recompute_layers, config.compile_layers = False, "off"
     alone = gradients(one_process(config, note_gradients), *inputs)
     (expected, log, nothing), (got, got_log, got_nothing) = alone, several
     assert set(got) == set(expected) and got_nothing == nothing
@@ -258,6 +258,7 @@ def bf16_logprobs(trainer, seed):
     return logprobs.tolist(), sorted(map(str, dtypes))
 
 
+@pytest.mark.gpu_rehearsal
 def test_sharded_ranks_in_bf16_keep_fp32_masters_gradients_and_log_probs(models, seed):
     """accelerate's own FSDP2 policy for bf16 rounds the log-probs to bf16 (an error of 1e-2 at
     -5) and reduces gradients in it."""
@@ -271,15 +272,15 @@ def test_sharded_ranks_in_bf16_keep_fp32_masters_gradients_and_log_probs(models,
     assert (values - exact)[sampled].abs().mean() < 0.2         # the model is rounded, both times
 
 
-@pytest.mark.parametrize("setting", ["compile_layers", "recompute_layers"])
+@pytest.mark.parametrize("setting, value", [("compile_layers", "on"), ("recompute_layers", True)])
 def test_a_setting_of_the_machine_changes_how_a_step_is_computed_and_not_its_result(
-        setting, models, seed, monkeypatch):
+        setting, value, models, seed, monkeypatch):
     monkeypatch.setattr(torch, "compile", torch.compile)        # both are put back in the end
     monkeypatch.setattr(AttentionInterface, "_global_mapping",
                         dict(AttentionInterface._global_mapping))
     results, graphs, forwards = [], [], []
     without_compiler(graphs=graphs)
-    for changes in ({}, {setting: True}):
+    for changes in ({}, {setting: value}):
         calls = []
         trainer = one_process(settings(models["tied"], **changes), note_gradients)
         trainer.model.model.norm.register_forward_pre_hook(lambda *_: calls.append("pass"))
@@ -289,7 +290,7 @@ def test_a_setting_of_the_machine_changes_how_a_step_is_computed_and_not_its_res
         trainer.step(*step_inputs(seed), 3)
         results.append(trainer.seen)
         forwards.append(calls.count("layer") / calls.count("pass"))
-        assert bool(graphs) == (changes == {"compile_layers": True})
+        assert bool(graphs) == (changes == {"compile_layers": "on"})
     assert forwards == ([3, 6] if setting == "recompute_layers" else [0, 0])
     for name, want in results[0].items():
         want, have = torch.tensor(want), torch.tensor(results[1][name])
