@@ -3,6 +3,7 @@
 # make test      the whole test suite
 # make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
 # make held-out  five other toys with five other seeds: how good are the demo's predictions
+# make stress    under lag and large steps: ScaleRL, and other practice, on five toys
 # make mix       two tasks at once, a curve each
 # make smollm2   a real small language model, as an ordinary folder in models/smollm2-135m
 # make vllm      vLLM, the build for this machine; scalerl.py then takes it by itself
@@ -24,7 +25,7 @@ SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
-.PHONY: demo seeds held-out mix check test gpu-check gpu-rehearsal toy smollm2 vllm certs clean
+.PHONY: demo seeds held-out stress mix check test gpu-check gpu-rehearsal toy smollm2 vllm certs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -48,6 +49,20 @@ held-out: $(VENV)/base
 		$(PY) -m tiny.toy --seed $$t --out models/toy-$$t > runs/$$n.log 2>&1 && $(PY) scalerl.py \
 		--config configs/demo.toml --model models/toy-$$t --name $$n --seed $$s > runs/$$n.log 2>&1'
 	$(PY) bench/held_out.py runs/toy*-seed*/
+
+# Each recipe on toys and seeds that were not looked at: results/stress/PROTOCOL.md.
+RECIPES ?= scalerl reinforce_loss recomputed_ratio grpo_loss on_policy
+STRESS  ?= 8:15 9:16 10:17 11:18 12:19
+stress: $(VENV)/base $(foreach p,$(STRESS),models/toy-$(firstword $(subst :, ,$p))/config.json)
+	mkdir -p runs
+	for p in $(STRESS); do for r in $(RECIPES); do echo $$r $${p%:*} $${p#*:}; done; done | \
+		OMP_NUM_THREADS=1 xargs -P 2 -L 1 sh -c 'f=configs/loo/$$0.toml; n=$$0-toy$$1-seed$$2; \
+		test -e $$f || f=configs/stress.toml; test -e runs/$$n || $(PY) scalerl.py --config \
+		configs/stress.toml --config $$f --model models/toy-$$1 --name $$n --seed $$2 > runs/$$n.log 2>&1'
+	$(PY) bench/stress.py $(foreach r,$(RECIPES),runs/$r-toy*-seed*/)
+
+models/toy-%/config.json: | $(VENV)/base
+	$(PY) -m tiny.toy --seed $* --out models/toy-$*
 
 # The model is warmed up on both tasks; reasoning_gym brings the second one's problems.
 mix: $(VENV)/smollm2 models/toy-mix/config.json
