@@ -242,6 +242,27 @@ FREE_TO_CHANGE = {"steps", "eval_every", "log_with", "lr", "warmup_steps", "grad
                   "compile_layers", "gpus", "servers", "trainers", "tensor_parallel", "vllm_args",
                   "vllm_url", "hosts", "node_rank", "port", "tls", "deadline_s"}
 
+# Settings of earlier versions: what became of each. The text completes an error message.
+REPLACED = {
+    "max_bad_gold": "was merged into max_unusable, with long_prompts",
+    "long_prompts": "was merged into max_unusable, a share, with max_bad_gold",
+    "eval_prompts": "was merged into heldout_prompts: all held-out prompts are evaluated",
+    "checkpoint_every": "was merged into eval_every: a checkpoint is written at each evaluation",
+    "eval_task_options": "was merged into task_options: one table for each part, by its name",
+    "insecure_network": 'was merged into tls: tls = "none"',
+    "pipeline_parallel": 'was merged into vllm_args: "--pipeline-parallel-size N"',
+    "data_parallel": 'was merged into vllm_args: "--data-parallel-size N"',
+    "start_deadline_s": "was merged into deadline_s: a start may take 3 times as long",
+    "eval_think_tokens": "is gone: evaluation thinks as long as training, up to think_max",
+    "threads": "is gone: set OMP_NUM_THREADS in the environment",
+    "top_p": "is gone: anything but 1 would bias every importance ratio",
+    "attention": "is gone: the fast kernel is taken wherever there is one",
+    "fused_adamw": "is gone: it is always fused",
+    "logits_chunk_tokens": "is gone: it follows from the size of the vocabulary",
+    "keep_checkpoints": "is gone: the last 2 are kept, and the best one",
+    "samples_logged": "is gone: 4 samples of each step are logged",
+}
+
 
 # ----------------------------------------------------------------- 2. From files, and back
 def typed(name, value, kind):
@@ -280,7 +301,9 @@ def read_toml(path):
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     known = [f.name for f in dataclasses.fields(Config)]
     for name in (name for name in values if name not in known):
-        raise ConfigError(f"{path}: unknown key {name!r}{did_you_mean(name, known)}")
+        raise ConfigError(f"{path}: " + (
+            f"{name} {REPLACED[name]}" if name in REPLACED else
+            f"unknown key {name!r}{did_you_mean(name, known)}"))
     return values
 
 
@@ -385,6 +408,8 @@ def parse(argv, about=""):
         raise SystemExit(0)
     for word in unknown:
         name = word.lstrip("-").split("=")[0].replace("-", "_")
+        if name in REPLACED:
+            refuse(f"{name} {REPLACED[name]}")
         known = [*FLAGS, "config", "help", *(f.name for f in dataclasses.fields(Config))]
         hint = did_you_mean(name, known, "--{}").replace("_", "-")
         refuse(f"unknown argument {word!r}{hint}")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,8 +12,8 @@ import pytest
 from conftest import ROOT
 
 import loss
-from config import (FLAGS, FREE_TO_CHANGE, Config, ConfigError, documented_fields, make_config,
-                    parse, read_toml, to_toml)
+from config import (FLAGS, FREE_TO_CHANGE, REPLACED, Config, ConfigError, documented_fields,
+                    make_config, parse, read_toml, to_toml)
 
 KINDS = get_type_hints(Config)
 FIELDS = [f.name for f in dataclasses.fields(Config)]
@@ -222,6 +223,22 @@ def test_what_is_wrong_in_a_file_is_refused_in_one_sentence(text, sentence, tmp_
     (tmp_path / "bad.toml").write_text(text)
     said = refusal(["--config", tmp_path / "bad.toml"])
     assert sentence in said and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_setting_of_an_earlier_version_is_told_what_became_of_it(name, tmp_path, monkeypatch):
+    """On the command line, in a file, and in the settings of a run that is to go on."""
+    monkeypatch.chdir(tmp_path)
+    assert name not in FIELDS
+    new = re.search(r"was merged into (\w+)", REPLACED[name])
+    assert new[1] in FIELDS if new else REPLACED[name].startswith("is gone: ")
+    sentence = f"{name} {REPLACED[name]}"
+    assert refusal([option(name), "1"]) == sentence
+    (tmp_path / "old.toml").write_text(f"steps = 3\n{name} = 1\n")
+    assert refusal(["--config", "old.toml"]) == f"old.toml: {sentence}"
+    (tmp_path / "runs" / "r").mkdir(parents=True)
+    (tmp_path / "old.toml").rename(tmp_path / "runs" / "r" / "config.toml")
+    assert refusal(["--name", "r", "--resume"]) == f"runs/r/config.toml: {sentence}"
 
 
 def test_the_choices_are_those_of_the_functions_they_choose():
