@@ -1,13 +1,16 @@
 """What staleness does to the losses: one line for each run of `make stress`  (results/stress)
 
     python bench/stress.py results/stress/*/ --csv results/stress/runs.csv
+    python bench/stress.py runs/*-toy*/ --keep results/stress      # the logs, as far as read here
 
 Run folders are named RECIPE-toyT-seedS. A run's end is the mean of its last three evaluations, its
 best that of its best three in a row; it has collapsed if the end is below half of the best.
 """
 import argparse
 import csv
+import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from artifacts.readers import read_curves, read_rows
 
+READ = ("step", "pass_rate", "lag/mean", "ess", "ratio/clipped_frac")
 COLUMNS = ("recipe", "toy", "seed", "start", "best", "end", "collapsed", "lag", "ess_least",
            "ess_median", "clipped_most")
 
@@ -26,21 +30,34 @@ def row_of(folder):
     name = Path(folder).name
     recipe, toy, seed = re.fullmatch(r"(\w+)-toy(\d+)-seed(\d+)", name).groups()
     (curve,), _ = read_curves([str(folder)])
-    steps = read_rows(Path(folder) / "metrics.jsonl")
-    lag, ess, clipped = (np.array([step[column] for step in steps if column in step]) for column in
-                         ("lag/mean", "ess", "ratio/clipped_frac"))
+    steps, _, _ = read_rows(Path(folder) / "metrics.jsonl")
+    lag, ess, clipped = (np.array([step[column] for step in steps if column in step])
+                         for column in READ[2:])
     best, end = np.convolve(curve.R, np.ones(3) / 3, "valid").max(), curve.R[-3:].mean()
-    numbers = (curve.R[0], best, end, end < best / 2, lag[len(lag) // 2:].mean(), ess.min(),
+    numbers = (curve.R[0], best, end, end < best / 2, lag[10:].mean(), ess.min(),
                np.median(ess), clipped.max())
     return dict(zip(COLUMNS, (recipe, int(toy), int(seed), *(round(float(x), 3) for x in numbers)),
                     strict=True))
+
+
+def keep(folder, where):
+    """A copy of evals.jsonl, and of metrics.jsonl with the columns that are READ."""
+    to = Path(where) / Path(folder).name
+    to.mkdir(parents=True)
+    shutil.copy(Path(folder) / "evals.jsonl", to)
+    steps = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
+    (to / "metrics.jsonl").write_text("".join(
+        json.dumps({name: step[name] for name in READ if name in step}) + "\n" for step in steps))
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("runs", nargs="+")
     p.add_argument("--csv", help="write the rows to this file")
+    p.add_argument("--keep", help="copy the logs to this folder")
     args = p.parse_args()
+    for folder in args.runs if args.keep else ():
+        keep(folder, args.keep)
     rows = sorted(map(row_of, args.runs), key=lambda row: (row["recipe"], row["seed"]))
     print(*(f"{name:>17}" for name in COLUMNS))
     for row in rows:
