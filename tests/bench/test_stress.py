@@ -65,3 +65,13 @@ def test_the_table_of_the_page_is_that_of_the_rows():
             for row in of_recipe]
         assert float(cells[5]) == pytest.approx(
             np.mean([float(row["end"]) for row in of_recipe]), abs=6e-4)
+
+
+def test_the_readmes_figures_are_those_of_the_rows():
+    ends = {recipe: np.mean([float(row["end"]) for row in committed() if row["recipe"] == recipe])
+            for recipe in RECIPES}
+    told = " ".join((ROOT / "README.md").read_text().split())
+    for words, recipe in (("ScaleRL ends at", "scalerl"), ("correction of the lag",
+                          "reinforce_loss"), ("PPO's clip", "grpo_loss"), ("without lag",
+                          "on_policy")):
+        assert f"{words} {ends[recipe]:.3f}".replace(" 0.", " .") in told
