@@ -73,8 +73,9 @@ def compiled_or_plain(kind, train):
         try:
             return step(*args, **kwargs)
         except TorchDynamoException as error:
+            cause = getattr(error, "inner_exception", error)
             print("warning: layers are not compiled, training is slower: "
-                  f"{str(error).splitlines()[0]}", file=sys.stderr)
+                  f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}", file=sys.stderr)
             train[kind] = plain
             return plain(*args, **kwargs)
     return call

@@ -90,7 +90,8 @@ def test_layers_whose_compiler_fails_half_way_are_recomputed_as_plain_ones(
         want, found = (gradient(m, rollouts, torch.float32) for m in (plain, model))
         assert (found - want).norm() < 1e-5 * want.norm()
     assert len(graphs) >= failing
-    assert capsys.readouterr().err.count("warning: layers are not compiled") == 1
+    assert capsys.readouterr().err == ("warning: layers are not compiled, training is slower: "
+                                       "RuntimeError: no such kernel\n")
 
 
 def test_layers_are_recomputed_for_the_backward_pass_and_never_while_sampling(seed):
