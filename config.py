@@ -304,6 +304,8 @@ def read_toml(path):
         raise ConfigError(f"{path}: " + (
             f"{name} {REPLACED[name]}" if name in REPLACED else
             f"unknown key {name!r}{did_you_mean(name, known)}"))
+    if isinstance(values.get("compile_layers"), bool):      # of earlier versions
+        values["compile_layers"] = "on" if values["compile_layers"] else "off"
     return values
 
 
