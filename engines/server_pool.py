@@ -96,7 +96,8 @@ class ServerPool:
                 if server.state == "lost":
                     log = Path(logs, f"server_{i}.log")
                     self._say(f"server {i} ({server.url}): "
-                              + (f"{phase(log)} ({log})" if logs else server.why)
+                              + (f"{phase(log)} ({log})" if logs and log.exists()
+                                 else server.why)       # on another machine, or others'
                               + f", {time.monotonic() - start:.0f} s of {seconds:.0f} at most")
 
     def _lost(self):

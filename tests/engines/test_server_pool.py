@@ -798,11 +798,14 @@ def test_the_log_of_a_server_tells_how_far_its_start_is(tmp_path):
 
 def test_while_servers_start_what_each_does_is_said_with_the_time(connect, tmp_path, monkeypatch,
                                                                    capfd):
-    """Where others have their logs, the last try's error."""
+    """Where others have their logs, or another machine has one, the last try's error."""
     monkeypatch.setattr("engines.server_pool.SAY_S", 0.4)
     urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
     (tmp_path / "server_1.log").write_text(f"{STARTED}\nStarting to load model models/toy...\n")
-    for logs, words in ((tmp_path, ["its log is empty", "loading weights"]),
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "server_0.log").touch()
+    for logs, words in ((tmp_path, ["/version: ", "loading weights"]),
+                        (tmp_path / "empty", ["its log is empty", "/version: "]),
                         ("", ["/version: "] * 2)):
         with pytest.raises(ServerError, match="not every server is ready within 2 s"):
             connect(*urls, start_deadline_s=2, logs=logs)
