@@ -146,7 +146,8 @@ class Config:
     trainers: int = 0                   # ours; trainer processes; 0: by the launcher's rule
     tensor_parallel: int = 1            # ours; GPUs that share every layer of a server's model
     vllm_args: str = ""                 # ours; more options of each server, for example
-                                        # "--pipeline-parallel-size 2 --data-parallel-size 2"
+                                        # "--pipeline-parallel-size 2 --data-parallel-size 2"; in
+                                        # the trainer's process "--enforce-eager" alone counts
     vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,..."
     hosts: str = ""                     # ours; the machines, trainers first, as "a,b,c"
     node_rank: int = 0                  # ours; which of the hosts this machine is, from 0

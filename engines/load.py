@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import math
 import os
+import shlex
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -191,7 +192,8 @@ def make_samplers(config, trainer, prompt_tokens):
     if config.engine == "vllm":
         with refused():
             sampler = VllmSampler(config.model, trainer.tokenizer, rule, **shared, slots=slots,
-                                  seed=config.seed, dtype=trainer.dtype)
+                                  seed=config.seed, dtype=trainer.dtype,
+                                  eager="--enforce-eager" in shlex.split(config.vllm_args))
         return sampler, sampler.beside(config.seed + 1)
     # A bf16 sampler cannot share the trainer's fp32 masters.
     generator = trainer.model if trainer.dtype == torch.float32 else packed.rounded_copy(

@@ -372,3 +372,12 @@ def test_caches_on_a_gpu_are_as_large_as_what_training_leaves(micro, monkeypatch
         assert samplers_on_a_gpu(monkeypatch, micro, free, slots=8, engine="vllm")[1] == slots
     with pytest.raises(ConfigError, match="room for 3 sequences of .* think_max$"):
         samplers_on_a_gpu(monkeypatch, micro, 3.5, slots=8, engine="vllm")
+
+
+@pytest.mark.parametrize("words, eager", [("", False), ("--enforce-eager", True)])
+def test_vllm_in_the_trainers_process_can_be_asked_to_do_without_graphs(
+        words, eager, micro, monkeypatch):
+    monkeypatch.setattr(load, "VllmSampler", lambda *_, eager, **__: SimpleNamespace(
+        beside=lambda seed: eager))
+    assert samplers_on_a_gpu(monkeypatch, micro, 40.5, slots=8, engine="vllm",
+                             vllm_args=words)[1] is eager
