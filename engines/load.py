@@ -186,8 +186,9 @@ def make_samplers(config, trainer, prompt_tokens):
             f"{slots} sequences of {positions} tokens; lower them"
             + (" or think_max" if config.engine == "vllm" else ", think_max or slots"))
     if slots < config.slots:
-        print(f"warning: memory has room for {slots} sequences, fewer than slots = {config.slots}",
-              file=sys.stderr)
+        print(f"warning: memory has room for {slots} sequences"
+              + " of an evaluation at once" * (config.engine == "transformers")
+              + f", fewer than slots = {config.slots}", file=sys.stderr)
     shared |= dict(head_fp32=config.head_fp32)
     if config.engine == "vllm":
         with refused():
