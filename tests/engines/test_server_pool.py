@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from aiohttp import web
 from conftest import EOS, ROOT, WORDS, drain, requests
 from served import Fake, connect, drained, free_port, push, until  # noqa: F401
 
@@ -706,6 +707,20 @@ def test_a_late_start_puts_the_count_of_what_a_server_has_begun_right_again(fake
     log = sampler.log()
     assert log["servers/taken_back"] == log["servers/late_starts"] == 1
     assert sampler.pool.servers[0].gone == 5                # first tokens, and none in flight
+
+
+def test_a_request_that_fails_without_a_token_is_not_counted_as_begun(fake, connect):
+    """Else a push takes back one that has begun."""
+    def say(body, number):
+        if number == 1:
+            raise web.HTTPInternalServerError
+        return whole(body, number)
+    server = fake(say)
+    sampler = connect(server.url, phrase=())
+    push(sampler, WEIGHT, 0)
+    sampler.submit(requests(1, samples=1)[0])
+    assert len(drained(sampler)) == 1 and sampler.log()["servers/refused_answers"] == 1
+    assert len(server.asked) == 2 and sampler.pool.servers[0].gone == 1
 
 
 def test_a_server_that_was_started_for_fewer_slots_gets_no_more_requests_at_once(fake, connect):
