@@ -90,8 +90,8 @@ class Config:
     # bound. With P 48, G 16, K 8 the mean lag is about 1.2 at 256 slots, 6 at 6,912.
     off_policy: str = "pipeline-8"      # paper; "pipeline-K": lag <= K, 0 is on-policy; "ppo-K":
                                         # frozen weights write the samples of the next K steps
-    slots: int = 256                    # ours; sequences decoded at once, at each server, at most:
-                                        # no more than its cache holds; more: faster, more lag
+    slots: int = 256                    # ours; sequences that each server decodes at once, or as
+                                        # many as its cache holds, if fewer; more: faster, more lag
 
     # -- length, in tokens
     prompt_tokens: int = 2048           # paper; a problem with a longer prompt is left out
