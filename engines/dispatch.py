@@ -67,8 +67,7 @@ class Dispatcher:
     async def _generate(self, sampler, server, sample):
         """One request of one sample, from sending to the use of its answer."""
         asked, version, task = sampler.budget(sample), server.version, asyncio.current_task()
-        rollout = failure = None
-        begun = False                           # an error of HTTP may come before its first token
+        rollout = failure = answer = None
         try:
             # No limit on its time: a sample takes as long as it takes. The pool watches progress.
             answer = await server.post("/inference/v1/generate", {
@@ -77,7 +76,6 @@ class Dispatcher:
                     "temperature": sampler.temperature, "max_tokens": asked, "logprobs": 0,
                     "stop_token_ids": sampler.eos_ids, "ignore_eos": True, "detokenize": False},
             }, total_s=None)
-            begun = True
             answer = check_answer(answer, asked=asked, eos_ids=sampler.eos_ids,
                                   pushed=self.pool.pushed)
             server.progress = time.monotonic()
@@ -88,7 +86,7 @@ class Dispatcher:
             return
         self.count_time()
         del server.requests[task]
-        server.gone += begun
+        server.gone += answer is not None       # an HTTP error may come before the first token
         if failure is None:
             # Versions only grow. If the first token is of the version in the salt, so is the whole
             # prompt, and so are all blocks that were found: requests with this salt filled them.

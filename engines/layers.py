@@ -5,7 +5,6 @@ minute for speed: torch.compile makes one kernel of the many small steps between
 sampler's forward passes stay as they are.
 """
 
-import functools
 import sys
 import types
 
@@ -50,11 +49,12 @@ def checkpoint_and_compile(model, *, recompute=False, compiled=False):
         if not recompute:
             return train[kind](layer, *args, **kwargs)
         # No random numbers to keep for the second run: there is no dropout.
-        keep = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-        output = keep(step := train[kind], layer, *args, **kwargs)
-        if step is not train[kind]:     # failed half-way: what it kept is not what `plain` keeps
-            output = keep(train[kind], layer, *args, **kwargs)
-        return output
+        kwargs |= {"use_reentrant": False, "preserve_rng_state": False}
+        output = checkpoint(step := train[kind], layer, *args, **kwargs)
+        if step is train[kind]:
+            return output
+        # The compiler has just failed, half-way perhaps: what is kept so far fits no second run.
+        return checkpoint(train[kind], layer, *args, **kwargs)
     for layer in layers:
         layer.forward = types.MethodType(forward, layer)
 
@@ -74,8 +74,8 @@ def compiled_or_plain(kind, train):
             return step(*args, **kwargs)
         except TorchDynamoException as error:
             cause = getattr(error, "inner_exception", error)
-            print("warning: layers are not compiled, training is slower: "
-                  f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}", file=sys.stderr)
+            print(f"warning: layers are not compiled, training is slower: {type(cause).__name__}: "
+                  f"{str(cause).partition(chr(10))[0]}", file=sys.stderr)
             train[kind] = plain
             return plain(*args, **kwargs)
     return call

@@ -2,9 +2,8 @@
 
 A trainer's memory is four buffers. Weights, gradients and Adam have to be there; a micro-batch's
 activations and the sampler's cache, where sampler and trainer share a device, shrink with a
-setting; the head's chunk of logits is small. Bytes are counted, activations within 40%, and a
-tenth of the device is left to the rest. Times assume a share of its speed, and may be off by a
-factor of two. Ours.
+setting; the head's chunk of logits is small. Activations are right within 40%, and a tenth of the
+device is left to what is not counted; times are right within a factor of two, not exact. Ours.
 """
 
 from __future__ import annotations
@@ -295,11 +294,7 @@ class Estimate:
 
 
 def duration(hours):
-    """Hours in words; below one, minutes or seconds.
-
-    >>> duration(2.54), duration(0.3), duration(0.004)
-    ('2.54 h', '18 min', '14.4 s')
-    """
+    """Hours in words; below one, minutes or seconds."""
     return f"{hours:.3g} h" if hours >= 1 else \
         f"{hours * 60:.3g} min" if hours >= 1 / 60 else f"{hours * 3600:.3g} s"
 

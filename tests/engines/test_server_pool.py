@@ -238,7 +238,7 @@ def test_more_requests_than_this_process_may_open_files_are_refused(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
     urls = [fake(whole).url for _ in range(2)]
-    with pytest.raises(ValueError, match="2 servers need up to 1064 open files, and this process "
+    with pytest.raises(ValueError, match="2 servers need up to 1064 open files and this process "
                        "may open 1063") if refused else contextlib.nullcontext():
         connect(*urls, slots=500)
     assert raised == [(hard, hard)] * (not refused)
