@@ -90,8 +90,8 @@ class Config:
     # bound. With P 48, G 16, K 8 the mean lag is about 1.2 at 256 slots, 6 at 6,912.
     off_policy: str = "pipeline-8"      # paper; "pipeline-K": lag <= K, 0 is on-policy; "ppo-K":
                                         # frozen weights write the samples of the next K steps
-    slots: int = 256                    # ours; sequences decoded at once, at each server, at most:
-                                        # no more than its cache holds; more: faster, more lag
+    slots: int = 256                    # ours; sequences that each server decodes at once, or as
+                                        # many as its cache holds, if fewer; more: faster, more lag
 
     # -- length, in tokens
     prompt_tokens: int = 2048           # paper; a problem with a longer prompt is left out
@@ -146,7 +146,8 @@ class Config:
     trainers: int = 0                   # ours; trainer processes; 0: by the launcher's rule
     tensor_parallel: int = 1            # ours; GPUs that share every layer of a server's model
     vllm_args: str = ""                 # ours; more options of each server, for example
-                                        # "--pipeline-parallel-size 2 --data-parallel-size 2"
+                                        # "--pipeline-parallel-size 2 --data-parallel-size 2"; in
+                                        # the trainer's process "--enforce-eager" alone counts
     vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,..."
     hosts: str = ""                     # ours; the machines, trainers first, as "a,b,c"
     node_rank: int = 0                  # ours; which of the hosts this machine is, from 0
@@ -304,6 +305,8 @@ def read_toml(path):
         raise ConfigError(f"{path}: " + (
             f"{name} {REPLACED[name]}" if name in REPLACED else
             f"unknown key {name!r}{did_you_mean(name, known)}"))
+    if isinstance(values.get("compile_layers"), bool):      # of earlier versions
+        values["compile_layers"] = "on" if values["compile_layers"] else "off"
     return values
 
 

@@ -88,7 +88,7 @@ class Interruption:
 
     think_min, think_max   bounds of the thinking budget, both included (the paper: 10k to 12k).
                            Each sample draws its own budget, uniformly.
-    answer_tokens          tokens that may follow after the budget (the paper: 2,048)
+    answer_tokens          tokens that may follow after the budget, at least 1 (the paper: 2,048)
     phrase_ids             the forced phrase, which itself ends the thinking. Empty: nothing is
                            interrupted, and an output has at most think_max + answer_tokens.
     end                    the text that ends the thinking
@@ -325,7 +325,7 @@ class TransformersSampler:
         count += 1
         stopped = torch.isin(token, self.ends) & ~is_forced
         due = (count == rows.think[:n]) & ~stopped
-        # One transfer a token: to read a number, the CPU waits until the GPU has done all before.
+        # One transfer a step: to read a number, the CPU waits until the GPU has done all before.
         ended, due = torch.stack([stopped | (count == rows.limit[:n]), due]).tolist()
         if len(self.phrase):
             self._interrupt([slot for slot in range(n) if due[slot]])

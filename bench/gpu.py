@@ -26,7 +26,6 @@ import argparse
 import contextlib
 import copy
 import datetime
-import functools
 import gc
 import importlib.util
 import json
@@ -78,10 +77,8 @@ def add_a_copy(self, total, a, b):
 REPLACED = {
     STREAM: (policy, "round_between_products", lambda *_: None),
     COPY: (head.Head, "add_matmul", add_a_copy),
-    FA2: (packed, "take_newest_flash", functools.cache(
-        torch.nn.attention.restore_flash_attention_impl)),
-    EAGER: (vllm_inprocess, "load_vllm", lambda model, load=vllm_inprocess.load_vllm, **options:
-            load(model, **options | {"enforce_eager": True})),
+    FA2: (packed, "take_newest_flash",      # each time: the rows between take FA3 again
+          lambda: torch.nn.attention.restore_flash_attention_impl(_raise_warn=False)),
 }
 
 
@@ -166,8 +163,9 @@ def measured(weights, folder, length, choice, peak, args):
             trainer.optimizer = torch.optim.AdamW(
                 trainer.model.parameters(), lr=1e-9, fused=False)
         if choice in (VLLM, EAGER):
-            return compared(trainer, vllm_inprocess.VllmSampler(folder, None, **small(prompt),
-                                                 dtype=torch.bfloat16), prompt, args)
+            return compared(trainer, vllm_inprocess.VllmSampler(
+                folder, None, **small(prompt), dtype=torch.bfloat16, eager=choice == EAGER),
+                prompt, args)
         if choice == PADDED:
             trainer.model.set_attn_implementation("sdpa")
             trainer.policy = Padded(trainer.model, dtype=trainer.dtype)

@@ -67,15 +67,17 @@ class Dispatcher:
     async def _generate(self, sampler, server, sample):
         """One request of one sample, from sending to the use of its answer."""
         asked, version, task = sampler.budget(sample), server.version, asyncio.current_task()
-        rollout = failure = None
+        rollout = failure = answer = None
         try:
             # No limit on its time: a sample takes as long as it takes. The pool watches progress.
-            answer = check_answer(await server.post("/inference/v1/generate", {
+            answer = await server.post("/inference/v1/generate", {
                 "token_ids": [*sample.request.prompt_ids, *sample.ids],
                 "cache_salt": server.salt, "sampling_params": {
                     "temperature": sampler.temperature, "max_tokens": asked, "logprobs": 0,
                     "stop_token_ids": sampler.eos_ids, "ignore_eos": True, "detokenize": False},
-            }, total_s=None), asked=asked, eos_ids=sampler.eos_ids, pushed=self.pool.pushed)
+            }, total_s=None)
+            answer = check_answer(answer, asked=asked, eos_ids=sampler.eos_ids,
+                                  pushed=self.pool.pushed)
             server.progress = time.monotonic()
         except ServerFailed as error:
             failure = str(error)
@@ -84,7 +86,7 @@ class Dispatcher:
             return
         self.count_time()
         del server.requests[task]
-        server.gone += 1
+        server.gone += answer is not None       # an HTTP error may come before the first token
         if failure is None:
             # Versions only grow. If the first token is of the version in the salt, so is the whole
             # prompt, and so are all blocks that were found: requests with this salt filled them.
@@ -92,7 +94,8 @@ class Dispatcher:
                 rollout = sampler.absorb(sample, *answer, current=self.pool.version)
             else:
                 self.counters["late_starts"] += 1
-                server.gone += 1        # `take_back` dropped another one, which had begun
+                # In its place `take_back` dropped one that had begun: at most one a late start.
+                server.gone += 1
         elif server.state == "ready":           # else it failed together with a push
             self.counters["refused_answers"] += 1
             sample.refused += 1

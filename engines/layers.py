@@ -38,7 +38,8 @@ def checkpoint_and_compile(model, *, recompute=False, compiled=False):
         return
     if compiled:
         AttentionInterface.register("packed", torch.compiler.disable(packed.packed_attention))
-        train = {kind: compiled_or_plain(step) for kind, step in train.items()}
+        for kind in list(train):
+            train[kind] = compiled_or_plain(kind, train)
 
     def forward(layer, *args, **kwargs):
         # FSDP2 derives a class of its own from the layer's.
@@ -48,27 +49,33 @@ def checkpoint_and_compile(model, *, recompute=False, compiled=False):
         if not recompute:
             return train[kind](layer, *args, **kwargs)
         # No random numbers to keep for the second run: there is no dropout.
-        return checkpoint(train[kind], layer, *args, use_reentrant=False, preserve_rng_state=False,
-                          **kwargs)
+        kwargs |= {"use_reentrant": False, "preserve_rng_state": False}
+        output = checkpoint(step := train[kind], layer, *args, **kwargs)
+        if step is train[kind]:
+            return output
+        # The compiler has just failed, half-way perhaps: what is kept so far fits no second run.
+        return checkpoint(train[kind], layer, *args, **kwargs)
     for layer in layers:
         layer.forward = types.MethodType(forward, layer)
 
 
-def compiled_or_plain(plain):
-    """The function `plain` by torch.compile; if the compiler fails, with a warning, as it is."""
+def compiled_or_plain(kind, train):
+    """The forward method of the class `kind` by torch.compile. If the compiler fails, train[kind]
+    becomes the method as it is, with a warning. Layers that were compiled before the failure are
+    computed again as they were the first time."""
     # The backward pass is compiled in the forward pass too, and fails there if it must. A later
     # torch may have no such switch.
     if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
         torch._functorch.config.force_non_lazy_backward_lowering = True
-    step = torch.compile(plain, dynamic=True)
+    step, plain = torch.compile(kind.forward, dynamic=True), kind.forward
 
     def call(*args, **kwargs):
-        nonlocal step
         try:
             return step(*args, **kwargs)
         except TorchDynamoException as error:
-            print("warning: layers are not compiled, training is slower: "
-                  f"{str(error).splitlines()[0]}", file=sys.stderr)
-            step = plain
+            cause = getattr(error, "inner_exception", error)
+            print(f"warning: layers are not compiled, training is slower: {type(cause).__name__}: "
+                  f"{str(cause).partition(chr(10))[0]}", file=sys.stderr)
+            train[kind] = plain
             return plain(*args, **kwargs)
     return call

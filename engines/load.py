@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import math
 import os
+import shlex
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -185,13 +186,15 @@ def make_samplers(config, trainer, prompt_tokens):
             f"{slots} sequences of {positions} tokens; lower them"
             + (" or think_max" if config.engine == "vllm" else ", think_max or slots"))
     if slots < config.slots:
-        print(f"warning: memory has room for {slots} sequences, fewer than slots = {config.slots}",
-              file=sys.stderr)
+        print(f"warning: memory has room for {slots} sequences"
+              + " of an evaluation at once" * (config.engine == "transformers")
+              + f", fewer than slots = {config.slots}", file=sys.stderr)
     shared |= dict(head_fp32=config.head_fp32)
     if config.engine == "vllm":
         with refused():
             sampler = VllmSampler(config.model, trainer.tokenizer, rule, **shared, slots=slots,
-                                  seed=config.seed, dtype=trainer.dtype)
+                                  seed=config.seed, dtype=trainer.dtype,
+                                  eager="--enforce-eager" in shlex.split(config.vllm_args))
         return sampler, sampler.beside(config.seed + 1)
     # A bf16 sampler cannot share the trainer's fp32 masters.
     generator = trainer.model if trainer.dtype == torch.float32 else packed.rounded_copy(

@@ -228,7 +228,7 @@ def uses_flash(dtype, device):
 @functools.cache
 def take_newest_flash():
     """Have torch call FlashAttention 3, made for Hopper alone, where its package is there. Whatever
-    keeps it from that is said, and version 2 goes on. Not run so far."""
+    keeps torch from activating it is said, and version 2 goes on. Not run so far."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) \
             and importlib.util.find_spec("flash_attn_interface"):
         try:

@@ -55,6 +55,10 @@ class ServerPool:
                  deadline_s=600.0, start_deadline_s=None, logs=""):
         context = client_context(urls, tls)
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]   # a connection for each request
+        needed = slots * len(urls) + 64
+        if needed > files != resource.RLIM_INFINITY:
+            raise ValueError(f"slots = {slots}: {len(urls)} servers need up to {needed} open files "
+                             f"and this process may open {files} (ulimit -Hn); lower slots")
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         self.slots, self.length, self.dtype, self.head_fp32 = slots, length, dtype, head_fp32
         self.cuda, self.deadline_s = cuda, deadline_s
@@ -90,9 +94,9 @@ class ServerPool:
                     return
             for i, server in enumerate(self.servers):
                 if server.state == "lost":
-                    log = Path(logs, f"server_{i}.log")
+                    log = Path(logs, f"server_{i}.log")    # other machines keep theirs
                     self._say(f"server {i} ({server.url}): "
-                              + (f"{phase(log)} ({log})" if logs else server.why)
+                              + (f"{phase(log)} ({log})" if logs and log.exists() else server.why)
                               + f", {time.monotonic() - start:.0f} s of {seconds:.0f} at most")
 
     def _lost(self):

@@ -78,12 +78,14 @@ class VllmSampler(TwoRequests):
     slots      sequences decoded at once, at most; memory is taken for all of them
     dtype      of weights and cache; the LM head's is fp32 if head_fp32, else bf16
     seed       of the thinking budgets, and of torch's global generator
+    eager      without CUDA graphs on a GPU too
     Raises ValueError: no usable vLLM.
     """
     heads, devices = (True, False), 0
 
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
-                 eos_ids, temperature=1.0, seed=0, head_fp32=True, dtype=torch.float32, version=0):
+                 eos_ids, temperature=1.0, seed=0, head_fp32=True, dtype=torch.float32, version=0,
+                 eager=False):
         super().__init__(tokenizer, interruption, slots=slots, prompt_tokens=prompt_tokens,
                          eos_ids=eos_ids, temperature=temperature, seed=seed, version=version)
         self.dtype, self._head_fp32 = dtype, head_fp32
@@ -109,7 +111,7 @@ class VllmSampler(TwoRequests):
             generation_config="vllm",                   # not the model's own top-p and top-k
             # The CPU build packs weights anew at a swap: nothing compiled may hold on to them. A
             # GPU's graphs read them where they lie, and a reload copies to the same places.
-            enforce_eager=not torch.cuda.is_available(),
+            enforce_eager=eager or not torch.cuda.is_available(),
             # With a step in flight at a swap, its tokens would get the new version's label.
             async_scheduling=False,
             enable_prefix_caching=True, block_size=BLOCK_TOKENS, max_model_len=length,

@@ -7,6 +7,7 @@ vLLM reports: ids, log-probs of the distribution sampled from, versions of the w
 
 from __future__ import annotations
 
+import math
 import queue
 from collections import deque
 from dataclasses import replace
@@ -49,7 +50,7 @@ class ServerSampler(TwoRequests):
         return self.slots + self.ahead - self.in_flight
 
     def submit(self, request: Request):
-        check_fits(request, self.prompt_tokens, request.samples)    # some may wait for a slot
+        check_fits(request, self.prompt_tokens, math.inf)           # some may wait for a slot
         self.owed[request.group_id] = request
         samples = self.new_samples(request)
 

@@ -2,7 +2,8 @@
 
 A trainer's memory is four buffers. Weights, gradients and Adam have to be there; a micro-batch's
 activations and the sampler's cache, where sampler and trainer share a device, shrink with a
-setting; the head's chunk of logits is small. Right within a factor of two, not exact. Ours.
+setting; the head's chunk of logits is small. Activations are right within 40%, and a tenth of the
+device is left to what is not counted; times are right within a factor of two, not exact. Ours.
 """
 
 from __future__ import annotations
@@ -191,7 +192,8 @@ class Estimate:
     @property
     def slots(self):
         """Sequences that a copy of the weights decodes at once: as asked, but no more than its
-        cache holds (on servers at their mean length). What is beyond that, vLLM preempts."""
+        cache holds, on servers with samples half finished on average. When many begin together, as
+        in an evaluation, they grow longer than that together, and vLLM preempts some."""
         _, fits = self.server_memory()
         held = fits if self.alone else int(fits * self.length / self.context)
         return max(1, min(self.asked, held)) if self.cuda or not self.alone else self.asked
@@ -211,12 +213,12 @@ class Estimate:
     def nearest(self, trainers):
         """What would have room on such GPUs, in words."""
         other, found = copy.copy(self), []
-        for other.length in range(self.length // 256 * 256, 0, -256):
-            other.output = other.length * self.output // self.length
+        for length in range(self.length // 256 * 256, 0, -256):
+            other.length, other.output = length, length * self.output // self.length
             other.config = replace(self.config, micro_batch_tokens=min(
-                self.config.micro_batch_tokens, other.length))
+                self.config.micro_batch_tokens, length))
             if other.trainer_fits(trainers):
-                found = [f"sequences of {other.length:,} tokens (prompt_tokens + think_max + "
+                found = [f"sequences of {length:,} tokens (prompt_tokens + think_max + "
                          "answer_tokens; micro_batch_tokens no more)"]
                 break
         more = () if self.alone else filter(self.trainer_fits, range(trainers + 1, 1025))
@@ -259,14 +261,14 @@ class Estimate:
             step_s = generate_s + train_s if self.alone else max(generate_s, train_s)
             count = 1 + math.ceil(c.steps / c.eval_every)
             run = count * hours + c.steps * step_s / 3600
-            share = f", about {hours:.2g} h before the first step; {count} of them are " \
-                f"{count * hours / run:.0%} of the run's {run:.3g} h"
+            share = f", about {duration(hours)} before the first step; {count} of them are " \
+                f"{count * hours / run:.0%} of the run's {duration(run)}"
         return hours * bool(share), (
             f"{prompts:,} prompts x {c.eval_samples} = {n:,} samples, "
             f"{n * self.mean_output / 1e6:.3g}M tokens{share}. A quarter of eval_samples takes a "
             f"quarter of the time, with a standard error of up to {1 / n ** 0.5:.2g} instead of "
-            f"{0.5 / n ** 0.5:.2g}; a quarter of heldout_prompts the same, and for the choice of "
-            f"prompts up to {1 / prompts ** 0.5:.2g} instead of {0.5 / prompts ** 0.5:.2g}")
+            f"{0.5 / n ** 0.5:.2g}. A quarter of heldout_prompts does the same, and the choice of "
+            f"prompts adds up to {1 / prompts ** 0.5:.2g} instead of {0.5 / prompts ** 0.5:.2g}")
 
     def text(self, trainers, servers):
         """All of it in words, for --dry-run."""
@@ -286,7 +288,15 @@ class Estimate:
             f"  step      {train_s:.3g} s to train; {generate} ({DECODE_SHARE:.0%} and "
             f"{TRAIN_SHARE:.0%} of the device's speed, outputs of {self.mean_output:.0f} tokens "
             "on average: assumed)",
-            f"  evaluate  {self.evaluation(self.config.heldout_prompts, trainers, gpus)[1]}"])
+            f"  evaluate  {self.evaluation(self.config.heldout_prompts, trainers, gpus)[1]}"
+            + ". The problems of eval_tasks come on top, not counted here"
+            * bool(self.config.eval_tasks)])
+
+
+def duration(hours):
+    """Hours in words; below one, minutes or seconds."""
+    return f"{hours:.3g} h" if hours >= 1 else \
+        f"{hours * 60:.3g} min" if hours >= 1 / 60 else f"{hours * 3600:.3g} s"
 
 
 def listed(sizes):

@@ -241,6 +241,16 @@ def test_a_setting_of_an_earlier_version_is_told_what_became_of_it(name, tmp_pat
     assert refusal(["--name", "r", "--resume"]) == f"runs/r/config.toml: {sentence}"
 
 
+@pytest.mark.parametrize("old, now", [("true", "on"), ("false", "off")])
+def test_a_run_of_an_earlier_version_that_compiled_layers_or_not_goes_on_so(
+        old, now, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "r").mkdir(parents=True)
+    (tmp_path / "runs" / "r" / "config.toml").write_text(
+        f'name = "r"\nmodel = "m"\ncompile_layers = {old}\n')
+    assert parse(["--name", "r", "--resume"])[0].compile_layers == now
+
+
 def test_the_choices_are_those_of_the_functions_they_choose():
     assert get_args(KINDS["loss"]) == tuple(loss.LOSSES)
     assert get_args(KINDS["aggregation"]) == tuple(loss.AGGREGATIONS)

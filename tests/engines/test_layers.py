@@ -68,6 +68,32 @@ def test_compiled_layers_compute_the_same_and_without_a_compiler_plain_ones_say_
     assert error.count("No working C++ compiler") == broken
 
 
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_layers_whose_compiler_fails_half_way_are_recomputed_as_plain_ones(
+        failing, seed, compilers_own, monkeypatch, capsys):
+    """An attention that is not compiled cuts a layer in two graphs, and the second may fail after
+    the first has kept tensors for the backward pass."""
+    compiled, graphs = torch.compile, []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        if len(graphs) == failing:
+            raise RuntimeError("no such kernel")
+        return graph.forward
+    monkeypatch.setattr(torch, "compile", lambda step, **choices: compiled(
+        step, backend=backend, **choices))
+    plain = packed.prepare(random_llama(layers=3))
+    model = copy.deepcopy(plain)
+    checkpoint_and_compile(model, recompute=True, compiled=True)
+    for G in (3, 4):
+        rollouts = rollouts_of(2, G, random.Random(G))
+        want, found = (gradient(m, rollouts, torch.float32) for m in (plain, model))
+        assert (found - want).norm() < 1e-5 * want.norm()
+    assert len(graphs) >= failing
+    assert capsys.readouterr().err == ("warning: layers are not compiled, training is slower: "
+                                       "RuntimeError: no such kernel\n")
+
+
 def test_layers_are_recomputed_for_the_backward_pass_and_never_while_sampling(seed):
     """In a copy (the sampler's, in bf16) it is the copy's own weights that are used."""
     model = random_llama(layers=3)

@@ -299,6 +299,22 @@ def test_a_rounded_copy_turns_late_positions_as_its_model_does(llama):
     assert twin.lm_head.weight is twin.model.embed_tokens.weight
 
 
+def test_the_rows_of_both_kernels_have_their_own_at_every_length(monkeypatch):
+    kernel, rows = ["FA2"], []
+    for what, value in (("is_available", True), ("get_device_capability", (9, 0))):
+        monkeypatch.setattr(torch.cuda, what, lambda value=value: value)
+    monkeypatch.setattr(packed.importlib.util, "find_spec", lambda name: "there")
+    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", kernel.append)
+    monkeypatch.setattr(gpu.torch.nn.attention, "restore_flash_attention_impl",
+                        lambda **_: kernel.append("FA2"))
+    monkeypatch.setattr(gpu, "measured", lambda *_: packed.take_newest_flash()
+                        or packed.take_newest_flash() or rows.append(kernel[-1]))
+    for choice in ("default", gpu.FA2) * 2:
+        gpu.measure(None, None, 24, choice, None, None)
+    packed.take_newest_flash.cache_clear()
+    assert rows == ["FA3", "FA2"] * 2
+
+
 def test_a_row_of_the_bench_that_fails_loses_no_other_and_none_keeps_the_one_before(
         tmp_path, monkeypatch):
     """vLLM's errors may be of any class. Layers that recompute are in cycles, and without a

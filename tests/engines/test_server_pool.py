@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from aiohttp import web
 from conftest import EOS, ROOT, WORDS, drain, requests
 from served import Fake, connect, drained, free_port, push, until  # noqa: F401
 
@@ -226,6 +227,21 @@ def test_two_thousand_requests_are_in_flight_at_once_where_1024_files_may_be_ope
         assert sampler.log()["servers/losses"] == sampler.log()["servers/refused_answers"] == 0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("hard, refused", [(1063, True), (1064, False),
+                                           (resource.RLIM_INFINITY, False)])
+def test_more_requests_than_this_process_may_open_files_are_refused(
+        hard, refused, fake, connect, monkeypatch):
+    """Else servers would be lost one after the other, in the middle of a run."""
+    raised = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
+    urls = [fake(whole).url for _ in range(2)]
+    with pytest.raises(ValueError, match="2 servers need up to 1064 open files and this process "
+                       "may open 1063") if refused else contextlib.nullcontext():
+        connect(*urls, slots=500)
+    assert raised == [(hard, hard)] * (not refused)
 
 
 def test_the_samples_of_a_group_go_to_one_server_and_servers_are_kept_equally_busy(fake, connect):
@@ -693,6 +709,20 @@ def test_a_late_start_puts_the_count_of_what_a_server_has_begun_right_again(fake
     assert sampler.pool.servers[0].gone == 5                # first tokens, and none in flight
 
 
+def test_a_request_that_fails_without_a_token_is_not_counted_as_begun(fake, connect):
+    """Else a push takes back one that has begun."""
+    def say(body, number):
+        if number == 1:
+            raise web.HTTPInternalServerError
+        return whole(body, number)
+    server = fake(say)
+    sampler = connect(server.url, phrase=())
+    push(sampler, WEIGHT, 0)
+    sampler.submit(requests(1, samples=1)[0])
+    assert len(drained(sampler)) == 1 and sampler.log()["servers/refused_answers"] == 1
+    assert len(server.asked) == 2 and sampler.pool.servers[0].gone == 1
+
+
 def test_a_server_that_was_started_for_fewer_slots_gets_no_more_requests_at_once(fake, connect):
     """Each of two copies of its weights takes three. A group that is larger waits in part."""
     small = fake(whole, scheduler_config__max_num_seqs=3, parallel_config__data_parallel_size=2)
@@ -783,11 +813,14 @@ def test_the_log_of_a_server_tells_how_far_its_start_is(tmp_path):
 
 def test_while_servers_start_what_each_does_is_said_with_the_time(connect, tmp_path, monkeypatch,
                                                                    capfd):
-    """Where others have their logs, the last try's error."""
+    """Where others have their logs, or another machine has one, the last try's error."""
     monkeypatch.setattr("engines.server_pool.SAY_S", 0.4)
     urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
     (tmp_path / "server_1.log").write_text(f"{STARTED}\nStarting to load model models/toy...\n")
-    for logs, words in ((tmp_path, ["its log is empty", "loading weights"]),
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "server_0.log").touch()
+    for logs, words in ((tmp_path, ["/version: ", "loading weights"]),
+                        (tmp_path / "empty", ["its log is empty", "/version: "]),
                         ("", ["/version: "] * 2)):
         with pytest.raises(ServerError, match="not every server is ready within 2 s"):
             connect(*urls, start_deadline_s=2, logs=logs)

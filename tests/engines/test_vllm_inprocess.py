@@ -105,6 +105,8 @@ def test_a_swap_copies_weights_to_where_the_old_ones_lay_so_that_graphs_of_a_gpu
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)               # noqa: B023
         make()
         assert options["enforce_eager"] != gpu
+        make(eager=True)
+        assert options["enforce_eager"]
 
 
 def test_after_a_swap_running_sequences_follow_new_weights_over_the_old_cache(plain, make):

@@ -75,9 +75,9 @@ def test_the_copies_behind_a_servers_address_share_its_slots(eight):
     assert third.generate_rate < whole.generate_rate        # a smaller batch reads as many weights
 
 
-def test_a_server_decodes_no_more_at_once_than_its_cache_holds_at_the_mean_length(eight):
-    """Qwen3-8B on an H100: 23 sequences of the longest fit, 81 of the mean length, and not the
-    256 that are asked for."""
+def test_a_server_decodes_no_more_at_once_than_its_cache_holds_of_half_finished_samples(eight):
+    """Qwen3-8B on an H100: 23 sequences of the longest fit, 81 that are half finished, and not
+    the 256 that are asked for."""
     _, estimate = estimate_of(eight, gpus=8)
     _, fits = estimate.server_memory()
     assert (fits, estimate.asked, estimate.slots) == (23, 256, 81)
@@ -99,14 +99,23 @@ def test_the_length_of_an_evaluation_and_the_noise_of_a_shorter_one_are_said(eig
     assert hours == pytest.approx(tokens / (5 * estimate.generate_rate) / 3600)
     step_s = 768 * estimate.output / 2 / min(5 * estimate.generate_rate, 3 * estimate.train_rate)
     share = 4 * hours / (4 * hours + 250 * step_s / 3600)           # at 0, 100, 200, 250
-    assert f"= 14,400 samples, {tokens / 1e6:.3g}M tokens, about {hours:.2g} h" in words
+    assert f"= 14,400 samples, {tokens / 1e6:.3g}M tokens, about {hours:.3g} h" in words
+    assert hours > 1
     assert f"; 4 of them are {share:.0%} of the run's" in words
     drawn = torch.rand(20_000, 900).gt(0.5).float().mean(1).std()   # a choice of prompts
     noise = torch.binomial(torch.full((20_000,), 14_400.0), torch.tensor(0.5)).div(14_400).std()
     for name, error in (("eval_samples", float(noise)), ("heldout", float(drawn))):
-        numbers = re.search(rf"of {name}.*?up to ([\d.]+) instead of ([\d.]+)", words)
+        numbers = re.search(rf"of {name}.*?up to ([\d.]+\d) instead of ([\d.]+\d)", words)
         assert [float(x) for x in numbers.groups()] == pytest.approx([2 * error, error], rel=0.05)
     assert "evaluate  900 prompts x 16" in estimate.text(3, 5)
+    assert "eval_tasks" not in estimate.text(3, 5)
+    estimate.config.eval_tasks = "aime-24"
+    assert estimate.text(3, 5).endswith(
+        ". The problems of eval_tasks come on top, not counted here")
+    seconds, words = estimate.evaluation(1, 3, 5)
+    assert 0 < seconds < 1 / 60 and f"about {3600 * seconds:.3g} s before the first step" in words
+    hours, words = estimate.evaluation(9, 3, 5)
+    assert 1 / 60 < hours < 1 and f"about {60 * hours:.3g} min before the first step" in words
     others, words = estimate.evaluation(900, 3, 0)                  # others' servers: not known
     assert others == 0 and "14,400 samples" in words and " h " not in words
 
@@ -361,7 +370,7 @@ def test_caches_on_a_gpu_are_as_large_as_what_training_leaves(micro, monkeypatch
         training, evaluation = samplers_on_a_gpu(monkeypatch, micro, free, slots=8,
                                                  engine="transformers")
         assert (training.cache.slots, evaluation.cache.slots) == (8, left)
-    assert capsys.readouterr().err.count("warning: memory has room for 5 sequences, fewer") == 1
+    assert capsys.readouterr().err.count("room for 5 sequences of an evaluation at ") == 1
     with pytest.raises(ConfigError, match="samples_per_prompt = 4, eval_samples = 3: .* room for 3 "
                                           "sequences of .* think_max or slots$"):
         samplers_on_a_gpu(monkeypatch, micro, 11.5, slots=8, engine="transformers")
@@ -372,3 +381,12 @@ def test_caches_on_a_gpu_are_as_large_as_what_training_leaves(micro, monkeypatch
         assert samplers_on_a_gpu(monkeypatch, micro, free, slots=8, engine="vllm")[1] == slots
     with pytest.raises(ConfigError, match="room for 3 sequences of .* think_max$"):
         samplers_on_a_gpu(monkeypatch, micro, 3.5, slots=8, engine="vllm")
+
+
+@pytest.mark.parametrize("words, eager", [("", False), ("--enforce-eager", True)])
+def test_vllm_in_the_trainers_process_can_be_asked_to_do_without_graphs(
+        words, eager, micro, monkeypatch):
+    monkeypatch.setattr(load, "VllmSampler", lambda *_, eager, **__: SimpleNamespace(
+        beside=lambda seed: eager))
+    assert samplers_on_a_gpu(monkeypatch, micro, 40.5, slots=8, engine="vllm",
+                             vllm_args=words)[1] is eager
