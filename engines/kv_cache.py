@@ -97,9 +97,6 @@ class Slots:
         self.active = n = len(tensors["lengths"])
         self.lengths[:n] = tensors["lengths"]
         self.width = int(tensors["lengths"].max()) if n else 0
-        # Checkpoints of earlier versions have heads before tokens: (n, J, width, D).
-        turned = tensors["key.0"].shape[1] != self.width
-        for kind, cache in (("key", self.keys), ("value", self.values)):
-            for layer, into in enumerate(cache):
-                saved = tensors[f"{kind}.{layer}"]
-                into[:n, : self.width] = saved.transpose(1, 2) if turned else saved
+        for layer, (key, value) in enumerate(zip(self.keys, self.values)):
+            key[:n, : self.width] = tensors[f"key.{layer}"]
+            value[:n, : self.width] = tensors[f"value.{layer}"]

@@ -39,15 +39,3 @@ def test_an_empty_cache_can_be_saved(seed):
     loaded = Slots(config, slots=3, length=10)
     loaded.load_state(Slots(config, slots=5, length=10).state())
     assert loaded.active == 0
-
-
-def test_a_cache_saved_by_an_earlier_version_goes_on(seed):
-    """Its keys and values have heads before tokens."""
-    twin = packed_copy(random_llama())
-    slots, loaded = (Slots(twin.config, slots=3, length=10) for _ in range(2))
-    with torch.no_grad():
-        slots.prefill(twin, [[3, 1, 4, 1, 5]], [2])
-        loaded.load_state({name: tensor if name == "lengths" else tensor.transpose(1, 2)
-                           for name, tensor in slots.state().items()})
-        hidden, again = (s.decode(twin, torch.tensor([7, 8])) for s in (slots, loaded))
-    assert torch.equal(hidden, again)
