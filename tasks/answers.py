@@ -140,11 +140,12 @@ def clean(part, table=SPELLINGS):
 # 2. Plain numbers: a sign, digits, a fraction, a power of ten, %, and words or a unit beside it
 
 # Letters beside a number are words ("is 7", "7 apples", "7 cm") or mathematics ("7xy", "log 7").
+# A word is read in one way (?>): "in" is a unit, too, and 30 of them had 2^30 readings.
 UNIT = r"(?:(?:[cdkm]?m|[km]?g|m?[lL]|h|s|min|sec|hrs?|in|ft|yd|mi|lbs?|oz|mph|k?[JNWV])\b)"
 NAME = (r"(?:sin|cos|tan|log|mod|exp|sqrt|phi|alpha|beta|gamma|delta|theta|lambda|sigma|omega"
         r"|[abc]{3}|[xyz]{3}|[b-df-hj-np-tv-z]{3,5})\b")
 LONG_WORD = rf"(?:(?!{NAME})[A-Za-z]{{3,}}\b)"
-WORD = (r"(?:(?i:an|as|at|be|by|do|he|if|in|is|it|my|no|of|on|or|so|to|up|us|we|sq|cu)\b"
+WORD = (r"(?>(?i:an|as|at|be|by|do|he|if|in|is|it|my|no|of|on|or|so|to|up|us|we|sq|cu)\b"
         rf"|{UNIT}|{LONG_WORD})")
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
 NUMBER = re.compile(

@@ -382,8 +382,8 @@ def test_reading_time_grows_with_the_length_and_not_with_its_square():
               r"\frac{1",
              r"\text{", "\u200b", "because ", "\n- ", "9", "1,", "1/9", "- ", " ", "\n",
               "set reward ",
-             "(A) ", "and ,", "<b "]
-    frames = [("", ""), (r"\boxed{5", "}"), ("Answer: ", "cm."), (r"\[ ", ""), ("{" * 6_000, "")]
+             "(A) ", "and ,", "<b ", "in ", "min ", "/in"]
+    frames = [("", ""), (r"\boxed{5", "}"), ("7 ", "(x"), ("Answer: ", "cm."), (r"\[ ", ""), ("{" * 6_000, "")]
     golds = [("7", "math"), (r"\sqrt{2}", "math")]
     for (before, after), unit, (gold, kind) in itertools.product(frames, units, golds):
         short, long = (before + unit * (n // len(unit)) + after for n in (6_000, 24_000))
@@ -392,3 +392,12 @@ def test_reading_time_grows_with_the_length_and_not_with_its_square():
                 break
         else:
             pytest.fail(f"reading time grows too fast: {before[:20]!r}, {unit!r}, {gold!r}")
+
+
+@pytest.mark.parametrize("word", ["in ", "min ", "sec ", "/in", "in/in "])
+@pytest.mark.parametrize("gold", ["7", r"\sqrt{2}", "even"])
+def test_a_word_is_read_in_one_way(word, gold):
+    """"in" is a unit and a word: 20 of them took 3 s, and 30 had no end. The bound is 100 times
+    what they need."""
+    for text in (rf"\boxed{{7 {word * 20}(x}}", rf"\boxed{{\sqrt{{3}} {word * 20}(x}}"):
+        assert reading_s(text, gold, "math") < 0.5
