@@ -77,8 +77,7 @@ def judged(text, gold, question=""):
     in_boxes, said, text = declared_answers(text)
     found = [part for part in in_boxes if part.strip()]
     said = [REASON.split(part)[0] for part in said]
-    found += [part for part in said if not found or not PROSE.search(formulas(part))
-              or read_number(LAST_SIDE.split(part)[-1])]
+    found += [part for part in said if not found or not is_sentence(part)]
     number = read_number(gold)
     if not found and not ORDER.search(text.rpartition("\n")[2][-300:]):
         found = last_number(text) if number else last_formula(text)
@@ -87,6 +86,12 @@ def judged(text, gold, question=""):
         return parts, [same_number(part, number) for part in parts]
     parts = [part for part in dict.fromkeys(map(clean, map(formulas, found))) if part]
     return parts, [same_text(part, gold, question) for part in parts]
+
+
+def is_sentence(part):
+    """Whether a part has words, other than those beside one number at its end."""
+    before, _, last = part.rpartition("=")
+    return PROSE.search(before) or PROSE.search(last) and not read_number(last)
 
 
 def formulas(part):
@@ -157,7 +162,8 @@ PLAIN = re.compile(
     rf"{WORD}(?:['\u2019]s)?[,.]?)\s*)?{NUMBER.pattern}"
     # After it a unit, "7cm", "7 km/h" (but 7m is a product), and words, "7 miles per hour".
     rf"\s*(?:st|nd|rd|th)?\s*(%|percent)?(?:(?:\s|(?=[A-Za-z]{{2}}))({UNIT})(?:/{WORD})*)?"
-    rf"(?:[\s,;:]+(?:a )?{WORD}(?:/{WORD})*\.?)*[\s.,;:]*")
+    # Of words also "farmers' market" and "two-hour lessons".
+    rf"(?:[\s,;:]+(?:a )?{WORD}(?:[/-]{WORD}|['\u2019]s?)*\.?)*[\s.,;:]*")
 # A word, a colon or "=" must stand between it and the number before: else "5, 7" is a list.
 LAST_NUMBER = re.compile(rf"(?:^|[0-9]\S*\s+(?![-+.0-9]|to\b))({PLAIN.pattern})\Z")
 SIMPLE = re.compile(r"(?:[A-Za-z0-9.:;= ]|-(?=[0-9]))*")  # nothing that PLAINER would change

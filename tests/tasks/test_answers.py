@@ -206,6 +206,14 @@ def test_the_letter_at_the_end_of_a_formula_is_no_unit():
         ("#### x+1", "x+1"),
         ("#### Step 1: add 9\nWe add.\n#### 7", "7"),
         (r"\fbox{x+1}", "x+1"),
+        (r"Since the answer is in the form $\frac{m}{n}$, we have $m=5$, $n=7$."
+         "\n\n" r"So $m+n=\boxed{12}$.", "12"),
+        (r"The answer is of the form $a\sqrt{b}$. So $a+b$ is \boxed{12}", "12"),
+        ("She makes 9 * 2 = $18 every day at the farmers' market.", "18"),
+        ("Wendi needs 20 cups for the day\u2019s final meal.", "20"),
+        ("So 7 of Tom's apples are left.", "7"), ("There are 7 first-graders.", "7"),
+        ("She took 7 two-hour lessons.", "7"),
+        ("The answer is the sum of $x$ and $y$.\n\n" r"\boxed{12}", "12"),
     ],
 )  # fmt: skip
 def test_one_answer_is_one_answer(text, gold):
