@@ -84,7 +84,9 @@ def judged(text, gold, question=""):
     if number:
         parts = [bare(LAST_SIDE.split(part)[-1]) for part in found]
         return parts, [same_number(part, number) for part in parts]
-    parts = [part for part in dict.fromkeys(map(clean, map(formulas, found))) if part]
+    choice = chosen(gold)  # and not the formula of "(B) $12\pi$"
+    found = [part if choice and chosen(part) else formulas(part) for part in found]
+    parts = [part for part in dict.fromkeys(map(clean, found)) if part]
     return parts, [same_text(part, gold, question) for part in parts]
 
 
@@ -229,11 +231,12 @@ def same_number(part, gold):
 # ------------------------------------------------------------------------------------------------
 # 3. Choices, words, bases, and what is refused before Math-Verify sees it
 
-# "B", "the answer is (B)", "(B) 12 cm", "B. 12", "B because ...", with no other letter offered.
+# "B", "the answer is (B)", "(B) 12 cm", "B (12 cm)", "B because ...", "B, not A". No other letter
+# in parentheses or before a colon or period, unless "not" stands before it.
 CHOICE = re.compile(
     r"(?i:(?:so|thus|therefore|hence|the|correct|right|best|final|answer|option|choice|letter|is)\b"
-    r"[\s:,*^]*)*\(?([A-J])(?:\)?|(?:[).:]|,?\s+(?:because|since|as)\b)"
-    r"(?!.*(?:\([A-J]\)|\b[A-J][).:])).*)", re.S)
+    r"[\s:,*^]*)*\(?([A-J])(?:\)?|(?:[).:]|,?\s+(?:because|since|as|not)\b|\s(?=\())"
+    r"(?!.*(?<!not )(?:\([A-J]\)|(?<!not \()\b[A-J][).:])).*)", re.S)
 UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t ends in a variable
     rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?:{WORD}\s*)+)(?:\s*\^\s*\{{?[0-9]\}}?)?\s*$")
 UNEVALUATED = re.compile(
@@ -249,8 +252,7 @@ def same_text(part, gold, question=""):
     """
     mine, wanted = squeezed(part), squeezed(gold)
     if letter := re.fullmatch(r"\(?([A-J])\)?", wanted):
-        found = CHOICE.fullmatch(TEXT.sub(r"\1", part).strip(" $*`"))
-        return found is not None and found[1] == letter[1]
+        return chosen(part) == letter[1]
     if re.fullmatch("[A-Za-z'-]{2,}", wanted) and (
             r"\text" in gold or re.fullmatch(rf"(?:(?:{WORD}|a)\s*)+", gold)):
         return mine.lower().removeprefix("the") == wanted.lower().removeprefix("the")
@@ -261,6 +263,12 @@ def same_text(part, gold, question=""):
     no_answer = (len(part) > LONGEST_ANSWER or UNFINISHED.search(part) or mine in asked - {wanted}
                  or UNEVALUATED.search(part) and not UNEVALUATED.search(gold))
     return False if no_answer else None
+
+
+def chosen(part):
+    """The letter of a choice, "B" of "the answer is (B) 12 cm"; None of another text."""
+    found = CHOICE.fullmatch(re.sub(r"\$|\\[()]", "", TEXT.sub(r"\1", clean(part))).strip(" *`"))
+    return found and found[1]
 
 
 def squeezed(part):

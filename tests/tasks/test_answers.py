@@ -213,12 +213,21 @@ def test_the_letter_at_the_end_of_a_formula_is_no_unit():
         ("Wendi needs 20 cups for the day\u2019s final meal.", "20"),
         ("So 7 of Tom's apples are left.", "7"), ("There are 7 first-graders.", "7"),
         ("She took 7 two-hour lessons.", "7"),
+        (r"**Answer: (B) $12\pi$**", "B"), ("The correct answer is (B) $x+1$.", r"\text{(B)}"),
+        (r"Answer: B ($12\pi$)", "B"), ("So the answer is (C), not (A).", "C"),
+        ("The answer is B, not A.", "(B)"), ("The answer is option $B$.", "B"),
         ("The answer is the sum of $x$ and $y$.\n\n" r"\boxed{12}", "12"),
     ],
 )  # fmt: skip
 def test_one_answer_is_one_answer(text, gold):
     """A declared answer around a box is that box, and a sentence is a sentence."""
     assert verify(text, gold) == (1.0, "correct")
+
+
+@pytest.mark.parametrize("text", ["Answer: (B), not (A).", "Answer: not (A)", "Answer: (B) or (A)",
+                                  "Answer: (B) $A$", "Answer: B (A)", r"Answer: B ($12\pi$), A."])
+def test_another_choice_beside_the_right_one_does_not_pay(text):
+    assert verify(text, "A")[1] == "wrong"
 
 
 @pytest.mark.parametrize("other", ["<answer>{}</answer>", "Answer: {}", "The answer is ${}$.",
