@@ -123,7 +123,8 @@ SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
     ("[\u2212\u2013]", "-"), ("\u00d7", r"\\times "), ("\u2248", r"\\approx "),
     ("\u221e", r"\\infty "), ("\u221a", r"\\sqrt "),
     ("[\u00ad\u200b-\u200f\u2060\ufeff]", ""),  # of no width
-    (r"\\(?:left|right|big|Big|boldsymbol|bf|rm)(?![A-Za-z])|\\\$", ""),
+    (r"\\(?:left|right|big|Big|boldsymbol|bf|rm|displaystyle)(?![A-Za-z])|\\\$", ""),
+    (r"\\[cdt]frac(?![A-Za-z])", r"\\frac"),
     (r"\\(?:text)?color\s*\{[^{}]*\}|\\q?quad(?![A-Za-z])", " "),
     (r"(?<=[0-9])(?:\\[,!;: ]\s*|\{,\}|,\\!)(?=[0-9]{3}(?![0-9]))", ""),  # 1{,}234
     (r"(?<!\\)\\[,;:! ]|~", " "), (r"(?<=\w)\*\*(?=[\w({])", "^"), (r"\\varnothing", r"\\emptyset"),
@@ -258,11 +259,17 @@ def same_text(part, gold, question=""):
         return mine.lower().removeprefix("the") == wanted.lower().removeprefix("the")
     if re.fullmatch("[0-9A-Z]+_[0-9]+", wanted):
         return mine in (wanted, wanted.partition("_")[0])
-    asked = {squeezed(side) for formula in FORMULA.findall(question)
-             for side in (formula, LAST_SIDE.split(formula)[-1])}
-    no_answer = (len(part) > LONGEST_ANSWER or UNFINISHED.search(part) or mine in asked - {wanted}
+    asked = {last_side(side) for side in FORMULA.findall(question)}
+    repeated = last_side(part) in asked - {"", last_side(gold)} and mine != wanted
+    no_answer = (len(part) > LONGEST_ANSWER or UNFINISHED.search(part) or repeated
                  or UNEVALUATED.search(part) and not UNEVALUATED.search(gold))
     return False if no_answer else None
+
+
+def last_side(part):
+    r"""\sqrt242 of "x = (\sqrt{242})\text{ cm}"; "" of a number or letter: y = 4 repeats nothing."""
+    side = squeezed(LAST_SIDE.split(UNIT_AT_END.sub("", part[:LONGEST_ANSWER]))[-1]).strip("()")
+    return side if re.search(r"\\|.[A-Za-z]|[A-Za-z].", side) else ""
 
 
 def chosen(part):

@@ -5,7 +5,8 @@ The paper grades with SymPy and Math-Verify. Differences, all ours:
      takes what it can parse, and a policy learns to fill them all.
   b. A gold number wants a number: else repeating the question, \boxed{12 + 34}, would be right.
      Else a formula of the question is wrong, or an integral, sum or limit that is left standing.
-     Still open: \boxed{\sqrt{2 \cdot 121}} is right for "simplify \sqrt{242}".
+     Still open, for "simplify \sqrt{242}": \sqrt{2 \cdot 121}, \sqrt{242} + 0, a part of a longer
+     formula of the question, and a formula in an align.
   c. Math-Verify's own time limit is off: outside the main thread it makes every answer wrong.
      Batches go through worker processes, which the kernel ends at a deadline.
 

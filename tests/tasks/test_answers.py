@@ -257,7 +257,10 @@ def test_an_unfinished_sentence_declares_nothing(gold, lead, end):
 # Repeating the question
 
 QUESTIONS = [
-    (r"Simplify $\sqrt{242}$.", r"11\sqrt{2}", [r"\sqrt{242}", r" \sqrt {242} ", r"\sqrt{242}."]),
+    (r"Simplify $\sqrt{242}$.", r"11\sqrt{2}", [r"\sqrt{242}", r" \sqrt {242} ", r"\sqrt{242}.",
+     r"x=\sqrt{242}", r"\sqrt{242}=\sqrt{242}", r"(\sqrt{242})", r"\displaystyle\sqrt{242}",
+     r"\sqrt{242}\text{ units}", r"x = \left(\sqrt{242}\right)\text{ cm}^2"]),
+    (r"Simplify $\frac{x^2+x}{x}$.", "x+1", [r"\dfrac{x^2+x}{x}", r"\tfrac{x^2+x}x"]),
     (r"Expand $(x+1)(x - 2)$.", "x^2-x-2", ["(x+1)(x-2)", r"\left(x+1\right)(x-2)",
      "$(x+1)(x-2)$"]),
     (r"Evaluate \[\int_0^1 \pi x\,dx.\]", r"\frac{\pi}{2}", [r"\int_0^1 \pi x\,dx",
@@ -282,6 +285,10 @@ def test_an_answer_that_the_question_offers_is_an_answer():
     question = r"Which is greater, $\sqrt2$ or $\sqrt3$?"
     assert verify(r"\boxed{\sqrt{3}}", r"\sqrt3", question=question)[0] > 0
     assert verify(r"\boxed{\sqrt{2}}", r"\sqrt3", question=question)[0] < 0
+    for question, gold, answer in (
+            ("Solve $|x-2|=1$.", "x=1, x=3", "x=3, x=1"),
+            ("The radius is $4$.", "x^2+y^2=4", "y^2+x^2=4"), ("Is $x$ real?", "(x, 2)", "(x,2)")):
+        assert verify(rf"\boxed{{{answer}}}", gold, question=question)[0] > 0, answer
     gold = r"\sum_{k=1}^n k^2"
     assert verify(rf"\boxed{{{gold}}}", gold, question="As a sum?")[0] > 0
 
