@@ -241,7 +241,7 @@ CHOICE = re.compile(
 UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t ends in a variable
     rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?:{WORD}\s*)+)(?:\s*\^\s*\{{?[0-9]\}}?)?\s*$")
 UNEVALUATED = re.compile(
-    r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots|frac\s*\{d\})(?![A-Za-z])|[\u222b\u2211]")
+    r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots)(?![A-Za-z])|[\u222b\u2211]")
 
 
 def same_text(part, gold, question=""):

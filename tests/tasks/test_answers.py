@@ -161,6 +161,7 @@ def test_a_wrong_answer_is_wrong_in_every_ending(verifier):
         ("1.5 \u00d7 10^3", "1500", True), ("x \u2248 11", "11", True),
         ("2\u221a3", r"\sqrt{12}", True),
         ("(-\u221e, 5]", r"(-\infty,5]", True), ("12 cm \u2248 4.7 in", "12", True),
+        (r"\frac{dy}{dx} = 3x^2", "3x^2", True), (r"\frac{dy}{dx}", r"\frac{dy}{dx}", True),
         ("\u200b7\u2060", "7", True), ("x\u200b+1", "x+1", True), ("\ufeff8", "7", False),
         ("7 * is", "7", False), ("7 or", "7", False), ("7 =", "7", False), ("x+1 is", "x+1", False),
         ("7 -", "7", False), ("** 7 **", "7", True),
@@ -267,7 +268,9 @@ QUESTIONS = [
                                                           r"\int_{0}^{1} \pi x dx"]),
     (r"Compute $\sum_{k=1}^n k$.", r"\frac{n(n+1)}{2}", [r"\sum_{k=1}^n k", r"\sum_{j=1}^{n} j"]),
     (r"Find $\lim_{x\to0} \frac{\sin ax}{x}$", "a", [r"\lim_{x\to 0} \frac{\sin(ax)}{x}"]),
-    ("Find the derivative of $x^3$.", "3x^2", [r"\frac{d}{dx} x^3", r"\frac{d}{dx}(x^3)"]),
+    ("Find the derivative of $x^3$.", "3x^2", [r"\frac{d}{dx} x^3", r"\frac{d}{dx}(x^3)",
+     r"\dfrac{d}{dx}(x^3)", r"\frac{\mathrm{d}}{\mathrm{d}x}(x^3)", r"\frac d{dx}(x^3)",
+     r"\frac{d(x^3)}{dx}", r"\frac{\partial}{\partial x}(x^3)", r"f'(x) = \frac{d(x^3)}{dx}"]),
     (r"What is $f(x) = \frac{x^2-1}{x-1}$ for $x \ne 1$?", "x+1", [r"\frac{x^2-1}{x-1}"]),
 ]
 
