@@ -161,9 +161,14 @@ NUMBER = re.compile(
     r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?: */ *(-?0*[1-9][0-9]*))?(?:\u23e8(-?[0-9]{1,2}))?(?![0-9])")
 PLAIN = re.compile(
     # Before it nothing, or no digit and at the end a word: "Total: 7", "that she has 7".
-    r"([^0-9]*(?:[:?]|(?<![\w\\'\u2019])(?!(?:not|never|than|plus|minus|times|and|or)\b)"
+    # But no "half of 7", "cannot be 7" or "at least 7": such words change the value.
+    r"([^0-9]*(?:[:?]|(?<![\w\\'\u2019])(?<!not )(?<!(?:half|root|cube) )(?<!(?:square|double) )"
+    r"(?!(?:not?|never|cannot|than|least|most|plus|minus|negative|times|double|twice|half|and|or)\b)"
     rf"{WORD}(?:['\u2019]s)?[,.]?)\s*)?{NUMBER.pattern}"
     # After it a unit, "7cm", "7 km/h" (but 7m is a product), and words, "7 miles per hour".
+    # Nor "7 and a half", "7 squared" or "7 thousand"; but "7 dozen" as "7 cm".
+    r"(?!\s*(?:and (?:a|one) )?(?:hal(?:f|ves)|thirds?|squared|cubed|factorial|hundred"
+    r"|thousand|[mb]illion)\b)"
     rf"\s*(?:st|nd|rd|th)?\s*(%|percent)?(?:(?:\s|(?=[A-Za-z]{{2}}))({UNIT})(?:/{WORD})*)?"
     # Of words also "farmers' market" and "two-hour lessons".
     rf"(?:[\s,;:]+(?:a )?{WORD}(?:[/-]{WORD}|['\u2019]s?)*\.?)*[\s.,;:]*")
@@ -221,7 +226,8 @@ def same_number(part, gold):
     """
     if (found := plain_number(part)) is None:
         one_number = len(re.findall("[0-9.]+(?:/[0-9]+)?", part)) == 1
-        return None if one_number and not UNEVALUATED.search(part) else False
+        words = PROSE.search(part) or UNEVALUATED.search(part)
+        return None if one_number and not words else False
     (value, percent, unit, _), (gold_value, gold_percent, gold_unit, _) = found, gold
     if unit and gold_unit and unit != gold_unit:
         return False

@@ -173,6 +173,24 @@ def test_a_case_where_graders_differ_is_decided_as_written(answer, gold, right):
     assert (verify(rf"So it is $\boxed{{{answer}}}$.", gold)[0] > 0) == right
 
 
+@pytest.mark.parametrize("part", [
+    "half of 7", "double 7", "twice 7", "square root of 7", "negative 7", "at least 7", "at most 7",
+    "7 and a half", "7 squared", "7 factorial", "7 thirds", "7 hundred", "7 thousand", "7 million",
+    "half of $7$", r"\text{half of } 7", "no 7"])
+def test_a_word_that_changes_the_number_is_not_skipped(part):
+    for text in (rf"It is \boxed{{{part}}}.", f"Answer: {part}", f"So we have {part}."):
+        assert verify(text, "7")[0] < 0, text
+    assert verify("The answer cannot be 7", "7")[0] < 0
+
+
+@pytest.mark.parametrize("text", [
+    "She needs 7 dozen eggs.", "Half of the class, a total of 7, came.", "It is not 8, it is 7.",
+    "So 7 is half of it.", "There are 7 apples, twice as many.", "The sum of the roots is 7.",
+    "There are 7 and no more."])
+def test_a_word_that_changes_no_number_is_skipped(text):
+    assert verify(text, "7")[0] > 0
+
+
 def test_the_letter_at_the_end_of_a_formula_is_no_unit():
     r"""Math-Verify's list of units has t, m and h: 3t^2-4 is right for 3t^2-4t there."""
     for gold, wrong in (("3t^2-4t", "3t^2-4"), ("7m", "7"), ("2x+h", "2x+"), (r"\frac12 abc",
