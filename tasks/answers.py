@@ -1,10 +1,11 @@
 r"""Which answer a text gives, and whether it is right where that needs no algebra.
 
-The rule of place, fixed before anyone looks at the gold answer: a policy that may list, learns to.
+The rule of place is fixed before anyone looks at the gold answer. A policy that is paid for lists
+of answers learns to write lists.
  1. Only the text after the last </think> counts, and nothing after a <think> that stays open.
  2. The answer is the last \boxed{...}; else the last declared answer ("Answer: x", "the answer is
     x", <answer>x</answer>, a last line "#### x"), to the end of its sentence or line; else the last
-    number of the prose or, where the gold answer is none, its last formula or short last line.
+    number of the prose or, where the gold answer is no number, its last formula or short last line.
  3. All boxes and all declared answers must be right. If only some are: "several answers". A
     sentence around or beside a box is only a sentence; a bare number or formula is an answer.
  4. Each holds one answer: of "3 + 4 = 7" the last side; nothing after "because", "since", "where".
@@ -14,17 +15,19 @@ microseconds. What else stands around one number is for Math-Verify (verifier.py
 are. Two numbers are a list or a calculation, and wrong.
 
 Decisions where graders differ: 25_8 for 25_7 is wrong, 25 is right (the question names the base).
-12 km for 12 cm is wrong, 12 and 12 centimeters are right: two units are compared if both are short.
+12 km for 12 cm is wrong, 12 and 12 centimeters are right: two units of plain numbers are compared,
+if both are short. \boxed{3} and \boxed{5} for "3, 5" are two answers, and wrong: one box, one list.
 3.141593 for \pi is wrong, as 0.333333 is for 1/3: an exact answer is asked. x \approx 11 for 11 is
 right, and 50% for 50 and for 0.5. 12 + 34 - 5 for 41 is the question once more, and wrong. "7 * is"
-for 7 is wrong: a sentence that breaks off declares nothing.
+for 7 is wrong: a sentence that breaks off declares nothing. "At least 7" and "7 thousand" for 7 are
+wrong; "7 dozen" is right, as 7 cm is.
 """
 
 import functools
 import re
 from fractions import Fraction
 
-# Every pattern runs over a whole text once, or over one answer of about this many characters.
+# Every pattern runs once over a whole text, or over one answer. An answer is about this long.
 LONGEST_ANSWER = 400  # the longest gold answer in MATH has about 160
 
 # ------------------------------------------------------------------------------------------------
@@ -269,7 +272,7 @@ def same_text(part, gold, question=""):
     repeated = last_side(part) in asked - {"", last_side(gold)} and mine != wanted
     no_answer = (len(part) > LONGEST_ANSWER or UNFINISHED.search(part) or repeated
                  or UNEVALUATED.search(part) and not UNEVALUATED.search(gold))
-    return False if no_answer else None
+    return True if part == clean(gold) else False if no_answer else None
 
 
 def last_side(part):
