@@ -15,12 +15,11 @@ microseconds. What else stands around one number is for Math-Verify (verifier.py
 are. Two numbers are a list or a calculation, and wrong.
 
 Decisions where graders differ: 25_8 for 25_7 is wrong, 25 is right (the question names the base).
-12 km for 12 cm is wrong, 12 and 12 centimeters are right: two units of plain numbers are compared,
-if both are short. \boxed{3} and \boxed{5} for "3, 5" are two answers, and wrong: one box, one list.
+12 km for 12 cm is wrong, 12 and 12 centimeters are right: two short units of plain numbers are
+compared. \boxed{3} and \boxed{5} for "3, 5" are two answers, and wrong: one box, one list.
 3.141593 for \pi is wrong, as 0.333333 is for 1/3: an exact answer is asked. x \approx 11 for 11 is
-right, and 50% for 50 and for 0.5. 12 + 34 - 5 for 41 is the question once more, and wrong. "7 * is"
-for 7 is wrong: a sentence that breaks off declares nothing. "At least 7" and "7 thousand" for 7 are
-wrong; "7 dozen" is right, as 7 cm is.
+right, and 50% for 50 and for 0.5. 12 + 34 - 5 for 41 is the question once more, and wrong. For 7,
+"7 * is" is wrong (a sentence that breaks off declares nothing), 7 thousand too; 7 dozen is right.
 """
 
 import functools
@@ -80,23 +79,18 @@ def judged(text, gold, question=""):
     in_boxes, said, text = declared_answers(text)
     found = [part for part in in_boxes if part.strip()]
     said = [REASON.split(part)[0] for part in said]
-    found += [part for part in said if not found or not is_sentence(part)]
+    found += [part for part in said if not found or not PROSE.search(  # words beside "= 7" are fine
+        part.rpartition("=")[0] if read_number(part.rpartition("=")[2]) else part)]
     number = read_number(gold)
     if not found and not ORDER.search(text.rpartition("\n")[2][-300:]):
         found = last_number(text) if number else last_formula(text)
     if number:
         parts = [bare(LAST_SIDE.split(part)[-1]) for part in found]
         return parts, [same_number(part, number) for part in parts]
-    choice = chosen(gold)  # and not the formula of "(B) $12\pi$"
-    found = [part if choice and chosen(part) else formulas(part) for part in found]
+    # Of "(B) $12\pi$" the letter.
+    found = [part if chosen(gold) and chosen(part) else formulas(part) for part in found]
     parts = [part for part in dict.fromkeys(map(clean, found)) if part]
     return parts, [same_text(part, gold, question) for part in parts]
-
-
-def is_sentence(part):
-    """Whether a part has words, other than those beside one number at its end."""
-    before, _, last = part.rpartition("=")
-    return PROSE.search(before) or PROSE.search(last) and not read_number(last)
 
 
 def formulas(part):
@@ -124,10 +118,9 @@ TEXT = re.compile(r"\\(?:text(?:normal|rm|bf|it|tt|sf)?|math(?:rm|bf|it)|mbox)\s
 # Sizes, colors and spaces, and what Math-Verify does not know or reads as a product of letters.
 SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
     ("[\u2212\u2013]", "-"), ("\u00d7", r"\\times "), ("\u2248", r"\\approx "),
-    ("\u221e", r"\\infty "), ("\u221a", r"\\sqrt "),
+    ("\u221e", r"\\infty "), ("\u221a", r"\\sqrt "), (r"\\[cdt]frac(?![A-Za-z])", r"\\frac"),
     ("[\u00ad\u200b-\u200f\u2060\ufeff]", ""),  # of no width
     (r"\\(?:left|right|big|Big|boldsymbol|bf|rm|displaystyle)(?![A-Za-z])|\\\$", ""),
-    (r"\\[cdt]frac(?![A-Za-z])", r"\\frac"),
     (r"\\(?:text)?color\s*\{[^{}]*\}|\\q?quad(?![A-Za-z])", " "),
     (r"(?<=[0-9])(?:\\[,!;: ]\s*|\{,\}|,\\!)(?=[0-9]{3}(?![0-9]))", ""),  # 1{,}234
     (r"(?<!\\)\\[,;:! ]|~", " "), (r"(?<=\w)\*\*(?=[\w({])", "^"), (r"\\varnothing", r"\\emptyset"),
@@ -151,29 +144,27 @@ def clean(part, table=SPELLINGS):
 # 2. Plain numbers: a sign, digits, a fraction, a power of ten, %, and words or a unit beside it
 
 # Letters beside a number are words ("is 7", "7 apples", "7 cm") or mathematics ("7xy", "log 7").
-# A word is read in one way (?>): "in" is a unit, too, and 30 of them had 2^30 readings.
 UNIT = r"(?:(?:[cdkm]?m|[km]?g|m?[lL]|h|s|min|sec|hrs?|in|ft|yd|mi|lbs?|oz|mph|k?[JNWV])\b)"
 NAME = (r"(?:sin|cos|tan|log|mod|exp|sqrt|phi|alpha|beta|gamma|delta|theta|lambda|sigma|omega"
         r"|[abc]{3}|[xyz]{3}|[b-df-hj-np-tv-z]{3,5})\b")
 LONG_WORD = rf"(?:(?!{NAME})[A-Za-z]{{3,}}\b)"
 WORD = (r"(?>(?i:an|as|at|be|by|do|he|if|in|is|it|my|no|of|on|or|so|to|up|us|we|sq|cu)\b"
-        rf"|{UNIT}|{LONG_WORD})")
+        rf"|{UNIT}|{LONG_WORD})")  # ?>: "in" is a unit, too, and 30 of them had 2^30
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
 NUMBER = re.compile(
     r"(?<![\w.])([-+]?)(?:([0-9]+) +(?=[0-9]+ */))?"  # the 3 of 3 1/2
     r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?: */ *(-?0*[1-9][0-9]*))?(?:\u23e8(-?[0-9]{1,2}))?(?![0-9])")
 PLAIN = re.compile(
     # Before it nothing, or no digit and at the end a word: "Total: 7", "that she has 7".
-    # But no "half of 7", "cannot be 7" or "at least 7": such words change the value.
+    # No "half of 7", "cannot be 7" or "at least 7": such words change the value.
     r"([^0-9]*(?:[:?]|(?<![\w\\'\u2019])(?<!not )(?<!(?:half|root|cube) )(?<!(?:square|double) )"
-    r"(?!(?:not?|never|cannot|than|least|most|plus|minus|negative|times|double|twice|half|and|or)\b)"
+    r"(?!(?:not?|never|than|least|most|plus|minus|negative|times|double|twice|half|and|or)\b)"
     rf"{WORD}(?:['\u2019]s)?[,.]?)\s*)?{NUMBER.pattern}"
-    # After it a unit, "7cm", "7 km/h" (but 7m is a product), and words, "7 miles per hour".
-    # Nor "7 and a half", "7 squared" or "7 thousand"; but "7 dozen" as "7 cm".
+    # After it a unit, "7cm", "7 km/h" (but 7m is a product), and words, "7 miles per hour", "7 of
+    # Tom's two-hour lessons". But no "7 squared" or "7 thousand".
     r"(?!\s*(?:and (?:a|one) )?(?:hal(?:f|ves)|thirds?|squared|cubed|factorial|hundred"
     r"|thousand|[mb]illion)\b)"
     rf"\s*(?:st|nd|rd|th)?\s*(%|percent)?(?:(?:\s|(?=[A-Za-z]{{2}}))({UNIT})(?:/{WORD})*)?"
-    # Of words also "farmers' market" and "two-hour lessons".
     rf"(?:[\s,;:]+(?:a )?{WORD}(?:[/-]{WORD}|['\u2019]s?)*\.?)*[\s.,;:]*")
 # A word, a colon or "=" must stand between it and the number before: else "5, 7" is a list.
 LAST_NUMBER = re.compile(rf"(?:^|[0-9]\S*\s+(?![-+.0-9]|to\b))({PLAIN.pattern})\Z")
@@ -229,8 +220,8 @@ def same_number(part, gold):
     """
     if (found := plain_number(part)) is None:
         one_number = len(re.findall("[0-9.]+(?:/[0-9]+)?", part)) == 1
-        words = PROSE.search(part) or UNEVALUATED.search(part)
-        return None if one_number and not words else False
+        no_answer = PROSE.search(part) or UNEVALUATED.search(part)
+        return None if one_number and not no_answer else False
     (value, percent, unit, _), (gold_value, gold_percent, gold_unit, _) = found, gold
     if unit and gold_unit and unit != gold_unit:
         return False
@@ -249,8 +240,7 @@ CHOICE = re.compile(
     r"(?!.*(?<!not )(?:\([A-J]\)|(?<!not \()\b[A-J][).:])).*)", re.S)
 UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t ends in a variable
     rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?:{WORD}\s*)+)(?:\s*\^\s*\{{?[0-9]\}}?)?\s*$")
-UNEVALUATED = re.compile(
-    r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots)(?![A-Za-z])|[\u222b\u2211]")
+UNEVALUATED = re.compile(r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots)(?![A-Za-z])|[\u222b\u2211]")
 
 
 def same_text(part, gold, question=""):
@@ -272,11 +262,11 @@ def same_text(part, gold, question=""):
     repeated = last_side(part) in asked - {"", last_side(gold)} and mine != wanted
     no_answer = (len(part) > LONGEST_ANSWER or UNFINISHED.search(part) or repeated
                  or UNEVALUATED.search(part) and not UNEVALUATED.search(gold))
-    return True if part == clean(gold) else False if no_answer else None
+    return False if no_answer else None
 
 
 def last_side(part):
-    r"""\sqrt242 of "x = (\sqrt{242})\text{ cm}"; "" of a number or letter: y = 4 repeats nothing."""
+    r"""\sqrt242 of "x = (\sqrt{242})\text{ cm}"; "" of a number or letter, which repeat nothing."""
     side = squeezed(LAST_SIDE.split(UNIT_AT_END.sub("", part[:LONGEST_ANSWER]))[-1]).strip("()")
     return side if re.search(r"\\|.[A-Za-z]|[A-Za-z].", side) else ""
 

@@ -8,8 +8,8 @@ outputs stay on this side, so there is no checker inside to patch.
 A sandbox is no proof: the kernel itself is in reach of the program. Where namespaces are not
 allowed (many containers), code is refused, unless somebody says `unsafe`. Then only process group,
 limits, filter, empty environment and temporary folder remain: a program that means harm can read
-and write what its user can, and if the trainer is killed (SIGKILL), what a program has forked lives
-on. What happens before the program starts is in sandbox_child.py.
+and write what its user can, and what it forked outlives a trainer that is killed.
+What happens before the program starts is in sandbox_child.py.
 
     >>> run_tests("print(int(input()) + 1)", UnitTests(("1", "41"), ("2", "42")), unsafe=True)
     ('correct', '2 of 2 tests')

@@ -307,7 +307,7 @@ def recognize(name, records, columns):
     """`columns` with the open ones found out from the records."""
     rows = [record for record in records.values() if isinstance(record, dict)]
     if not rows:
-        raise TaskError(f'task {name!r} holds no record, such as {{"question": "2+3", "answer": "5"}}')
+        raise TaskError(f'task {name!r} holds no record like {{"question": "2+3", "answer": "5"}}')
     chosen = dict(columns)
     for role, usual in USUAL.items():
         there = (path for path in usual if any(text_of(column(row, path), role) for row in rows))

@@ -4,8 +4,7 @@ The paper grades with SymPy and Math-Verify. Differences, all ours:
   a. One answer is read, from a fixed place (answers.py). Math-Verify alone tries several places and
      takes what it can parse, and a policy learns to fill them all.
   b. A gold number wants a number: repeating the question, \boxed{12 + 34}, is wrong. If the gold
-     answer is no number, a formula of the question is wrong, and so is an integral, sum, limit or
-     derivative that is left standing.
+     answer is no number, a formula of the question is wrong, and so is an operator left standing.
      Still open, for "simplify \sqrt{242}": \sqrt{2 \cdot 121}, \sqrt{242} + 0, a part of a longer
      formula of the question, and a formula in an align.
   c. Math-Verify's own time limit is off: outside the main thread it makes every answer wrong.

@@ -162,7 +162,7 @@ def test_a_wrong_answer_is_wrong_in_every_ending(verifier):
         ("2\u221a3", r"\sqrt{12}", True),
         ("(-\u221e, 5]", r"(-\infty,5]", True), ("12 cm \u2248 4.7 in", "12", True),
         (r"\frac{dy}{dx} = 3x^2", "3x^2", True), (r"\frac{dy}{dx}", r"\frac{dy}{dx}", True),
-        (r"6:00\text{ p.m.}", r"6:00\text{ p.m.}", True), ("(1.414214,1)", r"(\sqrt2,1)", False),
+        ("(1.414214,1)", r"(\sqrt2,1)", False),
         ("(0.1, 1.5)", r"(\frac{1}{10},\frac32)", True), (r"3}$ or $\boxed{5", "3, 5", False),
         ("\u200b7\u2060", "7", True), ("x\u200b+1", "x+1", True), ("\ufeff8", "7", False),
         ("7 * is", "7", False), ("7 or", "7", False), ("7 =", "7", False), ("x+1 is", "x+1", False),
