@@ -430,7 +430,8 @@ def test_reading_time_grows_with_the_length_and_not_with_its_square():
              r"\text{", "\u200b", "because ", "\n- ", "9", "1,", "1/9", "- ", " ", "\n",
               "set reward ",
              "(A) ", "and ,", "<b ", "in ", "min ", "/in"]
-    frames = [("", ""), (r"\boxed{5", "}"), ("7 ", "(x"), ("Answer: ", "cm."), (r"\[ ", ""), ("{" * 6_000, "")]
+    frames = [("", ""), (r"\boxed{5", "}"), ("7 ", "(x"), ("Answer: ", "cm."),
+              (r"\[ ", ""), ("{" * 6_000, "")]
     golds = [("7", "math"), (r"\sqrt{2}", "math")]
     for (before, after), unit, (gold, kind) in itertools.product(frames, units, golds):
         short, long = (before + unit * (n // len(unit)) + after for n in (6_000, 24_000))

@@ -618,4 +618,5 @@ def test_a_csv_has_long_fields_and_a_column_too_many_is_an_error(tmp_path):
 def test_a_line_that_python_cannot_read_is_left_out(tmp_path, line):
     (tmp_path / "bad.jsonl").write_text(f'{{"question": "2+3", "answer": "5"}}\n{line}\n')
     with pytest.warns(UserWarning, match="1 of 2 problems cannot be used"):
-        assert len(load_task(str(tmp_path / "bad.jsonl"), "train", heldout=0, max_unusable=0.9)) == 1
+        problems = load_task(str(tmp_path / "bad.jsonl"), "train", heldout=0, max_unusable=0.9)
+    assert len(problems) == 1
