@@ -1,10 +1,11 @@
 r"""Which answer a text gives, and whether it is right where that needs no algebra.
 
-The rule of place, fixed before anyone looks at the gold answer: a policy that may list, learns to.
+The rule of place is fixed before anyone looks at the gold answer. A policy that is paid for lists
+of answers learns to write lists.
  1. Only the text after the last </think> counts, and nothing after a <think> that stays open.
  2. The answer is the last \boxed{...}; else the last declared answer ("Answer: x", "the answer is
     x", <answer>x</answer>, a last line "#### x"), to the end of its sentence or line; else the last
-    number of the prose or, where the gold answer is none, its last formula or short last line.
+    number of the prose or, where the gold answer is no number, its last formula or short last line.
  3. All boxes and all declared answers must be right. If only some are: "several answers". A
     sentence around or beside a box is only a sentence; a bare number or formula is an answer.
  4. Each holds one answer: of "3 + 4 = 7" the last side; nothing after "because", "since", "where".
@@ -14,17 +15,18 @@ microseconds. What else stands around one number is for Math-Verify (verifier.py
 are. Two numbers are a list or a calculation, and wrong.
 
 Decisions where graders differ: 25_8 for 25_7 is wrong, 25 is right (the question names the base).
-12 km for 12 cm is wrong, 12 and 12 centimeters are right: two units are compared if both are short.
+12 km for 12 cm is wrong, 12 and 12 centimeters are right: two short units of plain numbers are
+compared. \boxed{3} and \boxed{5} for "3, 5" are two answers, and wrong: one box, one list.
 3.141593 for \pi is wrong, as 0.333333 is for 1/3: an exact answer is asked. x \approx 11 for 11 is
-right, and 50% for 50 and for 0.5. 12 + 34 - 5 for 41 is the question once more, and wrong. "7 * is"
-for 7 is wrong: a sentence that breaks off declares nothing.
+right, and 50% for 50 and for 0.5. 12 + 34 - 5 for 41 is the question once more, and wrong. For 7,
+"7 * is" is wrong (a sentence that breaks off declares nothing), 7 thousand too; 7 dozen is right.
 """
 
 import functools
 import re
 from fractions import Fraction
 
-# Every pattern runs over a whole text once, or over one answer of about this many characters.
+# Every pattern runs once over a whole text, or over one answer. An answer is about this long.
 LONGEST_ANSWER = 400  # the longest gold answer in MATH has about 160
 
 # ------------------------------------------------------------------------------------------------
@@ -77,15 +79,17 @@ def judged(text, gold, question=""):
     in_boxes, said, text = declared_answers(text)
     found = [part for part in in_boxes if part.strip()]
     said = [REASON.split(part)[0] for part in said]
-    found += [part for part in said if not found or not PROSE.search(formulas(part))
-              or read_number(LAST_SIDE.split(part)[-1])]
+    found += [part for part in said if not found or not PROSE.search(  # words beside "= 7" are fine
+        part.rpartition("=")[0] if read_number(part.rpartition("=")[2]) else part)]
     number = read_number(gold)
     if not found and not ORDER.search(text.rpartition("\n")[2][-300:]):
         found = last_number(text) if number else last_formula(text)
     if number:
         parts = [bare(LAST_SIDE.split(part)[-1]) for part in found]
         return parts, [same_number(part, number) for part in parts]
-    parts = [part for part in dict.fromkeys(map(clean, map(formulas, found))) if part]
+    # Of "(B) $12\pi$" the letter.
+    found = [part if chosen(gold) and chosen(part) else formulas(part) for part in found]
+    parts = [part for part in dict.fromkeys(map(clean, found)) if part]
     return parts, [same_text(part, gold, question) for part in parts]
 
 
@@ -114,9 +118,9 @@ TEXT = re.compile(r"\\(?:text(?:normal|rm|bf|it|tt|sf)?|math(?:rm|bf|it)|mbox)\s
 # Sizes, colors and spaces, and what Math-Verify does not know or reads as a product of letters.
 SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
     ("[\u2212\u2013]", "-"), ("\u00d7", r"\\times "), ("\u2248", r"\\approx "),
-    ("\u221e", r"\\infty "), ("\u221a", r"\\sqrt "),
+    ("\u221e", r"\\infty "), ("\u221a", r"\\sqrt "), (r"\\[cdt]frac(?![A-Za-z])", r"\\frac"),
     ("[\u00ad\u200b-\u200f\u2060\ufeff]", ""),  # of no width
-    (r"\\(?:left|right|big|Big|boldsymbol|bf|rm)(?![A-Za-z])|\\\$", ""),
+    (r"\\(?:left|right|big|Big|boldsymbol|bf|rm|displaystyle)(?![A-Za-z])|\\\$", ""),
     (r"\\(?:text)?color\s*\{[^{}]*\}|\\q?quad(?![A-Za-z])", " "),
     (r"(?<=[0-9])(?:\\[,!;: ]\s*|\{,\}|,\\!)(?=[0-9]{3}(?![0-9]))", ""),  # 1{,}234
     (r"(?<!\\)\\[,;:! ]|~", " "), (r"(?<=\w)\*\*(?=[\w({])", "^"), (r"\\varnothing", r"\\emptyset"),
@@ -144,19 +148,24 @@ UNIT = r"(?:(?:[cdkm]?m|[km]?g|m?[lL]|h|s|min|sec|hrs?|in|ft|yd|mi|lbs?|oz|mph|k
 NAME = (r"(?:sin|cos|tan|log|mod|exp|sqrt|phi|alpha|beta|gamma|delta|theta|lambda|sigma|omega"
         r"|[abc]{3}|[xyz]{3}|[b-df-hj-np-tv-z]{3,5})\b")
 LONG_WORD = rf"(?:(?!{NAME})[A-Za-z]{{3,}}\b)"
-WORD = (r"(?:(?i:an|as|at|be|by|do|he|if|in|is|it|my|no|of|on|or|so|to|up|us|we|sq|cu)\b"
-        rf"|{UNIT}|{LONG_WORD})")
+WORD = (r"(?>(?i:an|as|at|be|by|do|he|if|in|is|it|my|no|of|on|or|so|to|up|us|we|sq|cu)\b"
+        rf"|{UNIT}|{LONG_WORD})")  # ?>: "in" is a unit, too, and 30 of them had 2^30
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
 NUMBER = re.compile(
     r"(?<![\w.])([-+]?)(?:([0-9]+) +(?=[0-9]+ */))?"  # the 3 of 3 1/2
     r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?: */ *(-?0*[1-9][0-9]*))?(?:\u23e8(-?[0-9]{1,2}))?(?![0-9])")
 PLAIN = re.compile(
     # Before it nothing, or no digit and at the end a word: "Total: 7", "that she has 7".
-    r"([^0-9]*(?:[:?]|(?<![\w\\'\u2019])(?!(?:not|never|than|plus|minus|times|and|or)\b)"
+    # No "half of 7", "cannot be 7" or "at least 7": such words change the value.
+    r"([^0-9]*(?:[:?]|(?<![\w\\'\u2019])(?<!not )(?<!(?:half|root|cube) )(?<!(?:square|double) )"
+    r"(?!(?:not?|never|than|least|most|plus|minus|negative|times|double|twice|half|and|or)\b)"
     rf"{WORD}(?:['\u2019]s)?[,.]?)\s*)?{NUMBER.pattern}"
-    # After it a unit, "7cm", "7 km/h" (but 7m is a product), and words, "7 miles per hour".
+    # After it a unit, "7cm", "7 km/h" (but 7m is a product), and words, "7 miles per hour", "7 of
+    # Tom's two-hour lessons". But no "7 squared" or "7 thousand".
+    r"(?!\s*(?:and (?:a|one) )?(?:hal(?:f|ves)|thirds?|squared|cubed|factorial|hundred"
+    r"|thousand|[mb]illion)\b)"
     rf"\s*(?:st|nd|rd|th)?\s*(%|percent)?(?:(?:\s|(?=[A-Za-z]{{2}}))({UNIT})(?:/{WORD})*)?"
-    rf"(?:[\s,;:]+(?:a )?{WORD}(?:/{WORD})*\.?)*[\s.,;:]*")
+    rf"(?:[\s,;:]+(?:a )?{WORD}(?:[/-]{WORD}|['\u2019]s?)*\.?)*[\s.,;:]*")
 # A word, a colon or "=" must stand between it and the number before: else "5, 7" is a list.
 LAST_NUMBER = re.compile(rf"(?:^|[0-9]\S*\s+(?![-+.0-9]|to\b))({PLAIN.pattern})\Z")
 SIMPLE = re.compile(r"(?:[A-Za-z0-9.:;= ]|-(?=[0-9]))*")  # nothing that PLAINER would change
@@ -211,7 +220,8 @@ def same_number(part, gold):
     """
     if (found := plain_number(part)) is None:
         one_number = len(re.findall("[0-9.]+(?:/[0-9]+)?", part)) == 1
-        return None if one_number and not UNEVALUATED.search(part) else False
+        no_answer = PROSE.search(part) or UNEVALUATED.search(part)
+        return None if one_number and not no_answer else False
     (value, percent, unit, _), (gold_value, gold_percent, gold_unit, _) = found, gold
     if unit and gold_unit and unit != gold_unit:
         return False
@@ -222,15 +232,15 @@ def same_number(part, gold):
 # ------------------------------------------------------------------------------------------------
 # 3. Choices, words, bases, and what is refused before Math-Verify sees it
 
-# "B", "the answer is (B)", "(B) 12 cm", "B. 12", "B because ...", with no other letter offered.
+# "B", "the answer is (B)", "(B) 12 cm", "B (12 cm)", "B because ...", "B, not A". No other letter
+# in parentheses or before a colon or period, unless "not" stands before it.
 CHOICE = re.compile(
     r"(?i:(?:so|thus|therefore|hence|the|correct|right|best|final|answer|option|choice|letter|is)\b"
-    r"[\s:,*^]*)*\(?([A-J])(?:\)?|(?:[).:]|,?\s+(?:because|since|as)\b)"
-    r"(?!.*(?:\([A-J]\)|\b[A-J][).:])).*)", re.S)
+    r"[\s:,*^]*)*\(?([A-J])(?:\)?|(?:[).:]|,?\s+(?:because|since|as|not)\b|\s(?=\())"
+    r"(?!.*(?<!not )(?:\([A-J]\)|(?<!not \()\b[A-J][).:])).*)", re.S)
 UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t ends in a variable
     rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?:{WORD}\s*)+)(?:\s*\^\s*\{{?[0-9]\}}?)?\s*$")
-UNEVALUATED = re.compile(
-    r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots|frac\s*\{d\})(?![A-Za-z])|[\u222b\u2211]")
+UNEVALUATED = re.compile(r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots)(?![A-Za-z])|[\u222b\u2211]")
 
 
 def same_text(part, gold, question=""):
@@ -242,18 +252,29 @@ def same_text(part, gold, question=""):
     """
     mine, wanted = squeezed(part), squeezed(gold)
     if letter := re.fullmatch(r"\(?([A-J])\)?", wanted):
-        found = CHOICE.fullmatch(TEXT.sub(r"\1", part).strip(" $*`"))
-        return found is not None and found[1] == letter[1]
+        return chosen(part) == letter[1]
     if re.fullmatch("[A-Za-z'-]{2,}", wanted) and (
             r"\text" in gold or re.fullmatch(rf"(?:(?:{WORD}|a)\s*)+", gold)):
         return mine.lower().removeprefix("the") == wanted.lower().removeprefix("the")
     if re.fullmatch("[0-9A-Z]+_[0-9]+", wanted):
         return mine in (wanted, wanted.partition("_")[0])
-    asked = {squeezed(side) for formula in FORMULA.findall(question)
-             for side in (formula, LAST_SIDE.split(formula)[-1])}
-    no_answer = (len(part) > LONGEST_ANSWER or UNFINISHED.search(part) or mine in asked - {wanted}
+    asked = {last_side(side) for side in FORMULA.findall(question)}
+    repeated = last_side(part) in asked - {"", last_side(gold)} and mine != wanted
+    no_answer = (len(part) > LONGEST_ANSWER or UNFINISHED.search(part) or repeated
                  or UNEVALUATED.search(part) and not UNEVALUATED.search(gold))
     return False if no_answer else None
+
+
+def last_side(part):
+    r"""\sqrt242 of "x = (\sqrt{242})\text{ cm}"; "" of a number or letter, which repeat nothing."""
+    side = squeezed(LAST_SIDE.split(UNIT_AT_END.sub("", part[:LONGEST_ANSWER]))[-1]).strip("()")
+    return side if re.search(r"\\|.[A-Za-z]|[A-Za-z].", side) else ""
+
+
+def chosen(part):
+    """The letter of a choice, "B" of "the answer is (B) 12 cm"; None of another text."""
+    found = CHOICE.fullmatch(re.sub(r"\$|\\[()]", "", TEXT.sub(r"\1", clean(part))).strip(" *`"))
+    return found and found[1]
 
 
 def squeezed(part):

@@ -8,7 +8,8 @@ outputs stay on this side, so there is no checker inside to patch.
 A sandbox is no proof: the kernel itself is in reach of the program. Where namespaces are not
 allowed (many containers), code is refused, unless somebody says `unsafe`. Then only process group,
 limits, filter, empty environment and temporary folder remain: a program that means harm can read
-and write what its user can. What happens before the program starts is in sandbox_child.py.
+and write what its user can, and what it forked outlives a trainer that is killed.
+What happens before the program starts is in sandbox_child.py.
 
     >>> run_tests("print(int(input()) + 1)", UnitTests(("1", "41"), ("2", "42")), unsafe=True)
     ('correct', '2 of 2 tests')
@@ -182,8 +183,8 @@ def same_value(found, expected):
 # System calls that no program may make, by their numbers on x86-64 and on ARM64. A list of what is
 # forbidden, not of what is allowed: the interpreter's own needs change with every version. First
 # memory that no limit of setrlimit counts (System V's even outlives its process); then new
-# namespaces, in which all capabilities would be back, and the way out of the process group, which
-# is how `unsafe` ends all that a program has started; then nobody to talk to, nobody to look into,
+# namespaces, in which all capabilities would be back. Then the way out of the process group, by
+# which `unsafe` ends all that a program has started; then nobody to talk to, nobody to look into,
 # and no further large doors into the kernel.
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # <linux/audit.h>
 DENIED = """
@@ -193,6 +194,7 @@ DENIED = """
     socket 41 198 ptrace 101 117 process_vm_readv 310 270 process_vm_writev 311 271
     pidfd_getfd 438 438 request_key 249 218 keyctl 250 219 bpf 321 280 perf_event_open 298 241
     userfaultfd 323 282""".split()
+PRCTL, PR_SET_PDEATHSIG = (157, 167), 1  # it could take back that it ends with the caller
 CLONE, CLONE3, CLONE_NEW = (56, 220), 435, 0x7E020080  # the flags of all new namespaces
 
 
@@ -214,6 +216,8 @@ def system_call_filter(machine):
     for number in DENIED[1 + which :: 3]:
         steps += [(equal, 0, 1, int(number)), denied]
     steps += [
+        (equal, 0, 4, PRCTL[which]), (load, 0, 0, 16), (equal, 0, 1, PR_SET_PDEATHSIG), denied,
+        (give, 0, 0, allow),
         # clone3's flags are out of a filter's sight. Where it is absent, libc takes clone.
         (equal, 0, 1, CLONE3), (give, 0, 0, refuse | errno.ENOSYS),
         (equal, 0, 3, CLONE[which]), (load, 0, 0, 16), (any_bit, 0, 1, CLONE_NEW), denied,

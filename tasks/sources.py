@@ -239,6 +239,7 @@ def file_records(name):
     except (OSError, ValueError) as error:
         raise TaskError(f"task {name!r} cannot be read: {error}") from error
     if name.lower().endswith(".csv"):
+        csv.field_size_limit(2**31 - 1)  # unit tests are long
         rows = csv.DictReader(io.StringIO(text, newline=""))
         return {f"line {rows.line_num}": row for row in rows}
     if isinstance(array := json_value(text), list):
@@ -251,7 +252,7 @@ def json_value(text):
     """The value; the text itself where it is no JSON, and so no record."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON; a number too long, or lists too deep
         return text
 
 
@@ -306,14 +307,14 @@ def recognize(name, records, columns):
     """`columns` with the open ones found out from the records."""
     rows = [record for record in records.values() if isinstance(record, dict)]
     if not rows:
-        raise TaskError(f'task {name!r} is empty; one line: {{"question": "2+3", "answer": "5"}}')
+        raise TaskError(f'task {name!r} holds no record like {{"question": "2+3", "answer": "5"}}')
     chosen = dict(columns)
     for role, usual in USUAL.items():
         there = (path for path in usual if any(text_of(column(row, path), role) for row in rows))
         chosen[role] = columns[role] or next(there, None)
         if chosen[role] is None:
             raise TaskError(f"task {name!r} has no column of a usual name for the {role}: it has "
-                            f"{', '.join(rows[0])}; name it by the task option {role}")
+                            f"{', '.join(map(str, rows[0]))}; name it by the task option {role}")
     if not chosen["form"]:
         texts = [str(text_of(column(row, chosen["answer"]), "answer")) for row in rows]
         marked = {form: sum(mark in text for text in texts)

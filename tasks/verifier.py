@@ -3,9 +3,10 @@ r"""Rewards: is the answer in this text the right one, and why (paper, sec. 2: +
 The paper grades with SymPy and Math-Verify. Differences, all ours:
   a. One answer is read, from a fixed place (answers.py). Math-Verify alone tries several places and
      takes what it can parse, and a policy learns to fill them all.
-  b. A gold number wants a number: else repeating the question, \boxed{12 + 34}, would be right.
-     Else a formula of the question is wrong, or an integral, sum or limit that is left standing.
-     Still open: \boxed{\sqrt{2 \cdot 121}} is right for "simplify \sqrt{242}".
+  b. A gold number wants a number: repeating the question, \boxed{12 + 34}, is wrong. If the gold
+     answer is no number, a formula of the question is wrong, and so is an operator left standing.
+     Still open, for "simplify \sqrt{242}": \sqrt{2 \cdot 121}, \sqrt{242} + 0, a part of a longer
+     formula of the question, and a formula in an align.
   c. Math-Verify's own time limit is off: outside the main thread it makes every answer wrong.
      Batches go through worker processes, which the kernel ends at a deadline.
 
@@ -123,17 +124,19 @@ def parse_expression(text):
 
 def same_expression(found, gold):
     """Math-Verify's comparison, but a number wants that number and no calculation, and no decimal
-    is a root: Math-Verify rounds to 6 digits."""
+    is a root: Math-Verify rounds to 6 digits, here to 12."""
     from math_verify import verify
-    from sympy import Float, Rational
+    from sympy import Float, Rational, srepr
 
     value, wanted = (Fraction(str(side)) if isinstance(side, Float | Rational) else None
                      for side in (found, gold))
     if wanted is not None:
         return value == wanted
+    if "Derivative(" in srepr(getattr(found, "rhs", found)) and "Derivative(" not in srepr(gold):
+        return False  # \frac{d}{dx} x^3 in any of its spellings
     if value is not None and value.denominator > 1 and getattr(gold, "is_number", False):
         return False
-    return verify(gold, found, timeout_seconds=None)
+    return verify(gold, found, float_rounding=12, timeout_seconds=None)
 
 
 def grade_program(answer, parts, unsafe=False):
@@ -156,7 +159,8 @@ class Verifier(contextlib.AbstractContextManager):
     think_tags: what opens and closes the thinking in this model's texts.
     workers: processes, started when slow items come. 0: one a core.
     deadline_s: for one expression. Math-Verify needs 0.01 to 0.2 s for nearly all of them.
-    max_late: late items a worker and batch; what is left then is "timeout" unseen.
+    max_late: late expressions a worker and batch; what is left then is "timeout" unseen. Programs
+    have no such budget: slow ones are common, and the right ones behind them must be paid.
     """
 
     def __init__(self, unsafe_code=False, think_tags=THINK_TAGS, workers=0, deadline_s=10.0,

@@ -161,6 +161,9 @@ def test_a_wrong_answer_is_wrong_in_every_ending(verifier):
         ("1.5 \u00d7 10^3", "1500", True), ("x \u2248 11", "11", True),
         ("2\u221a3", r"\sqrt{12}", True),
         ("(-\u221e, 5]", r"(-\infty,5]", True), ("12 cm \u2248 4.7 in", "12", True),
+        (r"\frac{dy}{dx} = 3x^2", "3x^2", True), (r"\frac{dy}{dx}", r"\frac{dy}{dx}", True),
+        ("(1.414214,1)", r"(\sqrt2,1)", False),
+        ("(0.1, 1.5)", r"(\frac{1}{10},\frac32)", True), (r"3}$ or $\boxed{5", "3, 5", False),
         ("\u200b7\u2060", "7", True), ("x\u200b+1", "x+1", True), ("\ufeff8", "7", False),
         ("7 * is", "7", False), ("7 or", "7", False), ("7 =", "7", False), ("x+1 is", "x+1", False),
         ("7 -", "7", False), ("** 7 **", "7", True),
@@ -170,6 +173,24 @@ def test_a_wrong_answer_is_wrong_in_every_ending(verifier):
 def test_a_case_where_graders_differ_is_decided_as_written(answer, gold, right):
     """Each of them was once judged by accident."""
     assert (verify(rf"So it is $\boxed{{{answer}}}$.", gold)[0] > 0) == right
+
+
+@pytest.mark.parametrize("part", [
+    "half of 7", "double 7", "twice 7", "square root of 7", "negative 7", "at least 7", "at most 7",
+    "7 and a half", "7 squared", "7 factorial", "7 thirds", "7 hundred", "7 thousand", "7 million",
+    "half of $7$", r"\text{half of } 7", "no 7"])
+def test_a_word_that_changes_the_number_is_not_skipped(part):
+    for text in (rf"It is \boxed{{{part}}}.", f"Answer: {part}", f"So we have {part}."):
+        assert verify(text, "7")[0] < 0, text
+    assert verify("The answer cannot be 7", "7")[0] < 0
+
+
+@pytest.mark.parametrize("text", [
+    "She needs 7 dozen eggs.", "Half of the class, a total of 7, came.", "It is not 8, it is 7.",
+    "So 7 is half of it.", "There are 7 apples, twice as many.", "The sum of the roots is 7.",
+    "There are 7 and no more."])
+def test_a_word_that_changes_no_number_is_skipped(text):
+    assert verify(text, "7")[0] > 0
 
 
 def test_the_letter_at_the_end_of_a_formula_is_no_unit():
@@ -206,11 +227,28 @@ def test_the_letter_at_the_end_of_a_formula_is_no_unit():
         ("#### x+1", "x+1"),
         ("#### Step 1: add 9\nWe add.\n#### 7", "7"),
         (r"\fbox{x+1}", "x+1"),
+        (r"Since the answer is in the form $\frac{m}{n}$, we have $m=5$, $n=7$."
+         "\n\n" r"So $m+n=\boxed{12}$.", "12"),
+        (r"The answer is of the form $a\sqrt{b}$. So $a+b$ is \boxed{12}", "12"),
+        ("She makes 9 * 2 = $18 every day at the farmers' market.", "18"),
+        ("Wendi needs 20 cups for the day\u2019s final meal.", "20"),
+        ("So 7 of Tom's apples are left.", "7"), ("There are 7 first-graders.", "7"),
+        ("She took 7 two-hour lessons.", "7"),
+        (r"**Answer: (B) $12\pi$**", "B"), ("The correct answer is (B) $x+1$.", r"\text{(B)}"),
+        (r"Answer: B ($12\pi$)", "B"), ("So the answer is (C), not (A).", "C"),
+        ("The answer is B, not A.", "(B)"), ("The answer is option $B$.", "B"),
+        ("The answer is the sum of $x$ and $y$.\n\n" r"\boxed{12}", "12"),
     ],
 )  # fmt: skip
 def test_one_answer_is_one_answer(text, gold):
     """A declared answer around a box is that box, and a sentence is a sentence."""
     assert verify(text, gold) == (1.0, "correct")
+
+
+@pytest.mark.parametrize("text", ["Answer: (B), not (A).", "Answer: not (A)", "Answer: (B) or (A)",
+                                  "Answer: (B) $A$", "Answer: B (A)", r"Answer: B ($12\pi$), A."])
+def test_another_choice_beside_the_right_one_does_not_pay(text):
+    assert verify(text, "A")[1] == "wrong"
 
 
 @pytest.mark.parametrize("other", ["<answer>{}</answer>", "Answer: {}", "The answer is ${}$.",
@@ -240,14 +278,19 @@ def test_an_unfinished_sentence_declares_nothing(gold, lead, end):
 # Repeating the question
 
 QUESTIONS = [
-    (r"Simplify $\sqrt{242}$.", r"11\sqrt{2}", [r"\sqrt{242}", r" \sqrt {242} ", r"\sqrt{242}."]),
+    (r"Simplify $\sqrt{242}$.", r"11\sqrt{2}", [r"\sqrt{242}", r" \sqrt {242} ", r"\sqrt{242}.",
+     r"x=\sqrt{242}", r"\sqrt{242}=\sqrt{242}", r"(\sqrt{242})", r"\displaystyle\sqrt{242}",
+     r"\sqrt{242}\text{ units}", r"x = \left(\sqrt{242}\right)\text{ cm}^2"]),
+    (r"Simplify $\frac{x^2+x}{x}$.", "x+1", [r"\dfrac{x^2+x}{x}", r"\tfrac{x^2+x}x"]),
     (r"Expand $(x+1)(x - 2)$.", "x^2-x-2", ["(x+1)(x-2)", r"\left(x+1\right)(x-2)",
      "$(x+1)(x-2)$"]),
     (r"Evaluate \[\int_0^1 \pi x\,dx.\]", r"\frac{\pi}{2}", [r"\int_0^1 \pi x\,dx",
                                                           r"\int_{0}^{1} \pi x dx"]),
     (r"Compute $\sum_{k=1}^n k$.", r"\frac{n(n+1)}{2}", [r"\sum_{k=1}^n k", r"\sum_{j=1}^{n} j"]),
     (r"Find $\lim_{x\to0} \frac{\sin ax}{x}$", "a", [r"\lim_{x\to 0} \frac{\sin(ax)}{x}"]),
-    ("Find the derivative of $x^3$.", "3x^2", [r"\frac{d}{dx} x^3", r"\frac{d}{dx}(x^3)"]),
+    ("Find the derivative of $x^3$.", "3x^2", [r"\frac{d}{dx} x^3", r"\frac{d}{dx}(x^3)",
+     r"\dfrac{d}{dx}(x^3)", r"\frac{\mathrm{d}}{\mathrm{d}x}(x^3)", r"\frac d{dx}(x^3)",
+     r"\frac{d(x^3)}{dx}", r"\frac{\partial}{\partial x}(x^3)", r"f'(x) = \frac{d(x^3)}{dx}"]),
     (r"What is $f(x) = \frac{x^2-1}{x-1}$ for $x \ne 1$?", "x+1", [r"\frac{x^2-1}{x-1}"]),
 ]
 
@@ -265,6 +308,10 @@ def test_an_answer_that_the_question_offers_is_an_answer():
     question = r"Which is greater, $\sqrt2$ or $\sqrt3$?"
     assert verify(r"\boxed{\sqrt{3}}", r"\sqrt3", question=question)[0] > 0
     assert verify(r"\boxed{\sqrt{2}}", r"\sqrt3", question=question)[0] < 0
+    for question, gold, answer in (
+            ("Solve $|x-2|=1$.", "x=1, x=3", "x=3, x=1"),
+            ("The radius is $4$.", "x^2+y^2=4", "y^2+x^2=4"), ("Is $x$ real?", "(x, 2)", "(x,2)")):
+        assert verify(rf"\boxed{{{answer}}}", gold, question=question)[0] > 0, answer
     gold = r"\sum_{k=1}^n k^2"
     assert verify(rf"\boxed{{{gold}}}", gold, question="As a sum?")[0] > 0
 
@@ -382,8 +429,9 @@ def test_reading_time_grows_with_the_length_and_not_with_its_square():
               r"\frac{1",
              r"\text{", "\u200b", "because ", "\n- ", "9", "1,", "1/9", "- ", " ", "\n",
               "set reward ",
-             "(A) ", "and ,", "<b "]
-    frames = [("", ""), (r"\boxed{5", "}"), ("Answer: ", "cm."), (r"\[ ", ""), ("{" * 6_000, "")]
+             "(A) ", "and ,", "<b ", "in ", "min ", "/in"]
+    frames = [("", ""), (r"\boxed{5", "}"), ("7 ", "(x"), ("Answer: ", "cm."),
+              (r"\[ ", ""), ("{" * 6_000, "")]
     golds = [("7", "math"), (r"\sqrt{2}", "math")]
     for (before, after), unit, (gold, kind) in itertools.product(frames, units, golds):
         short, long = (before + unit * (n // len(unit)) + after for n in (6_000, 24_000))
@@ -392,3 +440,12 @@ def test_reading_time_grows_with_the_length_and_not_with_its_square():
                 break
         else:
             pytest.fail(f"reading time grows too fast: {before[:20]!r}, {unit!r}, {gold!r}")
+
+
+@pytest.mark.parametrize("word", ["in ", "min ", "sec ", "/in", "in/in "])
+@pytest.mark.parametrize("gold", ["7", r"\sqrt{2}", "even"])
+def test_a_word_is_read_in_one_way(word, gold):
+    """"in" is a unit and a word: 20 of them took 3 s, and 30 had no end. The bound is 100 times
+    what they need."""
+    for text in (rf"\boxed{{7 {word * 20}(x}}", rf"\boxed{{\sqrt{{3}} {word * 20}(x}}"):
+        assert reading_s(text, gold, "math") < 0.5

@@ -598,6 +598,25 @@ def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
     """An empty file is a mistake somewhere upstream, not an epoch of zero steps."""
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
-    for name, message in (("empty", "is empty"), ("binary", "cannot be read: 'utf-8'")):
+    (tmp_path / "pretty.json").write_text('{\n"data": [\n]\n}')
+    for name, message in (("empty", "holds no record"), ("pretty", "holds no record"),
+                          ("binary", "cannot be read: 'utf-8'")):
         with pytest.raises(TaskError, match=message):
-            load_task(str(tmp_path / f"{name}.jsonl"), "train", heldout=0)
+            load_task(str(next(tmp_path.glob(f"{name}.*"))), "train", heldout=0)
+
+
+def test_a_csv_has_long_fields_and_a_column_too_many_is_an_error(tmp_path):
+    """csv reads 128 KiB a field unless told, and a field without a header has no name."""
+    (tmp_path / "long.csv").write_text(f"question,answer\n{'2+' * 100_000}3,5\n")
+    assert len(load_task(str(tmp_path / "long.csv"), "train", heldout=0)) == 1
+    (tmp_path / "wide.csv").write_text("q,a\n2+3,5,6\n")
+    with pytest.raises(TaskError, match="no column of a usual name for the question: it has q, a"):
+        load_task(str(tmp_path / "wide.csv"), "train", heldout=0)
+
+
+@pytest.mark.parametrize("line", ["9" * 5_000, "[" * 100_000])
+def test_a_line_that_python_cannot_read_is_left_out(tmp_path, line):
+    (tmp_path / "bad.jsonl").write_text(f'{{"question": "2+3", "answer": "5"}}\n{line}\n')
+    with pytest.warns(UserWarning, match="1 of 2 problems cannot be used"):
+        problems = load_task(str(tmp_path / "bad.jsonl"), "train", heldout=0, max_unusable=0.9)
+    assert len(problems) == 1
