@@ -21,13 +21,16 @@ from tasks.problems import Problem, TaskError, Unusable, check_gold, load_proble
 from tasks.sandbox import UnitTests
 from tasks.verifier import Verifier
 
+# There are only 100 questions of two digits.
+LONG = {"size": 300, "min_digits": 4, "max_digits": 6}
+
 
 # ------------------------------------------------------------------------------------------------
 # Splits
 
 
 @pytest.mark.parametrize(
-    ("spec", "options"), [("toy", {"size": 300}), ("reasoning_gym:chain_sum", SUMS)]
+    ("spec", "options"), [("toy", LONG), ("reasoning_gym:chain_sum", SUMS)]
 )
 def test_train_and_heldout_share_no_question(spec, options):
     """A held-out question that was trained on measures memory."""
@@ -283,9 +286,9 @@ def test_the_math_and_code_run_leaves_long_prompts_out_and_counts_them(tmp_path)
 
 def test_held_out_problems_are_a_fair_sample_in_their_order(tmp_path):
     """Whoever shows the first few of them must show what the whole set is."""
-    config = Config(task="toy", seed=3, heldout_prompts=70, task_options={"toy": {"size": 300}})
+    config = Config(task="toy", seed=3, heldout_prompts=70, task_options={"toy": LONG})
     found = load_problems(config, Letters(), None)
-    fair = load_task("toy", "heldout", heldout=70, options={"size": 300})
+    fair = load_task("toy", "heldout", heldout=70, options=LONG)
     assert list(found.heldout.values()) == fair and len(found.train) == 300
 
 
