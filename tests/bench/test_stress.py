@@ -1,4 +1,4 @@
-"""The stress regime's committed numbers are what its committed logs give, and what its page says."""
+"""The stress regime's numbers are what its committed logs give, and what its page says."""
 
 import csv
 import json
