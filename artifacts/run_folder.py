@@ -67,8 +67,7 @@ class RunFolder:
             "python": platform.python_version(), "machine": platform.platform(),
             "device": torch.cuda.get_device_name() if device == "cuda"
             else f"CPU, {torch.get_num_threads()} threads", **commit(),
-            **{each.name: each.version for each in importlib.metadata.distributions()
-               if each.name in PACKAGES}}, indent=1))
+            **installed(PACKAGES)}, indent=1))
         self.write_config()
 
     def lock(self):
@@ -215,6 +214,12 @@ def cut_log(path, step):
         kept += line + "\n"
     if path.exists():
         replace_text(path, kept)
+
+
+def installed(names):
+    """{name: version} of those of these packages that are installed."""
+    return {each.name: each.version for each in importlib.metadata.distributions()
+            if each.name in names}
 
 
 def commit():

@@ -42,6 +42,13 @@ def summary(rows, cut):
                                            for row in rows])
 
 
+def write_csv(path, rows):
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("runs", nargs="+")
@@ -56,10 +63,7 @@ def main():
         print(f"cut {cut}: n = {n}, mean absolute error {law:.3f} (naive {naive:.3f}, ratio "
               f"{law / naive:.2f}), 90% intervals hold in {held:.0%}")
     if args.csv:
-        with open(args.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(args.csv, rows)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Run folders are named RECIPE-toyT-seedS. A run's end is the mean of its last thr
 best that of its best three in a row; it has collapsed if the end is below half of the best.
 """
 import argparse
-import csv
 import json
 import re
 import shutil
@@ -19,6 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from artifacts.readers import read_curves, read_rows
+from held_out import write_csv
 
 READ = ("step", "pass_rate", "lag/mean", "ess", "ratio/clipped_frac")
 COLUMNS = ("recipe", "toy", "seed", "start", "best", "end", "collapsed", "lag", "ess_least",
@@ -68,10 +68,7 @@ def main():
         print(f"{recipe:>17}: end {np.mean(ends):.3f} on average, {min(ends):.3f} to "
               f"{max(ends):.3f}, collapsed {fell:g} of {len(ends)}")
     if args.csv:
-        with open(args.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(args.csv, rows)
 
 
 if __name__ == "__main__":

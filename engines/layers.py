@@ -26,6 +26,8 @@ def checkpoint_and_compile(model, *, recompute=False, compiled=False):
                 Attention stays out of it: its masks are others in every micro-batch.
     Raises ValueError: transformers does not name the layers that are to be computed again.
     """
+    if not (recompute or compiled):
+        return
     layers = [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
     if recompute and not layers:
         raise ValueError("recompute_layers needs to know the model's layers: transformers names "
@@ -34,8 +36,6 @@ def checkpoint_and_compile(model, *, recompute=False, compiled=False):
         print("warning: layers are not compiled: transformers names none of "
               f"{type(model).__name__}", file=sys.stderr)
     train = {kind: kind.forward for kind in map(type, layers)}      # one function for each class
-    if not (recompute or compiled):
-        return
     if compiled:
         AttentionInterface.register("packed", torch.compiler.disable(packed.packed_attention))
         for kind in list(train):

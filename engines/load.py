@@ -6,7 +6,6 @@ the model do not allow is refused in one sentence, a ConfigError, before minutes
 
 import contextlib
 import functools
-import importlib.metadata
 import importlib.util
 import math
 import os
@@ -20,6 +19,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from artifacts import checkpoint
+from artifacts.run_folder import installed
 from config import LAUNCHED, ConfigError, did_you_mean
 from engines import packed
 from engines.vllm_inprocess import VllmSampler
@@ -36,9 +36,9 @@ TESTED = {"torch": "2.13", "transformers": "5.19", "accelerate": "1.15", "vllm":
 
 def untested():
     """One sentence on what is installed here in another version than the tests ran with, or ""."""
-    other = [f"{each.name} {each.version} (tested: {TESTED[each.name]})"
-             for each in importlib.metadata.distributions()
-             if each.name in TESTED and not each.version.startswith(f"{TESTED[each.name]}.")]
+    other = [f"{name} {version} (tested: {TESTED[name]})"
+             for name, version in installed(TESTED).items()
+             if not version.startswith(f"{TESTED[name]}.")]
     return f"note: not tested here: {', '.join(sorted(other))}; see docs/versions.md" * bool(other)
 
 
