@@ -123,7 +123,8 @@ def test_what_a_full_cache_has_preempted_goes_on_after_a_push(micro, connect, pl
                                                               monkeypatch):
     """Eight blocks for twenty samples of two to four: vLLM throws out what it has begun, and takes
     it up again. By its own count no token was generated in vain, and only samples that had none
-    were asked again."""
+    were asked again. (On a busy machine the engine may be done with all twenty before the pause
+    reaches it: then twenty more.)"""
     monkeypatch.setattr("engines.server_pool.HEALTH_S", 1e6)
     blocks = 9 * block_bytes(micro, torch.float32)                  # one is vLLM's own
     server = Served(micro, tmp_path / "log", f"--kv-cache-memory-bytes {blocks}")
@@ -136,28 +137,33 @@ def test_what_a_full_cache_has_preempted_goes_on_after_a_push(micro, connect, pl
 
         def counted(name):
             return metric(name, ask(sampler, "get", "/metrics"))
-        sent = sampler.pool.servers[0]
-        for i, request in enumerate(requests(20, samples=1, length=7)):
-            sampler.submit(request)                                 # one after another: in order
-            until(lambda: len(sent.requests) == i + 1)              # noqa: B023
-            time.sleep(0.02)
-        for _ in range(100):
-            ask(sampler, "post", "/resume")
-            time.sleep(0.05)
-            hold(sampler)
-            time.sleep(0.2)                                         # its last step is counted
-            begun, waiting = counted(FIRST_TOKENS), counted("num_requests_waiting")
-            if waiting > 20 - begun > 0:
-                break
+        sent, earlier, preempted = sampler.pool.servers[0], [], False
+        while not preempted:
+            assert len(earlier) < 200, "ten times twenty, and nothing was preempted"
+            for i, request in enumerate(requests(20, samples=1, length=7)):
+                sampler.submit(request)                             # one after another: in order
+                until(lambda: len(sent.requests) == i + 1)          # noqa: B023
+                time.sleep(0.02)
+            begun = 0
+            while begun < 20 and not preempted:
+                ask(sampler, "post", "/resume")
+                hold(sampler)                                       # a few steps of the engine later
+                time.sleep(0.1)                                     # its last step is counted
+                begun = counted(FIRST_TOKENS) - len(earlier)
+                preempted = counted("num_requests_waiting") > 20 - begun > 0
+            if not preempted:
+                ask(sampler, "post", "/resume")
+                earlier = drained(sampler, earlier)
+                hold(sampler)
         done = [*sampler.finished()]
-        assert waiting > 20 - begun > 0, "nothing was preempted"
         push(sampler, moved(plain, 0.1).named_parameters(), 1)
         rollouts = drained(sampler, done)
         assert Counter(r.group_id for r in rollouts) == dict.fromkeys(range(20), 1)
         assert sum({0, 1} == set(r.versions) for r in rollouts) == begun - len(done)
         log = sampler.log()
         assert log["servers/taken_back"] == 20 - begun and log["servers/late_starts"] == 0
-        assert counted("generation_tokens_total") == sum(len(r.output_ids) for r in rollouts)
+        assert counted("generation_tokens_total") == sum(len(r.output_ids)
+                                                          for r in earlier + rollouts)
     finally:
         server.kill()
 
