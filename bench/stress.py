@@ -7,9 +7,7 @@ Run folders are named RECIPE-toyT-seedS. A run's end is the mean of its last thr
 best that of its best three in a row; it has collapsed if the end is below half of the best.
 """
 import argparse
-import json
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -19,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from artifacts.readers import read_curves, read_rows
 from held_out import write_csv
+from study.logs import COLUMNS as LOGGED
+from study.logs import keep
 
-READ = ("step", "pass_rate", "lag/mean", "ess", "ratio/clipped_frac")
 COLUMNS = ("recipe", "toy", "seed", "start", "best", "end", "collapsed", "lag", "ess_least",
            "ess_median", "clipped_most")
 
@@ -32,22 +31,12 @@ def row_of(folder):
     (curve,), _ = read_curves([str(folder)])
     steps, _, _ = read_rows(Path(folder) / "metrics.jsonl")
     lag, ess, clipped = (np.array([step[column] for step in steps if column in step])
-                         for column in READ[2:])
+                         for column in LOGGED[2:])
     best, end = np.convolve(curve.R, np.ones(3) / 3, "valid").max(), curve.R[-3:].mean()
     numbers = (curve.R[0], best, end, end < best / 2, lag[10:].mean(), ess.min(),
                np.median(ess), clipped.max())
     return dict(zip(COLUMNS, (recipe, int(toy), int(seed), *(round(float(x), 3) for x in numbers)),
                     strict=True))
-
-
-def keep(folder, where):
-    """A copy of evals.jsonl, and of metrics.jsonl with the columns that are READ."""
-    to = Path(where) / Path(folder).name
-    to.mkdir(parents=True)
-    shutil.copy(Path(folder) / "evals.jsonl", to)
-    steps = map(json.loads, (Path(folder) / "metrics.jsonl").read_text().splitlines())
-    (to / "metrics.jsonl").write_text("".join(
-        json.dumps({name: step[name] for name in READ if name in step}) + "\n" for step in steps))
 
 
 def main():
@@ -57,7 +46,7 @@ def main():
     p.add_argument("--keep", help="copy the logs to this folder")
     args = p.parse_args()
     for folder in args.runs if args.keep else ():
-        keep(folder, args.keep)
+        keep(folder, Path(args.keep) / Path(folder).name)
     rows = sorted(map(row_of, args.runs), key=lambda row: (row["recipe"], row["seed"]))
     print(*(f"{name:>17}" for name in COLUMNS))
     for row in rows:

@@ -1,0 +1,208 @@
+"""make study: the runs of the experiments that are still missing, two at a time.
+
+    python -m study.run                            # all experiments, in the order of their files
+    python -m study.run study/3_lag.toml --lanes 1
+    python -m study.run --list                     # what there is to do; starts nothing
+
+An experiment is a TOML file:
+
+    question = "one sentence"
+    pairs = ["13:20", "14:21"]                     # toy:seed; a comparison is paired by them
+    [bases]                                        # lists of config files and of single settings
+    stress = ["configs/stress.toml"]
+    [variants]                                     # what is put on top of a base
+    scalerl = []
+    lag_4 = [{off_policy = "pipeline-4"}]
+
+Its runs are all pairs, for each all bases, for each all variants: whenever the series is stopped,
+what is there is balanced. A run is named BASE-VARIANT-toyT-seedS. Experiments share runs of one name
+and settings; one name with two settings is refused.
+
+A run works in runs/study-NAME. When it is finished, its logs are kept in results/study/runs/NAME,
+and it is never made again. A killed run resumes from its checkpoint. A run that fails (a gradient
+that is not finite, say) is a result: its last line of output is kept in NAME/failed.txt.
+"""
+import argparse
+import itertools
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from config import ConfigError
+from study.logs import keep
+
+HERE = Path(__file__).parent
+KEPT = HERE.parent / "results/study/runs"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of an experiment."""
+    base: str
+    variant: str
+    toy: int
+    seed: int
+    options: tuple            # of the command line: ("--config", "configs/stress.toml", ...)
+
+    @property
+    def name(self):
+        return f"{self.base}-{self.variant}-toy{self.toy}-seed{self.seed}"
+
+    @property
+    def model(self):
+        return Path(f"models/toy-{self.toy}")
+
+    @property
+    def folder(self):
+        """Where it works. (Its logs are kept elsewhere.)"""
+        return Path("runs") / f"study-{self.name}"
+
+    @property
+    def kept(self):
+        return KEPT / self.name
+
+    @property
+    def is_done(self):
+        return (self.kept / "evals.jsonl").exists() or (self.kept / "failed.txt").exists()
+
+    def command(self):
+        resume = ["--resume"] if any(self.folder.glob("checkpoints/*")) else []
+        return [sys.executable, "scalerl.py", *self.options, "--model", str(self.model), "--seed",
+                str(self.seed), "--name", self.folder.name, *resume]
+
+
+def options_of(layers):
+    """Config files and tables of settings -> options of the command line."""
+    for layer in layers:
+        if isinstance(layer, str):
+            yield from ("--config", layer)
+        else:
+            for name, value in layer.items():
+                value = str(value).lower() if isinstance(value, bool) else str(value)
+                yield from ("--" + name.replace("_", "-"), value)
+
+
+def read_experiment(path):
+    """The jobs of an experiment's file, in order. Raises ConfigError: it is not of the form above.
+    """
+    try:
+        told = tomllib.loads(Path(path).read_text())
+        pairs = [tuple(map(int, pair.split(":"))) for pair in told["pairs"]]
+        if not all(len(pair) == 2 for pair in pairs):
+            raise ValueError("a pair is toy:seed")
+        if not all(isinstance(layers, list) for key in ("bases", "variants")
+                   for layers in told[key].values()):
+            raise ValueError("a base or a variant is a list (a name with a dot needs quotes)")
+        grid = itertools.product(pairs, told["bases"].items(), told["variants"].items())
+        return [Job(base, variant, toy, seed, tuple(options_of(below + above)))
+                for (toy, seed), (base, below), (variant, above) in grid]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: no experiment of the form in study/run.py: "
+                          f"{type(error).__name__} {error}") from None
+
+
+def experiments(paths=()):
+    """{file's stem: its jobs}, of all files in study/ unless some are named."""
+    found = {Path(path).stem: read_experiment(path) for path in paths or sorted(HERE.glob("*.toml"))}
+    known = {}
+    for job in itertools.chain(*found.values()):
+        if known.setdefault(job.name, job) != job:
+            raise ConfigError(f"{job.name} has two settings: {shlex.join(job.options)} and "
+                              f"{shlex.join(known[job.name].options)}")
+    return found
+
+
+def table(found, seconds, lanes):
+    """The progress table: an experiment a line, and the time left."""
+    lines = []
+    for stem, jobs in found.items():
+        kept, failed = (sum((job.kept / name).exists() for job in jobs)
+                        for name in ("evals.jsonl", "failed.txt"))
+        lines.append(f"{stem:24}{kept + failed:4} of {len(jobs):4}"
+                     + (f"   {failed} failed" if failed else ""))
+    left = len({job.name for jobs in found.values() for job in jobs if not job.is_done})
+    if seconds:
+        seconds = sum(seconds) / len(seconds)
+        lines.append(f"{left} runs left, {seconds:.0f} s each: "
+                     f"{left * seconds / lanes / 60:.0f} minutes")
+    return "\n".join(lines)
+
+
+def start(job):
+    """The process of a job; its toy is made first if it is missing."""
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    if not (job.model / "config.json").exists():
+        subprocess.run([sys.executable, "-m", "tiny.toy", "--seed", str(job.toy), "--out",
+                        str(job.model)], check=True, env=env, stdout=subprocess.DEVNULL)
+    command = job.command()
+    if "--resume" not in command and job.folder.exists():
+        shutil.rmtree(job.folder)               # it ended before its first checkpoint
+    log = open(job.folder.with_suffix(".log"), "w")         # noqa: SIM115: the child's
+    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
+
+
+def finish(job, code):
+    """Keep what a run of exit code `code` has left."""
+    if code == 0:
+        keep(job.folder, job.kept)
+        shutil.rmtree(job.folder / "checkpoints")
+    else:
+        last = job.folder.with_suffix(".log").read_text().strip().split("\n")[-1]
+        job.kept.mkdir(parents=True, exist_ok=True)
+        (job.kept / "failed.txt").write_text(last + "\n")
+        print(f"{job.name} failed: {last}")
+
+
+def work(found, lanes):
+    """Run what is missing. Ctrl-C and SIGTERM stop the runs with a checkpoint each."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    todo = [job for job in dict.fromkeys(itertools.chain(*found.values())) if not job.is_done]
+    running, seconds = {}, []
+    Path("runs").mkdir(exist_ok=True)
+    try:
+        while todo or running:
+            while todo and len(running) < lanes:
+                job = todo.pop(0)
+                running[job] = start(job), time.monotonic()
+            time.sleep(0.2)
+            for job, (process, begun) in list(running.items()):
+                if process.poll() is not None:
+                    del running[job]
+                    finish(job, process.returncode)
+                    seconds.append(time.monotonic() - begun)
+                    print(f"\n{job.name}: {seconds[-1]:.0f} s\n{table(found, seconds, lanes)}",
+                          flush=True)
+    finally:
+        for process, _ in running.values():
+            process.terminate()
+        for process, _ in running.values():
+            process.wait()
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("experiments", nargs="*", help="their files; without: all in study/")
+    p.add_argument("--lanes", type=int, default=2, help="runs at a time, a core each")
+    p.add_argument("--list", action="store_true", help="print what there is; start nothing")
+    args = p.parse_args()
+    try:
+        found = experiments(args.experiments)
+    except ConfigError as error:
+        sys.exit(str(error))
+    print(table(found, [], args.lanes))
+    if not args.list:
+        try:
+            work(found, args.lanes)
+        except KeyboardInterrupt:
+            sys.exit("stopped; the same command goes on")
+
+
+if __name__ == "__main__":
+    main()
