@@ -49,7 +49,7 @@ def test_each_row_is_what_its_logs_say():
 
 def test_what_is_kept_of_a_log_gives_the_same_row(tmp_path):
     folder = STRESS / "scalerl-toy8-seed15"
-    stress.keep(folder, tmp_path)
+    stress.keep(folder, tmp_path / folder.name)
     assert stress.row_of(tmp_path / folder.name) == stress.row_of(folder)
 
 
