@@ -14,8 +14,8 @@ An experiment is a TOML file:
     scalerl = []
     lag_4 = [{off_policy = "pipeline-4"}]
 
-Its runs are all pairs, for each all bases, for each all variants: whenever the series is stopped,
-what is there is balanced. A run is named BASE-VARIANT-toyT-seedS. Experiments share runs of one name
+Its runs are all bases, for each all pairs, for each all variants: whenever the series is stopped,
+a base's pairs are complete but for the last one. A run is named BASE-VARIANT-toyT-seedS. Experiments share runs of one name
 and settings; one name with two settings is refused.
 
 A run works in runs/study-NAME. When it is finished, its logs are kept in results/study/runs/NAME,
@@ -100,9 +100,9 @@ def read_experiment(path):
         if not all(isinstance(layers, list) for key in ("bases", "variants")
                    for layers in told[key].values()):
             raise ValueError("a base or a variant is a list (a name with a dot needs quotes)")
-        grid = itertools.product(pairs, told["bases"].items(), told["variants"].items())
+        grid = itertools.product(told["bases"].items(), pairs, told["variants"].items())
         return [Job(base, variant, toy, seed, tuple(options_of(below + above)))
-                for (toy, seed), (base, below), (variant, above) in grid]
+                for (base, below), (toy, seed), (variant, above) in grid]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: no experiment of the form in study/run.py: "
                           f"{type(error).__name__} {error}") from None

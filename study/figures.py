@@ -1,0 +1,260 @@
+"""make study-figures: every table and figure of results/study, from the logs that are kept there.
+
+Writes results/study/runs.csv (a row for each run), the figures, and the tables of
+results/study/README.md between their marks <!-- NAME --> and <!-- end -->. The text around them is
+written by hand; tests/study holds that the tables are those of the logs.
+"""
+import argparse
+import re
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import t as student
+
+from artifacts import figures
+from artifacts.readers import read_curves, read_rows
+from bench.held_out import write_csv
+from fit import LEVEL, SAME_A, fit_curve
+from study.run import HERE, KEPT, experiments
+
+PAGE = HERE.parent / "results/study/README.md"
+BASELINE = "scalerl"
+CALM = "calm"                 # the base whose curves are fitted
+CUTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+
+
+# ------------------------------------------------------------------------- 1. a run -> a row
+def curve_of(job):
+    """(C, R) of a kept run."""
+    (curve,), _ = read_curves([str(job.kept)])
+    return curve.C, curve.R
+
+
+def row_of(job):
+    """What a run gave, as numbers. nan: it has no such number (a run that failed, an unfit curve).
+    """
+    row = dict(base=job.base, variant=job.variant, toy=job.toy, seed=job.seed, failed=0, start=np.nan,
+               best=np.nan, end=np.nan, collapsed=np.nan, lag=np.nan, ess_least=np.nan, A=np.nan,
+               B=np.nan, C_mid=np.nan)
+    if (job.kept / "failed.txt").exists():
+        return row | {"failed": 1}
+    C, R = curve_of(job)
+    steps, _, _ = read_rows(job.kept / "metrics.jsonl")
+    lag, ess = (np.array([step[name] for step in steps if name in step])
+                for name in ("lag/mean", "ess"))
+    best, end = np.convolve(R, np.ones(3) / 3, "valid").max(), R[-3:].mean()
+    row |= dict(start=R[0], best=best, end=end, collapsed=float(end < best / 2), lag=lag.mean(),
+                ess_least=ess.min())
+    if job.base == CALM:
+        fit = fit_curve(C, R, bootstrap=0)
+        row |= dict(A=fit.A, B=fit.B, C_mid=fit.C_mid)
+    return row
+
+
+def shared_B(first, second):
+    """log B of two runs of a pair, second minus first, both refitted at the mean of their A's."""
+    curves = curve_of(first), curve_of(second)
+    A = np.mean([fit_curve(*curve, bootstrap=0).A for curve in curves])
+    log_B = [np.log(fit_curve(*curve, bootstrap=0, A_range=(A, A)).B) for curve in curves]
+    return log_B[1] - log_B[0]
+
+
+# ------------------------------------------------------------------------- 2. paired comparison
+def paired(differences):
+    """(mean, low, high, pairs) of paired differences (n,): Student's 90% interval of PLAN.md."""
+    d = np.asarray(differences, float)
+    d = d[np.isfinite(d)]
+    if d.size < 2:
+        return (d.mean() if d.size else np.nan), np.nan, np.nan, d.size
+    half = student.ppf((1 + LEVEL) / 2, d.size - 1) * d.std(ddof=1) / np.sqrt(d.size)
+    return d.mean(), d.mean() - half, d.mean() + half, d.size
+
+
+def verdict(d, low, high, bound=SAME_A):
+    """The rule of PLAN.md.
+
+    >>> verdict(-.05, -.08, -.02), verdict(.01, .0, .019), verdict(.05, -.01, .11)
+    ('differs', 'same', 'not decided')
+    """
+    if abs(d) > bound and (low > 0 or high < 0):
+        return "differs"
+    return "same" if -bound <= low and high <= bound else "not decided"
+
+
+def compared(jobs, rows):
+    """{(base, variant): {"end", "A", "log B": (d, low, high, pairs)}} against the baseline of the
+    same base, toy and seed. jobs, rows: {name of a run: ...}."""
+    groups = {}
+    for job in jobs.values():
+        first = f"{job.base}-{BASELINE}-toy{job.toy}-seed{job.seed}"
+        if job.variant == BASELINE or first not in rows:
+            continue
+        found = groups.setdefault((job.base, job.variant), {"end": [], "A": [], "log B": []})
+        for name in ("end", "A"):
+            found[name].append(rows[job.name][name] - rows[first][name])
+        if np.isfinite(found["A"][-1]):
+            found["log B"].append(shared_B(jobs[first], job))
+    return {key: {name: paired(values) for name, values in found.items()}
+            for key, found in groups.items()}
+
+
+# ------------------------------------------------------------------------- 3. tables
+def number(value, form):
+    return "" if np.isnan(value) else format(value, form)
+
+
+def told(comparison, form="+.3f"):
+    d, low, high, n = comparison
+    return f"{number(d, form)} [{number(low, form)}, {number(high, form)}]" if n > 1 else ""
+
+
+def table_of(jobs, rows, comparisons):
+    """An experiment: a line for each base and variant."""
+    lines = ["| base | variant | n | end | against `scalerl` | | A | against `scalerl` | | "
+             "log B at a shared A | lag | collapsed |",
+             "|---|---|--:|--:|--:|---|--:|--:|---|--:|--:|--:|"]
+    for base, variant in dict.fromkeys((job.base, job.variant) for job in jobs.values()):
+        mine = [rows[job.name] for job in jobs.values() if (job.base, job.variant) == (base, variant)]
+
+        def mean(name):
+            values = [row[name] for row in mine if np.isfinite(row[name])]      # noqa: B023
+            return np.mean(values) if values else np.nan
+        found = comparisons.get((base, variant))
+        end, A, B = (found[name] for name in ("end", "A", "log B")) if found else [[np.nan] * 3 + [0]] * 3
+        same_A = A[3] > 1 and verdict(*A[:3]) != "differs"
+        lines.append(" | ".join([
+            f"| {base}", f"`{variant}`", str(len(mine)), number(mean("end"), ".3f"), told(end),
+            verdict(*end[:3]) if end[3] > 1 else "", number(mean("A"), ".3f"), told(A),
+            verdict(*A[:3]) if A[3] > 1 else "", told(B, "+.2f") if same_A else "",
+            number(mean("lag"), ".1f"),
+            f"{sum(row['collapsed'] == 1 for row in mine)}"
+            + (f", {sum(row['failed'] for row in mine)} failed" if any(
+                row["failed"] for row in mine) else "") + " |"]))
+    return "\n".join(lines)
+
+
+def extrapolation(curves):
+    """How well the first share of each run foretells its end (the mean of its last three
+    evaluations): mean absolute errors of two laws and of the naive forecast, by the share.
+
+    curves: {name: [(C, R), ...]}."""
+    lines = ["| runs | n | cut | sigmoid | stretched | mean of both | naive |",
+             "|---|--:|--:|--:|--:|--:|--:|"]
+    for name, pairs in curves.items():
+        for cut in CUTS:
+            errors = []
+            for C, R in pairs:
+                early = C <= cut * C[-1]
+                if np.unique(C[early & (C > 0)]).size < 3:
+                    continue
+                laws = [fit_curve(C[early], R[early], law=law, bootstrap=0).curve(C[-3:]).mean()
+                        for law in ("sigmoid", "stretched")]
+                errors.append([*laws, np.mean(laws), R[early][-3:].mean()] - R[-3:].mean())
+            if errors:
+                cells = " | ".join(f"{error:.3f}" for error in np.abs(errors).mean(0))
+                lines.append(f"| {name} | {len(errors)} | {cut:g} | {cells} |")
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------- 4. figures
+def plot_comparisons(comparisons, columns):
+    """A dot and its interval for each variant: the difference from `scalerl`, in three measures."""
+    variants = list(dict.fromkeys(variant for _, variant in comparisons))
+    fig, (axes,) = figures.empty(11, 1.2 + 0.28 * len(variants), 1, len(columns), sharey=True)
+    for ax, (base, name, label) in zip(axes, columns, strict=True):
+        if name != "log B":
+            ax.axvspan(-SAME_A, SAME_A, color=figures.GREY, alpha=0.18, linewidth=0)
+        ax.axvline(0, color=figures.GREY, linewidth=0.8)
+        for i, variant in enumerate(variants):
+            d, low, high, n = comparisons.get((base, variant), {name: (np.nan,) * 4})[name]
+            if n > 1:
+                ax.plot([low, high], [i, i], color=figures.BLUE, linewidth=1.4)
+                sure = low > 0 or high < 0
+                ax.plot(d, i, "o", color=figures.BLUE, fillstyle="full" if sure else "none")
+        ax.set_yticks(range(len(variants)), variants)
+        ax.set_ylim(len(variants) - 0.5, -0.5)
+        ax.set_xlabel(label)
+    return fig
+
+
+def plot_lag(rows):
+    """Where runs end, by k and scheme, in each base: dots are runs, lines their means."""
+    bases = list(dict.fromkeys(row["base"] for row in rows))
+    k_of = {"on_policy": (0, ""), BASELINE: (8, "pipeline"), "ppo_off_policy": (8, "ppo")}
+    fig, (axes,) = figures.empty(10, 3.6, 1, len(bases), sharey=True)
+    for ax, base in zip(axes, bases, strict=True):
+        for scheme, color, marker, dash in (("pipeline", figures.BLUE, "o", "-"),
+                                            ("ppo", figures.ORANGE, "s", "--")):
+            points = {}
+            for row in (row for row in rows if row["base"] == base):
+                name, _, k = row["variant"].rpartition("_")
+                k, name = k_of.get(row["variant"]) or (int(k), name)
+                if name in ("", scheme):
+                    points.setdefault(k, []).append(row["end"])
+            ks = sorted(points)
+            for at, k in enumerate(ks):
+                ax.plot([at + (0.06 if scheme == "ppo" else -0.06)] * len(points[k]), points[k],
+                        marker, color=color, markersize=3.5, linestyle="none", fillstyle="none")
+            ax.plot(range(len(ks)), [np.nanmean(points[k]) for k in ks], dash, color=color,
+                    marker=marker, label={"pipeline": "PipelineRL-k", "ppo": "PPO-off-policy-k"}[scheme])
+            ax.set_xticks(range(len(ks)), ks)
+        ax.set(title=base, xlabel="k")
+    axes[0].set_ylabel("end: pass rate, last three evaluations")
+    axes[0].legend(frameon=False, fontsize=8.5)
+    return fig
+
+
+# ------------------------------------------------------------------------- 5. the page
+def filled(page, tables):
+    """The page with each table between its marks."""
+    for name, text in tables.items():
+        mark = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.S)
+        if not mark.search(page):
+            raise SystemExit(f"{PAGE} has no <!-- {name} --> ... <!-- end -->")
+        page = mark.sub(lambda found, text=text: f"{found[1]}{text}\n{found[2]}", page)
+    return page
+
+
+def results():
+    """(rows, tables, figures) from what is kept: all that the page shows."""
+    found = {stem: {job.name: job for job in jobs if job.is_done}
+             for stem, jobs in experiments().items()}
+    rows = {name: row_of(job) for jobs in found.values() for name, job in jobs.items()}
+    tables, plots = {}, {}
+    for stem, jobs in found.items():
+        if not jobs:
+            continue
+        comparisons = compared(jobs, rows)
+        tables[stem] = table_of(jobs, rows, comparisons)
+        if stem == "3_lag":
+            plots[stem] = plot_lag([rows[name] for name in jobs])
+        elif comparisons:
+            bases = dict.fromkeys(base for base, _ in comparisons)
+            columns = [(base, "end", f"end, {base}") for base in bases]
+            if CALM in bases:
+                columns += [(CALM, "A", "A, calm"), (CALM, "log B", "log B at a shared A, calm")]
+            plots[stem] = plot_comparisons(comparisons, columns)
+    calm = [curve_of(job) for job in {**found["1_leave_one_out"], **found["2_rivals"]}.values()
+            if job.base == CALM and not rows[job.name]["failed"]]
+    demo = [read_curves([str(folder)])[0][0]
+            for folder in sorted((HERE.parent / "results/demo").glob("toy*-seed1*"))]
+    tables["extrapolation"] = extrapolation(
+        {"calm, all recipes": calm, "demo": [(curve.C, curve.R) for curve in demo]})
+    return rows, tables, plots
+
+
+def main():
+    argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()
+    rows, tables, plots = results()
+    write_csv(KEPT.parent / "runs.csv", [
+        {name: round(value, 4) if isinstance(value, float) else value
+         for name, value in row.items()} for row in rows.values()])
+    for name, plot in plots.items():
+        figures.save(plot, Path(KEPT.parent) / f"{name}.png")
+    PAGE.write_text(filled(PAGE.read_text(), tables))
+    for name, text in tables.items():
+        print(f"{name}\n{text}\n")
+
+
+if __name__ == "__main__":
+    main()

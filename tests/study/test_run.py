@@ -1,0 +1,137 @@
+"""The study's runner: what is missing is run, what is there is left alone, a kill loses nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import pytest
+from conftest import ROOT
+
+from config import ConfigError, make_config, read_toml
+from study import run as study
+
+EXPERIMENT = """
+question = "?"
+pairs = ["0:7"]
+[bases]
+small = ["configs/stress.toml", {lr = 1e-3}]
+[variants]
+scalerl = []
+clip = ["configs/loo/grpo_loss.toml", {eps_low = 0.1, zero_variance_filter = false}]
+"""
+# Stands in for scalerl.py: a run that takes as long as the test wants, and can be resumed.
+TRAINER = '''
+import json, pathlib, signal, sys, time
+def stop(*_):
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+name = sys.argv[sys.argv.index("--name") + 1]
+run = pathlib.Path("runs") / name
+resumed = "--resume" in sys.argv
+(run / "checkpoints/step_1").mkdir(parents=True, exist_ok=True)
+with open("started.txt", "a") as file:
+    file.write(name + (" resumed" if resumed else "") + "\\n")
+while pathlib.Path("hold").exists() and not resumed:
+    time.sleep(0.05)
+if pathlib.Path("fail").exists() and "clip" in name:
+    sys.exit("step 3: the gradient is nan")
+row = {"step": 1, "pass_rate": 0.5, "ess": 0.9, "time/step_s": 3.0}
+(run / "metrics.jsonl").write_text(json.dumps(row) + "\\n")
+(run / "evals.jsonl").write_text(json.dumps({"step": 0, "eval/toy/mean@1": 0.25}) + "\\n")
+'''
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder in which the runner works: a stand-in trainer and a toy."""
+    (tmp_path / "models/toy-0").mkdir(parents=True)
+    (tmp_path / "models/toy-0/config.json").touch()
+    (tmp_path / "scalerl.py").write_text(TRAINER)
+    (tmp_path / "one.toml").write_text(EXPERIMENT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(study, "KEPT", tmp_path / "kept")
+    return tmp_path
+
+
+def test_every_committed_experiment_is_of_known_settings():
+    """A wrong setting would be found out after hours."""
+    found = study.experiments()
+    assert len(found) >= 5
+    for job in {job for jobs in found.values() for job in jobs}:
+        values, words = {}, list(job.options)
+        while words:
+            name, value, *words = words
+            values |= read_toml(ROOT / value) if name == "--config" else {
+                name[2:].replace("-", "_"): value}
+        make_config(values | {"model": "models/toy"}).check()
+        assert int(tomllib.loads((ROOT / "configs/stress.toml").read_text())["steps"]) == 140
+
+
+def test_runs_are_pair_by_pair_and_a_setting_is_an_option(place):
+    jobs = study.read_experiment("one.toml")
+    assert [job.name for job in jobs] == ["small-scalerl-toy0-seed7", "small-clip-toy0-seed7"]
+    assert jobs[1].options == (
+        "--config", "configs/stress.toml", "--lr", "0.001", "--config",
+        "configs/loo/grpo_loss.toml", "--eps-low", "0.1", "--zero-variance-filter", "false")
+
+
+def test_what_is_finished_is_kept_and_never_run_again(place):
+    found = study.experiments(["one.toml"])
+    study.work(found, lanes=2)
+    study.work(study.experiments(["one.toml"]), lanes=2)
+    assert sorted((place / "started.txt").read_text().split()) == [
+        "study-small-clip-toy0-seed7", "study-small-scalerl-toy0-seed7"]
+    row = json.loads((place / "kept/small-clip-toy0-seed7/metrics.jsonl").read_text())
+    assert row == {"step": 1, "pass_rate": 0.5, "ess": 0.9}
+    assert "2 of    2" in study.table(found, [], 2)
+
+
+def test_a_failed_run_is_a_result_with_its_last_words(place, capsys):
+    (place / "fail").touch()
+    found = study.experiments(["one.toml"])
+    study.work(found, lanes=1)
+    kept = place / "kept/small-clip-toy0-seed7"
+    assert (kept / "failed.txt").read_text() == "step 3: the gradient is nan\n"
+    assert "clip-toy0-seed7 failed: step 3" in capsys.readouterr().out
+    assert "1 failed" in study.table(found, [], 1)
+
+
+def test_after_a_kill_the_same_command_resumes_what_had_begun(place):
+    (place / "hold").touch()
+    code = ("import sys, pathlib; from study import run; run.KEPT = pathlib.Path('kept'); "
+            "sys.argv[1:] = ['one.toml']; run.main()")
+    process = subprocess.Popen([sys.executable, "-c", code],
+                               env=os.environ | {"PYTHONPATH": str(ROOT)})
+    end = time.monotonic() + 60
+    while not (place / "started.txt").exists() or len(
+            (place / "started.txt").read_text().split()) < 2:
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 1
+    (place / "hold").unlink()
+    assert not (place / "kept").exists()
+    study.work(study.experiments(["one.toml"]), lanes=2)
+    assert sorted((place / "started.txt").read_text().split("\n")[2:-1]) == [
+        "study-small-clip-toy0-seed7 resumed", "study-small-scalerl-toy0-seed7 resumed"]
+    assert (place / "kept/small-scalerl-toy0-seed7/evals.jsonl").exists()
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("pairs = 3", "TypeError"), ("pairs = ['1']", "toy:seed"), ("pairs = []", "'bases'"),
+    ("pairs = ['1:2']\n[bases]\na.b = []\n[variants]\nx = []", "a name with a dot"),
+    ("no toml", "TOMLDecodeError")])
+def test_a_wrong_experiment_is_refused_in_a_sentence(place, text, words):
+    (place / "bad.toml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        study.read_experiment("bad.toml")
+
+
+def test_one_name_with_two_settings_is_refused(place):
+    (place / "two.toml").write_text(EXPERIMENT.replace("1e-3", "1e-4"))
+    with pytest.raises(ConfigError, match="two settings"):
+        study.experiments(["one.toml", "two.toml"])
