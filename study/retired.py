@@ -1,0 +1,85 @@
+"""No-Positive-Resampling, looked at from the end: do retired prompts fail again?
+
+    python -m study.retired runs/toy8-seed15 ... --csv results/study/retired.csv
+
+Reads groups.jsonl of finished runs, finds the prompts that had retired (pass rate 0.9 or above over
+all their samples), and lets the run's last model answer them again, 16 times each. ReMind
+(arXiv 2606.03087) reports that about a fifth of retired prompts regress.
+
+A prompt that is right in 70% of the attempts passes all of its first eight samples in 6% of the
+cases, and retires by luck. Such a prompt never was learned, so failing again is not forgetting. To
+tell the two apart, the same is done with the model before training.
+"""
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from artifacts.run_folder import RunFolder
+from bench.held_out import write_csv
+from config import make_config, read_toml
+from scalerl import Curriculum, Run, Trainer
+from scaleout.team import make_team
+
+SAMPLES = 16
+
+
+def retired(groups, retire_at):
+    """The ids of the prompts that had retired after these lines of groups.jsonl."""
+    seen = Curriculum([], retire_at, seed=0)
+    for step in groups:
+        for group in step["groups"]:
+            seen.record(group["prompt_id"], sum(reward > 0 for reward in group["rewards"]),
+                        len(group["rewards"]))
+    return [prompt for prompt in seen.history if seen.learned(prompt)]
+
+
+def pass_rates(folder, model, prompts):
+    """{prompt: pass rate} of a model on a run's training prompts, as the run asked them."""
+    config = make_config(read_toml(folder / "config.toml") | {
+        "model": str(model), "name": "study-retired"})
+    team = make_team(config)
+    run = Run(config, team.lead(Trainer(config, team)), RunFolder(config, resume=False))
+    try:
+        run.push_weights(run.eval_sampler)
+        run.eval_sampler.reseed(config.seed)
+        problems = {prompt: run.problems.train[prompt] for prompt in prompts}
+        rollouts = run.answers(run.eval_sampler, problems, SAMPLES)
+        rewards, _ = run.verifier.rewards(rollouts, problems, run.trainer.tokenizer)
+    finally:
+        run.verifier.close()
+    rates = dict.fromkeys(prompts, 0)
+    for rollout, reward in zip(rollouts, rewards, strict=True):
+        rates[rollout.prompt_id] += (reward > 0) / SAMPLES
+    return rates
+
+
+def row_of(folder):
+    """What became of a run's retired prompts, as shares."""
+    config = read_toml(folder / "config.toml")
+    groups = map(json.loads, (folder / "groups.jsonl").read_text().splitlines())
+    prompts = retired(groups, config["retire_at"])
+    before, after = (np.array(list(pass_rates(folder, model, prompts).values()))
+                     for model in (config["model"], folder / "model"))
+    return dict(run=folder.name, retired=len(prompts), before=before.mean(), after=after.mean(),
+                below_90=(after < 0.9).mean(), below_50=(after < 0.5).mean(),
+                worse=(after < before - 0.25).mean())
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("runs", nargs="+", type=Path)
+    p.add_argument("--csv", help="write the rows to this file")
+    args = p.parse_args()
+    rows = []
+    for folder in args.runs:
+        rows.append({name: round(value, 4) if isinstance(value, float) else value
+                     for name, value in row_of(folder).items()})
+        print(*rows[-1].items(), flush=True)
+    if args.csv:
+        write_csv(args.csv, rows)
+
+
+if __name__ == "__main__":
+    main()
