@@ -74,12 +74,16 @@ def by_file(rows):
     return found
 
 
-def find(source, name, path):
-    """The node of function `name`, "f" or "Class.f", in this source. Raises BadInput."""
+def parsed(source, path):
     try:
-        node = ast.parse(source)
+        return ast.parse(source)
     except SyntaxError as error:
         raise BadInput(f"{path}, line {error.lineno} is no Python: {error.msg}") from None
+
+
+def find(source, name, path):
+    """The node of function `name`, "f" or "Class.f", in this source. Raises BadInput."""
+    node = parsed(source, path)
     for part in name.split("."):
         found = [child for child in node.body if getattr(child, "name", None) == part]
         if len(found) != 1:
@@ -132,6 +136,7 @@ def with_bodies(source, bodies, path):
             raise BadInput(f"{path}: {name} has its body on the line of its signature")
         lines = source.splitlines()
         source = "\n".join([*lines[:where[0]], *([text] if text else []), *lines[where[1]:]]) + "\n"
+        find(source, name, path)            # it is still Python
     return source
 
 
