@@ -1,6 +1,6 @@
 """experiment.py: exercise 8, an experiment of one's own (8_experiment.md).
 
-    python -m course.experiment experiment --commands    # the ten runs that experiment/plan.md wants
+    python -m course.experiment experiment --commands    # the commands of its ten runs
     python -m course.experiment experiment               # what they say, and what is still missing
 
 The plan is written before the runs: their names hold a hash of it, so a plan that was changed later
@@ -50,7 +50,8 @@ def read_plan(folder):
         raise BadInput(f"{path} has no line `{missing[0]}: ...`")
     try:
         (key, value), = tomllib.loads(plan["changed"]).items()
-        plan["seeds"], plan["smallest"] = [*map(int, plan["seeds"].split())], float(plan["smallest"])
+        plan["seeds"] = [*map(int, plan["seeds"].split())]
+        plan["smallest"] = float(plan["smallest"])
     except ValueError as error:
         raise BadInput(f'{path}: `changed` is one setting as in TOML (loss = "grpo"), `seeds` are '
                        f"whole numbers, `smallest` is a number ({error})") from None
@@ -123,10 +124,10 @@ def check_pairs(plan, runs):
                 raise BadInput(f"{run.name} was run as {config['name']} with seed {config['seed']}")
             sources.add(tuple((str(path.relative_to(run)), path.read_bytes())
                               for path in sorted(run.glob("source/**/*.py"))))
-        differ = {key for key in base if base[key] != changed.get(key)} - {"name"}
-        if differ != {plan["key"]} or changed[plan["key"]] != plan["value"]:
-            raise BadInput(f"the runs of seed {seed} differ in {', '.join(sorted(differ)) or 'nothing'}"
-                           f": the plan changes {plan['changed']}")
+        differ = sorted({key for key in base if base[key] != changed.get(key)} - {"name"})
+        if differ != [plan["key"]] or changed[plan["key"]] != plan["value"]:
+            raise BadInput(f"the runs of seed {seed} differ in {', '.join(differ) or 'nothing'}: "
+                           f"the plan changes {plan['changed']}")
     if len(sources) > 1:
         raise BadInput("the runs' source/ folders differ: all ten have to be of one code")
     return f"each pair differs in {plan['changed']} alone"
@@ -134,7 +135,7 @@ def check_pairs(plan, runs):
 
 # ------------------------------------------------------------------------------- 3. the result
 def differences(runs, measure):
-    """Changed minus base of each pair -> (differences, doubts). `compare` has the last word on A."""
+    """Changed minus base of each pair -> (differences, doubts); `compare` has the word on A."""
     found, doubts = [], []
     for pair in runs:
         curves = read_curves([str(run) for run in pair])[0]
@@ -161,7 +162,8 @@ def result(d, smallest, doubts=()):
 
 def check_interval(text, told):
     """The conclusion prints both ends of the interval, to two digits or more."""
-    numbers = {round(float(x), 2) for x in re.findall(r"[-+]?\d*\.\d{2,}", text.replace("−", "-"))}
+    found = re.findall(r"[-+]?\d*\.\d{2,}", text.replace("−", "-"))
+    numbers = {round(float(x), 2) for x in found}
     wanted = {round(told[end], 2) for end in ("lo", "hi")}
     if not wanted <= numbers:
         raise BadInput(f"conclusion.md does not print the interval [{told['lo']:+.3f}, "

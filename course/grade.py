@@ -85,8 +85,8 @@ def imported(tree):
 
 
 def graft(path, source, ours, numbers):
-    """`ours`, a file of ours without bodies, with those of a student's `source` and what is new there
-    -> (text, {exercise: [reasons why a body is not taken]}, [notes])."""
+    """`ours`, our file without bodies, with those of a student's `source` and what is new there
+    -> (text, {exercise: [reasons why a body is not taken]}, [notes]). Raises BadInput."""
     tree, text, refused, notes = parsed(source, path), ours, {}, []
     for name, number in numbers.items():
         try:
@@ -121,7 +121,8 @@ def copied(text, name, path):
 
 # ------------------------------------------------------------------------------ 2. the checks
 def run_checks(tree, number, seed, limit_s):
-    """{"public": [(check, "" or why it failed)], "hidden": ...} and a note, in a process of its own."""
+    """An exercise's checks in a process of its own
+    -> {"public": [(check, "" or why it failed)], "hidden": ...}, and a note if there are none."""
     paths = [path for kind in ("checks", "hidden")
              if (tree / (path := f"course/{kind}/test_{number}.py")).exists()]
     if not paths:
@@ -237,9 +238,10 @@ def table(told):
             yield f"    {note}"
     yield f"{'all':<62}{'':>16}{told['points']:>6} / {told['of']:>3}"
     yield from (f"note: {note}" for note in told["notes"])
-    yield (f"seed {told['seed']}: --seed {told['seed']} draws the same inputs" if told["hidden"] else
-           "public checks give half of the points; the hidden ones, of other sizes, are your "
-           "instructor's")
+    yield f"seed {told['seed']}: --seed {told['seed']} draws the same inputs"
+    if not told["hidden"]:
+        yield ("public checks give half of the points; the hidden ones, of other sizes, are your "
+               "instructor's")
 
 
 def main(argv=None):
