@@ -16,6 +16,7 @@ import argparse
 import hashlib
 import json
 import re
+import shlex
 import sys
 import tomllib
 from functools import partial
@@ -72,9 +73,10 @@ def run_names(plan):
 
 def commands(plan):
     value = plan["value"] if isinstance(plan["value"], str) else json.dumps(plan["value"])
+    change = f" --{plan['key'].replace('_', '-')} {shlex.quote(value)}"
     for seed, names in zip(plan["seeds"], run_names(plan)):
-        for name, more in zip(names, ("", f" --{plan['key'].replace('_', '-')} '{value}'")):
-            yield (f"python scalerl.py --config {plan['base']} --name {name} --seed {seed}{more}")
+        for name, more in zip(names, ("", change)):
+            yield f"python scalerl.py --config {plan['base']} --name {name} --seed {seed}{more}"
 
 
 # --------------------------------------------------------------------------------- 2. the runs
@@ -143,7 +145,7 @@ def differences(runs, measure):
             base, changed = (curve.R[-LAST:].mean() for curve in curves)
             found.append(changed - base)
             continue
-        fits = {curve.label: fit_curve(curve.C, curve.R, bootstrap=300, seed=i)
+        fits = {curve.label: fit_curve(curve.C, curve.R, bootstrap=200, seed=i)
                 for i, curve in enumerate(curves)}
         told, _ = compare(curves, fits, dict.fromkeys(fits, partial(fit_curve, bootstrap=0)))
         found.append(told["A"][curves[1].label]["d"])

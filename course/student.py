@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TAKEN = ("*.py", "*.toml", "Makefile", "LICENSE", ".gitignore", "tasks/*.py", "engines/*.py",
          "scaleout/*.py", "artifacts/*.py", "tiny/*.py", "configs/**/*.*", "docs/*",
          "bench/simulate.py", "results/demo/*/evals.jsonl", "results/stress/*/*.jsonl",
+         "results/stress/PROTOCOL.md",
          "course/*.md", "course/*.ipynb", "course/*.py", "course/checks/*.py",
          "course/exercises.toml", "CONTRIBUTING.md")
 KEPT_BACK = ("course/guide.md", "course/syllabus.md", "course/mutants.md", "course/mutants.py")
@@ -45,6 +46,12 @@ git init            # a history of your own
 
 The first `make` puts what it needs in `.venv`; `make check EX=3 VENV=PATH` takes another place.
 A run needs all the functions; `make check` needs those of its own exercise.
+
+Graded are the bodies of the functions in `course/exercises.toml`, their signatures as they are, and
+what you add at the top level of the same files under new names: functions, classes, imports,
+constants. New methods of a class, and edits of other code or of the checks, are not. A body may
+import torch, numpy, scipy, the usual modules for numbers and lists, and the project's own. It may
+not open files, or look at modules, the environment, or the source of anything.
 
 Left out: the tests and the scripts of `bench/` (they repeat the functions in plain lines; only
 `bench/simulate.py` is here), the project's figures (of `results/` only logs are here), its history,
