@@ -1,5 +1,9 @@
 # make demo      the toy: train it with the whole recipe, fit its curve, predict the second half
 # make check     the tests of the method alone: two minutes, no vLLM
+# make check EX=3  the public checks of exercise 3 of the course (course/README.md)
+# make student   student/: this project with the bodies of the course's exercises taken out
+# make grade     the exercises' points (STUDENT=FOLDER: of that tree, with the hidden checks too)
+# make mutants   real bugs, one at a time, and which test finds each of them
 # make test      the whole test suite
 # make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
 # make held-out  five other toys with five other seeds: how good are the demo's predictions
@@ -15,7 +19,7 @@
 # Each target sets up what it needs in .venv, once. PYTHON=python3.12 picks another interpreter.
 
 PYTHON ?= python3
-VENV   := .venv
+VENV   ?= .venv
 PY     := $(VENV)/bin/python
 # runs/demo (seed, mix), and another folder for every further run: none is ever overwritten.
 NOW    := $(shell date +%Y%m%d-%H%M%S)
@@ -25,7 +29,7 @@ SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
-.PHONY: demo seeds held-out stress mix check test gpu-check gpu-rehearsal toy smollm2 vllm certs clean
+.PHONY: demo seeds held-out stress mix check test student grade mutants gpu-check gpu-rehearsal toy smollm2 vllm certs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -70,9 +74,23 @@ mix: $(VENV)/smollm2 models/toy-mix/config.json
 	$(PY) fit.py runs/$(RUN) --y eval/toy/mean@4 --y eval/reasoning_gym:chain_sum/mean@4 \
 		--out runs/$(RUN)/curve.png
 
+METHOD := tests/test_loss.py tests/test_scalerl.py tests/test_sampler.py tests/test_fit.py \
+	tests/test_config.py
 check: $(VENV)/test
-	$(PY) -m pytest -q -n 2 tests/test_loss.py tests/test_scalerl.py tests/test_sampler.py \
-		tests/test_fit.py tests/test_config.py
+	$(PY) -m $(if $(filter 8,$(EX)),course.experiment experiment,pytest -q $(if $(EX), \
+		course/checks/test_$(EX).py,$(if $(wildcard tests),-n 2 $(METHOD),course/checks)))
+
+# A students' tree: course/README.md.
+student: $(VENV)/base
+	$(PY) -m course.student $(if $(EX),--only $(EX))
+
+STUDENT ?= $(if $(wildcard course/handed_out.json),.,student)
+grade: $(VENV)/test
+	$(PY) -m course.grade $(STUDENT) --json grade.json \
+		$(if $(filter command line,$(origin SEED)),--seed $(SEED))
+
+mutants: $(VENV)/test
+	$(PY) -m course.mutants
 
 test: $(VENV)/test $(VENV)/vllm
 	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile

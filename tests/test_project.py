@@ -15,7 +15,7 @@ from conftest import ROOT, run_command
 
 from engines import load
 
-FOLDERS = ("tasks", "engines", "scaleout", "artifacts", "tiny")
+FOLDERS = ("tasks", "engines", "scaleout", "artifacts", "tiny", "course")
 PATHS = sorted([*ROOT.glob("*.py"), *(path for f in FOLDERS for path in (ROOT / f).glob("*.py"))])
 README = "".join(path.read_text() for path in [
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))])
@@ -29,6 +29,7 @@ ARROWS = {"scalerl": {"loss", "sampler", "config", "tasks", "engines", "scaleout
           "tasks": {"config"}, "engines": {"loss", "sampler", "config", "artifacts"},
           "scaleout": {"config", "sampler", "engines", "artifacts"},
           "artifacts": {"config", "fit"}, "tiny": {"config", "tasks"}}
+ARROWS["course"] = set(ARROWS)              # all of it, and nothing imports the course
 # What a room must never import, at any depth of the file.
 BANNED = {"loss": {"transformers", "vllm", "numpy"}, "tasks": {"torch", "transformers"},
           "fit": {"torch", "transformers"}, "scalerl": {"vllm", "matplotlib"},
@@ -107,7 +108,8 @@ def test_the_table_of_tested_versions_is_that_of_the_sentence_at_the_start(monke
 
 
 def test_no_line_is_wider_than_100_columns():
-    files = [p for p in (*PATHS, *ROOT.glob("tests/**/*.py"), *ROOT.glob("bench/*.py"))]
+    files = [p for p in (*PATHS, *ROOT.glob("tests/**/*.py"), *ROOT.glob("bench/*.py"),
+                               *ROOT.glob("course/*/*.py"))]
     wide = [f"{path.name}:{number}" for path in files
             for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 100]
     assert files and not wide

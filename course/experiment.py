@@ -1,0 +1,233 @@
+"""experiment.py: exercise 8, an experiment of one's own (8_experiment.md).
+
+    python -m course.experiment experiment --commands    # the commands of its ten runs
+    python -m course.experiment experiment               # what they say, and what is still missing
+
+The plan is written before the runs: their names hold a hash of it, so a plan that was changed later
+has no runs. (File times do not survive a copy. Names can be forged, but not by mistake.)
+
+What decides are five differences, one a seed: a run with one setting changed minus the run without.
+The mean of five has a 90% interval by Student's t, which holds what differs from seed to seed; the
+intervals of fit.py are those of a single run. `measure` says of what the difference is taken:
+"end", the mean of the last five evaluations, or "A", the ceiling that fit.py's `compare` gives for
+each pair, where it also has to call each pair determined.
+"""
+import argparse
+import hashlib
+import json
+import re
+import shlex
+import sys
+import tomllib
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from scipy.special import stdtrit
+
+from artifacts.readers import read_curves
+from course.student import BadInput
+from fit import LAST, LEVEL, compare, fit_curve
+
+SEEDS = 5
+FIELDS = ("base", "changed", "measure", "smallest", "expected", "seeds")
+VERDICTS = ("higher", "lower", "no difference", "not decided")
+PARTS = 7                   # of the points: five are found here, two are for whoever grades
+RUBRIC = (
+    "two parts of seven are given by hand:",
+    "  does the plan say, with a reason and before the runs, what is expected and why it matters?",
+    "  does the conclusion claim no more than the interval, and say what one toy cannot show?")
+
+
+# --------------------------------------------------------------------------------- 1. the plan
+def read_plan(folder):
+    """The fields of plan.md, and the hash that its runs are named by. Raises BadInput."""
+    path = folder / "plan.md"
+    if not path.exists():
+        raise BadInput(f"{path} is missing: course/8_experiment.md shows one")
+    text = path.read_text()
+    plan = dict(re.findall(r"^(\w+): *(.+?) *$", text, re.M))
+    if missing := [name for name in FIELDS if name not in plan]:
+        raise BadInput(f"{path} has no line `{missing[0]}: ...`")
+    try:
+        (key, value), = tomllib.loads(plan["changed"]).items()
+        plan["seeds"] = [*map(int, plan["seeds"].split())]
+        plan["smallest"] = float(plan["smallest"])
+    except ValueError as error:
+        raise BadInput(f'{path}: `changed` is one setting as in TOML (loss = "grpo"), `seeds` are '
+                       f"whole numbers, `smallest` is a number ({error})") from None
+    if plan["measure"] not in ("end", "A") or plan["expected"] not in VERDICTS[:3]:
+        raise BadInput(f"{path}: `measure` is end or A, `expected` is one of "
+                       f"{', '.join(VERDICTS[:3])}")
+    if len(set(plan["seeds"])) != SEEDS or len(plan["seeds"]) != SEEDS or plan["smallest"] <= 0:
+        raise BadInput(f"{path}: {SEEDS} different seeds, and `smallest` above 0, are needed")
+    return plan | dict(key=key, value=value,
+                       hash=hashlib.sha256(text.encode()).hexdigest()[:8])
+
+
+def run_names(plan):
+    """[(base, changed)], a pair a seed."""
+    return [tuple(f"{arm}-{plan['hash']}-seed{seed}" for arm in ("base", "changed"))
+            for seed in plan["seeds"]]
+
+
+def commands(plan):
+    value = plan["value"] if isinstance(plan["value"], str) else json.dumps(plan["value"])
+    change = f" --{plan['key'].replace('_', '-')} {shlex.quote(value)}"
+    for seed, names in zip(plan["seeds"], run_names(plan)):
+        for name, more in zip(names, ("", change)):
+            yield f"python scalerl.py --config {plan['base']} --name {name} --seed {seed}{more}"
+
+
+# --------------------------------------------------------------------------------- 2. the runs
+def log(run, name):
+    """The lines of a run's log, by step. Raises BadInput."""
+    try:
+        lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+        return {line["step"]: line for line in lines}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{run / name} cannot be read: {error!r}") from None
+
+
+def settings(run):
+    try:
+        config = tomllib.loads((run / "config.toml").read_text())
+        return config | {name: config[name] for name in ("name", "seed", "steps", "eval_every")}
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(f"{run / 'config.toml'} cannot be read: {error!r}") from None
+
+
+def check_logs(runs):
+    """Every step and every evaluation is there, and no run is a copy of another seed's."""
+    for number, arm in enumerate(("base", "changed")):
+        rewards = []
+        for pair in runs:
+            run, config = pair[number], settings(pair[number])
+            steps, evals = log(run, "metrics.jsonl"), log(run, "evals.jsonl")
+            due = {*range(0, config["steps"] + 1, config["eval_every"]), config["steps"]}
+            for name, lines, wanted in (("step", steps, {*range(1, config["steps"] + 1)}),
+                                        ("evaluation", evals, due)):
+                if gone := sorted(wanted - {*lines}):
+                    raise BadInput(f"{run.name} has no line of {name} {gone[0]} ({len(gone)} are "
+                                   "missing): go on with --resume")
+            rewards.append([line.get("pass_rate") for line in steps.values()])
+        if any(one == other for i, one in enumerate(rewards) for other in rewards[:i]):
+            raise BadInput(f"two seeds of {arm} have the same pass rate in every step: a copy")
+    return f"{2 * len(runs)} runs, every step and every evaluation is there"
+
+
+def check_pairs(plan, runs):
+    """The two runs of a seed differ in the planned setting alone, in code not at all."""
+    sources = set()
+    for seed, pair in zip(plan["seeds"], runs):
+        base, changed = map(settings, pair)
+        for run, config in zip(pair, (base, changed)):
+            if (config["name"], config["seed"]) != (run.name, seed):
+                raise BadInput(f"{run.name} was run as {config['name']} with seed {config['seed']}")
+            sources.add(tuple((str(path.relative_to(run)), path.read_bytes())
+                              for path in sorted(run.glob("source/**/*.py"))))
+        differ = sorted({key for key in base if base[key] != changed.get(key)} - {"name"})
+        if differ != [plan["key"]] or changed[plan["key"]] != plan["value"]:
+            raise BadInput(f"the runs of seed {seed} differ in {', '.join(differ) or 'nothing'}: "
+                           f"the plan changes {plan['changed']}")
+    if len(sources) > 1:
+        raise BadInput("the runs' source/ folders differ: all ten have to be of one code")
+    return f"each pair differs in {plan['changed']} alone"
+
+
+# ------------------------------------------------------------------------------- 3. the result
+def differences(runs, measure):
+    """Changed minus base of each pair -> (differences, doubts); `compare` has the word on A."""
+    found, doubts = [], []
+    for pair in runs:
+        curves = read_curves([str(run) for run in pair])[0]
+        if measure == "end":
+            base, changed = (curve.R[-LAST:].mean() for curve in curves)
+            found.append(changed - base)
+            continue
+        fits = {curve.label: fit_curve(curve.C, curve.R, bootstrap=200, seed=i)
+                for i, curve in enumerate(curves)}
+        told, _ = compare(curves, fits, dict.fromkeys(fits, partial(fit_curve, bootstrap=0)))
+        found.append(told["A"][curves[1].label]["d"])
+        doubts += [f"{label}: {why}" for label, why in told["doubts"].items()]
+    return np.array(found), doubts
+
+
+def result(d, smallest, doubts=()):
+    """Five differences -> their mean, its interval, and one of VERDICTS."""
+    half = stdtrit(d.size - 1, (1 + LEVEL) / 2) * d.std(ddof=1) / d.size ** 0.5
+    low, high = d.mean() - half, d.mean() + half
+    verdict = ("not decided" if doubts else "no difference" if -smallest < low <= high < smallest
+               else "higher" if low > 0 else "lower" if high < 0 else "not decided")
+    return dict(mean=float(d.mean()), lo=float(low), hi=float(high), verdict=verdict)
+
+
+def check_interval(text, told):
+    """The conclusion prints both ends of the interval, to two digits or more."""
+    found = re.findall(r"[-+]?\d*\.\d{2,}", text.replace("−", "-"))
+    numbers = {round(float(x), 2) for x in found}
+    wanted = {round(told[end], 2) for end in ("lo", "hi")}
+    if not wanted <= numbers:
+        raise BadInput(f"conclusion.md does not print the interval [{told['lo']:+.3f}, "
+                       f"{told['hi']:+.3f}]")
+    return "the conclusion prints the interval"
+
+
+def check_verdict(text, told):
+    said = re.findall(r"^verdict: *(.+?) *$", text, re.M)
+    if said != [told["verdict"]]:
+        raise BadInput(f"conclusion.md needs one line `verdict: {told['verdict']}`; it has {said}")
+    return "its verdict is that of the interval"
+
+
+def parts(tree):
+    """The five parts that a program can grade, in order: a sentence each. Raises ValueError."""
+    plan = read_plan(tree / "experiment")
+    runs = [tuple(tree / "runs" / name for name in pair) for pair in run_names(plan)]
+    if gone := [run.name for pair in runs for run in pair if not run.exists()]:
+        raise BadInput(f"runs/{gone[0]} is missing ({len(gone)} are): the plan was changed after "
+                       "its runs, or they were not made (--commands)")
+    yield f"ten runs bear the hash of the plan, {plan['hash']}"
+    yield check_logs(runs)
+    same = check_pairs(plan, runs)
+    d, doubts = differences(runs, plan["measure"])
+    told = result(d, plan["smallest"], doubts)
+    yield (f"{same}; {plan['measure']}, changed minus base: {', '.join(f'{x:+.3f}' for x in d)}; "
+           f"mean {told['mean']:+.3f} [{told['lo']:+.3f}, {told['hi']:+.3f}]: {told['verdict']}, "
+           f"expected was {plan['expected']}" + "".join(f"; {doubt}" for doubt in doubts))
+    path = tree / "experiment" / "conclusion.md"
+    if not path.exists():
+        raise BadInput(f"{path} is missing")
+    yield check_interval(path.read_text(), told)
+    yield check_verdict(path.read_text(), told)
+
+
+def grade(tree):
+    """A students' tree -> (the sentences of the parts that are done, why the next one is not)."""
+    done = []
+    try:
+        done.extend(parts(tree))
+    except (OSError, ValueError) as error:
+        return done, str(error)
+    return done, ""
+
+
+def main(argv=None):
+    p = argparse.ArgumentParser(prog="experiment.py", description=__doc__.split("\n")[0])
+    p.add_argument("folder", type=Path, help="the folder of plan.md and conclusion.md")
+    p.add_argument("--commands", action="store_true", help="print the commands of the ten runs")
+    args = p.parse_args(argv)
+    if args.commands:
+        try:
+            print(*commands(read_plan(args.folder)), sep="\n")
+        except BadInput as error:
+            print(f"experiment.py: {error}", file=sys.stderr)
+            return 2
+        return 0
+    done, why = grade(args.folder.resolve().parent)
+    print(*(f"ok  {line}" for line in done), *([f"--  {why}"] if why else RUBRIC), sep="\n")
+    return 2 if why else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""student.py: the students' tree, made from this one (`make student`).
+
+    python -m course.student                  # writes student/, all exercises
+    python -m course.student --only 3 5       # the bodies of exercises 3 and 5 alone are taken out
+    python -m course.student --restore        # puts the real bodies back into student/
+
+A tree is the project without the bodies of the exercises' functions, which are found by name in
+the syntax tree. Signatures and docstrings stay. Two trees of one project are equal byte for byte.
+TAKEN says which files go along: what it does not name, a student does not get.
+"""
+import argparse
+import ast
+import hashlib
+import json
+import re
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# No tests/ and no bench/head.py: their oracles are the answers in plain lines. No hidden checks, no
+# mutants (patches quote the code), no guide, no results/ but the logs that pages and fit.py read.
+TAKEN = ("*.py", "*.toml", "Makefile", "LICENSE", ".gitignore", "tasks/*.py", "engines/*.py",
+         "scaleout/*.py", "artifacts/*.py", "tiny/*.py", "configs/**/*.*", "docs/*",
+         "bench/simulate.py", "results/demo/*/evals.jsonl", "results/stress/*/*.jsonl",
+         "results/stress/PROTOCOL.md",
+         "course/*.md", "course/*.ipynb", "course/*.py", "course/checks/*.py",
+         "course/exercises.toml", "CONTRIBUTING.md")
+KEPT_BACK = ("course/guide.md", "course/syllabus.md", "course/mutants.md", "course/mutants.py")
+MANIFEST = "course/handed_out.json"       # {path: sha256} of what was written: the rest is work
+README = """\
+# ScaleRL, to be written
+
+This is the project with the bodies of {functions} functions taken out: the exercises of
+[course/README.md](course/README.md). Each of them says `raise NotImplementedError("exercise 3")`,
+its docstring says what it does, and a page in `course/` what to know. Do them in any order.
+
+```bash
+make check EX=3     # what is right and what is wrong with exercise 3
+make grade          # all exercises, with points (your instructor has more checks)
+make toy            # a language model of 0.8M parameters, for runs
+make demo           # train it and fit its curve: needs exercises 1 to 7
+git init            # a history of your own
+```
+
+The first `make` puts what it needs in `.venv`; `make check EX=3 VENV=PATH` takes another place.
+A run needs all the functions; `make check` needs those of its own exercise.
+
+Graded are the bodies of the functions in `course/exercises.toml`, their signatures as they are, and
+what you add at the top level of the same files under new names: functions, classes, imports,
+constants. New methods of a class, and edits of other code or of the checks, are not. A body may
+import torch, numpy, scipy, the usual modules for numbers and lists, and the project's own. It may
+not open files, or look at modules, the environment, or the source of anything.
+
+Left out: the tests and the scripts of `bench/` (they repeat the functions in plain lines; only
+`bench/simulate.py` is here), the project's figures (of `results/` only logs are here), its history,
+the hidden checks, the instructor's guide. The project's own README is [PROJECT.md](PROJECT.md);
+what it says about these files does not hold here.
+"""
+
+
+class BadInput(ValueError):
+    """Something that cannot be used. The text is one sentence for the person who gave it."""
+
+
+# ---------------------------------------------------------------------------- 1. the syntax tree
+def exercises(root=ROOT):
+    """The rows of exercises.toml, in order."""
+    return tomllib.loads((root / "course" / "exercises.toml").read_text())["exercise"]
+
+
+def by_file(rows):
+    """{file: {function: exercise number}} of these exercises."""
+    found = {}
+    for row in rows:
+        for name in row["functions"]:
+            path, _, function = name.partition("::")
+            found.setdefault(path, {})[function] = row["number"]
+    return found
+
+
+def parsed(source, path):
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        raise BadInput(f"{path}, line {error.lineno} is no Python: {error.msg}") from None
+
+
+def find(source, name, path):
+    """The node of function `name`, "f" or "Class.f", in this source. Raises BadInput."""
+    node = parsed(source, path)
+    for part in name.split("."):
+        found = [child for child in node.body if getattr(child, "name", None) == part]
+        if len(found) != 1:
+            raise BadInput(f"{path} has {len(found)} definitions of {name}: exactly one is needed")
+        node, = found
+    return node
+
+
+def span(source, node):
+    """(first, last) of the lines of a function's body, from 0, `last` not included: all below the
+    docstring, or below the signature. None if the body begins on the line of the signature."""
+    lines = source.splitlines()
+    statements = node.body[ast.get_docstring(node, clean=False) is not None:]
+    last = node.end_lineno
+    if node.body != statements:
+        first = node.body[0].end_lineno
+    else:                                   # comments above the first statement belong to the body
+        top = statements[0]
+        if lines[top.lineno - 1][:top.col_offset].strip():
+            return None
+        first = min(each.lineno for each in (top, *getattr(top, "decorator_list", ()))) - 1
+        while not lines[first - 1].strip() or lines[first - 1].lstrip().startswith("#"):
+            first -= 1
+    for number in range(last, len(lines)):  # so do comments below the last one
+        line = lines[number]
+        if line.strip() and not (line.lstrip().startswith("#")
+                                 and len(line) - len(line.lstrip()) > node.col_offset):
+            break
+        last = number + 1 if line.strip() else last
+    return first, last
+
+
+def body_of(source, name, path):
+    """The text of a function's body, its comments included."""
+    node = find(source, name, path)
+    where = span(source, node)
+    if where is None:                       # def f(x): return x
+        lines = source.splitlines()[node.body[0].lineno - 1:node.end_lineno]
+        return " " * (node.col_offset + 4) + "\n".join([
+            lines[0][node.body[0].col_offset:], *lines[1:]])
+    return "\n".join(source.splitlines()[slice(*where)])
+
+
+def with_bodies(source, bodies, path):
+    """The source with these bodies {name: text} in place of its own."""
+    for name, text in bodies.items():
+        node = find(source, name, path)
+        where = span(source, node)
+        if where is None:
+            raise BadInput(f"{path}: {name} has its body on the line of its signature")
+        lines = source.splitlines()
+        source = "\n".join([*lines[:where[0]], *([text] if text else []), *lines[where[1]:]]) + "\n"
+        find(source, name, path)            # it is still Python
+    return source
+
+
+def without_bodies(source, numbers, path):
+    """The source with `raise NotImplementedError("exercise 3")` for the bodies of {name: 3}."""
+    return with_bodies(source, {name: " " * (find(source, name, path).col_offset + 4)
+                                + f'raise NotImplementedError("exercise {number}")'
+                                for name, number in numbers.items()}, path)
+
+
+# ----------------------------------------------------------------------------------- 2. the tree
+def handed_out(only=(), root=ROOT):
+    """{path: bytes} of a students' tree."""
+    rows = [row for row in exercises(root) if not only or row["number"] in only]
+    if unknown := set(only) - {row["number"] for row in rows}:
+        raise BadInput(f"there is no exercise {min(unknown)}: exercises.toml has "
+                       f"{len(exercises(root))}")
+    paths = sorted({path.relative_to(root).as_posix() for pattern in TAKEN
+                    for path in root.glob(pattern) if path.is_file()} - {*KEPT_BACK})
+    files = {path: (root / path).read_bytes() for path in paths}
+    for path, numbers in by_file(rows).items():
+        if path not in files:
+            raise BadInput(f"exercises.toml names {path}, which is not in the students' tree")
+        files[path] = without_bodies(files[path].decode(), numbers, path).encode()
+    count = sum(len(row["functions"]) for row in rows)
+    files["PROJECT.md"] = (root / "README.md").read_bytes()
+    files["README.md"] = README.format(functions=count).encode()
+    files[MANIFEST] = json.dumps({path: digest(text) for path, text in files.items()},
+                                 indent=0).encode()
+    return files
+
+
+def digest(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def work_in(folder, files):
+    """The paths in `folder` that `files` would overwrite, and that hold something else than what
+    was handed out."""
+    manifest = folder / MANIFEST
+    if folder.exists() and any(folder.iterdir()) and not manifest.exists():
+        raise BadInput(f"{folder} was not made by `make student`: name another folder with --out")
+    old = json.loads(manifest.read_text()) if manifest.exists() else {}
+    return [path for path in sorted({*old, *files} - {MANIFEST}) if (folder / path).exists()
+            and digest((folder / path).read_bytes()) not in
+            (old.get(path), digest(files.get(path, b"")))]
+
+
+def write(folder, only=(), force=False, root=ROOT):
+    """Write a students' tree; files that were not handed out (runs/, .venv) are left as they are.
+    Raises BadInput where a file that was handed out holds work."""
+    files = handed_out(only, root)
+    if (work := work_in(folder, files)) and not force:
+        raise BadInput(f"{folder} holds work, {work[0]}" + (
+            f" and {len(work) - 1} more" if work[1:] else "") + ": --force overwrites it")
+    old = json.loads((folder / MANIFEST).read_text()) if (folder / MANIFEST).exists() else {}
+    for path in set(old) - set(files):
+        (folder / path).unlink(missing_ok=True)
+    for path, data in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+        if (root / path).exists():          # make compares times: an old .venv stays good
+            shutil.copystat(root / path, folder / path)
+    return files
+
+
+def restore(folder, only=(), root=ROOT):
+    """Put the real bodies back into a students' tree."""
+    rows = [row for row in exercises(root) if not only or row["number"] in only]
+    for path, numbers in by_file(rows).items():
+        real, target = (root / path).read_text(), folder / path
+        target.write_text(with_bodies(
+            target.read_text(), {name: body_of(real, name, path) for name in numbers}, path))
+
+
+def main(argv=None):
+    p = argparse.ArgumentParser(prog="student.py", description=__doc__.split("\n")[0])
+    p.add_argument("--out", type=Path, default=ROOT / "student", help="the folder (student)")
+    p.add_argument("--only", type=int, nargs="+", default=[], metavar="N", help="these exercises")
+    p.add_argument("--force", action="store_true", help="overwrite what students have written")
+    p.add_argument("--restore", action="store_true", help="put the real bodies back")
+    args = p.parse_args(argv)
+    try:
+        if (ROOT / MANIFEST).exists():
+            raise BadInput("this is a students' tree: it does not have the answers")
+        if args.restore:
+            restore(args.out, args.only)
+            print(f"{args.out}: the real bodies are back")
+        else:
+            files = write(args.out, args.only, args.force)
+            print(f"{args.out}: {len(files)} files; next: its README.md")
+    except (BadInput, OSError) as error:
+        print(f"student.py: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

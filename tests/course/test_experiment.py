@@ -1,0 +1,207 @@
+"""Exercise 8: a plan, ten runs that bear its hash, and a conclusion that the interval allows."""
+
+import json
+import shutil
+import tomllib
+
+import numpy as np
+import pytest
+from conftest import ROOT, run_command
+from made_runs import made
+from scipy import stats
+
+from config import parse
+from course import experiment
+
+PLAN = """\
+# A plan
+base: configs/stress.toml
+changed: loss = "grpo"
+measure: end
+smallest: 0.05
+expected: higher
+seeds: 3 1 4 15 9
+
+I expect more.
+"""
+STEPS, EVERY = 60, 5
+GAINS = np.array([0.10, 0.14, 0.06, 0.12, 0.09])
+
+
+def write(tree, plan=PLAN, gains=GAINS, sd=0.004):
+    """A students' tree with the ten runs of a plan, made; the changed ones' curves end `gains`
+    higher than the base's."""
+    folder = tree / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "plan.md").write_text(plan)
+    told = experiment.read_plan(folder)
+    for i, names in enumerate(experiment.run_names(told)):
+        for arm, name in enumerate(names):
+            A = 0.6 + arm * gains[i]
+            C, R = made(end=30_000, n=STEPS // EVERY + 1, sd=sd, seed=7 * i + arm, A=A,
+                        exact_R0=False)
+            run = tree / "runs" / name
+            (run / "source" / "engines").mkdir(parents=True)
+            (run / "source" / "loss.py").write_text("x = 1\n")
+            (run / "source" / "engines" / "head.py").write_text("y = 1\n")
+            (run / "config.toml").write_text(
+                f'name = "{name}"\nseed = {told["seeds"][i]}\nsteps = {STEPS}\nlr = 6e-4\n'
+                f'eval_every = {EVERY}\nloss = "{("cispo", "grpo")[arm]}"\n')
+            (run / "metrics.jsonl").write_text("".join(
+                json.dumps({"step": n, "pass_rate": n / STEPS + i / 1000}) + "\n"
+                for n in range(STEPS + 1)))
+            (run / "evals.jsonl").write_text("".join(
+                json.dumps({"step": n * EVERY, "compute/flops": c, "eval/toy/mean@1": r}) + "\n"
+                for n, (c, r) in enumerate(zip(C, R))))
+    return tree
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return write(tmp_path)
+
+
+def run_of(tree, arm, seed):
+    run, = (tree / "runs").glob(f"{arm}-*-seed{seed}")
+    return run
+
+
+def conclude(tree, text):
+    (tree / "experiment" / "conclusion.md").write_text(text)
+
+
+def interval(tree):
+    """By scipy, from the logs."""
+    d = []
+    for seed in (3, 1, 4, 15, 9):
+        ends = [np.mean([json.loads(line)["eval/toy/mean@1"] for line in (
+            run_of(tree, arm, seed) / "evals.jsonl").read_text().splitlines()[-5:]])
+            for arm in ("base", "changed")]
+        d.append(ends[1] - ends[0])
+    return stats.t.interval(0.9, 4, np.mean(d), stats.sem(d))
+
+
+def test_an_honest_experiment_has_all_five_parts(tree):
+    low, high = interval(tree)
+    conclude(tree, f"The end is higher by [{low:.3f}, {high:+.3f}].\nverdict: higher\n")
+    done, why = experiment.grade(tree)
+    assert why == "" and len(done) == 5, why
+    assert f"[{low:+.3f}, {high:+.3f}]: higher, expected was higher" in done[2]
+
+
+def test_a_plan_that_was_changed_after_its_runs_has_no_runs(tree):
+    plan = tree / "experiment" / "plan.md"
+    plan.write_text(PLAN.replace("expected: higher", "expected: lower"))
+    done, why = experiment.grade(tree)
+    assert not done and "the plan was changed after its runs" in why and "(10 are)" in why
+
+
+def cut(path, line):
+    kept = path.read_text().splitlines(keepends=True)
+    del kept[line]
+    path.write_text("".join(kept))
+
+
+@pytest.mark.parametrize("log, line, words", [
+    ("metrics.jsonl", 17, "no line of step 17 (1 are missing)"),
+    ("metrics.jsonl", -1, "no line of step 60"), ("evals.jsonl", 0, "no line of evaluation 0"),
+    ("evals.jsonl", -1, "no line of evaluation 60")])
+def test_a_log_with_a_hole_is_not_complete(tree, log, line, words):
+    cut(run_of(tree, "changed", 4) / log, line)
+    done, why = experiment.grade(tree)
+    assert len(done) == 1 and words in why
+
+
+def test_a_run_that_is_a_copy_of_another_seeds_is_seen(tree):
+    shutil.copy(run_of(tree, "base", 4) / "metrics.jsonl", run_of(tree, "base", 15))
+    assert "two seeds of base have the same pass rate in every step" in experiment.grade(tree)[1]
+
+
+def replaced(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize("arm, file, old, new, words", [
+    ("changed", "config.toml", "lr = 6e-4", "lr = 3e-4", "seed 9 differ in loss, lr: the plan"),
+    ("changed", "config.toml", '"grpo"', '"cispo"', "seed 9 differ in nothing: the plan"),
+    ("changed", "config.toml", '"grpo"', '"dapo"', "seed 9 differ in loss: the plan"),
+    ("base", "config.toml", "seed = 9", "seed = 8", "with seed 8"),
+    ("base", "config.toml", 'name = "base', 'name = "best', "was run as best-"),
+    ("base", "source/loss.py", "1", "2", "all ten have to be of one code")])
+def test_a_pair_differs_in_the_planned_setting_and_in_nothing_else(tree, arm, file, old, new, words):
+    replaced(run_of(tree, arm, 9) / file, old, new)
+    done, why = experiment.grade(tree)
+    assert len(done) == 2 and words in why
+
+
+def test_the_conclusion_says_the_interval_and_the_verdict_that_it_allows(tree):
+    low, high = interval(tree)
+    assert "conclusion.md is missing" in experiment.grade(tree)[1]
+    for text, parts, words in (
+            ("It got better, p < 0.05.\nverdict: higher\n", 3, "does not print the interval"),
+            (f"[{low:.2f}, {high:.2f}]\n", 4, "needs one line `verdict: higher`"),
+            (f"[{low:.2f}, {high:.2f}]\nverdict: lower\n", 4, "it has ['lower']"),
+            (f"[{low:.2f}, {high:.2f}]\nverdict: higher\nverdict: lower\n", 4, "needs one line")):
+        conclude(tree, text)
+        done, why = experiment.grade(tree)
+        assert len(done) == parts and words in why, text
+
+
+@pytest.mark.parametrize("gains, doubts, verdict", [
+    ([.10, .14, .06, .12, .09], (), "higher"), ([-.10, -.14, -.06, -.12, -.09], (), "lower"),
+    ([.20, -.14, .06, -.12, .09], (), "not decided"),
+    ([.01, .02, .0, .01, .02], (), "no difference"),
+    ([.10, .14, .06, .12, .09], ("its interval is 0.2 wide",), "not decided")])
+def test_the_verdict_is_that_of_the_five_differences(gains, doubts, verdict):
+    told = experiment.result(np.array(gains), 0.05, doubts)
+    assert told["verdict"] == verdict
+    low, high = stats.t.interval(0.9, 4, np.mean(gains), stats.sem(gains))
+    assert np.allclose([told["lo"], told["hi"]], [low, high])
+
+
+def test_of_ceilings_fit_py_has_the_word(tmp_path):
+    """Curves that reach their ceiling determine it; curves that end in their rise do not."""
+    plan = PLAN.replace("measure: end", "measure: A")
+    done, _ = experiment.grade(write(tmp_path / "seen", plan))
+    assert "A, changed minus base" in done[2] and ": higher, expected was higher" in done[2]
+    tree = write(tmp_path / "unseen", plan, sd=0.08)
+    pair = run_of(tree, "base", 3), run_of(tree, "changed", 3)
+    _, doubts = experiment.differences([pair], "A")
+    assert "its interval is" in doubts[0]
+    assert experiment.result(GAINS, 0.05, doubts)["verdict"] == "not decided"
+
+
+@pytest.mark.parametrize("old, new, words", [
+    ("measure: end\n", "", "has no line `measure: ...`"),
+    ('loss = "grpo"', "loss is grpo", "`changed` is one setting as in TOML"),
+    ('loss = "grpo"', 'loss = "grpo", lr = 1', "`changed` is one setting as in TOML"),
+    ("3 1 4 15 9", "3 1 4 15", "5 different seeds"), ("3 1 4 15 9", "3 1 4 3 9", "5 different"),
+    ("smallest: 0.05", "smallest: -1", "`smallest` above 0"),
+    ("measure: end", "measure: best", "`measure` is end or A"),
+    ("expected: higher", "expected: wow", "`expected` is one of higher, lower, no difference")])
+def test_a_plan_that_cannot_be_used_is_refused_in_a_sentence(tmp_path, old, new, words):
+    (tmp_path / "plan.md").write_text(PLAN.replace(old, new))
+    with pytest.raises(experiment.BadInput) as error:
+        experiment.read_plan(tmp_path)
+    assert words in str(error.value)
+
+
+def test_the_commands_are_scalerl_pys_and_make_pairs(tree):
+    done = run_command(["-m", "course.experiment", tree / "experiment", "--commands"], cwd=ROOT)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 10 and done.returncode == 0
+    for base, changed in zip(lines[::2], lines[1::2]):
+        assert base.replace("base-", "changed-") + " --loss grpo" == changed
+    for line, run in zip(lines, (path for pair in experiment.run_names(
+            experiment.read_plan(tree / "experiment")) for path in pair)):
+        config, _ = parse(line.split()[2:])
+        assert config.name == run and config.steps == tomllib.loads(
+            (ROOT / "configs" / "stress.toml").read_text())["steps"]
+
+
+def test_the_page_shows_a_plan_that_can_be_used(tmp_path):
+    page = (ROOT / "course" / "8_experiment.md").read_text()
+    (tmp_path / "plan.md").write_text(page.split("```text\n")[1].split("```")[0])
+    assert experiment.read_plan(tmp_path)["measure"] in ("end", "A")

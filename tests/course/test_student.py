@@ -1,0 +1,177 @@
+"""`make student`: a tree without the answers, which works on its own."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, run_command
+
+from course import student
+
+ROWS = [row for row in student.exercises() if row["functions"]]
+CHECKED = [row for row in ROWS if (ROOT / f"course/checks/test_{row['number']}.py").exists()]
+
+
+def names(rows):
+    return [str(row["number"]) for row in rows]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("students") / "student"
+    student.write(folder)
+    return folder
+
+
+def test_two_trees_are_equal_byte_for_byte(tree, tmp_path):
+    done = run_command(["-m", "course.student", "--out", tmp_path / "student"], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    files = [{path.relative_to(folder).as_posix(): path.read_bytes()
+              for path in folder.rglob("*") if path.is_file()}
+             for folder in (tree, tmp_path / "student")]
+    assert files[0] == files[1] and len(files[0]) > 100
+
+
+def test_signature_and_docstring_stay_and_only_the_bodies_go(tree):
+    for path, numbers in student.by_file(ROWS).items():
+        ours, theirs = ((folder / path).read_text() for folder in (ROOT, tree))
+        for name, number in numbers.items():
+            mine, left = (student.find(text, name, path) for text in (ours, theirs))
+            assert ast.dump(mine.args) == ast.dump(left.args)
+            assert ast.get_docstring(mine) == ast.get_docstring(left)
+            assert [ast.dump(d) for d in mine.decorator_list] == [
+                ast.dump(d) for d in left.decorator_list]
+            assert student.body_of(theirs, name, path).strip() == \
+                f'raise NotImplementedError("exercise {number}")'
+        assert student.without_bodies(ours, numbers, path) == theirs
+
+
+def test_the_real_bodies_make_the_real_files_again(tmp_path):
+    student.write(tmp_path / "student")
+    student.restore(tmp_path / "student")
+    for path in student.by_file(ROWS):
+        assert (tmp_path / "student" / path).read_text() == (ROOT / path).read_text()
+
+
+def test_nothing_in_the_tree_gives_an_answer_away(tree):
+    """No file of the instructor's, nothing compiled; and no long line of a removed body is anywhere
+    in the tree, in code, pages, or figures."""
+    for path in tree.rglob("*"):
+        inside = path.relative_to(tree).as_posix()
+        assert not re.search(r"\.git/|\.git$|__pycache__|\.pyc$|hidden|mutant|guide|syllabus|^tests|"
+                             r"^runs|^student", inside), inside
+    texts = {path: path.read_text(errors="replace") for path in tree.rglob("*") if path.is_file()}
+    checked = 0
+    for path, numbers in student.by_file(ROWS).items():
+        ours = (ROOT / path).read_text()
+        for name in numbers:
+            for line in student.body_of(ours, name, path).splitlines():
+                line = line.split("  #")[0].strip()
+                if len(line) < 45 or line.startswith(("#", "assert")):
+                    continue
+                checked += 1
+                assert not [path for path, text in texts.items() if line in text], (name, line)
+    assert checked > 50
+
+
+def test_what_is_left_can_be_imported(tree):
+    modules = [".".join(path.relative_to(tree).with_suffix("").parts)
+               for path in sorted(tree.rglob("*.py"))
+               if path.stem not in ("__init__", "vllm_worker", "conftest")
+               and "checks" not in path.parts and path.parent.name != "bench"]
+    code = "import importlib\n" + "".join(f"importlib.import_module({m!r})\n" for m in modules)
+    done = subprocess.run([sys.executable, "-B", "-c", code], cwd=tree, text=True, timeout=300,
+                          capture_output=True)
+    assert done.returncode == 0 and len(modules) > 40, done.stderr
+
+
+@pytest.mark.parametrize("row", CHECKED, ids=names(CHECKED))
+def test_without_its_bodies_an_exercise_fails_and_says_which_it_is(tree, row):
+    number = row["number"]
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
+         f"course/checks/test_{number}.py"], cwd=tree, text=True, timeout=300, capture_output=True)
+    assert done.returncode == 1, done.stdout
+    assert f'NotImplementedError("exercise {number}")' in done.stdout
+    others = set(re.findall(r"NotImplementedError: exercise (\d)", done.stdout)) - {str(number)}
+    assert not others - {str(needed) for needed in row.get("needs", [])}
+
+
+def test_make_check_and_grade_know_where_they_are(tree):
+    """In the students' tree there are no tests of the project, and `make check` is the course's."""
+    def said(folder, *words):
+        env = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+        return subprocess.run(
+            ["make", "-n", "-o", "V/test", "-o", "V/base", "VENV=V", *words], cwd=folder, env=env,
+            text=True, capture_output=True, check=True).stdout.replace("\\\n", "").split()
+
+    for folder in (ROOT, tree):
+        assert said(folder, "check", "EX=3")[-3:] == ["pytest", "-q", "course/checks/test_3.py"]
+        assert said(folder, "check", "EX=8")[-2:] == ["course.experiment", "experiment"]
+    assert "tests/test_loss.py" in said(ROOT, "check")
+    assert said(tree, "check")[-1] == "course/checks"
+    assert said(ROOT, "grade")[-3:] == ["student", "--json", "grade.json"]
+    assert said(tree, "grade")[-3:] == [".", "--json", "grade.json"]
+    assert said(ROOT, "grade", "STUDENT=ada", "SEED=7")[-5:] == [
+        "ada", "--json", "grade.json", "--seed", "7"]
+    assert said(ROOT, "student", "EX=3 5")[-3:] == ["--only", "3", "5"]
+
+
+def test_a_tree_that_holds_work_is_not_overwritten(tmp_path):
+    folder = tmp_path / "student"
+
+    def make(*more):
+        return run_command(["-m", "course.student", "--out", folder, *more], cwd=ROOT)
+
+    assert make().returncode == make().returncode == 0
+    (folder / "runs" / "mine").mkdir(parents=True)
+    (folder / "runs" / "mine" / "evals.jsonl").write_text("{}\n")
+    with (folder / "loss.py").open("a") as file:
+        file.write("# my work\n")
+    refused = make()
+    assert refused.returncode == 2 and "# my work" in (folder / "loss.py").read_text()
+    assert refused.stderr == f"student.py: {folder} holds work, loss.py: --force overwrites it\n"
+    assert make("--force").returncode == 0
+    assert "# my work" not in (folder / "loss.py").read_text()
+    assert (folder / "runs" / "mine" / "evals.jsonl").exists()          # never touched
+    other = tmp_path / "thesis"
+    other.mkdir()
+    (other / "chapter.md").write_text("a year of work\n")
+    done = run_command(["-m", "course.student", "--out", other], cwd=ROOT)
+    assert done.returncode == 2 and "was not made by `make student`" in done.stderr
+    assert [*other.iterdir()] == [other / "chapter.md"]
+
+
+def test_one_exercise_alone_leaves_the_other_bodies(tmp_path):
+    student.write(tmp_path / "student", only=[2])
+    left = "".join((tmp_path / "student" / path).read_text() for path in student.by_file(ROWS))
+    assert set(re.findall(r'NotImplementedError\("exercise (\d)"\)', left)) == {"2"}
+    done = run_command(["-m", "course.student", "--out", tmp_path / "x", "--only", 9], cwd=ROOT)
+    assert done.stderr == "student.py: there is no exercise 9: exercises.toml has 8\n"
+
+
+@pytest.mark.parametrize("source, body", [
+    ("def f(x):\n    return x\n", "    return x"),
+    ('def f(x):\n    """Doc."""\n    # why\n    return x  # y\n    # end\n\nz = 1\n',
+     "    # why\n    return x  # y\n    # end"),
+    ("def f(\n    x,\n):  # note\n\n    # why\n    @g\n    def h():\n        return x\n    return h\n"
+     "# of the file\n", "\n    # why\n    @g\n    def h():\n        return x\n    return h"),
+    ("def f(x): return x\n", "    return x"),
+])
+def test_a_body_is_cut_out_with_its_comments_and_nothing_else(source, body):
+    assert student.body_of(source, "f", "x.py") == body
+    if "): return" not in source:
+        cut = student.without_bodies(source, {"f": 3}, "x.py")
+        assert body not in cut and student.with_bodies(cut, {"f": body}, "x.py") == source
+        assert ("# of the file" in cut) == ("# of the file" in source)
+
+
+def test_what_is_no_exercise_is_said_in_a_sentence():
+    for source, name, words in (("def f(:", "f", "line 1 is no Python"),
+                                ("def f(): pass\ndef f(): pass", "f", "2 definitions of f"),
+                                ("class A: pass", "A.g", "0 definitions of A.g")):
+        with pytest.raises(student.BadInput, match=re.escape(words)):
+            student.find(source, name, "x.py")
