@@ -25,6 +25,7 @@ def test_zero_variance_is_true_where_all_rewards_of_a_prompt_are_equal():
     P, G = 5, 3
     rewards = torch.tensor([[1.0, 1, 1], [-1, -1, -1], [1, -1, 1], [-1, -1, 1], [0.25, 0.25, 0.25]])
     found = zero_variance(rewards)
+    assert isinstance(found, torch.Tensor), f"a tensor with a bool for each prompt, not {found!r}."
     truth = [len(set(row)) == 1 for row in rewards.tolist()]
     assert found.dtype == torch.bool and found.shape == (P,), (
         f"one bool a prompt, shape ({P},): this is {found.dtype}, {tuple(found.shape)}. A group is "
@@ -114,8 +115,10 @@ def test_the_columns_are_about_all_groups_not_only_those_kept():
 def test_without_the_filter_all_stay_and_the_share_is_still_told():
     rollouts, rewards = batch()
     kept, kept_rewards, log = effective_batch(rollouts, rewards, KEEP)
-    assert list(kept) == rollouts and torch.equal(kept_rewards, rewards), (
+    assert len(kept) == 12, (
         "config.zero_variance_filter is False, and groups are missing: the switch is not looked at.")
+    assert list(kept) == rollouts and torch.equal(kept_rewards, rewards), (
+        "without the filter rollouts and rewards come back as they were, in their order.")
     assert (log["frac_reward_zero_std"], log["prompts/trained"]) == (0.5, 4), (
         f"without the filter frac_reward_zero_std is {log['frac_reward_zero_std']} and "
         f"prompts/trained {log['prompts/trained']}: must be 0.5, it is only counted, and 4.")
@@ -206,7 +209,8 @@ def curriculum_with(*results, retire_at=0.9):
     ([(1, 1), (16, 20)], False, "1 of 1, then 16 of 20, is 17 of 21, below 0.9. The mean of the two "
      "visits' rates is 0.9: add up the samples, not the rates."),
     ([], False, "a prompt without a sample so far must stay (0 of 0 is no pass rate)."),
-])
+], ids=["9 of 10", "8 of 10", "8 of 10 and 9 of 9", "9 of 9 and 8 of 10", "30 of 30 and 5 of 8",
+        "1 of 1 and 16 of 20", "never asked"])
 def test_a_prompt_retires_by_the_pass_rate_of_all_its_samples(results, retires, sentence):
     curriculum = curriculum_with(*results)
     following = set(epoch(curriculum, 1 if retires else 2))
