@@ -182,9 +182,9 @@ def test_a_huge_ratio_makes_no_nan():
     A = torch.tensor([[1.0, 0.0, 1.0, -1.0, 1.0]])
     objective, _ = _clipped(log_rho, A, LOW, HIGH)
     found = gradient(objective, log_rho)
+    terms, slopes = ([f"{x:.3g}" for x in row.tolist()[0]] for row in (objective, found))
     assert not objective.isnan().any() and not found.isnan().any(), (
-        f"a log-ratio of 90 gives the terms {objective.tolist()[0]} and the gradient "
-        f"{found.tolist()[0]}. e^90 is inf, and 0 · inf is nan: where no gradient passes (clipped, "
+        f"log-ratios of ±90 give the terms {terms} and the gradients {slopes}. e^90 is inf, and 0 · inf is nan: where no gradient passes (clipped, "
         "or Â = 0) put 0 in place of log ρ before exp, with torch.where.")
     log_pi = torch.full((1, 2), -1.0, requires_grad=True)
     objective, _ = _capped(log_pi, torch.tensor([[90.0, -90.0]]), torch.ones(1, 2), 5.0)
@@ -209,7 +209,7 @@ def test_gspos_ratio_is_one_for_a_sequence_the_mean_of_its_log_ratios():
     repeat = lambda numbers: torch.tensor(numbers, dtype=torch.float64)[:, None].expand(N, T)
     truth = repeat([statistics.fmean(row or [0]) for row in rows])
     assert not found.isnan().any(), "a row without a trained token gives nan: its |y| is 0."
-    check("GSPO's log ratio", found, truth, {
+    check("GSPO's log ratio", found * mask, truth * mask, {name: x * mask for name, x in {
         "the product without its root: divide the sum by |y|.": repeat([sum(row) for row in rows]),
         "divided by the padded length T. |y| counts the trained tokens: mask.sum(1).":
             repeat([sum(row) / T for row in rows]),
@@ -221,7 +221,7 @@ def test_gspos_ratio_is_one_for_a_sequence_the_mean_of_its_log_ratios():
             (log_ratio.sum(0) / mask.sum(0).clamp(min=1)).expand(N, T),
         "one number for the whole batch. Every sequence has its own.":
             (log_ratio.sum() / mask.sum()).expand(N, T),
-    })
+    }.items()})
     assert found.requires_grad, "the sequence's ratio has lost its gradient: do not detach it."
     moved = gradient(found[1], log_ratio)
     assert same(moved[1], torch.ones(T)) and not moved[0].any(), (
