@@ -172,8 +172,7 @@ def advantages(rewards, *, norm="batch"):
     if norm == "none":
         return centered
     # Every group is centered, so the mean is zero and the std is the root mean square.
-    variance = centered.square()
-    variance = variance.mean() if norm == "batch" else variance.mean(1, keepdim=True)
+    variance = centered.square().mean((0, 1) if norm == "batch" else 1, keepdim=True)
     return centered / torch.where(variance > 0, variance, 1).sqrt()
 
 
@@ -231,11 +230,9 @@ def policy_loss(
                        "gspo"       the same with one ratio for a sequence: (Π_t ρ_t)^(1/|y|)
                        "reinforce"  Â · log π, as if there were no lag
     eps_max            cispo's cap on the ratio itself (the paper: 4, 5 and 8 are alike)
-    eps_low, eps_high  the others' clip: how far the ratio may move from 1. Tokens: 0.2 means a
-                       fifth more or less likely. gspo's ratio is an average and stays near 1: its
-                       eps is on the scale of 1e-3 (paper), and a clip at 0.2 never bites.
-    lags               (N, T) int, optional: optimizer steps since the token was sampled. Then all
-                       statistics are also given by lag.
+    eps_low, eps_high  the others' clip: how far the ratio may move from 1. gspo's ratio is an
+                       average and stays near 1: 1e-3 is its scale (paper), and 0.2 never bites.
+    lags               (N, T) int, optional: optimizer steps since then; splits the statistics
     entropy            (N, T), optional: averaged into the statistics, as the loss is
     reference_logprobs, kl_coef, entropy_coef
                        not in the paper, off by default; comments below say what they do
@@ -265,8 +262,7 @@ def policy_loss(
 
     log_ratio = log_rho = log_pi - log_mu  # of every token
     if loss == "gspo":
-        length = mask.sum(1, keepdim=True).clamp(min=1)  # |y|, trained tokens only (ours)
-        log_rho = (log_ratio.sum(1, keepdim=True) / length).expand(N, T)  # of its sequence
+        log_rho = _sequence_log_ratio(log_ratio, mask)
     if loss == "cispo":
         objective, clipped = _capped(log_pi, log_rho, A, eps_max)
     elif loss == "reinforce":
@@ -307,6 +303,12 @@ def _capped(log_pi, log_rho, A, eps_max):
     return ratio.clamp(max=eps_max) * A * log_pi, ratio > eps_max
 
 
+def _sequence_log_ratio(log_ratio, mask):
+    """GSPO: (N, T) log ratios of tokens, 0 off the mask -> (N, T), in each row the log of its
+    sequence's (Π_t ρ_t)^(1/|y|). |y| counts trained tokens only (ours); a row may have none."""
+    return (log_ratio.sum(1) / mask.sum(1).clamp(min=1))[:, None].expand_as(log_ratio)
+
+
 def _clipped(log_rho, A, low, high):
     """GRPO, DAPO, GSPO: (each token's term of J, where the clip takes its gradient), both (N, T).
 
@@ -315,8 +317,7 @@ def _clipped(log_rho, A, low, high):
     """
     ratio = log_rho.detach().exp()
     clipped = ((ratio > high) & (A > 0)) | ((ratio < low) & (A < 0))
-    # Tokens without a gradient get 0 before exp: above a log-ratio of 88 e^x is inf in fp32, and
-    # 0 · inf is nan.
+    # Without a gradient: 0 before exp, because e^89 is inf in fp32, and 0 · inf is nan.
     zero_gradient = clipped | (A == 0)
     moving = torch.where(zero_gradient, 0, log_rho).exp()
     return torch.where(zero_gradient, ratio.clamp(low, high), moving) * A, clipped

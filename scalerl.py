@@ -83,20 +83,20 @@ class Curriculum:
         self.history = {}                           # prompt id -> [correct samples, all samples]
 
     def next(self):
-        """The next prompt's id, or None when every prompt has retired."""
+        """The next prompt's id, or None when all have retired. Each epoch has a new order, which
+        depends on the seed and on nothing else that is random: a resumed run visits the same."""
         if self.cursor == len(self.order):          # an epoch is over
             self.active = [prompt for prompt in self.active if not self.learned(prompt)]
             if not self.active:
                 return None
             self.epoch += 1
-            # A new order in each epoch. It depends on the seed and on nothing else that is random,
-            # so a resumed run visits the same prompts.
             order = random.Random(f"{self.seed}/{self.epoch}")
             self.order, self.cursor = order.sample(self.active, len(self.active)), 0
         self.cursor += 1
         return self.order[self.cursor - 1]
 
     def learned(self, prompt):
+        """Has the pass rate over all samples so far reached `retire_at`? Never asked: no."""
         correct, samples = self.history.get(prompt, (0, 0))
         return samples > 0 and correct / samples >= self.retire_at
 

@@ -32,6 +32,7 @@ class TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, hidden, weight, targets, temperature, chunk_tokens, operand_dtype, head_fp32):
+        """-> log-probs (T,) and entropies (T,), both of the dtype of `Head`."""
         head = Head(weight, temperature, operand_dtype, head_fp32)
         T, dtype = len(targets), head.dtype
         logprobs, entropy, log_z = (hidden.new_empty(T, dtype=dtype) for _ in range(3))
@@ -62,6 +63,7 @@ class TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_logprobs, _):
+        """g (T,) -> the gradients of hidden (T, H) and weight (V, H), None for the other five."""
         hidden, weight, targets, log_z = ctx.saved_tensors
         temperature, chunk_tokens, operand_dtype, head_fp32 = ctx.settings
         hidden_wanted, weight_wanted = ctx.needs_input_grad[:2]

@@ -1,0 +1,280 @@
+"""Exercise 2: advantages and token weights.
+
+The truth is loops over Python lists. Axes: P prompts, G samples of each, N = P·G samples, T tokens;
+no two are equal.
+"""
+
+import itertools
+import math
+import statistics
+
+import pytest
+import torch
+
+from loss import advantages, token_weights
+
+P, G, T = 7, 5, 11
+
+
+@pytest.fixture(autouse=True)
+def fresh_inputs(seed):
+    """Every check has new random inputs; pytest shows their seed when one fails."""
+
+
+def same(found, truth, tolerance=1e-5):
+    truth = torch.as_tensor(truth, dtype=torch.float64)
+    return found.shape == truth.shape and torch.allclose(found.double(), truth, tolerance, 1e-7)
+
+
+def check(name, found, truth, mistakes, hint, tolerance=1e-5):
+    """`mistakes` {what the student may have done: what would then have come out}."""
+    assert isinstance(found, torch.Tensor), f"{name}: {type(found).__name__} is no tensor."
+    truth = torch.as_tensor(truth, dtype=torch.float64)
+    assert found.shape == truth.shape, (
+        f"{name} has the shape {tuple(found.shape)}, it must be {tuple(truth.shape)}.")
+    if same(found, truth, tolerance):
+        return
+    for sentence, wrong in mistakes.items():
+        assert not same(found, wrong, tolerance), f"{name}: {sentence}"
+    bad = ~((found - truth).abs() <= tolerance * truth.abs() + 1e-7)
+    where = tuple(bad.nonzero()[0].tolist())
+    raise AssertionError(f"{name}: wrong in {int(bad.sum())} of {bad.numel()} places; the first "
+                         f"one, {where}, is {found[where].item():.6g} and must be "
+                         f"{truth[where].item():.6g}. {hint}")
+
+
+# -------------------------------------------------------------------------------------- advantages
+def some_rewards():
+    """±1; prompts of different difficulty, from one to four right samples of five."""
+    right = torch.tensor([1, 1, 2, 3, 4, 2, 1])[torch.randperm(P)]
+    return torch.where(torch.rand(P, G).argsort(1) < right[:, None], 1.0, -1.0)
+
+
+def centered(rewards):
+    return [[r - statistics.fmean(row) for r in row] for row in rewards.tolist()]
+
+
+HINT = "Â = (r - mean of the group) / std, see the docstring of loss.py::advantages."
+
+
+def divided(rows, std):
+    """`std` a number, or one a row."""
+    stds = std if isinstance(std, list) else [std] * len(rows)
+    return [[a / s for a in row] for row, s in zip(rows, stds)]
+
+
+def test_without_a_norm_the_mean_of_each_group_is_subtracted():
+    rewards = some_rewards()
+    rows, truth = rewards.tolist(), centered(rewards)
+    divisor = "divided by a std: norm=\"none\" divides by nothing."
+    check('norm="none"', advantages(rewards, norm="none"), truth, {
+        "these are the rewards: subtract the mean of each group.": rows,
+        "you subtract the mean of the whole batch: every prompt has its own mean, over its G "
+        "samples (dim 1).": (rewards - rewards.mean()).tolist(),
+        "you subtract the mean over prompts (dim 0): a group is a row, so its mean is over dim 1.":
+            (rewards - rewards.mean(0)).tolist(),
+        divisor: divided(truth, statistics.pstdev(itertools.chain(*truth))),
+        divisor + " ": divided(truth, [statistics.pstdev(row) for row in truth]),
+    }, HINT)
+
+
+def test_the_batchs_std_is_one_number_of_all_advantages():
+    rewards = some_rewards()
+    rows = centered(rewards)
+    flat = list(itertools.chain(*rows))
+    std = statistics.pstdev(flat)
+    check('norm="batch"', advantages(rewards, norm="batch"), divided(rows, std), {
+        "every group is divided by its own std. That is norm=\"prompt\" (GRPO); \"batch\" has one "
+        "std for all prompts.": divided(rows, [statistics.pstdev(row) for row in rows]),
+        "every group is divided by its own std, with n - 1. \"batch\" has one std for all prompts, "
+        "and a population's.": divided(rows, [statistics.stdev(row) for row in rows]),
+        "divided by the std of the rewards. It must be the std of the advantages, after the means "
+        "are subtracted (TRL and others do what you did).":
+            divided(rows, statistics.pstdev(itertools.chain(*rewards.tolist()))),
+        "divided by the std of the rewards, with n - 1. It must be the population std of the "
+        "advantages, after the means are subtracted.":
+            divided(rows, statistics.stdev(itertools.chain(*rewards.tolist()))),
+        "the std has n - 1 in it, torch's default. Ours is the population's: correction=0.":
+            divided(rows, statistics.stdev(flat)),
+        "divided by the variance: take its square root.": divided(rows, std**2),
+        "not divided at all: these are those of norm=\"none\".": rows,
+    } | {f"a constant of {c} is added to the divisor: divide by the std itself, and treat equal "
+         "rewards apart.": divided(rows, std + c) for c in (1e-3, 1e-4, 1e-5)}, HINT, 1e-6)
+
+
+def test_the_prompts_std_is_that_of_each_group():
+    rewards = some_rewards()
+    rows = centered(rewards)
+    check('norm="prompt"', advantages(rewards, norm="prompt"), divided(
+        rows, [statistics.pstdev(row) for row in rows]), {
+            "the std has n - 1 in it, torch's default. Ours is the population's: correction=0.":
+                divided(rows, [statistics.stdev(row) for row in rows]),
+            "all groups are divided by one std. That is norm=\"batch\"; \"prompt\" divides each "
+            "group by its own.": divided(rows, statistics.pstdev(itertools.chain(*rows))),
+            "not divided at all: these are those of norm=\"none\".": rows,
+        } | {f"a constant of {c} is added to the divisor: divide by the std itself, and treat "
+             "equal rewards apart.": divided(rows, [statistics.pstdev(row) + c for row in rows])
+             for c in (1e-3, 1e-4, 1e-5)}, HINT, 1e-6)
+
+
+@pytest.mark.parametrize("norm", ["batch", "prompt", "none"])
+def test_equal_rewards_have_advantages_of_exactly_zero(norm):
+    """The float mean of seven times 0.1 is not always 0.1. Residue / residue is one."""
+    for value in (-1.0, 0.1, 1 / 3, 0.7, 123.4):
+        found = advantages(torch.full((3, 7), value), norm=norm)
+        assert not found.isnan().any(), (
+            f"a batch of rewards that are all {value:.3g} has advantages of nan, 0 / 0: where the "
+            "std is zero, do not divide.")
+        assert (found == 0).all(), (
+            f"a batch of rewards that are all {value:.3g} has advantages of {found.max().item():.3g}: "
+            "the float mean is off by a last digit, and that digit is divided by its own size. Set "
+            "the advantages of groups with equal rewards (within 1e-6) to 0 before any std.")
+    mixed = torch.cat([some_rewards(), torch.full((4, G), 0.1)])
+    found = advantages(mixed, norm=norm)
+    assert found.isfinite().all() and (found[P:] == 0).all(), (
+        "groups with equal rewards among others must have advantages of exactly 0.")
+
+
+@pytest.mark.parametrize("norm", ["batch", "prompt", "none"])
+def test_odd_batches_are_no_special_case(norm):
+    one = advantages(torch.tensor([[1.0], [-1.0], [0.3]]), norm=norm)
+    assert one.tolist() == [[0.0]] * 3, (
+        f"groups of one sample have the advantages {one.flatten().tolist()}, they must be 0: a "
+        "single sample is its own mean.")
+    assert advantages(torch.zeros(0, G), norm=norm).shape == (0, G), "an empty batch stays (0, G)."
+    try:
+        whole = advantages(torch.tensor([[1, -1, -1]]), norm=norm)
+    except RuntimeError as error:
+        raise AssertionError(f"rewards of whole numbers fail ({error}): make them float.") from None
+    assert whole.is_floating_point(), f"whole-number rewards give {whole.dtype}: make them float."
+
+
+def test_a_reward_of_nan_is_refused_and_named():
+    rewards = some_rewards()
+    rewards[4, 3] = math.nan
+    try:
+        found = advantages(rewards)
+    except ValueError as error:
+        assert "4" in str(error) and "3" in str(error), (
+            f"the reward of prompt 4, sample 3 is nan, and the error does not name it: {error}")
+    else:
+        raise AssertionError("a reward of nan passes in silence, and "
+                             f"{int(found.isnan().sum())} advantages are nan: raise ValueError.")
+
+
+def test_an_unknown_choice_is_refused():
+    for call in (lambda: advantages(some_rewards(), norm="group"),
+                 lambda: token_weights(torch.ones(2, 3).bool(), torch.arange(2), aggregation="x")):
+        with pytest.raises(ValueError):
+            call()
+            raise AssertionError("an unknown norm or aggregation is accepted: `_check_choice` in "
+                                 "loss.py raises the ValueError for you.")
+
+
+# ----------------------------------------------------------------------------------- token weights
+def some_mask():
+    """(N, T): lengths from 1 to T, with holes where a phrase was forced. Some prompts, like 1003,
+    have long answers; samples come back in any order, and prompts have any numbers."""
+    prompts = torch.tensor([40, 7, 1003]).repeat(5)[torch.randperm(15)]
+    top = torch.where(prompts == 1003, T + 1, 6)
+    lengths = torch.tensor([int(torch.randint(1, int(t), ())) for t in top])
+    mask = torch.arange(T) < lengths[:, None]
+    holes = torch.rand(15, T) < 0.2
+    holes[:, 0] = False
+    return mask & ~holes, prompts
+
+
+def shares(mask, pool, pools, tokens=None):
+    """Weights as loops: 1 / (tokens of the sample's pool) / (number of pools). `pool` of each row."""
+    count = tokens or {p: sum(sum(row) for row, q in zip(mask.tolist(), pool) if q == p)
+                       for p in set(pool)}
+    return [[m / count[p] / pools if m else 0.0 for m in row] for row, p in zip(mask.tolist(), pool)]
+
+
+def wrong_weights(mask, prompts, pool, pools):
+    """What frequent mistakes give, by the sentence about them."""
+    N, by_prompt, samples = len(mask), prompts.tolist(), list(range(len(mask)))
+    in_turn = [n // 5 for n in samples]
+    return {
+        "the denominator counts padding: N·T, or the padded length. Count the tokens of the mask.":
+            (mask / mask.numel()).tolist(),
+        "the denominator counts the padded length T of each sample. Count the tokens of the mask.":
+            (mask / T / N).tolist(),
+        "the denominator is the padded length of a prompt's samples. Count the tokens of the mask.":
+            (mask / (5 * T) / 3).tolist(),
+        "this is the mean over samples: one denominator a sample. See `aggregation`.":
+            shares(mask, samples, N),
+        "this is the mean over all tokens: one denominator. See `aggregation`.":
+            shares(mask, [0] * N, 1),
+        "this is the mean over prompts, all of a prompt's samples pooled. See `aggregation`.":
+            shares(mask, by_prompt, 3),
+        "the sum over the pools is not divided by their number: the weights of the whole step must "
+        "add up to 1.": shares(mask, pool, 1),
+        "divided by the number of samples N instead of the number of prompts.":
+            shares(mask, pool, N),
+        "the samples of a prompt are taken to be neighbors (`view(P, G, T)`). They come in any "
+        "order: prompt_index says whose they are.": shares(mask, in_turn, 3),
+        "prompt_index is used as a row number, so there seem to be 1004 prompts. Its numbers may be "
+        "any: `unique(return_inverse=True)` counts them anew.": shares(mask, pool, 1004),
+        "the last token of every sample has no weight. It is the end token: without it the model "
+        "never learns to stop.": shares(mask & (mask.flip(1).cumsum(1).flip(1) > 1), pool, pools),
+    }
+
+
+WHERE = "See the docstring of loss.py::token_weights: one denominator for the whole step."
+
+
+@pytest.mark.parametrize("aggregation", ["prompt", "sample", "token"])
+def test_weights_are_one_over_the_tokens_of_the_pool_over_the_number_of_pools(aggregation):
+    mask, prompts = some_mask()
+    before = mask.clone()
+    pool, pools = {"prompt": (prompts.tolist(), 3), "sample": (list(range(15)), 15),
+                   "token": ([0] * 15, 1)}[aggregation]
+    truth = shares(mask, pool, pools)
+    found = token_weights(mask, prompts, aggregation=aggregation)
+    assert mask.equal(before), "token_weights has written into the mask of its caller."
+    check(f"{aggregation!r}", found, truth, wrong_weights(mask, prompts, pool, pools), WHERE)
+    assert found.dtype == torch.float32, f"the weights are {found.dtype}, they must be float32."
+
+
+@pytest.mark.parametrize("aggregation", ["prompt", "sample", "token"])
+def test_padding_changes_nothing(aggregation):
+    mask, prompts = some_mask()
+    found = token_weights(mask, prompts, aggregation=aggregation)
+    wider = token_weights(torch.nn.functional.pad(mask, (0, 4)), prompts, aggregation=aggregation)
+    assert wider.shape == (15, T + 4) and same(wider[:, :T], found.tolist()), (
+        "with four more columns of padding the weights change: a denominator counts padding.")
+
+
+@pytest.mark.parametrize("aggregation", ["prompt", "sample", "token"])
+def test_the_last_token_of_a_sample_counts(aggregation):
+    mask = torch.arange(T) < torch.tensor([3, 11, 5])[:, None]
+    found = token_weights(mask, torch.tensor([0, 0, 1]), aggregation=aggregation)
+    assert all(row[n - 1] == row[0] > 0 for row, n in zip(found, (3, 11, 5))), (
+        "the last token of a sample weighs less than its first: it is the end token, and without "
+        "it the model never learns to stop.")
+
+
+@pytest.mark.parametrize("aggregation", ["prompt", "sample"])
+def test_a_pool_without_a_token_is_not_counted(aggregation):
+    """Prompt 7 has no trained token at all, one sample of prompt 40 neither."""
+    mask, prompts = some_mask()
+    full = shares(mask, *((prompts.tolist(), 3) if aggregation == "prompt" else (list(range(15)), 15)))
+    assert same(token_weights(mask, prompts, aggregation=aggregation), full), (
+        "wrong already where every sample has a token: mend what the checks above say first.")
+    mask[prompts == 7] = False
+    mask[(prompts == 40).nonzero()[0]] = False
+    pool, pools = (prompts.tolist(), 2) if aggregation == "prompt" else (list(range(15)), 9)
+    found = token_weights(mask, prompts, aggregation=aggregation)
+    assert not found.isnan().any(), (
+        f"{aggregation!r}: a {aggregation} without a trained token makes weights of nan, 0 / 0.")
+    check(f"{aggregation!r} with a pool without tokens", found, shares(mask, pool, pools), {
+        f"a {aggregation} without a trained token is counted in the denominator, so the others "
+        f"weigh too little ({found.sum():.3f} in all, not 1).":
+            shares(mask, pool, {"prompt": 3, "sample": 15}[aggregation])}, WHERE)
+
+
+@pytest.mark.parametrize("aggregation", ["prompt", "sample", "token"])
+def test_a_step_without_tokens_weighs_nothing(aggregation):
+    found = token_weights(torch.zeros(3, 4).bool(), torch.arange(3), aggregation=aggregation)
+    assert found.shape == (3, 4) and (found == 0).all(), "without a token all weights are 0."
