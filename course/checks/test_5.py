@@ -124,39 +124,41 @@ def test_take_asks_leaves_enough_time_once_it_has_chosen():
 
 # -- leaves_enough_time ----------------------------------------------------------------------------
 
-def count(left, v, k):
-    return sum(start + k <= v for start in left)
+def count(groups, v, k):
+    return sum(g.start + k <= v for g in groups)
 
 
-# What is often written instead: (left's starts, oldest start of all, version, k, P) -> answer.
+def by_rule(needed, available, first=0):
+    """For all v, the groups `needed` by v find room in `available`: -> answer, as below."""
+    return lambda left, all_left, version, k, P: all(
+        needed(left, all_left, v, k) <= available(v - version, P)
+        for v in range(version + first, version + k))
+
+
+# What is often written instead: (groups left, all groups, version, k, P) -> answer.
 MISTAKES = {
-    "You look only at groups whose deadline is this very version. That is the naive rule: page 5 "
-    "shows how more than P groups can reach their deadline together.":
+    "You look only at groups whose deadline is this very version, or only at the oldest one. That is "
+    "the naive rule: the page shows how more than P groups reach their deadline together.":
         lambda left, all_left, version, k, P: count(left, version, k) == 0,
-    "You look only at the oldest group. More than P groups may share its deadline.":
-        lambda left, all_left, version, k, P: min(left, default=version) + k > version,
-    "You count one step too many. `taken` fills the step at `version`: the groups left behind have "
-    "the steps at version + 1 to v, that is v - version of them.":
-        lambda left, all_left, version, k, P: all(
-            count(left, v, k) <= (v - version + 1) * P for v in range(version, version + k)),
+    "You count one step too many, or the deadline is one version late. `taken` fills the step at "
+    "`version`: for the others the steps at version + 1 to v are left, v - version of them.":
+        by_rule(lambda left, _, v, k: count(left, v, k), lambda steps, P: (steps + 1) * P),
     "You count one step too few. The step at version v is still in time for the deadline v.":
-        lambda left, all_left, version, k, P: all(
-            count(left, v, k) <= max(v - version - 1, 0) * P for v in range(version, version + k)),
+        by_rule(lambda left, _, v, k: count(left, v, k), lambda steps, P: max(steps - 1, 0) * P),
     "You count steps where groups are meant: a step consumes P groups.":
-        lambda left, all_left, version, k, P: all(
-            count(left, v, k) <= v - version for v in range(version, version + k)),
+        by_rule(lambda left, _, v, k: count(left, v, k), lambda steps, P: steps),
     "You also count the groups of `taken` among those left behind.":
-        lambda left, all_left, version, k, P: all(
-            count(all_left, v, k) <= (v - version) * P for v in range(version, version + k)),
-    "Your deadline is one version too late: a group that started at s has it at s + k.":
-        lambda left, all_left, version, k, P: all(
-            count(left, v, k + 1) <= (v - version) * P for v in range(version, version + k)),
+        by_rule(lambda _, all_left, v, k: count(all_left, v, k), lambda steps, P: steps * P),
+    "You count only unfinished groups; finished ones that are left behind need room as well.":
+        by_rule(lambda left, _, v, k: count([g for g in left if not g.finished], v, k),
+                lambda steps, P: steps * P),
     "Your deadline is one version too early: a group that started at s has it at s + k.":
-        lambda left, all_left, version, k, P: all(
-            count(left, v, k - 1) <= (v - version) * P for v in range(version, version + k)),
+        by_rule(lambda left, _, v, k: count(left, v, k - 1), lambda steps, P: steps * P),
     "You leave out the groups at this very version: v begins with `version` itself.":
-        lambda left, all_left, version, k, P: all(
-            count(left, v, k) <= (v - version) * P for v in range(version + 1, version + k)),
+        by_rule(lambda left, _, v, k: count(left, v, k), lambda steps, P: steps * P, first=1),
+    "You let no group overtake an older one: then each step waits for the slowest sample.":
+        lambda left, all_left, version, k, P: left == all_left[P:],
+    "It always says yes.": lambda left, all_left, version, k, P: True,
 }
 
 
@@ -176,9 +178,10 @@ def test_the_groups_left_behind_can_still_be_consumed_in_time():
     for k, P in SIZES:
         for groups, taken, version in states(k, P, random.Random(k)):
             answer = bool(pacer_with(k, P, groups).leaves_enough_time(taken, version))
-            left = [g.start for g in groups if g not in taken]
+            others = [g for g in groups if g not in taken]
+            left = [g.start for g in others]
             right = in_time(left, version, k, P)
-            seen.append((answer, (left, [g.start for g in groups], version, k, P)))
+            seen.append((answer, (others, groups, version, k, P)))
             if answer != right and sentence is None:
                 sentence = (
                     f"k = {k}, P = {P}, version {version}: after this step the groups left behind "
