@@ -1,4 +1,4 @@
-"""Hidden checks of exercise 5: other sizes, fresh random runs (GRADE_SEED), a pacer in plain lists
+"""Hidden checks of exercise 5: other sizes, fresh random runs (COURSE_SEED), a pacer in plain lists
 beside the student's. Each message says what is wrong, as in the public checks."""
 
 import os
@@ -10,7 +10,7 @@ import pytest
 from course.naive_pacer import NaivePacer, counterexample, replay
 from scalerl import Group, PipelinePacer, PPOPacer, Run
 
-SEED = int(os.environ.get("GRADE_SEED") or 0)
+SEED = int(os.environ.get("COURSE_SEED") or 0)
 RNG = random.Random(SEED)
 SIZES = [(RNG.randrange(low, high), RNG.randrange(1, 7))            # k, P
          for low, high in ((0, 1), (1, 2), (2, 4), (4, 7), (7, 12))]

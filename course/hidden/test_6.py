@@ -1,4 +1,4 @@
-"""Hidden checks of exercise 6: fresh random scripts, sizes and weights (GRADE_SEED). The oracle is a
+"""Hidden checks of exercise 6: fresh random scripts, sizes and weights (COURSE_SEED). The oracle is a
 slot loop that keeps each sample in a list of its own."""
 
 import copy
@@ -14,7 +14,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from engines import packed
 from sampler import Interruption, Request, TransformersSampler
 
-SEED = int(os.environ.get("GRADE_SEED") or 0)
+SEED = int(os.environ.get("COURSE_SEED") or 0)
 RNG = random.Random(SEED)
 V = RNG.randrange(40, 60)
 ENDS, SHUT, OPEN, CLOSE = {2, 3}, 5, 6, 8           # SHUT, or OPEN and then CLOSE, end the thinking
