@@ -327,23 +327,13 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     except (TypeError, ValueError) as error:
         raise BadInput("R0, c_min, c_max and C_mid_nodes are numbers, bootstrap and seed whole "
                        f"numbers: {error}") from None
-    step_0 = R[C == 0]
-    R0_from = "given"
-    if R0 == "fit" or (R0 is None and not step_0.size):
-        R0, R0_from = 0.0, "unused" if law == "power" else "fitted"      # A - D / C^B has no start
-    elif R0 is None:
-        R0, R0_from = float(step_0.mean()), "step 0"
+    C, R, R0, R0_from, step_0 = points_to_fit(C, R, R0, law, first, last)
     fit_R0 = R0_from == "fitted"
     if fit_R0 and method == "grid":
         raise BadInput("the grid method holds R0: give the log a step-0 evaluation, or give R0")
     if not 0 <= R0 <= 1 or bootstrap < 0 or seed < 0:
         raise BadInput(f"R0 is a pass rate in [0, 1], bootstrap and seed are at least 0; "
                        f"got R0 {R0:g}, bootstrap {bootstrap}, seed {seed}")
-    # At C = 0 Eq. 1 is R0, whatever A, B and C_mid: if R0 is fixed, such points say nothing more.
-    # The logistic law has begun to rise there, so it is fitted to them as well.
-    use = (C >= first) & ((C > 0) | (law == "logistic")) | (C == 0) & fit_R0
-    use &= C <= last
-    C, R = C[use], R[use]
     if np.unique(C[C > 0]).size < 3:
         window = (f"no {name}" if C_end is None else f"{name} {C_end:g}"
                   for name, C_end in (("--c-min", c_min), ("--until", c_max)))
@@ -357,7 +347,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     search = Search(law, C, ranges["A"], np.array(box))
     theta, angles = search.solve(R, R0, search.starts(R, R0))
     rival = rival_fit(search, R, R0)
-    settings = R, bootstrap, seed, step_0.size if R0_from == "step 0" else 0
+    settings = R, bootstrap, seed, step_0
     pool = tuple(replicates(*each, *settings)
                  for each in ((search, theta, angles), rival)[:1 + (law in POOLED)])
     ci = dict(zip(("A", "B", "C_mid", "R0"), map(tuple, interval(pool[0].draws).T.tolist())))
@@ -376,6 +366,26 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     fit = Fit(*map(float, theta), R0_from, law, method, R.size, rmse, C, R, pool, ci,
               compare_laws(search, theta, *rival[:2], R))
     return replace(fit, warnings=tuple(diagnostics(fit, ranges, search.parameters, grid)))
+
+
+def points_to_fit(C, R, R0, law, first, last):
+    """Of all evaluations C, R, in order of compute, those that are fitted, and R0.
+
+    R0 (a number, "fit" or None) and law as in `fit_curve`; first is its c_min, last its c_max.
+    -> C, R (n,), R0 (0.0 if fitted or unused), `Fit.R0_from`, and of how many step-0 evaluations R0
+    is the mean (0: it is not measured).
+    """
+    step_0 = R[C == 0]
+    R0_from = "given"
+    if R0 == "fit" or (R0 is None and not step_0.size):
+        R0, R0_from = 0.0, "unused" if law == "power" else "fitted"      # A - D / C^B has no start
+    elif R0 is None:
+        R0, R0_from = float(step_0.mean()), "step 0"
+    # At C = 0 Eq. 1 is R0, whatever A, B and C_mid: if R0 is fixed, such points say nothing more.
+    # The logistic law has begun to rise there, so it is fitted to them as well.
+    use = (C >= first) & ((C > 0) | (law == "logistic")) | (C == 0) & (R0_from == "fitted")
+    use &= C <= last
+    return C[use], R[use], R0, R0_from, step_0.size if R0_from == "step 0" else 0
 
 
 def neighbors(residual):

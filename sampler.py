@@ -367,6 +367,7 @@ class TransformersSampler:
         return rollouts
 
     def _rollout(self, request, count, think, interrupted, ids, logprobs, versions):
+        """What a slot remembers of an ended sequence (numbers and lists) -> its `Rollout`."""
         sampled = [True] * count
         if interrupted:                                         # then the phrase stands here
             sampled[think: think + len(self.phrase)] = [False] * len(self.phrase)
