@@ -8,7 +8,7 @@ or a marker beside it.
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch, Rectangle
 
-from artifacts.figures import BLUE, GREY, ORANGE
+from artifacts.figures import BLUE, GREY, ORANGE, log_axis
 
 plt.rcParams.update({"figure.constrained_layout.use": True, "axes.spines.top": False,
                      "axes.spines.right": False})
@@ -29,9 +29,10 @@ def tokens(rollouts, decode, title, versions=False):
                                    linewidth=0.6, hatch=None if sampled else "////"))
             text = str(version) if versions else decode([token]).strip() or "_"
             ax.text(t + 0.5, row + 0.45, text, ha="center", va="center", fontsize=8,
-                    rotation=90 if len(text) > 2 else 0, color="white" if shade < 0.5 else "black",
+                    rotation=90 if len(text) > 2 else 0,
+                    color="white" if sampled and shade < 0.5 else "black",
                     bbox=None if sampled else dict(facecolor="white", edgecolor="none", pad=0.8))
-    ax.set(xlim=(0, longest), ylim=(len(rollouts), 0), title=title,
+    ax.set(xlim=(0, longest + 0.1), ylim=(len(rollouts), 0), title=title,
            xlabel="token of the output, counted from 0",
            yticks=[row + 0.45 for row in range(len(rollouts))],
            yticklabels=[f"sample {row}" for row in range(len(rollouts))])
@@ -103,8 +104,10 @@ def ratios(ratio, lag, stats, eps_max):
     left.axhline(eps_max, color=ORANGE, linestyle="--", label=f"CISPO's cap, eps_max = {eps_max:g}")
     left.axhline(1, color=GREY, linewidth=0.8)
     left.set(yscale="log", xlabel="lag of the token (optimizer steps)",
-             ylabel="ratio: trainer / sampler, log scale", title="The ratio spreads with the lag")
-    left.legend(fontsize=8, frameon=False, loc="upper left")
+             ylabel="ratio: trainer / sampler, log scale",
+             title="Ratios (box: middle half, whiskers: 98%)")
+    left.legend(fontsize=8, frameon=False, loc="lower left")
+    log_axis(left.yaxis)
     right.bar(lags, [stats[f"ess/lag_{k}"] for k in lags], color="0.75", edgecolor="black",
               width=0.6)
     right.axhline(stats["ess"], color=BLUE, linestyle="--",
@@ -126,8 +129,22 @@ def log(lines, k):
     for name, style, color in (("frac_reward_zero_std", "-", BLUE),
                                ("completions/interrupted_frac", ":", "black")):
         right.plot(step, [line[name] for line in lines], style, color=color, label=name)
-    right.set(ylabel="share", ylim=(0, 1.15), title="Groups left out, samples interrupted")
+    right.set(ylabel="share", ylim=(0, 1.3), title="Groups left out, samples interrupted")
     for ax in (left, right):
         ax.set_xlabel("training step")
-        ax.legend(fontsize=8, frameon=False, loc="upper left", ncols=3)
+        ax.legend(fontsize=8, frameon=False, loc="upper left", ncols=2 if ax is left else 1)
+    return figure
+
+
+def errors(names, law, naive):
+    """A row a run: the errors of its prediction by the law, and of the naive forecast."""
+    figure, ax = plt.subplots(figsize=(6.4, 0.9 + 0.24 * len(names)))
+    rows = range(len(names))
+    ax.axvline(0, color=GREY, linewidth=0.8)
+    ax.plot(naive, rows, "x", color="black", label="naive: it stays as it was at the cut")
+    ax.plot(law, rows, "o", color=BLUE, label="the law, fitted to the first half")
+    ax.set(yticks=rows, yticklabels=names, xlabel="predicted minus measured pass rate",
+           title="Errors of predictions, fifteen runs")
+    ax.invert_yaxis()
+    ax.legend(fontsize=8, frameon=False, loc="lower center", ncols=2, bbox_to_anchor=(0.4, -0.27))
     return figure
