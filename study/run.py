@@ -19,8 +19,9 @@ a base's pairs are complete but for the last one. A run is named BASE-VARIANT-to
 and settings; one name with two settings is refused.
 
 A run works in runs/study-NAME. When it is finished, its logs are kept in results/study/runs/NAME,
-and it is never made again. A killed run resumes from its checkpoint. A run that fails (a gradient
-that is not finite, say) is a result: its last line of output is kept in NAME/failed.txt.
+and it is never made again. A killed run resumes from its checkpoint. A run that fails after its first
+step (a gradient that is not finite, say) is a result: its last line of output is kept in
+NAME/failed.txt. One that fails before (a package is missing) ends the series.
 """
 import argparse
 import itertools
@@ -155,6 +156,8 @@ def finish(job, code):
         shutil.rmtree(job.folder / "checkpoints")
     else:
         last = job.folder.with_suffix(".log").read_text().strip().split("\n")[-1]
+        if not (job.folder / "metrics.jsonl").exists():
+            sys.exit(f"{job.name} did not take one step: {last}")
         job.kept.mkdir(parents=True, exist_ok=True)
         (job.kept / "failed.txt").write_text(last + "\n")
         print(f"{job.name} failed: {last}")

@@ -37,10 +37,12 @@ with open("started.txt", "a") as file:
     file.write(name + (" resumed" if resumed else "") + "\\n")
 while pathlib.Path("hold").exists() and not resumed:
     time.sleep(0.05)
-if pathlib.Path("fail").exists() and "clip" in name:
-    sys.exit("step 3: the gradient is nan")
+if pathlib.Path("broken").exists():
+    sys.exit("No module named torch")
 row = {"step": 1, "pass_rate": 0.5, "ess": 0.9, "time/step_s": 3.0}
 (run / "metrics.jsonl").write_text(json.dumps(row) + "\\n")
+if pathlib.Path("fail").exists() and "clip" in name:
+    sys.exit("step 3: the gradient is nan")
 (run / "evals.jsonl").write_text(json.dumps({"step": 0, "eval/toy/mean@1": 0.25}) + "\\n")
 '''
 
@@ -98,6 +100,14 @@ def test_a_failed_run_is_a_result_with_its_last_words(place, capsys):
     assert (kept / "failed.txt").read_text() == "step 3: the gradient is nan\n"
     assert "clip-toy0-seed7 failed: step 3" in capsys.readouterr().out
     assert "1 failed" in study.table(found, [], 1)
+
+
+def test_a_run_that_takes_no_step_ends_the_series_and_is_no_result(place):
+    """Else one missing package would turn hundreds of runs into failures within a minute."""
+    (place / "broken").touch()
+    with pytest.raises(SystemExit, match="clip|scalerl.*did not take one step: No module named"):
+        study.work(study.experiments(["one.toml"]), lanes=2)
+    assert not (place / "kept").exists()
 
 
 def test_after_a_kill_the_same_command_resumes_what_had_begun(place):
