@@ -32,7 +32,7 @@ LIMIT_S = 120           # of one exercise's checks; they need 20 s
 # A body may import these, and the project's own files, which have no answers in the graded tree.
 MODULES = {"torch", "numpy", "scipy", "math", "random", "itertools", "functools", "collections",
            "operator", "heapq", "bisect", "statistics", "dataclasses", "typing", "loss", "fit",
-           "sampler", "config", "engines", "tasks"}
+           "sampler", "scalerl", "config", "engines", "tasks"}
 NAMES = {"open", "exec", "eval", "compile", "globals", "locals", "setattr", "delattr", "sys", "os",
          "inspect", "importlib", "subprocess", "pathlib", "Path", "shutil", "pytest", "unittest"}
 ATTRIBUTES = {"load", "fromfile", "loadtxt", "genfromtxt", "memmap", "hub", "modules", "environ",
@@ -46,13 +46,12 @@ def forbidden(nodes, modules=()):
     for node in (each for top in nodes for each in ast.walk(top)):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [alias.name for alias in node.names]
-            sources = names if isinstance(node, ast.Import) else ["." * node.level
-                                                                 + (node.module or "")]
-            for source in sources:
-                if source.split(".")[0] not in MODULES:
-                    return f"imports {source}"
-            if bad := {"*", *NAMES, *ATTRIBUTES} & {*names}:
-                return f"imports {bad.pop()}"
+            if isinstance(node, ast.ImportFrom):
+                if bad := {"*", *NAMES, *ATTRIBUTES} & {*names}:
+                    return f"imports {bad.pop()}"
+                names = ["." * node.level + (node.module or "")]
+            if bad := [name for name in names if name.split(".")[0] not in MODULES]:
+                return f"imports {bad[0]}"
             modules |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         if isinstance(node, ast.Attribute):
             root = node
@@ -60,11 +59,11 @@ def forbidden(nodes, modules=()):
                 root = root.value
             if not isinstance(node.ctx, ast.Load) and getattr(root, "id", None) in modules:
                 return f"changes {ast.unparse(node)}"
-        name = getattr(node, "id", None) or getattr(node, "attr", None) \
-            or getattr(node, "name", None) or ""
+        name = next((vars(node)[field] for field in ("id", "attr", "name") if field in vars(node)),
+                    None) or ""
         if (isinstance(node, ast.Name) and name in NAMES
                 or isinstance(node, ast.Attribute) and name in ATTRIBUTES
-                or re.fullmatch("__(?!init|len|name).*__", str(name))):
+                or re.fullmatch("__(?!init|len|name).*__", name)):
             return f"uses {name}"
     return ""
 
@@ -160,16 +159,13 @@ def grade(folder, seed, only=(), limit_s=LIMIT_S):
     if not handed.exists():
         raise BadInput(f"{folder} is no students' tree: {handed} is missing")
     ours = not (ROOT / MANIFEST).exists()                   # an instructor's tree
-    rows = exercises()
-    if ours:
-        files = handed_out()
-    else:
-        files = {path: (ROOT / path).read_bytes() for path in json.loads(handed.read_text())}
-    refused, notes, texts = {}, [], {}
-    for path in sorted(files.keys() - by_file(rows).keys() if ours else ()):
-        if not (folder / path).exists() or (folder / path).read_bytes() != files[path]:
-            if path.startswith("course/") and path.endswith((".py", ".toml")):
-                notes.append(f"{path} was edited: ours is used")
+    rows, refused, texts = exercises(), {}, {}
+    files = handed_out() if ours else {
+        path: (ROOT / path).read_bytes() for path in json.loads(handed.read_text())}
+    notes = [f"{path} was edited: ours is used" for path in sorted(files) if ours
+             and path.startswith("course/") and path.endswith((".py", ".toml"))
+             and path not in by_file(rows) and (folder / path).exists()
+             and (folder / path).read_bytes() != files[path]]
     for path, numbers in by_file(rows).items():
         try:
             texts[path], reasons, new = graft(path, (folder / path).read_text(), without_bodies(
@@ -181,9 +177,11 @@ def grade(folder, seed, only=(), limit_s=LIMIT_S):
             refused.setdefault(number, []).extend(why)
     with tempfile.TemporaryDirectory() as place:
         tree = Path(place)
-        hidden = sorted((ROOT / "course" / "hidden").glob("*.py")) if ours else []
-        for path, data in {**files, **{k: v.encode() for k, v in texts.items()}, **{
-                f"course/hidden/{path.name}": path.read_bytes() for path in hidden}}.items():
+        if ours:
+            files |= {f"course/hidden/{path.name}": path.read_bytes()
+                      for path in (ROOT / "course" / "hidden").glob("*.py")}
+        files |= {path: text.encode() for path, text in texts.items()}
+        for path, data in files.items():
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
             (tree / path).write_bytes(data)
         graded = [grade_one(row, folder, tree, texts, refused, seed, limit_s, ours)

@@ -21,8 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # No tests/ and no bench/head.py: their oracles are the answers in plain lines. No hidden checks, no
 # mutants (patches quote the code), no guide, no results/ but the logs that pages and fit.py read.
-TAKEN = ("*.py", "*.toml", "Makefile", "LICENSE", ".gitignore", "tasks/*.py", "engines/*.py",
-         "scaleout/*.py", "artifacts/*.py", "tiny/*.py", "configs/**/*.*", "docs/*",
+TAKEN = ("*.py", "*.toml", "Makefile", "LICENSE", ".gitignore", "tasks/*.*", "engines/*.*",
+         "scaleout/*.*", "artifacts/*.*", "tiny/*.*", "configs/**/*.*", "docs/*",
          "bench/simulate.py", "results/demo/*/evals.jsonl", "results/stress/*/*.jsonl",
          "results/stress/PROTOCOL.md",
          "course/*.md", "course/*.ipynb", "course/*.py", "course/checks/*.py",
