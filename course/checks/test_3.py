@@ -56,8 +56,8 @@ def check(name, found, truth, mistakes):
     bad = ~((found - truth).abs() <= 1e-6 * truth.abs() + 1e-9)
     n, t = bad.nonzero()[0].tolist()
     pytest.fail(f"{name}: wrong at {int(bad.sum())} of {bad.numel()} tokens; the first one, "
-                f"({n}, {t}), is {found[n, t].item():.6g} and must be {truth[n, t].item():.6g}. Read "
-                "the function's docstring again.", pytrace=False)
+                f"({n}, {t}), is {found[n, t].item():.6g} and must be {truth[n, t].item():.6g}. "
+                "Read the function's docstring again.", pytrace=False)
 
 
 def by_token(function, *tensors):
@@ -187,8 +187,8 @@ def test_a_huge_ratio_makes_no_nan():
     terms, slopes = ([f"{x:.3g}" for x in row.tolist()[0]] for row in (objective, found))
     assert not objective.isnan().any() and not found.isnan().any(), (
         f"log-ratios of ±90 give the terms {terms} and the gradients {slopes}. e^90 is inf, and "
-        "0 · inf is nan: where no gradient passes (clipped, or Â = 0) put 0 in place of log ρ before "
-        "exp, with torch.where.")
+        "0 · inf is nan: where no gradient passes (clipped, or Â = 0) put 0 in place of log ρ "
+        "before exp, with torch.where.")
     log_pi = torch.full((1, 2), -1.0, requires_grad=True)
     objective, _ = _capped(log_pi, torch.tensor([[90.0, -90.0]]), torch.ones(1, 2), 5.0)
     assert gradient(objective, log_pi).isfinite().all(), "CISPO's cap must also hold e^90 = inf."

@@ -264,7 +264,8 @@ def test_when_all_have_retired_the_answer_is_none_again_and_again():
     try:
         found = epoch(curriculum, 3)
     except (IndexError, RecursionError, ZeroDivisionError, ValueError) as error:
-        raise AssertionError(f"when all prompts have retired, next() raises {error!r}: it must return None, and the run ends in good order.") from None
+        raise AssertionError(f"when all prompts have retired, next() raises {error!r}: it must "
+                             "return None, and the run ends in good order.") from None
     assert found == [None] * 3, f"when all prompts have retired, next() gives {found}, not None."
 
 
