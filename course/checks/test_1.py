@@ -39,19 +39,22 @@ def same(a, b, tolerance=1e-6):
 
 def check(name, found, truth, mistakes, tolerance=1e-6):
     """`mistakes` {what the student may have done: what would then have come out}."""
+    __tracebackhide__ = True
     assert found is not None, f"{name}: forward or backward gave None."
     assert found.shape == truth.shape, (
         f"{name} has the shape {tuple(found.shape)}, it must be {tuple(truth.shape)}.")
     if same(found, truth, tolerance):
         return
     for sentence, wrong in mistakes.items():
-        assert not same(found, wrong, tolerance), f"{name}: {sentence}"
+        if same(found, wrong, tolerance):
+            pytest.fail(f"{name}: {sentence}", pytrace=False)
     bad = (found - truth).abs() > tolerance * (1 + truth.abs()) if found.isfinite().all() else (
         ~found.isfinite())
     where = tuple(bad.nonzero()[0].tolist())
-    raise AssertionError(
+    pytest.fail(
         f"{name}: wrong in {int(bad.sum())} of {bad.numel()} places; the first one, {where}, is "
-        f"{found[where].item():.6g} and must be {truth[where].item():.6g}. Look at {HERE}.")
+        f"{found[where].item():.6g} and must be {truth[where].item():.6g}. Look at {HERE}.",
+        pytrace=False)
 
 
 # --------------------------------------------------------------------------------- the forward pass

@@ -28,6 +28,7 @@ def same(found, truth, tolerance=1e-5):
 
 def check(name, found, truth, mistakes, hint, tolerance=1e-5):
     """`mistakes` {what the student may have done: what would then have come out}."""
+    __tracebackhide__ = True
     assert isinstance(found, torch.Tensor), f"{name}: {type(found).__name__} is no tensor."
     truth = torch.as_tensor(truth, dtype=torch.float64)
     assert found.shape == truth.shape, (
@@ -35,12 +36,13 @@ def check(name, found, truth, mistakes, hint, tolerance=1e-5):
     if same(found, truth, tolerance):
         return
     for sentence, wrong in mistakes.items():
-        assert not same(found, wrong, tolerance), f"{name}: {sentence}"
+        if same(found, wrong, tolerance):
+            pytest.fail(f"{name}: {sentence}", pytrace=False)
     bad = ~((found - truth).abs() <= tolerance * truth.abs() + 1e-7)
     where = tuple(bad.nonzero()[0].tolist())
-    raise AssertionError(f"{name}: wrong in {int(bad.sum())} of {bad.numel()} places; the first "
-                         f"one, {where}, is {found[where].item():.6g} and must be "
-                         f"{truth[where].item():.6g}. {hint}")
+    pytest.fail(f"{name}: wrong in {int(bad.sum())} of {bad.numel()} places; the first, {where}, "
+                f"is {found[where].item():.6g} and must be {truth[where].item():.6g}. {hint}",
+                pytrace=False)
 
 
 # -------------------------------------------------------------------------------------- advantages
@@ -126,9 +128,10 @@ def test_equal_rewards_have_advantages_of_exactly_zero(norm):
             f"a batch of rewards that are all {value:.3g} has advantages of nan, 0 / 0: where the "
             "std is zero, do not divide.")
         assert (found == 0).all(), (
-            f"a batch of rewards that are all {value:.3g} has advantages of {found.max().item():.3g}: "
-            "the float mean is off by a last digit, and that digit is divided by its own size. Set "
-            "the advantages of groups with equal rewards (within 1e-6) to 0 before any std.")
+            f"a batch of rewards that are all {value:.3g} has advantages of "
+            f"{found.abs().max().item():.3g}: the float mean is off by a last digit, and that digit is "
+            "divided by its own size. Set the advantages of groups with equal rewards (within 1e-6) "
+            "to 0 before any std.")
     mixed = torch.cat([some_rewards(), torch.full((4, G), 0.1)])
     found = advantages(mixed, norm=norm)
     assert found.isfinite().all() and (found[P:] == 0).all(), (
@@ -185,10 +188,11 @@ def some_mask():
 
 
 def shares(mask, pool, pools, tokens=None):
-    """Weights as loops: 1 / (tokens of the sample's pool) / (number of pools). `pool` of each row."""
+    """Weights as loops: 1 / (tokens of a row's pool) / (number of pools)."""
     count = tokens or {p: sum(sum(row) for row, q in zip(mask.tolist(), pool) if q == p)
                        for p in set(pool)}
-    return [[m / count[p] / pools if m else 0.0 for m in row] for row, p in zip(mask.tolist(), pool)]
+    return [[m / count[p] / pools if m else 0.0 for m in row]
+            for row, p in zip(mask.tolist(), pool)]
 
 
 def wrong_weights(mask, prompts, pool, pools):
@@ -214,8 +218,8 @@ def wrong_weights(mask, prompts, pool, pools):
             shares(mask, pool, N),
         "the samples of a prompt are taken to be neighbors (`view(P, G, T)`). They come in any "
         "order: prompt_index says whose they are.": shares(mask, in_turn, 3),
-        "prompt_index is used as a row number, so there seem to be 1004 prompts. Its numbers may be "
-        "any: `unique(return_inverse=True)` counts them anew.": shares(mask, pool, 1004),
+        "prompt_index is used as a row number, so there seem to be 1004 prompts. Its numbers may "
+        "be any: `unique(return_inverse=True)` counts them anew.": shares(mask, pool, 1004),
         "the last token of every sample has no weight. It is the end token: without it the model "
         "never learns to stop.": shares(mask & (mask.flip(1).cumsum(1).flip(1) > 1), pool, pools),
     }
@@ -259,7 +263,7 @@ def test_the_last_token_of_a_sample_counts(aggregation):
 def test_a_pool_without_a_token_is_not_counted(aggregation):
     """Prompt 7 has no trained token at all, one sample of prompt 40 neither."""
     mask, prompts = some_mask()
-    full = shares(mask, *((prompts.tolist(), 3) if aggregation == "prompt" else (list(range(15)), 15)))
+    full = shares(mask, *((prompts.tolist(), 3) if aggregation == "prompt" else (range(15), 15)))
     assert same(token_weights(mask, prompts, aggregation=aggregation), full), (
         "wrong already where every sample has a token: mend what the checks above say first.")
     mask[prompts == 7] = False

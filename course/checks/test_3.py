@@ -45,17 +45,19 @@ def same(found, truth):
 
 def check(name, found, truth, mistakes):
     """`mistakes` {what the student may have done: what would then have come out}."""
+    __tracebackhide__ = True
     assert found.shape == truth.shape, (
         f"{name} has the shape {tuple(found.shape)}, it must be {tuple(truth.shape)}.")
     if same(found, truth):
         return
     for sentence, wrong in mistakes.items():
-        assert not same(found, wrong), f"{name}: {sentence}"
+        if same(found, wrong):
+            pytest.fail(f"{name}: {sentence}", pytrace=False)
     bad = ~((found - truth).abs() <= 1e-6 * truth.abs() + 1e-9)
     n, t = bad.nonzero()[0].tolist()
-    raise AssertionError(f"{name}: wrong at {int(bad.sum())} of {bad.numel()} tokens; the first one, "
-                         f"({n}, {t}), is {found[n, t].item():.6g} and must be "
-                         f"{truth[n, t].item():.6g}. Read the function's docstring again.")
+    pytest.fail(f"{name}: wrong at {int(bad.sum())} of {bad.numel()} tokens; the first one, "
+                f"({n}, {t}), is {found[n, t].item():.6g} and must be {truth[n, t].item():.6g}. "
+                "Read the function's docstring again.", pytrace=False)
 
 
 def by_token(function, *tensors):
@@ -85,7 +87,7 @@ def test_cispo_weighs_the_gradient_by_the_capped_ratio():
             rho.clamp(min=cap) * A,
         "no cap acts: a token over ε must have the weight ε.": rho * A,
         "the ratio is missing: this is REINFORCE, Â log π.": A,
-        "all ratios are capped at 1 + ε. eps_max caps the ratio itself.": rho.clamp(max=1 + cap) * A,
+        "ratios are capped at 1 + ε. eps_max caps the ratio itself.": rho.clamp(max=1 + cap) * A,
         "there is a lower cap as well. CISPO has none: a small ratio is a small weight.": low * A,
         "tokens that PPO would clip have no gradient. CISPO keeps every token.":
             torch.where(ppo, 0, rho * A),
@@ -172,8 +174,8 @@ def test_ppos_clip_says_where_it_takes_the_gradient():
     assert not found.equal((rho > HIGH) | (rho < LOW)), (
         "`clipped` counts every ratio outside of the bounds. Half of them keep their gradient: "
         "only where ρ > high and Â > 0, or ρ < low and Â < 0, is it taken.")
-    assert found.equal(truth), (f"`clipped` is true at {int(found.sum())} tokens, and the clip takes "
-                                f"the gradient of {int(truth.sum())}.")
+    assert found.equal(truth), (f"`clipped` is true at {int(found.sum())} tokens, and the clip "
+                                f"takes the gradient of {int(truth.sum())}.")
 
 
 def test_a_huge_ratio_makes_no_nan():
@@ -184,8 +186,9 @@ def test_a_huge_ratio_makes_no_nan():
     found = gradient(objective, log_rho)
     terms, slopes = ([f"{x:.3g}" for x in row.tolist()[0]] for row in (objective, found))
     assert not objective.isnan().any() and not found.isnan().any(), (
-        f"log-ratios of ±90 give the terms {terms} and the gradients {slopes}. e^90 is inf, and 0 · inf is nan: where no gradient passes (clipped, "
-        "or Â = 0) put 0 in place of log ρ before exp, with torch.where.")
+        f"log-ratios of ±90 give the terms {terms} and the gradients {slopes}. e^90 is inf, and "
+        "0 · inf is nan: where no gradient passes (clipped, or Â = 0) put 0 in place of log ρ "
+        "before exp, with torch.where.")
     log_pi = torch.full((1, 2), -1.0, requires_grad=True)
     objective, _ = _capped(log_pi, torch.tensor([[90.0, -90.0]]), torch.ones(1, 2), 5.0)
     assert gradient(objective, log_pi).isfinite().all(), "CISPO's cap must also hold e^90 = inf."
@@ -204,7 +207,7 @@ def test_gspos_ratio_is_one_for_a_sequence_the_mean_of_its_log_ratios():
     log_ratio, mask = sequences()
     found = _sequence_log_ratio(log_ratio, mask)
     assert found.shape == (N, T), (
-        f"the shape is {tuple(found.shape)}: repeat each sequence's number for its T tokens, {N, T}.")
+        f"the shape is {tuple(found.shape)}: repeat a sequence's number for its T tokens, {N, T}.")
     rows = [[x for x, m in zip(xs, ms) if m] for xs, ms in zip(log_ratio.tolist(), mask.tolist())]
     repeat = lambda numbers: torch.tensor(numbers, dtype=torch.float64)[:, None].expand(N, T)
     truth = repeat([statistics.fmean(row or [0]) for row in rows])

@@ -69,8 +69,8 @@ def test_groups_of_equal_rewards_leave_with_all_their_samples():
     rows = list(rollouts)
     kept, kept_rewards, _ = effective_batch(rollouts, rewards, FILTER)
     kept = list(kept)
-    assert kept != rows[3:9], ("kept and dropped are swapped: groups 1 and 2, whose rewards are all "
-                               "equal, must leave.")
+    assert kept != rows[3:9], ("kept and dropped are swapped: groups 1 and 2, whose rewards are "
+                               "all equal, must leave.")
     assert kept != rows, "nothing was filtered: groups 1 and 2 have equal rewards and must leave."
     assert len(kept) != 12, "no new groups come in their place: the paper has no refill."
     assert kept == rows[:3] + rows[9:], (
@@ -98,8 +98,8 @@ def test_the_columns_are_about_all_groups_not_only_those_kept():
         "would seem to stand still while its prompts are learned.")
     assert log["reward/mean"] == pytest.approx(rewards.mean().item()), "reward/mean is wrong."
     assert log["reward/std"] == pytest.approx(rewards.std().item()), (
-        f"reward/std is {log['reward/std']:.4f}, must be {rewards.std():.4f}: the std of all rewards "
-        "(torch's default, it is only watched).")
+        f"reward/std is {log['reward/std']:.4f}, must be {rewards.std():.4f}: the std of all "
+        "rewards (torch's default, it is only watched).")
     assert log["pass_rate"] != pytest.approx((rewards > 0).float().mean().item()), (
         "pass_rate misses a right sample with a reward of 0: after the length penalty, right is "
         ">= 0 and wrong is -1.")
@@ -116,7 +116,7 @@ def test_without_the_filter_all_stay_and_the_share_is_still_told():
     rollouts, rewards = batch()
     kept, kept_rewards, log = effective_batch(rollouts, rewards, KEEP)
     assert len(kept) == 12, (
-        "config.zero_variance_filter is False, and groups are missing: the switch is not looked at.")
+        "config.zero_variance_filter is False, and groups are missing: nobody looks at the switch.")
     assert list(kept) == rollouts and torch.equal(kept_rewards, rewards), (
         "without the filter rollouts and rewards come back as they were, in their order.")
     assert (log["frac_reward_zero_std"], log["prompts/trained"]) == (0.5, 4), (
@@ -209,14 +209,14 @@ def curriculum_with(*results, retire_at=0.9):
 @pytest.mark.parametrize("results, retires, sentence", [
     ([(9, 10)], True, "9 of 10 at retire_at 0.9 must retire: reached is enough, >= and not >."),
     ([(8, 10)], False, "8 of 10 must stay at retire_at 0.9."),
-    ([(8, 10), (9, 9)], False, "8 of 10, then 9 of 9, is 17 of 19, below 0.9: one lucky group is not "
-     "enough. All samples so far count, not the last visit's."),
+    ([(8, 10), (9, 9)], False, "8 of 10, then 9 of 9, is 17 of 19, below 0.9: one lucky group is "
+     "not enough. All samples so far count, not the last visit's."),
     ([(9, 9), (8, 10)], False, "9 of 9, then 8 of 10, is 17 of 19, below 0.9: all samples so far "
      "count, not the best or the first visit's."),
     ([(30, 30), (5, 8)], True, "30 of 30, then 5 of 8, is 35 of 38, above 0.9: it must retire. Add "
      "up samples over all visits, not the last visit's, and not a mean of the visits' rates."),
-    ([(1, 1), (16, 20)], False, "1 of 1, then 16 of 20, is 17 of 21, below 0.9. The mean of the two "
-     "visits' rates is 0.9: add up the samples, not the rates."),
+    ([(1, 1), (16, 20)], False, "1 of 1, then 16 of 20, is 17 of 21, below 0.9. The mean of the "
+     "two visits' rates is 0.9: add up the samples, not the rates."),
     ([], False, "a prompt without a sample so far must stay (0 of 0 is no pass rate)."),
 ], ids=["9 of 10", "8 of 10", "8 of 10 and 9 of 9", "9 of 9 and 8 of 10", "30 of 30 and 5 of 8",
         "1 of 1 and 16 of 20", "never asked"])
@@ -246,7 +246,7 @@ def test_nobody_leaves_in_the_middle_of_an_epoch():
 
 
 def test_a_retired_prompt_does_not_come_back():
-    """A group that was in flight when its prompt retired may bring the pass rate below 0.9 again."""
+    """A group in flight when its prompt retired may bring the pass rate below 0.9 again."""
     curriculum = curriculum_with((10, 10))
     assert epoch(curriculum, 3) == ["b"] * 3, "10 of 10 must retire, and 0 of 10 must stay."
     curriculum.record("a", 0, 90)
@@ -264,8 +264,8 @@ def test_when_all_have_retired_the_answer_is_none_again_and_again():
     try:
         found = epoch(curriculum, 3)
     except (IndexError, RecursionError, ZeroDivisionError, ValueError) as error:
-        raise AssertionError(f"when all prompts have retired, next() raises {type(error).__name__}: "
-                             "it must return None, and the run ends in good order.") from None
+        raise AssertionError(f"when all prompts have retired, next() raises {error!r}: it must "
+                             "return None, and the run ends in good order.") from None
     assert found == [None] * 3, f"when all prompts have retired, next() gives {found}, not None."
 
 

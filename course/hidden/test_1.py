@@ -68,14 +68,14 @@ class Largest(TorchDispatchMode):
 def test_the_largest_tensor_grows_with_the_chunk_and_not_with_the_tokens():
     H, V = 3, random.randint(150, 250)
     for T, c in ((random.randint(300, 500), 7), (random.randint(600, 900), 11)):
-        hidden, weight = torch.randn(T, H, requires_grad=True), torch.randn(V, H, requires_grad=True)
+        hidden, weight = (torch.randn(n, H, requires_grad=True) for n in (T, V))
         with Largest() as largest:
             out = token_logprobs(hidden, weight, torch.randint(V, (T,)), chunk_tokens=c)[0]
             torch.autograd.grad(out, (hidden, weight), torch.randn(T))
         allowed = max(c * V, T * H, V * H)
         assert largest.elements <= allowed, (
-            f"a tensor of {largest.elements:,} elements for T {T}, V {V}, chunk_tokens {c}: no more "
-            f"than {allowed:,} are needed.")
+            f"a tensor of {largest.elements:,} elements for T {T}, V {V}, chunk_tokens {c}: no "
+            f"more than {allowed:,} are needed.")
 
 
 def test_what_forward_keeps_is_of_the_size_of_its_inputs():

@@ -1,4 +1,4 @@
-"""Hidden checks of exercise 2: other sizes, partial credits, prompts with unequal numbers of samples."""
+"""Hidden checks of exercise 2: other sizes, partial credits, prompts of unequal size."""
 
 import random
 import statistics
@@ -40,7 +40,7 @@ def test_equal_groups_are_exactly_zero_and_do_count_in_the_batchs_std(norm):
     rewards = torch.cat([torch.tensor([[1.0] + [-1.0] * (G - 1)]), torch.full((3, G), value)])
     rewards[2] += torch.linspace(0, 4e-7, G)                    # equal but for rounding
     found = advantages(rewards, norm=norm)
-    assert (found[1:] == 0).all(), f"norm {norm!r}: groups that are equal within 1e-6 are not all 0."
+    assert (found[1:] == 0).all(), f"norm {norm!r}: groups equal within 1e-6 are not all 0."
     alone = advantages(rewards[:1], norm=norm)
     factor = 2 if norm == "batch" else 1                        # sqrt(4 groups / 1)
     assert torch.allclose(found[0], alone[0] * factor, 1e-5), (

@@ -1,4 +1,4 @@
-"""Hidden checks of exercise 4: a simulated run with results that come late, beside plain counters."""
+"""Hidden checks of exercise 4: a simulated run with late results, beside plain counters."""
 
 import json
 import random
