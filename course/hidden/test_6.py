@@ -204,3 +204,8 @@ def test_budgets_at_other_bounds():
         f"From {low} to {high}, both included: {dict(per)}")
     assert min(per.values()) > 0.8 * 6000 / len(per), f"Not uniform: {dict(per)}"
     assert Interruption(low, high, 2).draw_budgets(3, torch.Generator()).tolist() == [high] * 3
+    rule, twice = Interruption(low, 10 ** 6, 2, (4,)), []
+    for others in range(2):
+        torch.manual_seed(others)
+        twice.append(rule.draw_budgets(5, torch.Generator().manual_seed(SEED)).tolist())
+    assert twice[0] == twice[1], "Budgets come from the generator that is given, and from no other."
