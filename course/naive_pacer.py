@@ -15,7 +15,7 @@ class NaivePacer:
 
     def __init__(self, k, prompts_per_step):
         self.k, self.P = k, prompts_per_step
-        self.groups, self.admitted = {}, 0          # outstanding groups by id, in order of admission
+        self.groups, self.admitted = {}, 0          # outstanding groups by id, oldest first
 
     def may_admit(self):
         return len(self.groups) < (self.k + 1) * self.P

@@ -40,7 +40,8 @@ def test_k_plus_1_steps_worth_of_groups_may_be_outstanding(k, P):
     while pacer.may_admit() and len(pacer.groups) < 1000:
         pacer.groups[len(pacer.groups)] = group(len(pacer.groups), 0)
     count, right = len(pacer.groups), (k + 1) * P
-    hint = {k * P: "That is k * P. One step's worth is being finished, k more may be under way; with "
+    hint = {k * P: "That is k * P. One step's worth is being finished, k more may be under way; "
+                   "with "
                    "k = 0 yours would never start a group.",
             right + 1: "That is one too many: compare with <, not <=.",
             2 * right: "That counts samples: it is groups that are counted."}
@@ -64,11 +65,13 @@ def test_a_group_remembers_the_version_at_which_it_was_admitted():
     assert [(g.prompt_id, g.size, g.rollouts) for g in groups] == [
         (f"prompt {i}", 7, []) for i in range(6)], "Check prompt_id, size = G, and no rollouts yet."
     assert list(pacer.groups.values()) == groups, (
-        "The pacer does not hold the groups that it admitted: self.groups maps the id to the group.")
+        "The pacer does not hold the groups that it admitted: self.groups maps the id to the "
+        "group.")
     del pacer.groups[groups[0].group_id]            # a step has taken the first one
     late = pacer.admit("prompt 6", 9, 7)
     assert late.group_id not in [g.group_id for g in groups], (
-        f"Id {late.group_id} was given twice: the number of outstanding groups is no id, because it "
+        f"Id {late.group_id} was given twice: the number of outstanding groups is no id, because "
+        "it "
         "falls when a step takes groups. Count all that were ever admitted (self.admitted).")
 
 
@@ -78,7 +81,8 @@ def test_a_step_needs_p_finished_groups():
     groups = [group(i, 0, finished=i in (1, 4)) for i in range(6)]
     pacer = pacer_with(5, 3, groups)
     taken = pacer.take(0)
-    assert taken is None, (f"Two groups are finished, a step needs P = 3, and take returned {taken}. "
+    assert taken is None, ("Two groups are finished, a step needs P = 3, and take returned "
+                           f"{taken}. "
                            "It returns None until there are P of them.")
     assert list(pacer.groups.values()) == groups, (
         "take returned None and has removed groups: these would never be trained on.")
@@ -89,7 +93,8 @@ def test_a_step_takes_the_oldest_finished_groups_and_forgets_them():
     shuffled = [groups[i] for i in (5, 2, 3, 0, 6, 1, 4)]
     pacer = pacer_with(6, 3, shuffled)
     taken = pacer.take(3)
-    assert taken is not None, "k = 6 leaves plenty of time, five groups are finished: no need to wait."
+    assert taken is not None, (
+        "k = 6 leaves plenty of time, five groups are finished: no need to wait.")
     assert len(taken) == 3, f"A step has P = 3 groups, take returned {len(taken)}."
     ids = [g.group_id for g in taken]
     assert 2 not in ids, "take returned a group whose samples are not all finished."
@@ -116,7 +121,8 @@ def test_take_asks_leaves_enough_time_once_it_has_chosen():
         pacer.groups, pacer.answer = {i: group(i, 0, finished=i > 1) for i in range(5)}, answer
         taken = pacer.take(0)
         assert asked, "take never called self.leaves_enough_time(taken, version)."
-        assert asked.pop() == ([2, 3], 0), "leaves_enough_time gets the groups of this step, version."
+        assert asked.pop() == ([2, 3], 0), (
+            "leaves_enough_time gets the groups of this step, version.")
         assert (taken is not None) == answer, (
             f"leaves_enough_time said {answer} and take returned {'a step' if taken else 'None'}.")
         assert len(pacer.groups) == (3 if answer else 5), "None is returned: remove no group."
@@ -137,7 +143,8 @@ def by_rule(needed, available, first=0):
 
 # What is often written instead: (groups left, all groups, version, k, P) -> answer.
 MISTAKES = {
-    "You look only at groups whose deadline is this very version, or only at the oldest one. That is "
+    "You look only at groups whose deadline is this very version, or only at the oldest one. That "
+    "is "
     "the naive rule: the page shows how more than P groups reach their deadline together.":
         lambda left, all_left, version, k, P: count(left, version, k) == 0,
     "You count one step too many, or the deadline is one version late. `taken` fills the step at "
@@ -214,15 +221,19 @@ def drive(k, P, rng, steps=40):
         needless = len(finished) >= P and in_time(
             [g.start for g in groups if g not in finished[:P]], version, k, P)
         assert not needless, (
-            f"k = {k}, P = {P}, version {version}: the trainer waits and need not. Outstanding groups "
+            f"k = {k}, P = {P}, version {version}: the trainer waits and need not. Outstanding "
+            "groups "
             f"started at {[g.start for g in groups]}, those that are finished at "
-            f"{[g.start for g in finished]}. The P oldest of these could be taken: all others would "
+            f"{[g.start for g in finished]}. The P oldest of these could be taken: all others "
+            "would "
             "still be in time.")
         unfinished = [g for g in groups if not g.finished]
-        assert unfinished, f"Deadlock: {len(groups)} groups outstanding, all finished, take says None."
+        assert unfinished, (
+            f"Deadlock: {len(groups)} groups outstanding, all finished, take says None.")
         slow = rng.random() < 0.15                  # the oldest ones linger
         rng.choice(unfinished if slow else unfinished[len(unfinished) // 2:]).rollouts.append("x")
-    assert pacer.admitted == len(lags) + len(pacer.groups), "Some groups were admitted and then lost."
+    assert pacer.admitted == len(lags) + len(pacer.groups), (
+        "Some groups were admitted and then lost.")
     return lags
 
 
@@ -230,8 +241,10 @@ def drive(k, P, rng, steps=40):
 def test_no_group_is_trained_on_more_than_k_steps_late_and_none_waits_needlessly(k, P):
     for seed in range(10):
         lags = drive(k, P, random.Random(seed))
-        assert max(lags) <= k, (f"k = {k}, P = {P}: a group was trained on {max(lags)} steps after its "
-                                "start. take lets a step go although those left behind are too many.")
+        assert max(lags) <= k, (f"k = {k}, P = {P}: a group was trained on {max(lags)} steps after "
+                                "its "
+                                "start. take lets a step go although those left behind are too "
+                                "many.")
 
 
 def test_two_slow_groups_with_one_deadline():
@@ -239,8 +252,10 @@ def test_two_slow_groups_with_one_deadline():
     groups = [group(0, 0), group(1, 0), group(3, 1, finished=True)]
     pacer = pacer_with(2, 1, groups)
     assert pacer.take(1) is None, (
-        "k = 2, P = 1, version 1: groups 0 and 1 started at version 0 and are not finished, group 3 is. "
-        "If this step takes group 3, both others need the one step at version 2. The trainer has to "
+        "k = 2, P = 1, version 1: groups 0 and 1 started at version 0 and are not finished, group "
+        "3 is. "
+        "If this step takes group 3, both others need the one step at version 2. The trainer has "
+        "to "
         "wait, although no group is at its deadline yet.")
     groups[0].rollouts = ["a sample"] * 2
     assert pacer.take(1) == [groups[0]], "Group 0 is finished now: it goes first, group 1 has time."
@@ -254,10 +269,12 @@ def test_your_schedule_breaks_the_naive_rule(k, P):
     assert isinstance(schedule, list) and all(isinstance(entry, list) for entry in schedule), (
         "counterexample returns a list of lists of group ids.")
     lags = replay(NaivePacer(k, P), schedule)
-    assert lags, (f"k = {k}, P = {P}: with your schedule the naive pacer takes no step at all: P groups "
+    assert lags, (f"k = {k}, P = {P}: with your schedule the naive pacer takes no step at all: P "
+                  "groups "
                   "have to be finished, and none at its deadline may be missing.")
     assert max(lags.values()) > k, (
-        f"k = {k}, P = {P}: with your schedule the naive pacer takes {len(lags) // P} steps, and the "
+        f"k = {k}, P = {P}: with your schedule the naive pacer takes {len(lags) // P} steps, and "
+        "the "
         f"oldest group in them is {max(lags.values())} steps old: the bound k holds. Let the young "
         "groups finish first, for as long as no group is at its deadline; how many are at it then?")
 
@@ -325,7 +342,8 @@ def test_groups_start_while_pacer_slots_and_prompts_allow_it(groups, slots, prom
         f"{len(run.admitted)} groups were admitted and {len(run.requests)} requests submitted; it "
         f"should be {expected} of both: {why}.")
     assert run.asked <= expected + (prompts == expected), (
-        f"The curriculum was asked {run.asked} times for {expected} groups. A prompt that is asked for "
+        f"The curriculum was asked {run.asked} times for {expected} groups. A prompt that is asked "
+        "for "
         "and not started is lost for this epoch: look at pacer and slots first.")
     assert bool(run.told) == (prompts == expected), (
         "next() returned None: every prompt has retired. Tell the pacer with no_more_prompts(), or "
@@ -338,13 +356,18 @@ def test_a_group_starts_at_the_version_and_not_at_the_step():
     Run.admit(run)
     for (prompt_id, version, size), request in zip(run.admitted, run.requests):
         assert version != run.step, (
-            f"The group was admitted at {run.step}, the number of the step; it should be the version, "
+            f"The group was admitted at {run.step}, the number of the step; it should be the "
+            "version, "
             f"{run.version}. A step that trains on nothing counts as a step and makes no version.")
-        assert version == run.version, f"Admitted at {version}; the weights have version {run.version}."
+        assert version == run.version, (
+            f"Admitted at {version}; the weights have version {run.version}.")
         assert size == run.G, f"A group has G = {run.G} samples, not {size}."
-        assert request.prompt_id == prompt_id and request.samples == run.G, "Wrong prompt or samples."
-        assert request.prompt_ids == run.problems.prompts[prompt_id], "prompt_ids: of another prompt."
+        assert request.prompt_id == prompt_id and request.samples == run.G, (
+            "Wrong prompt or samples.")
+        assert request.prompt_ids == run.problems.prompts[prompt_id], (
+            "prompt_ids: of another prompt.")
         assert request.task == run.problems.train[prompt_id].task, "task: that of the problem."
     assert [r.group_id for r in run.requests] == [101, 102], (
-        "A request carries the id of the group that pacer.admit returned: by it the finished samples "
+        "A request carries the id of the group that pacer.admit returned: by it the finished "
+        "samples "
         "find their group.")

@@ -68,10 +68,13 @@ def drain(sampler, submit=(), after=lambda: None):
 def test_budgets_are_whole_numbers_between_both_bounds():
     rule = Interruption(5, 8, 3, PHRASE)
     budgets = rule.draw_budgets(4000, torch.Generator().manual_seed(0))
-    assert budgets.shape == (4000,) and budgets.dtype == torch.int64, "int64 (count,), one a sample."
+    assert budgets.shape == (4000,) and budgets.dtype == torch.int64, (
+        "int64 (count,), one a sample.")
     found = Counter(budgets.tolist())
-    assert len(found) > 1, ("All budgets of one call are equal. Each sample draws its own: with one "
-                            "budget for a group, its advantages cannot tell a good point from a bad.")
+    assert len(found) > 1, ("All budgets of one call are equal. Each sample draws its own: with "
+                            "one "
+                            "budget for a group, its advantages cannot tell a good point from a "
+                            "bad.")
     assert 8 in found, "think_max = 8 was never drawn in 4,000: the upper bound is included."
     assert set(found) == {5, 6, 7, 8}, f"Budgets {sorted(found)} were drawn between 5 and 8."
     assert min(found.values()) > 850, f"They are not uniform: {dict(found)} in 4,000 draws."
@@ -85,7 +88,8 @@ def test_budgets_come_from_the_generator_and_without_a_phrase_there_is_one():
     assert one == rule.draw_budgets(9, torch.Generator().manual_seed(7)).tolist(), (
         "The same generator state gave other budgets: pass generator=generator to torch.")
     without = Interruption(5, 8, 3).draw_budgets(6, torch.Generator()).tolist()
-    assert without == [8] * 6, (f"Without a phrase nothing is interrupted, and the budget is think_max "
+    assert without == [8] * 6, ("Without a phrase nothing is interrupted, and the budget is "
+                                "think_max "
                                 f"= 8 for all; you drew {without}.")
 
 
@@ -104,8 +108,9 @@ def test_the_log_prob_is_that_of_the_policy_at_its_temperature(model, temperatur
     hints = {1.0: "Yours is the log-prob at temperature 1: divide the logits before the softmax.",
              1 / temperature: "You multiply by the temperature: divide.",
              temperature ** 2: "You divide by the temperature twice."}
-    assert error.pop(temperature) < 1e-4, f"At temperature {temperature} the log-prob is wrong. " + "".join(
-        hints[t] for t, found in error.items() if found < 1e-4)
+    right = error.pop(temperature)
+    hint = "".join(hints[t] for t, found in error.items() if found < 1e-4)
+    assert right < 1e-4, f"At temperature {temperature} the log-prob is wrong. {hint}"
 
 
 @torch.no_grad()
@@ -216,7 +221,8 @@ CASES = {       # name: draws, budget, answer_tokens, phrase, what a mistake her
         "</think> was written by two tokens: look for `end` in the decoded text, not for a token."),
     "closed by the last token of the budget": (
         [x, x, x, 7, 22, 22, EOS], 4, 3, PHRASE,
-        "The token that spends the budget closes the thinking: look after it is written, no phrase."),
+        "The token that spends the budget closes the thinking: look after it is written, no "
+        "phrase."),
     "ended by the last token of the budget": (
         [x, x, x, EOS], 4, 3, PHRASE,
         "The token that spends the budget is the end token: the sample is over, no phrase."),
@@ -249,11 +255,13 @@ def compare(rollout, expected, story):
         "never chose them." if all(rollout.sampled) else
         f"{story} Tokens are marked as forced that were sampled.")
     assert rollout.sampled == sampled, (
-        f"{story} sampled is {rollout.sampled}, it should be {sampled}: False for the phrase, and only "
+        f"{story} sampled is {rollout.sampled}, it should be {sampled}: False for the phrase, and "
+        "only "
         "there; it begins after `think` tokens.")
     for t, (mine, right) in enumerate(zip(rollout.logprobs, logprobs)):
         assert mine == right, (
-            f"{story} Token {t} is {'' if sampled[t] else 'not '}sampled and has the log-prob {mine}; it "
+            f"{story} Token {t} is {'' if sampled[t] else 'not '}sampled and has the log-prob "
+            f"{mine}; it "
             f"should be {right}: " + ("that of its own draw." if sampled[t] else
                                       "0 for a token that nobody drew."))
     assert len(rollout.logprobs) == len(rollout.versions) == len(ids), "Four lists of equal length."
@@ -274,7 +282,8 @@ def test_one_sample(model, name):
     rollout = scripted(model, [script], [budget], answer, phrase)[0]
     compare(rollout, plain(script, budget, answer, phrase), f"Case: {name}. {story}")
     assert rollout.versions[0] == 0, (
-        f"The first token was made by version 0 and is marked {rollout.versions[0]}: a token has the "
+        f"The first token was made by version 0 and is marked {rollout.versions[0]}: a token has "
+        "the "
         "version of the weights that made it, not of the next ones.")
 
 
@@ -288,7 +297,7 @@ def test_twenty_samples_of_all_kinds_in_seven_slots(model):
     for i, script in enumerate(scripts):
         compare(rollouts[i], plain(script, budgets[i], 4, PHRASE),
                 f"Many samples at once, sample {i}, budget {budgets[i]}.")
-        assert rollouts[i].prompt_id == f"p{i}" and rollouts[i].prompt_ids == requests(20)[i].prompt_ids
+        assert rollouts[i].prompt_ids == requests(20)[i].prompt_ids, "Another sample's prompt."
 
 
 # -- push_weights ----------------------------------------------------------------------------------
@@ -320,7 +329,8 @@ def test_only_what_is_pushed_changes(model):
     name = "model.layers.1.mlp.up_proj.weight"
     sampler.push_weights([(name, before[name] + 1)], 1)
     for other, tensor in sampler.model.named_parameters():
-        assert torch.equal(tensor, before[other] + (other == name)), f"{other} is wrong after a push."
+        assert torch.equal(tensor, before[other] + (other == name)), (
+            f"{other} is wrong after a push.")
     sampler.push_weights(sampler.model.named_parameters(), 2)       # its own: nothing to copy
     sampler.push_weights([], 3)
     assert sampler.version == 3
@@ -335,7 +345,8 @@ def test_running_sequences_keep_their_keys_and_values(model):
     keys = [layer.clone() for layer in sampler.cache.keys]
     lengths, count = sampler.cache.lengths.clone(), sampler.rows.count.clone()
     sampler.push_weights(random_model(4).named_parameters(), 1)
-    assert sampler.in_flight == 6, "The push has dropped running sequences: they go on (PipelineRL)."
+    assert sampler.in_flight == 6, (
+        "The push has dropped running sequences: they go on (PipelineRL).")
     assert torch.equal(sampler.rows.count, count), "The push has restarted running sequences."
     assert torch.equal(sampler.cache.lengths, lengths) and all(
         map(torch.equal, sampler.cache.keys, keys)), (
@@ -358,14 +369,15 @@ def test_after_a_push_the_new_weights_read_the_old_cache(model):
         assert r.versions == [0] * 5 + [1] * 10, (
             f"5 tokens were made before the push, 10 after it; versions: {r.versions}.")
         cache, ids = DynamicCache(), torch.tensor([[*r.prompt_ids, *r.output_ids]])
-        n = len(r.prompt_ids) + 4                   # the new weights read the fifth token themselves
+        n = len(r.prompt_ids) + 4                   # the new weights read the fifth token
         old(ids[:, :n], past_key_values=cache, use_cache=True)
         logits = new(ids[:, n: -1], past_key_values=cache, use_cache=True).logits[0]
         right = logits.log_softmax(-1).gather(1, ids[0, n + 1:, None])[:, 0]
         mine = torch.tensor(r.logprobs[5:])
         fresh = new(ids[:, :-1]).logits[0, n:].log_softmax(-1).gather(1, ids[0, n + 1:, None])[:, 0]
         assert (mine - fresh).abs().max() > 1e-3, (
-            "After the push, log-probs are those of a cache that the new weights computed. Keep the "
+            "After the push, log-probs are those of a cache that the new weights computed. Keep "
+            "the "
             "old one.")
         assert (mine - right).abs().max() < 1e-4, (
             "After the push, log-probs are not those of the new weights over the old cache.")
@@ -384,5 +396,7 @@ def test_recorded_log_probs_are_those_of_a_full_forward_pass(model, temperature)
             1, ids[0, 1:, None])[len(r.prompt_ids) - 1:, 0]
         for t, sampled in enumerate(r.sampled):
             assert not sampled or abs(r.logprobs[t] - right[t]) < 1e-4, (
-                f"Token {t} of {len(r.sampled)}, recorded log-prob {r.logprobs[t]:.4f}; the model says "
-                f"{right[t]:.4f} at temperature {temperature}. Is it another token's, or another slot's?")
+                f"Token {t} of {len(r.sampled)}, recorded log-prob {r.logprobs[t]:.4f}; the model "
+                "says "
+                f"{right[t]:.4f} at temperature {temperature}. Is it another token's, or another "
+                "slot's?")

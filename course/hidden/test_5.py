@@ -52,13 +52,15 @@ def test_a_random_run_takes_the_steps_of_a_plain_pacer(k, P, lingering):
             assert started <= (k + 1) * P, f"k = {k}, P = {P}: may_admit never says no."
             assert new.start == version, f"Admitted at version {version}, its start is {new.start}."
         assert sorted(pacer.groups) == sorted(g[1] for g in plain.groups), (
-            f"k = {k}, P = {P}, version {version}: groups {sorted(pacer.groups)} are outstanding; it "
+            f"k = {k}, P = {P}, version {version}: groups {sorted(pacer.groups)} are outstanding; "
+            "it "
             f"should be {sorted(g[1] for g in plain.groups)}, (k + 1) * P of them.")
         expected, taken = plain.take(version), pacer.take(version)
         ids = None if taken is None else [g.group_id for g in taken]
         starts = {g[1]: g[0] for g in plain.groups}
         assert ids == expected, (
-            f"k = {k}, P = {P}, version {version}: take gave {ids}, the plain pacer {expected}; None "
+            f"k = {k}, P = {P}, version {version}: take gave {ids}, the plain pacer {expected}; "
+            "None "
             f"means wait. Left outstanding by it, id: start = {starts}")
         if expected:
             lag = max(version - g.start for g in taken)
@@ -75,15 +77,17 @@ def test_a_random_run_takes_the_steps_of_a_plain_pacer(k, P, lingering):
 
 @pytest.mark.parametrize("k, P", SIZES[1:])
 def test_the_other_pacer_still_works_on_yours(k, P):
-    """PPOPacer calls may_admit's class, admit and take: k steps of k * P groups, lags 0 to k - 1."""
+    """PPOPacer calls admit and take: rounds of k * P groups, lags 0 to k - 1."""
     pacer, lags, version = PPOPacer(k, P), [], 0
     while version < 3 * k:
         while pacer.may_admit():
             pacer.admit("p", version, 1).rollouts.append("a sample")
-            assert len(pacer.groups) <= k * P, "PPOPacer admits without end: does admit return the group?"
+            assert len(pacer.groups) <= k * P, (
+                "PPOPacer admits without end: does admit return the group?")
         taken = pacer.take(version)
         assert taken is not None, (
-            "PPOPacer waits for ever. Its take() calls yours: ask self.leaves_enough_time, which it "
+            "PPOPacer waits for ever. Its take() calls yours: ask self.leaves_enough_time, which "
+            "it "
             "overrides.")
         lags += [version - g.start for g in taken]
         version += 1
@@ -91,12 +95,14 @@ def test_the_other_pacer_still_works_on_yours(k, P):
         "PPOPacer on your methods has other lags than 0 to k - 1, P of each.")
 
 
-@pytest.mark.parametrize("k, P", [(2, RNG.randrange(4, 9)), (4, 1), (6, RNG.randrange(2, 6)), (9, 2)])
+@pytest.mark.parametrize("k, "
+                         "P", [(2, RNG.randrange(4, 9)), (4, 1), (6, RNG.randrange(2, 6)), (9, 2)])
 def test_the_schedule_breaks_the_naive_rule_at_every_size(k, P):
     lags = replay(NaivePacer(k, P), counterexample(k, P))
     assert lags and max(lags.values()) > k, (
         f"k = {k}, P = {P}: with counterexample(k, P) the naive rule's oldest group is "
-        f"{max(lags.values(), default=0)} steps old, not more than k. Does your schedule use k and P?")
+        f"{max(lags.values(), default=0)} steps old, not more than k. Does your schedule use k and "
+        "P?")
 
 
 @pytest.mark.parametrize("trial", range(8))
@@ -134,10 +140,12 @@ def test_run_admit_against_a_plain_loop(trial):
         problems=SimpleNamespace(prompts={name: (i, 3) for i, name in enumerate(names)},
                                  train={name: SimpleNamespace(task=name * 2) for name in names})))
     assert seen.admitted == [(f"q{i + 1}", version, G) for i in range(expected)], (
-        f"Admitted (prompt, version, size): {seen.admitted}. The pacer allows {may}, {slots} slots are "
+        f"Admitted (prompt, version, size): {seen.admitted}. The pacer allows {may}, {slots} slots "
+        "are "
         f"free, G = {G}, {prompts} prompts are left: {expected} groups, at version {version}.")
     assert [(r.group_id, r.prompt_id, r.prompt_ids, r.samples, r.task) for r in seen.submitted] == [
         (7 * i + 7, f"q{i + 1}", (i + 1, 3), G, f"q{i + 1}" * 2) for i in range(expected)], (
         "A request has its group's id, its prompt's id and tokens, G samples, its problem's task.")
     assert seen.asked == expected + ran_out, "A prompt was asked for and not started: it is lost."
-    assert bool(seen.told) == ran_out, "no_more_prompts() belongs where next() returns None, only there."
+    assert bool(seen.told) == ran_out, (
+        "no_more_prompts() belongs where next() returns None, only there.")
