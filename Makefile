@@ -7,6 +7,8 @@
 # make test      the whole test suite
 # make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
 # make held-out  five other toys with five other seeds: how good are the demo's predictions
+# make study     the paper's findings, looked for on a laptop: the runs that are missing (hours)
+# make study-figures  the tables and figures of results/study, from the kept logs
 # make stress    under lag and large steps: ScaleRL, and other practice, on five toys
 # make mix       two tasks at once, a curve each
 # make smollm2   a real small language model, as an ordinary folder in models/smollm2-135m
@@ -29,7 +31,7 @@ SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
-.PHONY: demo seeds held-out stress mix check test student grade mutants gpu-check gpu-rehearsal toy smollm2 vllm certs clean
+.PHONY: demo seeds held-out stress study study-figures mix check test student grade mutants gpu-check gpu-rehearsal toy smollm2 vllm certs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -64,6 +66,13 @@ stress: $(VENV)/base $(foreach p,$(STRESS),models/toy-$(firstword $(subst :, ,$p
 		test -e $$f || f=configs/stress.toml; test -e runs/$$n || $(PY) scalerl.py --config \
 		configs/stress.toml --config $$f --model models/toy-$$1 --name $$n --seed $$2 > runs/$$n.log 2>&1'
 	$(PY) bench/stress.py $(foreach r,$(RECIPES),runs/$r-toy*-seed*/)
+
+# What is compared, and how: study/PLAN.md.
+study: $(VENV)/base
+	$(PY) -m study.run $(EXPERIMENTS)
+
+study-figures: $(VENV)/base
+	$(PY) -m study.figures
 
 models/toy-%/config.json: | $(VENV)/base
 	$(PY) -m tiny.toy --seed $* --out models/toy-$*
