@@ -172,7 +172,8 @@ def test_one_exercise_alone_leaves_the_other_bodies(tmp_path):
     ('def f(x):\n    """Doc."""\n    # why\n    return x  # y\n    # end\n\nz = 1\n',
      "    # why\n    return x  # y\n    # end"),
     ("def f(\n    x,\n):  # note\n\n    # why\n    @g\n    def h():\n        return x\n"
-     "    return h\n# of the file\n", "\n    # why\n    @g\n    def h():\n        return x\n    return h"),
+     "    return h\n# of the file\n",
+     "\n    # why\n    @g\n    def h():\n        return x\n    return h"),
     ("def f(x): return x\n", "    return x"),
 ])
 def test_a_body_is_cut_out_with_its_comments_and_nothing_else(source, body):
