@@ -130,7 +130,7 @@ def replaced(path, old, new):
     ("base", "config.toml", "seed = 9", "seed = 8", "with seed 8"),
     ("base", "config.toml", 'name = "base', 'name = "best', "was run as best-"),
     ("base", "source/loss.py", "1", "2", "all ten have to be of one code")])
-def test_a_pair_differs_in_the_planned_setting_and_in_nothing_else(tree, arm, file, old, new, words):
+def test_a_pair_differs_in_the_planned_setting_alone(tree, arm, file, old, new, words):
     replaced(run_of(tree, arm, 9) / file, old, new)
     done, why = experiment.grade(tree)
     assert len(done) == 2 and words in why

@@ -13,7 +13,7 @@ from conftest import ROOT
 from course import grade, student
 
 # A project as small as it can be, with an exercise for each kind of student: all are asked for the
-# sum of squares. The public checks have one length, the hidden ones fresh numbers and other lengths.
+# sum of squares. The public checks have one length, the hidden ones others.
 CHECK = """\
 import random
 import pytest
