@@ -1,7 +1,8 @@
 """What makes results/study: the paper's findings, looked for on a laptop.
 
 PLAN.md was committed before the runs: what is compared, and which rule decides. Each experiment is
-a TOML file. `make study` (run.py) makes the runs that are missing, `make study-figures` (figures.py)
-every table and figure from the logs that are kept in results/study/runs. Nothing else imports this
-folder but bench/stress.py; a reader of the method may ignore it.
+a TOML file. `make study` (run.py) makes the runs that are missing, `make study-figures`
+(figures.py) every table and figure from the logs that are kept in results/study/runs. retired.py
+asks retired prompts again. Nothing else imports this folder but bench/stress.py; a reader of the
+method may ignore it.
 """

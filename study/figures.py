@@ -33,9 +33,9 @@ def curve_of(job):
 def row_of(job):
     """What a run gave, as numbers. nan: it has no such number (a run that failed, an unfit curve).
     """
-    row = dict(base=job.base, variant=job.variant, toy=job.toy, seed=job.seed, failed=0, start=np.nan,
-               best=np.nan, end=np.nan, collapsed=np.nan, lag=np.nan, ess_least=np.nan, A=np.nan,
-               B=np.nan, C_mid=np.nan)
+    row = dict(base=job.base, variant=job.variant, toy=job.toy, seed=job.seed, failed=0) | \
+        dict.fromkeys(("start", "best", "end", "collapsed", "lag", "ess_least", "A", "B", "C_mid"),
+                      np.nan)
     if (job.kept / "failed.txt").exists():
         return row | {"failed": 1}
     C, R = curve_of(job)
@@ -114,13 +114,15 @@ def table_of(jobs, rows, comparisons):
              "log B at a shared A | lag | collapsed |",
              "|---|---|--:|--:|--:|---|--:|--:|---|--:|--:|--:|"]
     for base, variant in dict.fromkeys((job.base, job.variant) for job in jobs.values()):
-        mine = [rows[job.name] for job in jobs.values() if (job.base, job.variant) == (base, variant)]
+        mine = [rows[job.name] for job in jobs.values()
+                if (job.base, job.variant) == (base, variant)]
 
         def mean(name):
             values = [row[name] for row in mine if np.isfinite(row[name])]      # noqa: B023
             return np.mean(values) if values else np.nan
         found = comparisons.get((base, variant))
-        end, A, B = (found[name] for name in ("end", "A", "log B")) if found else [[np.nan] * 3 + [0]] * 3
+        end, A, B = (found[name] if found else (np.nan, np.nan, np.nan, 0)
+                     for name in ("end", "A", "log B"))
         same_A = A[3] > 1 and verdict(*A[:3]) != "differs"
         lines.append(" | ".join([
             f"| {base}", f"`{variant}`", str(len(mine)), number(mean("end"), ".3f"), told(end),
@@ -196,7 +198,8 @@ def plot_lag(rows):
                 ax.plot([at + (0.06 if scheme == "ppo" else -0.06)] * len(points[k]), points[k],
                         marker, color=color, markersize=3.5, linestyle="none", fillstyle="none")
             ax.plot(range(len(ks)), [np.nanmean(points[k]) for k in ks], dash, color=color,
-                    marker=marker, label={"pipeline": "PipelineRL-k", "ppo": "PPO-off-policy-k"}[scheme])
+                    marker=marker,
+                    label={"pipeline": "PipelineRL-k", "ppo": "PPO-off-policy-k"}[scheme])
             ax.set_xticks(range(len(ks)), ks)
         ax.set(title=base, xlabel="k")
     axes[0].set_ylabel("end: pass rate, last three evaluations")

@@ -14,4 +14,4 @@ def keep(run, folder):
     (folder / "metrics.jsonl").write_text("".join(
         json.dumps({name: step[name] for name in COLUMNS if name in step}) + "\n"
         for step in steps))
-    shutil.copy(run / "evals.jsonl", folder)        # last: the run counts as kept once this is there
+    shutil.copy(run / "evals.jsonl", folder)        # last: with it the run counts as kept

@@ -15,12 +15,12 @@ An experiment is a TOML file:
     lag_4 = [{off_policy = "pipeline-4"}]
 
 Its runs are all bases, for each all pairs, for each all variants: whenever the series is stopped,
-a base's pairs are complete but for the last one. A run is named BASE-VARIANT-toyT-seedS. Experiments share runs of one name
-and settings; one name with two settings is refused.
+a base's pairs are complete but for the last one. A run is named BASE-VARIANT-toyT-seedS.
+Experiments share runs of one name and settings; one name with two settings is refused.
 
 A run works in runs/study-NAME. When it is finished, its logs are kept in results/study/runs/NAME,
-and it is never made again. A killed run resumes from its checkpoint. A run that fails after its first
-step (a gradient that is not finite, say) is a result: its last line of output is kept in
+and it is never made again. A killed run resumes from its checkpoint. A run that fails after its
+first step (a gradient that is not finite, say) is a result: its last line of output is kept in
 NAME/failed.txt. One that fails before (a package is missing) ends the series.
 """
 import argparse
@@ -111,7 +111,8 @@ def read_experiment(path):
 
 def experiments(paths=()):
     """{file's stem: its jobs}, of all files in study/ unless some are named."""
-    found = {Path(path).stem: read_experiment(path) for path in paths or sorted(HERE.glob("*.toml"))}
+    found = {Path(path).stem: read_experiment(path)
+             for path in paths or sorted(HERE.glob("*.toml"))}
     known = {}
     for job in itertools.chain(*found.values()):
         if known.setdefault(job.name, job) != job:
