@@ -108,8 +108,8 @@ def test_a_last_chunk_that_is_shorter_is_scored_like_the_others():
         try:
             ours = token_logprobs(hidden, weight, targets, chunk_tokens=c)
         except RuntimeError as error:
-            raise AssertionError(f"13 tokens with chunk_tokens = {c} fail: {error}. The last chunk has "
-                                 f"{13 - 12 // c * c}.") from error
+            raise AssertionError(f"13 tokens with chunk_tokens = {c} fail: {error}. The last chunk "
+                                 f"has {13 - 12 // c * c}.") from error
         for name, found, right in zip(("log-probs", "entropies"), ours, truth):
             assert c < 13 or same(found, right), FIRST
             bad = [] if same(found, right) else [
