@@ -83,21 +83,6 @@ def test_the_temperature_divides_the_logits_once():
     })
 
 
-def test_a_last_chunk_that_is_shorter_is_scored_like_the_others():
-    """13 tokens in chunks of 4: the last one has a single token."""
-    hidden, weight, targets, _ = inputs()
-    truth = plain(hidden, weight, targets)
-    for c in (50, 13, 4, 1, 12):
-        for name, found, right in zip(("log-probs", "entropies"), token_logprobs(
-                hidden, weight, targets, chunk_tokens=c), truth):
-            assert c < 13 or same(found, right), FIRST
-            bad = [] if same(found, right) else [
-                t for t in range(13) if not same(found[t], right[t])]
-            assert not bad, (
-                f"with chunk_tokens = {c} the {name} of tokens {bad} are wrong. The last chunk has "
-                f"{13 - 12 // c * c} tokens: slice the buffers to its length, `logits[:n]`.")
-
-
 def test_the_entropy_is_that_of_the_whole_row_and_has_no_gradient():
     hidden, weight, targets, _ = inputs()
     logprobs, entropy = token_logprobs(hidden, weight, targets, temperature=0.7)
@@ -113,6 +98,25 @@ def test_the_entropy_is_that_of_the_whole_row_and_has_no_gradient():
     assert not entropy.requires_grad, (
         "the entropy asks for a gradient, and backward has none for it: call "
         "ctx.mark_non_differentiable(entropy) in forward.")
+
+
+def test_a_last_chunk_that_is_shorter_is_scored_like_the_others():
+    """13 tokens in chunks of 4: the last one has a single token."""
+    hidden, weight, targets, _ = inputs()
+    truth = plain(hidden, weight, targets)
+    for c in (50, 13, 4, 1, 12):
+        try:
+            ours = token_logprobs(hidden, weight, targets, chunk_tokens=c)
+        except RuntimeError as error:
+            raise AssertionError(f"13 tokens with chunk_tokens = {c} fail: {error}. The last chunk "
+                                 f"has {13 - 12 // c * c}.") from error
+        for name, found, right in zip(("log-probs", "entropies"), ours, truth):
+            assert c < 13 or same(found, right), FIRST
+            bad = [] if same(found, right) else [
+                t for t in range(13) if not same(found[t], right[t])]
+            assert not bad, (
+                f"with chunk_tokens = {c} the {name} of tokens {bad} are wrong. The last chunk has "
+                f"{13 - 12 // c * c} tokens: slice the buffers to its length, `logits[:n]`.")
 
 
 def test_large_logits_do_not_overflow():

@@ -129,9 +129,9 @@ def test_equal_rewards_have_advantages_of_exactly_zero(norm):
             "std is zero, do not divide.")
         assert (found == 0).all(), (
             f"a batch of rewards that are all {value:.3g} has advantages of "
-            f"{found.abs().max().item():.3g}: the float mean is off by a last digit, and that digit is "
-            "divided by its own size. Set the advantages of groups with equal rewards (within 1e-6) "
-            "to 0 before any std.")
+            f"{found.abs().max():.3g}: the float mean is off by a last digit, and that digit "
+            "is divided by its own size. Set the advantages of groups with equal rewards (within "
+            "1e-6) to 0 before any std.")
     mixed = torch.cat([some_rewards(), torch.full((4, G), 0.1)])
     found = advantages(mixed, norm=norm)
     assert found.isfinite().all() and (found[P:] == 0).all(), (
