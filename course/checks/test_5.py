@@ -180,10 +180,10 @@ def states(k, P, rng, many=150):
             yield groups, finished[:P], version
 
 
-def test_the_groups_left_behind_can_still_be_consumed_in_time():
+def test_the_groups_left_behind_can_still_be_consumed_in_time(seed):
     seen, sentence = [], None
     for k, P in SIZES:
-        for groups, taken, version in states(k, P, random.Random(k)):
+        for groups, taken, version in states(k, P, random.Random(f"{seed}/{k}")):
             answer = bool(pacer_with(k, P, groups).leaves_enough_time(taken, version))
             others = [g for g in groups if g not in taken]
             left = [g.start for g in others]
@@ -238,9 +238,9 @@ def drive(k, P, rng, steps=40):
 
 
 @pytest.mark.parametrize("k, P", SIZES)
-def test_no_group_is_trained_on_more_than_k_steps_late_and_none_waits_needlessly(k, P):
-    for seed in range(10):
-        lags = drive(k, P, random.Random(seed))
+def test_no_group_is_trained_on_more_than_k_steps_late_and_none_waits_needlessly(k, P, seed):
+    for trial in range(10):
+        lags = drive(k, P, random.Random(f"{seed}/{trial}"))
         assert max(lags) <= k, (f"k = {k}, P = {P}: a group was trained on {max(lags)} steps after "
                                 "its "
                                 "start. take lets a step go although those left behind are too "
