@@ -131,13 +131,22 @@ def test_tokens_are_drawn_from_the_softmax(model):
 
 
 @torch.no_grad()
-def test_an_impossible_token_is_never_drawn(model):
+def test_an_impossible_token_is_never_drawn(model, monkeypatch):
     sampler = make(model)
     sampler.head = torch.zeros(V, 24)
-    sampler.head[::3] = -torch.inf                  # tokens 0, 3, 6, ...; all others alike
-    token, logprob = sampler._choose(torch.ones(900, 24))
-    assert (token % 3 > 0).all(), "A token of probability 0 was drawn (searchsorted: right=True)."
-    assert torch.isfinite(logprob).all(), "The log-prob of a drawn token is not finite."
+    sampler.head[::3] = -torch.inf                  # tokens 0, 3, 6, ... 30; all others alike
+    for end in (None, 0, 1):                        # and at the two ends of what torch.rand gives
+        def rand(*size, generator=None, dtype=torch.float32, device=None):
+            size = size[0] if isinstance(size[0], tuple) else size
+            return torch.full(size, end * (1 - torch.finfo(dtype).eps / 2), dtype=dtype)
+        if end is not None:
+            monkeypatch.setattr(torch, "rand", rand)
+        token, logprob = sampler._choose(torch.ones(900, 24))
+        monkeypatch.undo()
+        when = "" if end is None else f" when torch.rand gives {end}" + " minus a rounding" * end
+        assert (token < V).all() and (token % 3 > 0).all(), (
+            f"A token of probability 0 was drawn{when}: searchsorted needs right=True.")
+        assert torch.isfinite(logprob).all(), f"A drawn token's log-prob is not finite{when}."
 
 
 @torch.no_grad()
