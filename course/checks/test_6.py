@@ -175,6 +175,11 @@ def test_the_head_rounds_as_it_is_asked_to(model):
 
 # -- _record, _interrupt, _rollout -----------------------------------------------------------------
 
+UNENDED = ("It should have ended at its limit, budget + answer_tokens, to which `_interrupt` adds "
+           "the "
+           "phrase once.")
+
+
 def plain(script, budget, answer, phrase):
     """The oracle: one sample in a list, token by token. script[i] is the draw of its i-th step."""
     ids, logprobs, sampled, limit, left, cut = [], [], [], budget + answer, [], False
@@ -206,7 +211,9 @@ def scripted(model, scripts, budgets, answer, phrase, slots=7):
     def choose(hidden):
         tokens, logprobs = [], []
         for request in sampler.running:
-            tokens.append(scripts[request.group_id][draws[request.group_id]])
+            script, place = scripts[request.group_id], draws[request.group_id]
+            assert place < len(script), f"A sample has {place} tokens and goes on. {UNENDED}"
+            tokens.append(script[place])
             logprobs.append(-1.0 - draws[request.group_id])
             draws[request.group_id] += 1
         return torch.tensor(tokens), torch.tensor(logprobs)
@@ -214,7 +221,10 @@ def scripted(model, scripts, budgets, answer, phrase, slots=7):
     def next_version():
         sampler.version += 1
     sampler._choose = choose
-    return {r.group_id: r for r in drain(sampler, requests(len(scripts)), next_version)}
+    try:
+        return {r.group_id: r for r in drain(sampler, requests(len(scripts)), next_version)}
+    except IndexError as error:                     # a row of self.rows is full
+        pytest.fail(f"{UNENDED} ({error})", pytrace=False)
 
 
 x = 20                                              # a token that means nothing
@@ -257,8 +267,7 @@ CASES = {       # name: draws, budget, answer_tokens, phrase, what a mistake her
 def compare(rollout, expected, story):
     ids, logprobs, sampled, reason, cut = expected
     assert rollout.output_ids == ids, (
-        f"{story} The output is {rollout.output_ids}, it should be {ids} "
-        f"(phrase {PHRASE}, end token {EOS}).")
+        f"{story} The output is {rollout.output_ids}, it should be {ids} (end token {EOS}).")
     assert all(rollout.sampled) == all(sampled), (
         f"{story} Forced tokens are marked as sampled: they would be trained on, though the policy "
         "never chose them." if all(rollout.sampled) else
@@ -289,7 +298,8 @@ def compare(rollout, expected, story):
 def test_one_sample(model, name):
     script, budget, answer, phrase, story = CASES[name]
     rollout = scripted(model, [script], [budget], answer, phrase)[0]
-    compare(rollout, plain(script, budget, answer, phrase), f"Case: {name}. {story}")
+    compare(rollout, plain(script, budget, answer, phrase), f"Case: {name} (budget {budget}, "
+            f"answer_tokens {answer}, phrase {phrase}). {story}")
     assert rollout.versions[0] == 0, (
         f"The first token was made by version 0 and is marked {rollout.versions[0]}: a token has "
         "the "

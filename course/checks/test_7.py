@@ -146,7 +146,8 @@ def check_at(search, x, R, R0):
     values = dict(zip(names, map(float, found)))
     if not np.isclose(values["C_mid"], theta[2]):
         hint = "The box is in logarithms: exp is missing." if np.isclose(
-            values["C_mid"], math.log(theta[2])) else "x[0] and box[0] are C_mid's, in logs."
+            values["C_mid"], math.log(theta[2])) else (
+                "x[0] and box[0] are C_mid's: exp of low + (high - low) (sin x + 1) / 2.")
         pytest.fail(f"C_mid is {values['C_mid']:.5g}, it should be {theta[2]:.5g}. "
                     f"{hint}", pytrace=False)
     assert np.isclose(values["B"], theta[1]), (
@@ -215,10 +216,10 @@ def test_the_search_starts_at_four_places():
         x = np.asarray(search.starts(R[1:], R[0]))
         assert x.shape == (4, len(search.box)), f"starts has shape {x.shape}: four rows of angles."
         C_mid = {round(math.sin(row[0]), 6) for row in x}
-        assert len(C_mid) == 4, (f"The four starts have {len(C_mid)} different C_mid. The best "
-                                 "four nodes of "
-                                 "the table are often neighbors in one valley: take the best of "
-                                 "four C_mid.")
+        hint = ("All are one start, like the default of curve_fit: it ends in the valley where it "
+                "happens to begin." if len(C_mid) == 1 else
+                "The best four nodes of a table are often neighbors: take the best of each C_mid.")
+        assert len(C_mid) == 4, f"The four starts have {len(C_mid)} different C_mid. {hint}"
         best = min((search.at(row, R[1:], R[0])[1] ** 2).sum() for row in x)
         rng = np.random.default_rng(0).uniform(-1.4, 1.4, (200, len(search.box)))
         luck = np.median([(search.at(row, R[1:], R[0])[1] ** 2).sum() for row in rng])
@@ -301,7 +302,8 @@ def test_rivals_are_compared_by_akaikes_criterion():
         hint = ("The sign: it is the rival's minus ours, below 0 if the rival fits better."
                 if np.isclose(found, -right, rtol=1e-3) else
                 "The parameters are not counted: 3 for a law, 1 for a constant."
-                if np.isclose(found, right + 2 * 2 * (name == "constant"), rtol=1e-3) else "")
+                if np.isclose(found, right + 2 * 2 * (name == "constant"), rtol=1e-3) else
+                "It is n times the logarithm of the mean squared error, plus 2 for each parameter.")
         assert found == pytest.approx(right, rel=1e-3), (
             f"delta_aic of {name} is {found:.2f}, it should be {right:.2f}. {hint}")
     assert told["stretched"]["A"] == 0.7 and told["constant"]["A"] == pytest.approx(R.mean()), (
