@@ -62,18 +62,22 @@ def share_of_gain(law, C, theta):
 
 
 def test_the_law_is_R0_at_no_compute_and_broadcasts():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for B in (0.1, 20.0):
+    for B in (0.1, 20.0):
+        with warnings.catch_warnings(record=True) as raised:
+            warnings.simplefilter("always")
             ends = law_at("sigmoid", np.array([0.0, 1e-9, 1e22, 1e30]), 0.6, B, 1e22, 0.2)
-            assert np.isfinite(ends).all() and ends[0] == 0.2, (
-                f"C = 0, 1e-9, 1e22, 1e30 with B = {B} give {ends}: it should be R0 = .2 at C = 0, "
-                "and "
-                "finite everywhere. C = 0 has no logarithm: use a tiny number in its place.")
+        assert np.isfinite(ends).all() and ends[0] == 0.2, (
+            f"C = 0, 1e-9, 1e22, 1e30 with B = {B} give {ends}: it should be R0 = .2 at C = 0, and "
+            "finite everywhere.")
+        assert not raised, (
+            f"B = {B}, C = 0 to 1e30: numpy warns, {raised[0].message}. C = 0 has no logarithm: "
+            "use "
+            "1e-300 in its place.")
     ones = np.ones((3, 1))
     many = law_at("sigmoid", np.ones(5), 0.6 * ones, ones, ones, 0.2)
     assert np.shape(many) == (3, 5) and np.allclose(many, 0.4), (
-        "C (5,) and A, B, C_mid (3, 1) broadcast to (3, 5).")
+        "C (5,) and A, B, C_mid (3, 1) of ones broadcast to (3, 5), here all R0 + (A - R0) / 2 = "
+        ".4.")
 
 
 # -- points_to_fit ---------------------------------------------------------------------------------
@@ -108,8 +112,10 @@ def test_only_the_window_is_fitted_and_R0_is_from_before_it():
 
 def test_R0_given_fitted_or_unused():
     C, _, R0, where, count = points_to_fit(C6, R6, 0.2, "sigmoid", 0.0, np.inf)
-    assert (R0, where, count) == (0.2, "given", 0) and C[0] == 10, (
-        "A given R0 stays; it is not measured.")
+    assert (R0, where, count, C[0]) == (0.2, "given", 0, 10), (
+        f"R0 = .2 is given. You return R0 {R0}, {where!r}, the mean of {count} evaluations, and "
+        "fit "
+        f"from C = {C[0]:g} on; it should be .2, 'given', of 0 evaluations, from C = 10 on.")
     C, _, R0, where, count = points_to_fit(C6, R6, "fit", "sigmoid", 15.0, np.inf)
     assert (R0, where, count) == (0.0, "fitted", 0), f"'fit': got R0 {R0}, {where!r}, {count}."
     assert C.tolist() == [0, 0, 0, 20, 30, 40, 50], (
