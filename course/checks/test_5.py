@@ -229,7 +229,8 @@ def drive(k, P, rng, steps=40):
             "still be in time.")
         unfinished = [g for g in groups if not g.finished]
         assert unfinished, (
-            f"Deadlock: {len(groups)} groups outstanding, all finished, take says None.")
+            f"k = {k}, P = {P}, version {version}: deadlock. All {len(groups)} groups are "
+            f"finished, started at {[g.start for g in groups]}, and take says None.")
         slow = rng.random() < 0.15                  # the oldest ones linger
         rng.choice(unfinished if slow else unfinished[len(unfinished) // 2:]).rollouts.append("x")
     assert pacer.admitted == len(lags) + len(pacer.groups), (
@@ -283,7 +284,9 @@ def test_your_schedule_breaks_the_naive_rule(k, P):
 def test_your_pacer_keeps_the_bound_on_your_schedule(k, P):
     everything = [list(range(9 * k * P))] * 2 * k   # in the end all groups finish
     lags = replay(PipelinePacer(k, P), [*counterexample(k, P), *everything])
-    assert lags and max(lags.values()) <= k, "Your schedule breaks your PipelinePacer as well."
+    assert lags and max(lags.values()) <= k, (
+        f"Your schedule breaks your PipelinePacer({k}, {P}) as well: its largest lag is "
+        f"{max(lags.values(), default=None)}.")
 
 
 # -- Run.admit: who calls the pacer ----------------------------------------------------------------
