@@ -180,10 +180,10 @@ def states(k, P, rng, many=150):
             yield groups, finished[:P], version
 
 
-def test_the_groups_left_behind_can_still_be_consumed_in_time():
+def test_the_groups_left_behind_can_still_be_consumed_in_time(seed):
     seen, sentence = [], None
     for k, P in SIZES:
-        for groups, taken, version in states(k, P, random.Random(k)):
+        for groups, taken, version in states(k, P, random.Random(f"{seed}/{k}")):
             answer = bool(pacer_with(k, P, groups).leaves_enough_time(taken, version))
             others = [g for g in groups if g not in taken]
             left = [g.start for g in others]
@@ -229,7 +229,8 @@ def drive(k, P, rng, steps=40):
             "still be in time.")
         unfinished = [g for g in groups if not g.finished]
         assert unfinished, (
-            f"Deadlock: {len(groups)} groups outstanding, all finished, take says None.")
+            f"k = {k}, P = {P}, version {version}: deadlock. All {len(groups)} groups are "
+            f"finished, started at {[g.start for g in groups]}, and take says None.")
         slow = rng.random() < 0.15                  # the oldest ones linger
         rng.choice(unfinished if slow else unfinished[len(unfinished) // 2:]).rollouts.append("x")
     assert pacer.admitted == len(lags) + len(pacer.groups), (
@@ -238,9 +239,9 @@ def drive(k, P, rng, steps=40):
 
 
 @pytest.mark.parametrize("k, P", SIZES)
-def test_no_group_is_trained_on_more_than_k_steps_late_and_none_waits_needlessly(k, P):
-    for seed in range(10):
-        lags = drive(k, P, random.Random(seed))
+def test_no_group_is_trained_on_more_than_k_steps_late_and_none_waits_needlessly(k, P, seed):
+    for trial in range(10):
+        lags = drive(k, P, random.Random(f"{seed}/{trial}"))
         assert max(lags) <= k, (f"k = {k}, P = {P}: a group was trained on {max(lags)} steps after "
                                 "its "
                                 "start. take lets a step go although those left behind are too "
@@ -283,7 +284,9 @@ def test_your_schedule_breaks_the_naive_rule(k, P):
 def test_your_pacer_keeps_the_bound_on_your_schedule(k, P):
     everything = [list(range(9 * k * P))] * 2 * k   # in the end all groups finish
     lags = replay(PipelinePacer(k, P), [*counterexample(k, P), *everything])
-    assert lags and max(lags.values()) <= k, "Your schedule breaks your PipelinePacer as well."
+    assert lags and max(lags.values()) <= k, (
+        f"Your schedule breaks your PipelinePacer({k}, {P}) as well: its largest lag is "
+        f"{max(lags.values(), default=None)}.")
 
 
 # -- Run.admit: who calls the pacer ----------------------------------------------------------------

@@ -62,18 +62,22 @@ def share_of_gain(law, C, theta):
 
 
 def test_the_law_is_R0_at_no_compute_and_broadcasts():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for B in (0.1, 20.0):
+    for B in (0.1, 20.0):
+        with warnings.catch_warnings(record=True) as raised:
+            warnings.simplefilter("always")
             ends = law_at("sigmoid", np.array([0.0, 1e-9, 1e22, 1e30]), 0.6, B, 1e22, 0.2)
-            assert np.isfinite(ends).all() and ends[0] == 0.2, (
-                f"C = 0, 1e-9, 1e22, 1e30 with B = {B} give {ends}: it should be R0 = .2 at C = 0, "
-                "and "
-                "finite everywhere. C = 0 has no logarithm: use a tiny number in its place.")
+        assert np.isfinite(ends).all() and ends[0] == 0.2, (
+            f"C = 0, 1e-9, 1e22, 1e30 with B = {B} give {ends}: it should be R0 = .2 at C = 0, and "
+            "finite everywhere.")
+        assert not raised, (
+            f"B = {B}, C = 0 to 1e30: numpy warns, {raised[0].message}. C = 0 has no logarithm: "
+            "use "
+            "1e-300 in its place.")
     ones = np.ones((3, 1))
     many = law_at("sigmoid", np.ones(5), 0.6 * ones, ones, ones, 0.2)
     assert np.shape(many) == (3, 5) and np.allclose(many, 0.4), (
-        "C (5,) and A, B, C_mid (3, 1) broadcast to (3, 5).")
+        "C (5,) and A, B, C_mid (3, 1) of ones broadcast to (3, 5), here all R0 + (A - R0) / 2 = "
+        ".4.")
 
 
 # -- points_to_fit ---------------------------------------------------------------------------------
@@ -108,8 +112,10 @@ def test_only_the_window_is_fitted_and_R0_is_from_before_it():
 
 def test_R0_given_fitted_or_unused():
     C, _, R0, where, count = points_to_fit(C6, R6, 0.2, "sigmoid", 0.0, np.inf)
-    assert (R0, where, count) == (0.2, "given", 0) and C[0] == 10, (
-        "A given R0 stays; it is not measured.")
+    assert (R0, where, count, C[0]) == (0.2, "given", 0, 10), (
+        f"R0 = .2 is given. You return R0 {R0}, {where!r}, the mean of {count} evaluations, and "
+        "fit "
+        f"from C = {C[0]:g} on; it should be .2, 'given', of 0 evaluations, from C = 10 on.")
     C, _, R0, where, count = points_to_fit(C6, R6, "fit", "sigmoid", 15.0, np.inf)
     assert (R0, where, count) == (0.0, "fitted", 0), f"'fit': got R0 {R0}, {where!r}, {count}."
     assert C.tolist() == [0, 0, 0, 20, 30, 40, 50], (
@@ -146,7 +152,8 @@ def check_at(search, x, R, R0):
     values = dict(zip(names, map(float, found)))
     if not np.isclose(values["C_mid"], theta[2]):
         hint = "The box is in logarithms: exp is missing." if np.isclose(
-            values["C_mid"], math.log(theta[2])) else "x[0] and box[0] are C_mid's, in logs."
+            values["C_mid"], math.log(theta[2])) else (
+                "x[0] and box[0] are C_mid's: exp of low + (high - low) (sin x + 1) / 2.")
         pytest.fail(f"C_mid is {values['C_mid']:.5g}, it should be {theta[2]:.5g}. "
                     f"{hint}", pytrace=False)
     assert np.isclose(values["B"], theta[1]), (
@@ -215,10 +222,10 @@ def test_the_search_starts_at_four_places():
         x = np.asarray(search.starts(R[1:], R[0]))
         assert x.shape == (4, len(search.box)), f"starts has shape {x.shape}: four rows of angles."
         C_mid = {round(math.sin(row[0]), 6) for row in x}
-        assert len(C_mid) == 4, (f"The four starts have {len(C_mid)} different C_mid. The best "
-                                 "four nodes of "
-                                 "the table are often neighbors in one valley: take the best of "
-                                 "four C_mid.")
+        hint = ("All are one start, like the default of curve_fit: it ends in the valley where it "
+                "happens to begin." if len(C_mid) == 1 else
+                "The best four nodes of a table are often neighbors: take the best of each C_mid.")
+        assert len(C_mid) == 4, f"The four starts have {len(C_mid)} different C_mid. {hint}"
         best = min((search.at(row, R[1:], R[0])[1] ** 2).sum() for row in x)
         rng = np.random.default_rng(0).uniform(-1.4, 1.4, (200, len(search.box)))
         luck = np.median([(search.at(row, R[1:], R[0])[1] ** 2).sum() for row in rng])
@@ -301,7 +308,8 @@ def test_rivals_are_compared_by_akaikes_criterion():
         hint = ("The sign: it is the rival's minus ours, below 0 if the rival fits better."
                 if np.isclose(found, -right, rtol=1e-3) else
                 "The parameters are not counted: 3 for a law, 1 for a constant."
-                if np.isclose(found, right + 2 * 2 * (name == "constant"), rtol=1e-3) else "")
+                if np.isclose(found, right + 2 * 2 * (name == "constant"), rtol=1e-3) else
+                "It is n times the logarithm of the mean squared error, plus 2 for each parameter.")
         assert found == pytest.approx(right, rel=1e-3), (
             f"delta_aic of {name} is {found:.2f}, it should be {right:.2f}. {hint}")
     assert told["stretched"]["A"] == 0.7 and told["constant"]["A"] == pytest.approx(R.mean()), (
