@@ -14,6 +14,7 @@ begins, has not noticed the bug: it has met a crash. First all tests run on an u
 import argparse
 import datetime
 import json
+import multiprocessing
 import os
 import platform
 import random
@@ -35,6 +36,10 @@ NOT_COPIED = (".*", "__pycache__", "*.egg-info", "runs", "models", "results", "s
               "build")
 # What a dealt project lacks: the tests, which would say it, and the course, which has the answers.
 NOT_DEALT = ("tests", "course")
+# Importing torch takes longer than most tests: a server imports it once, and forks for each mutant.
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+FORK = multiprocessing.get_context("forkserver")
+FORK.set_forkserver_preload(["pytest", "scipy.optimize", "torch", "transformers", "accelerate"])
 ASSERTION = re.compile(r"assert |AssertionError|Failed: ")          # how pytest's messages begin
 # The silent runs: lag, micro-batches, epochs and a temperature, so that each bug has its effect.
 RUN = ("--config", "configs/stress.toml", "--steps", "40", "--temperature", "0.8", "--seed", "3",
@@ -92,18 +97,30 @@ def copy_project(folder, mutant=None, leave_out=()):
 
 
 # ----------------------------------------------------------------------------------- the tests
+def pytest_in(folder, tests):
+    """pytest, as a process of its own in this copy of the project. Of ROOT nothing is imported."""
+    import pytest
+    with open(folder / "output", "w") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    os.chdir(folder)
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != ROOT]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "course"]:
+        del sys.modules[name]
+    sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--tb=line", "-o",
+                          "junit_family=xunit1", "--junitxml=report.xml", *tests]))
+
+
 def run_tests(folder, tests, limit_s=LIMIT_S):
     """({test: message, "" where it has passed}, how the run ended if it did not end normally).
 
     A named test stands for all of its cases. A case that is skipped has not passed."""
-    report = folder / "report.xml"
-    env = {key: x for key, x in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line", "-o",
-             "junit_family=xunit1", f"--junitxml={report}", *tests],
-            cwd=folder, env=env, text=True, capture_output=True, timeout=limit_s)
-    except subprocess.TimeoutExpired:
+    report, process = folder / "report.xml", FORK.Process(target=pytest_in, args=(folder, tests))
+    process.start()
+    process.join(limit_s)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
         return {}, f"not over after {limit_s} s"
     cases = {}
     if report.exists():
@@ -116,8 +133,8 @@ def run_tests(folder, tests, limit_s=LIMIT_S):
         messages = [x for case, x in cases.items() if case == test or case.startswith(f"{test}[")]
         if messages:                            # an assertion first, if there is any
             found[test] = max(messages, key=lambda x: (bool(ASSERTION.match(x)), bool(x)))
-    ended = "" if done.returncode in (0, 1) else (
-        f"pytest ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}")
+    ended = "" if process.exitcode in (0, 1) else (
+        f"pytest ended with {process.exitcode}: {(folder / 'output').read_text().strip()[-300:]}")
     return found, ended
 
 
@@ -184,19 +201,23 @@ out for [an exercise](silent_bugs.md), so this page is the instructor's.
 
 
 # ------------------------------------------------------------------------ the silent-bug exercise
+def bug_of(seed):
+    """The name of the silent bug that a seed deals out."""
+    return random.Random(f"silent {seed}").choice(
+        sorted(name for name, mutant in load().items() if mutant.silent))
+
+
 def deal(seed, out):
-    """A project with one of the silent bugs in the new folder `out`, and in out/logs a short run
-    with it beside one without."""
+    """A project with the silent bug of this seed in the new folder `out`, and in out/logs a short
+    run with it beside one without."""
     if out.exists():
         raise BadInput(f"{out} is there already: name another folder with --out")
-    silent = sorted(name for name, mutant in load().items() if mutant.silent)
-    name = random.Random(f"silent {seed}").choice(silent)
+    name = bug_of(seed)
     copy_project(out, load()[name], NOT_DEALT)
     shutil.copy(HERE / "silent_bugs.md", out / "TASK.md")
     for run, log in (("healthy", "healthy"), ("mystery", name)):
         (out / "logs" / run).mkdir(parents=True)
         shutil.copyfile(HERE / "silent" / f"{log}.jsonl", out / "logs" / run / "metrics.jsonl")
-    return name
 
 
 def short(value):
@@ -212,8 +233,7 @@ def log_of(mutant, model, limit_s=LIMIT_S):
         copy_project(project, mutant)
         done = subprocess.run(
             [sys.executable, "scalerl.py", *RUN, "--model", model.resolve()], cwd=project,
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, text=True, capture_output=True,
-            timeout=limit_s)
+            text=True, capture_output=True, timeout=limit_s)
         if done.returncode:
             raise BadInput(f"the run of {mutant.name if mutant else 'the healthy project'} ended "
                            f"with {done.returncode}: {done.stderr.strip()[-300:]}")
