@@ -1,9 +1,9 @@
 """mutants.py: real bugs, put in one at a time, and the tests that notice them.
 
-    python -m course.mutants                      all of mutants.toml; writes the table mutants.md
-    python -m course.mutants group_std R0_forgotten                    these two alone; no table
-    python -m course.mutants --deal 7 --out mystery                    a project with a silent bug
-    python -m course.mutants --logs --model models/toy-8               the logs that are dealt out
+    python -m course.mutants                           all of mutants.toml; the table is mutants.md
+    python -m course.mutants group_std R0_forgotten    these two alone, and their rows of the table
+    python -m course.mutants --deal 7 --out mystery    a project with a silent bug
+    python -m course.mutants --logs --model models/toy-8           the logs that are dealt out
 
 A mutant is applied in a temporary copy of the project, never in the tree itself, and only the tests
 that it names are run there: the whole suite for each would take many hours. Two copies at a time.
@@ -42,9 +42,9 @@ FORK = multiprocessing.get_context("forkserver")
 FORK.set_forkserver_preload(["pytest", "scipy.optimize", "torch", "transformers", "accelerate"])
 ASSERTION = re.compile(r"assert |AssertionError|Failed: ")          # how pytest's messages begin
 # The silent runs: lag, micro-batches, epochs and a temperature, so that each bug has its effect.
-RUN = ("--config", "configs/stress.toml", "--steps", "40", "--temperature", "0.8", "--seed", "3",
-       "--task-options", '{"size": 300}', "--heldout-prompts", "256", "--micro-batch-tokens",
-       "1024", "--name", "run")
+RUN = ("--config", "configs/stress.toml", "--steps", "40", "--lr", "1e-4", "--temperature", "0.8",
+       "--seed", "3", "--task-options", '{"size": 300}', "--heldout-prompts", "256",
+       "--micro-batch-tokens", "1024", "--name", "run")
 BY_LAG = [f"{name}/lag_{lag}" for lag in (0, 4, 8)
           for name in ("ratio/mean", "mismatch/kl_k3", "mismatch/mean_abs_dlogp")]
 COLUMNS = ("step", "version", "reward/std", "pass_rate", "frac_reward_zero_std",
@@ -178,22 +178,25 @@ def check(mutants, tell=print):
             return dict(zip([mutant.name for mutant in mutants], pool.map(one, mutants)))
 
 
-def table(mutants, verdicts):
-    """mutants.md."""
-    killed = sum(verdict == "killed" for verdict, _ in verdicts.values())
-    rows = "".join(
-        f"| {m.name}{' (silent)' * m.silent} | `{m.file}` | {m.story} | "
-        f"{'' if verdicts[m.name][0] == 'killed' else verdicts[m.name][0] + ': '}"
-        f"{verdicts[m.name][1]} |\n" for m in mutants)
+def table(mutants, verdicts, before=""):
+    """mutants.md; of mutants that were not run, the last cell is that of the table before."""
+    ends = {line.split()[1]: line.rpartition(" | ")[2].rstrip(" |")
+            for line in before.splitlines() if line.startswith("| ")}
+    ends |= {name: why if verdict == "killed" else f"{verdict}: {why}"
+             for name, (verdict, why) in verdicts.items()}
+    mutants = [mutant for mutant in mutants if mutant.name in ends]
+    killed = sum(": " not in ends[mutant.name] for mutant in mutants)
+    rows = "".join(f"| {m.name}{' (silent)' * m.silent} | `{m.file}` | {m.story} | {ends[m.name]} |\n"
+                   for m in mutants)
     return f"""\
 # What the tests notice
 
 {len(mutants)} real bugs, put into the project one at a time: {killed} are killed, each by all of the
 tests beside it, on an assertion. Only these tests are run on a mutant: the whole suite for each
-would take many hours. Made by `make mutants` on {datetime.date.today()}, Python \
-{platform.python_version()}, {platform.system()}
-on {platform.machine()}, {os.cpu_count()} cores. The patches are in `mutants.toml`. Silent ones are dealt
-out for [an exercise](silent_bugs.md), so this page is the instructor's.
+would take many hours. Made by `make mutants`, last on {datetime.date.today()}, with Python
+{platform.python_version()} on {os.cpu_count()} cores ({platform.system()}, {platform.machine()}). The patches
+are in `mutants.toml`. Silent ones are dealt out for [an exercise](silent_bugs.md), so this page is
+the instructor's.
 
 | bug | file | what goes wrong, and where it was seen | killed by |
 |---|---|---|---|
@@ -287,8 +290,8 @@ def main(argv=None):
     except (BadInput, OSError, subprocess.TimeoutExpired) as error:
         print(f"mutants: {error}", file=sys.stderr)
         return 2
-    if not args.names:
-        (HERE / "mutants.md").write_text(table(chosen, verdicts))
+    path = HERE / "mutants.md"
+    path.write_text(table(mutants.values(), verdicts, path.read_text() if path.exists() else ""))
     left = [name for name, (verdict, _) in verdicts.items() if verdict != "killed"]
     print(f"{len(chosen) - len(left)} of {len(chosen)} killed"
           + f"; not killed: {', '.join(left)}" * bool(left))
