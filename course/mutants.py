@@ -133,9 +133,10 @@ def run_tests(folder, tests, limit_s=LIMIT_S):
         messages = [x for case, x in cases.items() if case == test or case.startswith(f"{test}[")]
         if messages:                            # an assertion first, if there is any
             found[test] = max(messages, key=lambda x: (bool(ASSERTION.match(x)), bool(x)))
-    ended = "" if process.exitcode in (0, 1) else (
-        f"pytest ended with {process.exitcode}: {(folder / 'output').read_text().strip()[-300:]}")
-    return found, ended
+    if process.exitcode in (0, 1):
+        return found, ""
+    said = " ".join((folder / "output").read_text().split())[-200:]
+    return found, f"pytest ended with {process.exitcode}: {said}"
 
 
 def judge(mutant, found, ended):
@@ -186,17 +187,17 @@ def table(mutants, verdicts, before=""):
              for name, (verdict, why) in verdicts.items()}
     mutants = [mutant for mutant in mutants if mutant.name in ends]
     killed = sum(": " not in ends[mutant.name] for mutant in mutants)
-    rows = "".join(f"| {m.name}{' (silent)' * m.silent} | `{m.file}` | {m.story} | {ends[m.name]} |\n"
-                   for m in mutants)
+    rows = "".join(f"| {m.name}{' (silent)' * m.silent} | `{m.file}` | {m.story} "
+                   f"| {ends[m.name]} |\n" for m in mutants)
+    machine = f"{os.cpu_count()} cores ({platform.system()}, {platform.machine()})"
     return f"""\
 # What the tests notice
 
-{len(mutants)} real bugs, put into the project one at a time: {killed} are killed, each by all of the
-tests beside it, on an assertion. Only these tests are run on a mutant: the whole suite for each
-would take many hours. Made by `make mutants`, last on {datetime.date.today()}, with Python
-{platform.python_version()} on {os.cpu_count()} cores ({platform.system()}, {platform.machine()}). The patches
-are in `mutants.toml`. Silent ones are dealt out for [an exercise](silent_bugs.md), so this page is
-the instructor's.
+{len(mutants)} real bugs, put into the project one at a time: {killed} are killed, each by all
+of the tests beside it, on an assertion. Only these tests are run on a mutant: the whole suite for
+each would take many hours. Made by `make mutants`, last on {datetime.date.today()}, with Python
+{platform.python_version()} on {machine}. The patches are in `mutants.toml`. Silent ones
+are dealt out for [an exercise](silent_bugs.md), so this page is the instructor's.
 
 | bug | file | what goes wrong, and where it was seen | killed by |
 |---|---|---|---|

@@ -82,7 +82,7 @@ def test_a_deal_repeats_itself_and_does_not_hold_its_answer(tmp_path):
 
 
 def test_every_silent_bug_is_dealt_out_by_some_seed():
-    assert {mutants.bug_of(seed) for seed in range(100)} == set(SILENT)
+    assert {mutants.bug_of(seed) for seed in range(40)} == set(SILENT)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -136,13 +136,13 @@ SYMPTOMS = {
         changed_columns(name) == {"compute/flops", "compute/tokens"}
         and min(a - b for a, b in zip(cost(name)[0], cost("healthy")[0])) > 0
         and cost(name)[1] == pytest.approx(cost("healthy")[1], rel=1e-3)),
+    # Nothing is learned otherwise, and the tokens are the same: they are called younger.
     "one_version_a_sample": lambda name: (
-        mean(column(name, "lag/mean")) < mean(column("healthy", "lag/mean"))
-        and max(column(name, LAG_0)) > 100 * max(column("healthy", LAG_0))),
-    "logprobs_at_another_temperature": lambda name: (
-        min(column(name, LAG_0)) > 1e-2 and max(column("healthy", LAG_0)) < 1e-3),
-    "one_sided_fp32_head": lambda name: (
-        min(column(name, LAG_0)) > 10 * max(column("healthy", LAG_0)))}
+        mean(column(name, "lag/mean")) < mean(column("healthy", "lag/mean")) - 0.5
+        and not {"pass_rate", GRADIENT, "tokens/trained"} & changed_columns(name)),
+    # In step 1 nothing is stale: sampler and trainer differ by rounding, or by a bug.
+    "logprobs_at_another_temperature": lambda name: column(name, LAG_0)[0] > 1e-2,
+    "one_sided_fp32_head": lambda name: 1e-2 > column(name, LAG_0)[0] > 1e-4}
 
 
 @pytest.mark.parametrize("name", SILENT)
