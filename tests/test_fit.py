@@ -567,6 +567,20 @@ def test_interval_of_the_held_out_prediction_covers_what_is_measured():
     assert 0.80 <= inside / 100 <= 0.97
 
 
+def test_a_single_evaluation_is_held_against_an_interval_that_has_its_noise():
+    """Sixty evaluations determine the curve well, and one more scatters far beyond it.  The naive
+    form, the interval of the curve, is kept here: it calls most good predictions wrong."""
+    inside = np.zeros(2)
+    for seed in range(40):
+        C, R = made(n=61, sd=0.02, seed=seed)
+        early = fit_curve(C, R, c_max=C[-2], bootstrap=40, seed=seed)
+        told, (_, low, high) = fit.held_out(C, R, early), early.predict(C[-1])
+        assert told["evaluations"] == 1 and told["measured"] == R[-1]
+        inside += told["lo"] <= R[-1] <= told["hi"], low <= R[-1] <= high
+    ours, naive = inside / 40
+    assert 0.75 <= ours and naive < 0.5
+
+
 def test_rolling_finds_when_the_outcome_was_known():
     """A cut that saw later points would look wise early; here the first cuts, which end before the
     bend, must be wrong, and the last cut must be the fit itself."""

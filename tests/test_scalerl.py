@@ -297,6 +297,20 @@ def test_the_learning_rate_warms_up_and_the_gradient_is_clipped(llama, seed):
     assert rates == pytest.approx([8e-4 / 5, 8e-4 * 4 / 5, 8e-4, 8e-4])
 
 
+def test_each_step_has_a_gradient_of_its_own(llama, seed):
+    """Nothing is left over from the step before: the norm is that of a trainer which only sees the
+    second batch. With the clip the weights would hide it, they move as far as the learning rate."""
+    first, second = (rollouts_of(2, 3, random.Random(seed + i)) for i in (0, 1))
+    rewards = torch.tensor([[1., -1, -1], [-1, 1, 1]])
+    model = packed_copy(llama)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    twice = trainer_of(model, Config(model="x", lr=0.0), optimizer)
+    twice.step(first, rewards, 3)
+    log = twice.step(second, rewards, 3)
+    _, alone = take_step(packed_copy(llama), second, rewards)
+    assert log["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-4)
+
+
 def test_a_step_whose_groups_all_agree_takes_no_optimizer_step(llama, seed):
     rollouts = rollouts_of(3, 2, random.Random(seed))
     rewards = torch.tensor([[1., 1], [-1, -1], [1, 1]])

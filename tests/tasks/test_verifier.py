@@ -603,12 +603,13 @@ def finished(text, prompt_id, *, reason="stop", prompt="?"):
 
 def test_a_truncated_sample_has_no_answer_and_moves_no_other_reward(verifier):
     """The truncated one comes first and says the right answer; then a wrong one, then a right one.
+    It is cut off behind its answer: without its last token the answer is still there.
 
     Rewards that are dealt out in the order of the finished samples would go to their neighbors.
     """
     problems = {"a": Problem("a", "t", "3+4?", "7"), "b": Problem("b", "t", "6*7?", "42")}
-    rollouts = [finished(r"\boxed{7}", "a", reason="length"), finished(r"\boxed{8}", "a"),
-                finished(r"\boxed{7}", "a"), finished(r"\boxed{42}", "b", reason="length"),
+    rollouts = [finished(r"\boxed{7}. So", "a", reason="length"), finished(r"\boxed{8}", "a"),
+                finished(r"\boxed{7}", "a"), finished(r"\boxed{42}. So", "b", reason="length"),
                 finished(r"\boxed{42}", "b")]
     rewards, log = verifier.rewards(rollouts, problems, Chars)
     assert rewards == [-1.0, -1.0, 1.0, -1.0, 1.0]
