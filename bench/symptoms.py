@@ -6,6 +6,9 @@
     python bench/symptoms.py --model models/toy-8 --smoke         # the smoke reward, by working and
                                                                   # by broken loops
 
+    python bench/symptoms.py --alarms runs/toy*  # which symptoms other runs show: alarms.csv
+    python bench/symptoms.py --profile runs/demo # how the columns of one run go, in Markdown
+
 A run is configs/stress.toml, some steps, some settings, and for some symptoms a bug, which is put
 into the running program (BUGS): the sources stay as they are. Logs go to runs/symptom-NAME and, as
 far as the rules read them, to results/symptoms/steps.csv.
@@ -30,7 +33,7 @@ KEPT = ROOT / "results" / "symptoms" / "steps.csv"
 SHORT = '--temperature 2 --task-options {"shorter_than":26}'
 # {name: (steps, settings beyond configs/stress.toml, the bug or "", what it is)}
 RUNS = {
-    "healthy": (70, "--lr 1.5e-4", "", "the setting as it is, with a quarter of its learning rate"),
+    "healthy": (64, "--lr 1.5e-4", "", "the setting as it is, with a quarter of its learning rate"),
     "unread": (15, "--task unread.jsonl --heldout-prompts 16", "",
                "gold answers in words, where the model writes digits"),
     "tiny_lr": (80, "--lr 1e-7 --warmup-steps 0", "", "steps that change nothing"),
@@ -44,7 +47,9 @@ RUNS = {
     "one_sided": (15, "--lr 1.5e-4", "one_sided", "the sampler draws at temperature 0.7, the "
                   "trainer computes log-probs at 1"),
     "recomputed": (30, "--behavior recomputed", "", "the trainer recomputes what the sampler had"),
-    "never_pushed": (40, "", "never_pushed", "new weights do not reach the sampler, versions do"),
+    "never_pushed": (40, "--off-policy pipeline-0", "never_pushed",
+                     "new weights do not reach the sampler, versions do; no lag"),
+    "never_pushed_lag": (40, "", "never_pushed", "the same with lag, which hides it"),
     "truncated": (15, "--think-min 8 --think-max 12 --interrupt-phrase=", "",
                   "a budget below the length of the answers, and nothing that interrupts"),
     "interrupted": (15, "--think-min 3 --think-max 8", "", "a budget below the length of thinking"),
@@ -63,6 +68,9 @@ RUNS = {
     "listed": (15, '--task listed.jsonl --think-close </done> --interrupt-phrase= '
                '--heldout-prompts 16', "", "all that the model thinks counts as its answer"),
 }
+PROFILE = ("pass_rate", "held_out", "reward/std", "frac_reward_zero_std", "completions/mean_length",
+           "completions/truncated_frac", "completions/interrupted_frac", "lag/mean", "ratio/mean",
+           "mismatch/kl_k3", "ess", "entropy", "grad_norm", "curriculum/active", "optimizer_step")
 SMOKE = {"working": "", "wrong sign": "wrong_sign", "weights never pushed": "never_pushed"}
 
 
@@ -171,6 +179,29 @@ def table():
     return "\n".join(lines)
 
 
+def alarms(folders):
+    """Rows of alarms.csv: each run, each symptom that it shows, in how many of its steps."""
+    for folder in sorted(folders):
+        rows = symptoms.read(folder)
+        found = symptoms.found(rows)
+        for name, steps in [(s.name, steps) for s, steps in found] or [("none", [])]:
+            yield {"run": Path(folder).name, "length": int(rows[-1]["step"]), "symptom": name,
+                   "count": len(steps), "steps": symptoms.ranges(steps)}
+
+
+def profile(folder, parts=6):
+    """Markdown: means of a run's columns in so many equal parts of its steps."""
+    rows = [row for row in symptoms.read(folder) if "pass_rate" in row]
+    size = len(rows) // parts
+    chunks = [rows[i * size: (i + 1) * size] for i in range(parts)]
+    lines = ["| column | " + " | ".join(f"{c[0]['step']}-{c[-1]['step']}" for c in chunks) + " |",
+             "|---|" + "--:|" * parts]
+    for column in PROFILE:
+        means = ([row[column] for row in chunk if column in row] for chunk in chunks)
+        lines.append(f"| `{column}` | " + " | ".join(f"{sum(m) / len(m):.3g}" for m in means) + " |")
+    return "\n".join(lines)
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("names", nargs="*")
@@ -178,10 +209,16 @@ def main():
     p.add_argument("--table", action="store_true")
     p.add_argument("--keep", action="store_true", help="only read runs/symptom-* again")
     p.add_argument("--smoke", action="store_true")
+    p.add_argument("--alarms", nargs="+", metavar="RUN")
+    p.add_argument("--profile", metavar="RUN")
     p.add_argument("--one", nargs=2, metavar=("WORDS", "BUG"), help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.one:
         return train(json.loads(args.one[0]), args.one[1])
+    if args.alarms:
+        return write_csv(KEPT.with_name("alarms.csv"), [*alarms(args.alarms)])
+    if args.profile:
+        return print(profile(args.profile))
     if args.smoke:
         for what, bug in SMOKE.items():
             for seed in range(3):

@@ -78,9 +78,11 @@ def checks(run, steps):
 
     # 4. The two sides of the importance ratio; then the loop.
     with contextlib.redirect_stdout(None):          # it has a sentence of its own
-        kl = self_test(run)[f"mismatch/{NAMES[config.head_fp32]}/kl_k3"]
-    yield grade(kl, HEALTHY_KL, HEALTHY_KL), (
-        f"self-test: sampler and trainer differ by a KL of {kl:.1e}, healthy is below {HEALTHY_KL}")
+        log, name = self_test(run), f"mismatch/{NAMES[config.head_fp32]}/"
+    kl, apart = log[name + "kl_k3"], log[name + "mean_abs_dlogp"]
+    yield "ok" if kl < HEALTHY_KL and apart < 0.03 else "bad", (
+        f"self-test: sampler and trainer differ by {apart:.1e} in a token's log-prob, healthy is "
+        f"below 0.03, and by a KL of {kl:.1e}, healthy is below {HEALTHY_KL}")
     if steps:
         characters = median(len(tokenizer.decode(r.output_ids[:-1])) for r in rollouts)
         yield smoke(run, steps, asked, max(2, round(characters)))
