@@ -392,7 +392,7 @@ def make_parser(page, about=""):
     return parser
 
 
-FLAGS = ("resume", "dry_run", "print_config", "report", "check")    # of one call, not settings of a run
+FLAGS = ("resume", "dry_run", "print_config", "report", "check")    # of one call, no settings
 
 
 def parse(argv, about=""):

@@ -1,6 +1,6 @@
 """Each symptom of docs/is-it-working.md made to happen on the toy  (results/symptoms)
 
-    python bench/symptoms.py --model models/toy-8                 # all runs, ten minutes on one core
+    python bench/symptoms.py --model models/toy-8                 # all runs, minutes on one core
     python bench/symptoms.py --model models/toy-8 warmup late     # some of them
     python bench/symptoms.py --table                              # the table of results/symptoms
     python bench/symptoms.py --model models/toy-8 --smoke         # the smoke reward, by working and
@@ -31,6 +31,7 @@ from held_out import write_csv
 
 KEPT = ROOT / "results" / "symptoms" / "steps.csv"
 SHORT = '--temperature 2 --task-options {"shorter_than":26}'
+HALF = "--prompts-per-step 8 --slots 512"
 # {name: (steps, settings beyond configs/stress.toml, the bug or "", what it is)}
 RUNS = {
     "healthy": (64, "--lr 1.5e-4", "", "the setting as it is, with a quarter of its learning rate"),
@@ -47,7 +48,7 @@ RUNS = {
     "one_sided": (15, "--lr 1.5e-4", "one_sided", "the sampler draws at temperature 0.7, the "
                   "trainer computes log-probs at 1"),
     "recomputed": (30, "--behavior recomputed", "", "the trainer recomputes what the sampler had"),
-    "never_pushed": (40, "--off-policy pipeline-0", "never_pushed",
+    "never_pushed": (40, f"--off-policy pipeline-0 {HALF}", "never_pushed",
                      "new weights do not reach the sampler, versions do; no lag"),
     "never_pushed_lag": (40, "", "never_pushed", "the same with lag, which hides it"),
     "truncated": (15, "--think-min 8 --think-max 12 --interrupt-phrase=", "",
@@ -58,11 +59,13 @@ RUNS = {
     "shorter": (50, SHORT, "", "short answers are rewarded, right or wrong: the smoke reward"),
     "no_gradient": (15, "", "no_gradient", "a loss that is multiplied by zero"),
     "warmup": (25, "--warmup-steps 1000", "", "a warm-up of a thousand steps"),
-    "clipped": (40, "--lr 1.2e-3 --loss grpo", "", "PPO's clip, with large steps"),
-    "run_out": (40, '--retire-at 0.3 --lr 1.5e-4 --task-options {"size":60}', "",
+    "clipped": (30, f"--lr 1.2e-3 --loss grpo {HALF}", "", "PPO's clip, with large steps"),
+    "run_out": (30, f'--retire-at 0.3 --lr 1.5e-4 --task-options {{"size":60}} {HALF}', "",
                 "sixty problems, and early retirement"),
-    "repeated": (60, '--retire-at 2 --task-options {"size":24}', "", "24 problems again and again"),
-    "old": (50, "--off-policy pipeline-40 --slots 4096 --lr 1.5e-4", "", "32 steps in flight"),
+    "repeated": (40, '--retire-at 2 --prompts-per-step 8 --slots 128 --task-options {"size":8}', "",
+                 "eight problems again and again"),
+    "old": (30, "--off-policy pipeline-40 --prompts-per-step 4 --slots 1024 --lr 1.5e-4", "",
+            "32 steps in flight"),
     "late": (3, '--task late.jsonl --prompts-per-step 4 --slots 32 --heldout-prompts 4 '
              '--eval-every 100', "late", "formulas, and a thousandth of a second to compare them"),
     "listed": (15, '--task listed.jsonl --think-close </done> --interrupt-phrase= '
@@ -166,14 +169,14 @@ def read_kept(path=KEPT):
 
 def table():
     """Markdown: what each run is, how to make it, and the symptoms that it shows."""
-    lines = ["| run | what it is | settings | pass rate, first and last ten steps | symptoms (steps) |",
-             "|---|---|---|---|---|"]
+    lines = ["| run | what it is | steps | settings | pass rate, first and last ten steps | "
+             "symptoms (steps) |", "|---|---|--:|---|---|---|"]
     for name, rows in read_kept().items():
         steps, settings, bug, what = RUNS[name]
         rates = [row["pass_rate"] for row in rows if "pass_rate" in row]
         shown = "; ".join(f"{s.name} ({symptoms.ranges(at)})" for s, at in symptoms.found(rows))
         settings = f"`{settings}`" if settings else ""
-        lines.append(f"| `{name}` | {what} | {settings}{' and a bug' * bool(bug)} | "
+        lines.append(f"| `{name}` | {what} | {steps} | {settings}{' a bug' * bool(bug)} | "
                      f"{sum(rates[:10]) / len(rates[:10]):.2f}, "
                      f"{sum(rates[-10:]) / len(rates[-10:]):.2f} | {shown or 'none'} |")
     return "\n".join(lines)
@@ -197,8 +200,9 @@ def profile(folder, parts=6):
     lines = ["| column | " + " | ".join(f"{c[0]['step']}-{c[-1]['step']}" for c in chunks) + " |",
              "|---|" + "--:|" * parts]
     for column in PROFILE:
-        means = ([row[column] for row in chunk if column in row] for chunk in chunks)
-        lines.append(f"| `{column}` | " + " | ".join(f"{sum(m) / len(m):.3g}" for m in means) + " |")
+        means = [[row[column] for row in chunk if column in row] for chunk in chunks]
+        lines.append(f"| `{column}` | " + " | ".join(
+            f"{x:.0f}" if x > 100 else f"{x:.2g}" for x in (sum(m) / len(m) for m in means)) + " |")
     return "\n".join(lines)
 
 
@@ -219,13 +223,17 @@ def main():
         return write_csv(KEPT.with_name("alarms.csv"), [*alarms(args.alarms)])
     if args.profile:
         return print(profile(args.profile))
+    smoked = []
     if args.smoke:
-        for what, bug in SMOKE.items():
-            for seed in range(3):
+        for seed in range(3):
+            for what, bug in SMOKE.items():
                 words = [*f"--config {ROOT}/configs/stress.toml --model {args.model} --gpus 0 "
                          f"--temperature 2 --seed {seed} --check".split()]
                 line = [line for line in run(words, bug).splitlines() if "smoke" in line][-1]
                 print(f"{what}, seed {seed}: {line}", flush=True)
+                smoked.append({"loop": what, "seed": seed, "verdict": line.split()[0],
+                               "line": line.partition(": ")[2]})
+                write_csv(KEPT.with_name("smoke.csv"), smoked)
     for name in (args.names or RUNS) if not (args.table or args.keep or args.smoke) else ():
         print(name, shlex.join(arguments(name, args.model)), flush=True)
         print("\n".join(run(arguments(name, args.model), RUNS[name][2]).splitlines()[-3:]))

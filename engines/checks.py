@@ -49,8 +49,8 @@ def checks(run, steps):
     twice = sum(ids[:1] == ids[1:2] and ids[0] in tokenizer.all_special_ids for ids in prompts)
     template = "the model's own" if tokenizer.chat_template else "none, as for a base model"
     yield grade((tokenizer.chat_template is None) + 2 * (arrived < n or twice > 0), 0, 1), (
-        f"chat template: {template}; the question arrives in {arrived} of {n} prompts; {twice} begin"
-        f" with a special token twice; they end in {texts[0][-24:]!r}")
+        f"chat template: {template}; the question arrives in {arrived} of {n} prompts; {twice} "
+        f"begin with a special token twice; they end in {texts[0][-24:]!r}")
 
     # 2. Problems. Too many unusable ones have already ended the command, with a sentence.
     out = counts["bad_gold"] + counts["bad_records"]
@@ -70,8 +70,8 @@ def checks(run, steps):
     cut = fmean(r.finish_reason == "length" for r in rollouts)
     forced = fmean(r.interrupted for r in rollouts)
     yield grade(cut, 0.05, 0.5), f"answers: {cut:.1%} are truncated"
-    yield grade(forced, 0.5, 1), (f"thinking: {forced:.1%} is interrupted, at {config.think_min} to "
-                                  f"{config.think_max} tokens")
+    yield grade(forced, 0.5, 1), (
+        f"thinking: {forced:.1%} is interrupted, at {config.think_min} to {config.think_max} tokens")
     late, unread = log["verifier/timeout_frac"], log["verifier/error_frac"]
     yield grade(max(late, unread), 0.02, 0.2), (
         f"verifier: {late:.1%} late, {unread:.1%} unreadable, {log['time/check_ms']:.1f} ms each")

@@ -93,7 +93,8 @@ def test_too_few_steps_and_missing_columns_show_nothing():
 def test_steps_are_told_as_ranges():
     steps = sorted(random.sample(range(60), 25))
     words = symptoms.ranges(steps).split(" and ")[0].split(", ")
-    told = [s for word in words for s in range(int(word.split("-")[0]), int(word.split("-")[-1]) + 1)]
+    told = [step for word in words
+            for step in range(int(word.split("-")[0]), int(word.split("-")[-1]) + 1)]
     assert told == steps[:len(told)] and len(words) <= 5
 
 
