@@ -10,8 +10,8 @@
     python bench/symptoms.py --profile runs/demo # how the columns of one run go, in Markdown
 
 A run is configs/stress.toml, some steps, some settings, and for some symptoms a bug, which is put
-into the running program (BUGS): the sources stay as they are. Logs go to runs/symptom-NAME and, as
-far as the rules read them, to results/symptoms/steps.csv.
+into the running program (`put_in`): the sources stay as they are. Logs go to runs/symptom-NAME and,
+as far as the rules read them, to results/symptoms/steps.csv.
 """
 import argparse
 import copy
@@ -229,8 +229,9 @@ def main():
             for what, bug in SMOKE.items():
                 words = [*f"--config {ROOT}/configs/stress.toml --model {args.model} --gpus 0 "
                          f"--temperature 2 --seed {seed} --check".split()]
-                line = [line for line in run(words, bug).splitlines() if "smoke" in line][-1]
-                print(f"{what}, seed {seed}: {line}", flush=True)
+                out = run(words, bug)
+                line = [line for line in out.splitlines() if "smoke" in line][-1]
+                print(f"{what}, seed {seed}:\n{out}", flush=True)
                 smoked.append({"loop": what, "seed": seed, "verdict": line.split()[0],
                                "line": line.partition(": ")[2]})
                 write_csv(KEPT.with_name("smoke.csv"), smoked)
@@ -241,6 +242,7 @@ def main():
         runs = read_kept() if KEPT.exists() else {}
         runs |= {name: kept(f"runs/symptom-{name}") for name in RUNS
                  if Path(f"runs/symptom-{name}/metrics.jsonl").exists()}
+        runs = {name: runs[name] for name in RUNS if name in runs}
         columns = ["step", *sorted({c for rows in runs.values() for row in rows for c in row}
                                    - {"step"})]
         KEPT.parent.mkdir(exist_ok=True)
