@@ -22,6 +22,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -60,7 +61,7 @@ RUNS = {
     "no_gradient": (15, "", "no_gradient", "a loss that is multiplied by zero"),
     "warmup": (25, "--warmup-steps 1000", "", "a warm-up of a thousand steps"),
     "clipped": (30, f"--lr 1.2e-3 --loss grpo {HALF}", "", "PPO's clip, with large steps"),
-    "run_out": (30, f'--retire-at 0.3 --lr 1.5e-4 --task-options {{"size":60}} {HALF}', "",
+    "run_out": (40, f'--retire-at 0.12 --lr 1.5e-4 --task-options {{"size":60}} {HALF}', "",
                 "sixty problems, and early retirement"),
     "repeated": (40, '--retire-at 2 --prompts-per-step 8 --slots 128 --task-options {"size":8}', "",
                  "eight problems again and again"),
@@ -68,8 +69,8 @@ RUNS = {
             "32 steps in flight"),
     "late": (3, '--task late.jsonl --prompts-per-step 4 --slots 32 --heldout-prompts 4 '
              '--eval-every 100', "late", "formulas, and a thousandth of a second to compare them"),
-    "listed": (15, '--task listed.jsonl --think-close </done> --interrupt-phrase= '
-               '--heldout-prompts 16', "", "all that the model thinks counts as its answer"),
+    "listed": (15, '--task listed.jsonl --heldout-prompts 16', "listed",
+               "two more answers stand after each one"),
 }
 PROFILE = ("pass_rate", "held_out", "reward/std", "frac_reward_zero_std", "completions/mean_length",
            "completions/truncated_frac", "completions/interrupted_frac", "lag/mean", "ratio/mean",
@@ -106,6 +107,10 @@ def put_in(bug):
             self, copy.deepcopy(model), *a, **k))
         TransformersSampler.push_weights = lambda self, weights, version: setattr(
             self, "version", version)
+    if bug == "listed":                     # as a model that has learned to offer candidates
+        around(scalerl.Verifier, "rewards", lambda old: lambda self, rollouts, asked, tokenizer: old(
+            self, rollouts, asked, SimpleNamespace(
+                decode=lambda ids: tokenizer.decode(ids) + r" \boxed{3} or \boxed{7}")))
     if bug == "late":                       # only of samples: the gold answers are judged before
         def hurry(old):
             def rewards(self, *a):
