@@ -108,9 +108,9 @@ def put_in(bug):
         TransformersSampler.push_weights = lambda self, weights, version: setattr(
             self, "version", version)
     if bug == "listed":                     # as a model that has learned to offer candidates
-        around(scalerl.Verifier, "rewards", lambda old: lambda self, rollouts, asked, tokenizer: old(
+        around(scalerl.Verifier, "rewards", lambda old: lambda self, rollouts, asked, words: old(
             self, rollouts, asked, SimpleNamespace(
-                decode=lambda ids: tokenizer.decode(ids) + r" \boxed{3} or \boxed{7}")))
+                decode=lambda ids: words.decode(ids) + r" \boxed{3} or \boxed{7}")))
     if bug == "late":                       # only of samples: the gold answers are judged before
         def hurry(old):
             def rewards(self, *a):

@@ -70,8 +70,8 @@ def checks(run, steps):
     cut = fmean(r.finish_reason == "length" for r in rollouts)
     forced = fmean(r.interrupted for r in rollouts)
     yield grade(cut, 0.05, 0.5), f"answers: {cut:.1%} are truncated"
-    yield grade(forced, 0.5, 1), (
-        f"thinking: {forced:.1%} is interrupted, at {config.think_min} to {config.think_max} tokens")
+    yield grade(forced, 0.5, 1), (f"thinking: {forced:.1%} is interrupted, at {config.think_min} "
+                                  f"to {config.think_max} tokens")
     late, unread = log["verifier/timeout_frac"], log["verifier/error_frac"]
     yield grade(max(late, unread), 0.02, 0.2), (
         f"verifier: {late:.1%} late, {unread:.1%} unreadable, {log['time/check_ms']:.1f} ms each")
