@@ -370,7 +370,11 @@ def make_parser(page, about=""):
     add("--config", metavar="FILE", action="append", default=[],
         help="TOML file with differences from the defaults; of several the later wins")
     add("--resume", action="store_true", help="go on with runs/NAME")
-    add("--report", metavar="RUN", help="write RUN/report.html and stop")
+    add("--report", metavar="RUN",
+        help="write RUN/report.html, print which symptoms of docs/is-it-working.md it shows, stop")
+    add("--check", metavar="STEPS", nargs="?", const=30, type=int,
+        help="check model and task before a run, with so many steps of a reward that any loop "
+             "learns [30], and stop")
     add("--print-config", action="store_true", help="print all settings and stop")
     add("--dry-run", action="store_true",
         help="print what would run where, what memory and time it would take, and stop")
@@ -388,7 +392,7 @@ def make_parser(page, about=""):
     return parser
 
 
-FLAGS = ("resume", "dry_run", "print_config", "report")     # of one call, not settings of a run
+FLAGS = ("resume", "dry_run", "print_config", "report", "check")    # of one call, no settings
 
 
 def parse(argv, about=""):
@@ -423,6 +427,8 @@ def parse(argv, about=""):
     for settings in (*map(read_toml, given.pop("config")), given):
         values |= settings
     config = make_config(values)
+    if flags.check is not None:
+        config.name += "-check"             # nothing is written, and no run is in the way
     saved = Path("runs") / config.name / "config.toml"
     if flags.resume and saved.exists():     # a run goes on with its own settings, with changes
         before = dataclasses.asdict(make_config(read_toml(saved)))

@@ -25,13 +25,12 @@ Where this differs from the paper, or the paper is silent ("ours"):
   c. Compute counts generation and training, not evaluation (engines/compute.py).
   d. Adam's betas, the clip of the gradient norm, and temperature 1 (config.py).
 
-Where to go next: loss.py is the mathematics of section 4, sampler.py the generation that section 2
-paces, fit.py what becomes of the curve, config.py every setting. The folders may wait (README).
+Where to go next: loss.py is the mathematics of section 4, sampler.py the generation, fit.py what
+becomes of the curve, config.py every setting. The folders may wait.
 
 Axes: P prompts in a step, G samples of a prompt, N = P*G samples, T tokens of the longest output
 (shorter ones are padded on the right). v is the version of the weights: the number of optimizer
-steps taken. A `Rollout` is one sample, with the log-prob and the version of every token
-(sampler.py).
+steps taken. A `Rollout` is one sample, with the log-prob and the version of every token.
 """
 
 import dataclasses
@@ -52,6 +51,7 @@ from artifacts.run_folder import Progress, RunFolder
 from artifacts.step_log import Stopwatch, describe, log_step, pass_rates
 from config import ConfigError, parse
 from engines import load
+from engines.checks import check
 from engines.compute import Compute
 from engines.policy import micro_batches, table
 from engines.self_test import self_test
@@ -283,8 +283,7 @@ class Trainer(TrainedModel):
     config  the settings (config.py)
     team    the processes that train together (scaleout/team.py). With one process it is a stand-in:
             team.mine(batches, ..) gives all batches, each with share 1, team.backward(loss) is
-            loss.backward(), team.all(x) is [x], team.whole(x) is x. With several processes, each
-            of them has a Trainer, and all take the same steps.
+            loss.backward(), team.all(x) is [x], team.whole(x) is x. Several take the same steps.
     """
 
     def step(self, rollouts, rewards, version):
@@ -305,8 +304,7 @@ class Trainer(TrainedModel):
         behavior = table(rollouts, "logprobs", torch.float32)                           # (N, T)
         lags = version - table(rollouts, "versions", torch.long)                        # (N, T)
 
-        # A micro-batch is as many samples as fit into memory together. Their gradients add up to
-        # the gradient of the step.
+        # A micro-batch is what fits into memory together. The gradients add up to the step's.
         stats, error = [], ""
         batches = micro_batches(rollouts, config.micro_batch_tokens, self.team.size)
         for batch, share in self.team.mine(batches, rollouts):
@@ -659,7 +657,7 @@ def main(argv=None):
     argv, run = sys.argv[1:] if argv is None else argv, None
     try:
         config, command = parse(argv, __doc__.split("Reinforcement learning")[0])
-        # --dry-run, --report; or several processes, which are started and run this file again.
+        # --report and the like; or several processes, which are started and run this file again.
         if (status := instead_of_training(config, command, argv)) is not None:
             return status
         config.check()
@@ -667,6 +665,8 @@ def main(argv=None):
         folder = RunFolder(config, command.resume)
         team = make_team(config)
         run = Run(config, team.lead(Trainer(config, team)), folder)
+        if command.check is not None:
+            return check(run, command.check)
         if command.resume:
             print(folder.restore(run))
         else:

@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import fit
-from artifacts import figures, fit_report, readers
+from artifacts import figures, fit_report, readers, symptoms
 
 SAMPLES_SHOWN = 8               # of the first, the last, and the last interrupted ones, each
 # {title, with the healthy range: columns}. A column that ends in "/lag_" stands for all its lags.
@@ -73,6 +73,7 @@ def write_report(folder):
         f"{last.get('compute/flops', 0):.3g} FLOPs; {last.get('compute/tokens', 0):,d} tokens "
         f"generated. Last step: pass rate {last['pass_rate']:.3f}.</p>",
         *(f"<p class=note>{escape(note)}</p>" for note in notes),
+        "<h2>Is it working?</h2>", *(f"<p>{escape(line)}</p>" for line in symptoms.told(folder)),
         "<h2>What would more compute buy?</h2>", *curves(folder, logs["evals"]),
         "<h2>The training</h2><div class=charts>", *charts(steps), "</div>",
         "<h2>Samples</h2>", *shown_samples(logs["samples"], phrase), "<h2>Settings</h2>",

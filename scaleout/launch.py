@@ -37,9 +37,9 @@ def instead_of_training(config, command, argv):
     config (None with --report) and command are config.parse's; argv is the command line.
     """
     if command.report:
-        from artifacts import report            # matplotlib, which training never needs
+        from artifacts import report, symptoms  # matplotlib, which training never needs
         with load.refused():
-            print(report.write_report(command.report))
+            print(report.write_report(command.report), *symptoms.told(command.report), sep="\n")
     elif command.print_config or command.dry_run:
         print(to_toml(config), end="\n" * command.dry_run)
         if command.dry_run:

@@ -12,7 +12,7 @@ import math
 import random
 import re
 import warnings
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from config import did_you_mean
@@ -33,6 +33,12 @@ class Problem:
     kind: str = "math"  # which rule of `verify` judges it
     level: int = 0  # graded difficulty, 0 where nobody graded it
     trace: str | None = None  # a correct completion, "thinking</think>answer", for warm starts
+
+    def shorter_than(self, characters):
+        """The same question with the smoke reward of docs/is-it-working.md: what is written counts
+        for nothing, only that it ends and has fewer characters."""
+        return replace(self, task=f"short:{self.task}", kind="short", answer=str(characters),
+                       trace=None)
 
 
 def make_problem(task, question, answer, **fields):
@@ -71,6 +77,11 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")
 
 def load_pool(name, heldout, seed, options, unusable):
     """All distinct problems of one task, training and held-out together. Raises TaskError."""
+    options = dict(options)
+    limit = options.pop("shorter_than", None)  # of any task: the smoke reward instead of its own
+    if limit is not None and not (type(limit) is int and limit > 1):
+        raise TaskError(f"task option shorter_than = {limit!r} of {name!r} must be a whole number "
+                        "above 1, in characters")
     try:
         if name == "toy":
             problems = toy_problems(heldout, seed, **checked_options(name, options, TOY_OPTIONS))
@@ -86,7 +97,7 @@ def load_pool(name, heldout, seed, options, unusable):
     except ImportError as error:
         raise TaskError(f"task {name!r} needs a package: pip install {error.name}") from error
     unusable.read += len(problems)
-    return problems
+    return problems if limit is None else [p.shorter_than(limit) for p in problems]
 
 
 def checked_options(name, options, defaults):

@@ -46,6 +46,7 @@ def verify(text, answer, kind="math", question=""):
     answer: the gold one, or a tuple of accepted ones, of which any counts.
     kind: "math" compares values, "exact" the stripped text. "code": the last program passes all
     unit tests, which are the answer, as JSON. "gym": full credit by the generator's own rule.
+    "short": any text of fewer characters than the answer says.
     reason: "correct", "wrong", "no answer" or "several answers"; or, where it could not be judged,
     "unreadable", "timeout" or "error".
 
@@ -69,6 +70,8 @@ def accepted(answer):
 def read(text, answer, kind, question="", think_tags=THINK_TAGS):
     """A reason where that can be said at once, else (kind, gold answer, answers or program)."""
     opens, closes = think_tags
+    if kind == "short":  # thinking counts, and a truncated sample has no text
+        return "correct" if 0 < len(text.removeprefix(opens)) < int(answer) else "wrong"
     text = text.rpartition(closes)[2].partition(opens)[0].strip()
     if kind == "exact":
         return "correct" if text == answer.strip() else "wrong" if text else "no answer"

@@ -147,7 +147,7 @@ def test_what_a_full_cache_has_preempted_goes_on_after_a_push(micro, connect, pl
             begun = 0
             while begun < 20 and not preempted:
                 ask(sampler, "post", "/resume")
-                hold(sampler)                                       # a few steps of the engine later
+                hold(sampler)                                      # a few steps of the engine later
                 time.sleep(0.1)                                     # its last step is counted
                 begun = counted(FIRST_TOKENS) - len(earlier)
                 preempted = counted("num_requests_waiting") > 20 - begun > 0

@@ -1,0 +1,126 @@
+"""checks.py: is this model ready for this task?  python scalerl.py --check --config ...
+
+One line for each check before a run: "ok"; "look": the figure says what to doubt; "bad". They ask a
+scalerl.Run for its prompts, samples and rewards, and have it train with the smoke reward, so what
+is checked is what would run. docs/is-it-working.md explains the lines. All of it is ours.
+"""
+
+import contextlib
+import tempfile
+from collections import Counter
+from pathlib import Path
+from statistics import fmean, median, pstdev
+
+from artifacts.run_folder import Progress
+from artifacts.step_log import Stopwatch
+from engines.self_test import HEALTHY_KL, NAMES, self_test
+
+PROMPTS = 32                # that are asked: a standard error of the pass rate of .09 at most
+
+
+def check(run, steps):
+    """Print a line for each check of `run`, a scalerl.Run before its first step. steps: of the last
+    one, the smoke reward; 0: without it. Returns the exit code: 1 if something is bad, else 0."""
+    verdicts = []
+    for verdict, sentence in checks(run, steps):
+        print(f"{verdict:4}  {sentence}", flush=True)
+        verdicts.append(verdict)
+    run.team.close()
+    return int("bad" in verdicts)
+
+
+def grade(value, look, bad):
+    """The verdict on a value that had better be low."""
+    return "bad" if value > bad else "look" if value > look else "ok"
+
+
+def checks(run, steps):
+    """Yield (verdict, sentence) of each check, in the order in which a sample goes its way."""
+    config, problems, tokenizer = run.config, run.problems, run.trainer.tokenizer
+    counts = {name.partition("/")[2]: count for name, count in problems.log.items()}
+    asked = {i: problems.train[i] for i in [*problems.train][:PROMPTS]}
+    n, total = len(asked), counts["train"] + counts["heldout"]
+
+    # 1. Prompts. Blanks apart: some tokenizers decode others than they were given.
+    prompts = [problems.prompts[i] for i in asked]
+    texts = [tokenizer.decode(ids) for ids in prompts]
+    arrived = sum("".join(p.question.split()) in "".join(text.split())
+                  for p, text in zip(asked.values(), texts))
+    twice = sum(ids[:1] == ids[1:2] and ids[0] in tokenizer.all_special_ids for ids in prompts)
+    template = "the model's own" if tokenizer.chat_template else "none, as for a base model"
+    yield grade((tokenizer.chat_template is None) + 2 * (arrived < n or twice > 0), 0, 1), (
+        f"chat template: {template}; the question arrives in {arrived} of {n} prompts; {twice} "
+        f"begin with a special token twice; they end in {texts[0][-24:]!r}")
+
+    # 2. Problems. Too many unusable ones have already ended the command, with a sentence.
+    out = counts["bad_gold"] + counts["bad_records"]
+    yield grade(out, 0, total), (f"gold answers: {total + counts['too_long']} pass their own "
+                                 f"verifier, {out} do not, or could not be read")
+    yield grade(counts["too_long"], 0, total), (
+        f"prompts: the longest has {problems.prompt_tokens} tokens, prompt_tokens = "
+        f"{config.prompt_tokens}; {counts['too_long']} are longer and left out")
+
+    # 3. Answers to training problems.
+    run.push_weights()                              # servers may have other ones
+    rollouts, rates, log = ask(run, asked)
+    mean, equal = fmean(rates), fmean(rate in (0, 1) for rate in rates)
+    yield "bad" if mean in (0, 1) else grade(equal, 0.8, 1), (
+        f"base pass rate: {mean:.3f}, standard error {pstdev(rates) / n ** 0.5:.3f} ({n} prompts x "
+        f"{config.samples_per_prompt} samples); groups of equal rewards: {equal:.0%}")
+    cut = fmean(r.finish_reason == "length" for r in rollouts)
+    forced = fmean(r.interrupted for r in rollouts)
+    yield grade(cut, 0.05, 0.5), f"answers: {cut:.1%} are truncated"
+    yield grade(forced, 0.5, 1), (f"thinking: {forced:.1%} is interrupted, at {config.think_min} "
+                                  f"to {config.think_max} tokens")
+    late, unread = log["verifier/timeout_frac"], log["verifier/error_frac"]
+    yield grade(max(late, unread), 0.02, 0.2), (
+        f"verifier: {late:.1%} late, {unread:.1%} unreadable, {log['time/check_ms']:.1f} ms each")
+
+    # 4. The two sides of the importance ratio; then the loop.
+    with contextlib.redirect_stdout(None):          # it has a sentence of its own
+        log, name = self_test(run), f"mismatch/{NAMES[config.head_fp32]}/"
+    kl, apart = log[name + "kl_k3"], log[name + "mean_abs_dlogp"]
+    yield "ok" if kl < HEALTHY_KL and apart < 0.03 else "bad", (
+        f"self-test: sampler and trainer differ by {apart:.1e} in a token's log-prob, healthy is "
+        f"below 0.03, and by a KL of {kl:.1e}, healthy is below {HEALTHY_KL}")
+    if steps:
+        characters = median(len(tokenizer.decode(r.output_ids[:-1])) for r in rollouts)
+        yield smoke(run, steps, asked, max(2, round(characters)))
+
+
+def ask(run, asked):
+    """(samples of the problems `asked`, each one's pass rate, the verifier's columns)."""
+    G, right = run.config.samples_per_prompt, Counter()
+    rollouts = run.answers(run.eval_sampler, asked, G)
+    rewards, log = run.verifier.rewards(rollouts, asked, run.trainer.tokenizer)
+    right.update(r.prompt_id for r, reward in zip(rollouts, rewards) if reward > 0)
+    return rollouts, [right[i] / G for i in asked], log
+
+
+def smoke(run, steps, asked, limit):
+    """Train with +1 for an answer of fewer than `limit` characters; ask before and after. It needs
+    no skill of the model: if it is not learned, the loop is broken, or had no chance."""
+    run.problems.train = {i: p.shorter_than(limit) for i, p in run.problems.train.items()}
+    asked, lines = {i: run.problems.train[i] for i in asked}, []
+    before, old, _ = ask(run, asked)
+    with tempfile.TemporaryDirectory() as folder, Progress(steps) as progress:
+        run.folder.path = Path(folder)
+        while len(lines) < steps and (watch := Stopwatch()) and (groups := run.generate()):
+            watch.lap("generate")
+            lines.append(run.train_on(groups, watch))
+            progress.update(1)
+    run.push_weights(run.eval_sampler)
+    after, new, _ = ask(run, asked)
+    gains, (short, long) = [b - a for a, b in zip(old, new)], (
+        fmean(len(r.output_ids) for r in rollouts) for rollouts in (after, before))
+    gain, error = fmean(gains), pstdev(gains) / len(gains) ** 0.5
+    varied = 1 - fmean(line["frac_reward_zero_std"] for line in lines)
+    chance = varied > 0.2 and lines[-1].get("lr") == run.config.lr
+    verdict = "ok" if gain > 3 * error else "bad" if chance or gain < -3 * error else "look"
+    return verdict, (
+        f"smoke reward: in {len(lines)} steps {fmean(old):.0%} -> {fmean(new):.0%} of the answers "
+        f"have fewer than {limit} characters, {long:.1f} -> {short:.1f} tokens; rewards varied in "
+        f"{varied:.0%} of the groups" + {
+            "ok": "", "bad": ": not learned: steps too few or too small, or a broken loop",
+            "look": ": little to learn from: more steps, --warmup-steps 0, a higher --temperature"
+        }[verdict])
