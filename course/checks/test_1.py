@@ -119,6 +119,15 @@ def test_a_last_chunk_that_is_shorter_is_scored_like_the_others():
                 f"{13 - 12 // c * c} tokens: slice the buffers to its length, `logits[:n]`.")
 
 
+def test_no_tokens_give_empty_results():
+    hidden, weight, targets, _ = inputs()
+    try:
+        sizes = [len(x) for x in token_logprobs(hidden[:0], weight, targets[:0])]
+    except (RuntimeError, ValueError) as error:
+        raise AssertionError(f"T = 0 fails ({error}): return two results of shape (0,).") from error
+    assert sizes == [0, 0], f"T = 0 gives results of {sizes} elements, they must be empty."
+
+
 def test_large_logits_do_not_overflow():
     hidden, weight, targets, _ = inputs()
     one_more = torch.cat([hidden, torch.full((13, 1), 1e3)], 1).float().detach()
