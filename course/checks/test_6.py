@@ -297,7 +297,7 @@ def compare(rollout, expected, story):
 @pytest.mark.parametrize("name", CASES)
 def test_one_sample(model, name):
     script, budget, answer, phrase, story = CASES[name]
-    rollout = scripted(model, [script], [budget], answer, phrase)[0]
+    rollout = scripted(model, [script + [x] * 20], [budget], answer, phrase)[0]
     compare(rollout, plain(script, budget, answer, phrase), f"Case: {name} (budget {budget}, "
             f"answer_tokens {answer}, phrase {phrase}). {story}")
     assert rollout.versions[0] == 0, (
@@ -306,10 +306,20 @@ def test_one_sample(model, name):
         "version of the weights that made it, not of the next ones.")
 
 
+def test_a_slot_forgets_its_last_sample(model):
+    scripts, budgets = [[x] * 9 + [7] + [x] * 20, [x] * 30], [12, 3]
+    rollouts = scripted(model, scripts, budgets, 4, PHRASE, slots=1)
+    for i in range(2):
+        compare(rollouts[i], plain(scripts[i], budgets[i], 4, PHRASE),
+                f"Two samples, one after the other in one slot, sample {i}. The row still holds "
+                "what the "
+                "last sample wrote behind `count`: look at the first `count` ids alone.")
+
+
 def test_twenty_samples_of_all_kinds_in_seven_slots(model, seed):
     """Slots are reused and sequences move, so each row has to be written at its own place."""
     rng = random.Random(seed)
-    scripts = [[rng.choice([x, x, x, x, 7, 8, 9, EOS]) for _ in range(30)] for _ in range(20)]
+    scripts = [[rng.choice([x] * 8 + [7, 8, 9, EOS]) for _ in range(30)] for _ in range(20)]
     budgets = [rng.randrange(3, 10) for _ in scripts]
     rollouts = scripted(model, scripts, budgets, 4, PHRASE)
     assert len(rollouts) == 20
@@ -352,7 +362,7 @@ def test_only_what_is_pushed_changes(model):
             f"{other} is wrong after a push.")
     sampler.push_weights(sampler.model.named_parameters(), 2)       # its own: nothing to copy
     sampler.push_weights([], 3)
-    assert sampler.version == 3
+    assert sampler.version == 3, f"Version 3 was pushed; sampler.version is {sampler.version}."
 
 
 def test_running_sequences_keep_their_keys_and_values(model):
@@ -408,7 +418,8 @@ def test_after_a_push_the_new_weights_read_the_old_cache(model):
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_recorded_log_probs_are_those_of_a_full_forward_pass(model, temperature):
     rollouts = drain(make(model, temperature=temperature), requests(9, samples=2))
-    assert len(rollouts) == 18 and any(r.interrupted for r in rollouts)
+    assert len(rollouts) == 18, f"18 samples are asked for, {len(rollouts)} came back."
+    assert any(r.interrupted for r in rollouts), "Nothing was interrupted: is `interrupted` marked?"
     for r in rollouts:
         ids = torch.tensor([[*r.prompt_ids, *r.output_ids]])
         right = (model(ids).logits[0, :-1] / temperature).log_softmax(-1).gather(

@@ -359,9 +359,8 @@ def test_residuals_are_made_wider_before_they_are_drawn(n, monkeypatch):
     hint = "".join(text for wrong, text in hints.items() if np.isclose(ratio, wrong, rtol=1e-3))
     if not np.isclose(ratio, freedom * student * neighbors, rtol=1e-3):
         pytest.fail(f"{n} residuals, 3 parameters: `noise` is {ratio:.3f} times as wide as the "
-                    "residuals; it "
-                    f"should be {freedom:.3f} * {student:.3f} * {neighbors:.3f}. "
-                    f"{hint}", pytrace=False)
+                    f"residuals; it should be {freedom:.3f} (n / (n - p)) * {student:.3f} (t / z) * "
+                    f"{neighbors:.3f} (neighbors). {hint}", pytrace=False)
     assert np.allclose(np.sort(found.noise), np.sort(centered * freedom * student * neighbors)), (
         "noise is the residuals minus their mean, times one factor.")
 
@@ -395,7 +394,8 @@ def test_a_measured_R0_is_noisy_too(monkeypatch):
     for step_0 in (1, 4):
         found, asked, _, _, R0 = bootstrapped(monkeypatch, step_0, bootstrap=2000)
         spread, right = np.std([r for _, r in asked]), np.std(found.noise) / math.sqrt(step_0)
-        assert spread > 0, ("Every replicate has the same R0. It is the mean of noisy evaluations, "
+        assert spread > 1e-9, ("Every replicate has the same R0. It is the mean of noisy "
+                               "evaluations, "
                             "and nothing "
                             "moves the curve more: draw it too, or the interval of B is too "
                             "narrow.")
@@ -436,8 +436,8 @@ def test_paths_are_the_curves_and_with_noise_single_evaluations():
         "interval of a prediction is too narrow.")
     assert np.abs(added[:, :, None] - one.noise).min(-1).max() < 1e-9, (
         "Noise is drawn from self.noise.")
-    assert np.std(added, 1).max() > 0, (
+    assert np.std(added, 1).max() > 1e-6, (
         "All evaluations of a path have the same noise: draw for each one.")
-    assert np.std(added, 0).max() > 0, "All paths have the same noise."
+    assert np.std(added, 0).max() > 1e-6, "All paths have the same noise."
     shares = [np.isclose(added, value).mean() for value in one.noise]
     assert max(shares) < 0.4, f"The values of noise are drawn with shares {np.round(shares, 2)}."
