@@ -144,7 +144,7 @@ def errors(names, law, naive):
     ax.plot(naive, rows, "x", color="black", label="naive: it stays as it was at the cut")
     ax.plot(law, rows, "o", color=BLUE, label="the law, fitted to the first half")
     ax.set(yticks=rows, yticklabels=names, xlabel="predicted minus measured pass rate",
-           title="Errors of predictions, fifteen runs")
+           title=f"Errors of predictions, {len(names)} runs")
     ax.invert_yaxis()
     ax.legend(fontsize=8, frameon=False, loc="lower center", ncols=2, bbox_to_anchor=(0.4, -0.27))
     return figure
