@@ -47,8 +47,9 @@ def replay(pacer, schedule):
     """
     version, lags, done = 0, {}, set()
     for finishing in schedule:
-        while pacer.may_admit():
-            pacer.admit("p", version, 1)
+        for _ in range((pacer.k + 1) * pacer.P):    # more may never be outstanding
+            if pacer.may_admit():
+                pacer.admit("p", version, 1)
         done |= set(finishing)
         for group in pacer.groups.values():
             if group.group_id in done and not group.finished:

@@ -207,9 +207,13 @@ def drive(k, P, rng, steps=40):
     """A run with a random order of finishing, some groups slow. -> the lag of every group taken."""
     pacer, version, lags = PipelinePacer(k, P), 0, []
     while version < steps:
+        started = 0
         while pacer.may_admit():
-            assert len(pacer.groups) <= (k + 1) * P, "may_admit never says no."
             pacer.admit(f"prompt {pacer.admitted}", version, 1)
+            started += 1
+            assert started <= (k + 1) * P, (
+                f"may_admit still says yes after {started} groups have started. Does admit keep each "
+                "group in self.groups, under an id of its own?")
         taken = pacer.take(version)
         if taken is not None:
             lags += [version - g.start for g in taken]

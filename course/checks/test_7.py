@@ -359,8 +359,8 @@ def test_residuals_are_made_wider_before_they_are_drawn(n, monkeypatch):
     hint = "".join(text for wrong, text in hints.items() if np.isclose(ratio, wrong, rtol=1e-3))
     if not np.isclose(ratio, freedom * student * neighbors, rtol=1e-3):
         pytest.fail(f"{n} residuals, 3 parameters: `noise` is {ratio:.3f} times as wide as the "
-                    f"residuals; it should be {freedom:.3f} (n / (n - p)) * {student:.3f} (t / z) * "
-                    f"{neighbors:.3f} (neighbors). {hint}", pytrace=False)
+                    f"residuals; it should be {freedom:.3f} (n / (n - p)) * {student:.3f} (t / z) "
+                    f"* {neighbors:.3f} (neighbors). {hint}", pytrace=False)
     assert np.allclose(np.sort(found.noise), np.sort(centered * freedom * student * neighbors)), (
         "noise is the residuals minus their mean, times one factor.")
 
