@@ -86,7 +86,7 @@ mix: $(VENV)/smollm2 models/toy-mix/config.json
 METHOD := tests/test_loss.py tests/test_scalerl.py tests/test_sampler.py tests/test_fit.py \
 	tests/test_config.py
 check: $(VENV)/test
-	$(PY) -m $(if $(filter 8,$(EX)),course.experiment experiment,pytest -q $(if $(EX), \
+	$(PY) -m $(if $(filter 8,$(EX)),course.experiment experiment,pytest -q $(if $(EX),--tb=short \
 		course/checks/test_$(EX).py,$(if $(wildcard tests),-n 2 $(METHOD),course/checks)))
 
 # A students' tree: course/README.md.

@@ -21,6 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -224,11 +225,12 @@ def grade_one(row, folder, tree, texts, refused, seed, limit_s, ours):
 # ------------------------------------------------------------------------------- 3. the table
 def table(told):
     """Lines to read."""
-    yield f"{'exercise':<62}{'public':>8}{'hidden':>8}{'points':>12}"
+    part = "points" if told["hidden"] else "public half"
+    yield f"{'exercise':<62}{'public':>8}{'hidden':>8}{part:>12}"
     for row in told["exercises"]:
         public, hidden = ("/".join(map(str, row[kind])) if row.get(kind, [0, 0])[1] else "-"
                           for kind in ("public", "hidden"))
-        yield (f"{row['number']} {row['title'][:59]:<60}{public:>8}{hidden:>8}"
+        yield (f"{row['number']} {textwrap.shorten(row['title'], 59, placeholder=' ...'):<60}{public:>8}{hidden:>8}"
                f"{row['points']:>6} / {row['of']:>3}")
         for each in row["failed"]:
             yield f"    {each['check']}: {each['why']}"
@@ -236,7 +238,7 @@ def table(told):
             yield f"    {note}"
     yield f"{'all':<62}{'':>16}{told['points']:>6} / {told['of']:>3}"
     yield from (f"note: {note}" for note in told["notes"])
-    yield f"seed {told['seed']}: --seed {told['seed']} draws the same inputs"
+    yield f"seed {told['seed']}: `make grade SEED={told['seed']}` draws the same inputs"
     if not told["hidden"]:
         yield ("public checks give half of the points; the hidden ones, of other sizes, are your "
                "instructor's")

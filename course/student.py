@@ -45,7 +45,9 @@ git init            # a history of your own
 ```
 
 The first `make` puts what it needs in `.venv`; `make check EX=3 VENV=PATH` takes another place.
-A run needs all the functions; `make check` needs those of its own exercise.
+A run needs the functions of exercises 1 to 7; `make check` needs those of its own exercise. A run
+that ends with "exercise 6" has met a function of exercise 6 that is not written; remove its folder
+(`rm -r runs/NAME`) before you start it again.
 
 Graded are the bodies of the functions in `course/exercises.toml`, their signatures as they are, and
 what you add at the top level of the same files under new names: functions, classes, imports,
