@@ -109,9 +109,12 @@ def test_cispo_returns_the_terms_of_j():
     log_pi, log_rho, A = tokens()
     objective, _ = _capped(log_pi, log_rho, A, 1.3)
     rho = log_rho.detach().exp()
+    least = (objective / A / log_pi).flatten()[rho.argmin()].item()
     check("CISPO's terms", objective, by_token(
         lambda r, a, l: min(r, 1.3) * a * l, rho, A, log_pi), {
         "log π is missing: each term is min(ρ, ε) Â log π.": rho.clamp(max=1.3) * A,
+        f"there is a lower cap as well, {least:.3g}: CISPO has none.":
+            rho.clamp(least, 1.3) * A * log_pi,
         "the sign is wrong: they are to be maximized, policy_loss puts the minus.":
             -rho.clamp(max=1.3) * A * log_pi})
 
