@@ -237,6 +237,40 @@ def test_a_frozen_operand_does_not_disturb_the_other():
         assert same(found, truth[i]), f"where {name} needs no gradient, the other one is wrong."
 
 
+def test_backward_works_with_a_bf16_head_too():
+    """head_fp32=False rounds operands and logits to bf16: two digits are right."""
+    assert all(map(same, *gradients()[:2])), FIRST
+    hidden, weight, targets, g = inputs(dtype=torch.float32)
+    truth = torch.autograd.grad(plain(hidden, weight, targets, 0.7)[0], (hidden, weight), g)
+    ours = token_logprobs(hidden, weight, targets, temperature=0.7, chunk_tokens=4,
+                          head_fp32=False)[0]
+    try:
+        found = torch.autograd.grad(ours, (hidden, weight), g)
+    except RuntimeError as error:
+        raise AssertionError(
+            f"backward with head_fp32=False fails ({error}): there head.weight is bf16, and dz or "
+            "the hidden states are not. Cast both with `head.operand` before the products, dz once "
+            "it has its factor g / temperature.") from None
+    for name, ours, right in zip(("hidden", "weight"), found, truth):
+        assert (ours - right).abs().max() <= 0.1 * right.abs().max(), (
+            f"with head_fp32=False the gradient of {name} is off by "
+            f"{(ours - right).abs().max():.2g}, and rounding to bf16 does not explain so much.")
+
+
+def test_the_gradient_of_a_bf16_weight_is_added_up_in_fp32():
+    """1,000 chunks of one token. In bf16 256 + 0.8 is 256: the sum stops growing there."""
+    hidden = torch.ones(1000, 3).bfloat16()
+    weight = torch.zeros(5, 3).bfloat16().requires_grad_()          # every softmax is 1/5
+    logprobs = token_logprobs(hidden, weight, torch.zeros(1000).long(), chunk_tokens=1)[0]
+    found, = torch.autograd.grad(logprobs.sum(), weight)
+    assert found.dtype == torch.bfloat16, f"the gradient of a bf16 weight is {found.dtype}."
+    assert found[0, 0] > 0, FIRST
+    assert abs(found[0, 0] / 800 - 1) < 0.02, (
+        f"1,000 chunks that give a bf16 weight a gradient of 0.8 each are {found[0, 0]:.0f} "
+        "together, must be 800: you add them up in weight.dtype, and in bf16 256 + 0.8 is 256. Add "
+        "up in head.dtype (`torch.zeros_like(weight, dtype=head.dtype)`), round at the end.")
+
+
 def test_a_token_without_gradient_cannot_spoil_the_head():
     """g = 0 and a hidden state of nan: 0 · nan is nan, so such a token must be left out."""
     hidden, weight, targets, g = inputs()
@@ -288,10 +322,11 @@ def test_no_tensor_of_tokens_times_vocabulary_is_ever_made(passes):
             torch.autograd.grad(logprobs, (hidden, weight), g)
     assert memory.largest < T * V, (
         f"the {passes} pass made a tensor of {memory.largest:,} elements: [T, V] has {T * V:,}. "
-        f"With chunk_tokens = {c} no tensor may have more than c·V = {c * V:,}. Loop over chunks.")
+        f"With chunk_tokens = {c} none of tokens x vocabulary may have more than {c} rows, "
+        f"c·V = {c * V:,} elements. Loop over chunks.")
     assert memory.largest <= c * V, (
         f"the {passes} pass made a tensor of {memory.largest:,} elements: with chunk_tokens = {c} "
-        f"no tensor may have more than c·V = {c * V:,}.")
+        f"no tensor of tokens x vocabulary may have more than {c} rows, c·V = {c * V:,} elements.")
     assert memory.peak < T * V / 4, (
         f"{memory.peak:,} elements were alive at a time in the {passes} pass, and [T, V] has "
         f"{T * V:,}: every chunk is small, but they are all kept. Forward keeps (T,) numbers; "

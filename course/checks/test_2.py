@@ -136,6 +136,23 @@ def test_equal_rewards_have_advantages_of_exactly_zero(norm):
     found = advantages(mixed, norm=norm)
     assert found.isfinite().all() and (found[P:] == 0).all(), (
         "groups with equal rewards among others must have advantages of exactly 0.")
+    nearly = torch.cat([some_rewards(), 0.5 + torch.linspace(0, 5e-7, G)[None]])
+    found = advantages(nearly, norm=norm)[P]
+    assert (found == 0).all(), (
+        f"rewards that differ by 5e-7 have advantages up to {found.abs().max():.2g}, they must be "
+        "exactly 0. Equal means within 1e-6, the largest minus the smallest reward of a group: "
+        "rewards with a length penalty are seldom the same float twice.")
+
+
+def test_groups_of_equal_rewards_count_in_the_batchs_std():
+    rewards = torch.cat([some_rewards(), torch.full((1, G), -1.0)])
+    rows = centered(rewards)                                        # the last group's are zeros
+    flat = list(itertools.chain(*rows))
+    check('norm="batch" with a group of equal rewards', advantages(rewards, norm="batch"), divided(
+        rows, statistics.pstdev(flat)), {
+            "the zeros of the group with equal rewards are left out of the std. Count them: "
+            "`advantages` is given groups and drops none, leaving them out is the filter's work.":
+                divided(rows, statistics.pstdev(flat[:-G]))}, HINT)
 
 
 @pytest.mark.parametrize("norm", ["batch", "prompt", "none"])
@@ -199,6 +216,10 @@ def wrong_weights(mask, prompts, pool, pools):
     """What frequent mistakes give, by the sentence about them."""
     N, by_prompt, samples = len(mask), prompts.tolist(), list(range(len(mask)))
     in_turn = [n // 5 for n in samples]
+    runs = list(itertools.accumulate(a != b for a, b in zip(by_prompt[1:], by_prompt)))
+    runs = [0, *runs]                                       # what unique_consecutive counts
+    neighbors = ("you took the samples of a prompt to be neighbors (`unique_consecutive`, "
+                 "`arange // G`, `reshape(P, G)`): gather them by `prompt_index`.")
     return {
         "the denominator counts padding: N·T, or the padded length. Count the tokens of the mask.":
             (mask / mask.numel()).tolist(),
@@ -216,8 +237,8 @@ def wrong_weights(mask, prompts, pool, pools):
         "add up to 1.": shares(mask, pool, 1),
         "divided by the number of samples N instead of the number of prompts.":
             shares(mask, pool, N),
-        "the samples of a prompt are taken to be neighbors (`view(P, G, T)`). They come in any "
-        "order: prompt_index says whose they are.": shares(mask, in_turn, 3),
+        neighbors: shares(mask, in_turn, 3),
+        neighbors + " ": shares(mask, runs, runs[-1] + 1),
         "prompt_index is used as a row number, so there seem to be 1004 prompts. Its numbers may "
         "be any: `unique(return_inverse=True)` counts them anew.": shares(mask, pool, 1004),
         "the last token of every sample has no weight. It is the end token: without it the model "

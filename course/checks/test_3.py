@@ -73,8 +73,10 @@ def test_cispo_weighs_the_gradient_by_the_capped_ratio():
     cap = 1.3
     objective, _ = _capped(log_pi, log_rho, A, cap)
     rho = log_rho.detach().exp()
-    low, ppo = rho.clamp(2 - cap, cap), ((rho > cap) & (A > 0)) | ((rho < 2 - cap) & (A < 0))
-    check("CISPO's gradient", gradient(objective, log_pi),
+    ppo = ((rho > cap) & (A > 0)) | ((rho < 2 - cap) & (A < 0))
+    found = gradient(objective, log_pi)
+    least = (found / A).flatten()[rho.argmin()].item()          # the smallest ratio's weight
+    check("CISPO's gradient", found,
           by_token(lambda r, a: min(r, cap) * a, rho, A), {
         "it is zero: the objective must contain log π, with its gradient.": torch.zeros(N, T),
         "the ratio is not detached, so the gradient goes through it as well. It is a weight: "
@@ -88,7 +90,8 @@ def test_cispo_weighs_the_gradient_by_the_capped_ratio():
         "no cap acts: a token over ε must have the weight ε.": rho * A,
         "the ratio is missing: this is REINFORCE, Â log π.": A,
         "ratios are capped at 1 + ε. eps_max caps the ratio itself.": rho.clamp(max=1 + cap) * A,
-        "there is a lower cap as well. CISPO has none: a small ratio is a small weight.": low * A,
+        f"there is a lower cap as well: no weight is below {least:.3g}. CISPO has none, a small "
+        "ratio is a small weight.": rho.clamp(least, cap) * A,
         "tokens that PPO would clip have no gradient. CISPO keeps every token.":
             torch.where(ppo, 0, rho * A),
         "capped tokens have no gradient: the cap is their weight, do not mask them.":
@@ -106,9 +109,12 @@ def test_cispo_returns_the_terms_of_j():
     log_pi, log_rho, A = tokens()
     objective, _ = _capped(log_pi, log_rho, A, 1.3)
     rho = log_rho.detach().exp()
+    least = (objective / A / log_pi).flatten()[rho.argmin()].item()
     check("CISPO's terms", objective, by_token(
         lambda r, a, l: min(r, 1.3) * a * l, rho, A, log_pi), {
         "log π is missing: each term is min(ρ, ε) Â log π.": rho.clamp(max=1.3) * A,
+        f"there is a lower cap as well, {least:.3g}: CISPO has none.":
+            rho.clamp(least, 1.3) * A * log_pi,
         "the sign is wrong: they are to be maximized, policy_loss puts the minus.":
             -rho.clamp(max=1.3) * A * log_pi})
 
@@ -167,6 +173,7 @@ def test_ppos_clip_silences_only_tokens_that_have_moved_the_way_their_advantage_
 
 def test_ppos_clip_says_where_it_takes_the_gradient():
     _, log_rho, A = tokens()
+    A[1] = 0
     rho = log_rho.detach().exp()
     found = _clipped(log_rho, A, LOW, HIGH)[1]
     truth = ((rho > HIGH) & (A > 0)) | ((rho < LOW) & (A < 0))
@@ -174,6 +181,8 @@ def test_ppos_clip_says_where_it_takes_the_gradient():
     assert not found.equal((rho > HIGH) | (rho < LOW)), (
         "`clipped` counts every ratio outside of the bounds. Half of them keep their gradient: "
         "only where ρ > high and Â > 0, or ρ < low and Â < 0, is it taken.")
+    assert not found.equal(truth | (A == 0)), (
+        "`clipped` holds the tokens with Â = 0. They have no gradient, and no clip has taken it.")
     assert found.equal(truth), (f"`clipped` is true at {int(found.sum())} tokens, and the clip "
                                 f"takes the gradient of {int(truth.sum())}.")
 

@@ -177,6 +177,19 @@ def test_the_order_depends_on_the_seed_alone(monkeypatch):
         "two seeds have the same order: self.seed is not used, and two seeds are no replicates.")
 
 
+def test_another_seed_is_not_the_same_seed_some_epochs_later():
+    """seed + epoch, seed * epoch and f"{seed}{epoch}" all fail: 11 epochs of seed 1, 1 of 11."""
+    seen = {}
+    for seed in (0, 1, 2, 11):
+        curriculum = Curriculum(NAMES, 0.9, seed)
+        for number in range(1, 13):
+            old = seen.setdefault(tuple(epoch(curriculum)), (seed, number))
+            assert old == (seed, number), (
+                f"seed {seed} has in epoch {number} the order that seed {old[0]} has in epoch "
+                f"{old[1]}. Make the generator from one text with both numbers and a mark between "
+                "them: seed + epoch is the same for many pairs.")
+
+
 def test_a_resumed_run_asks_the_same_prompts():
     """What is in state() goes to a checkpoint as JSON."""
     old = Curriculum(NAMES, 0.9, seed=3)
@@ -267,6 +280,10 @@ def test_when_all_have_retired_the_answer_is_none_again_and_again():
         raise AssertionError(f"when all prompts have retired, next() raises {error!r}: it must "
                              "return None, and the run ends in good order.") from None
     assert found == [None] * 3, f"when all prompts have retired, next() gives {found}, not None."
+    assert curriculum.active == [], f"all have retired, and self.active is {curriculum.active}."
+    assert curriculum.epoch == 1, (
+        f"one epoch was asked and all have retired, and after three more calls `epoch` is "
+        f"{curriculum.epoch}: it grows although no epoch begins. It is logged; return None first.")
 
 
 def test_above_one_nobody_retires():
