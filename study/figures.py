@@ -220,12 +220,13 @@ def filled(page, tables):
 
 def results():
     """(rows, tables, figures) from what is kept: all that the page shows."""
+    planned = experiments()
     found = {stem: {job.name: job for job in jobs if job.is_done}
-             for stem, jobs in experiments().items()}
+             for stem, jobs in planned.items()}
     rows = {name: row_of(job) for jobs in found.values() for name, job in jobs.items()}
     tables, plots = {}, {}
     for stem, jobs in found.items():
-        if not jobs:
+        if len(jobs) < len(planned[stem]) / 2:      # runs that it shares with others, at most
             continue
         comparisons = compared(jobs, rows)
         tables[stem] = table_of(jobs, rows, comparisons)
