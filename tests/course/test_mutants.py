@@ -16,7 +16,8 @@ SILENT = [name for name, mutant in ALL.items() if mutant.silent]
 # What the course promises, in the words of mutants.toml.
 PROMISED = """padded_length last_micro_batch_logged one_sided_fp32_head ratio_not_detached
     one_version_a_sample std_over_filtered_groups prompts_interleaved
-    logprobs_at_another_temperature cap_from_below cache_block_of_an_older_version evaluation_in_compute end_token_masked
+    logprobs_at_another_temperature cap_from_below cache_block_of_an_older_version
+    evaluation_in_compute end_token_masked
     retired_asked_again_in_the_epoch R0_forgotten""".split()
 
 
