@@ -230,7 +230,8 @@ def table(told):
     for row in told["exercises"]:
         public, hidden = ("/".join(map(str, row[kind])) if row.get(kind, [0, 0])[1] else "-"
                           for kind in ("public", "hidden"))
-        yield (f"{row['number']} {textwrap.shorten(row['title'], 59, placeholder=' ...'):<60}{public:>8}{hidden:>8}"
+        title = textwrap.shorten(row["title"], 59, placeholder=" ...")
+        yield (f"{row['number']} {title:<60}{public:>8}{hidden:>8}"
                f"{row['points']:>6} / {row['of']:>3}")
         for each in row["failed"]:
             yield f"    {each['check']}: {each['why']}"

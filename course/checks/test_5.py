@@ -212,8 +212,8 @@ def drive(k, P, rng, steps=40):
             pacer.admit(f"prompt {pacer.admitted}", version, 1)
             started += 1
             assert started <= (k + 1) * P, (
-                f"may_admit still says yes after {started} groups have started. Does admit keep each "
-                "group in self.groups, under an id of its own?")
+                f"may_admit still says yes after {started} groups have started. Does admit keep "
+                "each group in self.groups, under an id of its own?")
         taken = pacer.take(version)
         if taken is not None:
             lags += [version - g.start for g in taken]

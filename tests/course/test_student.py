@@ -123,7 +123,8 @@ def test_make_check_and_grade_know_where_they_are(tree):
             text=True, capture_output=True, check=True).stdout.replace("\\\n", "").split()
 
     for folder in (ROOT, tree):
-        assert said(folder, "check", "EX=3")[-3:] == ["pytest", "-q", "course/checks/test_3.py"]
+        assert said(folder, "check", "EX=3")[-4:] == [
+            "pytest", "-q", "--tb=short", "course/checks/test_3.py"]
         assert said(folder, "check", "EX=8")[-2:] == ["course.experiment", "experiment"]
     assert "tests/test_loss.py" in said(ROOT, "check")
     assert said(tree, "check")[-1] == "course/checks"

@@ -198,8 +198,9 @@ def test_every_generator_marks_its_own_answers_right_and_others_wrong(of_all_gen
             said = [f"<think>{LAZY[0]}</think>{gold}"]
             if BOX.findall(rf"\boxed{{{gold}}}") == [gold]:
                 said += [rf"I am sure: \boxed{{{gold}}}."]
-            # A quotation mark of an answer is read as one of the sentence around it.
-            if not re.search(r'[\n.$*`_"]|^[-+:]|\\boxed', gold):
+            # A quotation mark or an exclamation mark of an answer is read as one of the sentence
+            # around it.
+            if not re.search(r'[\n.$*`_"!]|^[-+:]|\\boxed', gold):
                 said += [f"The answer is {gold}.", f"**Answer:** {gold}"]
             for text in said:
                 assert verify(text, problem.answer, problem.kind)[1] == "correct", (name, text)
