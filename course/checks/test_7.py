@@ -253,8 +253,8 @@ def test_the_search_finds_the_deepest_valley():
     assert len(lost) < 2, (f"In {len(lost)} of 60 made runs the search ended in a valley that is "
                            "not the deepest: "
                            "least squares goes downhill from where it starts. Do your starts cover "
-                           "the box, and is your table fine enough in log C_mid? At B = 20 a valley is "
-                           "as narrow as the gap between two evaluations.")
+                           "the box, and is your table fine enough in log C_mid? At B = 20 a "
+                           "valley is as narrow as the gap between two evaluations.")
 
 
 # -- the fit as a whole ----------------------------------------------------------------------------
