@@ -5,20 +5,22 @@ tokens, c tokens of a chunk, H hidden, V vocabulary; no two are equal.
 """
 
 import weakref
+from functools import partial
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from course.checks import compare
 from loss import token_logprobs
 
 HERE = "engines/head.py, TokenLogprobs"
+same = partial(compare.same, rtol=1e-6, atol=1e-6)
+check = partial(compare.check, hint=f"Look at {HERE}.", rtol=1e-6, atol=1e-6)
 FIRST = "wrong already with all tokens in one chunk of float64: mend what earlier checks say first."
 
-
-@pytest.fixture(autouse=True)
-def fresh_inputs(seed):
-    """Every check has new random inputs; pytest shows their seed when one fails."""
+# Every check has new random inputs; pytest shows their seed when one fails.
+pytestmark = pytest.mark.usefixtures("seed")
 
 
 def inputs(T=13, H=5, V=31, dtype=torch.float64):
@@ -31,30 +33,6 @@ def plain(hidden, weight, targets, temperature=1.0):
     """(T,) log-probs, (T,) entropies: right, and too large."""
     log_p = (hidden @ weight.T / temperature).log_softmax(-1)
     return log_p.gather(-1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1)
-
-
-def same(a, b, tolerance=1e-6):
-    return a.shape == b.shape and torch.allclose(a.double(), b.double(), tolerance, tolerance)
-
-
-def check(name, found, truth, mistakes, tolerance=1e-6):
-    """`mistakes` {what the student may have done: what would then have come out}."""
-    __tracebackhide__ = True
-    assert found is not None, f"{name}: forward or backward gave None."
-    assert found.shape == truth.shape, (
-        f"{name} has the shape {tuple(found.shape)}, it must be {tuple(truth.shape)}.")
-    if same(found, truth, tolerance):
-        return
-    for sentence, wrong in mistakes.items():
-        if same(found, wrong, tolerance):
-            pytest.fail(f"{name}: {sentence}", pytrace=False)
-    bad = (found - truth).abs() > tolerance * (1 + truth.abs()) if found.isfinite().all() else (
-        ~found.isfinite())
-    where = tuple(bad.nonzero()[0].tolist())
-    pytest.fail(
-        f"{name}: wrong in {int(bad.sum())} of {bad.numel()} places; the first one, {where}, is "
-        f"{found[where].item():.6g} and must be {truth[where].item():.6g}. Look at {HERE}.",
-        pytrace=False)
 
 
 # --------------------------------------------------------------------------------- the forward pass
@@ -137,8 +115,8 @@ def test_large_logits_do_not_overflow():
         "with logits near 1000 the results are inf or nan, because exp(1000) overflows. Subtract "
         "the row's largest logit before exp (or use torch.logsumexp).")
     truth, entropies = plain(one_more.double(), ones.double(), targets)
-    check("log-probs of logits near 1000", logprobs, truth, {}, 5e-3)
-    check("entropies of logits near 1000", entropy, entropies, {}, 5e-3)
+    check("log-probs of logits near 1000", logprobs, truth, {}, rtol=5e-3, atol=5e-3)
+    check("entropies of logits near 1000", entropy, entropies, {}, rtol=5e-3, atol=5e-3)
 
 
 def test_bf16_operands_are_multiplied_into_fp32_logits():
@@ -149,7 +127,7 @@ def test_bf16_operands_are_multiplied_into_fp32_logits():
     assert found.dtype == torch.float32, f"log-probs of bf16 operands are {found.dtype}, not fp32."
     truth = plain(hidden.double(), weight.double(), targets)[0]
     assert same(token_logprobs(hidden.double(), weight.double(), targets)[0], truth), FIRST
-    assert same(found, truth, 1e-4), (
+    assert same(found, truth, rtol=1e-4, atol=1e-4), (
         f"log-probs of bf16 operands are off by {(found - truth).abs().max():.1g}: the logits were "
         "rounded to bf16, the mistake that costs the paper's runs .09 of their ceiling. Take them "
         "from `Head.logits`, and keep them in Head.dtype.")

@@ -7,42 +7,20 @@ no two are equal.
 import itertools
 import math
 import statistics
+from functools import partial
 
 import pytest
 import torch
 
+from course.checks import compare
 from loss import advantages, token_weights
 
 P, G, T = 7, 5, 11
+same = partial(compare.same, rtol=1e-5, atol=1e-7)
+check = partial(compare.check, rtol=1e-5, atol=1e-7)
 
-
-@pytest.fixture(autouse=True)
-def fresh_inputs(seed):
-    """Every check has new random inputs; pytest shows their seed when one fails."""
-
-
-def same(found, truth, tolerance=1e-5):
-    truth = torch.as_tensor(truth, dtype=torch.float64)
-    return found.shape == truth.shape and torch.allclose(found.double(), truth, tolerance, 1e-7)
-
-
-def check(name, found, truth, mistakes, hint, tolerance=1e-5):
-    """`mistakes` {what the student may have done: what would then have come out}."""
-    __tracebackhide__ = True
-    assert isinstance(found, torch.Tensor), f"{name}: {type(found).__name__} is no tensor."
-    truth = torch.as_tensor(truth, dtype=torch.float64)
-    assert found.shape == truth.shape, (
-        f"{name} has the shape {tuple(found.shape)}, it must be {tuple(truth.shape)}.")
-    if same(found, truth, tolerance):
-        return
-    for sentence, wrong in mistakes.items():
-        if same(found, wrong, tolerance):
-            pytest.fail(f"{name}: {sentence}", pytrace=False)
-    bad = ~((found - truth).abs() <= tolerance * truth.abs() + 1e-7)
-    where = tuple(bad.nonzero()[0].tolist())
-    pytest.fail(f"{name}: wrong in {int(bad.sum())} of {bad.numel()} places; the first, {where}, "
-                f"is {found[where].item():.6g} and must be {truth[where].item():.6g}. {hint}",
-                pytrace=False)
+# Every check has new random inputs; pytest shows their seed when one fails.
+pytestmark = pytest.mark.usefixtures("seed")
 
 
 # -------------------------------------------------------------------------------------- advantages
@@ -101,7 +79,7 @@ def test_the_batchs_std_is_one_number_of_all_advantages():
         "divided by the variance: take its square root.": divided(rows, std**2),
         "not divided at all: these are those of norm=\"none\".": rows,
     } | {f"a constant of {c} is added to the divisor: divide by the std itself, and treat equal "
-         "rewards apart.": divided(rows, std + c) for c in (1e-3, 1e-4, 1e-5)}, HINT, 1e-6)
+         "rewards apart.": divided(rows, std + c) for c in (1e-3, 1e-4, 1e-5)}, HINT, rtol=1e-6)
 
 
 def test_the_prompts_std_is_that_of_each_group():
@@ -116,7 +94,7 @@ def test_the_prompts_std_is_that_of_each_group():
             "not divided at all: these are those of norm=\"none\".": rows,
         } | {f"a constant of {c} is added to the divisor: divide by the std itself, and treat "
              "equal rewards apart.": divided(rows, [statistics.pstdev(row) + c for row in rows])
-             for c in (1e-3, 1e-4, 1e-5)}, HINT, 1e-6)
+             for c in (1e-3, 1e-4, 1e-5)}, HINT, rtol=1e-6)
 
 
 @pytest.mark.parametrize("norm", ["batch", "prompt", "none"])

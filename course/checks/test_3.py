@@ -6,18 +6,21 @@ tokens; A (N, T) is each token's advantage.
 
 import math
 import statistics
+from functools import partial
 
 import pytest
 import torch
 
+from course.checks import compare
 from loss import _capped, _clipped, _sequence_log_ratio, policy_loss
 
 N, T = 7, 5
+same = partial(compare.same, rtol=1e-6, atol=1e-9)
+check = partial(compare.check, hint="Read the function's docstring again.", rtol=1e-6,
+                atol=1e-9)
 
-
-@pytest.fixture(autouse=True)
-def fresh_inputs(seed):
-    """Every check has new random inputs; pytest shows their seed when one fails."""
+# Every check has new random inputs; pytest shows their seed when one fails.
+pytestmark = pytest.mark.usefixtures("seed")
 
 
 def tokens(dtype=torch.float64):
@@ -36,28 +39,6 @@ def gradient(value, x):
         return torch.zeros_like(x)
     found, = torch.autograd.grad(value.sum(), x, retain_graph=True, allow_unused=True)
     return torch.zeros_like(x) if found is None else found
-
-
-def same(found, truth):
-    return found.shape == truth.shape and torch.allclose(
-        found.detach().double(), truth.detach().double(), 1e-6, 1e-9)
-
-
-def check(name, found, truth, mistakes):
-    """`mistakes` {what the student may have done: what would then have come out}."""
-    __tracebackhide__ = True
-    assert found.shape == truth.shape, (
-        f"{name} has the shape {tuple(found.shape)}, it must be {tuple(truth.shape)}.")
-    if same(found, truth):
-        return
-    for sentence, wrong in mistakes.items():
-        if same(found, wrong):
-            pytest.fail(f"{name}: {sentence}", pytrace=False)
-    bad = ~((found - truth).abs() <= 1e-6 * truth.abs() + 1e-9)
-    n, t = bad.nonzero()[0].tolist()
-    pytest.fail(f"{name}: wrong at {int(bad.sum())} of {bad.numel()} tokens; the first one, "
-                f"({n}, {t}), is {found[n, t].item():.6g} and must be {truth[n, t].item():.6g}. "
-                "Read the function's docstring again.", pytrace=False)
 
 
 def by_token(function, *tensors):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
+from course.checks.test_6 import drain
 from engines import packed
 from sampler import Interruption, Request, TransformersSampler
 
@@ -47,16 +48,6 @@ def make(model, rule, slots, **settings):
 def requests(count, samples=1):
     return [Request(i, f"q{i}", tuple(RNG.randrange(9, V) for _ in range(RNG.randrange(1, 18))),
                     samples, f"task {i}") for i in range(count)]
-
-
-def drain(sampler, after=lambda: None):
-    rollouts, steps = [], 0
-    while sampler.in_flight:
-        rollouts += sampler.step()
-        after()
-        steps += 1
-        assert steps < 3000, "Some sample never ends."
-    return rollouts
 
 
 def plain(draws, budget, answer, phrase):
@@ -109,7 +100,7 @@ def test_random_scripts_through_the_slot_loop(model, trial):
     asked = requests(count)
     for request in asked:
         sampler.submit(request)
-    rollouts = {r.group_id: r for r in drain(sampler, push)}
+    rollouts = {r.group_id: r for r in drain(sampler, after=push)}
     for i in range(count):
         r, (tokens, reason, cut) = rollouts[i], plain(scripts[i], budgets[i], answer, phrase)
         story = (f"{count} samples in {slots} slots, sample {i}: budget {budgets[i]}, answer "
