@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from artifacts.readers import read_curves, read_rows
 from held_out import write_csv
 from study.logs import COLUMNS as LOGGED
-from study.logs import keep
+from study.logs import ends, keep
 
 COLUMNS = ("recipe", "toy", "seed", "start", "best", "end", "collapsed", "lag", "ess_least",
            "ess_median", "clipped_most")
@@ -32,9 +32,7 @@ def row_of(folder):
     steps, _, _ = read_rows(Path(folder) / "metrics.jsonl")
     lag, ess, clipped = (np.array([step[column] for step in steps if column in step])
                          for column in LOGGED[2:])
-    best, end = np.convolve(curve.R, np.ones(3) / 3, "valid").max(), curve.R[-3:].mean()
-    numbers = (curve.R[0], best, end, end < best / 2, lag[10:].mean(), ess.min(),
-               np.median(ess), clipped.max())
+    numbers = (*ends(curve.R).values(), lag[10:].mean(), ess.min(), np.median(ess), clipped.max())
     return dict(zip(COLUMNS, (recipe, int(toy), int(seed), *(round(float(x), 3) for x in numbers)),
                     strict=True))
 

@@ -9,12 +9,12 @@ import re
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import t as student
 
-from artifacts import figures
+from artifacts import figures, fit_report
 from artifacts.readers import read_curves, read_rows
 from bench.held_out import write_csv
-from fit import LEVEL, SAME_A, fit_curve
+from fit import SAME_A, fit_curve
+from study.logs import ends
 from study.run import HERE, KEPT, experiments
 
 PAGE = HERE.parent / "results/study/README.md"
@@ -42,20 +42,17 @@ def row_of(job):
     steps, _, _ = read_rows(job.kept / "metrics.jsonl")
     lag, ess = (np.array([step[name] for step in steps if name in step])
                 for name in ("lag/mean", "ess"))
-    best, end = np.convolve(R, np.ones(3) / 3, "valid").max(), R[-3:].mean()
-    row |= dict(start=R[0], best=best, end=end, collapsed=float(end < best / 2), lag=lag.mean(),
-                ess_least=ess.min())
+    row |= ends(R) | dict(lag=lag.mean(), ess_least=ess.min())
     if job.base == CALM:
         fit = fit_curve(C, R, bootstrap=0)
         row |= dict(A=fit.A, B=fit.B, C_mid=fit.C_mid)
     return row
 
 
-def shared_B(first, second):
-    """log B of two runs of a pair, second minus first, both refitted at the mean of their A's."""
-    curves = curve_of(first), curve_of(second)
-    A = np.mean([fit_curve(*curve, bootstrap=0).A for curve in curves])
-    log_B = [np.log(fit_curve(*curve, bootstrap=0, A_range=(A, A)).B) for curve in curves]
+def shared_B(first, second, A):
+    """log B of two runs of a pair, second minus first, both refitted at the ceiling A."""
+    log_B = [np.log(fit_curve(*curve_of(job), bootstrap=0, A_range=(A, A)).B)
+             for job in (first, second)]
     return log_B[1] - log_B[0]
 
 
@@ -66,8 +63,7 @@ def paired(differences):
     d = d[np.isfinite(d)]
     if d.size < 2:
         return (d.mean() if d.size else np.nan), np.nan, np.nan, d.size
-    half = student.ppf((1 + LEVEL) / 2, d.size - 1) * d.std(ddof=1) / np.sqrt(d.size)
-    return d.mean(), d.mean() - half, d.mean() + half, d.size
+    return *fit_report.paired(d), d.size
 
 
 def verdict(d, low, high, bound=SAME_A):
@@ -93,7 +89,8 @@ def compared(jobs, rows):
         for name in ("end", "A"):
             found[name].append(rows[job.name][name] - rows[first][name])
         if np.isfinite(found["A"][-1]):
-            found["log B"].append(shared_B(jobs[first], job))
+            A = np.mean([rows[first]["A"], rows[job.name]["A"]])
+            found["log B"].append(shared_B(jobs[first], job, A))
     return {key: {name: paired(values) for name, values in found.items()}
             for key, found in groups.items()}
 

@@ -19,6 +19,7 @@ import numpy as np
 from artifacts.run_folder import RunFolder
 from bench.held_out import write_csv
 from config import make_config, read_toml
+from engines.checks import ask
 from scalerl import Curriculum, Run, Trainer
 from scaleout.team import make_team
 
@@ -36,23 +37,18 @@ def retired(groups, retire_at):
 
 
 def pass_rates(folder, model, prompts):
-    """{prompt: pass rate} of a model on a run's training prompts, as the run asked them."""
+    """The pass rate of a model on each of a run's training prompts, as the run asked them."""
     config = make_config(read_toml(folder / "config.toml") | {
-        "model": str(model), "name": "study-retired"})
+        "model": str(model), "name": "study-retired", "samples_per_prompt": SAMPLES})
     team = make_team(config)
     run = Run(config, team.lead(Trainer(config, team)), RunFolder(config, resume=False))
     try:
         run.push_weights(run.eval_sampler)
         run.eval_sampler.reseed(config.seed)
-        problems = {prompt: run.problems.train[prompt] for prompt in prompts}
-        rollouts = run.answers(run.eval_sampler, problems, SAMPLES)
-        rewards, _ = run.verifier.rewards(rollouts, problems, run.trainer.tokenizer)
+        _, rates, _ = ask(run, {prompt: run.problems.train[prompt] for prompt in prompts})
     finally:
         run.verifier.close()
-    rates = dict.fromkeys(prompts, 0)
-    for rollout, reward in zip(rollouts, rewards, strict=True):
-        rates[rollout.prompt_id] += (reward > 0) / SAMPLES
-    return rates
+    return np.array(rates)
 
 
 def row_of(folder):
@@ -60,7 +56,7 @@ def row_of(folder):
     config = read_toml(folder / "config.toml")
     groups = map(json.loads, (folder / "groups.jsonl").read_text().splitlines())
     prompts = retired(groups, config["retire_at"])
-    before, after = (np.array(list(pass_rates(folder, model, prompts).values()))
+    before, after = (pass_rates(folder, model, prompts)
                      for model in (config["model"], folder / "model"))
     return dict(run=folder.name, retired=len(prompts), before=before.mean(), after=after.mean(),
                 below_90=(after < 0.9).mean(), below_50=(after < 0.5).mean(),

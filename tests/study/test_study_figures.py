@@ -11,6 +11,12 @@ from scipy import stats
 from study import figures
 
 
+@pytest.fixture(scope="module")
+def results():
+    """(rows, tables, figures) of the kept logs."""
+    return figures.results()
+
+
 def test_an_interval_is_students_over_the_pairs():
     d = np.array([0.03, 0.05, 0.01, 0.04, 0.02])
     mean, low, high, n = figures.paired([*d, math.nan])
@@ -43,8 +49,8 @@ def test_tables_go_between_their_marks_and_nothing_else_changes():
         figures.filled(page, {"z": ""})
 
 
-def test_the_pages_tables_and_rows_are_those_of_the_kept_logs():
-    rows, tables, _ = figures.results()
+def test_the_pages_tables_and_rows_are_those_of_the_kept_logs(results):
+    rows, tables, _ = results
     page = figures.PAGE.read_text()
     assert tables and figures.filled(page, tables) == page
     with open(figures.KEPT.parent / "runs.csv", newline="") as file:
@@ -56,9 +62,9 @@ def test_the_pages_tables_and_rows_are_those_of_the_kept_logs():
             assert float(row[name]) == pytest.approx(now[name], abs=2e-3, nan_ok=True)
 
 
-def test_a_run_of_the_page_by_hand():
+def test_a_run_of_the_page_by_hand(results):
     """The end of a run from its log, without our readers."""
-    rows, _, _ = figures.results()
+    rows, _, _ = results
     name, row = next((name, row) for name, row in rows.items() if not row["failed"])
     text = (figures.KEPT / name / "evals.jsonl").read_text()
     rates = [float(rate) for rate in re.findall(r'"eval/toy/mean@1": ([0-9.e-]+)', text)]
