@@ -6,11 +6,10 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from scipy.special import stdtrit
 
 from artifacts.figures import plot_compare, plot_rolling, plot_run, save
 from artifacts.readers import read_curves, read_rows
-from fit import (LAST, LEVEL, PAPER_GRID, SAME_A, BadInput, compare, fit_curve, held_out, interval,
+from fit import (LAST, PAPER_GRID, SAME_A, BadInput, compare, fit_curve, held_out, interval,
                  rolling)
 
 
@@ -125,15 +124,6 @@ def compare_lines(told):
         yield f"  B({label}) = {d['B']:.2f} {span(*d['ci'], '.2f')}" + (
             f"; {d['d']:+.2f} {span(d['lo'], d['hi'], '+.2f')} against {base}: {d['bootstrap']}"
             if label != base else "")
-
-
-def paired(d):
-    """(mean, low, high) of paired differences d (n,), n > 1: Student's 90% interval of the mean.
-
-    Each is of two runs of one seed. Unlike the interval of a single run it holds what differs
-    from seed to seed."""
-    half = stdtrit(d.size - 1, (1 + LEVEL) / 2) * d.std(ddof=1) / np.sqrt(d.size)
-    return d.mean(), d.mean() - half, d.mean() + half
 
 
 def beside(path, error, cut):

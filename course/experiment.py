@@ -23,11 +23,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from scipy.special import stdtrit
 
-from artifacts.fit_report import paired
 from artifacts.readers import read_curves
 from course.student import BadInput
-from fit import LAST, compare, fit_curve
+from fit import LAST, LEVEL, compare, fit_curve
 
 SEEDS = 5
 FIELDS = ("base", "changed", "measure", "smallest", "expected", "seeds")
@@ -155,10 +155,11 @@ def differences(runs, measure):
 
 def result(d, smallest, doubts=()):
     """Five differences -> their mean, its interval, and one of VERDICTS."""
-    mean, low, high = paired(d)
+    half = stdtrit(d.size - 1, (1 + LEVEL) / 2) * d.std(ddof=1) / d.size ** 0.5
+    low, high = d.mean() - half, d.mean() + half
     verdict = ("not decided" if doubts else "no difference" if -smallest < low <= high < smallest
                else "higher" if low > 0 else "lower" if high < 0 else "not decided")
-    return dict(mean=float(mean), lo=float(low), hi=float(high), verdict=verdict)
+    return dict(mean=float(d.mean()), lo=float(low), hi=float(high), verdict=verdict)
 
 
 def check_interval(text, told):

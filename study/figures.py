@@ -9,11 +9,12 @@ import re
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import t as student
 
-from artifacts import figures, fit_report
+from artifacts import figures
 from artifacts.readers import read_curves, read_rows
 from bench.held_out import write_csv
-from fit import SAME_A, fit_curve
+from fit import LEVEL, SAME_A, fit_curve
 from study.logs import ends
 from study.run import HERE, KEPT, experiments
 
@@ -63,7 +64,8 @@ def paired(differences):
     d = d[np.isfinite(d)]
     if d.size < 2:
         return (d.mean() if d.size else np.nan), np.nan, np.nan, d.size
-    return *fit_report.paired(d), d.size
+    half = student.ppf((1 + LEVEL) / 2, d.size - 1) * d.std(ddof=1) / np.sqrt(d.size)
+    return d.mean(), d.mean() - half, d.mean() + half, d.size
 
 
 def verdict(d, low, high, bound=SAME_A):

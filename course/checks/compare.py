@@ -1,4 +1,4 @@
-"""How checks compare what came out with the truth, and with what usual mistakes would have given."""
+"""How checks compare what came out with the truth, and with what usual mistakes would give."""
 
 import pytest
 import torch
