@@ -14,6 +14,9 @@ An experiment is a TOML file:
     scalerl = []
     lag_4 = [{off_policy = "pipeline-4"}]
 
+Where it is needed, `program = ["-m", "study.article"]` stands for scalerl.py, and a variant has a
+toy of its own: `[toys]` with `wide = ["--hidden", "320"]`, options of tiny/toy.py.
+
 Its runs are all bases, for each all pairs, for each all variants: whenever the series is stopped,
 a base's pairs are complete but for the last one. A run is named BASE-VARIANT-toyT-seedS.
 Experiments share runs of one name and settings; one name with two settings is refused.
@@ -51,6 +54,8 @@ class Job:
     toy: int
     seed: int
     options: tuple            # of the command line: ("--config", "configs/stress.toml", ...)
+    program: tuple = ("scalerl.py",)
+    toy_options: tuple = ()
 
     @property
     def name(self):
@@ -58,7 +63,8 @@ class Job:
 
     @property
     def model(self):
-        return Path(f"models/toy-{self.toy}")
+        words = [word.lstrip("-") for word in self.toy_options]
+        return Path("models") / "-".join(["toy", str(self.toy), *words])
 
     @property
     def folder(self):
@@ -75,7 +81,7 @@ class Job:
 
     def command(self):
         resume = ["--resume"] if any(self.folder.glob("checkpoints/*")) else []
-        return [sys.executable, "scalerl.py", *self.options, "--model", str(self.model), "--seed",
+        return [sys.executable, *self.program, *self.options, "--model", str(self.model), "--seed",
                 str(self.seed), "--name", self.folder.name, *resume]
 
 
@@ -102,7 +108,9 @@ def read_experiment(path):
                    for layers in told[key].values()):
             raise ValueError("a base or a variant is a list (a name with a dot needs quotes)")
         grid = itertools.product(told["bases"].items(), pairs, told["variants"].items())
-        return [Job(base, variant, toy, seed, tuple(options_of(below + above)))
+        program, toys = tuple(told.get("program", Job.program)), told.get("toys", {})
+        return [Job(base, variant, toy, seed, tuple(options_of(below + above)), program,
+                    tuple(toys.get(variant, ())))
                 for (base, below), (toy, seed), (variant, above) in grid]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: no experiment of the form in study/run.py: "
@@ -142,7 +150,8 @@ def start(job):
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     if not (job.model / "config.json").exists():
         subprocess.run([sys.executable, "-m", "tiny.toy", "--seed", str(job.toy), "--out",
-                        str(job.model)], check=True, env=env, stdout=subprocess.DEVNULL)
+                        str(job.model), *job.toy_options], check=True, env=env,
+                       stdout=subprocess.DEVNULL)
     command = job.command()
     if "--resume" not in command and job.folder.exists():
         shutil.rmtree(job.folder)               # it ended before its first checkpoint

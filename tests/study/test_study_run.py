@@ -81,6 +81,15 @@ def test_runs_are_pair_by_pair_and_a_setting_is_an_option(place):
         "configs/loo/grpo_loss.toml", "--eps-low", "0.1", "--zero-variance-filter", "false")
 
 
+def test_an_experiment_may_have_its_own_program_and_a_variant_its_own_toy(place):
+    (place / "own.toml").write_text(EXPERIMENT.replace("[bases]", 'program = ["-m", "x"]\n[bases]')
+                                    + '[toys]\nclip = ["--hidden", "96"]\n')
+    plain, wide = study.read_experiment("own.toml")
+    assert plain.command()[1:3] == wide.command()[1:3] == ["-m", "x"]
+    assert (str(plain.model), str(wide.model)) == ("models/toy-0", "models/toy-0-hidden-96")
+    assert wide.toy_options == ("--hidden", "96") and "models/toy-0-hidden-96" in wide.command()
+
+
 def test_what_is_finished_is_kept_and_never_run_again(place):
     found = study.experiments(["one.toml"])
     study.work(found, lanes=2)
