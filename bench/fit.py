@@ -1,7 +1,7 @@
-"""How well and how fast fit.py fits: truths, coverage, recovery, speed.
+"""How well and how fast fit.py fits: truths, answers, coverage, recovery, speed.
 
-    python bench/fit.py                  # all four, about twelve minutes of one core
-    python bench/fit.py truths           # one of: truths, coverage, recovery, speed
+    python bench/fit.py                  # all five, about fourteen minutes of one core
+    python bench/fit.py truths           # one of: truths, answers, coverage, recovery, speed
 
 Everything is made data with known parameters: Table 1 of the paper, R0 .35 and the noise given here
 being ours.  81 evaluations a run, the first 1.5k GPU-hours left out, step 0 as noisy as the rest;
@@ -88,6 +88,23 @@ def truths(runs=120, replicates=100):
                 print(f"{truth:16}  {noise:8}  {n:2}  {share[0]:.3f}  {share[1]:.3f}  "
                       f"{share[2]:6.1%} +-{middle[3] / 2:.3f}  {share[4]:6.1%} +-"
                       f"{middle[5] / 2:.3f}  {share[6]:5.1%}  {share[7]:5.1%}", flush=True)
+
+
+def answers(runs=60, replicates=100):
+    """How many answers an evaluation needs before the warnings see that the law is wrong."""
+    print(f"share of fits with a warning, 24 evaluations, binomial noise: {runs} runs a cell\n"
+          f"  about the residuals' trend | about the other law\n{'truth':18}"
+          + "".join(f"{n:>10,} answers" for n in (1000, 4000, 16_000)))
+    for truth in TRUTHS:
+        print(f"{truth:18}", end="")
+        for n in (1000, 4000, 16_000):
+            warned = [fit.fit_curve(*noisy(truth, "binomial", 24, seed, answers=n)[:2],
+                                    bootstrap=replicates, seed=seed).warnings
+                      for seed in range(runs)]
+            trend, law = (sum(any(words in w for w in one) for one in warned) / runs
+                          for words in ("have a trend", "law fits better"))
+            print(f"{trend:10.0%} | {law:4.0%} ", end="", flush=True)
+        print()
 
 
 def covered(sd, end, runs, n=81, c_min=1500, A=0.61, B=1.92, C_mid=2542, R0=R0):
@@ -201,7 +218,8 @@ def speed():
 
 
 if __name__ == "__main__":
-    parts = {"truths": truths, "coverage": coverage, "recovery": recovery, "speed": speed}
+    parts = {"truths": truths, "answers": answers, "coverage": coverage, "recovery": recovery,
+             "speed": speed}
     for name in sys.argv[1:] or parts:
         if name not in parts:
             sys.exit(f"bench/fit.py: no part {name}; there are {', '.join(parts)}")

@@ -1,0 +1,85 @@
+"""Time to .80: how long does a recipe need to solve 80% of the held-out problems?
+
+    python bench/record.py                                 # the record's recipe on three fresh toys
+    python bench/record.py --config mine.toml --toys 5     # yours; the record beside it
+
+Makes toys of seeds that are drawn now (--seeds names them), trains the recipe and the record's on
+each, one after the other in turns, and prints the seconds of both and their ratio. Nothing else
+should run meanwhile. The rules, and who holds the record: results/baselines.
+
+The clock counts the steps of training: generation, verification, training, push. Evaluations and
+the start are left out. It stops at the first of two evaluations in a row at .80 or above.
+"""
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+RECORD = "configs/record.toml"
+GOAL = 0.80
+# What an entry may not choose: the evaluation. 512 problems: a standard error of .018 at .80.
+RULES = ["--task", "toy", "--heldout-prompts", "512", "--eval-samples", "1", "--eval-every", "5"]
+
+
+def seconds_to(goal, evals, steps):
+    """Seconds of training until the first of two evaluations in a row at `goal`; None: never.
+
+    evals, steps: the lines of evals.jsonl and metrics.jsonl, as dicts.
+
+    >>> evals = [{"step": i, "eval/toy/mean@1": rate} for i, rate in ((0, .8), (1, .7), (2, .9))]
+    >>> steps = [{"step": 0}] + [{"step": i, "time/step_s": 1.5} for i in (1, 2, 3)]
+    >>> seconds_to(.8, evals, steps), seconds_to(.8, evals + [evals[2] | {"step": 3}], steps)
+    (None, 3.0)
+    """
+    above = [row["eval/toy/mean@1"] >= goal for row in evals]
+    for row, now, after in zip(evals, above, above[1:], strict=False):
+        if now and after:
+            return sum(step["time/step_s"] for step in steps if 0 < step["step"] <= row["step"])
+    return None
+
+
+def run(config, toy, seed):
+    """Train a recipe on a toy; returns its seconds to the goal, or None."""
+    name = f"record-{Path(config).stem}-{seed}"
+    shutil.rmtree(Path("runs") / name, ignore_errors=True)
+    subprocess.run([sys.executable, "scalerl.py", "--config", config, "--model", str(toy), "--seed",
+                    str(seed), "--name", name, *RULES], check=True, stdout=subprocess.DEVNULL)
+    evals, steps = ([json.loads(line) for line in (Path("runs") / name / log).open()]
+                    for log in ("evals.jsonl", "metrics.jsonl"))
+    return seconds_to(GOAL, evals, steps)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--config", default=RECORD, help="the recipe")
+    p.add_argument("--toys", type=int, default=3, help="how many fresh toys")
+    p.add_argument("--seeds", type=int, nargs="+", help="their seeds, instead of drawn ones")
+    args = p.parse_args()
+    recipes = list(dict.fromkeys([args.config, RECORD]))
+    found = {recipe: [] for recipe in recipes}
+    print(f"{'toy':>8}", *(f"{Path(recipe).stem:>16}" for recipe in recipes), flush=True)
+    for seed in args.seeds or [random.randrange(1000, 10**6) for _ in range(args.toys)]:
+        toy = Path(f"models/toy-{seed}")
+        if not toy.exists():
+            made = subprocess.run([sys.executable, "-m", "tiny.toy", "--seed", str(seed), "--out",
+                                   str(toy)], stdout=subprocess.DEVNULL)
+            if made.returncode:
+                print(f"{seed:>8}  the toy was refused (see above): not counted")
+                continue
+        for recipe in recipes:
+            found[recipe].append(run(recipe, toy, seed))
+        print(f"{seed:>8}", *(f"{s:>14.1f} s" if (s := found[recipe][-1]) else f"{'never':>16}"
+                              for recipe in recipes), flush=True)
+    middle = [median(s or float("inf") for s in found[recipe]) for recipe in recipes if found[recipe]]
+    if middle:
+        print(f"{'median':>8}", *(f"{s:>14.1f} s" for s in middle),
+              f"   ratio {middle[0] / middle[-1]:.2f}", f"   {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    main()

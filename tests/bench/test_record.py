@@ -1,0 +1,39 @@
+"""The record's clock: what it counts, when it stops, and that its recipe may be entered."""
+
+import random
+import sys
+import tomllib
+
+import pytest
+from conftest import ROOT
+
+from config import make_config
+
+sys.path.insert(0, str(ROOT / "bench"))
+import record                                                               # noqa: E402
+
+
+def logs(rates, seconds, every=5):
+    evals = [{"step": i * every, "eval/toy/mean@1": rate, "time/eval_s": 9.0}
+             for i, rate in enumerate(rates)]
+    steps = [{"step": 0}] + [{"step": i + 1, "time/step_s": s} for i, s in enumerate(seconds)]
+    return evals, steps
+
+
+def test_the_clock_stops_at_the_first_of_two_evaluations_above_and_counts_training_alone():
+    seconds = [random.uniform(0.5, 2) for _ in range(25)]
+    evals, steps = logs([0.3, 0.81, 0.79, 0.80, 0.86, 0.7], seconds)
+    assert record.seconds_to(0.8, evals, steps) == pytest.approx(sum(seconds[:15]))
+    assert record.seconds_to(0.2, evals, steps) == 0                # before any step
+
+
+def test_one_lucky_evaluation_is_no_record():
+    evals, steps = logs([0.3, 0.85, 0.6, 0.85], [1.0] * 15)
+    assert record.seconds_to(0.8, evals, steps) is None
+
+
+def test_the_records_recipe_keeps_the_rules():
+    """Its evaluation is the rules', and the command line's options win over a config's."""
+    told = tomllib.loads((ROOT / record.RECORD).read_text())
+    make_config(told).check()
+    assert not {"task", "heldout_prompts", "eval_samples", "eval_every", "seed"} & set(told)
