@@ -274,6 +274,21 @@ def test_an_unfinished_sentence_declares_nothing(gold, lead, end):
     assert verify(f"{lead}{gold} {end}.", gold)[0] < 0
 
 
+@pytest.mark.parametrize("lead", ["**Answer:** ", "Answer: ", "**Final Answer:** ", "#### ",
+                                  "Answer:\n"])
+def test_a_factorial_at_the_end_keeps_its_mark(lead):
+    """A formula's "!" was read as the end of the sentence: 5! as 5, which then scored for 5."""
+    for end in ("", "\n", "  \nI hope this helps."):
+        for answer, gold, wrong in (("5!", "5!", "5"), ("5!", "5! + 0x", "5"), ("k!", "k!", "k"),
+                                    (r"2\cdot5!", "240+0x", "10"), ("(n+1)!", "(n+1)!", "n+1")):
+            text = f"{lead}{answer}{end if '#' not in lead else ''}"
+            assert verify(text, gold)[0] > 0 and verify(text, wrong)[0] < 0, text
+            assert verify(rf"\boxed{{{answer}}}", gold)[0] > 0
+    for text in (f"{lead}7 apples!", "The answer is 7!", "The answer is 7! Great."):
+        assert verify(text, "7")[0] > 0, text
+    assert verify(f"{lead}Sunday!", r"\text{Sunday}")[0] > 0
+
+
 # ------------------------------------------------------------------------------------------------
 # Repeating the question
 
