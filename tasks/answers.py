@@ -151,7 +151,7 @@ NUMBER = re.compile(
     r"(?<![\w.])([-+]?)(?:([0-9]+) +(?=[0-9]+ */))?"  # the 3 of 3 1/2
     r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?: */ *(-?0*[1-9][0-9]*))?(?:\u23e8(-?[0-9]{1,2}))?(?![0-9])")
 # Before a plain number stands nothing, or at the end a word or colon: "Total: 7", "that she has 7".
-BEFORE = re.compile(rf"(?:.*(?:[:?]|(?<![\w\\'\u2019]){WORD}(?:['\u2019]s)?[,.]?)\s*)?")
+BEFORE = re.compile(rf"(?:[^0-9]*(?:[:?]|(?<![\w\\'\u2019]){WORD}(?:['\u2019]s)?[,.]?)\s*)?")
 # But no "half of 7", "cannot be 7" or "at least 7", no "7 squared" or "7 thousand".
 CHANGED_BEFORE = re.compile(
     r"\b(?:(?:not?|never|than|least|most|plus|minus|negative|times|double|twice|half|and|or)"
