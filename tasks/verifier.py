@@ -124,13 +124,17 @@ def parse_expression(text):
 
 
 def same_expression(found, gold):
-    """Math-Verify's comparison, but a number wants exactly that number and no calculation, and a
-    decimal for a root twelve digits: Math-Verify is content with six."""
+    """Math-Verify's comparison, but a number wants that number and no calculation, and no decimal
+    is a root: Math-Verify rounds to 6 digits, here to 12."""
     from math_verify import verify
     from sympy import Float, Rational, srepr
 
-    if isinstance(gold, Float | Rational):
-        return isinstance(found, Float | Rational) and Fraction(str(found)) == Fraction(str(gold))
+    value, wanted = (Fraction(str(side)) if isinstance(side, Float | Rational) else None
+                     for side in (found, gold))
+    if wanted is not None:
+        return value == wanted
+    if value is not None and value.denominator > 1 and getattr(gold, "is_number", False):
+        return False
     if "Derivative(" in srepr(getattr(found, "rhs", found)) and "Derivative(" not in srepr(gold):
         return False  # \frac{d}{dx} x^3 in any of its spellings
     return verify(gold, found, float_rounding=12, timeout_seconds=None)
