@@ -6,13 +6,12 @@ of answers learns to write lists.
  2. The answer is the last \boxed{...}; else the last declared answer ("Answer: x", "the answer is
     x", <answer>x</answer>, a last line "#### x"), to the end of its sentence or line; else the last
     number of the prose or, where the gold answer is no number, its last formula or short last line.
- 3. All boxes and all declared answers must be right. If only some are: "several answers". A
-    sentence around or beside a box is only a sentence; a bare number or formula is an answer.
+ 3. If other boxes or declared answers disagree with it: "several answers". A sentence around or
+    beside a box is only a sentence.
  4. Each holds one answer: of "3 + 4 = 7" the last side; nothing after "because", "since", "where".
 
-A gold answer that is a number wants one number. Plain ones are compared here, as fractions, in
-microseconds. What else stands around one number is for Math-Verify (verifier.py), as all formulas
-are. Two numbers are a list or a calculation, and wrong.
+Plain numbers are compared here, as fractions, in microseconds, and words as they are. Everything
+else is for Math-Verify (verifier.py).
 
 Decisions where graders differ: 25_8 for 25_7 is wrong, 25 is right (the question names the base).
 12 km for 12 cm is wrong, 12 and 12 centimeters are right: two short units of plain numbers are
@@ -20,6 +19,7 @@ compared. \boxed{3} and \boxed{5} for "3, 5" are two answers, and wrong: one box
 3.141593 for \pi is wrong, as 0.333333 is for 1/3: an exact answer is asked. x \approx 11 for 11 is
 right, and 50% for 50 and for 0.5. 12 + 34 - 5 for 41 is the question once more, and wrong. For 7,
 "7 * is" is wrong (a sentence that breaks off declares nothing), 7 thousand too; 7 dozen is right.
+"Answer: 5!" is a factorial, and "The answer is 7!" an exclamation.
 """
 
 import functools
@@ -38,6 +38,7 @@ BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
 # One line each: display formulas and tagged answers.
 ONE_LINE = re.compile(
     r"(?<!\\)\\\[(?:(?!(?<!\\)\\[\[\]]).)*\\\]|\$\$[^$]*\$\$|<answer>[^<]*</answer>", re.S | re.I)
+BULLET = re.compile(r"^[ \t]*[-+*][ \t]+|^-{3,}$", re.M)  # or a ruler
 DECLARED = (
     r"(?:(?:(?:\b(?:the|final|correct)\s+){0,3}\banswer\b[*_]*\s*(?:is\b|:|=)|<answer>"
     r"|^####(?=[^\n#]*\Z))[\s:*_]*)+|^[#*_ \t]*(?:final )?answer[*_ \t]*\n\s*")
@@ -46,10 +47,10 @@ DECLARED = (
 END_OF_ANSWER = re.compile(
     r"(?<!\bsq)(?<!\bcu)\.(?![0-9])|!(?=[*_]*(?:\s*$|\s+[A-Z]))|\n(?!\s{0,9}[-+.0-9])|</answer>|\Z",
     re.I | re.M)
-SAID = re.compile(rf"(?:{DECLARED})(?s:(.*?))(?={END_OF_ANSWER.pattern})", re.I | re.M)
+FACTORIAL = r"(?<!is )(?:[^\s!]{0,20}[0-9)}]|[a-z])![*_ \t]*$"  # as all of a declared answer
+SAID = re.compile(rf"(?:{DECLARED})(?s:({FACTORIAL}|.*?))(?={END_OF_ANSWER.pattern})", re.I | re.M)
 FORMULA = re.compile(
     r"(?:(?<!\\)\$\$?|\\[(\[])((?:(?!(?<!\\)\$|\\[()\[\]]).)+)(?:\$\$?|\\[)\]])", re.S)
-BULLET = re.compile(r"^[ \t]*[-+*][ \t]+|^-{3,}$", re.M)  # or a ruler
 REASON = re.compile(r"\b(?:because|since|where)\b", re.I)
 UNFINISHED = re.compile(r"(?:\s[-+*/^=]|\b(?:is|are|and|or|plus|minus|than))\s*$")
 LAST_SIDE = re.compile(r"(?<![<>!\\])=>?")
@@ -61,41 +62,36 @@ ORDER = re.compile(r"\b(?:rubric|grader|verifier|judge|reward|label|mark this"
 def declared_answers(text):
     r"""(boxes, other declared answers, the text without bullets, "\0" for a box) of a text."""
     text = ONE_LINE.sub(lambda found: found[0].replace("\n", " "), text)
-    in_boxes, text = BOX.findall(text), BULLET.sub(" ", BOX.sub("\0", text))
+    boxes, text = BOX.findall(text), BULLET.sub(" ", BOX.sub("\0", text))
     said = [part for part in SAID.findall(text) if "\0" not in part and part.strip(" *_$")]
-    return in_boxes, said, text
+    return [part for part in boxes if part.strip()], said, text
 
 
 def texts(text):
     """The answers of a text as they stand, for other graders; all of it if it declares none."""
-    in_boxes, said, _ = declared_answers(text)
-    found = [TEXT.sub(r"\1", part) for part in in_boxes]
+    boxes, said, _ = declared_answers(text)
+    found = [TEXT.sub(r"\1", part) for part in boxes]
     found = found or [part.strip(" \t\n*_$`") for part in said] or [text]
     return list(dict.fromkeys(part.strip() for part in found if part.strip()))
 
 
 def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
-    in_boxes, said, text = declared_answers(text)
-    found = [part for part in in_boxes if part.strip()]
+    found, said, text = declared_answers(text)
     said = [REASON.split(part)[0] for part in said]
-    found += [part for part in said if not found or not PROSE.search(  # words beside "= 7" are fine
-        part.rpartition("=")[0] if read_number(part.rpartition("=")[2]) else part)]
+    found += [part for part in said if not found or not PROSE.search(part)]
     number = read_number(gold)
     if not found and not ORDER.search(text.rpartition("\n")[2][-300:]):
         found = last_number(text) if number else last_formula(text)
     if number:
         parts = [bare(LAST_SIDE.split(part)[-1]) for part in found]
         return parts, [same_number(part, number) for part in parts]
-    # Of "(B) $12\pi$" the letter.
-    found = [part if chosen(gold) and chosen(part) else formulas(part) for part in found]
+    # Of "(B) $12\pi$" the letter; of a sentence its formulas as one list, "x = 3, x = 5".
+    found = [part if chosen(gold) and chosen(part)
+             else ", ".join(FORMULA.findall(part[: LONGEST_ANSWER + 100])) or part
+             for part in found]
     parts = [part for part in dict.fromkeys(map(clean, found)) if part]
     return parts, [same_text(part, gold, question) for part in parts]
-
-
-def formulas(part):
-    """The formulas of a sentence as one list, "x = 3, x = 5"; the sentence if it has none."""
-    return ", ".join(FORMULA.findall(part[: LONGEST_ANSWER + 100])) or part
 
 
 def last_formula(text):
@@ -111,7 +107,7 @@ def last_number(text):
     text = text[max(0, end - LONGEST_ANSWER // 2) : END_OF_ANSWER.search(text, end + 1).start()]
     text = " ".join(dict.fromkeys(text.split("\n")))  # no line twice
     found = LAST_NUMBER.search(bare(LAST_SIDE.split(text)[-1]))
-    return [found[1]] if found else []
+    return [found[1]] if found and plain_number(found[1]) else []
 
 
 TEXT = re.compile(r"\\(?:text(?:normal|rm|bf|it|tt|sf)?|math(?:rm|bf|it)|mbox)\s*\{([^{}]*)\}")
@@ -154,20 +150,23 @@ PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
 NUMBER = re.compile(
     r"(?<![\w.])([-+]?)(?:([0-9]+) +(?=[0-9]+ */))?"  # the 3 of 3 1/2
     r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?: */ *(-?0*[1-9][0-9]*))?(?:\u23e8(-?[0-9]{1,2}))?(?![0-9])")
-PLAIN = re.compile(
-    # Before it nothing, or no digit and at the end a word: "Total: 7", "that she has 7".
-    # No "half of 7", "cannot be 7" or "at least 7": such words change the value.
-    r"([^0-9]*(?:[:?]|(?<![\w\\'\u2019])(?<!not )(?<!(?:half|root|cube) )(?<!(?:square|double) )"
-    r"(?!(?:not?|never|than|least|most|plus|minus|negative|times|double|twice|half|and|or)\b)"
-    rf"{WORD}(?:['\u2019]s)?[,.]?)\s*)?{NUMBER.pattern}"
-    # After it a unit, "7cm", "7 km/h" (but 7m is a product), and words, "7 miles per hour", "7 of
-    # Tom's two-hour lessons". But no "7 squared" or "7 thousand".
-    r"(?!\s*(?:and (?:a|one) )?(?:hal(?:f|ves)|thirds?|squared|cubed|factorial|hundred"
-    r"|thousand|[mb]illion)\b)"
+# Before a plain number stands nothing, or at the end a word or colon: "Total: 7", "that she has 7".
+BEFORE = re.compile(rf"(?:[^0-9]*(?:[:?]|(?<![\w\\'\u2019]){WORD}(?:['\u2019]s)?[,.]?)\s*)?")
+# But no "half of 7", "cannot be 7" or "at least 7", no "7 squared" or "7 thousand".
+CHANGED_BEFORE = re.compile(
+    r"\b(?:(?:not?|never|than|least|most|plus|minus|negative|times|double|twice|half|and|or)"
+    r"|(?:(?:can)?not|half|root|double|square|cube) \w+)[,.]? *$")
+CHANGED_AFTER = (r"\s*(?:and (?:a|one) )?(?:hal(?:f|ves)|thirds?|squared|cubed|factorial|hundred"
+                 r"|thousand|[mb]illion)\b")
+# After it a unit, "7cm", "7 km/h" (but 7m is a product), and words, "7 miles per hour", "7 of Tom's
+# two-hour lessons".
+AFTER = re.compile(
+    rf"(?!{CHANGED_AFTER})"
     rf"\s*(?:st|nd|rd|th)?\s*(%|percent)?(?:(?:\s|(?=[A-Za-z]{{2}}))({UNIT})(?:/{WORD})*)?"
     rf"(?:[\s,;:]+(?:a )?{WORD}(?:[/-]{WORD}|['\u2019]s?)*\.?)*[\s.,;:]*")
 # A word, a colon or "=" must stand between it and the number before: else "5, 7" is a list.
-LAST_NUMBER = re.compile(rf"(?:^|[0-9]\S*\s+(?![-+.0-9]|to\b))({PLAIN.pattern})\Z")
+LAST_NUMBER = re.compile(
+    rf"(?:^|[0-9]\S*\s+(?![-+.0-9]|to\b))([^0-9]*{NUMBER.pattern}[^0-9]*)\Z")
 SIMPLE = re.compile(r"(?:[A-Za-z0-9.:;= ]|-(?=[0-9]))*")  # nothing that PLAINER would change
 TERM = r"(?:\{\s*([-+]?[0-9]+)\s*\}|([0-9]))"
 PLAINER = SPELLINGS + [(re.compile(pattern), replacement) for pattern, replacement in [
@@ -196,15 +195,18 @@ def bare(part):
 @functools.lru_cache(maxsize=4096)
 def plain_number(text):
     """(value, percent, unit, words before it) of a bare text that is a plain number; else None."""
-    found = PLAIN.fullmatch(text)
-    if not found:
+    found = NUMBER.search(text)
+    before = text[: found.start()] if found else ""
+    after = found and AFTER.fullmatch(text, found.end())
+    if not after or not BEFORE.fullmatch(before) or CHANGED_BEFORE.search(before):
         return None
-    lead, sign, whole, top, bottom, power, percent, unit = found.groups()
+    sign, whole, top, bottom, power = found.groups()
+    percent, unit = after.groups()
     number = int(top) if top.isdigit() else Fraction(top)
     if whole or bottom or power:  # for few: a Fraction takes as long as all the rest
         number = Fraction(number) / int(bottom or 1) + int(whole or 0)
         number *= Fraction(10) ** int(power or 0)
-    return -number if sign == "-" else number, bool(percent), unit and unit.lower(), lead
+    return -number if sign == "-" else number, bool(percent), unit and unit.lower(), before
 
 
 def read_number(text):

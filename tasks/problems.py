@@ -23,16 +23,12 @@ SOLUTIONS_CHECKED = 32
 
 
 def load_task(spec, split, *, heldout=1000, seed=0, options=None, max_unusable=0.02):
-    """The problems of one split of a task, in a fixed order; any prefix of it is a fair sample.
+    """The "train" or "heldout" problems of a task, in a fixed order; any prefix is a fair sample.
 
-    spec: a task (docs/tasks.md) or a mix: "a+b" trains on all problems of both, "a:0.7+b:0.3" on as
-        many as it can in these shares.
-    split: "train" or "heldout".
+    spec: a task or a mix such as "a+b" or "a:0.7+b:0.3", and its options: docs/tasks.md.
     heldout: how many problems are held out in total (the paper: 1,000); a mix divides them by its
         shares, or equally, so that the mean over them is the pass rate of the mix.
     seed: which problems a generator draws. It does not touch a file, nor the hash of a question.
-    options: "size", the number of training problems, and others of a generator; sources.COLUMNS of
-        files and data sets. For a mix {part: options}.
     max_unusable: the share that may be left out, with a warning. Raises TaskError.
     """
     unusable = Unusable()
@@ -137,14 +133,10 @@ def check_gold(problems, verifier=None):
     for formulas; that of a program is unit tests, and the first 32 solutions in `trace` are run.
     verifier: a Verifier, whose workers have a deadline; without one, this process does it.
     """
-    claims, programs = [], 0  # claims: (problem, field, text)
-    for p in problems:
-        is_program = p.kind == "code"
-        programs += is_program and p.trace is not None
-        if not is_program:
-            claims += [(p, "answer", output) for output in as_outputs(p)]
-        if p.trace is not None and not (is_program and programs > SOLUTIONS_CHECKED):
-            claims.append((p, "trace", p.trace))
+    claims = [(p, "answer", output) for p in problems for output in as_outputs(p)]
+    solved = [p for p in problems if p.trace is not None]
+    programs = [p for p in solved if p.kind == "code"][:SOLUTIONS_CHECKED]
+    claims += [(p, "trace", p.trace) for p in solved if p.kind != "code" or p in programs]
     items = [(text, p.answer, p.kind) for p, _, text in claims]
     reasons = verifier.score(items).reasons if verifier else [verify(*item)[1] for item in items]
     return {p.id: f"problem {p.id}: its own {field} {text!r} is judged {reason!r}"
@@ -153,7 +145,10 @@ def check_gold(problems, verifier=None):
 
 
 def as_outputs(problem):
-    """The gold answers as a model would give them; none where a generator tells none."""
+    """The gold answers as a model would give them; none where a generator tells none, nor for
+    programs, where they are unit tests."""
+    if problem.kind == "code":
+        return []
     if problem.kind == "gym":
         return [gold for gold in [gold_answer(problem.answer)] if gold is not None]
     return [rf"\boxed{{{gold}}}" if problem.kind == "math" else gold

@@ -240,23 +240,22 @@ def file_records(name):
     """{place: record} of a local file: JSON, an object a line or one array, CSV, or Parquet. Not by
     `datasets`: there one bad line loses the whole file, and the CSV answer "007" becomes 7.0."""
     try:
-        data = Path(name).read_bytes()
         if name.lower().endswith(".parquet"):
             import pyarrow.parquet
 
-            rows = pyarrow.parquet.read_table(pyarrow.BufferReader(data)).to_pylist()
-            return {f"row {i}": row for i, row in enumerate(rows, start=1)}
-        text = data.decode("utf-8-sig")  # with or without a byte-order mark
+            with open(name, "rb") as file:
+                rows = pyarrow.parquet.read_table(file).to_pylist()
+        else:
+            text = Path(name).read_text("utf-8-sig")  # with or without a byte-order mark
+            if name.lower().endswith(".csv"):
+                csv.field_size_limit(2**31 - 1)  # unit tests are long
+                rows = list(csv.DictReader(io.StringIO(text, newline="")))
+            elif not isinstance(rows := json_value(text), list):
+                return {f"line {i}": json_value(line)
+                        for i, line in enumerate(text.split("\n"), start=1) if line.strip()}
     except (OSError, ValueError) as error:
         raise TaskError(f"task {name!r} cannot be read: {error}") from error
-    if name.lower().endswith(".csv"):
-        csv.field_size_limit(2**31 - 1)  # unit tests are long
-        rows = csv.DictReader(io.StringIO(text, newline=""))
-        return {f"line {rows.line_num}": row for row in rows}
-    if isinstance(array := json_value(text), list):
-        return {f"record {i}": record for i, record in enumerate(array, start=1)}
-    return {f"line {i}": json_value(line)
-            for i, line in enumerate(text.split("\n"), start=1) if line.strip()}
+    return {f"row {i}": row for i, row in enumerate(rows, start=1)}
 
 
 def json_value(text):
@@ -366,8 +365,8 @@ def record_problem(record, task, columns):
                             "not empty")
         if role == "answer" and kind == "math" and value.lower().strip(" .\n") in NO_ANSWERS:
             raise TaskError(f"has {value!r} for an answer, and no verifier can compare that")
-    return make_problem(task, question, answer, kind=kind,
-                        level=level_number(column(record, columns["level"])),
+    level = re.search("[0-9]+", str(column(record, columns["level"])))
+    return make_problem(task, question, answer, kind=kind, level=int(level[0]) if level else 0,
                         trace=trace if isinstance(trace, str) else None)
 
 
@@ -398,12 +397,6 @@ def column(record, path):
         return record
     except (LookupError, TypeError, ValueError):
         return None
-
-
-def level_number(level):
-    """5 of 5, "Level 5" or "5/8"; 0 where there is no whole number."""
-    found = re.search("[0-9]+", str(level))
-    return int(found.group()) if found else 0
 
 
 def code_question(question, starter_code, name):

@@ -8,7 +8,7 @@ The paper grades with SymPy and Math-Verify. Differences, all ours:
      Still open, for "simplify \sqrt{242}": \sqrt{2 \cdot 121}, \sqrt{242} + 0, a part of a longer
      formula of the question, and a formula in an align.
   c. Math-Verify's own time limit is off: outside the main thread it makes every answer wrong.
-     Batches go through worker processes, which the kernel ends at a deadline.
+     Batches go through worker processes with a deadline.
 
     >>> verify(r"It is \boxed{[2, 3)}.", r"x \in [2,3)")
     (1.0, 'correct')
@@ -58,17 +58,17 @@ def verify(text, answer, kind="math", question=""):
     return (1.0 if reason == "correct" else -1.0), reason
 
 
+def accepted(answer):
+    return answer if isinstance(answer, tuple) else [answer]
+
+
 def best(reasons):
     """Of the reasons for several accepted answers: "correct", or else the first one."""
     return max(reasons, key=lambda reason: reason == "correct")
 
 
-def accepted(answer):
-    return answer if isinstance(answer, tuple) else [answer]
-
-
 def read(text, answer, kind, question="", think_tags=THINK_TAGS):
-    """A reason where that can be said at once, else (kind, gold answer, answers or program)."""
+    """A reason where that can be said at once, else a job: (kind, gold answer, what to grade)."""
     opens, closes = think_tags
     if kind == "short":  # thinking counts, and a truncated sample has no text
         return "correct" if 0 < len(text.removeprefix(opens)) < int(answer) else "wrong"
@@ -79,15 +79,13 @@ def read(text, answer, kind, question="", think_tags=THINK_TAGS):
         program = sandbox.last_program(text)
         return "no answer" if program is None else (kind, answer, (program,))
     if kind == "gym":
-        parts = answers.texts(text)
-        right = [None] if len(parts) == 1 else [True, False][: len(parts)]
-    elif kind == "math":
-        parts, right = answers.judged(text, answer, question)
-    else:
+        found = answers.texts(text)
+        return (kind, answer, (found[0],)) if len(found) == 1 else (
+            "several answers" if found else "no answer")
+    if kind != "math":
         raise TaskError(f"verifier kind = {kind!r} is unknown: use math, exact, code or gym")
-    if None in right and False not in right:
-        return kind, answer, tuple(parts)
-    return verdict(right)
+    parts, right = answers.judged(text, answer, question)
+    return (kind, answer, tuple(parts)) if None in right and False not in right else verdict(right)
 
 
 def verdict(right):
@@ -98,7 +96,7 @@ def verdict(right):
 
 
 # ------------------------------------------------------------------------------------------------
-# Graders: (gold answer, answers of a text) -> reason
+# Graders: (gold answer, what to grade) -> reason
 
 
 def grade_math(answer, parts):
@@ -135,10 +133,10 @@ def same_expression(found, gold):
                      for side in (found, gold))
     if wanted is not None:
         return value == wanted
-    if "Derivative(" in srepr(getattr(found, "rhs", found)) and "Derivative(" not in srepr(gold):
-        return False  # \frac{d}{dx} x^3 in any of its spellings
     if value is not None and value.denominator > 1 and getattr(gold, "is_number", False):
         return False
+    if "Derivative(" in srepr(getattr(found, "rhs", found)) and "Derivative(" not in srepr(gold):
+        return False  # \frac{d}{dx} x^3 in any of its spellings
     return verify(gold, found, float_rounding=12, timeout_seconds=None)
 
 
@@ -172,7 +170,7 @@ class Verifier(contextlib.AbstractContextManager):
         self.deadline_s, self.max_late = deadline_s, max_late
         workers = workers or min(32, max(2, os.cpu_count() or 2))
         self.workers = [Worker() for _ in range(workers)]
-        self.known = {}  # (kind, answer, parts) -> reason: the samples of a prompt repeat
+        self.known = {}  # job -> reason: the samples of a prompt repeat
 
     def close(self, *_):
         for worker in self.workers:
@@ -203,8 +201,8 @@ class Verifier(contextlib.AbstractContextManager):
         found = [[read(text, gold, kind, *question or [""], self.think_tags)
                   for gold in accepted(answer)] for text, answer, kind, *question in items]
         jobs = dict.fromkeys(job for row in found for job in row if isinstance(job, tuple))
-        judged = self.ask_workers(jobs)
-        reasons = [best(judged.get(one, one) for one in row) for row in found]
+        graded = self.grade(jobs)
+        reasons = [best(graded.get(one, one) for one in row) for row in found]
         n = max(1, len(items))
         log = {
             "verifier/error_frac": sum(r in ("error", "unreadable") for r in reasons) / n,
@@ -215,40 +213,40 @@ class Verifier(contextlib.AbstractContextManager):
         }
         return Scores([1.0 if r == "correct" else -1.0 for r in reasons], reasons, log)
 
-    def ask_workers(self, jobs):
+    def grade(self, jobs):
         """{job: reason}. Reasons are remembered, late ones too: a text that was late once is late
         again. Not remembered: errors, which may be the machine's, and jobs nobody looked at."""
-        found = {job: self.known[job] for job in jobs if job in self.known}
-        queue, late = iter([job for job in jobs if job not in found]), []
-
-        def work(worker):
-            for job in queue:  # each thread takes the next one
-                if job[0] == "code":  # in a process of its own for every test, not in the worker
-                    reason = grade_program(*job[1:], self.unsafe_code)
-                elif len(late) < self.max_late * len(self.workers):
-                    reason = worker.ask(job, self.deadline_s)
-                    late.extend([job] * (reason == "timeout"))
-                else:
-                    reason = None
-                found[job] = reason or "timeout"
-                if reason not in (None, "error"):
-                    self.known[job] = reason
-
-        with ThreadPoolExecutor(len(self.workers)) as pool:  # its threads only wait on pipes
-            list(pool.map(work, self.workers))
         if len(self.known) > 100_000:
             self.known.clear()
-        return found
+        idle, late = list(self.workers), []
+
+        def ask(job):
+            if job in self.known:
+                return self.known[job]
+            if job[0] == "code":  # in a process of its own for every test, not in the worker
+                reason = grade_program(*job[1:], self.unsafe_code)
+            elif len(late) < self.max_late * len(self.workers):
+                worker = idle.pop()  # there are as many threads as workers
+                reason = worker.ask(job, self.deadline_s)
+                idle.append(worker)
+                late.extend([job] * (reason == "timeout"))
+            else:
+                return "timeout"
+            if reason != "error":
+                self.known[job] = reason
+            return reason
+
+        with ThreadPoolExecutor(len(self.workers)) as pool:  # its threads only wait on pipes
+            return dict(zip(jobs, pool.map(ask, jobs)))
 
 
 class Worker:
-    """One process that judges one item at a time, started on first use and after every death.
+    """One process that grades one job at a time, started on first use and after every death.
 
     A program of its own, no child of `multiprocessing`: that would import the trainer's main
     module, and torch with it, into every worker, or fork a process that holds a GPU.
     """
 
-    START_S = 120  # importing SymPy takes a second; on a machine at its limits, many
     MEMORY_BYTES = 4 << 30  # of address space: 10**10**10 wants more than there is
     process = None
 
@@ -287,9 +285,9 @@ def serve():
     out, sys.stdout = sys.stdout, sys.stderr  # a rule of others that prints gives no reasons
     for line in sys.stdin:
         kind, answer, parts, deadline_s = json.loads(line)
-        signal.alarm(Worker.START_S)  # these imports take seconds; the trainer never needs them
+        # Before the clock starts: this takes seconds. The trainer itself imports neither.
         importlib.import_module({"math": "math_verify", "gym": "reasoning_gym"}[kind])
         signal.setitimer(signal.ITIMER_REAL, deadline_s)
         reason = GRADERS[kind](answer, parts)
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         print(reason, file=out, flush=True)

@@ -148,7 +148,8 @@ def test_a_wrong_answer_is_wrong_in_every_ending(verifier):
         ("12 km", "12 cm", False), (r"12\text{ km}", r"12\text{ cm}", False), ("12", "12 cm", True),
         (r"1.5 \times 10^3", "1500", True), ("1e3", "1000", False), ("1000", "1e3", False),
         ("12 centimeters", "12 cm", True), ("12 cm", "12", True), ("7 kg", "7 g", False),
-        ("3.141593", r"\pi", False), (r"\pi", "3.14", False), ("0.333333", "1/3", False),
+        ("3.141593", r"\pi", False), ("3.14159265359", r"\pi", False), (r"\pi", "3.14", False),
+        ("0.333333", "1/3", False),
         ("1.41421356", r"\sqrt{2}", False), ("0.5x", r"\frac{x}{2}", True),
         ("x**2+1", "x^2+1", True),
         (r"\frac1{3}", "1/3", True), (r"\frac{1}3", "1/3", True), (r"\frac x{3}", "x/3", True),
@@ -272,6 +273,21 @@ def test_an_unfinished_sentence_declares_nothing(gold, lead, end):
     """A policy that stops anywhere must not be paid for the half that happens to be right."""
     assert verify(lead + gold, gold)[0] > 0 and verify(f"{lead}{gold} {end}", gold)[0] < 0
     assert verify(f"{lead}{gold} {end}.", gold)[0] < 0
+
+
+@pytest.mark.parametrize("lead", ["**Answer:** ", "Answer: ", "**Final Answer:** ", "#### ",
+                                  "Answer:\n"])
+def test_a_factorial_at_the_end_keeps_its_mark(lead):
+    """A formula's "!" was read as the end of the sentence: 5! as 5, which then scored for 5."""
+    for end in ("", "\n", "  \nI hope this helps."):
+        for answer, gold, wrong in (("5!", "5!", "5"), ("5!", "5! + 0x", "5"), ("k!", "k!", "k"),
+                                    (r"2\cdot5!", "240+0x", "10"), ("(n+1)!", "(n+1)!", "n+1")):
+            text = f"{lead}{answer}{end if '#' not in lead else ''}"
+            assert verify(text, gold)[0] > 0 and verify(text, wrong)[0] < 0, text
+            assert verify(rf"\boxed{{{answer}}}", gold)[0] > 0
+    for text in (f"{lead}7 apples!", "The answer is 7!", "The answer is 7! Great."):
+        assert verify(text, "7")[0] > 0, text
+    assert verify(f"{lead}Sunday!", r"\text{Sunday}")[0] > 0
 
 
 # ------------------------------------------------------------------------------------------------
