@@ -144,9 +144,9 @@ def test_tables_of_other_countries_and_programs_are_read(name, text, encoding, t
 
 
 @pytest.mark.parametrize("cell,told", [
-    ("1,000", "is 1,000 a thousand or about one"),         # German for one, English for a thousand
-    ("1,5;0.1\n2,000,000", "1,5 has a decimal comma, but 2,000,000 does not look like it"),
-    ("1.000;0,1", "0,1 has a decimal comma, but 1.000 does not look like it"),
+    ("1,000", "1,000 may mean two things"),         # German for one, English for a thousand
+    ("1,5;0.1\n2,000,000", "2,000,000 may mean two things"),
+    ("1.000;0,1", "1.000 may mean two things"),
     ("3;0,1;7", "row 3 has more cells than the header"),
 ])
 def test_a_number_that_may_mean_two_things_is_refused_by_name(cell, told, tmp_path):
@@ -173,7 +173,7 @@ def test_a_cell_that_is_no_number_is_named(tmp_path):
     assert "1 of 5 evaluations" in curve.warnings[0] and "pass_rate = 25%" in curve.warnings[0]
     assert "have no number in gpu_hours" in curve.warnings[1]
     path.write_text("\ngpu_hours,pass_rate\n0,20%\n1,25%\n")
-    with pytest.raises(BadInput, match="it has: gpu_hours; pass_rate holds text: 20%"):
+    with pytest.raises(BadInput, match="it has: gpu_hours, pass_rate .text."):
         readers.load(str(path))
 
 
