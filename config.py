@@ -357,6 +357,7 @@ def make_parser(page, about=""):
         allow_abbrev=False, add_help=False)
     add = parser.add_argument
     add("-h", "--help", nargs="?", const="recipe", metavar="placement",
+        choices=["recipe", "placement"],
         help="print this text, or the settings of memory, processes and machines, and stop")
     add("--config", metavar="FILE", action="append", default=[],
         help="TOML file with differences from the defaults; of several the later wins")
@@ -374,8 +375,7 @@ def make_parser(page, about=""):
         group = parser.add_argument_group(title)
         shown = title.startswith("placement") == (page == "placement")
         for f, comment in entries:
-            default = f.default_factory() if f.default is dataclasses.MISSING else f.default
-            default = "{}" if default == {} else str(default)[:40] or '""'
+            default = str(getattr(Config(), f.name))[:40] or '""'
             metavar = "|".join(filter(None, get_args(kinds[f.name]))) or f.type.upper()
             text = f"{comment} [{default}]".replace("%", "%%")
             group.add_argument(f"--{f.name.replace('_', '-')}", metavar=metavar,
@@ -400,17 +400,15 @@ def parse(argv, about=""):
     options, unknown = parser.parse_known_args(argv)
     given = vars(options)
     if page := given.pop("help"):
-        if page not in ("recipe", "placement"):
-            refuse(f"--help {page}: use --help, or --help placement")
         make_parser(page, about).print_help()
         raise SystemExit(0)
-    for word in unknown:
-        name = word.lstrip("-").split("=")[0].replace("-", "_")
+    if unknown:
+        name = unknown[0].lstrip("-").split("=")[0].replace("-", "_")
         if name in REPLACED:
             refuse(f"{name} {REPLACED[name]}")
         known = [*FLAGS, "config", "help", *(f.name for f in dataclasses.fields(Config))]
         hint = did_you_mean(name, known, "--{}").replace("_", "-")
-        refuse(f"unknown argument {word!r}{hint}")
+        refuse(f"unknown argument {unknown[0]!r}{hint}")
     flags = argparse.Namespace(**{key: given.pop(key) for key in FLAGS})
     if flags.report:
         return None, flags

@@ -177,7 +177,7 @@ BAD_INPUT = {
     "typo without its dash": (["--dryrun"], "did you mean --dry-run?"),
     "typo of the file": (["--confg", "a.toml"], "did you mean --config?"),
     "typo with a near setting": (["--reprot", "runs/a"], "did you mean --report?"),
-    "a page that is none": (["--help", "rocm"], "--help rocm: use --help, or --help placement"),
+    "a page that is none": (["--help", "rocm"], "invalid choice: 'rocm' (choose from "),
     "no model": (["--model", ""], "model = '': give a Hugging Face folder or name"),
     "phrase without the tag": (["--think-close", "</r>"], "must hold think_close = '</r>'"),
     "no tag": (["--think-close", ""], "think_close = '': must be text"),
