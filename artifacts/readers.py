@@ -43,7 +43,7 @@ class Curve:
     y: str
     picture: Path             # where its picture goes unless --out says otherwise
     seeds: tuple = ()         # (label, C, R) of each, if there are several
-    x_column: str = ""        # what the log calls C, whatever --x-label says
+    columns: tuple = ()       # (log, its column of C, its column of R) of each log
     notes: tuple = ()         # facts worth a line
     warnings: tuple = ()      # reasons to doubt a fit of it (--strict)
 
@@ -199,12 +199,12 @@ def metric(column):
     return column.split(" - ")[-1]
 
 
-def one_column(option, runs, meant):
-    """runs [(name, column)] that go into one fit or one comparison -> a note if their columns
-    differ.  Chosen by us, such columns are refused: FLOPs beside tokens look like any two runs.
-    `meant`: --x-label or a pattern says that they are the same quantity."""
-    first, column = runs[0]
-    for other, another in runs:
+def one_column(option, logs, meant):
+    """logs [(path, column)] that are pooled or compared -> a note if their columns differ.  Chosen
+    by us, such columns are refused: FLOPs beside tokens look like any two runs.  `meant`: --x-label
+    or a pattern says that they are the same quantity."""
+    first, column = logs[0]
+    for other, another in logs:
         if metric(another) != metric(column):
             both = f"{option} is {column} in {first} and {another} in {other}"
             if meant:
@@ -284,25 +284,24 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
         raise BadInput(f"--reward-range takes LO < HI, got {lo:g} {hi:g}")
     if not all(paths.split(",")):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
-    seeds, notes, warnings, x_names, y_names = [], [], [], [], []
+    seeds, columns, notes, warnings = [], [], [], []
     for given in map(Path, paths.split(",")):
         rows, path, more = read_rows(given)
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
         x_name, _ = pick(rows, x, X_COLUMNS, "--x", path)
-        x_names.append((path, x_name))
-        y_names.append((path, y_name))
+        columns.append((path, x_name, y_name))
         notes += more + others
         label = given.absolute().name if given.is_dir() else given.stem
         for seed, part in seeds_in(rows, label, y_name, path, repeats).items():
             C, R, more, doubts = evaluations(part, x_name, y_name, path, repeats)
             seeds.append((seed, *checked(C * x_scale, (R - lo) / (hi - lo))))
             notes, warnings = notes + more, warnings + doubts
-    notes += [*one_column("--x", x_names, x or x_label), *one_column("--y", y_names, y)]
     C, R = (np.concatenate(parts) for parts in list(zip(*seeds))[1:])
     order = np.argsort(C, kind="stable")
     picture = given / "curve.png" if given.is_dir() else given.with_name(f"{given.stem}_curve.png")
     return Curve(name or label, C[order], R[order], x_label or x_name, y_name, picture,
-                 tuple(seeds) if len(seeds) > 1 else (), x_name, tuple(notes), tuple(warnings))
+                 tuple(seeds) if len(seeds) > 1 else (), tuple(columns), tuple(notes),
+                 tuple(warnings))
 
 
 def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
@@ -316,7 +315,9 @@ def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0
                   for curve in curves]
     elif len({curve.label for curve in curves}) < len(curves):   # folders of one name: by path
         curves = [replace(curve, label=run) for curve, run in zip(curves, runs)]
-    notes = one_column("--x", [(curve.label, curve.x_column) for curve in curves], x or x_label)
+    notes = one_column("--x", [(log, column) for curve in curves for log, column, _ in
+                               curve.columns], x or x_label)
     for i, task in enumerate(tasks):
-        notes += one_column("--y", [(c.label, c.y) for c in curves[i::len(tasks)]], task)
+        notes += one_column("--y", [(log, column) for curve in curves[i::len(tasks)]
+                                    for log, _, column in curve.columns], task)
     return curves, notes

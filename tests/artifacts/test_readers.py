@@ -107,14 +107,15 @@ def test_different_columns_are_compared_if_the_user_says_so(tmp_path, capsys):
     for meant, x in ((["--x", "*/flops"], "my/flops"), (["--x-label", "FLOPs"], "step")):
         assert fit.main([*words, *meant]) == 0
         said = capsys.readouterr().out
-        assert f"note: --x is compute/flops in a and {x} in b, compared because you" in said
-        assert "note: --y is eval/toy/mean@4 in a and eval/toy/mean@8 in b, compared" in said
+        logs = f"in {log} and {{}} in {tmp_path / 'b.jsonl'}, compared because you".format
+        assert f"note: --x is compute/flops {logs(x)}" in said
+        assert f"note: --y is eval/toy/mean@4 {logs('eval/toy/mean@8')}" in said
     both = f"p={tmp_path / 'a'},{tmp_path / 'b.jsonl'}"
-    pooled = readers.load(both, "*/flops", "eval/toy/mean@*")
-    assert len(pooled.notes) == 2 and "my/flops in" in pooled.notes[0]
+    _, notes = readers.read_curves([both], "*/flops", ["eval/toy/mean@*"])
+    assert len(notes) == 2 and "my/flops in" in notes[0]
     for run in ("s1", "s2"):
         (tmp_path / f"{run}.csv").write_text(f"Step,{run} - pass_rate\n0,.2\n1,.3\n2,.4\n")
-    assert not readers.load(f"p={tmp_path / 's1.csv'},{tmp_path / 's2.csv'}").notes
+    assert not readers.read_curves([f"p={tmp_path / 's1.csv'},{tmp_path / 's2.csv'}"])[1]
 
 
 def test_a_table_from_excel_is_read(tmp_path):
