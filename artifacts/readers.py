@@ -100,10 +100,10 @@ def read_table(path):
     text = text_of(path).lstrip("\r\n")
     header = re.sub('"[^"]*"', "", text.partition("\n")[0])
     delimiter = max(",;\t", key=header.count)
-    rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, restkey="",
+    rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter,
                                skipinitialspace=True))
     for i, row in enumerate(rows, 2):
-        if any(row.pop("", ())):
+        if any(row.pop(None, ())):                # where DictReader puts what is left over
             raise BadInput(f"{path}, row {i} has more cells than the header: a number with a comma "
                            "in it has to stand in quotes")
     notes = [] if text.endswith("\n") else [
@@ -115,7 +115,8 @@ def without_commas(rows, delimiter, path):
     """Cells like 1,000 or 0,25 -> text that float() reads.
 
     If commas separate the cells, a comma inside of one separates thousands.  In other tables it is
-    a decimal comma, unless all of them look like thousands, or numbers without it do: 1.000.
+    a decimal comma; refused are tables in which all of them look like thousands (1,000), or numbers
+    without one do (1.000).
     """
     cells = {cell for row in rows for cell in row.values() if cell}
     decimal = {cell for cell in cells if DECIMAL.fullmatch(cell)}
@@ -145,10 +146,7 @@ def read_jsonl(path):
 
 def read_tensorboard(path):
     """The scalars of an event file, or of all event files in a folder."""
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    except ImportError:
-        raise BadInput("TensorBoard files need one more package: pip install tensorboard") from None
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()   # 0: keep all
     return [{"step": event.step, tag: event.value}
             for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]

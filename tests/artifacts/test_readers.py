@@ -132,6 +132,7 @@ def test_a_table_from_excel_is_read(tmp_path):
     ("a.csv", "gpu_hours\tpass_rate\n0\t.2\n500\t.31\n1500.5\t.4\n", "utf-16"),  # Unicode text
     ("a.csv", 'gpu_hours,pass_rate\n0,.2\n500,.31\n"1,500.5",.4\n', "utf-8"),
     ("a.csv", '"gpu_hours","pass_rate","a; b; c"\n0,.2,\n500,.31,\n1500.5,.4,\n', "utf-8"),
+    ("a.csv", ",gpu_hours,pass_rate\n0,0,.2\n1,500,.31\n2,1500.5,.4\n", "utf-8"),        # pandas
     ("a.json", '[{"gpu_hours": 0, "pass_rate": 0.2}, {"gpu_hours": 500, "pass_rate": 0.31},'
                '{"gpu_hours": 1500.5, "pass_rate": 0.4}]', "utf-8"),
 ])
