@@ -304,6 +304,7 @@ def make(args):
     unusable.check(0.0)
     if args.model:
         tokenizer = AutoTokenizer.from_pretrained(args.model)
+        # What fills up rows is never looked at, so the end token will do.
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     else:
