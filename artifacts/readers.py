@@ -242,14 +242,13 @@ def evaluations(rows, x, y, path, repeats):
     if differ and repeats != "last":
         raise BadInput(
             f"{path} has several different {y} at {len(differ)} of {len(rewards)} values of {x} "
-            f"(first {', '.join(f'{r:g}' for r in rewards[differ[0]])} at {differ[0]:g}); --repeats "
-            "COLUMN names the column that tells seeds apart, --repeats last keeps the last (a "
-            "restart)")
-    notes = [f"{path} repeats {x} with another {y} {len(differ)} times: the last evaluation counts"
-             ] if differ else []
+            f"(first {', '.join(f'{r:g}' for r in rewards[differ[0]])} at {differ[0]:g}): "
+            "--repeats COLUMN names the column that tells seeds apart, --repeats last keeps the "
+            "last (a restart)")
+    note = f"{path} repeats {x} with another {y} {len(differ)} times: the last evaluation counts"
     # dict keeps the place of the first and the value of the last
     C, R = np.array([*dict(used).items()]).T
-    return C, R, notes, warnings
+    return C, R, [note] if differ else [], warnings
 
 
 def seeds_in(rows, label, y, path, repeats):
