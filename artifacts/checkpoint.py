@@ -107,36 +107,39 @@ def save(folder, state, team, tensors=None, plain=None):
     groups = {name + rank: group for name, group in state.items()} | (tensors or {})
     if team.rank == 0:
         shutil.rmtree(aside, ignore_errors=True)
-    team.all(None)                               # nobody writes into what is being removed
     try:
-        sums, error = write_files(aside, groups, plain), ""
-    except (OSError, SafetensorError) as failed:
-        sums, error = {}, f"rank {team.rank}: {failed}"
-    parts = team.all((sums, error))
-    sums = {name: value for part, _ in parts for name, value in part.items()}
-    errors = [error for _, error in parts if error]
-    if team.rank == 0 and not errors:
-        errors = [f"{name} of another rank is not to be seen here: checkpoints need a file system "
-                  "that all ranks share" for name in sums if not (aside / name).exists()]
-    if errors:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise OSError(f"checkpoint {folder} could not be written ({'; '.join(errors)})")
-    if team.rank == 0:
-        publish(aside, folder, sums)
+        team.all(None)                           # nobody writes into what is being removed
+        parts = team.all(write_files(aside, groups, plain))
+        sums = {name: value for part, _ in parts for name, value in part.items()}
+        errors = [f"rank {i}: {error}" for i, (_, error) in enumerate(parts) if error]
+        if team.rank == 0 and not errors:
+            errors = [f"{name} of another rank is not to be seen here: checkpoints need a file "
+                      "system that all ranks share" for name in sums if not (aside / name).exists()]
+        if errors:
+            raise OSError(f"checkpoint {folder} could not be written ({'; '.join(errors)})")
+        if team.rank == 0:
+            publish(aside, folder, sums)
+    finally:
+        if team.rank == 0:
+            shutil.rmtree(aside, ignore_errors=True)    # once renamed, it is not there any more
 
 
 def write_files(folder, groups, plain):
-    """A file for each group of tensors, and state.json. Returns {file: checksum}."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """A file for each group of tensors, and state.json. Returns {file: checksum} and, if it cannot
+    write, the reason."""
     sums = {}
-    for name, group in groups.items():
-        path = folder / f"{name}.safetensors"
-        save_file({key: tensor.contiguous() for key, tensor in group.items()}, path)
-        sums[path.name] = sha256(path)
-    if plain is not None:
-        (folder / "state.json").write_text(json.dumps(plain))
-        sums["state.json"] = sha256(folder / "state.json")
-    return sums
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, group in groups.items():
+            path = folder / f"{name}.safetensors"
+            save_file({key: tensor.contiguous() for key, tensor in group.items()}, path)
+            sums[path.name] = sha256(path)
+        if plain is not None:
+            (folder / "state.json").write_text(json.dumps(plain))
+            sums["state.json"] = sha256(folder / "state.json")
+        return sums, ""
+    except (OSError, SafetensorError) as error:
+        return sums, str(error)
 
 
 def save_model(model, tokenizer, named_tensors, folder):
