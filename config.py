@@ -19,6 +19,7 @@ FREE_TO_CHANGE may then change. Where to go next: scalerl.py, the training loop 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import importlib.util
@@ -26,7 +27,6 @@ import inspect
 import json
 import math
 import re
-import shlex
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -220,20 +220,16 @@ class Config:
             ("model", not self.model, "give a Hugging Face folder or name, as models/toy"),
             ("name", Path(self.name).name != self.name or self.name == "..",
              "must name one folder, which is made in runs/"),
+            ("vllm_args", re.search(r"(^| )(--tensor.parallel.size|-tp)\b", self.vllm_args),
+             "the tensor parallel size has its own setting, tensor_parallel"),
         ):
             if wrong:
                 refuse(name, right)
 
-        # 3. What others read: a tracker, vLLM's command line, a resumed run.
+        # 3. What others read: a tracker, a resumed run.
         for package in ("accelerate", self.log_with) if self.log_with else ():
             if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
                 refuse("log_with", f"needs a package: pip install {package}")
-        try:
-            words = shlex.split(self.vllm_args)
-        except ValueError as error:
-            refuse("vllm_args", f"cannot be split into options ({error})")
-        if any(re.match(r"--tensor.parallel.size|-tp\b", word) for word in words):
-            refuse("vllm_args", "the tensor parallel size has its own setting, tensor_parallel")
         to_toml(self)                           # refuses what a resumed run could not read
 
 
@@ -277,18 +273,15 @@ def typed(name, value, kind):
             names = ", ".join(choice or '""' for choice in choices)
             raise ConfigError(f"{name} = {value!r}: use one of {names}")
         return value
-    found = value
-    try:
-        if isinstance(value, str) and kind is not str:
-            found = {int: int, float: float, dict: json.loads,
-                     bool: {"true": True, "false": False}.__getitem__}[kind](value)
-        elif kind is float and type(value) is int:
-            found = float(value)
-        if type(found) is kind:                     # not isinstance: True is an int
-            return found
-    except (ValueError, KeyError):
-        pass
-    raise ConfigError(f"{name} = {value!r}: should be of type {kind.__name__}")
+    found = float(value) if kind is float and type(value) is int else value
+    if isinstance(value, str) and kind is not str:
+        read = {int: int, float: float, dict: json.loads,
+                bool: {"true": True, "false": False}.get}[kind]
+        with contextlib.suppress(ValueError):       # it stays text: of the wrong type
+            found = read(value)
+    if type(found) is not kind:                     # not isinstance: True is an int
+        raise ConfigError(f"{name} = {value!r}: should be of type {kind.__name__}")
+    return found
 
 
 def read_toml(path):
@@ -305,8 +298,6 @@ def read_toml(path):
         raise ConfigError(f"{path}: " + (
             f"{name} {REPLACED[name]}" if name in REPLACED else
             f"unknown key {name!r}{did_you_mean(name, known)}"))
-    if isinstance(values.get("compile_layers"), bool):      # of earlier versions
-        values["compile_layers"] = "on" if values["compile_layers"] else "off"
     return values
 
 
@@ -336,7 +327,7 @@ def to_toml(config):
 
 # --------------------------------------------------------------------- 3. The command line
 def documented_fields():
-    """[(title, [(field, comment)])] of Config, read from its source: the comments are the help.
+    """[(title, [[field, comment]])] of Config, read from its source: the comments are the help.
 
     A title is a line "# -- title". A comment stands after its field. Lines below it that hold only
     a comment, indented by 20 or more, belong to it.
@@ -353,7 +344,7 @@ def documented_fields():
         if name and (comment := re.search(r"  # (.*)", line)):
             groups[-1][1].append([fields[name], comment[1]])
             name = None
-    return [(title, [tuple(entry) for entry in entries]) for title, entries in groups]
+    return groups
 
 
 def make_parser(page, about=""):
@@ -366,6 +357,7 @@ def make_parser(page, about=""):
         allow_abbrev=False, add_help=False)
     add = parser.add_argument
     add("-h", "--help", nargs="?", const="recipe", metavar="placement",
+        choices=["recipe", "placement"],
         help="print this text, or the settings of memory, processes and machines, and stop")
     add("--config", metavar="FILE", action="append", default=[],
         help="TOML file with differences from the defaults; of several the later wins")
@@ -383,8 +375,7 @@ def make_parser(page, about=""):
         group = parser.add_argument_group(title)
         shown = title.startswith("placement") == (page == "placement")
         for f, comment in entries:
-            default = f.default_factory() if f.default is dataclasses.MISSING else f.default
-            default = "{}" if default == {} else str(default)[:40] or '""'
+            default = str(getattr(Config(), f.name))[:40] or '""'
             metavar = "|".join(filter(None, get_args(kinds[f.name]))) or f.type.upper()
             text = f"{comment} [{default}]".replace("%", "%%")
             group.add_argument(f"--{f.name.replace('_', '-')}", metavar=metavar,
@@ -409,23 +400,22 @@ def parse(argv, about=""):
     options, unknown = parser.parse_known_args(argv)
     given = vars(options)
     if page := given.pop("help"):
-        if page not in ("recipe", "placement"):
-            refuse(f"--help {page}: use --help, or --help placement")
         make_parser(page, about).print_help()
         raise SystemExit(0)
-    for word in unknown:
-        name = word.lstrip("-").split("=")[0].replace("-", "_")
+    if unknown:
+        name = unknown[0].lstrip("-").split("=")[0].replace("-", "_")
         if name in REPLACED:
             refuse(f"{name} {REPLACED[name]}")
         known = [*FLAGS, "config", "help", *(f.name for f in dataclasses.fields(Config))]
         hint = did_you_mean(name, known, "--{}").replace("_", "-")
-        refuse(f"unknown argument {word!r}{hint}")
+        refuse(f"unknown argument {unknown[0]!r}{hint}")
     flags = argparse.Namespace(**{key: given.pop(key) for key in FLAGS})
     if flags.report:
         return None, flags
     values = {}
-    for settings in (*map(read_toml, given.pop("config")), given):
-        values |= settings
+    for path in given.pop("config"):
+        values |= read_toml(path)
+    values |= given
     config = make_config(values)
     if flags.check is not None:
         config.name += "-check"             # nothing is written, and no run is in the way

@@ -102,44 +102,44 @@ def save(folder, state, team, tensors=None, plain=None):
     state: `training_state`, every rank's; tensors: {file: {name: tensor}} and plain (JSON): rank
     0's alone. Raises OSError, naming the rank, if one cannot write; nothing half-written stays.
     """
-    aside, parts = folder.with_name(f".{folder.name}.tmp"), []
+    aside = folder.with_name(f".{folder.name}.tmp")
     rank = f".{team.rank:05}-of-{team.size:05}" if team.size > 1 else ""    # sorts as text
     groups = {name + rank: group for name, group in state.items()} | (tensors or {})
     if team.rank == 0:
         shutil.rmtree(aside, ignore_errors=True)
     try:
         team.all(None)                           # nobody writes into what is being removed
-        parts = team.all(attempt(write_files, aside, groups, plain))
-        if team.rank == 0 and not any(error for _, error in parts):
-            sums = {name: value for part, _ in parts for name, value in part.items()}
-            parts[0] = attempt(publish, aside, folder, sums)
+        parts = team.all(write_files(aside, groups, plain))
+        sums = {name: value for part, _ in parts for name, value in part.items()}
+        errors = [f"rank {i}: {error}" for i, (_, error) in enumerate(parts) if error]
+        if team.rank == 0 and not errors:
+            errors = [f"{name} of another rank is not to be seen here: checkpoints need a file "
+                      "system that all ranks share" for name in sums if not (aside / name).exists()]
+        if errors:
+            raise OSError(f"checkpoint {folder} could not be written ({'; '.join(errors)})")
+        if team.rank == 0:
+            publish(aside, folder, sums)
     finally:
         if team.rank == 0:
             shutil.rmtree(aside, ignore_errors=True)    # once renamed, it is not there any more
-    if failed := [f"rank {i}: {error}" for i, (_, error) in enumerate(parts) if error]:
-        raise OSError(f"checkpoint {folder} could not be written ({'; '.join(failed)})")
-
-
-def attempt(function, *args):
-    """What function(*args) returns, and the reason if it cannot write."""
-    try:
-        return function(*args), ""
-    except (OSError, SafetensorError) as error:
-        return None, str(error)
 
 
 def write_files(folder, groups, plain):
-    """A file for each group of tensors, and state.json. Returns {file: checksum}."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """A file for each group of tensors, and state.json. Returns {file: checksum} and, if it cannot
+    write, the reason."""
     sums = {}
-    for name, group in groups.items():
-        path = folder / f"{name}.safetensors"
-        save_file({key: tensor.contiguous() for key, tensor in group.items()}, path)
-        sums[path.name] = sha256(path)
-    if plain is not None:
-        (folder / "state.json").write_text(json.dumps(plain))
-        sums["state.json"] = sha256(folder / "state.json")
-    return sums
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, group in groups.items():
+            path = folder / f"{name}.safetensors"
+            save_file({key: tensor.contiguous() for key, tensor in group.items()}, path)
+            sums[path.name] = sha256(path)
+        if plain is not None:
+            (folder / "state.json").write_text(json.dumps(plain))
+            sums["state.json"] = sha256(folder / "state.json")
+        return sums, ""
+    except (OSError, SafetensorError) as error:
+        return sums, str(error)
 
 
 def save_model(model, tokenizer, named_tensors, folder):
@@ -185,9 +185,6 @@ def sha256(path):
 def publish(aside, folder, sums):
     """Give `aside` the name `folder`. A process killed between the two renames leaves the folder
     before as .NAME.old, where `recover` finds it."""
-    if lost := [name for name in sums if not (aside / name).exists()]:
-        raise OSError(f"{lost[0]} of another rank is not to be seen here: checkpoints need a file "
-                      "system that all ranks share")
     (aside / CHECKSUMS).write_text(json.dumps(sums))
     old = folder.with_name(f".{folder.name}.old")
     if folder.exists():

@@ -10,6 +10,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
+from artifacts.readers import STEP_COLUMNS
 from fit import LAST, LEVEL, SAME_A, BadInput
 
 BLUE, ORANGE, GREY = "#15406f", "#d9822b", "#777777"
@@ -18,8 +19,19 @@ COLORS, MARKERS, DASHES = colormaps["tab10"].colors, "osD^vPX*<>", ("-", "--", "
 NAMES = {"compute/flops": "compute (FLOPs)", "compute/gpu_hours": "compute (GPU-hours)",
          "gpu_hours": "compute (GPU-hours)", "compute/core_hours": "compute (core-hours)",
          "compute/tokens": "compute (tokens)", "num_tokens": "compute (tokens)",
-         "step": "training step", "_step": "training step", "Step": "training step",
-         "training/global_step": "training step"}
+         **dict.fromkeys(STEP_COLUMNS, "training step")}
+FORMS = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}          # how the parameters of a fit are printed
+
+
+def span(low, high, form=".3g"):
+    """[low, high] as it is printed everywhere."""
+    return f"[{low:{form}}, {high:{form}}]"
+
+
+def with_interval(fit, name):
+    """A parameter of a fit and its interval, as text."""
+    form = FORMS[name]
+    return f"{getattr(fit, name):{form}} {span(*fit.ci[name], form)}"
 
 
 def empty(width, height, rows, columns, **options):
@@ -100,9 +112,7 @@ def plot_run(curve, fit, early=None, title=None):
     axes[0, 0].legend(loc="lower right", bbox_to_anchor=(1, 0.08), fontsize=8.5, frameon=False)
     axes[0, 0].set_ylabel(human(curve.y))
     axes[1, 0].set_ylabel("residual")
-    numbers = ", ".join("{} {:{form}} [{:{form}}, {:{form}}]".format(
-        name, getattr(shown, name), *shown.ci[name], form=form)
-        for name, form in (("A", ".3f"), ("B", ".2f"), ("C_mid", ".3g")))
+    numbers = ", ".join(f"{name} {with_interval(shown, name)}" for name in FORMS)
     name = f"{curve.label}{', first part' if early else ''}: {numbers}"
     fig.suptitle(name if title is None else f"{title}\n{name}", fontsize=10.5)
     return fig

@@ -7,24 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from artifacts.figures import plot_compare, plot_rolling, plot_run, save
+from artifacts.figures import FORMS, plot_compare, plot_rolling, plot_run, save, span, with_interval
 from artifacts.readers import read_curves, read_rows
 from fit import (LAST, PAPER_GRID, SAME_A, BadInput, compare, fit_curve, held_out, interval,
                  rolling)
 
 
 # ------------------------------------------------------------------------- 1. numbers as text
-def span(low, high, form=".3g"):
-    """[low, high] as it is printed everywhere."""
-    return f"[{low:{form}}, {high:{form}}]"
-
-
 def table_rows(fits):
     """{label: Fit} -> the rows of the table, its header first: every number with its interval."""
-    return [("fitted on", "n", "A (ceiling)", "B (steepness)", "C_mid", "R0", "rmse"), *(
-        (label, str(f.n), *(f"{getattr(f, name):{form}} {span(*f.ci[name], form)}"
-                            for name, form in (("A", ".3f"), ("B", ".2f"), ("C_mid", ".3g"))),
-         f"{f.R0:.3f} ({f.R0_from})", f"{f.rmse:.4f}") for label, f in fits.items())]
+    return [("fitted on", "n", "A (ceiling)", "B (steepness)", "C_mid", "R0", "rmse")] + [
+        (label, str(f.n), *(with_interval(f, name) for name in FORMS),
+         f"{f.R0:.3f} ({f.R0_from})", f"{f.rmse:.4f}") for label, f in fits.items()]
 
 
 def fit_table(fits):
@@ -37,23 +31,21 @@ def fit_table(fits):
 def write_table(path, fits):
     """--table: a .csv for programs, every number in a cell of its own; a .tex for a paper."""
     if path.suffix == ".csv":
-        names = ("A", "B", "C_mid")
         with path.open("w", newline="") as file:
             out = csv.writer(file)
-            out.writerow(["fitted on", "n", *(f"{name}{end}" for name in names
-                                              for end in ("", "_low", "_high")), "R0", "rmse"])
+            ends = [f"{name}{end}" for name in FORMS for end in ("", "_low", "_high")]
+            out.writerow(["fitted on", "n", *ends, "R0", "rmse"])
             for label, f in fits.items():
-                cells = [value for name in names for value in (getattr(f, name), *f.ci[name])]
+                cells = [value for name in FORMS for value in (getattr(f, name), *f.ci[name])]
                 out.writerow([label, f.n, *cells, f.R0, f.rmse])
     elif path.suffix == ".tex":
-        def tex(cell):                                     # special signs, then 1.4e+12
-            cell = re.sub("([_%&#$])", r"\\\1", cell)
-            return re.sub(r"([\d.]+)e([+-]\d+)",
-                          lambda power: rf"${power[1]}\cdot10^{{{int(power[2])}}}$", cell)
-
-        header, *lines = [" & ".join(map(tex, row)) + r" \\" for row in table_rows(fits)]
-        path.write_text("\n".join([r"\begin{tabular}{lrllllr}", r"\hline", header, r"\hline",
-                                   *lines, r"\hline", r"\end{tabular}", ""]))
+        header, *lines = [" & ".join(row) + r" \\" for row in table_rows(fits)]
+        text = "\n".join([header, r"\hline", *lines])
+        text = re.sub("([_%#$])", r"\\\1", text)
+        text = re.sub(r"([\d.]+)e([+-]\d+)",                # 1.4e+12
+                      lambda power: rf"${power[1]}\cdot10^{{{int(power[2])}}}$", text)
+        path.write_text("\\begin{tabular}{lrllllr}\n\\hline\n" + text
+                        + "\n\\hline\n\\end{tabular}\n")
     else:
         raise BadInput(f"--table {path} should end in .csv or .tex")
 
@@ -130,12 +122,9 @@ def beside(path, error, cut):
     """--beside: this run's error in the company of committed ones -> a line.
 
     path: a CSV, a row a run, with a column `error` and one `cut`, the share that was fitted."""
-    runs, _, _ = read_rows(path)
-    if not all(isinstance(row.get(name), float) for row in runs for name in ("error", "cut")):
-        raise BadInput(f"--beside {path} needs the columns error and cut, numbers in every row")
-    others = np.abs([row["error"] for row in runs if row["cut"] == cut])
+    others = np.abs([row["error"] for row in read_rows(path)[0] if row.get("cut") == cut])
     if not others.size:
-        raise BadInput(f"--beside {path} has no run cut at {cut:g}")
+        raise BadInput(f"--beside {path} has no run cut at {cut:g} (column cut)")
     return (f"error {error:+.3f}: as good as {(others >= abs(error)).mean():.0%} of the "
             f"{others.size} runs in {path} cut at {cut:g} (median {np.median(others):.3f})")
 
@@ -194,8 +183,7 @@ def report_run(args, refit, curve):
         if args.beside:
             lines.append(beside(Path(args.beside), summary["held_out"]["error"], args.until))
     if args.rolling:      # 40 fits: 200 replicates each are enough for a band
-        few = min(200, args.bootstrap)
-        rolled = rolling(C, R, partial(refit, bootstrap=few), args.c_min)
+        rolled = rolling(C, R, partial(refit, bootstrap=min(200, args.bootstrap)), args.c_min)
         summary["known_from"] = known = rolled[-1]
         when = "never settled" if known is None else \
             f"settled at {known:.3g} ({known / C[-1]:.0%} of the compute)"
@@ -211,8 +199,8 @@ def report(args):
                                 args.reward_range, args.repeats)
     refits = {curve.label: refitter(args, i) for i, curve in enumerate(curves)}
     print(*(f"note: {note}\n" for note in notes), sep="", end="")
-    table, lines, pictures, record = {}, [], [], dict(runs={}, warnings=[])
-    several = len(curves) > 1
+    table, lines, pictures, record = {}, [], {}, dict(runs={}, warnings=[])
+    several, drawn = len(curves) > 1, args.out != "none"
     for curve in curves:
         fits, more, record["runs"][curve.label], warnings, rolled = report_run(
             args, refits[curve.label], curve)
@@ -220,18 +208,17 @@ def report(args):
         lines += [f"{curve.label}: {line}" for line in more] if several else more
         record["warnings"] += [f"{curve.label}: {warning}" for warning in warnings]
         out = Path(args.out) if args.out else curve.picture
-        if not several:
-            pictures.append((out, lambda: plot_run(curve, *fits.values(), title=args.title)))
-        if rolled:
+        if drawn and not several:
+            pictures[out] = plot_run(curve, *fits.values(), title=args.title)
+        if drawn and rolled:
             name = f"_rolling_{curve.label.replace('/', '-')}" if several else "_rolling"
-            pictures.append((out.with_stem(out.stem + name), lambda curve=curve, rolled=rolled:
-                             plot_rolling(curve, rolled, args.title)))
+            pictures[out.with_stem(out.stem + name)] = plot_rolling(curve, rolled, args.title)
     if several:
         own = {curve.label: table[curve.label] for curve in curves}
         record["comparison"], compared = compare(curves, own, refits)
         lines += compare_lines(record["comparison"])
-        pictures.append((Path(args.out or "compare.png"),
-                         lambda: plot_compare(curves, compared, args.title)))
+        if drawn:
+            pictures[Path(args.out or "compare.png")] = plot_compare(curves, compared, args.title)
     lines += [f"warning: {warning}" for warning in record["warnings"]]
     print(*fit_table(table), *rival_lines(table), *lines, sep="\n")
     if args.table:
@@ -240,7 +227,7 @@ def report(args):
         text = json.dumps(record, default=lambda value: value.tolist())
         text = json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1)
         Path(args.json).write_text(text + "\n")
-    for path, draw in pictures if args.out != "none" else ():
-        save(draw(), path)
+    for path, figure in pictures.items():
+        save(figure, path)
         print(f"picture: {path}")
     return 3 if args.strict and record["warnings"] else 0

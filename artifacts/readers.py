@@ -22,14 +22,15 @@ X_COLUMNS = ("compute/flops", "compute/gpu_hours", "compute/core_hours", "comput
 Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "eval*pass_rate*",
              "eval/*reward*", "eval_reward", "eval_rewards/*/mean", "*pass_rate*")
 STEP_COLUMNS = ("step", "_step", "Step", "global_step", "training/global_step")
-SPREADS = ("*std*", "*[_/]min", "*[_/]max")        # no pass rates, unless they are asked for
+# No pass rates, unless they are asked for; the last two are Weights & Biases'.
+SPREADS = ("*std*", "*[_/]min", "*[_/]max", "*__MIN", "*__MAX")
 LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",
         "**/*tfevents*", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl", "*/metrics.jsonl",
         "*/trainer_state.json")
-# "1,000" is a thousand in English and one in German.  Some cells can only be the one or the other.
+# "1,000" is a thousand in English and one in German: see `without_commas`.
 THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 DECIMAL = re.compile(r"[+-]?\d+,\d*([eE][+-]?\d+)?")
-DOTS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+(,\d*)?")     # 1.000,5
+UNCLEAR = re.compile(r"[+-]?[1-9]\d{0,2}([.,]\d{3})+")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Curve:
     y: str
     picture: Path             # where its picture goes unless --out says otherwise
     seeds: tuple = ()         # (label, C, R) of each, if there are several
-    x_column: str = ""        # what the log calls C, whatever --x-label says
+    columns: tuple = ()       # (log, its column of C, its column of R) of each log
     notes: tuple = ()         # facts worth a line
     warnings: tuple = ()      # reasons to doubt a fit of it (--strict)
 
@@ -52,23 +53,24 @@ def read_rows(path):
     """A log or a run's folder -> (rows {column: number or text}, the file read, notes)."""
     if not path.exists():
         raise BadInput(f"there is no file or folder {path}")
-    given, path, notes, comma = path, log_in(path) if path.is_dir() else path, [], False
+    folder, notes = path.is_dir(), []
+    path = log_in(path) if folder else path
     if "tfevents" in path.name:               # a folder may hold several files of one resumed run
-        rows = read_tensorboard(path if given == path else path.parent)
+        rows = read_tensorboard(path.parent if folder else path)
     elif path.suffix in (".csv", ".tsv"):
-        rows, notes, comma = read_table(path)
+        rows, notes = read_table(path)
     elif path.suffix == ".json":              # TRL, transformers: trainer_state.json
         try:
             rows = json.loads(text_of(path))
             rows = rows if isinstance(rows, list) else rows["log_history"]
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise BadInput(f"{path} is no list and has no log_history: of .json files a list of "
-                           "objects and trainer_state.json are read, when they are whole") from None
+        except (json.JSONDecodeError, KeyError):
+            raise BadInput(f"{path} is neither a whole list of objects nor a trainer_state.json "
+                           "with a log_history") from None
     else:                                     # ours, verl, prime-rl
         rows, notes = read_jsonl(path)
     if not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds lines that are not JSON objects")
-    return [*map(flat, without_commas(rows, path, comma))], path, notes
+    return [flat(row) for row in rows], path, notes
 
 
 def log_in(folder):
@@ -84,8 +86,7 @@ def log_in(folder):
             raise BadInput(f"{folder} holds several logs: {names}; name one of them")
         if found:
             return found[-1]
-    raise BadInput(f"{folder} holds no log that can be read: evals.jsonl, metrics.jsonl, "
-                   "trainer_state.json, TensorBoard events, *.jsonl, *.csv or *.tsv")
+    raise BadInput(f"{folder} holds no log that can be read: {', '.join(LOGS)}")
 
 
 def text_of(path):
@@ -95,37 +96,39 @@ def text_of(path):
 
 
 def read_table(path):
-    """(rows, notes, whether cells are separated by commas) of a table with a header."""
+    """(rows, notes) of a table with a header, whose cells are separated by , ; or tab."""
     text = text_of(path).lstrip("\r\n")
     header = re.sub('"[^"]*"', "", text.partition("\n")[0])
     delimiter = max(",;\t", key=header.count)
-    rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, restkey=""))
+    rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter,
+                               skipinitialspace=True))
     for i, row in enumerate(rows, 2):
-        if any(row.get("", ())):
+        if any(row.pop(None, ())):                # where DictReader puts what is left over
             raise BadInput(f"{path}, row {i} has more cells than the header: a number with a comma "
                            "in it has to stand in quotes")
-    return rows, [] if text.endswith("\n") else [
-        f"the last line of {path.name} has no end: if its number is cut off, it is wrong"
-        ], delimiter == ","
+    notes = [] if text.endswith("\n") else [
+        f"the last line of {path.name} has no end: if its number is cut off, it is wrong"]
+    return without_commas(rows, delimiter, path), notes
 
 
-def without_commas(rows, path, comma):
-    """Cells like 1,000 or 0,25 -> text that float() reads.  The whole file says what its commas
-    mean.  `comma`: they separate its cells too, so inside a cell they are not decimal."""
-    cells = {cell.strip() for row in rows for cell in row.values() if isinstance(cell, str)}
-    decimal, thousands = ({cell for cell in cells if pattern.fullmatch(cell)}
-                          for pattern in (DECIMAL, THOUSANDS))
-    either, decimal, thousands = decimal & thousands, decimal - thousands, thousands - decimal
-    if either and not decimal | thousands and not comma:
-        raise BadInput(f"{path}: is {min(either)} a thousand or about one? Write it without comma")
-    if decimal:
-        for odd in [*thousands, *filter(DOTS.fullmatch, cells)]:
-            raise BadInput(f"{path}: {min(decimal)} has a decimal comma, but {odd} does not look "
-                           "like it: write both without commas and dots of thousands")
-    pattern, point = (DECIMAL, ".") if decimal else (THOUSANDS, "")
-    return [{name: cell.replace(",", point)
-             if isinstance(cell, str) and pattern.fullmatch(cell.strip()) else cell
-             for name, cell in row.items()} for row in rows]
+def without_commas(rows, delimiter, path):
+    """Cells like 1,000 or 0,25 -> text that float() reads.
+
+    If commas separate the cells, a comma inside of one separates thousands.  In other tables it is
+    a decimal comma; refused are tables in which all of them look like thousands (1,000), or numbers
+    without one do (1.000).
+    """
+    cells = {cell for row in rows for cell in row.values() if cell}
+    decimal = {cell for cell in cells if DECIMAL.fullmatch(cell)}
+    unclear = {cell for cell in cells if UNCLEAR.fullmatch(cell)}
+    if delimiter == ",":
+        plain = {cell: cell.replace(",", "") for cell in cells if THOUSANDS.fullmatch(cell)}
+    elif decimal and (unclear - decimal or decimal <= unclear):
+        raise BadInput(f"{path}: {min(unclear - decimal or unclear)} may mean two things: write "
+                       "all numbers without separators of thousands and with a decimal point")
+    else:
+        plain = {cell: cell.replace(",", ".") for cell in decimal}
+    return [{name: plain.get(cell, cell) for name, cell in row.items()} for row in rows]
 
 
 def read_jsonl(path):
@@ -143,10 +146,7 @@ def read_jsonl(path):
 
 def read_tensorboard(path):
     """The scalars of an event file, or of all event files in a folder."""
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    except ImportError:
-        raise BadInput("TensorBoard files need one more package: pip install tensorboard") from None
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()   # 0: keep all
     return [{"step": event.step, tag: event.value}
             for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
@@ -156,43 +156,40 @@ def flat(row):
     """{"step": 3, "data": {"a": 1}} (verl's shape) -> {"step": 3.0, "a": 1.0}.  Text that is no
     number stays text, so that `evaluations` can name it.
 
-    An empty cell is an evaluation that was not made, not a zero; the "__MIN" and "__MAX" columns
-    of Weights & Biases are no evaluations either.
+    An empty cell is an evaluation that was not made, not a zero.
     """
     cells = {}
     for name, value in row.items():
         if isinstance(value, dict):
             cells |= {k if name == "data" else f"{name}/{k}": v for k, v in flat(value).items()}
-        elif not name.endswith(("__MIN", "__MAX")):
+        elif isinstance(value, int | float | str):        # else null, a list
             try:
                 cells[name] = float(value)
             except ValueError:
                 if value.strip():
                     cells[name] = value.strip()
-            except TypeError:
-                pass                          # null, a list
     return cells
 
 
 # ----------------------------------------------------------- 2. rows -> compute and pass rates
-def pick(cells, wanted, patterns, option, path):
-    """The column to use, and a note if others would have done.  cells {column: a number if it has
-    one, else a text}: columns of text are not taken, but named."""
-    columns = [column for column, cell in cells.items() if isinstance(cell, float)]
+def pick(rows, wanted, patterns, option, path):
+    """The column to use, and a note if others would have done."""
+    names = [*dict.fromkeys(name for row in rows for name in row)]
+    numbers = {name for row in rows for name, cell in row.items() if isinstance(cell, float)}
+    columns = [name for name in names if name in numbers]
     if not wanted:
         columns = [c for c in columns if not any(fnmatch.fnmatchcase(c, s) for s in SPREADS)]
     for pattern in [wanted] if wanted else patterns:
-        found = [c for c in columns if c == pattern] or \
+        found = [pattern] if pattern in columns else \
             [c for c in columns if fnmatch.fnmatchcase(metric(c), pattern)]
-        if found[1:] and wanted:
-            raise BadInput(f"{option} {wanted} fits several columns: {', '.join(found)}")
+        others = ", ".join(found[1:])
+        if others and wanted:
+            raise BadInput(f"{option} {wanted} fits several columns: {found[0]}, {others}")
         if found:
-            return found[0], [f"{option} is {found[0]}, not {', '.join(found[1:])}"] * bool(
-                found[1:])
-    raise BadInput(f"{path} has no column for {option}" + (f" {wanted}" if wanted else "")
-                   + f"; it has: {', '.join(sorted(columns)) or 'no numbers yet'}"
-                   + "".join(f"; {column} holds text: {cell}" for column, cell in cells.items()
-                             if isinstance(cell, str))[:200])
+            return found[0], [f"{option} is {found[0]}, not {others}"] if others else []
+    shown = [name if name in numbers else f"{name} (text)" for name in sorted(names)]
+    raise BadInput(f"{path} has no column for {option} {wanted or ''}; it has: "
+                   + (", ".join(shown) or "no numbers yet"))
 
 
 def metric(column):
@@ -200,19 +197,18 @@ def metric(column):
     return column.split(" - ")[-1]
 
 
-def one_column(option, runs, meant):
-    """runs [(name, column)] that go into one fit or one comparison -> a note if their columns
-    differ.  Chosen by us, such columns are refused: FLOPs beside tokens look like any two runs.
-    `meant`: --x-label or a pattern says that they are the same quantity."""
-    first, column = runs[0]
-    for other, another in runs:
+def one_column(option, logs, meant):
+    """logs [(path, column)] that are pooled or compared -> a note if their columns differ.  Chosen
+    by us, such columns are refused: FLOPs beside tokens look like any two runs.  `meant`: --x-label
+    or a pattern says that they are the same quantity."""
+    first, column = logs[0]
+    for other, another in logs:
         if metric(another) != metric(column):
             both = f"{option} is {column} in {first} and {another} in {other}"
-            if not meant:
-                raise BadInput(f"{both}, which do not compare: name a column that both have with "
-                               f"{option}" + ", or what both are with --x-label"
-                               * (option == "--x"))
-            return [f"{both}, compared because you say so"]
+            if meant:
+                return [f"{both}, compared because you say so"]
+            raise BadInput(f"{both}, which do not compare: name a column that both have; for --x, "
+                           "--x-label may say what both are")
     return []
 
 
@@ -222,36 +218,37 @@ def evaluations(rows, x, y, path, repeats):
     Trainers log a step several times (training, evaluation), so rows of one step share their
     compute.  Two rewards of one step are two runs in one file, or a restarted run.
     """
-    steps, found = {}, []
+    compute, found = {}, []                 # {step: compute}, [(step, reward)]
     for i, row in enumerate(rows):
-        names = [name for name in STEP_COLUMNS if isinstance(row.get(name), float)]
-        step = row[names[0]] if names else ("row", i)
-        same = steps.setdefault(step, {"x": 0.0} if step == 0 else {})   # no compute spent yet
+        steps = [row[name] for name in STEP_COLUMNS if isinstance(row.get(name), float)]
+        step = steps[0] if steps else f"row {i}"
+        compute.setdefault(step, 0.0 if step == 0 else None)         # no compute spent yet
         if x in row:
-            same["x"] = row[x]
+            compute[step] = row[x]
         if y in row:
-            found.append((same, row[y]))
+            found.append((step, row[y]))
     lost = [str(reward) for _, reward in found if isinstance(reward, str) or np.isnan(reward)]
-    pairs = [(same.get("x"), reward) for same, reward in found if str(reward) not in lost]
+    pairs = [(compute[step], reward) for step, reward in found if str(reward) not in lost]
     used = [(C, reward) for C, reward in pairs if isinstance(C, float)]
     warnings = [f"{count} of {len(found)} evaluations in {path} have {what}: left out"
                 for count, what in ((len(lost), f"{y} = {', '.join(sorted(set(lost)))}"),
                                     (len(pairs) - len(used), f"no number in {x}")) if count]
     if not used:
         raise BadInput(f"{path} has no evaluation with both {x} and {y}")
-    at = {}
+    rewards = {}                            # {compute: [its different rewards]}
     for C, reward in dict.fromkeys(used):
-        at.setdefault(C, []).append(reward)
-    differ = [C for C, rewards in at.items() if rewards[1:]]
+        rewards.setdefault(C, []).append(reward)
+    differ = [C for C in rewards if len(rewards[C]) > 1]
     if differ and repeats != "last":
         raise BadInput(
-            f"{path} has several different {y} at {len(differ)} of {len(at)} values of {x} (first "
-            f"{', '.join(f'{r:g}' for r in at[differ[0]])} at {differ[0]:g}); --repeats COLUMN "
-            "names the column that tells seeds apart, --repeats last keeps the last (a restart)")
+            f"{path} has several different {y} at {len(differ)} of {len(rewards)} values of {x} "
+            f"(first {', '.join(f'{r:g}' for r in rewards[differ[0]])} at {differ[0]:g}): "
+            "--repeats COLUMN names the column that tells seeds apart, --repeats last keeps the "
+            "last (a restart)")
     note = f"{path} repeats {x} with another {y} {len(differ)} times: the last evaluation counts"
     # dict keeps the place of the first and the value of the last
     C, R = np.array([*dict(used).items()]).T
-    return C, R, [note] * bool(differ), warnings
+    return C, R, [note] if differ else [], warnings
 
 
 def seeds_in(rows, label, y, path, repeats):
@@ -260,13 +257,13 @@ def seeds_in(rows, label, y, path, repeats):
     if repeats in (None, "last"):
         return {label: rows}
     groups = {}
-    for row in (row for row in rows if y in row):
-        if repeats not in row:
+    for row in rows:
+        if y in row and repeats not in row:
             raise BadInput(f"{path} has an evaluation without --repeats {repeats}; its columns: "
                            + ", ".join(sorted(row)))
-        value = row[repeats]
-        value = f"{value:g}" if isinstance(value, float) else value
-        groups.setdefault(f"{label} {repeats} {value}", []).append(row)
+        if y in row:
+            value = row[repeats] if isinstance(row[repeats], str) else f"{row[repeats]:g}"
+            groups.setdefault(f"{label} {repeats} {value}", []).append(row)
     return groups
 
 
@@ -282,33 +279,26 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
     lo, hi = reward_range
     if not lo < hi:
         raise BadInput(f"--reward-range takes LO < HI, got {lo:g} {hi:g}")
-    if not 0 < x_scale < np.inf:
-        raise BadInput(f"--x-scale takes a number above 0, got {x_scale:g}")
     if not all(paths.split(",")):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
-    seeds, notes, warnings, x_names, y_names = [], [], [], [], []
+    seeds, columns, notes, warnings = [], [], [], []
     for given in map(Path, paths.split(",")):
         rows, path, more = read_rows(given)
-        cells = {}
-        for column, value in (cell for row in rows for cell in row.items()):
-            if column not in cells or isinstance(value, float):
-                cells[column] = value
-        y_name, others = pick(cells, y, Y_COLUMNS, "--y", path)
-        x_name, _ = pick(cells, x, X_COLUMNS, "--x", path)
-        x_names.append((path, x_name))
-        y_names.append((path, y_name))
+        y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
+        x_name, _ = pick(rows, x, X_COLUMNS, "--x", path)
+        columns.append((path, x_name, y_name))
         notes += more + others
         label = given.absolute().name if given.is_dir() else given.stem
         for seed, part in seeds_in(rows, label, y_name, path, repeats).items():
             C, R, more, doubts = evaluations(part, x_name, y_name, path, repeats)
             seeds.append((seed, *checked(C * x_scale, (R - lo) / (hi - lo))))
             notes, warnings = notes + more, warnings + doubts
-    notes += [*one_column("--x", x_names, x or x_label), *one_column("--y", y_names, y)]
     C, R = (np.concatenate(parts) for parts in list(zip(*seeds))[1:])
     order = np.argsort(C, kind="stable")
     picture = given / "curve.png" if given.is_dir() else given.with_name(f"{given.stem}_curve.png")
     return Curve(name or label, C[order], R[order], x_label or x_name, y_name, picture,
-                 tuple(seeds) if len(seeds) > 1 else (), x_name, tuple(notes), tuple(warnings))
+                 tuple(seeds) if len(seeds) > 1 else (), tuple(columns), tuple(notes),
+                 tuple(warnings))
 
 
 def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
@@ -322,7 +312,9 @@ def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0
                   for curve in curves]
     elif len({curve.label for curve in curves}) < len(curves):   # folders of one name: by path
         curves = [replace(curve, label=run) for curve, run in zip(curves, runs)]
-    notes = one_column("--x", [(curve.label, curve.x_column) for curve in curves], x or x_label)
+    notes = one_column("--x", [(log, column) for curve in curves for log, column, _ in
+                               curve.columns], x or x_label)
     for i, task in enumerate(tasks):
-        notes += one_column("--y", [(c.label, c.y) for c in curves[i::len(tasks)]], task)
+        notes += one_column("--y", [(log, column) for curve in curves[i::len(tasks)]
+                                    for log, _, column in curve.columns], task)
     return curves, notes

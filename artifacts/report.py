@@ -14,7 +14,6 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
 
 import fit
 from artifacts import figures, fit_report, readers, symptoms
@@ -45,7 +44,7 @@ def write_report(folder):
     """Write FOLDER/report.html from the run's logs and return its path.
 
     A last line that a running or killed run left half-written is left out, as is said on the page.
-    Raises fit.BadInput with a sentence: no such run, no steps in its log, or a damaged line.
+    Raises fit.BadInput: no such run, no steps in its log, or a damaged line.
     """
     folder = Path(folder)
     if not (folder / "metrics.jsonl").is_file():
@@ -53,20 +52,15 @@ def write_report(folder):
     logs, notes = {}, []
     for name in ("metrics", "evals", "samples"):
         path = folder / f"{name}.jsonl"
-        rows, more = readers.read_jsonl(path) if path.is_file() else ([], [])
-        logs[name] = [row for row in rows if row]
+        logs[name], more = readers.read_jsonl(path) if path.is_file() else ([], [])
         notes += more
     steps = [row for row in logs["metrics"] if "pass_rate" in row]
     if not steps:
         raise fit.BadInput(f"nothing to report yet: {folder}/metrics.jsonl has no finished step")
-    last, files = steps[-1], {}
-    for name in ("config.toml", "versions.json"):
-        path = folder / name
-        files[name] = path.read_text("utf-8", "replace") if path.is_file() else ""
-    try:
-        phrase = tomllib.loads(files["config.toml"]).get("interrupt_phrase", "")
-    except tomllib.TOMLDecodeError:
-        phrase = ""
+    last = steps[-1]
+    files = {name: (folder / name).read_text() if (folder / name).is_file() else ""
+             for name in ("config.toml", "versions.json")}
+    phrase = tomllib.loads(files["config.toml"]).get("interrupt_phrase", "")
     body = [
         f"<h1>{escape(folder.name)}</h1><p>{len(steps)} steps, the last {last['step']:d}; "
         f"{sum(row.get('time/step_s', 0) for row in steps) / 3600:.2f} h in steps; "
@@ -74,7 +68,8 @@ def write_report(folder):
         f"generated. Last step: pass rate {last['pass_rate']:.3f}.</p>",
         *(f"<p class=note>{escape(note)}</p>" for note in notes),
         "<h2>Is it working?</h2>", *(f"<p>{escape(line)}</p>" for line in symptoms.told(folder)),
-        "<h2>What would more compute buy?</h2>", *curves(folder, logs["evals"]),
+        "<h2>What would more compute buy?</h2>",
+        *(curves(folder, logs["evals"]) if logs["evals"] else ["<p>No evaluation yet.</p>"]),
         "<h2>The training</h2><div class=charts>", *charts(steps), "</div>",
         "<h2>Samples</h2>", *shown_samples(logs["samples"], phrase), "<h2>Settings</h2>",
         *(f"<h3>{name}</h3><pre>{escape(text)}</pre>" for name, text in files.items())]
@@ -87,8 +82,6 @@ def write_report(folder):
 def curves(folder, evals):
     """A figure and a table for each task that was evaluated, or the sentence that says why not."""
     columns = sorted({key for row in evals for key in row if "/mean@" in key})
-    if not columns:
-        yield "<p>No evaluation yet.</p>"
     for column in columns:
         yield f"<h3>{escape(column)}</h3>"
         fits, early = {}, None
@@ -109,23 +102,19 @@ def curves(folder, evals):
 def charts(steps):
     """A line chart for each of CHARTS that has data. Many steps are averaged in 300 bins."""
     for title, columns in CHARTS.items():
-        names = sorted({key for row in steps for key in row for column in columns
-                        if key == column or column.endswith("/lag_") and key.startswith(column)},
-                       key=lambda name: [int(part) if part.isdigit() else 0
-                                         for part in name.split("_")])
-        figure = Figure(figsize=(4.6, 2.6), layout="constrained")
-        axes = figure.subplots()
-        for i, name in enumerate(names):
+        names = {key for row in steps for key in row for column in columns
+                 if key == column or column.endswith("/lag_") and key.startswith(column)}
+        figure, ((axes,),) = figures.empty(4.6, 2.6, 1, 1)
+        for name in sorted(names, key=lambda name: (len(name), name)):      # lag_2 before lag_10
             points = [(row["step"], row[name]) for row in steps if row.get(name) is not None]
-            bins = np.array_split(np.array(points, float), min(len(points), 300)) if points else []
-            x, y = zip(*(part.mean(0) for part in bins)) if bins else ((), ())
-            axes.plot(x, y, color=f"C{i}", linestyle=("-", "--", ":")[i // 10 % 3], linewidth=1.1,
-                      label=name, marker="." if len(x) == 1 else None)
-        if any(len(line.get_xdata()) for line in axes.get_lines()):
+            if points:
+                bins = np.array_split(np.array(points, float), min(len(points), 300))
+                axes.plot(*np.array([part.mean(0) for part in bins]).T, linewidth=1.1, label=name,
+                          marker="." if len(bins) == 1 else None)
+        if axes.get_lines():
             axes.set_title(title, fontsize=10, loc="left")
             axes.set_xlabel("step", fontsize=8)
             axes.tick_params(labelsize=8)
-            axes.grid(alpha=0.25, linewidth=0.6)
             axes.legend(fontsize=7, frameon=False)
             yield svg(figure)
 
@@ -157,9 +146,6 @@ def shown_samples(samples, phrase):
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta http-equiv="Content-Security-Policy"
-      content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<link rel="icon" href="data:,">
 <style>
 body {{ font: 15px/1.5 sans-serif; max-width: 1040px; margin: 2em auto; }}
 svg {{ max-width: 100%; height: auto; }}

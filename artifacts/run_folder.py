@@ -72,7 +72,7 @@ class RunFolder:
 
     def lock(self):
         """Two processes in one folder would mix their logs. The kernel opens the lock when this
-        one ends, however it does. Raises ConfigError: another one has it."""
+        one ends, however it does."""
         self.locked = open(self.path / ".lock", "w")
         try:
             fcntl.flock(self.locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,7 +124,7 @@ class RunFolder:
         """Back to the newest whole checkpoint: what was logged after it is cut off.
 
         Returns (its folder, its plain part), or (None, None) where there is none yet. Damaged ones
-        are named and set aside; raises ConfigError if all are, or another process trains here.
+        are named and set aside; raises ConfigError if all are.
         """
         self.lock()
         for parent in (self.path, self.checkpoints):
@@ -156,33 +156,12 @@ class RunFolder:
             return f"{self.path} has no checkpoint yet: starting from the first step."
         run.trainer.load(folder)
         tensors = {name: checkpoint.load_tensors(folder, name) for name in ("sampler", "random")}
-        try:
-            run.load_state(tensors, plain)
-        except RuntimeError as error:
-            if type(error) is not RuntimeError:         # servers, other processes, memory
-                raise
-            raise ConfigError(f"gpus = {self.config.gpus}: {folder} cannot go on here: its "
-                              "sampler's random numbers and caches are of another kind of device "
-                              f"({error})") from None
-        if self.best_is_damaged():
-            run.best = -1.0
+        run.load_state(tensors, plain)
         self.write_config()             # last: a resume that fails changes nothing
         how = "go on where they were, 0 restarted" if self.config.engine == "transformers" else \
             "start again: vLLM's cache cannot be saved"
         return (f"Resumed {folder}: {len(run.pacer.groups)} groups outstanding, "
                 f"{run.sampler.in_flight} unfinished samples {how}.")
-
-    def best_is_damaged(self):
-        """Then it is named and set aside: the next evaluation's takes its place."""
-        best = self.checkpoints / "best"
-        try:
-            if best.exists():
-                checkpoint.check(best)
-            return False
-        except ValueError as error:
-            print(f"warning: {error}; it is now {checkpoint.set_aside(best).name}, and the next "
-                  "evaluation's model will be the best", file=sys.stderr)
-            return True
 
     def drop_old_checkpoints(self):
         for old in checkpoint.saved(self.checkpoints)[KEPT:]:
@@ -190,9 +169,9 @@ class RunFolder:
 
     def way_on(self):
         """What a run that has failed can go on from, in words."""
-        for folder in checkpoint.saved(self.checkpoints):
-            return f"--resume goes on from {folder}"
-        return "there is no checkpoint yet, --resume starts with the first step"
+        folders = checkpoint.saved(self.checkpoints)
+        return f"--resume goes on from {folders[0]}" if folders else \
+            "there is no checkpoint yet, --resume starts with the first step"
 
 
 def replace_text(path, text):
@@ -209,7 +188,7 @@ def cut_log(path, step):
         try:
             if json.loads(line)["step"] > step:
                 break
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except json.JSONDecodeError:
             break
         kept += line + "\n"
     if path.exists():
@@ -225,12 +204,12 @@ def installed(names):
 def commit():
     """{"git": the commit of this code, with "-dirty" if it was changed since}; {} where the code
     is no checkout, or there is no git to ask."""
+    words = ["git", f"--git-dir={CODE / '.git'}", "describe", "--always", "--dirty", "--abbrev=40",
+             "--exclude=*"]                         # .git: git would look further up as well
     try:
-        return {"git": subprocess.check_output(     # .git: git would look further up as well
-            ["git", f"--git-dir={CODE / '.git'}", "describe", "--always", "--dirty",
-             "--abbrev=40", "--exclude=*"], cwd=CODE, text=True, stderr=subprocess.DEVNULL,
-            timeout=10).strip()}
-    except (OSError, subprocess.SubprocessError):
+        return {"git": subprocess.check_output(words, cwd=CODE, text=True,
+                                               stderr=subprocess.DEVNULL).strip()}
+    except (OSError, subprocess.CalledProcessError):
         return {}
 
 

@@ -87,7 +87,7 @@ def log_step(run, groups, rewards, log, watch):
 def pass_rates(samples, solved):
     """{"pass@2": ..., ..., "pass@samples": ...}; solved: right samples of each problem."""
     return {f"pass@{k}": sum(pass_at_k(samples, n, k) for n in solved) / len(solved)
-            for k in [k for k in (2, 4, 8, 16, 32, 64) if k < samples] + [samples]}
+            for k in (2, 4, 8, 16, 32, 64, samples) if k <= samples}
 
 
 def pass_at_k(n, correct, k):

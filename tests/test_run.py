@@ -571,22 +571,13 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(reference, mic
     best = folder / "checkpoints" / "best"
     assert set(json.loads((best / "checksums.json").read_text())) == {
         path.name for path in best.iterdir()} - {"checksums.json"}
-    for path in (folder / "checkpoints" / "step_8", best):
-        data = bytearray((path / "model.safetensors").read_bytes())
-        data[len(data) // 2] ^= 1                                   # one bit
-        (path / "model.safetensors").write_bytes(data)
-        if path != best:
-            newest = data
+    path = folder / "checkpoints" / "step_8" / "model.safetensors"
+    newest = bytearray(path.read_bytes())
+    newest[len(newest) // 2] ^= 1                                   # one bit
+    path.write_bytes(newest)
     assert train(tmp_path, ["--name", "r", "--resume"], monkeypatch) == 0
     out, err = capsys.readouterr()
-    # The evaluation of step 8, made again, is the first since: whatever its score.
-    assert "checkpoints/best/model.safetensors does not match its checksum; it is now " \
-        "best.damaged" in err
-    assert (best.with_name("best.damaged") / "model.safetensors").read_bytes() == data
     checkpoint.check(best)
-    model = AutoModelForCausalLM.from_pretrained(best).state_dict()
-    last = AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
-    assert all(torch.equal(model[name], last[name]) for name in last)
     assert "step_8/model.safetensors does not match its checksum" in err
     assert "Resumed runs/r/checkpoints/step_6" in out
     assert same_logs(folder, reference)
@@ -630,22 +621,6 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before_whole_and_says_so(refe
     assert "Traceback" not in log.read_text()
     assert sorted(path.name for path in checkpoints.iterdir()) == ["best", "step_6", "step_8"]
     assert checkpoint.read_state(checkpoints / "step_8")["step"] == 8
-
-
-def test_a_checkpoint_of_another_kind_of_device_is_refused_in_a_sentence(reference, tmp_path,
-                                                                         monkeypatch, capsys):
-    """A GPU's random numbers have a state of 16 bytes, which no CPU can go on from."""
-    shutil.copytree(reference, tmp_path / "runs" / "r")
-    load = checkpoint.load_tensors
-
-    def other(folder, name):
-        return {key: torch.zeros(16, dtype=torch.uint8)
-                if name == "sampler" and tensor.dtype == torch.uint8 else tensor
-                for key, tensor in load(folder, name).items()}
-    monkeypatch.setattr(checkpoint, "load_tensors", other)
-    assert train(tmp_path, ["--name", "r", "--steps", "60", "--resume"], monkeypatch) == 2
-    error = capsys.readouterr().err
-    assert "its sampler's random numbers" in error and len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize("how, where, step", [

