@@ -222,6 +222,8 @@ class Config:
              "must name one folder, which is made in runs/"),
             ("vllm_args", re.search(r"(^| )(--tensor.parallel.size|-tp)\b", self.vllm_args),
              "the tensor parallel size has its own setting, tensor_parallel"),
+            ("vllm_args", any(self.vllm_args.count(mark) % 2 for mark in "'\""),
+             "a quotation mark has no partner"),
         ):
             if wrong:
                 refuse(name, right)

@@ -6,11 +6,12 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import ttest_ind
 
 from artifacts.figures import FORMS, plot_compare, plot_rolling, plot_run, save, span, with_interval
 from artifacts.readers import read_curves, read_rows
-from fit import (LAST, PAPER_GRID, SAME_A, BadInput, compare, fit_curve, held_out, interval,
-                 rolling)
+from fit import (LAST, LEVEL, PAPER_GRID, SAME_A, BadInput, compare, fit_curve, held_out,
+                 interval, rolling)
 
 
 # ------------------------------------------------------------------------- 1. numbers as text
@@ -122,9 +123,11 @@ def beside(path, error, cut):
     """--beside: this run's error in the company of committed ones -> a line.
 
     path: a CSV, a row a run, with a column `error` and one `cut`, the share that was fitted."""
-    others = np.abs([row["error"] for row in read_rows(path)[0] if row.get("cut") == cut])
-    if not others.size:
-        raise BadInput(f"--beside {path} has no run cut at {cut:g} (column cut)")
+    errors = [row.get("error") for row in read_rows(path)[0] if row.get("cut") == cut]
+    if not errors or not all(isinstance(value, float) for value in errors):
+        raise BadInput(f"--beside {path} has no run cut at {cut:g} (column cut), or a run without "
+                       "a number in its column error")
+    others = np.abs(errors)
     return (f"error {error:+.3f}: as good as {(others >= abs(error)).mean():.0%} of the "
             f"{others.size} runs in {path} cut at {cut:g} (median {np.median(others):.3f})")
 
@@ -191,6 +194,33 @@ def report_run(args, refit, curve):
     return fits, lines, summary, warnings, rolled
 
 
+def ahead_lines(curves):
+    """Who is ahead at equal compute, by the seeds alone: no law is asked.  Ours.
+
+    Each seed's evaluations are joined by straight lines; the difference of two recipes' means has
+    Welch's 90% interval over the seeds.  No lines about a recipe of one seed."""
+    several = [curve for curve in curves if curve.seeds]
+    for curve in several[1:]:
+        first = several[0]
+        end = min(C[-1] for _, C, _ in first.seeds + curve.seeds)
+        C_at = end * np.array([0.25, 0.5, 0.75, 1])
+        theirs, ours = ([np.interp(C_at, C, R) for _, C, R in one.seeds] for one in (curve, first))
+        d = np.mean(theirs, 0) - np.mean(ours, 0)
+        low, high = ttest_ind(theirs, ours, equal_var=False).confidence_interval(LEVEL)
+        yield (f"{curve.label} - {first.label} at equal compute, {len(theirs)} and {len(ours)} "
+               "seeds: " + ", ".join(f"{value:+.3f} {span(lo, hi, '+.3f')} at {C:.2g}"
+                                     for value, lo, hi, C in zip(d, low, high, C_at, strict=True)))
+        sure = np.sign(low) == np.sign(high)
+        if sure[-1]:
+            begun = 1 + max(np.flatnonzero(~sure | (np.sign(d) != np.sign(d[-1]))), default=-1)
+            yield f"  {(curve if d[-1] > 0 else first).label} is ahead from {C_at[begun]:.2g} on"
+        else:
+            half = (high[-1] - low[-1]) / 2
+            needed = np.ceil((len(theirs) + len(ours)) / 2 * (half / SAME_A) ** 2)
+            yield (f"  nobody is ahead at the end: these seeds show what is above {half:.3f}"
+                   + (f"; for {SAME_A} it takes about {needed:.0f} each" if half > SAME_A else ""))
+
+
 def report(args):
     """Everything about one run, or about several and their comparison -> exit code."""
     if args.beside and args.until is None:
@@ -216,7 +246,7 @@ def report(args):
     if several:
         own = {curve.label: table[curve.label] for curve in curves}
         record["comparison"], compared = compare(curves, own, refits)
-        lines += compare_lines(record["comparison"])
+        lines += [*compare_lines(record["comparison"]), *ahead_lines(curves)]
         if drawn:
             pictures[Path(args.out or "compare.png")] = plot_compare(curves, compared, args.title)
     lines += [f"warning: {warning}" for warning in record["warnings"]]

@@ -269,7 +269,7 @@ def seeds_in(rows, label, y, path, repeats):
 
 def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
          repeats=None) -> Curve:
-    """Read "PATH", or "NAME=PATH,PATH,..." (seeds of one recipe, pooled).
+    """Read "PATH", or "NAME=PATH,PATH,..." or "NAME=FOLDER" (seeds of one recipe, pooled).
 
     x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS.  x_scale multiplies
     compute (steps into GPU-hours); reward_range is mapped onto [0, 1] ((-1, 1) for +-1 rewards).
@@ -282,7 +282,10 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
     if not all(paths.split(",")):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
     seeds, columns, notes, warnings = [], [], [], []
-    for given in map(Path, paths.split(",")):
+    places = [Path(path) for path in paths.split(",")]
+    if name and len(places) == 1:                   # NAME=FOLDER of several runs: all are seeds
+        places = sorted(log.parent for log in places[0].glob("*/evals.jsonl")) or places
+    for given in places:
         rows, path, more = read_rows(given)
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
         x_name, _ = pick(rows, x, X_COLUMNS, "--x", path)
