@@ -21,7 +21,6 @@ import copy
 import functools
 import importlib.util
 import random
-import sys
 
 import torch
 import torch.nn.functional as F
@@ -227,15 +226,10 @@ def uses_flash(dtype, device):
 
 @functools.cache
 def take_newest_flash():
-    """Have torch call FlashAttention 3, made for Hopper alone, where its package is there. Whatever
-    keeps torch from activating it is said, and version 2 goes on. Not run so far."""
+    """Have torch call FlashAttention 3, made for Hopper alone, where its package is installed."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) \
             and importlib.util.find_spec("flash_attn_interface"):
-        try:
-            torch.nn.attention.activate_flash_attention_impl("FA3")
-        except (ImportError, OSError, RuntimeError, ValueError) as error:
-            print("warning: FlashAttention 3 is installed but cannot be used, version 2 is taken: "
-                  f"{str(error).splitlines()[0]}", file=sys.stderr)
+        torch.nn.attention.activate_flash_attention_impl("FA3")
 
 
 class FlashAttention:
@@ -324,8 +318,6 @@ def _check_scores(model):
         model.set_attn_implementation("packed")
         pack = Pack([prompt], outputs, [0, 0], dtype=weight.dtype, device=weight.device)
         hidden = forward(model, pack.input_ids, pack.position_ids, pack.attend)
-    except torch.OutOfMemoryError:
-        raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{name} cannot compute a packed row ({error!r:.200})") from None
     scores = [logits.float().log_softmax(-1).gather(1, pack.targets[:, None])

@@ -133,8 +133,7 @@ def test_gpus_older_than_the_kernel_have_masks_instead(monkeypatch):
 
 
 @pytest.mark.gpu_rehearsal
-def test_the_newest_kernel_is_taken_on_hopper_where_it_is_installed_or_says_why_not(
-        monkeypatch, capsys):
+def test_the_newest_kernel_is_taken_on_hopper_where_it_is_installed(monkeypatch):
     """Version 3 is for compute capability 9.0 alone: elsewhere it would end the run."""
     taken = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -148,16 +147,7 @@ def test_the_newest_kernel_is_taken_on_hopper_where_it_is_installed_or_says_why_
         packed.take_newest_flash()
         packed.take_newest_flash()
         assert taken == takes * ["FA3"]
-    monkeypatch.undo()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(packed.importlib.util, "find_spec", lambda name: "there")
     packed.take_newest_flash.cache_clear()
-    packed.take_newest_flash()                          # the package is not really there
-    packed.take_newest_flash.cache_clear()
-    assert capsys.readouterr().err == (
-        "warning: FlashAttention 3 is installed but cannot be used, version 2 is taken: No module "
-        "named 'flash_attn_interface'\n")
 
 
 @pytest.mark.gpu_rehearsal
