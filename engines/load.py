@@ -111,7 +111,8 @@ def parameter_groups(model):
 
 
 def interruption_of(config, tokenizer):
-    phrase = tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"]
+    phrase = tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"] \
+        if config.interrupt_phrase else []
     return Interruption(config.think_min, config.think_max, config.answer_tokens, tuple(phrase),
                         end=config.think_close)
 

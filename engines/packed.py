@@ -28,13 +28,9 @@ from transformers import AttentionInterface
 
 # -- 1. The hook into transformers -----------------------------------------------------------------
 
-def packed_attention(module, query, key, value, attention_mask=None, *, scaling=None, attend=None,
-                     **_):
+def packed_attention(module, query, key, value, attention_mask=None, *, attend, scaling=None, **_):
     """Give q, k and v of this layer to `attend`: query (1, H, T, D), key and value (1, J, T, D) ->
     (1, T, H, D) and no attention weights. `_` is what other back ends need (dropout, window)."""
-    if attend is None:
-        raise RuntimeError("the attention 'packed' needs a function `attend`: call packed.forward, "
-                           "or load the model with attn_implementation='sdpa'")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))       # each (T, heads, D)
     return attend(module.layer_idx, q, k, v, scaling)[None], None
 
@@ -131,23 +127,7 @@ class Padding:
     def unpad(self, x):
         """(rows, heads, width, D) -> (tokens, heads, D)"""
         x = x.transpose(1, 2).reshape(self.rows * self.width, x.shape[1], x.shape[3])
-        return _Gather.apply(x, self.places)
-
-
-class _Gather(torch.autograd.Function):
-    """x[places]. The backward pass of torch's own, an `index_add_`, is slow on the CPU. The places
-    are distinct here, so a copy is enough."""
-
-    @staticmethod
-    def forward(ctx, x, places):
-        ctx.save_for_backward(places)
-        ctx.size = len(x)
-        return x.index_select(0, places)
-
-    @staticmethod
-    def backward(ctx, grad):
-        places, = ctx.saved_tensors
-        return grad.new_zeros(ctx.size, *grad.shape[1:]).index_copy_(0, places, grad), None
+        return x.index_select(0, self.places)
 
 
 # -- 3. Attention by masks: anywhere. Sequences are padded to blocks, masks hide the padding -------

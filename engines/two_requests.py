@@ -8,7 +8,6 @@ A sample is two requests:
 Without a phrase nothing can be interrupted, and one request has both budgets.
 """
 
-from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 
 import torch
@@ -21,13 +20,19 @@ class Sample:
     """One sample on its way: what its requests have produced so far."""
     request: Request
     think: int                          # its thinking budget
+    last_request: bool                  # the request under way, or due next, is its last one
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     sampled: list[bool] = field(default_factory=list)
-    last_request: bool = False          # the request under way, or due next, is its last one
     interrupted: bool = False
     refused: int = 0                    # on servers: its answers that were thrown away
+
+    def add(self, ids, logprobs, versions, sampled):
+        self.ids += ids
+        self.logprobs += logprobs
+        self.versions += versions
+        self.sampled += [sampled] * len(ids)
 
 
 class TwoRequests:
@@ -46,9 +51,9 @@ class TwoRequests:
 
     def new_samples(self, request):
         """The samples of a new request, each with a thinking budget of its own."""
-        one_request = not self.interruption.phrase_ids
-        return [Sample(request, think, last_request=one_request or not think) for think in
-                self.interruption.draw_budgets(request.samples, self.random).tolist()]
+        budgets = self.interruption.draw_budgets(request.samples, self.random).tolist()
+        return [Sample(request, think, last_request=not self.interruption.phrase_ids)
+                for think in budgets]
 
     def budget(self, sample):
         """Tokens that the sample's next request may have."""
@@ -60,19 +65,13 @@ class TwoRequests:
     def absorb(self, sample, ids, logprobs, versions, current):
         """Add the tokens of a finished request: lists of equal length, not empty. Returns the
         rollout, or None: a second one is due. current: version now, the label of forced tokens."""
-        sample.ids += ids
-        sample.logprobs += logprobs
-        sample.versions += versions
-        sample.sampled += [True] * len(ids)
+        sample.add(ids, logprobs, versions, sampled=True)
         ended = ids[-1] in self.eos_ids
         if not ended and not sample.last_request:
             sample.last_request = True
             if self.interruption.end not in self.tokenizer.decode(sample.ids):
                 phrase = self.interruption.phrase_ids
-                sample.ids += phrase
-                sample.logprobs += [0.0] * len(phrase)
-                sample.versions += [current] * len(phrase)
-                sample.sampled += [False] * len(phrase)
+                sample.add(phrase, [0.0] * len(phrase), [current] * len(phrase), sampled=False)
                 sample.interrupted = True
             return None
         r = sample.request
@@ -85,12 +84,11 @@ class TwoRequests:
     def unfinished_state(self, requests):
         """(tensors, plain values) for a checkpoint. requests: for what is unfinished, also what has
         begun, whose keys and values cannot be saved; those of one group become one."""
-        missing, first = Counter(), {}
+        groups = {}
         for request in requests:
-            missing[request.group_id] += request.samples
-            first.setdefault(request.group_id, request)
-        plain = {"version": self.version, "requests": [asdict(replace(first[group], samples=n))
-                                                       for group, n in missing.items()]}
+            before = groups[request.group_id].samples if request.group_id in groups else 0
+            groups[request.group_id] = replace(request, samples=request.samples + before)
+        plain = {"version": self.version, "requests": [asdict(r) for r in groups.values()]}
         return {"random": self.random.get_state()}, plain
 
     def unfinished_requests(self, tensors, plain):

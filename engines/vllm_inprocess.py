@@ -76,10 +76,9 @@ class VllmSampler(TwoRequests):
 
     model      a Hugging Face folder or name
     slots      sequences decoded at once, at most; memory is taken for all of them
-    dtype      of weights and cache; the LM head's is fp32 if head_fp32, else bf16
+    dtype      of weights and cache, but not of the LM head: see head_fp32
     seed       of the thinking budgets, and of torch's global generator
     eager      without CUDA graphs on a GPU too
-    Raises ValueError: no usable vLLM.
     """
     heads, devices = (True, False), 0
 
@@ -131,10 +130,6 @@ class VllmSampler(TwoRequests):
         return other
 
     @property
-    def own_running(self):
-        return [sample for owner, sample in self.running.values() if owner is self]
-
-    @property
     def head_fp32(self):
         return self._head_fp32
 
@@ -145,8 +140,14 @@ class VllmSampler(TwoRequests):
         self.llm.apply_model(lambda model: setattr(model.logits_processor, "head_dtype", dtype))
 
     @property
+    def unfinished(self):
+        """This sampler's samples that were submitted and not yet returned."""
+        return [*(sample for owner, sample in self.running.values() if owner is self),
+                *(sample for sample, _ in self.done), *itertools.chain(*self.waiting)]
+
+    @property
     def in_flight(self):
-        return len(self.own_running) + len(self.done) + sum(map(len, self.waiting))
+        return len(self.unfinished)
 
     @property
     def free_slots(self):
@@ -228,9 +229,8 @@ class VllmSampler(TwoRequests):
         self.running[name] = self, sample
 
     def state(self):
-        samples = [*self.own_running, *(sample for sample, _ in self.done),
-                   *itertools.chain(*self.waiting)]
-        return self.unfinished_state(replace(sample.request, samples=1) for sample in samples)
+        return self.unfinished_state(replace(sample.request, samples=1)
+                                     for sample in self.unfinished)
 
     def load_state(self, tensors, plain):
         self.waiting = deque(map(self.new_samples, self.unfinished_requests(tensors, plain)))

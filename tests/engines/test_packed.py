@@ -271,8 +271,8 @@ def test_a_model_without_numbers_is_judged_by_its_settings_alone():
             packed.prepare(random_model("lfm2", **MIXERS["lfm2"]))
 
 
-def test_a_forward_without_packed_attention_says_what_to_do(llama):
-    with pytest.raises(RuntimeError, match="needs a function `attend`: call packed.forward"):
+def test_a_forward_without_packed_attention_is_refused(llama):
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'attend'"):
         packed_copy(llama)(torch.tensor([[1, 2, 3]]))
 
 
