@@ -165,10 +165,8 @@ class AttentionMask:
 
 
 class DenseAttention:
-    """Prompts in one padded block, outputs in another one behind the keys of their prompts.
-
-    prompts, outputs: `Padding`s of the m prompts, and of the n outputs without their last tokens.
-    """
+    """Prompts in one padded block, outputs without their last tokens in another one, behind the
+    keys of their prompts; prompts, outputs: their `Padding`s."""
 
     def __init__(self, prompts, outputs, prompt_of, dtype):
         self.prompts, self.outputs, self.prompt_of = prompts, outputs, prompt_of
@@ -213,9 +211,9 @@ def take_newest_flash():
 
 
 class FlashAttention:
-    """The same as `DenseAttention` in one call of torch's FlashAttention for a whole row. The keys
-    of an output are those of its prompt followed by its own. Not run on a GPU so far: a test runs
-    these indices with a kernel in plain Python."""
+    """The same in one call of torch's FlashAttention for a whole row. The keys of an output are
+    those of its prompt followed by its own. Not run on a GPU so far: a test runs these indices with
+    a kernel in plain Python."""
 
     def __init__(self, prompts, outputs, prompt_of, dtype):
         take_newest_flash()
@@ -248,21 +246,17 @@ def prepare(model):
     """Switch `model` (a transformers causal LM) to packed attention, in place; returns it. It is in
     eval mode then: with dropout sampler and trainer would differ.
 
-    Raises ValueError for a model that this layout cannot compute, and leaves its attention as it
-    was. Settings tell, and numbers: two short outputs are scored in a row and one by one.
+    Raises ValueError for a model that this layout cannot compute. Settings tell, and numbers: two
+    short outputs are scored in a row and one by one.
     """
-    own = model.config._attn_implementation
-    if own == "packed":
+    if model.config._attn_implementation == "packed":
         return model
     _check_settings(model)
     model.eval()
-    try:
-        if not model.get_output_embeddings().weight.is_meta:
-            _check_scores(model)
+    if model.get_output_embeddings().weight.is_meta:
         model.set_attn_implementation("packed")
-    except BaseException:
-        model.set_attn_implementation(own)
-        raise
+    else:
+        _check_scores(model)
     return model
 
 
