@@ -40,10 +40,10 @@ class TwoRequests:
     is unfinished. Each keeps its own queues. Arguments as of `TransformersSampler`."""
 
     def __init__(self, tokenizer, interruption: Interruption, *, slots, prompt_tokens, eos_ids,
-                 temperature, seed, version):
+                 temperature, seed):
         self.tokenizer, self.interruption, self.slots = tokenizer, interruption, slots
         self.prompt_tokens, self.eos_ids = prompt_tokens, sorted(eos_ids)
-        self.temperature, self.version = temperature, version
+        self.temperature, self.version = temperature, 0
         self.random = torch.Generator().manual_seed(seed)       # of the thinking budgets
 
     def reseed(self, seed):

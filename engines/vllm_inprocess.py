@@ -83,10 +83,10 @@ class VllmSampler(TwoRequests):
     heads, devices = (True, False), 0
 
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
-                 eos_ids, temperature=1.0, seed=0, head_fp32=True, dtype=torch.float32, version=0,
+                 eos_ids, temperature=1.0, seed=0, head_fp32=True, dtype=torch.float32,
                  eager=False):
         super().__init__(tokenizer, interruption, slots=slots, prompt_tokens=prompt_tokens,
-                         eos_ids=eos_ids, temperature=temperature, seed=seed, version=version)
+                         eos_ids=eos_ids, temperature=temperature, seed=seed)
         self.dtype, self._head_fp32 = dtype, head_fp32
         # Lists of samples that start together: one between its two requests, then whole groups.
         self.waiting: deque[list[Sample]] = deque()
@@ -119,7 +119,7 @@ class VllmSampler(TwoRequests):
             gpu_memory_utilization=0.01,                # unused, but must not exceed what is free
             use_tqdm_on_load=False, disable_log_stats=True)
         self.engine = self.llm.llm_engine
-        self.engine.set_weight_version(str(version))
+        self.engine.set_weight_version("0")
 
     def beside(self, seed):
         """A second sampler on the same engine, for evaluations. They share weights, cache, slots:
@@ -158,7 +158,6 @@ class VllmSampler(TwoRequests):
         self.waiting.append(self.new_samples(request))
 
     def push_weights(self, named_tensors, version):
-        assert version >= self.version, f"version {version} pushed after {self.version}"
         weights = [(name, tensor.detach()) for name, tensor in named_tensors]
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         if weights[0][1].device.type == "cpu":

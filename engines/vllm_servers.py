@@ -29,7 +29,7 @@ class ServerSampler(TwoRequests):
                  temperature=1.0, seed=0, ahead=0):
         super().__init__(tokenizer, interruption, slots=sum(s.slots for s in pool.servers),
                          prompt_tokens=prompt_tokens, eos_ids=eos_ids, temperature=temperature,
-                         seed=seed, version=0)
+                         seed=seed)
         self.pool, self.weights, self.ahead = pool, weights, ahead
         self.head_fp32, self.heads = pool.head_fp32, (pool.head_fp32,)  # fixed at their start
         self.waiting: deque[Sample] = deque()   # for a server with room; of the pool's thread

@@ -19,7 +19,7 @@ class RandomEngine(TwoRequests):
 
     def __init__(self, phrase=PHRASE, *, think=(9, 17), seed=5, ends=(EOS,)):
         super().__init__(WORDS, Interruption(*think, 4, phrase), slots=60, prompt_tokens=110,
-                         eos_ids=ends, temperature=1.0, seed=seed, version=0)
+                         eos_ids=ends, temperature=1.0, seed=seed)
         self.queue, self.asked = deque(), []
 
     in_flight = property(lambda self: len(self.queue))
