@@ -50,13 +50,13 @@ class ServerPool:
     head_fp32   their LM head must compute in fp32, else in bf16
     cuda        the tensors that are sent are on a GPU, so NCCL can send them
     deadline_s  no wait is longer, but start_deadline_s for all to come up; None: 3 x deadline_s
-    logs        folder with their server_0.log, .. ("": others have them): where a start stands
+    logs        folder with the server_0.log, .. of those that our launcher has started
 
     Raises ValueError: a setting or an address of a server is wrong. ServerError: none came up.
     """
 
     def __init__(self, urls, *, slots, length, dtype, head_fp32=True, cuda=False, tls="",
-                 deadline_s=600.0, start_deadline_s=None, logs=""):
+                 deadline_s=600.0, start_deadline_s=None, logs=Path()):
         context = client_context(urls, tls)
         # Each request is a connection, and 1,024 open files are the usual soft limit.
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -91,7 +91,7 @@ class ServerPool:
                                       min(SAY_S, seconds - passed))
             for server in self._lost():
                 log = Path(logs, f"server_{self.servers.index(server)}.log")
-                text = log.read_text(errors="replace").strip() if logs and log.exists() else ""
+                text = log.read_text(errors="replace").strip() if log.exists() else ""
                 say(f"{server.url} is starting, {time.monotonic() - start:.0f} s of {seconds:.0f} "
                     f"at most: {text.splitlines()[-1][-200:] if text else server.why}")
         if self.error or self._lost():

@@ -8,31 +8,33 @@ A sample is two requests:
 Without a phrase nothing can be interrupted, and one request has both budgets.
 """
 
-from dataclasses import asdict, dataclass, field, replace
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
 from sampler import Interruption, Request, Rollout, restored
 
 
-@dataclass
+@dataclass(eq=False)
 class Sample:
-    """One sample on its way: what its requests have produced so far."""
+    """One sample on its way. Its rollout holds what its requests have produced so far."""
     request: Request
     think: int                          # its thinking budget
     last_request: bool                  # the request under way, or due next, is its last one
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    sampled: list[bool] = field(default_factory=list)
-    interrupted: bool = False
+    rollout: Rollout
     refused: int = 0                    # on servers: its answers that were thrown away
 
+    @property
+    def ids(self):
+        """What its next request continues."""
+        return [*self.request.prompt_ids, *self.rollout.output_ids]
+
     def add(self, ids, logprobs, versions, sampled):
-        self.ids += ids
-        self.logprobs += logprobs
-        self.versions += versions
-        self.sampled += [sampled] * len(ids)
+        self.rollout.output_ids += ids
+        self.rollout.logprobs += logprobs
+        self.rollout.versions += versions
+        self.rollout.sampled += [sampled] * len(ids)
 
 
 class TwoRequests:
@@ -45,6 +47,15 @@ class TwoRequests:
         self.prompt_tokens, self.eos_ids = prompt_tokens, sorted(eos_ids)
         self.temperature, self.version = temperature, 0
         self.random = torch.Generator().manual_seed(seed)       # of the thinking budgets
+        self.unfinished = {}            # keys: samples submitted and not yet returned, in order
+
+    @property
+    def in_flight(self):
+        return len(self.unfinished)
+
+    @property
+    def free_slots(self):
+        return self.slots - self.in_flight
 
     def reseed(self, seed):
         self.random.manual_seed(seed)
@@ -52,46 +63,52 @@ class TwoRequests:
     def new_samples(self, request):
         """The samples of a new request, each with a thinking budget of its own."""
         budgets = self.interruption.draw_budgets(request.samples, self.random).tolist()
-        return [Sample(request, think, last_request=not self.interruption.phrase_ids)
-                for think in budgets]
+        samples = [Sample(request, think, not self.interruption.phrase_ids, Rollout(
+            request.prompt_id, request.group_id, request.prompt_ids, [], [], [], [], "length",
+            False, request.task)) for think in budgets]
+        self.unfinished |= dict.fromkeys(samples)
+        return samples
 
     def budget(self, sample):
         """Tokens that the sample's next request may have."""
         if not sample.last_request:
             return sample.think
         # A first request that is also the last one thinks and answers: both budgets in one.
-        return self.interruption.answer_tokens + (0 if sample.ids else sample.think)
+        thinking = 0 if sample.rollout.output_ids else sample.think
+        return self.interruption.answer_tokens + thinking
 
     def absorb(self, sample, ids, logprobs, versions, current):
-        """Add the tokens of a finished request: lists of equal length, not empty. Returns the
-        rollout, or None: a second one is due. current: version now, the label of forced tokens."""
+        """Add the tokens of a finished request: lists of equal length, not empty. Returns whether
+        the sample is done; else a second request is due. current: version now, the label of forced
+        tokens."""
         sample.add(ids, logprobs, versions, sampled=True)
-        ended = ids[-1] in self.eos_ids
-        if not ended and not sample.last_request:
+        if ids[-1] in self.eos_ids:
+            sample.rollout.finish_reason = "stop"
+        elif not sample.last_request:
             sample.last_request = True
-            if self.interruption.end not in self.tokenizer.decode(sample.ids):
+            if self.interruption.end not in self.tokenizer.decode(sample.rollout.output_ids):
                 phrase = self.interruption.phrase_ids
                 sample.add(phrase, [0.0] * len(phrase), [current] * len(phrase), sampled=False)
-                sample.interrupted = True
-            return None
-        r = sample.request
-        return Rollout(r.prompt_id, r.group_id, r.prompt_ids, sample.ids, sample.logprobs,
-                       sample.versions, sample.sampled, "stop" if ended else "length",
-                       sample.interrupted, r.task)
+                sample.rollout.interrupted = True
+            return False
+        return True
 
-    # -- checkpoint --------------------------------------------------------------------------------
+    def returned(self, samples) -> list[Rollout]:
+        """The rollouts of these samples, which are finished now."""
+        for sample in samples:
+            del self.unfinished[sample]
+        return [sample.rollout for sample in samples]
 
-    def unfinished_state(self, requests):
-        """(tensors, plain values) for a checkpoint. requests: for what is unfinished, also what has
-        begun, whose keys and values cannot be saved; those of one group become one."""
-        groups = {}
-        for request in requests:
-            before = groups[request.group_id].samples if request.group_id in groups else 0
-            groups[request.group_id] = replace(request, samples=request.samples + before)
-        plain = {"version": self.version, "requests": [asdict(r) for r in groups.values()]}
+    # -- checkpoint: keys and values cannot be saved, so what has begun is asked for again --------
+
+    def state(self):
+        missing = Counter(sample.request for sample in self.unfinished)
+        plain = {"version": self.version,
+                 "requests": [asdict(replace(r, samples=n)) for r, n in missing.items()]}
         return {"random": self.random.get_state()}, plain
 
-    def unfinished_requests(self, tensors, plain):
-        """The requests of `unfinished_state`, to be submitted again; also restores the seed."""
+    def load_state(self, tensors, plain):
         self.random.set_state(tensors["random"])
-        return [restored(Request, fields) for fields in plain["requests"]]
+        for fields in plain["requests"]:
+            self.submit(restored(Request, fields))
+        self.version = plain["version"]

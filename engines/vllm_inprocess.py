@@ -5,9 +5,8 @@ The version of each token is vLLM's own record. Interruption takes two requests 
 
 The G samples of a prompt share its keys and values through vLLM's prefix cache, and a block
 computed under other weights is never served: each request is salted with the version at which its
-first step runs, so a block under salt v is looked up only while v is current. No swap may come
-between salt and step. So requests wait here, and are handed over when slots, cache and the token
-budget of the coming step have room for them.
+first step runs. No swap may come between salt and step. So requests wait here, and are handed over
+when slots, cache and the token budget of the coming step have room for them.
 
 Differences from `TransformersSampler`: keys and values older than the current weights are computed
 again for a second request. Tokens are drawn from torch's global generator. vLLM's cache cannot be
@@ -18,7 +17,6 @@ import copy
 import itertools
 import os
 from collections import Counter, deque
-from dataclasses import replace
 
 import torch
 from transformers import AutoConfig
@@ -74,7 +72,6 @@ def block_bytes(model, dtype):
 class VllmSampler(TwoRequests):
     """Caller-driven vLLM in this process. Implements `Sampler`.
 
-    model      a Hugging Face folder or name
     slots      sequences decoded at once, at most; memory is taken for all of them
     dtype      of weights and cache, but not of the LM head: see head_fp32
     seed       of the thinking budgets, and of torch's global generator
@@ -90,7 +87,7 @@ class VllmSampler(TwoRequests):
         self.dtype, self._head_fp32 = dtype, head_fp32
         # Lists of samples that start together: one between its two requests, then whole groups.
         self.waiting: deque[list[Sample]] = deque()
-        self.done: list[tuple[Sample, Rollout]] = []    # ended while the other sampler stepped
+        self.done: list[Sample] = []                    # ended while the other sampler stepped
         self.decoded = Counter()                        # "steps", "sequences": for log()
         # By vLLM's name of the request under way: (sampler, sample), of both samplers.
         self.running: dict[str, tuple[VllmSampler, Sample]] = {}
@@ -126,7 +123,7 @@ class VllmSampler(TwoRequests):
         when one of them steps, what is running of the other goes on as well."""
         other = copy.copy(self)
         other.random = torch.Generator().manual_seed(seed)
-        other.waiting, other.done, other.decoded = deque(), [], Counter()
+        other.unfinished, other.waiting, other.done, other.decoded = {}, deque(), [], Counter()
         return other
 
     @property
@@ -138,20 +135,6 @@ class VllmSampler(TwoRequests):
         self._head_fp32 = value
         dtype = getattr(torch, HEAD[value])
         self.llm.apply_model(lambda model: setattr(model.logits_processor, "head_dtype", dtype))
-
-    @property
-    def unfinished(self):
-        """This sampler's samples that were submitted and not yet returned."""
-        return [*(sample for owner, sample in self.running.values() if owner is self),
-                *(sample for sample, _ in self.done), *itertools.chain(*self.waiting)]
-
-    @property
-    def in_flight(self):
-        return len(self.unfinished)
-
-    @property
-    def free_slots(self):
-        return self.slots - self.in_flight
 
     def submit(self, request: Request):
         check_fits(request, self.prompt_tokens, self.slots)
@@ -177,17 +160,15 @@ class VllmSampler(TwoRequests):
                         for _ in range(span.start, span.end)]
             logprobs = list(answer.logprobs.logprobs)
             assert len(answer.token_ids) == len(logprobs) == len(versions) > 0
-            rollout = owner.absorb(sample, list(answer.token_ids), logprobs, versions, self.version)
-            if rollout is None:
+            if owner.absorb(sample, list(answer.token_ids), logprobs, versions, self.version):
+                owner.done.append(sample)
+            else:                                       # for its second request
                 owner.waiting.appendleft([sample])
-            else:
-                owner.done.append((sample, rollout))
         return self.finished()
 
     def finished(self) -> list[Rollout]:
-        rollouts = [rollout for _, rollout in self.done]
-        self.done.clear()
-        return rollouts
+        done, self.done = self.done, []
+        return self.returned(done)
 
     def reseed(self, seed):
         super().reseed(seed)
@@ -204,8 +185,7 @@ class VllmSampler(TwoRequests):
         room = self.step_tokens - len(self.running)
         while self.waiting:
             samples = self.waiting[0]
-            room -= (len(samples[0].request.prompt_ids) + len(samples[0].ids)
-                     + (len(samples) - 1) * BLOCK_TOKENS)
+            room -= len(samples[0].ids) + (len(samples) - 1) * BLOCK_TOKENS
             if room < 0 or len(self.running) + len(samples) > self.slots:
                 return
             for sample in self.waiting.popleft():
@@ -222,16 +202,10 @@ class VllmSampler(TwoRequests):
             temperature=self.temperature, max_tokens=self.budget(sample),
             stop_token_ids=self.eos_ids, ignore_eos=True, logprobs=0, flat_logprobs=True,
             detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
-        prompt = {"type": "token", "cache_salt": str(self.version),
-                  "prompt_token_ids": [*sample.request.prompt_ids, *sample.ids]}
+        prompt = {"type": "token", "cache_salt": str(self.version), "prompt_token_ids": sample.ids}
         self.engine.add_request(name, prompt, parameters)
         self.running[name] = self, sample
 
-    def state(self):
-        return self.unfinished_state(replace(sample.request, samples=1)
-                                     for sample in self.unfinished)
-
     def load_state(self, tensors, plain):
-        self.waiting = deque(map(self.new_samples, self.unfinished_requests(tensors, plain)))
-        self.version = plain["version"]
+        super().load_state(tensors, plain)
         self.engine.set_weight_version(str(self.version))
