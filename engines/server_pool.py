@@ -132,8 +132,8 @@ class ServerPool:
         servers = self._each([s for s in self.servers if s.version != version], version, begin)
         try:
             for bucket in buckets(named_tensors, self.dtype) if servers else ():
-                tensors = [tensor for _, tensor in bucket]
-                info = {"names": [name for name, _ in bucket],
+                tensors = list(bucket.values())
+                info = {"names": list(bucket),
                         "dtype_names": [str(self.dtype).removeprefix("torch.")] * len(bucket),
                         "shapes": [list(tensor.shape) for tensor in tensors]}
                 packed = {kind: kind.pack(tensors) for kind in {type(s.channel) for s in servers}}
