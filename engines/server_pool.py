@@ -82,18 +82,19 @@ class ServerPool:
             raise
 
     def _wait_for_all(self, seconds, logs):
-        """Servers download, load, compile, capture graphs: how far each is, is said now and then."""
-        start = time.monotonic()
-        while (self._lost() and not self.error
-               and (passed := time.monotonic() - start) < seconds):
+        """Servers download, load, compile, capture graphs: how far each is, is said."""
+        start, passed = time.monotonic(), 0.0
+        while self._lost() and not self.error and passed < seconds:
             with self.changed:
                 self.changed.wait_for(lambda: self.error or not self._lost(),
                                       min(SAY_S, seconds - passed))
+            passed = time.monotonic() - start
             for server in self._lost():
                 log = Path(logs, f"server_{self.servers.index(server)}.log")
                 text = log.read_text(errors="replace").strip() if log.exists() else ""
-                say(f"{server.url} is starting, {time.monotonic() - start:.0f} s of {seconds:.0f} "
-                    f"at most: {text.splitlines()[-1][-200:] if text else server.why}")
+                last_line = text.splitlines()[-1][-200:] if text else server.why
+                say(f"{server.url} is starting, {passed:.0f} s of {seconds:.0f} at most: "
+                    f"{last_line}")
         if self.error or self._lost():
             self._give_up(f"connect: not every server is ready within {seconds:.0f} s")
         self.ready_until = time.monotonic()

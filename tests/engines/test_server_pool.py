@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import resource
 import socket
 import ssl
