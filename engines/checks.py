@@ -21,12 +21,12 @@ PROMPTS = 32                # that are asked: a standard error of the pass rate 
 def check(run, steps):
     """Print a line for each check of `run`, a scalerl.Run before its first step. steps: of the last
     one, the smoke reward; 0: without it. Returns the exit code: 1 if something is bad, else 0."""
-    verdicts = []
+    code = 0
     for verdict, sentence in checks(run, steps):
         print(f"{verdict:4}  {sentence}", flush=True)
-        verdicts.append(verdict)
+        code |= verdict == "bad"
     run.team.close()
-    return int("bad" in verdicts)
+    return code
 
 
 def grade(value, look, bad):

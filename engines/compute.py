@@ -13,20 +13,16 @@ GPU-hours, and it does not say what is in them.
 from engines.packed import heads
 
 
-def active_share(config, name, parameter):
-    """The share of this parameter that one token is multiplied with. transformers keeps the experts
-    of a layer in one tensor, ".experts.", whose first axis counts them; all else is whole."""
-    experts = len(parameter) if ".experts." in name and parameter.ndim == 3 else 0
-    return (getattr(config, "num_experts_per_tok", None) or experts) / experts if experts else 1
-
-
 class ModelFlops:
     """FLOPs of one forward pass of `model`, a transformers causal LM; its shapes alone are read."""
 
     def __init__(self, model):
-        config = model.config
-        weights = sum(p.numel() * active_share(config, name, p)
-                      for name, p in model.named_parameters())
+        config, weights = model.config, 0
+        for name, parameter in model.named_parameters():
+            # transformers keeps the experts of a layer in one tensor; its first axis counts them.
+            experts = len(parameter) if ".experts." in name and parameter.ndim == 3 else 1
+            active = getattr(config, "num_experts_per_tok", experts) if experts > 1 else 1
+            weights += parameter.numel() * active / experts
         if not config.tie_word_embeddings:      # looking up an embedding multiplies nothing
             weights -= model.get_input_embeddings().weight.numel()
         H, _, D = heads(config)

@@ -67,12 +67,10 @@ class Dispatcher:
     async def _generate(self, sampler, server, sample):
         """One request of one sample, from sending to the use of its answer."""
         asked, version, task = sampler.budget(sample), server.version, asyncio.current_task()
-        rollout = failure = answer = None
+        done, failure, answer = False, None, None
         try:
-            # No limit on its time: a sample takes as long as it takes. The pool watches progress.
             answer = await server.post("/inference/v1/generate", {
-                "token_ids": [*sample.request.prompt_ids, *sample.ids],
-                "cache_salt": server.salt, "sampling_params": {
+                "token_ids": sample.ids, "cache_salt": server.salt, "sampling_params": {
                     "temperature": sampler.temperature, "max_tokens": asked, "logprobs": 0,
                     "stop_token_ids": sampler.eos_ids, "ignore_eos": True, "detokenize": False},
             }, total_s=None)
@@ -91,7 +89,7 @@ class Dispatcher:
             # Versions only grow. If the first token is of the version in the salt, so is the whole
             # prompt, and so are all blocks that were found: requests with this salt filled them.
             if answer[2][0] == version:
-                rollout = sampler.absorb(sample, *answer, current=self.pool.version)
+                done = sampler.absorb(sample, *answer, current=self.pool.version)
             else:
                 self.counters["late_starts"] += 1
                 # In its place `take_back` dropped one that had begun: at most one a late start.
@@ -102,8 +100,8 @@ class Dispatcher:
             if sample.refused == 3:
                 raise ServerError(f"generate, version {self.pool.version}: {server.url} answered "
                                   f"three times what was not asked for ({failure})")
-        if rollout:
-            sampler.done.put(rollout)
+        if done:
+            sampler.done.put(sample)
         else:                                   # for its second request, or the same one again
             sampler.waiting.appendleft(sample)
         self.dispatch()

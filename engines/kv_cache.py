@@ -15,7 +15,7 @@ from engines.packed import AttentionMask, Padding, attention, forward, heads
 class Slots:
     """Key-value cache of up to `slots` sequences of up to `length` tokens each.
 
-    keys, values   lists over layers, of (S, length, J, D), so that a token is written in one piece
+    keys, values   (layers, S, length, J, D), so that a token of a layer is written in one piece
     lengths (S,)   tokens in the cache
     active         running sequences, always the first slots (`keep` sees to it). Attention reads
                    a view of them: decoding copies nothing, and computes nothing for ended ones.
@@ -24,11 +24,9 @@ class Slots:
 
     def __init__(self, config, slots, length, *, dtype=torch.float32, device="cpu"):
         _, J, D = heads(config)
-        shape = (slots, length, J, D)
-        layers = range(config.num_hidden_layers)
+        shape = (config.num_hidden_layers, slots, length, J, D)
         # Zeros, not empty: a mask multiplies what lies behind it by zero, and NaN * 0 is NaN.
-        self.keys, self.values = ([torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
-                                  for _ in range(2))
+        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
         self.active, self.width, self.slots = 0, 0, slots
         self.dtype, self.device = dtype, device
@@ -43,7 +41,6 @@ class Slots:
         prompt_of = torch.repeat_interleave(torch.arange(len(prompts)),
                                             torch.tensor(samples)).to(self.device)
         new = slice(self.active, self.active + len(prompt_of))
-        assert new.stop <= self.slots, f"{new.stop} sequences, {self.slots} slots"
 
         def attend(layer, q, k, v, scaling):
             q, k, v = (padding.pad(x) for x in (q, k, v))                       # (m, heads, C, D)
@@ -79,24 +76,20 @@ class Slots:
         """Keep so many sequences, after whole ones were copied from slots `sources` to `targets`
         (int64 tensors) to fill the holes that finished ones leave."""
         if len(sources):
-            for cache in (*self.keys, *self.values):
-                cache[targets, : self.width] = cache[sources, : self.width]
+            for cache in (self.keys, self.values):
+                cache[:, targets, : self.width] = cache[:, sources, : self.width]
             self.lengths[targets] = self.lengths[sources]
         self.active, self.width = active, int(self.lengths[:active].max()) if active else 0
 
     def state(self):
         """Tensors for a checkpoint: the active sequences, as far as they are filled."""
         n, width = self.active, self.width
-        tensors = {"lengths": self.lengths[:n].clone()}
-        for layer, (key, value) in enumerate(zip(self.keys, self.values)):
-            tensors[f"key.{layer}"] = key[:n, :width].clone()
-            tensors[f"value.{layer}"] = value[:n, :width].clone()
-        return tensors
+        return {"lengths": self.lengths[:n].clone(), "keys": self.keys[:, :n, :width].clone(),
+                "values": self.values[:, :n, :width].clone()}
 
     def load_state(self, tensors):
         self.active = n = len(tensors["lengths"])
         self.lengths[:n] = tensors["lengths"]
         self.width = int(tensors["lengths"].max()) if n else 0
-        for layer, (key, value) in enumerate(zip(self.keys, self.values)):
-            key[:n, : self.width] = tensors[f"key.{layer}"]
-            value[:n, : self.width] = tensors[f"value.{layer}"]
+        self.keys[:, :n, : self.width] = tensors["keys"]
+        self.values[:, :n, : self.width] = tensors["values"]

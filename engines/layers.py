@@ -5,12 +5,10 @@ minute for speed: torch.compile makes one kernel of the many small steps between
 sampler's forward passes stay as they are.
 """
 
-import sys
 import types
 
 import torch
 import torch._functorch.config
-from torch._dynamo.exc import TorchDynamoException
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
@@ -22,8 +20,8 @@ def checkpoint_and_compile(model, *, recompute=False, compiled=False):
 
     recompute   run each layer again in the backward pass instead of keeping its activations: a
                 third more arithmetic, and memory that no longer grows with layers x tokens
-    compiled    by torch.compile, once for all layers and lengths, or a warning where that fails.
-                Attention stays out of it: its masks are others in every micro-batch.
+    compiled    by torch.compile, once for all layers and lengths. Attention stays out of it: its
+                masks are others in every micro-batch.
     Raises ValueError: transformers does not name the layers that are to be computed again.
     """
     if not (recompute or compiled):
@@ -32,50 +30,28 @@ def checkpoint_and_compile(model, *, recompute=False, compiled=False):
     if recompute and not layers:
         raise ValueError("recompute_layers needs to know the model's layers: transformers names "
                          f"none of {type(model).__name__}")
-    if compiled and not layers:
-        print("warning: layers are not compiled: transformers names none of "
-              f"{type(model).__name__}", file=sys.stderr)
-    train = {kind: kind.forward for kind in map(type, layers)}      # one function for each class
     if compiled:
         AttentionInterface.register("packed", torch.compiler.disable(packed.packed_attention))
-        for kind in list(train):
-            train[kind] = compiled_or_plain(kind, train)
+        # Where the compiler fails, torch says so and runs the code as it is. The backward pass is
+        # compiled with the forward pass, because a later failure would end the run.
+        torch._dynamo.config.suppress_errors = True
+        torch._functorch.config.force_non_lazy_backward_lowering = True
+    forwards = {kind: training_forward(kind.forward, recompute, compiled)
+                for kind in set(map(type, layers))}             # one function for each class
+    for layer in layers:
+        layer.forward = types.MethodType(forwards[type(layer)], layer)
+
+
+def training_forward(plain, recompute, compiled):
+    """The forward method `plain` of a class of layers, with both choices where a gradient is."""
+    step = torch.compile(plain, dynamic=True) if compiled else plain
 
     def forward(layer, *args, **kwargs):
-        # FSDP2 derives a class of its own from the layer's.
-        kind = next(kind for kind in type(layer).__mro__ if kind in train)
         if not torch.is_grad_enabled():
-            return kind.forward(layer, *args, **kwargs)
+            return plain(layer, *args, **kwargs)
         if not recompute:
-            return train[kind](layer, *args, **kwargs)
+            return step(layer, *args, **kwargs)
         # No random numbers to keep for the second run: there is no dropout.
-        kwargs |= {"use_reentrant": False, "preserve_rng_state": False}
-        output = checkpoint(step := train[kind], layer, *args, **kwargs)
-        if step is train[kind]:
-            return output
-        # The compiler has just failed, half-way perhaps: what is kept so far fits no second run.
-        return checkpoint(train[kind], layer, *args, **kwargs)
-    for layer in layers:
-        layer.forward = types.MethodType(forward, layer)
-
-
-def compiled_or_plain(kind, train):
-    """The forward method of the class `kind` by torch.compile. If the compiler fails, train[kind]
-    becomes the method as it is, with a warning. Layers that were compiled before the failure are
-    computed again as they were the first time."""
-    # The backward pass is compiled in the forward pass too, and fails there if it must. A later
-    # torch may have no such switch.
-    if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
-        torch._functorch.config.force_non_lazy_backward_lowering = True
-    step, plain = torch.compile(kind.forward, dynamic=True), kind.forward
-
-    def call(*args, **kwargs):
-        try:
-            return step(*args, **kwargs)
-        except TorchDynamoException as error:
-            cause = getattr(error, "inner_exception", error)
-            print(f"warning: layers are not compiled, training is slower: {type(cause).__name__}: "
-                  f"{str(cause).partition(chr(10))[0]}", file=sys.stderr)
-            train[kind] = plain
-            return plain(*args, **kwargs)
-    return call
+        return checkpoint(step, layer, *args, use_reentrant=False, preserve_rng_state=False,
+                          **kwargs)
+    return forward

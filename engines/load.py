@@ -8,7 +8,6 @@ import contextlib
 import functools
 import importlib.util
 import math
-import os
 import shlex
 import sys
 from collections import defaultdict
@@ -20,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from artifacts import checkpoint
 from artifacts.run_folder import installed
-from config import LAUNCHED, ConfigError, did_you_mean
+from config import ConfigError
 from engines import packed
 from engines.vllm_inprocess import VllmSampler
 from engines.server_pool import ServerPool
@@ -53,16 +52,13 @@ def refused(about=""):
 
 def read_model(what, config, **options):
     """`what.from_pretrained` of the config's model: AutoConfig, AutoTokenizer, or the model's."""
-    local, about = Path(config.model), f"model = {config.model!r}: "
-    if local.exists() and not (local / "config.json").exists():
-        raise ConfigError(f"{about}the folder has no config.json")
-    if not local.exists():
-        near = did_you_mean(local.name, os.listdir(local.parent)) if local.parent.is_dir() else ""
-        if near or config.model.count("/") != 1 or config.model.startswith("models/"):
-            raise ConfigError(f"{about}no such folder{near or ':'} `make toy` and `make smollm2` "
-                              "make those of configs/; a name on the hub reads OWNER/NAME")
+    name, about = config.model, f"model = {config.model!r}: "
+    on_hub = name.count("/") == 1 and not name.startswith("models/") and not Path(name).exists()
+    if not on_hub and not Path(name, "config.json").exists():
+        raise ConfigError(f"{about}no such folder, or it has no config.json; `make toy` and `make "
+                          "smollm2` make those of configs/; a name on the hub reads OWNER/NAME")
     try:
-        return what.from_pretrained(config.model, **options)
+        return what.from_pretrained(name, **options)
     except (OSError, ValueError, SafetensorError) as error:     # the last: a damaged file
         raise ConfigError(f"{about}cannot be read: {str(error).splitlines()[0]}") from None
 
@@ -73,11 +69,11 @@ def load_model(config, team, device):
     fp32 masters: at lr 5e-7 a bf16 weight would round most updates away. With several processes
     the model stays on the CPU: its shards go to the devices, not the whole.
     """
-    tokenizer, folder = read_model(AutoTokenizer, config), Path(config.model)
+    tokenizer = read_model(AutoTokenizer, config)
     model = read_model(AutoModelForCausalLM, config, dtype=torch.float32)
     with refused(f"model = {config.model!r}: "):
-        if team.rank == 0 and (folder / checkpoint.CHECKSUMS).exists():
-            checkpoint.check(folder)                # another run's `best` or `model`
+        if team.rank == 0 and Path(config.model, checkpoint.CHECKSUMS).exists():
+            checkpoint.check(Path(config.model))    # another run's `best` or `model`
         packed.prepare(model)
     return model.to(device) if team.size == 1 else model, tokenizer
 
@@ -123,8 +119,7 @@ def interruption_of(config, tokenizer):
 def longest_tokens(config, tokenizer, model):
     """(tokens of the longest output, of the longest sequence that the settings allow)."""
     output = interruption_of(config, tokenizer).longest
-    length = config.prompt_tokens + output
-    return output, min(length, positions_of(model))
+    return output, min(config.prompt_tokens + output, positions_of(model))
 
 
 def positions_of(model):
@@ -136,11 +131,10 @@ def check_positions(config, model, positions):
     """Raises ConfigError: the model has no place for a sequence of so many tokens."""
     limit = positions_of(model)
     if positions > limit:
-        fits = config.think_max - (positions - limit)
         raise ConfigError(
             f"think_max = {config.think_max}: prompt, thinking, phrase and answer may take "
-            f"{positions} tokens, the model has {limit}; "
-            + (f"think_max = {fits} would fit" if fits > 0 else "lower answer_tokens, too"))
+            f"{positions} tokens, the model has {limit}: lower think_max or answer_tokens by "
+            f"{positions - limit}")
 
 
 def settle_engine(config, servers=False):
@@ -183,12 +177,10 @@ def make_samplers(config, trainer, prompt_tokens):
         raise ConfigError(
             f"samples_per_prompt = {config.samples_per_prompt}, eval_samples = "
             f"{config.eval_samples}: the samples of a prompt run together, and there is room for "
-            f"{slots} sequences of {positions} tokens; lower them"
-            + (" or think_max" if config.engine == "vllm" else ", think_max or slots"))
+            f"{slots} sequences of {positions} tokens; lower them, think_max or slots")
     if slots < config.slots:
-        print(f"warning: memory has room for {slots} sequences"
-              + " of an evaluation at once" * (config.engine == "transformers")
-              + f", fewer than slots = {config.slots}", file=sys.stderr)
+        print(f"warning: memory has room for {slots} sequences at once, fewer than slots = "
+              f"{config.slots}", file=sys.stderr)
     shared |= dict(head_fp32=config.head_fp32)
     if config.engine == "vllm":
         with refused():
@@ -206,12 +198,11 @@ def make_samplers(config, trainer, prompt_tokens):
 def server_samplers(config, trainer, rule, length, shared):
     """Both samplers on the servers that vllm_url names."""
     urls = [url.strip() for url in config.vllm_url.split(",") if url.strip()]
-    ours = os.environ.get(LAUNCHED) == config.vllm_url          # started by our launcher
     with refused():
         pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
                           head_fp32=config.head_fp32, cuda=trainer.device == "cuda", tls=config.tls,
                           deadline_s=config.deadline_s, start_deadline_s=config.start_deadline_s,
-                          logs=Path("runs", config.name, "logs") if ours else "")
+                          logs=Path("runs", config.name, "logs"))
     make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,
                              weights=trainer.weights)
     # While the trainer trains, slots that fall free are filled from a step's worth in wait.

@@ -21,7 +21,6 @@ import copy
 import functools
 import importlib.util
 import random
-import sys
 
 import torch
 import torch.nn.functional as F
@@ -29,13 +28,9 @@ from transformers import AttentionInterface
 
 # -- 1. The hook into transformers -----------------------------------------------------------------
 
-def packed_attention(module, query, key, value, attention_mask=None, *, scaling=None, attend=None,
-                     **_):
+def packed_attention(module, query, key, value, attention_mask=None, *, attend, scaling=None, **_):
     """Give q, k and v of this layer to `attend`: query (1, H, T, D), key and value (1, J, T, D) ->
     (1, T, H, D) and no attention weights. `_` is what other back ends need (dropout, window)."""
-    if attend is None:
-        raise RuntimeError("the attention 'packed' needs a function `attend`: call packed.forward, "
-                           "or load the model with attn_implementation='sdpa'")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))       # each (T, heads, D)
     return attend(module.layer_idx, q, k, v, scaling)[None], None
 
@@ -132,23 +127,7 @@ class Padding:
     def unpad(self, x):
         """(rows, heads, width, D) -> (tokens, heads, D)"""
         x = x.transpose(1, 2).reshape(self.rows * self.width, x.shape[1], x.shape[3])
-        return _Gather.apply(x, self.places)
-
-
-class _Gather(torch.autograd.Function):
-    """x[places]. The backward pass of torch's own, an `index_add_`, is slow on the CPU. The places
-    are distinct here, so a copy is enough."""
-
-    @staticmethod
-    def forward(ctx, x, places):
-        ctx.save_for_backward(places)
-        ctx.size = len(x)
-        return x.index_select(0, places)
-
-    @staticmethod
-    def backward(ctx, grad):
-        places, = ctx.saved_tensors
-        return grad.new_zeros(ctx.size, *grad.shape[1:]).index_copy_(0, places, grad), None
+        return x.index_select(0, self.places)
 
 
 # -- 3. Attention by masks: anywhere. Sequences are padded to blocks, masks hide the padding -------
@@ -186,10 +165,8 @@ class AttentionMask:
 
 
 class DenseAttention:
-    """Prompts in one padded block, outputs in another one behind the keys of their prompts.
-
-    prompts, outputs: `Padding`s of the m prompts, and of the n outputs without their last tokens.
-    """
+    """Prompts in one padded block, outputs without their last tokens in another one, behind the
+    keys of their prompts; prompts, outputs: their `Padding`s."""
 
     def __init__(self, prompts, outputs, prompt_of, dtype):
         self.prompts, self.outputs, self.prompt_of = prompts, outputs, prompt_of
@@ -227,21 +204,16 @@ def uses_flash(dtype, device):
 
 @functools.cache
 def take_newest_flash():
-    """Have torch call FlashAttention 3, made for Hopper alone, where its package is there. Whatever
-    keeps torch from activating it is said, and version 2 goes on. Not run so far."""
+    """Have torch call FlashAttention 3, made for Hopper alone, where its package is installed."""
     if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) \
             and importlib.util.find_spec("flash_attn_interface"):
-        try:
-            torch.nn.attention.activate_flash_attention_impl("FA3")
-        except (ImportError, OSError, RuntimeError, ValueError) as error:
-            print("warning: FlashAttention 3 is installed but cannot be used, version 2 is taken: "
-                  f"{str(error).splitlines()[0]}", file=sys.stderr)
+        torch.nn.attention.activate_flash_attention_impl("FA3")
 
 
 class FlashAttention:
-    """The same as `DenseAttention` in one call of torch's FlashAttention for a whole row. The keys
-    of an output are those of its prompt followed by its own. Not run on a GPU so far: a test runs
-    these indices with a kernel in plain Python."""
+    """The same in one call of torch's FlashAttention for a whole row. The keys of an output are
+    those of its prompt followed by its own. Not run on a GPU so far: a test runs these indices with
+    a kernel in plain Python."""
 
     def __init__(self, prompts, outputs, prompt_of, dtype):
         take_newest_flash()
@@ -274,21 +246,17 @@ def prepare(model):
     """Switch `model` (a transformers causal LM) to packed attention, in place; returns it. It is in
     eval mode then: with dropout sampler and trainer would differ.
 
-    Raises ValueError for a model that this layout cannot compute, and leaves its attention as it
-    was. Settings tell, and numbers: two short outputs are scored in a row and one by one.
+    Raises ValueError for a model that this layout cannot compute. Settings tell, and numbers: two
+    short outputs are scored in a row and one by one.
     """
-    own = model.config._attn_implementation
-    if own == "packed":
+    if model.config._attn_implementation == "packed":
         return model
     _check_settings(model)
     model.eval()
-    try:
-        if not model.get_output_embeddings().weight.is_meta:
-            _check_scores(model)
+    if model.get_output_embeddings().weight.is_meta:
         model.set_attn_implementation("packed")
-    except BaseException:
-        model.set_attn_implementation(own)
-        raise
+    else:
+        _check_scores(model)
     return model
 
 
@@ -324,8 +292,6 @@ def _check_scores(model):
         model.set_attn_implementation("packed")
         pack = Pack([prompt], outputs, [0, 0], dtype=weight.dtype, device=weight.device)
         hidden = forward(model, pack.input_ids, pack.position_ids, pack.attend)
-    except torch.OutOfMemoryError:
-        raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{name} cannot compute a packed row ({error!r:.200})") from None
     scores = [logits.float().log_softmax(-1).gather(1, pack.targets[:, None])

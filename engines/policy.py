@@ -119,12 +119,12 @@ def micro_batches(rollouts, budget_tokens, ranks=1):
         return batches
 
     batches = cut(budget_tokens)
-    if missing := -len(batches) % ranks:                # micro-batches to the next multiple
-        smaller = cost_tokens(rollouts, order) / (missing + len(batches))
-        while smaller < budget_tokens:
-            if len(even := cut(smaller)) <= missing + len(batches):
-                return even
-            smaller *= 1.06             # a few tries up to the budget, none much too large
+    wanted = len(batches) + -len(batches) % ranks       # the next multiple of the ranks
+    smaller = cost_tokens(rollouts, order) / wanted
+    while len(batches) < wanted and smaller < budget_tokens:
+        if len(even := cut(smaller)) <= wanted:
+            return even
+        smaller *= 1.06                 # a few tries up to the budget, none much too large
     return batches
 
 

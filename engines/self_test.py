@@ -25,22 +25,19 @@ def self_test(run):
     sampler = run.eval_sampler              # it is reseeded before each evaluation
     prompts = list(run.problems.heldout)[:8]
     log, found, own_head = {}, [], sampler.head_fp32
-    try:
-        for head_fp32 in sampler.heads:
-            sampler.head_fp32 = head_fp32
-            rollouts = run.answers(sampler, prompts, samples=2)
-            log_ratio = (run.trainer.logprobs(rollouts, head_fp32).cpu()
-                         - table(rollouts, "logprobs", torch.float32))              # (n, T)
-            log_ratio = log_ratio[table(rollouts, "sampled", torch.bool)]           # (tokens,)
-            mean, name = log_ratio.abs().mean().item(), NAMES[head_fp32]
-            found.append(f"{mean:.1e} with a{'n fp32' if head_fp32 else ' bf16'} head")
-            log |= {f"mismatch/{name}/mean_abs_dlogp": mean,
-                    f"mismatch/{name}/max_abs_dlogp": log_ratio.abs().max().item(),
-                    f"mismatch/{name}/kl_k3": k3(log_ratio).mean().item()}
-        sampler.log()                   # its decode steps belong to no training step
-    finally:
-        if own_head in sampler.heads:
-            sampler.head_fp32 = own_head
+    for head_fp32 in sampler.heads:
+        sampler.head_fp32 = head_fp32
+        rollouts = run.answers(sampler, prompts, samples=2)
+        log_ratio = (run.trainer.logprobs(rollouts, head_fp32).cpu()
+                     - table(rollouts, "logprobs", torch.float32))                  # (n, T)
+        log_ratio = log_ratio[table(rollouts, "sampled", torch.bool)]               # (tokens,)
+        mean, name = log_ratio.abs().mean().item(), NAMES[head_fp32]
+        found.append(f"{mean:.1e} with a{'n fp32' if head_fp32 else ' bf16'} head")
+        log |= {f"mismatch/{name}/mean_abs_dlogp": mean,
+                f"mismatch/{name}/max_abs_dlogp": log_ratio.abs().max().item(),
+                f"mismatch/{name}/kl_k3": k3(log_ratio).mean().item()}
+    sampler.head_fp32 = own_head
+    sampler.log()                       # its decode steps belong to no training step
     print(f"Self-test: sampler and trainer differ in log-prob by {', '.join(found)} (mean over "
           f"{len(log_ratio)} tokens, no lag)", flush=True)
     kl = log[f"mismatch/{NAMES[own_head]}/kl_k3"]

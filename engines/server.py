@@ -25,13 +25,6 @@ PAUSE_S = 30.0                          # to pause for a push: the other servers
 SEND_S = 120.0                          # for a broadcast over gloo: the same
 # vLLM's count of requests that have got a first token, ever; preempted ones count once.
 FIRST_TOKENS = "time_to_first_token_seconds_count"
-# A line with which vLLM (0.32 and 0.33) begins a part of its start, and that part.
-PHASES = {"Initializing a V1 LLM engine": "starting its engine", "Fetching ": "downloading",
-          ".safetensors: ": "downloading", "Starting to load model": "loading weights",
-          "Loading safetensors checkpoint": "loading weights",
-          "Loading weights took": "compiling, and measuring memory",
-          "KV cache size:": "capturing graphs", "Starting vLLM server on": "about to answer"}
-STARTED = "--- started ---"             # scaleout/supervise.py writes it before each start's lines
 
 
 class ServerError(RuntimeError):
@@ -49,13 +42,6 @@ class ServerRefused(ServerFailed, ValueError):
 def metric(name, metrics):
     """One of vLLM's own figures in its /metrics, summed over its engines; 0: not there."""
     return sum(map(float, re.findall(rf"^vllm:{name}{{.*}} (\S+)$", metrics, re.MULTILINE)))
-
-
-def phase(log):
-    """What a server that is starting does, by its log since its last start."""
-    text = log.read_text(errors="replace").rpartition(STARTED)[2] if log.exists() else ""
-    last = max(PHASES, key=text.rfind)
-    return (PHASES[last] if last in text else "starting") if text.strip() else "its log is empty"
 
 
 async def transfer(request, work, timeout_s):
@@ -121,30 +107,28 @@ class Server:
     async def connect(self, pool):
         """Check its settings and meet its workers. Raises ServerFailed: try again later;
         ValueError: it has to be started in another way."""
-        version = await self.get("/version")
-        info = await self.get("/server_info?config_format=json")
-        world = await self.get("/get_world_size")
-        try:
-            world_size = 1 + world["world_size"]
-            wrong, backend = wrong_settings(pool, version["version"], info["vllm_config"])
-            config = info["vllm_config"]
-            self.slots = min(pool.slots, config["scheduler_config"]["max_num_seqs"]
-                             * config["parallel_config"]["data_parallel_size"])
-            self.gone = metric(FIRST_TOKENS, await self.get("/metrics"))
-        except (KeyError, TypeError, AttributeError) as error:
-            wrong = [f"not a vLLM server that this code knows ({error!r})"]
-        if wrong:
+        version = (await self.get("/version"))["version"]
+        if not version.startswith(("0.32.", "0.33.")):
+            raise ValueError(f"its vllm is {version}, this run needs 0.32 or 0.33")
+        config = (await self.get("/server_info?config_format=json"))["vllm_config"]
+        if wrong := wrong_settings(pool, config):
             raise ValueError("; ".join(wrong))
-        try:
-            self.channel = NcclChannel(world_size) if backend == "nccl" else \
-                GlooChannel(urlsplit(self.url), world_size, min(self.deadline_s, SEND_S))
-        except ImportError as error:
-            raise ValueError(f"the trainer's end of NCCL is vLLM's, which cannot be used here "
-                             f"({error}): run `make vllm`") from None
+        self.slots = min(pool.slots, config["scheduler_config"]["max_num_seqs"]
+                         * config["parallel_config"]["data_parallel_size"])
+        self.gone = metric(FIRST_TOKENS, await self.get("/metrics"))
+        self.workers = (await self.get("/get_world_size"))["world_size"]
+        if config["weight_transfer_config"]["backend"] == "gloo":
+            self.channel = GlooChannel(urlsplit(self.url), 1 + self.workers,
+                                       min(self.deadline_s, SEND_S))
+        else:
+            try:
+                self.channel = NcclChannel(1 + self.workers)
+            except ImportError as error:
+                raise ValueError(f"the trainer's end of NCCL is vLLM's, which cannot be used here "
+                                 f"({error}): run `make vllm`") from None
         await transfer(self.post("/init_weight_transfer_engine",
                                  {"init_info": self.channel.init_info}),
                        self.channel.meet, self.deadline_s)
-        self.workers = world_size - 1
         self.connections += 1
 
     def disconnect(self):
@@ -193,16 +177,13 @@ class Server:
                                f"with {len(self.requests)} requests in flight")
 
 
-def wrong_settings(pool, version, config):
-    """(a sentence for each setting that does not fit the run, the backend of weight transfer). A
-    server does not tell its model's sizes: another model is noticed in the first push."""
-    model = config["model_config"]
-    backend = (config["weight_transfer_config"] or {}).get("backend")
-    dtype, run_dtype = (str(t).removeprefix("torch.") for t in (model["dtype"], pool.dtype))
+def wrong_settings(pool, config):
+    """A sentence for each setting that does not fit the run. A server does not tell its model's
+    sizes: another model is noticed in the first push."""
+    model, run_dtype = config["model_config"], str(pool.dtype).removeprefix("torch.")
+    dtype = model["dtype"].removeprefix("torch.")
     head = (model["hf_overrides"] or {}).get("head_dtype", "model")
-    settings = {                        # what it has; what fits: a least number, or these words
-        "the version of vllm": (version[:4], ["0.32", "0.33"]),
-        "--max-model-len": (model["max_model_len"], pool.length),
+    settings = {                        # what it has; what fits
         "--logprobs-mode": (model["logprobs_mode"], ["processed_logprobs"]),
         "--dtype": (dtype, [run_dtype]),
         "--quantization": (model["quantization"], [None]),
@@ -212,9 +193,12 @@ def wrong_settings(pool, version, config):
         "head_dtype in --hf-overrides": (dtype if head == "model" else head,
                                          [HEAD[pool.head_fp32]]),
         "backend in --weight-transfer-config": (
-            backend, ["nccl", "gloo"] if pool.cuda else ["gloo"]),
+            (config["weight_transfer_config"] or {}).get("backend"),
+            ["nccl", "gloo"] if pool.cuda else ["gloo"]),
     }
-    return [f"{name} is {has}, this run needs " + (
-        f"at least {fits}" if isinstance(fits, int) else " or ".join(map(str, fits)))
-        for name, (has, fits) in settings.items()
-        if (has < fits if isinstance(fits, int) else has not in fits)], backend
+    wrong = [f"{name} is {has}, this run needs {' or '.join(map(str, fits))}"
+             for name, (has, fits) in settings.items() if has not in fits]
+    if model["max_model_len"] < pool.length:
+        wrong.append(f"--max-model-len is {model['max_model_len']}, this run needs at least "
+                     f"{pool.length}")
+    return wrong

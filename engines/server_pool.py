@@ -27,13 +27,17 @@ from pathlib import Path
 import aiohttp
 
 from engines.dispatch import Dispatcher
-from engines.server import Server, ServerError, ServerFailed, phase
+from engines.server import Server, ServerError, ServerFailed
 from engines.tls import client_context
 from engines.weight_transfer import buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
 RETRY_S = 1.0                           # between two tries to connect one
 SAY_S = 30.0                            # between two sentences on servers that are starting
+
+
+def say(sentence):
+    print(f"servers: {sentence}", file=sys.stderr, flush=True)
 
 
 class ServerPool:
@@ -46,19 +50,16 @@ class ServerPool:
     head_fp32   their LM head must compute in fp32, else in bf16
     cuda        the tensors that are sent are on a GPU, so NCCL can send them
     deadline_s  no wait is longer, but start_deadline_s for all to come up; None: 3 x deadline_s
-    logs        folder with their server_0.log, .. ("": others have them): where a start stands
+    logs        folder with the server_0.log, .. of those that our launcher has started
 
     Raises ValueError: a setting or an address of a server is wrong. ServerError: none came up.
     """
 
     def __init__(self, urls, *, slots, length, dtype, head_fp32=True, cuda=False, tls="",
-                 deadline_s=600.0, start_deadline_s=None, logs=""):
+                 deadline_s=600.0, start_deadline_s=None, logs=Path()):
         context = client_context(urls, tls)
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]   # a connection for each request
-        needed = slots * len(urls) + 64
-        if needed > files != resource.RLIM_INFINITY:
-            raise ValueError(f"slots = {slots}: {len(urls)} servers need up to {needed} open files "
-                             f"and this process may open {files} (ulimit -Hn); lower slots")
+        # Each request is a connection, and 1,024 open files are the usual soft limit.
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         self.slots, self.length, self.dtype, self.head_fp32 = slots, length, dtype, head_fp32
         self.cuda, self.deadline_s = cuda, deadline_s
@@ -75,29 +76,28 @@ class ServerPool:
         self.thread.start()
         try:
             self.wait(self._open(urls, context))
-            seconds = start_deadline_s or 3 * deadline_s
-            self._wait_for_all(seconds, logs)
-            if self.error or self._lost():
-                self._give_up(f"connect: not every server is ready within {seconds:.0f} s")
-            self.ready_until = time.monotonic()
+            self._wait_for_all(start_deadline_s or 3 * deadline_s, logs)
         except BaseException:
             self.close()
             raise
 
     def _wait_for_all(self, seconds, logs):
-        """Servers download, load, compile, capture graphs: what each does is said now and then."""
-        start = time.monotonic()
-        while (passed := time.monotonic() - start) < seconds:
+        """Servers download, load, compile, capture graphs: how far each is, is said."""
+        start, passed = time.monotonic(), 0.0
+        while self._lost() and not self.error and passed < seconds:
             with self.changed:
-                if self.changed.wait_for(lambda: self.error or not self._lost(),
-                                         min(SAY_S, seconds - passed)):
-                    return
-            for i, server in enumerate(self.servers):
-                if server.state == "lost":
-                    log = Path(logs, f"server_{i}.log")    # other machines keep theirs
-                    self._say(f"server {i} ({server.url}): "
-                              + (f"{phase(log)} ({log})" if logs and log.exists() else server.why)
-                              + f", {time.monotonic() - start:.0f} s of {seconds:.0f} at most")
+                self.changed.wait_for(lambda: self.error or not self._lost(),
+                                      min(SAY_S, seconds - passed))
+            passed = time.monotonic() - start
+            for server in self._lost():
+                log = Path(logs, f"server_{self.servers.index(server)}.log")
+                text = log.read_text(errors="replace").strip() if log.exists() else ""
+                last_line = text.splitlines()[-1][-200:] if text else server.why
+                say(f"{server.url} is starting, {passed:.0f} s of {seconds:.0f} at most: "
+                    f"{last_line}")
+        if self.error or self._lost():
+            self._give_up(f"connect: not every server is ready within {seconds:.0f} s")
+        self.ready_until = time.monotonic()
 
     def _lost(self):
         return [server for server in self.servers if server.state == "lost"]
@@ -133,8 +133,8 @@ class ServerPool:
         servers = self._each([s for s in self.servers if s.version != version], version, begin)
         try:
             for bucket in buckets(named_tensors, self.dtype) if servers else ():
-                tensors = [tensor for _, tensor in bucket]
-                info = {"names": [name for name, _ in bucket],
+                tensors = list(bucket.values())
+                info = {"names": list(bucket),
                         "dtype_names": [str(self.dtype).removeprefix("torch.")] * len(bucket),
                         "shapes": [list(tensor.shape) for tensor in tensors]}
                 packed = {kind: kind.pack(tensors) for kind in {type(s.channel) for s in servers}}
@@ -154,9 +154,8 @@ class ServerPool:
                 try:
                     await step(server)
                     return server
-                except (ServerFailed, KeyError, TypeError, ValueError) as error:
-                    # Also answers of another form: the others go on.
-                    self._lose(server, f"push of version {version}: {str(error) or repr(error)}")
+                except ServerFailed as error:
+                    self._lose(server, f"push of version {version}: {error}")
 
         async def every():
             return await asyncio.gather(*map(one, servers))
@@ -207,7 +206,7 @@ class ServerPool:
                 await server.connect(self)
                 self._set_state(server, "stale")
                 if server.connections > 1:
-                    self._say(f"{server.url} is back; it gets version {self.version}")
+                    say(f"{server.url} is back; it gets version {self.version}")
             except (ServerFailed, ValueError, OSError) as error:
                 if isinstance(error, ValueError) and not server.connections:
                     raise ValueError(f"{server.url}: {error}; start it as scaleout/"
@@ -218,8 +217,8 @@ class ServerPool:
 
     def _lose(self, server, why):
         """Expect nothing more of this server until it is connected again."""
-        self._say(f"{server.url} is lost: {why}; its {len(server.requests)} samples are asked "
-                  "again as soon as a server is ready")
+        say(f"{server.url} is lost: {why}; its {len(server.requests)} samples are asked again as "
+            "soon as a server is ready")
         server.why = why
         self._set_state(server, "lost")
         server.disconnect()
@@ -234,9 +233,6 @@ class ServerPool:
         server.state = state
         self.wake()
 
-    def _say(self, sentence):
-        print(f"servers: {sentence}", file=sys.stderr, flush=True)
-
     async def check_health(self, server):
         salt = server.salt
         try:
@@ -250,9 +246,7 @@ class ServerPool:
         """A task of the loop. The trainer hears of its failure, instead of waiting."""
         def look(task):
             if not task.cancelled() and task.exception():
-                error = task.exception()
-                self.error = error if isinstance(error, (ServerError, ValueError)) else \
-                    ServerError(f"the client of the servers failed ({error!r}); this is a bug")
+                self.error = task.exception()
                 self.wake()
         task = self.loop.create_task(coroutine)
         task.add_done_callback(look)

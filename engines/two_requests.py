@@ -9,25 +9,32 @@ Without a phrase nothing can be interrupted, and one request has both budgets.
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
 from sampler import Interruption, Request, Rollout, restored
 
 
-@dataclass
+@dataclass(eq=False)
 class Sample:
-    """One sample on its way: what its requests have produced so far."""
+    """One sample on its way. Its rollout holds what its requests have produced so far."""
     request: Request
     think: int                          # its thinking budget
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    sampled: list[bool] = field(default_factory=list)
-    last_request: bool = False          # the request under way, or due next, is its last one
-    interrupted: bool = False
+    last_request: bool                  # the request under way, or due next, is its last one
+    rollout: Rollout
     refused: int = 0                    # on servers: its answers that were thrown away
+
+    @property
+    def ids(self):
+        """What its next request continues."""
+        return [*self.request.prompt_ids, *self.rollout.output_ids]
+
+    def add(self, ids, logprobs, versions, sampled):
+        self.rollout.output_ids += ids
+        self.rollout.logprobs += logprobs
+        self.rollout.versions += versions
+        self.rollout.sampled += [sampled] * len(ids)
 
 
 class TwoRequests:
@@ -35,65 +42,73 @@ class TwoRequests:
     is unfinished. Each keeps its own queues. Arguments as of `TransformersSampler`."""
 
     def __init__(self, tokenizer, interruption: Interruption, *, slots, prompt_tokens, eos_ids,
-                 temperature, seed, version):
+                 temperature, seed):
         self.tokenizer, self.interruption, self.slots = tokenizer, interruption, slots
         self.prompt_tokens, self.eos_ids = prompt_tokens, sorted(eos_ids)
-        self.temperature, self.version = temperature, version
+        self.temperature, self.version = temperature, 0
         self.random = torch.Generator().manual_seed(seed)       # of the thinking budgets
+        self.unfinished = {}            # keys: samples submitted and not yet returned, in order
+
+    @property
+    def in_flight(self):
+        return len(self.unfinished)
+
+    @property
+    def free_slots(self):
+        return self.slots - self.in_flight
 
     def reseed(self, seed):
         self.random.manual_seed(seed)
 
     def new_samples(self, request):
         """The samples of a new request, each with a thinking budget of its own."""
-        one_request = not self.interruption.phrase_ids
-        return [Sample(request, think, last_request=one_request or not think) for think in
-                self.interruption.draw_budgets(request.samples, self.random).tolist()]
+        budgets = self.interruption.draw_budgets(request.samples, self.random).tolist()
+        samples = [Sample(request, think, not self.interruption.phrase_ids, Rollout(
+            request.prompt_id, request.group_id, request.prompt_ids, [], [], [], [], "length",
+            False, request.task)) for think in budgets]
+        self.unfinished |= dict.fromkeys(samples)
+        return samples
 
     def budget(self, sample):
         """Tokens that the sample's next request may have."""
         if not sample.last_request:
             return sample.think
         # A first request that is also the last one thinks and answers: both budgets in one.
-        return self.interruption.answer_tokens + (0 if sample.ids else sample.think)
+        thinking = 0 if sample.rollout.output_ids else sample.think
+        return self.interruption.answer_tokens + thinking
 
     def absorb(self, sample, ids, logprobs, versions, current):
-        """Add the tokens of a finished request: lists of equal length, not empty. Returns the
-        rollout, or None: a second one is due. current: version now, the label of forced tokens."""
-        sample.ids += ids
-        sample.logprobs += logprobs
-        sample.versions += versions
-        sample.sampled += [True] * len(ids)
-        ended = ids[-1] in self.eos_ids
-        if not ended and not sample.last_request:
+        """Add the tokens of a finished request: lists of equal length, not empty. Returns whether
+        the sample is done; else a second request is due. current: version now, the label of forced
+        tokens."""
+        sample.add(ids, logprobs, versions, sampled=True)
+        if ids[-1] in self.eos_ids:
+            sample.rollout.finish_reason = "stop"
+        elif not sample.last_request:
             sample.last_request = True
-            if self.interruption.end not in self.tokenizer.decode(sample.ids):
+            if self.interruption.end not in self.tokenizer.decode(sample.rollout.output_ids):
                 phrase = self.interruption.phrase_ids
-                sample.ids += phrase
-                sample.logprobs += [0.0] * len(phrase)
-                sample.versions += [current] * len(phrase)
-                sample.sampled += [False] * len(phrase)
-                sample.interrupted = True
-            return None
-        r = sample.request
-        return Rollout(r.prompt_id, r.group_id, r.prompt_ids, sample.ids, sample.logprobs,
-                       sample.versions, sample.sampled, "stop" if ended else "length",
-                       sample.interrupted, r.task)
+                sample.add(phrase, [0.0] * len(phrase), [current] * len(phrase), sampled=False)
+                sample.rollout.interrupted = True
+            return False
+        return True
 
-    # -- checkpoint --------------------------------------------------------------------------------
+    def returned(self, samples) -> list[Rollout]:
+        """The rollouts of these samples, which are finished now."""
+        for sample in samples:
+            del self.unfinished[sample]
+        return [sample.rollout for sample in samples]
 
-    def unfinished_state(self, requests):
-        """(tensors, plain values) for a checkpoint. requests: for what is unfinished, also what has
-        begun, whose keys and values cannot be saved; those of one group become one."""
-        missing, first = Counter(), {}
-        for request in requests:
-            missing[request.group_id] += request.samples
-            first.setdefault(request.group_id, request)
-        plain = {"version": self.version, "requests": [asdict(replace(first[group], samples=n))
-                                                       for group, n in missing.items()]}
+    # -- checkpoint: keys and values cannot be saved, so what has begun is asked for again --------
+
+    def state(self):
+        missing = Counter(sample.request for sample in self.unfinished)
+        plain = {"version": self.version,
+                 "requests": [asdict(replace(r, samples=n)) for r, n in missing.items()]}
         return {"random": self.random.get_state()}, plain
 
-    def unfinished_requests(self, tensors, plain):
-        """The requests of `unfinished_state`, to be submitted again; also restores the seed."""
+    def load_state(self, tensors, plain):
         self.random.set_state(tensors["random"])
-        return [restored(Request, fields) for fields in plain["requests"]]
+        for fields in plain["requests"]:
+            self.submit(restored(Request, fields))
+        self.version = plain["version"]

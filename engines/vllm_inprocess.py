@@ -5,9 +5,8 @@ The version of each token is vLLM's own record. Interruption takes two requests 
 
 The G samples of a prompt share its keys and values through vLLM's prefix cache, and a block
 computed under other weights is never served: each request is salted with the version at which its
-first step runs, so a block under salt v is looked up only while v is current. No swap may come
-between salt and step. So requests wait here, and are handed over when slots, cache and the token
-budget of the coming step have room for them.
+first step runs. No swap may come between salt and step. So requests wait here, and are handed over
+when slots, cache and the token budget of the coming step have room for them.
 
 Differences from `TransformersSampler`: keys and values older than the current weights are computed
 again for a second request. Tokens are drawn from torch's global generator. vLLM's cache cannot be
@@ -18,7 +17,6 @@ import copy
 import itertools
 import os
 from collections import Counter, deque
-from dataclasses import replace
 
 import torch
 from transformers import AutoConfig
@@ -74,24 +72,22 @@ def block_bytes(model, dtype):
 class VllmSampler(TwoRequests):
     """Caller-driven vLLM in this process. Implements `Sampler`.
 
-    model      a Hugging Face folder or name
     slots      sequences decoded at once, at most; memory is taken for all of them
-    dtype      of weights and cache; the LM head's is fp32 if head_fp32, else bf16
+    dtype      of weights and cache, but not of the LM head: see head_fp32
     seed       of the thinking budgets, and of torch's global generator
     eager      without CUDA graphs on a GPU too
-    Raises ValueError: no usable vLLM.
     """
     heads, devices = (True, False), 0
 
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
-                 eos_ids, temperature=1.0, seed=0, head_fp32=True, dtype=torch.float32, version=0,
+                 eos_ids, temperature=1.0, seed=0, head_fp32=True, dtype=torch.float32,
                  eager=False):
         super().__init__(tokenizer, interruption, slots=slots, prompt_tokens=prompt_tokens,
-                         eos_ids=eos_ids, temperature=temperature, seed=seed, version=version)
+                         eos_ids=eos_ids, temperature=temperature, seed=seed)
         self.dtype, self._head_fp32 = dtype, head_fp32
         # Lists of samples that start together: one between its two requests, then whole groups.
         self.waiting: deque[list[Sample]] = deque()
-        self.done: list[tuple[Sample, Rollout]] = []    # ended while the other sampler stepped
+        self.done: list[Sample] = []                    # ended while the other sampler stepped
         self.decoded = Counter()                        # "steps", "sequences": for log()
         # By vLLM's name of the request under way: (sampler, sample), of both samplers.
         self.running: dict[str, tuple[VllmSampler, Sample]] = {}
@@ -120,19 +116,15 @@ class VllmSampler(TwoRequests):
             gpu_memory_utilization=0.01,                # unused, but must not exceed what is free
             use_tqdm_on_load=False, disable_log_stats=True)
         self.engine = self.llm.llm_engine
-        self.engine.set_weight_version(str(version))
+        self.engine.set_weight_version("0")
 
     def beside(self, seed):
         """A second sampler on the same engine, for evaluations. They share weights, cache, slots:
         when one of them steps, what is running of the other goes on as well."""
         other = copy.copy(self)
         other.random = torch.Generator().manual_seed(seed)
-        other.waiting, other.done, other.decoded = deque(), [], Counter()
+        other.unfinished, other.waiting, other.done, other.decoded = {}, deque(), [], Counter()
         return other
-
-    @property
-    def own_running(self):
-        return [sample for owner, sample in self.running.values() if owner is self]
 
     @property
     def head_fp32(self):
@@ -144,20 +136,11 @@ class VllmSampler(TwoRequests):
         dtype = getattr(torch, HEAD[value])
         self.llm.apply_model(lambda model: setattr(model.logits_processor, "head_dtype", dtype))
 
-    @property
-    def in_flight(self):
-        return len(self.own_running) + len(self.done) + sum(map(len, self.waiting))
-
-    @property
-    def free_slots(self):
-        return self.slots - self.in_flight
-
     def submit(self, request: Request):
         check_fits(request, self.prompt_tokens, self.slots)
         self.waiting.append(self.new_samples(request))
 
     def push_weights(self, named_tensors, version):
-        assert version >= self.version, f"version {version} pushed after {self.version}"
         weights = [(name, tensor.detach()) for name, tensor in named_tensors]
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         if weights[0][1].device.type == "cpu":
@@ -177,17 +160,15 @@ class VllmSampler(TwoRequests):
                         for _ in range(span.start, span.end)]
             logprobs = list(answer.logprobs.logprobs)
             assert len(answer.token_ids) == len(logprobs) == len(versions) > 0
-            rollout = owner.absorb(sample, list(answer.token_ids), logprobs, versions, self.version)
-            if rollout is None:
+            if owner.absorb(sample, list(answer.token_ids), logprobs, versions, self.version):
+                owner.done.append(sample)
+            else:                                       # for its second request
                 owner.waiting.appendleft([sample])
-            else:
-                owner.done.append((sample, rollout))
         return self.finished()
 
     def finished(self) -> list[Rollout]:
-        rollouts = [rollout for _, rollout in self.done]
-        self.done.clear()
-        return rollouts
+        done, self.done = self.done, []
+        return self.returned(done)
 
     def reseed(self, seed):
         super().reseed(seed)
@@ -204,8 +185,7 @@ class VllmSampler(TwoRequests):
         room = self.step_tokens - len(self.running)
         while self.waiting:
             samples = self.waiting[0]
-            room -= (len(samples[0].request.prompt_ids) + len(samples[0].ids)
-                     + (len(samples) - 1) * BLOCK_TOKENS)
+            room -= len(samples[0].ids) + (len(samples) - 1) * BLOCK_TOKENS
             if room < 0 or len(self.running) + len(samples) > self.slots:
                 return
             for sample in self.waiting.popleft():
@@ -222,17 +202,10 @@ class VllmSampler(TwoRequests):
             temperature=self.temperature, max_tokens=self.budget(sample),
             stop_token_ids=self.eos_ids, ignore_eos=True, logprobs=0, flat_logprobs=True,
             detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
-        prompt = {"type": "token", "cache_salt": str(self.version),
-                  "prompt_token_ids": [*sample.request.prompt_ids, *sample.ids]}
+        prompt = {"type": "token", "cache_salt": str(self.version), "prompt_token_ids": sample.ids}
         self.engine.add_request(name, prompt, parameters)
         self.running[name] = self, sample
 
-    def state(self):
-        samples = [*self.own_running, *(sample for sample, _ in self.done),
-                   *itertools.chain(*self.waiting)]
-        return self.unfinished_state(replace(sample.request, samples=1) for sample in samples)
-
     def load_state(self, tensors, plain):
-        self.waiting = deque(map(self.new_samples, self.unfinished_requests(tensors, plain)))
-        self.version = plain["version"]
+        super().load_state(tensors, plain)
         self.engine.set_weight_version(str(self.version))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import queue
 from collections import deque
-from dataclasses import replace
 
 from engines.two_requests import Sample, TwoRequests
 from sampler import Request, Rollout, check_fits
@@ -29,12 +28,11 @@ class ServerSampler(TwoRequests):
                  temperature=1.0, seed=0, ahead=0):
         super().__init__(tokenizer, interruption, slots=sum(s.slots for s in pool.servers),
                          prompt_tokens=prompt_tokens, eos_ids=eos_ids, temperature=temperature,
-                         seed=seed, version=0)
+                         seed=seed)
         self.pool, self.weights, self.ahead = pool, weights, ahead
         self.head_fp32, self.heads = pool.head_fp32, (pool.head_fp32,)  # fixed at their start
         self.waiting: deque[Sample] = deque()   # for a server with room; of the pool's thread
-        self.done = queue.SimpleQueue()         # rollouts for the trainer
-        self.owed = {}                          # {group: its request, less what was returned}
+        self.done = queue.SimpleQueue()         # samples for the trainer
         pool.dispatcher.samplers.append(self)
 
     @property
@@ -42,16 +40,11 @@ class ServerSampler(TwoRequests):
         return sum(server.workers for server in self.pool.servers)
 
     @property
-    def in_flight(self):
-        return sum(request.samples for request in self.owed.values())
-
-    @property
     def free_slots(self):
         return self.slots + self.ahead - self.in_flight
 
     def submit(self, request: Request):
         check_fits(request, self.prompt_tokens, math.inf)           # some may wait for a slot
-        self.owed[request.group_id] = request
         samples = self.new_samples(request)
 
         def enqueue():
@@ -65,7 +58,7 @@ class ServerSampler(TwoRequests):
         pool = self.pool
         if pool.needs_push:
             self.push_weights(self.weights(pool.dtype), max(self.version, pool.version))
-        if self.owed:
+        if self.in_flight:
             with pool.changed:
                 pool.changed.wait_for(
                     lambda: not self.done.empty() or pool.needs_push or pool.error, 1.0)
@@ -73,13 +66,7 @@ class ServerSampler(TwoRequests):
         return self.finished()
 
     def finished(self) -> list[Rollout]:
-        rollouts = []
-        while not self.done.empty():
-            rollouts.append(self.done.get())
-            request = self.owed.pop(rollouts[-1].group_id)
-            if request.samples > 1:
-                self.owed[request.group_id] = replace(request, samples=request.samples - 1)
-        return rollouts
+        return self.returned([self.done.get() for _ in range(self.done.qsize())])
 
     def push_weights(self, named_tensors, version):
         """See `ServerPool.push`: the servers that have this version already are left alone."""
@@ -92,11 +79,3 @@ class ServerSampler(TwoRequests):
     def close(self):
         """Closes the pool, and with it the other sampler that shares it."""
         self.pool.close()
-
-    def state(self):
-        return self.unfinished_state(self.owed.values())
-
-    def load_state(self, tensors, plain):
-        for request in self.unfinished_requests(tensors, plain):
-            self.submit(request)
-        self.version = plain["version"]

@@ -24,15 +24,13 @@ BUCKET_BYTES = 256 * 2**20
 
 
 def buckets(named_tensors, dtype):
-    """Lists of (name, contiguous tensor of `dtype`) of about BUCKET_BYTES."""
-    bucket, size = [], 0
+    """{name: contiguous tensor of `dtype`} of about BUCKET_BYTES each."""
+    bucket = {}
     for name, tensor in named_tensors:
-        tensor = tensor.detach().to(dtype).contiguous()
-        bucket.append((name, tensor))
-        size += tensor.nbytes
-        if size >= BUCKET_BYTES:
+        bucket[name] = tensor.detach().to(dtype).contiguous()
+        if sum(tensor.nbytes for tensor in bucket.values()) >= BUCKET_BYTES:
             yield bucket
-            bucket, size = [], 0
+            bucket = {}
     if bucket:
         yield bucket
 

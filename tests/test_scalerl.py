@@ -431,7 +431,6 @@ BAD_INPUT = {
     "zero steps": (["--steps", "0"], "steps = 0: must be above zero"),
     "unknown key": (["--config", "bad.toml"], "unknown key 'epsmax', did you mean 'eps_max'?"),
     "no model": (["--model", "nowhere"], "model = 'nowhere'"),
-    "a model with a typo": (["--name", "damaged", "--model", "damagde"], "mean 'damaged'?"),
     "not a model": (["--model", "."], "has no config.json"),
     "a damaged model": (["--model", "damaged"], "config.json does not match its checksum"),
     "a model without a tokenizer": (["--model", "mute"], "model = 'mute': cannot be read"),

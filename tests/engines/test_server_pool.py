@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import resource
 import socket
 import ssl
@@ -23,7 +22,7 @@ from served import Fake, connect, drained, free_port, push, until  # noqa: F401
 
 from config import Config
 from engines.dispatch import Dispatcher, check_answer
-from engines.server import STARTED, ServerError, ServerFailed, phase
+from engines.server import ServerError, ServerFailed
 from engines.tls import client_context, tls_context
 from engines.vllm_servers import ServerSampler
 from sampler import Interruption
@@ -201,7 +200,7 @@ def test_a_mistake_of_the_clients_ends_the_run_instead_of_leaving_it_to_wait(
     sampler = connect(fake(whole).url)
     push(sampler, WEIGHT, 0)
     monkeypatch.setattr(sampler, "absorb", lambda sample: None)
-    with pytest.raises(ServerError, match="this is a bug"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'current'"):
         drain(sampler, requests(1))
 
 
@@ -227,21 +226,6 @@ def test_two_thousand_requests_are_in_flight_at_once_where_1024_files_may_be_ope
         assert sampler.log()["servers/losses"] == sampler.log()["servers/refused_answers"] == 0
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.parametrize("hard, refused", [(1063, True), (1064, False),
-                                           (resource.RLIM_INFINITY, False)])
-def test_more_requests_than_this_process_may_open_files_are_refused(
-        hard, refused, fake, connect, monkeypatch):
-    """Else servers would be lost one after the other, in the middle of a run."""
-    raised = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, hard))
-    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
-    urls = [fake(whole).url for _ in range(2)]
-    with pytest.raises(ValueError, match="2 servers need up to 1064 open files and this process "
-                       "may open 1063") if refused else contextlib.nullcontext():
-        connect(*urls, slots=500)
-    assert raised == [(hard, hard)] * (not refused)
 
 
 def test_the_samples_of_a_group_go_to_one_server_and_servers_are_kept_equally_busy(fake, connect):
@@ -781,61 +765,27 @@ def test_a_push_that_another_trainer_left_open_is_closed_first(fake, connect):
     assert sampler.log()["servers/losses"] == 0
 
 
-VLLM_STARTS = [
-    ("Triton is installed, but doesn't include CPU backend.", "starting"),
-    ("(EngineCore pid=8622) INFO [core.py:133] Initializing a V1 LLM engine (v0.32.0) with",
-     "starting its engine"),
-    ("(Worker pid=8686) INFO [cpu_model_runner.py:68] Starting to load model models/toy...",
-     "loading weights"),
-    ("model-00001-of-00005.safetensors:  34%|###   | 1.7G/4.9G", "downloading"),
-    ("Loading safetensors checkpoint shards: 100% Completed | 1/1", "loading weights"),
-    ("(Worker pid=8686) INFO [default_loader.py:501] Loading weights took 0.01 seconds",
-     "compiling, and measuring memory"),
-    ("(EngineCore pid=8622) INFO [kv_cache_utils.py:2327] GPU KV cache size: 2,706 tokens",
-     "capturing graphs"),
-    ("Capturing CUDA graphs (mixed prefill-decode, FULL):  10%|#   | 5/51", "capturing graphs"),
-    ("(APIServer pid=8578) INFO [entry.py:140] Starting vLLM server on http://127.0.0.1:18991",
-     "about to answer")]
-
-
-def test_the_log_of_a_server_tells_how_far_its_start_is(tmp_path):
-    """Lines of vLLM 0.32. What an earlier start has left in the file does not count."""
-    log = tmp_path / "server_0.log"
-    assert phase(log) == "its log is empty"
-    text = "\n".join(line for line, _ in VLLM_STARTS) + f"\n{STARTED}\n"
-    log.write_text(text)
-    assert phase(log) == "its log is empty"
-    for line, word in VLLM_STARTS:
-        text += line + "\n"
-        log.write_text(text)
-        assert phase(log) == word, line
-
-
-def test_while_servers_start_what_each_does_is_said_with_the_time(connect, tmp_path, monkeypatch,
-                                                                   capfd):
+def test_while_servers_start_the_last_line_of_each_log_is_said_with_the_time(
+        connect, tmp_path, monkeypatch, capfd):
     """Where others have their logs, or another machine has one, the last try's error."""
     monkeypatch.setattr("engines.server_pool.SAY_S", 0.4)
     urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
-    (tmp_path / "server_1.log").write_text(f"{STARTED}\nStarting to load model models/toy...\n")
+    (tmp_path / "server_1.log").write_text("Initializing\nmodel.safetensors: 3%\rLoading 9%\n\n")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "server_0.log").touch()
-    for logs, words in ((tmp_path, ["/version: ", "loading weights"]),
-                        (tmp_path / "empty", ["its log is empty", "/version: "]),
-                        ("", ["/version: "] * 2)):
+    for logs, words in ((tmp_path, ["/version: ", "Loading 9%\n"]),
+                        (tmp_path / "empty", ["/version: "] * 2)):
         with pytest.raises(ServerError, match="not every server is ready within 2 s"):
             connect(*urls, start_deadline_s=2, logs=logs)
         said = capfd.readouterr().err
-        for i, word in enumerate(words):
-            assert re.search(rf"server {i} \({urls[i]}\): {word}.*, 1 s of 2 at most", said)
+        for url, word in zip(urls, words):
+            assert f"{url} is starting, 1 s of 2 at most: {word}" in said
 
 
 def test_servers_of_another_kind_or_version_are_refused(fake, connect, monkeypatch):
     server = fake(whole)
     server.vllm = "0.31.2"
-    with pytest.raises(ValueError, match="vllm is 0.31, this run needs 0.32 or 0.33"):
-        connect(server.url)
-    server.vllm, server.config = "0.32.1", {}
-    with pytest.raises(ValueError, match="not a vLLM server that this code knows"):
+    with pytest.raises(ValueError, match="vllm is 0.31.2, this run needs 0.32 or 0.33"):
         connect(server.url)
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(ServerError, match="connect: not every server is ready within 3 s; "

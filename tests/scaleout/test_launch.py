@@ -85,8 +85,8 @@ def test_a_dry_run_refuses_what_the_run_would(eight, tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     command = ["--model", str(eight), "--gpus", "0", "--servers", "1", "--dry-run"]
     assert scalerl.main([*command, "--think-max", "41000"]) == 2
-    assert re.search(r"think_max = 41000: .* may take \d+ tokens, the model has 40960; think_max = "
-                     r"\d+ would fit$", capsys.readouterr().err.strip())
+    assert re.search(r"think_max = 41000: .* may take \d+ tokens, the model has 40960: lower "
+                     r"think_max or answer_tokens by \d+$", capsys.readouterr().err.strip())
 
 
 def test_a_model_that_the_trainer_would_refuse_is_refused_before_anything_starts(eight, tmp_path):

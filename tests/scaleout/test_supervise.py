@@ -17,7 +17,6 @@ import pytest
 from conftest import ROOT
 from processes import LIMIT_S, gone, tree, until
 
-from engines.server import STARTED
 from scaleout.supervise import Child
 
 # Writes its pid and starts a child in a session of its own, as vLLM and accelerate do; then BODY.
@@ -171,7 +170,7 @@ def test_a_rank_that_fails_ends_the_run_with_what_it_wrote_in_this_run(parts, tm
         assert "another rank, 0 has ended with exit status 2; the end of " in error
         assert "other.py.log:\n    the cause, on standard error" in error and "before" not in error
     assert (tmp_path / "other.py.log").read_text() == (
-        f"what ended the run before\n{STARTED}\nthe cause, on standard error\n")
+        f"what ended the run before\n--- started ---\nthe cause, on standard error\n")
 
 
 def test_the_run_goes_on_until_the_last_rank_has_ended(parts, tmp_path):
