@@ -58,8 +58,13 @@ class ServerPool:
     def __init__(self, urls, *, slots, length, dtype, head_fp32=True, cuda=False, tls="",
                  deadline_s=600.0, start_deadline_s=None, logs=Path()):
         context = client_context(urls, tls)
-        # Each request is a connection, and 1,024 open files are the usual soft limit.
+        # Each request is a connection, and 1,024 open files are the usual soft limit. Beyond the
+        # hard limit every server would be lost.
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        needed = slots * len(urls) + 64
+        if needed > files != resource.RLIM_INFINITY:
+            raise ValueError(f"slots = {slots}: {len(urls)} servers need up to {needed} open files "
+                             f"and this process may open {files} (ulimit -Hn); lower slots")
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         self.slots, self.length, self.dtype, self.head_fp32 = slots, length, dtype, head_fp32
         self.cuda, self.deadline_s = cuda, deadline_s
