@@ -8,6 +8,7 @@
 # make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
 # make held-out  five other toys with five other seeds: how good are the demo's predictions
 # make study     the paper's findings, looked for on a laptop: the runs that are missing (hours)
+# make record    seconds to .80 of fresh toys, beside the record's (results/baselines)
 # make study-figures  the tables and figures of results/study, from the kept logs
 # make stress    under lag and large steps: ScaleRL, and other practice, on five toys
 # make mix       two tasks at once, a curve each
@@ -31,7 +32,7 @@ SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
-.PHONY: demo seeds held-out stress study study-figures mix check test student grade mutants gpu-check gpu-rehearsal toy smollm2 vllm certs clean
+.PHONY: demo seeds held-out stress study study-figures record mix check test student grade mutants gpu-check gpu-rehearsal toy smollm2 vllm certs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -70,6 +71,10 @@ stress: $(VENV)/base $(foreach p,$(STRESS),models/toy-$(firstword $(subst :, ,$p
 # What is compared, and how: study/PLAN.md.
 study: $(VENV)/base
 	$(PY) -m study.run $(EXPERIMENTS)
+
+# How fast is a recipe? CONFIG=mine.toml make record: beside the record's. results/baselines.
+record: $(VENV)/base
+	$(PY) bench/record.py --config $(or $(CONFIG),configs/record.toml)
 
 study-figures: $(VENV)/base
 	$(PY) -m study.figures

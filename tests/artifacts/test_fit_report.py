@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import fit
 from artifacts import fit_report
@@ -283,3 +284,42 @@ def test_the_readmes_example_is_what_the_command_prints(tmp_path, capsys, monkey
     assert fit.main(["demo", "--until", "0.5", "--out", "none",
                      "--beside", "results/demo/errors.csv"]) == 0
     assert capsys.readouterr().out == block[1]
+
+
+def test_who_is_ahead_is_welchs_interval_over_the_seeds_at_equal_compute(tmp_path):
+    """By hand from the numbers: seeds whose evaluations lie at other compute, joined by lines."""
+    rng, curves, at = np.random.default_rng(), [], np.array([2.0, 4, 6, 8])
+    values = {}
+    for name, n, gain in (("low", 3, 0.0), ("high", 4, 0.2)):
+        for i in range(n):
+            slope = 0.05 + gain / 10 + rng.uniform(-1, 1) * 1e-3
+            C = np.linspace(0, 8 + i, 9 + i)
+            write_run(tmp_path / name / f"seed{i}", C, 0.1 + slope * C)
+            values.setdefault(name, []).append(0.1 + slope * at)
+        (curve,), _ = fit_report.read_curves([f"{name}={tmp_path / name}"])
+        curves.append(curve)
+        assert len(curve.seeds) == n
+    told, verdict = fit_report.ahead_lines(curves)
+    assert told.startswith("high - low at equal compute, 4 and 3 seeds: ")
+    welch = stats.ttest_ind(values["high"], values["low"], equal_var=False)
+    low, high = welch.confidence_interval(0.9)
+    d = np.mean(values["high"], 0) - np.mean(values["low"], 0)
+    assert told.split("seeds: ")[1] == ", ".join(
+        f"{d[i]:+.3f} [{low[i]:+.3f}, {high[i]:+.3f}] at {at[i]:.0f}" for i in range(4))
+    assert verdict == "  high is ahead from 2 on"
+
+
+def test_seeds_that_do_not_suffice_are_told_how_many_would(tmp_path):
+    C, curves = np.linspace(0, 8, 9), []
+    for name, slopes in (("a", (0.03, 0.07)), ("b", (0.04, 0.07))):
+        for i, slope in enumerate(slopes):
+            write_run(tmp_path / name / f"seed{i}", C, 0.1 + slope * C)
+        curves += fit_report.read_curves([f"{name}={tmp_path / name}"])[0]
+    _, verdict = fit_report.ahead_lines(curves)
+    ends = [[0.1 + 8 * slope for slope in slopes] for slopes in ((0.04, 0.07), (0.03, 0.07))]
+    low, high = stats.ttest_ind(*ends, equal_var=False).confidence_interval(0.9)
+    assert verdict == (f"  nobody is ahead at the end: these seeds show what is above "
+                       f"{(high - low) / 2:.3f}; for 0.02 it takes about "
+                       f"{np.ceil(2 * ((high - low) / 2 / 0.02) ** 2):.0f} each")
+    one = fit_report.read_curves([f"b={tmp_path / 'b' / 'seed0'}"])[0][0]
+    assert not list(fit_report.ahead_lines([curves[0], one]))
