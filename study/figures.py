@@ -79,11 +79,11 @@ def verdict(d, low, high, bound=SAME_A):
     return "same" if -bound <= low and high <= bound else "not decided"
 
 
-def compared(jobs, rows):
-    """{(base, variant): {"end", "A", "log B": (d, low, high, pairs)}} against the baseline of the
-    same base, toy and seed. jobs, rows: {name of a run: ...}."""
+def compared(names, jobs, rows):
+    """{(base, variant): {"end", "A", "log B": (d, low, high, pairs)}} of the named runs, against the
+    baseline of the same base, toy and seed. jobs, rows: {name of a run: ...}, of all runs."""
     groups = {}
-    for job in jobs.values():
+    for job in map(jobs.get, names):
         first = f"{job.base}-{BASELINE}-toy{job.toy}-seed{job.seed}"
         if job.variant == BASELINE or first not in rows:
             continue
@@ -131,6 +131,51 @@ def table_of(jobs, rows, comparisons):
             f"{sum(row['collapsed'] == 1 for row in mine)}"
             + (f", {sum(row['failed'] for row in mine)} failed" if any(
                 row["failed"] for row in mine) else "") + " |"]))
+    return "\n".join(lines)
+
+
+def grid_of(jobs, rows):
+    """Learning rates by lags: the mean end of each cell, with its least one and its collapses."""
+    bases, variants = ({getattr(job, name): None for job in jobs.values()}
+                       for name in ("base", "variant"))
+    lines = ["| learning rate | " + " | ".join(f"`{variant}`" for variant in variants) + " |",
+             "|---|" + "--:|" * len(variants)]
+    for base in bases:
+        cells = [f"`{base}`"]
+        for variant in variants:
+            cell = [rows[job.name] for job in jobs.values()
+                    if (job.base, job.variant) == (base, variant)]
+            ends = [row["end"] for row in cell if not row["failed"]]
+            fell = sum(row["collapsed"] == 1 or row["failed"] for row in cell)
+            lag = np.mean([row["lag"] for row in cell if not row["failed"]]) if ends else np.nan
+            cells.append((f"{np.mean(ends):.3f} (least {min(ends):.3f}), lag {lag:.1f}" if ends
+                          else "") + (f", **{fell} of {len(cell)} fell**" if fell else ""))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+SIZES = {"hidden_96": 0.28, BASELINE: 0.78, "hidden_320": 3.1}      # millions of parameters
+
+
+def sizes_of(jobs, rows):
+    """Do two small models foretell the large one's end? Straight line in log(parameters), and the
+    middle one's end carried over."""
+    pairs = {}
+    for job in jobs.values():
+        pairs.setdefault((job.toy, job.seed), {})[job.variant] = rows[job.name]["end"]
+    lines = ["| toy | 0.28M | 0.78M | 3.1M | the line's error | the naive error |",
+             "|--:|--:|--:|--:|--:|--:|"]
+    log_N, errors = np.log([*SIZES.values()]), []
+    for (toy, _), ends in pairs.items():
+        if len(ends) == len(SIZES):
+            small, middle, large = (ends[name] for name in SIZES)
+            line = small + (middle - small) * np.ptp(log_N) / (log_N[1] - log_N[0])
+            errors.append((line - large, middle - large))
+            lines.append(f"| {toy} | {small:.3f} | {middle:.3f} | {large:.3f} | "
+                         + " | ".join(f"{error:+.3f}" for error in errors[-1]) + " |")
+    if errors:
+        mean = np.abs(errors).mean(0)
+        lines.append(f"| mean absolute | | | | {mean[0]:.3f} | {mean[1]:.3f} |")
     return "\n".join(lines)
 
 
@@ -223,14 +268,19 @@ def results():
     found = {stem: {job.name: job for job in jobs if job.is_done}
              for stem, jobs in planned.items()}
     rows = {name: row_of(job) for jobs in found.values() for name, job in jobs.items()}
+    everything = {name: job for jobs in found.values() for name, job in jobs.items()}
     tables, plots = {}, {}
     for stem, jobs in found.items():
         if len(jobs) < len(planned[stem]) / 2:      # runs that it shares with others, at most
             continue
-        comparisons = compared(jobs, rows)
+        comparisons = compared(jobs, everything, rows)
         tables[stem] = table_of(jobs, rows, comparisons)
         if stem == "3_lag":
             plots[stem] = plot_lag([rows[name] for name in jobs])
+        elif stem == "4_lr_lag":
+            tables[stem] = grid_of(jobs, rows)
+        elif stem == "8_sizes":
+            tables["sizes"] = sizes_of(jobs, rows)
         elif comparisons:
             bases = dict.fromkeys(base for base, _ in comparisons)
             columns = [(base, "end", f"end, {base}") for base in bases]

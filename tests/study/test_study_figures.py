@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from study import figures
+from study.run import Job
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,29 @@ def test_the_forecasts_of_the_table_are_those_of_a_cut_by_hand():
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:3] == ["made", "1", "0.5"] and float(cells[3]) < 1e-3     # the true law
     assert float(cells[6]) == pytest.approx(R[-3:].mean() - R[8:11].mean(), abs=6e-4)
+
+
+def jobs_of(bases, variants, toys):
+    return {job.name: job for base in bases for variant in variants for toy in toys
+            for job in [Job(base, variant, toy, toy + 7, ())]}
+
+
+def test_a_cell_of_the_grid_is_the_mean_of_its_pairs_and_counts_what_fell():
+    jobs = jobs_of(["low", "high"], ["lag_0", "lag_5"], [13, 14])
+    rows = {name: dict(end=0.5 + 0.2 * i / len(jobs), lag=3.0, collapsed=float(i == 7), failed=0)
+            for i, name in enumerate(jobs)}
+    lines = figures.grid_of(jobs, rows).split("\n")
+    assert len(lines) == 4 and lines[2].startswith("| `low` | 0.512 (least 0.500), lag 3.0 | ")
+    assert lines[3].endswith("0.663 (least 0.650), lag 3.0, **1 of 2 fell** |")
+
+
+def test_the_line_through_two_sizes_is_straight_in_the_logarithm():
+    jobs = jobs_of(["calm"], figures.SIZES, [13])
+    ends = [0.3 + 0.1 * math.log(n) for n in figures.SIZES.values()]
+    rows = {name: dict(end=end) for name, end in zip(jobs, ends, strict=True)}
+    mean = figures.sizes_of(jobs, rows).split("\n")[-1]
+    naive = 0.1 * math.log(3.1 / 0.78)
+    assert mean == f"| mean absolute | | | | 0.000 | {naive:.3f} |"
 
 
 def test_tables_go_between_their_marks_and_nothing_else_changes():
