@@ -128,8 +128,8 @@ class Supervisor:
 
     Ctrl-C, or the SIGTERM of a cluster's scheduler, goes on to rank 0, which ends its step, writes
     a checkpoint and ends; so it does when the run cannot go on. A second signal ends all at once.
-    On another node than rank 0's a signal fails the run, with a checkpoint. After a SIGKILL to this
-    process the reapers end all.
+    The other nodes end with the first, whose launcher has to get the signal too. After a SIGKILL to
+    this process the reapers end all.
     """
 
     def __init__(self, trainers, servers, link=None):
@@ -158,21 +158,17 @@ class Supervisor:
             return 128 + self.signals[1]
         if (status := self.verdict()) is not None:
             return status
+        if self.signals and self.last is None:
+            self.finish(128 + self.signals[0])
         try:
-            if self.signals and self.last is None:
-                if not self.leads:
-                    raise LaunchError("this node's launcher was told to end "
-                                      f"({signal.Signals(self.signals[0]).name})")
-                self.finish(128 + self.signals[0])
             for server in self.servers:
                 if server.status is not None and self.last is None:     # else it is not needed
                     server.restart()
-            if self.link and self.last != 1:
-                return self.link.watch()
+            return self.link and self.link.watch()
         except LaunchError as error:
             print(f"scalerl.py: {error}", file=sys.stderr, flush=True)
-            if self.link:
-                self.link.failed(str(error).splitlines()[0])
+            if not self.leads:
+                return 1
             self.finish(1)
 
     def verdict(self):
@@ -185,16 +181,17 @@ class Supervisor:
                     say(trainer.ending())
                 return 2 if trainer.status == 2 else 1
         # On another node than rank 0's, only the first host can say how the run has ended.
-        ended = all(trainer.status is not None for trainer in self.trainers)
-        if ended and (self.leads or self.last):
+        if self.leads and all(trainer.status is not None for trainer in self.trainers):
             return self.last or 0
 
     def finish(self, status):
-        """The run ends with this status when the trainers have: they still save what they have. One
-        that hangs ends by its own deadline."""
-        if self.leads and self.last is None:    # else it was asked before; twice means at once
-            self.trainers[0].send(signal.SIGINT)
+        """The run ends with this status as soon as the trainers have saved what they have. One that
+        hangs ends by its own deadline."""
         self.last = status
+        if self.leads:
+            self.trainers[0].send(signal.SIGINT)
+        else:
+            say("this node waits for the first host's end; a second signal ends it at once")
 
     def end(self):
         """End all of them, at once after a second signal; returns when they are gone."""

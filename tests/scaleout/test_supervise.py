@@ -57,8 +57,8 @@ def launcher(folder, trainer, *servers, others=(), linked=None):
         from types import SimpleNamespace
         from scaleout.supervise import Child, LaunchError, Supervisor
         def watch():
-            if os.path.exists({str(folder / "node failed")!r}):
-                raise LaunchError("node 1 has failed")
+            if os.path.exists({str(folder / "silence")!r}):
+                raise LaunchError("the first host is silent")
             if os.path.exists({str(folder / "run ended")!r}):
                 return 143
         def children(name, paths):
@@ -66,8 +66,7 @@ def launcher(folder, trainer, *servers, others=(), linked=None):
                     for i, path in enumerate(paths)]
         trainers = [Child("trainer", [sys.executable, {str(trainer)!r}])]
         trainers += children("another rank,", {[str(o) for o in others]})
-        link = SimpleNamespace(rank={linked or 0}, watch=watch,
-                               failed=lambda why: print("told:", why))
+        link = SimpleNamespace(rank={linked or 0}, watch=watch)
         sys.exit(Supervisor(trainers, children("server", {[str(s) for s in servers]}),
                             link if {linked is not None} else None).run())
     """))
@@ -302,35 +301,26 @@ def test_a_signal_after_a_failure_lets_the_checkpoint_be_written_and_a_second_on
         assert notes(slow)[-1][0] == last and gone(processes)
 
 
-def test_a_node_that_fails_while_the_last_checkpoint_is_written_lets_it_be_written(tmp_path):
-    """To the trainer a second Ctrl-C means: at once. The launcher must not send one of its own."""
-    slow = stand_in(tmp_path, "slow", SLOW)
-    with launcher(tmp_path, slow, linked=0) as process:
-        processes = all_up(process, slow)
-        process.send_signal(signal.SIGINT)
-        until(lambda: notes(slow)[-1][0] == "asked", "asked for a checkpoint")
-        (tmp_path / "node failed").write_text("")
-        time.sleep(0.5)                         # the supervisor looks a few times
-        (tmp_path / "slow.py.end").write_text("")
-        assert process.wait(LIMIT_S) == 1
-        assert [n[0] for n in notes(slow)] == ["child", "up", "asked", "checkpoint"]
-        assert gone(processes)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_another_node_than_rank_0_s_fails_the_run_with_a_checkpoint(number, parts,
-                                                                                tmp_path):
-    """The first host is told, and asks rank 0; this node's own rank ends with the checkpoint."""
+def test_after_a_signal_another_node_than_rank_0_s_waits_for_the_first_hosts_end(number, parts,
+                                                                                 tmp_path):
+    """A scheduler signals all nodes: a rank or a server that ended now would cost the checkpoint."""
     with launcher(tmp_path, *parts, linked=1) as process:
         processes = all_up(process, *parts)
         process.send_signal(number)
         time.sleep(0.5)                         # the supervisor looks a few times
         assert process.poll() is None and notes(parts[0])[-1][0] == "up"
-        (tmp_path / "trainer.py.end").write_text("0")
-        assert process.wait(LIMIT_S) == 1
+        (tmp_path / "run ended").write_text("")
+        assert process.wait(LIMIT_S) == 143
         assert gone(processes)
-        name = signal.Signals(number).name
-        assert f"told: this node's launcher was told to end ({name})" in process.stdout.read()
+
+
+def test_another_node_than_rank_0_s_ends_when_the_first_host_is_silent(parts, tmp_path):
+    with launcher(tmp_path, *parts, linked=1) as process:
+        processes = all_up(process, *parts)
+        (tmp_path / "silence").write_text("")
+        assert process.wait(LIMIT_S) == 1
+        assert gone(processes) and "the first host is silent" in process.stderr.read()
 
 
 def test_another_node_than_rank_0_s_ends_as_the_first_host_says(parts, tmp_path):
@@ -396,7 +386,6 @@ def test_a_server_that_keeps_ending_ends_the_run_with_its_log_and_a_checkpoint(p
         assert "for the third time in 10 minutes server 1 has ended with exit status 5" in error
         assert f"the end of {bad}.log:\n    no room for the cache\n" in error
         assert notes(parts[0])[-1][0] == "checkpoint"
-        assert process.stdout.read().startswith("told: for the third time in 10 minutes server 1")
         assert [n[0] for n in notes(bad)].count("up") == 3
         pids = {int(n[-1]) for path in parts for n in notes(path)}
         assert not pids & set(psutil.pids())
