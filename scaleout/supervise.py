@@ -124,7 +124,7 @@ def say(sentence):
 class Supervisor:
     """One node's trainers (rank 0 first) and servers, from start to end: lists of Children.
 
-    link    the other nodes, nodes.py's `Link`; None: this is the only one
+    link    to the other nodes, nodes.py's `Link`
 
     Ctrl-C, or the SIGTERM of a cluster's scheduler, goes on to rank 0, which ends its step, writes
     a checkpoint and ends; so it does when the run cannot go on. A second signal ends all at once.
@@ -132,9 +132,9 @@ class Supervisor:
     this process the reapers end all.
     """
 
-    def __init__(self, trainers, servers, link=None):
+    def __init__(self, trainers, servers, link):
         self.trainers, self.servers, self.link = trainers, servers, link
-        self.leads = not link or link.rank == 0
+        self.leads = link.rank == 0
         self.signals = []               # all that have come
         self.last = None                # the run's exit status, once the last checkpoint is written
 
@@ -164,7 +164,7 @@ class Supervisor:
             for server in self.servers:
                 if server.status is not None and self.last is None:     # else it is not needed
                     server.restart()
-            return self.link and self.link.watch()
+            return self.link.watch()
         except LaunchError as error:
             print(f"scalerl.py: {error}", file=sys.stderr, flush=True)
             if not self.leads:

@@ -45,7 +45,7 @@ def notes(path):
 
 
 @contextlib.contextmanager
-def launcher(folder, trainer, *servers, others=(), linked=None):
+def launcher(folder, trainer, *servers, others=(), linked=0):
     """The supervisor in a process of its own, over these stand-ins. Kills what a failed test
     would leave, and says so.
 
@@ -66,9 +66,8 @@ def launcher(folder, trainer, *servers, others=(), linked=None):
                     for i, path in enumerate(paths)]
         trainers = [Child("trainer", [sys.executable, {str(trainer)!r}])]
         trainers += children("another rank,", {[str(o) for o in others]})
-        link = SimpleNamespace(rank={linked or 0}, watch=watch)
-        sys.exit(Supervisor(trainers, children("server", {[str(s) for s in servers]}),
-                            link if {linked is not None} else None).run())
+        link = SimpleNamespace(rank={linked}, watch=watch)
+        sys.exit(Supervisor(trainers, children("server", {[str(s) for s in servers]}), link).run())
     """))
     process = subprocess.Popen([sys.executable, script], cwd=ROOT, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -304,7 +303,7 @@ def test_a_signal_after_a_failure_lets_the_checkpoint_be_written_and_a_second_on
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_after_a_signal_another_node_than_rank_0_s_waits_for_the_first_hosts_end(number, parts,
                                                                                  tmp_path):
-    """A scheduler signals all nodes: a rank or a server that ended now would cost the checkpoint."""
+    """A scheduler signals all nodes: a rank that ended now would cost the checkpoint."""
     with launcher(tmp_path, *parts, linked=1) as process:
         processes = all_up(process, *parts)
         process.send_signal(number)
@@ -380,7 +379,7 @@ def test_a_server_that_keeps_ending_ends_the_run_with_its_log_and_a_checkpoint(p
     """)
     with open(f"{bad}.log", "w") as log:
         log.write("what ended an earlier run\n")
-    with launcher(tmp_path, parts[0], parts[1], bad, linked=0) as process:
+    with launcher(tmp_path, parts[0], parts[1], bad) as process:
         assert process.wait(LIMIT_S) == 1
         error = process.stderr.read()
         assert "for the third time in 10 minutes server 1 has ended with exit status 5" in error
