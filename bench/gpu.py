@@ -50,7 +50,7 @@ from engines import head, load, packed, policy, vllm_inprocess  # noqa: E402
 from engines.compute import Compute  # noqa: E402
 from engines.policy import Policy, logprobs_of, table  # noqa: E402
 from scaleout.memory import known_device  # noqa: E402
-from scaleout.team import Alone, TeamError  # noqa: E402
+from scaleout.team import Alone  # noqa: E402
 from sampler import Interruption, Request, Rollout, TransformersSampler  # noqa: E402
 
 PROMPT, GROUP = 256, 2                          # prompt tokens, samples of a prompt
@@ -170,7 +170,7 @@ def measured(weights, folder, length, choice, peak, args):
             trainer.model.set_attn_implementation("sdpa")
             trainer.policy = Padded(trainer.model, dtype=trainer.dtype)
         return timings(trainer, length, choice, prompt, peak, args)
-    except (TeamError, ConfigError, torch.OutOfMemoryError) as error:
+    except (ConfigError, torch.OutOfMemoryError) as error:
         return {"error": str(error).split(". ")[0]}
     except Exception as error:      # vLLM's may be any: an hour's other rows are not lost with it
         traceback.print_exc()

@@ -23,7 +23,7 @@ from artifacts.run_folder import RunFolder
 from config import LAUNCHED, ConfigError, to_toml
 from engines import load
 from scaleout.memory import Estimate, device_here
-from scaleout.nodes import Link, serve_store
+from scaleout.nodes import Link
 from scaleout.placement import make_placement
 from scaleout.server_command import server_command
 from scaleout.supervise import Child, Supervisor, say
@@ -114,11 +114,7 @@ def free_port():
 
 
 def interface_of(host):
-    """The name of this machine's network interface with that address, or None.
-
-    >>> interface_of("127.0.0.1")
-    'lo'
-    """
+    """The name of this machine's network interface with that address, or None."""
     with contextlib.suppress(socket.gaierror):          # a name that is not known here
         address = socket.gethostbyname(host)
         return next((name for name, addresses in psutil.net_if_addrs().items()
@@ -161,15 +157,13 @@ def commands(config, argv, placement, estimate, folder, port):
         script += ["--vllm-url", ",".join(urls)]
     if estimate.recompute and not config.recompute_layers:
         script += ["--recompute-layers", "true"]
-    env = os.environ | env | {LAUNCHED: ",".join(urls)}
+    # What torchrun would set. The store is the launcher's, so it outlives every rank.
+    env = os.environ | env | {
+        LAUNCHED: ",".join(urls), "WORLD_SIZE": str(sum(placement.trainers)),
+        "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": placement.hosts[0],
+        "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     if placement.gpus:
         env["CUDA_VISIBLE_DEVICES"] = visible(range(ranks))
-    if sum(placement.trainers) == 1:
-        return [Child("the trainer", script, env)] * ranks, servers
-    # What torchrun would set. The store is the launcher's, so it outlives every rank.
-    env |= {"WORLD_SIZE": str(sum(placement.trainers)), "LOCAL_WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": placement.hosts[0], "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True"}
     first = sum(placement.trainers[:node])
     return [Child(f"rank {rank}", script, env | {"RANK": str(rank), "LOCAL_RANK": str(i)},
                   log=logs / f"rank_{rank}.log" if rank else None)
@@ -184,15 +178,12 @@ def launch(config, argv, resume=False):
     refuse(estimate, sum(placement.trainers), len(placement.servers))
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     say(f"{placement.why}; logs in {folder / 'logs'}")
-    link = Link(config, placement.hosts) if config.hosts else None
-    store, status = None if link else serve_store("127.0.0.1"), 1
+    link, status = Link(config, placement.hosts), 1
     try:
-        trainers, servers = commands(config, argv, placement, estimate, folder,
-                                     config.port if link else store.port)
+        trainers, servers = commands(config, argv, placement, estimate, folder, link.port)
         status = Supervisor(trainers, servers, link).run()
     finally:
-        if link:
-            link.close(status)
+        link.close(status)
     return status
 
 

@@ -8,11 +8,11 @@ device is left to what is not counted; times are right within a factor of two, n
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import re
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -201,30 +201,13 @@ class Estimate:
     def refusals(self, trainers, servers):
         """Sentences on what cannot fit in a run of so many, with numbers and what to change."""
         found, have = [], f"a {self.device.name} has {self.device.memory / GIB:.0f} GiB"
-        if trainers and not self.trainer_fits(trainers):
-            found.append(f"a trainer does not fit, {have}: {self.largest(trainers)}"
-                         + self.nearest(trainers) * self.cuda)
+        if not self.trainer_fits(trainers):
+            found.append(f"a trainer does not fit, {have}: {self.largest(trainers)}")
         parts, fits = self.server_memory()
         if servers and not fits:
             found.append(f"a server does not fit, {have}: {listed(parts)}; raise tensor_parallel "
                          f"above {self.config.tensor_parallel}")
         return found
-
-    def nearest(self, trainers):
-        """What would have room on such GPUs, in words."""
-        other, found = copy.copy(self), []
-        for length in range(self.length // 256 * 256, 0, -256):
-            other.length, other.output = length, length * self.output // self.length
-            other.config = replace(self.config, micro_batch_tokens=min(
-                self.config.micro_batch_tokens, length))
-            if other.trainer_fits(trainers):
-                found = [f"sequences of {length:,} tokens (prompt_tokens + think_max + "
-                         "answer_tokens; micro_batch_tokens no more)"]
-                break
-        more = () if self.alone else filter(self.trainer_fits, range(trainers + 1, 1025))
-        found += [f"{count} trainers" for count in more][:1]
-        size = self.weights * self.device.memory / 2 / sum(other.trainer_memory(trainers).values())
-        return "; it would fit with " + (" or ".join(found) or f"about {size / 1e9:.1g}B weights")
 
     @property
     def token_flops(self):
@@ -252,31 +235,29 @@ class Estimate:
                 tokens / self.train_rate / max(1, trainers))
 
     def evaluation(self, prompts, trainers, gpus):
-        """(its hours, 0 where others' servers do it; in words, with the noise of a shorter one: a
-        pass rate has a standard error of 0.5 / sqrt(n) at most, n samples, or n prompts)."""
+        """(its hours, 0 where others' servers do it; in words). n samples have a mean with a
+        standard error of 0.5 / sqrt(n) at most."""
         c, (generate_s, train_s) = self.config, self.step_times(trainers, gpus)
-        n, share = prompts * c.eval_samples, ""
-        hours = n / c.prompts_per_step / c.samples_per_prompt * generate_s / 3600
-        if gpus or self.alone:
-            step_s = generate_s + train_s if self.alone else max(generate_s, train_s)
-            count = 1 + math.ceil(c.steps / c.eval_every)
-            run = count * hours + c.steps * step_s / 3600
-            share = f", about {duration(hours)} before the first step; {count} of them are " \
-                f"{count * hours / run:.0%} of the run's {duration(run)}"
-        return hours * bool(share), (
-            f"{prompts:,} prompts x {c.eval_samples} = {n:,} samples, "
-            f"{n * self.mean_output / 1e6:.3g}M tokens{share}. A quarter of eval_samples takes a "
-            f"quarter of the time, with a standard error of up to {1 / n ** 0.5:.2g} instead of "
-            f"{0.5 / n ** 0.5:.2g}. A quarter of heldout_prompts does the same, and the choice of "
-            f"prompts adds up to {1 / prompts ** 0.5:.2g} instead of {0.5 / prompts ** 0.5:.2g}")
+        n = prompts * c.eval_samples
+        words = f"{prompts:,} prompts x {c.eval_samples} = {n:,} samples, " \
+            f"{n * self.mean_output / 1e6:.3g}M tokens, standard error up to {0.5 / n ** 0.5:.2g}"
+        if not gpus and not self.alone:
+            return 0, words
+        seconds = n / c.prompts_per_step / c.samples_per_prompt * generate_s
+        count = 1 + math.ceil(c.steps / c.eval_every)
+        step_s = generate_s + train_s if self.alone else max(generate_s, train_s)
+        run_s = count * seconds + c.steps * step_s
+        one, run = timedelta(seconds=round(seconds)), timedelta(seconds=round(run_s))
+        return seconds / 3600, (f"{words}, about {one} before the first step; {count} of them are "
+                                f"{count * seconds / run_s:.0%} of the run's {run}")
 
     def text(self, trainers, servers):
         """All of it in words, for --dry-run."""
         parts, fits = self.server_memory()
         gpus = servers * self.server_gpus
         generate_s, train_s = self.step_times(trainers, gpus)
-        server = f"{listed(parts)}; {fits} whole sequences fit; {self.slots} are decoded at once" \
-            + f", of slots = {self.asked}" * (self.slots < self.asked)
+        server = f"{listed(parts)}; {fits} whole sequences fit; {self.slots} are decoded at " \
+            f"once, of slots = {self.asked}"
         generate = f"{generate_s:.3g} s to generate" + ", at the same time" * (not self.alone)
         if not servers and not self.alone:
             server = generate = "unknown, the servers are others'"
@@ -293,27 +274,6 @@ class Estimate:
             * bool(self.config.eval_tasks)])
 
 
-def duration(hours):
-    """Hours in words; below one, minutes or seconds."""
-    return f"{hours:.3g} h" if hours >= 1 else \
-        f"{hours * 60:.3g} min" if hours >= 1 / 60 else f"{hours * 3600:.3g} s"
-
-
 def listed(sizes):
     """{what: bytes} in words, without what is not there."""
     return ", ".join(f"{size / GIB:.2f} GiB for {what}" for what, size in sizes.items() if size)
-
-
-def is_short(error):
-    """Is this how torch says that memory is full? On a CPU it has no class of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or \
-        "DefaultCPUAllocator: can't allocate" in str(error)
-
-
-def short_of_memory(error, doing, memory, trainers):
-    """The sentence for a run that is out of memory all the same. doing: the phase; memory: the
-    trainer's `Estimate`, None before there is a model."""
-    tried = re.search(r"ried to allocate ([\d.]+ \w+)", str(error))
-    return f"out of memory ({'tried to allocate ' + tried[1] if tried else doing}); " + (
-        f"a trainer needs about {memory.largest(trainers)}" if memory
-        else "the model alone has no room here")

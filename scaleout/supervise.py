@@ -22,8 +22,8 @@ from pathlib import Path
 
 import psutil
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36        # <linux/prctl.h>
-LIBC = ctypes.CDLL(None)
+PR_SET_CHILD_SUBREAPER = 36         # <linux/prctl.h>
+STARTED = "--- started ---"         # stands in a log before what each start writes
 GRACE_S = 15.0                      # between SIGTERM and SIGKILL
 # A dead server is started again, but not after its third death within so many seconds.
 DEATHS_WITHIN_S = 600.0
@@ -31,14 +31,12 @@ DEATHS_WITHIN_S = 600.0
 def reap(argv):
     """Run the command `argv`, and kill what it leaves behind. Returns its exit status, or 128 + n
     if signal n ended it."""
-    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # A scheduler signals every process of a job, but only the launcher decides what follows. Not
     # SIG_IGN, because the command would inherit that.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    command = subprocess.Popen(         # if this process gets a SIGKILL, so does the command
-        argv, stdin=subprocess.DEVNULL,
-        preexec_fn=lambda: LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+    command = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
     status, over = None, False
     while True:
         try:
@@ -77,9 +75,8 @@ class Child:
 
     def start(self):
         with open(self.log, "ab", 0) if self.log else contextlib.nullcontext() as output:
-            if output:                      # above it stands what earlier starts wrote
-                output.write(b"--- started ---\n")
-                self.log_start = output.tell()
+            if output:
+                output.write(f"{STARTED}\n".encode())
             self.process = subprocess.Popen(
                 [sys.executable, __file__, *map(str, self.argv)], env=self.env, bufsize=0,
                 stdin=subprocess.PIPE, stdout=output, stderr=output,
@@ -103,7 +100,7 @@ class Child:
             " (killed; out of memory? dmesg would say)" if self.status == 137 else "")
         if not self.log:
             return words
-        text = Path(self.log).read_bytes()[self.log_start:].decode(errors="replace")
+        text = Path(self.log).read_text(errors="replace").rpartition(STARTED)[2].strip()
         return "\n    ".join([f"{words}; the end of {self.log}:", *text.splitlines()[-lines:]])
 
     def restart(self):
@@ -127,92 +124,85 @@ def say(sentence):
 class Supervisor:
     """One node's trainers (rank 0 first) and servers, from start to end: lists of Children.
 
-    link    the other nodes, nodes.py's `Link`; None: this is the only one
+    link    to the other nodes, nodes.py's `Link`
 
     Ctrl-C, or the SIGTERM of a cluster's scheduler, goes on to rank 0, which ends its step, writes
-    a checkpoint and ends. The second one ends all at once. On another node than rank 0's the first
-    one fails the run, with a checkpoint. After a SIGKILL to this process the reapers end all.
+    a checkpoint and ends; so it does when the run cannot go on. A second signal ends all at once.
+    The other nodes end with the first, whose launcher has to get the signal too. After a SIGKILL to
+    this process the reapers end all.
     """
 
-    def __init__(self, trainers, servers, link=None):
+    def __init__(self, trainers, servers, link):
         self.trainers, self.servers, self.link = trainers, servers, link
-        self.leads = not link or link.rank == 0
-        self.asked, self.first = [], None       # signals not yet looked at; the first one ever
+        self.leads = link.rank == 0
+        self.signals = []               # all that have come
+        self.last = None                # the run's exit status, once the last checkpoint is written
 
     def run(self):
         """Returns the exit status of the run when every process has ended."""
-        before = {number: signal.signal(number, lambda number, _: self.asked.append(number))
-                  for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: self.signals.append(number))
         try:
             for child in (*self.servers, *self.trainers):
                 child.start()
             while (status := self.look()) is None:
                 time.sleep(0.1)
             return status
-        except LaunchError as error:
-            print(f"scalerl.py: {error}", file=sys.stderr, flush=True)
-            self.last_checkpoint(str(error).splitlines()[0])
-            return 1
         finally:
             self.end()
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def look(self):
         """One look at everybody: the exit status of the run, None while it goes on."""
-        if self.asked and self.first:
-            say(f"{signal.Signals(self.asked[0]).name}: ending every process of this run")
-            return 128 + self.asked[0]
-        if self.asked:
-            self.first = self.asked.pop(0)
-            if not self.leads:
-                raise LaunchError("this node's launcher was told to end "
-                                  f"({signal.Signals(self.first).name})")
-            self.trainers[0].send(signal.SIGINT)
-        if self.trainers and (status := self.verdict()) is not None:
+        if len(self.signals) > 1:
+            say(f"{signal.Signals(self.signals[1]).name}: ending every process of this run")
+            return 128 + self.signals[1]
+        if (status := self.verdict()) is not None:
             return status
-        for server in self.servers:
-            if server.status is not None and not self.first:    # a last checkpoint needs none
-                server.restart()
-        return self.link and self.link.watch()
+        if self.signals and self.last is None:
+            self.finish(128 + self.signals[0])
+        try:
+            for server in self.servers:
+                if server.status is not None and self.last is None:     # else it is not needed
+                    server.restart()
+            return self.link.watch()
+        except LaunchError as error:
+            print(f"scalerl.py: {error}", file=sys.stderr, flush=True)
+            if not self.leads:
+                return 1
+            self.finish(1)
 
     def verdict(self):
         """The trainers' exit statuses as the run's, None while it goes on: 2 is bad input, 128 + n
         the signal that asked for the end, 1 every other failure. One that fails fails the run."""
-        fine = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM) if self.first else (0,)
+        fine = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM) if self.last else (0,)
         for trainer in self.trainers:
             if trainer.status not in (None, *fine):
                 if trainer.log or trainer.status != 2:      # else its sentence is in the terminal
                     say(trainer.ending())
                 return 2 if trainer.status == 2 else 1
         # On another node than rank 0's, only the first host can say how the run has ended.
-        if self.leads and not any(trainer.status is None for trainer in self.trainers):
-            return 128 + self.first if self.first else 0
+        if self.leads and all(trainer.status is not None for trainer in self.trainers):
+            return self.last or 0
 
-    def last_checkpoint(self, why):
-        """The run cannot go on, but the trainers can still save what they have. One that hangs ends
-        by its own deadline."""
-        if self.link:
-            self.link.failed(why)
-        if self.leads and not self.first:       # else it was asked before; twice means at once
-            say("asking the trainer for a checkpoint; Ctrl-C ends it at once")
+    def finish(self, status):
+        """The run ends with this status as soon as the trainers have saved what they have. One that
+        hangs ends by its own deadline."""
+        self.last = status
+        if self.leads:
             self.trainers[0].send(signal.SIGINT)
-        # A SIGTERM is perhaps a scheduler's to all nodes, which wants that checkpoint too.
-        self.wait(self.trainers, lambda: signal.SIGINT not in self.asked)
+        else:
+            say("this node waits for the first host's end; a second signal ends it at once")
 
     def end(self):
         """End all of them, at once after a second signal; returns when they are gone."""
         children = [child for child in (*self.servers, *self.trainers) if child.process]
         deadline = time.monotonic() + GRACE_S
         for child in children:
-            child.kill() if self.asked else child.send(signal.SIGTERM)
-        self.wait(children, lambda: not self.asked and time.monotonic() < deadline)
-        for child in children:
-            child.kill()
-        self.wait(children, lambda: True)
-
-    def wait(self, children, patient):
-        while any(child.status is None for child in children) and patient():
+            child.kill() if len(self.signals) > 1 else child.send(signal.SIGTERM)
+        while any(child.status is None for child in children):
+            if len(self.signals) > 1 or time.monotonic() > deadline:
+                for child in children:
+                    child.kill()
             time.sleep(0.05)
 
 

@@ -9,14 +9,14 @@ things that differ when there are more:
     all(value)          every process's value, in a list
     whole(tensor)       the full tensor behind a shard
 
- 1. `Alone` is the team of one process, in which nothing is shared. `Deadline` ends a process that
-    hangs, and `stop_on_signals` says how a run ends early.
+ 1. `Alone` is the team of one process, in which nothing is shared. It ends a process that hangs;
+    `stop_on_signals` says how a run ends early.
  2. `Ranks` is the team of several processes. accelerate's launcher or torchrun starts them, with
     RANK and WORLD_SIZE in the environment. On GPUs accelerate shards the model (FSDP2: fp32
     weights, fp32 reduction). On CPUs every rank has the whole model, and gloo sums the gradients.
  3. Rank 0 runs the training loop with a `SharedTrainer`: each call of it is sent to the other
-    ranks, and they make the same call of their own trainers (`Ranks.serve`). Only JSON is sent:
-    nothing is unpickled.
+    ranks, and they make the same call of their own trainers (`Ranks.serve`). torch sends calls
+    pickled and knows no authentication: private networks only.
 
 Ours: the paper names neither a framework nor a layout.
 """
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import math
 import os
 import re
@@ -33,7 +32,6 @@ import signal
 import sys
 import threading
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -42,8 +40,9 @@ from torch.distributed.tensor import DTensor
 from config import ConfigError
 from engines.load import compute_dtype, device_of, longest_tokens
 from engines.policy import cost_tokens
-from sampler import Rollout, restored
-from scaleout.memory import Estimate, device_here, is_short, short_of_memory
+from scaleout.memory import Estimate, device_here
+
+WAIT = "wait for rank 0"                    # the one wait without a deadline: it may be hours
 
 
 class TeamError(RuntimeError):
@@ -62,11 +61,14 @@ def make_team(config):
 class Alone:
     """The team of one process: the simplest form of everything that a team is asked for."""
     rank, size, name = 0, 1, ""             # name: the first words of its sentences
+    TICKS = 20                              # of a deadline
 
     def __init__(self, config):
         self.config, self.version = config, 0
-        self.deadline = Deadline(config.deadline_s)
         self.memory = None                  # an `Estimate`, as soon as there is a model
+        self.deadline_s, self.where, self.limit, self.left = config.deadline_s, "", 0, math.inf
+        # One thread for all that is watched: a thread for each decode step would cost percents.
+        threading.Thread(target=self.watch, daemon=True).start()
 
     def prepare(self, policy, optimizer, tokenizer):
         """(policy, optimizer) as the team computes with them."""
@@ -81,7 +83,7 @@ class Alone:
         of its loss."""
         costs = [cost_tokens(rollouts, batch) for batch in batches]
         for item in deal(batches, costs, self.size)[self.rank]:
-            self.deadline.renew()
+            self.renew()
             yield item
 
     def backward(self, loss):
@@ -91,7 +93,7 @@ class Alone:
         """Called once a step, after the last micro-batch and before the clip."""
 
     def all(self, value):
-        """[value of rank 0, of rank 1, ...] on every rank; values are JSON."""
+        """[value of rank 0, of rank 1, ...] on every rank."""
         return [value]
 
     def whole(self, tensor):
@@ -104,25 +106,38 @@ class Alone:
 
     @contextlib.contextmanager
     def during(self, doing, version=None):
-        """Around what may hang or run out of memory: a deadline, and a sentence for each. doing:
-        "start", "generate", "train", ...; version: of the weights, None: as before."""
+        """Around what may hang: a deadline. doing: "start", "generate", "train", ...; version: of
+        the weights, None: as before."""
         self.version = self.version if version is None else version
-        limit = 3 if doing == "start" else 1
-        with self.deadline(f"{self.name}{doing}, version {self.version}", limit):
-            try:
-                yield
-            except RuntimeError as error:
-                if not is_short(error):
-                    raise
-                raise TeamError(self.sentence(error, doing)) from None
+        before, self.where = self.where, f"{self.name}{doing}, version {self.version}"
+        self.limit = {"start": 3, WAIT: math.inf}.get(doing, 1) * self.TICKS
+        self.renew()
+        try:
+            yield
+        finally:
+            self.where = before
+            self.renew()
 
-    def sentence(self, error, doing):
-        if is_short(error):
-            text = short_of_memory(error, doing, self.memory, self.size)
-        else:                               # without gloo's path in its source, and its advice
-            text = re.sub(r"^\[\S*/gloo/\S*\] |[.] This is typically.*", "", str(error).strip())
-            text = (text.splitlines() or ["no reason given"])[0]
-        return f"{self.name}{doing}, version {self.version}: {text}"
+    def renew(self):
+        """There is some progress: what is watched has its whole deadline again."""
+        self.left = self.limit if self.where else math.inf
+
+    def watch(self):
+        """End this process when its deadline is over: a kernel or an engine that hangs cannot be
+        interrupted in any other way. Ticks are counted and not seconds, because a process that was
+        stopped (Ctrl-Z) has not been hanging."""
+        while True:
+            time.sleep(self.deadline_s / self.TICKS)
+            self.tick()
+
+    def tick(self):
+        self.left -= 1
+        if self.left < 0:
+            print(f"scalerl.py: {self.where}: no progress for "
+                  f"{self.deadline_s * self.limit / self.TICKS:g} s; if the machine is only slow, "
+                  "raise deadline_s; --resume goes on from the last checkpoint",
+                  file=sys.stderr, flush=True)
+            os._exit(1)
 
     def cause(self, sentence):
         """Called with the sentence that ends a run: other processes say the same."""
@@ -150,54 +165,6 @@ def deal(batches, costs, size):
     return ranks
 
 
-class Deadline:
-    """Ends this process, with a sentence and exit code 1, when it makes no progress for `seconds`.
-
-        with deadline("train, version 3"): ...      `deadline.renew()` inside: some progress
-
-    A kernel or an engine that hangs cannot be interrupted in any other way. Nothing is lost: the
-    last checkpoint is on the disk. Ticks are counted and not seconds, because a process that was
-    stopped (Ctrl-Z, a sleeping laptop) has not been hanging.
-    """
-    TICKS = 20
-
-    def __init__(self, seconds):
-        self.seconds, self.where, self.limit, self.left = seconds, "", math.inf, math.inf
-        # One thread for all that is watched: a thread for each decode step would cost percents.
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    @contextlib.contextmanager
-    def __call__(self, where, times=1):
-        """where: the sentence's first words;  times: as many deadlines, before it ends."""
-        before = self.where, self.limit
-        self.where, self.limit = where, times * self.TICKS
-        self.renew()
-        try:
-            yield
-        finally:
-            self.where, self.limit = before
-            self.renew()
-
-    def renew(self):
-        self.left = self.limit
-
-    def _watch(self):
-        while True:
-            time.sleep(self.seconds / self.TICKS)
-            self.tick()
-
-    def tick(self):
-        self.left -= 1
-        if self.left < 0:
-            frame = sys._current_frames()[threading.main_thread().ident]
-            print(f"scalerl.py: {self.where}: no progress for "
-                  f"{self.seconds * self.limit / self.TICKS:g} s, at "
-                  f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}; if nvidia-smi "
-                  "and dmesg show a healthy machine that is only slow, raise deadline_s; --resume "
-                  "goes on from the last checkpoint", file=sys.stderr, flush=True)
-            os._exit(1)
-
-
 def stop_on_signals(run):
     """The first Ctrl-C or SIGTERM ends `run` with a checkpoint; a second one ends it at once."""
     def interrupt(number, _):
@@ -205,10 +172,7 @@ def stop_on_signals(run):
         signal.signal(number, signal.default_int_handler)
         print("\nstopping, with a checkpoint; Ctrl-C again stops at once", file=sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Of several ranks, SIGTERM has a handler already: there it means that another has ended.
-        # SIGINT is taken also where a shell has made it ignored, as it does for background jobs.
-        if number == signal.SIGINT or signal.getsignal(number) is signal.SIG_DFL:
-            signal.signal(number, interrupt)
+        signal.signal(number, interrupt)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -220,9 +184,8 @@ LOST_S = 5.0                                # a rank waits so long for the cause
 class Ranks(Alone):
     """One of several processes, as it sees the others.
 
-    No collective waits longer than deadline_s. If one rank fails, all end with the same sentence:
-    the first cause that a rank has left in the store of the rendezvous. A rank that has left none
-    is named as dead, stuck or cut off. Raises ConfigError: no servers.
+    No collective waits longer than deadline_s. If one rank fails, all end with the same sentence,
+    the first that a rank has left in the store of the rendezvous. Raises ConfigError: no servers.
     """
 
     def __init__(self, config):
@@ -235,7 +198,7 @@ class Ranks(Alone):
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.name = f"rank {self.rank}: "
         # A collective's own deadline says more, so the process's comes later.
-        self.deadline.seconds = 2 * config.deadline_s + 10
+        self.deadline_s = 2 * config.deadline_s + 10
         cuda = device_of(config) == "cuda"
         # Explicit, because accelerate's own policy for bf16 reduces gradients in bf16 and casts
         # the forward's output, our fp32 log-probs, to bf16.
@@ -284,13 +247,9 @@ class Ranks(Alone):
                     dist.all_reduce(parameter.grad, group=self.group)
 
     def all(self, value):
-        data = to_bytes(value)
-        sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(data)]), group=self.group)
-        rows = [torch.zeros(int(max(sizes)), dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(rows, torch.nn.functional.pad(data, (0, len(rows[0]) - len(data))),
-                        group=self.group)
-        return [from_bytes(row[: int(size)]) for row, size in zip(rows, sizes)]
+        values = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
 
     def whole(self, tensor):
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -299,35 +258,23 @@ class Ranks(Alone):
         """Rank 0 gets a trainer that stands for all of them. The others serve until the end."""
         if self.rank:
             sys.exit(self.serve(trainer))
-        signal.signal(signal.SIGTERM, self._terminated)
         return SharedTrainer(trainer, self)
 
     # -- calls --------------------------------------------------------------------------------
 
-    def call(self, name, **arguments):
+    def call(self, name, *arguments):
         """Rank 0: all others call this method of their trainers with these arguments, next."""
-        data = to_bytes([name, self.version, arguments])
-        dist.broadcast(torch.tensor([len(data)]), 0, group=self.calls)
-        dist.broadcast(data, 0, group=self.group)
+        dist.broadcast(torch.zeros(1), 0, group=self.calls)             # ends their wait
+        dist.broadcast_object_list([name, self.version, arguments], 0, group=self.group)
 
     def receive(self):
-        """The others: (name, version, arguments) of rank 0's next call. It may be hours away. gloo
-        notices at once that rank 0 has died; that the network is gone, only a question to the store
-        does: it has no answer then, and the deadline ends this process."""
-        with self.together("wait for rank 0"):
-            size = torch.zeros(1, dtype=torch.long)
-            work = dist.broadcast(size, 0, group=self.calls, async_op=True)
-            asked = time.monotonic()
-            while not work.is_completed():
-                time.sleep(0.01)
-                if time.monotonic() > asked + 1:        # not oftener: all ranks ask one store
-                    self.store.check(["cause"])
-                    self.deadline.renew()
-                    asked = time.monotonic()
-            work.wait()
-            data = torch.empty(int(size), dtype=torch.uint8)
-            dist.broadcast(data, 0, group=self.group)
-            return from_bytes(data)
+        """The others: [name, version, arguments] of rank 0's next call. It may be hours away; gloo
+        notices at once that rank 0 has died."""
+        call = [None, None, None]
+        with self.together(WAIT):
+            dist.broadcast(torch.zeros(1), 0, group=self.calls)
+            dist.broadcast_object_list(call, 0, group=self.group)
+        return call
 
     def serve(self, trainer):
         """The others: make the calls that rank 0 makes, until the end. Returns the exit code."""
@@ -337,28 +284,23 @@ class Ranks(Alone):
             if name == "close":
                 dist.destroy_process_group()
                 return 0
-            with self.together(PHASES.get(name, name), version):
-                try:
-                    getattr(trainer, name)(**arguments)
-                except FloatingPointError as error:
-                    # Rank 0 has the same error, and writes the samples to a file. A launcher ends
-                    # all ranks as soon as one ends, so this one waits for rank 0's end.
-                    with contextlib.suppress(TeamError):
-                        self.receive()
-                    raise TeamError(str(error)) from None
+            with self.together(name, version):
+                # Not finite: rank 0 has the same error, writes the samples to a file, and ends the
+                # run. A launcher ends all ranks as soon as one ends, so this one waits for it.
+                with contextlib.suppress(FloatingPointError):
+                    getattr(trainer, name)(*arguments)
 
-    def close(self):
-        if self.rank == 0:
-            with self.together("close"):
-                self.call("close")
-                dist.destroy_process_group()
+    def close(self):                        # only rank 0 comes here
+        with self.together("close"):
+            self.call("close")
+            dist.destroy_process_group()
 
     # -- failure ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def together(self, doing, version=None):
         """`during`, for what all ranks do at the same time: whatever ends it is a TeamError."""
-        with self.during(doing, version):
+        with self.during("train" if doing == "step" else doing, version):
             try:
                 yield
             except TeamError:
@@ -367,24 +309,24 @@ class Ranks(Alone):
                 # gloo and NCCL report a lost line to another rank: the cause is there.
                 lost = isinstance(error, dist.DistError) or (
                     type(error) is RuntimeError and "/gloo/" in str(error))
-                raise TeamError(self.cause(self.sentence(error, doing), lost)) from error
-
-    def _terminated(self, number, frame):
-        raise TeamError(self.cause(f"{self.deadline.where or self.name + 'train'}: SIGTERM from "
-                                   "outside, has another rank ended?"))
+                # Without gloo's path in its source, and its advice.
+                text = str(error).strip().partition("\n")[0]
+                text = re.sub(r"^\[\S*/gloo/\S*\] |[.] This is typically.*", "", text)
+                raise TeamError(self.cause(f"{self.where}: {text}", lost)) from error
 
     def cause(self, sentence, lost=False):
-        """The first cause that any rank has left in the store; `sentence`, if there is none yet.
+        """The first sentence that any rank has left in the store; this one, if there is none yet.
 
-        lost    `sentence` tells only of a lost line: wait a few seconds for a better one
+        lost    `sentence` tells only of a lost line: leave the others time for a better one, and
+                name those who do not even notice a loss
         """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)       # it is being said already
-        with self.deadline(sentence), contextlib.suppress(dist.DistError):
+        self.where = sentence               # with which the deadline ends this, if the store hangs
+        self.renew()
+        with contextlib.suppress(dist.DistError):
             if lost:
                 self.store.set(f"rank {self.rank}", "lost")
-                end = time.monotonic() + LOST_S
-                while not self.store.check(["cause"]) and time.monotonic() < end:
-                    time.sleep(0.1)
+                time.sleep(LOST_S)
                 silent = [str(rank) for rank in range(self.size) if rank != self.rank
                           and not self.store.check([f"rank {rank}"])]
                 if silent:
@@ -397,8 +339,6 @@ class Ranks(Alone):
 # ---------------------------------------------------------------------------------------------
 # 3. Calls of all ranks
 
-PHASES = {"step": "train"}                  # what sentences call a method of the trainer
-
 
 class SharedTrainer:
     """Rank 0's trainer, as the training loop calls it: each call is one of all ranks. The same
@@ -410,60 +350,27 @@ class SharedTrainer:
     def __getattr__(self, name):        # model, tokenizer, dtype, device
         return getattr(self.trainer, name)
 
-    def _call(self, name, own=None, **arguments):
+    def call(self, name, *arguments, **own):
         """own: more arguments, of rank 0's trainer alone."""
-        with self.team.together(PHASES.get(name, name), arguments.get("version")):
-            self.team.call(name, **arguments)
-            return getattr(self.trainer, name)(**arguments, **(own or {}))
+        with self.team.together(name):
+            self.team.call(name, *arguments)
+            return getattr(self.trainer, name)(*arguments, **own)
 
     def step(self, rollouts, rewards, version):
-        return self._call("step", rollouts=rollouts, rewards=rewards, version=version)
+        return self.call("step", rollouts, rewards, version)
 
     def logprobs(self, rollouts, head_fp32):
-        return self._call("logprobs", rollouts=rollouts, head_fp32=head_fp32)
+        return self.call("logprobs", rollouts, head_fp32)
 
     def weights(self, dtype=None):
         """A few layers at a time: all ranks gather them, and nobody begins the next before the
         caller asks for it. What the caller does in between, such as a send to the servers, is
         never interleaved with a collective of the ranks, which would hang."""
         for number in range(self.trainer.weight_groups):
-            yield from self._call("gather", number=number, dtype=dtype)
+            yield from self.call("gather", number, dtype)
 
     def save(self, folder, **story):
-        self._call("save", own=story, folder=folder)
+        self.call("save", folder, **story)
 
     def load(self, folder):
-        self._call("load", folder=folder)
-
-
-def to_bytes(value):
-    """`value` as JSON in a tensor of bytes. Beside plain values it may hold what `decode` makes."""
-    return torch.frombuffer(bytearray(json.dumps(value, default=encode).encode()),
-                            dtype=torch.uint8)
-
-
-def from_bytes(data):
-    return json.loads(data.numpy().tobytes(), object_hook=decode)
-
-
-def encode(value):
-    if isinstance(value, Rollout):
-        return {"Rollout": vars(value)}
-    if isinstance(value, torch.Tensor):
-        return {"Tensor": [value.flatten().tolist(), list(value.shape)]}
-    if isinstance(value, torch.dtype):
-        return {"torch": str(value).removeprefix("torch.")}
-    return {"Path": str(value)}
-
-
-def decode(found):
-    match found:
-        case {"Rollout": fields}:
-            return restored(Rollout, fields)
-        case {"Tensor": [numbers, shape]}:
-            return torch.tensor(numbers).view(shape)
-        case {"torch": name}:
-            return getattr(torch, name)
-        case {"Path": path}:
-            return Path(path)
-    return found
+        self.call("load", folder)

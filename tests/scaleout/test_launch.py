@@ -227,7 +227,7 @@ def test_processes_that_share_a_machines_cores_share_them_evenly(eight, monkeypa
     placement = launch.make_placement(config, estimate)
     (trainer,), servers = launch.commands(config, [], placement, estimate, Path("f"), None)
     assert [child.env["OMP_NUM_THREADS"] for child in (trainer, *servers)] == ["3"] * 3
-    assert trainer.argv[1].endswith("scalerl.py") and "RANK" not in trainer.env     # only one
+    assert trainer.argv[1].endswith("scalerl.py") and trainer.env["WORLD_SIZE"] == "1"
 
 
 def test_only_one_process_launches(monkeypatch):
@@ -472,7 +472,8 @@ def test_three_hosts_with_mutual_tls_wait_out_a_cut_cable_and_end_if_it_stays_cu
     with running(tmp_path, *launchers) as processes:
         steps_reach(tmp_path, processes[0], 4)
         cable("c", "down")
-        until(lambda: "node 2 (10.77.0.3) is silent" in said(), "the pause, said")
+        until(lambda: "the first host, 10.77.0.1, is silent" in
+              (tmp_path / "launcher2.log").read_text(), "the pause, said")
         during = len(steps(tmp_path))
         cable("c", "up")
         steps_reach(tmp_path, processes[0], during + 9)
@@ -487,8 +488,6 @@ def test_three_hosts_with_mutual_tls_wait_out_a_cut_cable_and_end_if_it_stays_cu
         steps_reach(tmp_path, processes[0], step + 9)
         later, sentence = cut_for_good("b")
     assert re.search(r"version \d+: .*rank 1 is dead, stuck or cut off", sentence)
-    assert re.search(r"scalerl.py: .*rank 1: .*, version \d+: ",         # it ends by itself too
-                     (tmp_path / "runs/r/logs/rank_1.log").read_text())
     last = steps(tmp_path)[-1]
     assert step < later and later in (last // 3 * 3, last - 3)      # or it was being written
     nothing_is_lost(tmp_path, later)
