@@ -109,13 +109,14 @@ class Alone:
         """Around what may hang: a deadline. doing: "start", "generate", "train", ...; version: of
         the weights, None: as before."""
         self.version = self.version if version is None else version
-        before, self.where = self.where, f"{self.name}{doing}, version {self.version}"
+        before = self.where, self.limit
+        self.where = f"{self.name}{doing}, version {self.version}"
         self.limit = {"start": 3, WAIT: math.inf}.get(doing, 1) * self.TICKS
         self.renew()
         try:
             yield
         finally:
-            self.where = before
+            self.where, self.limit = before
             self.renew()
 
     def renew(self):

@@ -568,6 +568,17 @@ def test_a_step_of_many_micro_batches_is_in_time_as_long_as_each_of_them_is(mode
     assert set(ends) == {1}
 
 
+def test_after_an_inner_wait_the_outer_one_has_its_own_deadline_again():
+    """A start has three deadlines, an idle rank none: neither may stay behind."""
+    team = Alone(Config(model="x", deadline_s=3600.0))
+    with team.during("start"):
+        for inner in ("push", teams.WAIT):
+            with team.during(inner):
+                pass
+            assert (team.left, team.where) == (3 * Alone.TICKS, "start, version 0")
+    assert team.left == math.inf and not team.where
+
+
 def waiting_for(flag, begun):
     with Alone(Config(model="x", deadline_s=4.0)).during("wait"):
         begun.touch()
