@@ -624,7 +624,7 @@ def compare(curves, fits, refits):
 def arguments(argv):
     """what it reads  A run folder of ours; JSONL of verl and prime-rl; trainer_state.json of TRL;
                    any CSV with a header; CSV exports of Weights & Biases; TensorBoard event files.
-                   NAME=A,B,C pools the seeds A, B, C of one recipe, NAME=FOLDER the runs in a folder.
+                   NAME=A,B,C pools the seeds A, B, C of one recipe, NAME=FOLDER the runs in FOLDER.
                Several runs are compared.
     which columns  --y is a pass rate in [0, 1] on held-out problems, --x the compute.  Steps will
                    do if every step costs the same: --x step --x-scale 0.4 --x-label GPU-hours

@@ -75,7 +75,7 @@ def main():
             found[recipe].append(run(recipe, toy, seed))
         print(f"{seed:>8}", *(f"{s:>14.1f} s" if (s := found[recipe][-1]) else f"{'never':>16}"
                               for recipe in recipes), flush=True)
-    middle = [median(s or float("inf") for s in found[recipe]) for recipe in recipes if found[recipe]]
+    middle = [median(s or float("inf") for s in seconds) for seconds in found.values() if seconds]
     if middle:
         print(f"{'median':>8}", *(f"{s:>14.1f} s" for s in middle),
               f"   ratio {middle[0] / middle[-1]:.2f}", f"   {os.cpu_count()} cores")

@@ -80,8 +80,8 @@ def verdict(d, low, high, bound=SAME_A):
 
 
 def compared(names, jobs, rows):
-    """{(base, variant): {"end", "A", "log B": (d, low, high, pairs)}} of the named runs, against the
-    baseline of the same base, toy and seed. jobs, rows: {name of a run: ...}, of all runs."""
+    """{(base, variant): {"end", "A", "log B": (d, low, high, pairs)}} of the named runs, against
+    the baseline of the same base, toy and seed. jobs, rows: {name of a run: ...}, of all runs."""
     groups = {}
     for job in map(jobs.get, names):
         first = f"{job.base}-{BASELINE}-toy{job.toy}-seed{job.seed}"
@@ -271,9 +271,9 @@ def results():
     everything = {name: job for jobs in found.values() for name, job in jobs.items()}
     tables, plots = {}, {}
     for stem, jobs in found.items():
-        if len(jobs) < len(planned[stem]) / 2:      # runs that it shares with others, at most
-            continue
         comparisons = compared(jobs, everything, rows)
+        if len(jobs) < len(planned[stem]) / 2 or not comparisons:   # runs of others, at most
+            continue
         tables[stem] = table_of(jobs, rows, comparisons)
         if stem == "3_lag":
             plots[stem] = plot_lag([rows[name] for name in jobs])
