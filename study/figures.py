@@ -167,7 +167,7 @@ def sizes_of(jobs, rows):
              "|--:|--:|--:|--:|--:|--:|"]
     log_N, errors = np.log([*SIZES.values()]), []
     for (toy, _), ends in pairs.items():
-        if len(ends) == len(SIZES):
+        if np.isfinite([ends.get(name, np.nan) for name in SIZES]).all():
             small, middle, large = (ends[name] for name in SIZES)
             line = small + (middle - small) * np.ptp(log_N) / (log_N[1] - log_N[0])
             errors.append((line - large, middle - large))

@@ -146,12 +146,17 @@ def table(found, seconds, lanes):
 
 
 def start(job):
-    """The process of a job; its toy is made first if it is missing."""
+    """The process of a job; its toy is made first if it is missing. None: the toy was refused, which
+    is a result like a failed run."""
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     if not (job.model / "config.json").exists():
-        subprocess.run([sys.executable, "-m", "tiny.toy", "--seed", str(job.toy), "--out",
-                        str(job.model), *job.toy_options], check=True, env=env,
-                       stdout=subprocess.DEVNULL)
+        made = subprocess.run([sys.executable, "-m", "tiny.toy", "--seed", str(job.toy), "--out",
+                               str(job.model), *job.toy_options], env=env, text=True,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        if made.returncode == 2:                # in a sentence; anything else is no refusal
+            fail(job, made.stderr.strip().split("\n")[-1])
+            return None
+        made.check_returncode()
     command = job.command()
     if "--resume" not in command and job.folder.exists():
         shutil.rmtree(job.folder)               # it ended before its first checkpoint
@@ -168,9 +173,13 @@ def finish(job, code):
         last = job.folder.with_suffix(".log").read_text().strip().split("\n")[-1]
         if not (job.folder / "metrics.jsonl").exists():
             sys.exit(f"{job.name} did not take one step: {last}")
-        job.kept.mkdir(parents=True, exist_ok=True)
-        (job.kept / "failed.txt").write_text(last + "\n")
-        print(f"{job.name} failed: {last}")
+        fail(job, last)
+
+
+def fail(job, why):
+    job.kept.mkdir(parents=True, exist_ok=True)
+    (job.kept / "failed.txt").write_text(why + "\n")
+    print(f"{job.name} failed: {why}")
 
 
 def work(found, lanes):
@@ -183,7 +192,8 @@ def work(found, lanes):
         while todo or running:
             while todo and len(running) < lanes:
                 job = todo.pop(0)
-                running[job] = start(job), time.monotonic()
+                if process := start(job):
+                    running[job] = process, time.monotonic()
             time.sleep(0.2)
             for job, (process, begun) in list(running.items()):
                 if process.poll() is not None:

@@ -111,6 +111,23 @@ def test_a_failed_run_is_a_result_with_its_last_words(place, capsys):
     assert "1 failed" in study.table(found, [], 1)
 
 
+def test_a_toy_that_is_refused_is_a_result_and_any_other_failure_of_it_ends_the_series(place):
+    (place / "tiny").mkdir()
+    toy = place / "tiny/toy.py"
+    toy.write_text("import sys; print('toy.py: it has not learned to add', file=sys.stderr); "
+                   "sys.exit(2)")
+    (place / "one.toml").write_text(EXPERIMENT.replace("0:7", "1:7"))
+    study.work(study.experiments(["one.toml"]), lanes=2)
+    for name in ("scalerl", "clip"):
+        kept = place / f"kept/small-{name}-toy1-seed7"
+        assert (kept / "failed.txt").read_text() == "toy.py: it has not learned to add\n"
+    assert not (place / "started.txt").exists()
+    toy.write_text("import nowhere")
+    (place / "one.toml").write_text(EXPERIMENT.replace("0:7", "2:7"))
+    with pytest.raises(subprocess.CalledProcessError):
+        study.work(study.experiments(["one.toml"]), lanes=2)
+
+
 def test_a_run_that_takes_no_step_ends_the_series_and_is_no_result(place):
     """Else one missing package would turn hundreds of runs into failures within a minute."""
     (place / "broken").touch()
