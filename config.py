@@ -27,6 +27,7 @@ import inspect
 import json
 import math
 import re
+import shlex
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -220,18 +221,20 @@ class Config:
             ("model", not self.model, "give a Hugging Face folder or name, as models/toy"),
             ("name", Path(self.name).name != self.name or self.name == "..",
              "must name one folder, which is made in runs/"),
-            ("vllm_args", re.search(r"(^| )(--tensor.parallel.size|-tp)\b", self.vllm_args),
-             "the tensor parallel size has its own setting, tensor_parallel"),
-            ("vllm_args", any(self.vllm_args.count(mark) % 2 for mark in "'\""),
-             "a quotation mark has no partner"),
         ):
             if wrong:
                 refuse(name, right)
 
-        # 3. What others read: a tracker, a resumed run.
+        # 3. What others read: a tracker, vLLM's command line, a resumed run.
         for package in ("accelerate", self.log_with) if self.log_with else ():
             if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
                 refuse("log_with", f"needs a package: pip install {package}")
+        try:
+            words = shlex.split(self.vllm_args)
+        except ValueError as error:
+            refuse("vllm_args", f"cannot be split into options ({error})")
+        if any(re.match(r"--tensor.parallel.size|-tp\b", word) for word in words):
+            refuse("vllm_args", "the tensor parallel size has its own setting, tensor_parallel")
         to_toml(self)                           # refuses what a resumed run could not read
 
 

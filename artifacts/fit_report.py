@@ -40,9 +40,9 @@ def write_table(path, fits):
                 cells = [value for name in FORMS for value in (getattr(f, name), *f.ci[name])]
                 out.writerow([label, f.n, *cells, f.R0, f.rmse])
     elif path.suffix == ".tex":
-        header, *lines = [" & ".join(row) + r" \\" for row in table_rows(fits)]
+        header, *lines = [" & ".join(re.sub("([_%&#$])", r"\\\1", cell) for cell in row) + r" \\"
+                          for row in table_rows(fits)]
         text = "\n".join([header, r"\hline", *lines])
-        text = re.sub("([_%#$])", r"\\\1", text)
         text = re.sub(r"([\d.]+)e([+-]\d+)",                # 1.4e+12
                       lambda power: rf"${power[1]}\cdot10^{{{int(power[2])}}}$", text)
         path.write_text("\\begin{tabular}{lrllllr}\n\\hline\n" + text

@@ -102,6 +102,8 @@ def read_table(path):
     delimiter = max(",;\t", key=header.count)
     rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter,
                                skipinitialspace=True))
+    rows = [{name: cell.strip() if isinstance(cell, str) else cell for name, cell in row.items()}
+            for row in rows]
     for i, row in enumerate(rows, 2):
         if any(row.pop(None, ())):                # where DictReader puts what is left over
             raise BadInput(f"{path}, row {i} has more cells than the header: a number with a comma "
@@ -177,7 +179,7 @@ def pick(rows, wanted, patterns, option, path):
     names = [*dict.fromkeys(name for row in rows for name in row)]
     numbers = {name for row in rows for name, cell in row.items() if isinstance(cell, float)}
     columns = [name for name in names if name in numbers]
-    if not wanted:
+    if wanted not in columns:                   # a spread is taken if it is asked for by its name
         columns = [c for c in columns if not any(fnmatch.fnmatchcase(c, s) for s in SPREADS)]
     for pattern in [wanted] if wanted else patterns:
         found = [pattern] if pattern in columns else \
@@ -277,6 +279,8 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
     """
     name, _, paths = spec.rpartition("=")
     lo, hi = reward_range
+    if not x_scale > 0:
+        raise BadInput(f"--x-scale must be above 0, got {x_scale:g}")
     if not lo < hi:
         raise BadInput(f"--reward-range takes LO < HI, got {lo:g} {hi:g}")
     if not all(paths.split(",")):

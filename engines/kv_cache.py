@@ -76,8 +76,8 @@ class Slots:
         """Keep so many sequences, after whole ones were copied from slots `sources` to `targets`
         (int64 tensors) to fill the holes that finished ones leave."""
         if len(sources):
-            for cache in (self.keys, self.values):
-                cache[:, targets, : self.width] = cache[:, sources, : self.width]
+            for layer in (*self.keys, *self.values):    # one at a time: the copy is temporary
+                layer[targets, : self.width] = layer[sources, : self.width]
             self.lengths[targets] = self.lengths[sources]
         self.active, self.width = active, int(self.lengths[:active].max()) if active else 0
 

@@ -5,6 +5,7 @@ minute for speed: torch.compile makes one kernel of the many small steps between
 sampler's forward passes stay as they are.
 """
 
+import sys
 import types
 
 import torch
@@ -30,6 +31,9 @@ def checkpoint_and_compile(model, *, recompute=False, compiled=False):
     if recompute and not layers:
         raise ValueError("recompute_layers needs to know the model's layers: transformers names "
                          f"none of {type(model).__name__}")
+    if compiled and not layers:
+        print("warning: layers are not compiled: transformers names none of "
+              f"{type(model).__name__}", file=sys.stderr)
     if compiled:
         AttentionInterface.register("packed", torch.compiler.disable(packed.packed_attention))
         # Where the compiler fails, torch says so and runs the code as it is. The backward pass is

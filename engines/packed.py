@@ -292,6 +292,8 @@ def _check_scores(model):
         model.set_attn_implementation("packed")
         pack = Pack([prompt], outputs, [0, 0], dtype=weight.dtype, device=weight.device)
         hidden = forward(model, pack.input_ids, pack.position_ids, pack.attend)
+    except torch.OutOfMemoryError:              # no fault of the model's
+        raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{name} cannot compute a packed row ({error!r:.200})") from None
     scores = [logits.float().log_softmax(-1).gather(1, pack.targets[:, None])

@@ -107,16 +107,19 @@ class Server:
     async def connect(self, pool):
         """Check its settings and meet its workers. Raises ServerFailed: try again later;
         ValueError: it has to be started in another way."""
-        version = (await self.get("/version"))["version"]
-        if not version.startswith(("0.32.", "0.33.")):
-            raise ValueError(f"its vllm is {version}, this run needs 0.32 or 0.33")
-        config = (await self.get("/server_info?config_format=json"))["vllm_config"]
-        if wrong := wrong_settings(pool, config):
-            raise ValueError("; ".join(wrong))
-        self.slots = min(pool.slots, config["scheduler_config"]["max_num_seqs"]
-                         * config["parallel_config"]["data_parallel_size"])
-        self.gone = metric(FIRST_TOKENS, await self.get("/metrics"))
-        self.workers = (await self.get("/get_world_size"))["world_size"]
+        try:
+            version = (await self.get("/version"))["version"]
+            if not version.startswith(("0.32.", "0.33.")):
+                raise ValueError(f"its vllm is {version}, this run needs 0.32 or 0.33")
+            config = (await self.get("/server_info?config_format=json"))["vllm_config"]
+            if wrong := wrong_settings(pool, config):
+                raise ValueError("; ".join(wrong))
+            self.slots = min(pool.slots, config["scheduler_config"]["max_num_seqs"]
+                             * config["parallel_config"]["data_parallel_size"])
+            self.gone = metric(FIRST_TOKENS, await self.get("/metrics"))
+            self.workers = (await self.get("/get_world_size"))["world_size"]
+        except (KeyError, TypeError, AttributeError) as error:      # a web page, another server
+            raise ValueError(f"not a vLLM server that this code knows ({error!r})") from None
         if config["weight_transfer_config"]["backend"] == "gloo":
             self.channel = GlooChannel(urlsplit(self.url), 1 + self.workers,
                                        min(self.deadline_s, SEND_S))

@@ -159,8 +159,9 @@ class ServerPool:
                 try:
                     await step(server)
                     return server
-                except ServerFailed as error:
-                    self._lose(server, f"push of version {version}: {error}")
+                except (ServerFailed, KeyError, TypeError, ValueError) as error:
+                    # Also an answer of another form, a proxy's say: the others go on.
+                    self._lose(server, f"push of version {version}: {str(error) or repr(error)}")
 
         async def every():
             return await asyncio.gather(*map(one, servers))
@@ -251,7 +252,9 @@ class ServerPool:
         """A task of the loop. The trainer hears of its failure, instead of waiting."""
         def look(task):
             if not task.cancelled() and task.exception():
-                self.error = task.exception()
+                error = task.exception()
+                self.error = error if isinstance(error, (ServerError, ValueError)) else \
+                    ServerError(f"the client of the servers failed: {error!r}")
                 self.wake()
         task = self.loop.create_task(coroutine)
         task.add_done_callback(look)

@@ -157,13 +157,15 @@ def commands(config, argv, placement, estimate, folder, port):
         script += ["--vllm-url", ",".join(urls)]
     if estimate.recompute and not config.recompute_layers:
         script += ["--recompute-layers", "true"]
-    # What torchrun would set. The store is the launcher's, so it outlives every rank.
-    env = os.environ | env | {
-        LAUNCHED: ",".join(urls), "WORLD_SIZE": str(sum(placement.trainers)),
-        "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": placement.hosts[0],
-        "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    env = os.environ | env | {LAUNCHED: ",".join(urls)}
     if placement.gpus:
         env["CUDA_VISIBLE_DEVICES"] = visible(range(ranks))
+    if sum(placement.trainers) == 1:
+        return [Child("the trainer", script, env)] * ranks, servers
+    # What torchrun would set. The store is the launcher's, so it outlives every rank.
+    env |= {"WORLD_SIZE": str(sum(placement.trainers)), "LOCAL_WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": placement.hosts[0], "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True"}
     first = sum(placement.trainers[:node])
     return [Child(f"rank {rank}", script, env | {"RANK": str(rank), "LOCAL_RANK": str(i)},
                   log=logs / f"rank_{rank}.log" if rank else None)

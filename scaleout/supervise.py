@@ -22,7 +22,8 @@ from pathlib import Path
 
 import psutil
 
-PR_SET_CHILD_SUBREAPER = 36         # <linux/prctl.h>
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36        # <linux/prctl.h>
+LIBC = ctypes.CDLL(None)
 STARTED = "--- started ---"         # stands in a log before what each start writes
 GRACE_S = 15.0                      # between SIGTERM and SIGKILL
 # A dead server is started again, but not after its third death within so many seconds.
@@ -31,12 +32,14 @@ DEATHS_WITHIN_S = 600.0
 def reap(argv):
     """Run the command `argv`, and kill what it leaves behind. Returns its exit status, or 128 + n
     if signal n ended it."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # A scheduler signals every process of a job, but only the launcher decides what follows. Not
     # SIG_IGN, because the command would inherit that.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
-    command = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+    command = subprocess.Popen(         # if this process gets a SIGKILL, so does the command
+        argv, stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     status, over = None, False
     while True:
         try:
@@ -162,13 +165,15 @@ class Supervisor:
             self.finish(128 + self.signals[0])
         try:
             for server in self.servers:
-                if server.status is not None and self.last is None:     # else it is not needed
+                # After the last checkpoint it is not needed, which only the first host knows.
+                if server.status is not None and not (self.leads and self.last is not None):
                     server.restart()
             return self.link.watch()
         except LaunchError as error:
             print(f"scalerl.py: {error}", file=sys.stderr, flush=True)
             if not self.leads:
                 return 1
+            say("asking the trainer for a checkpoint; Ctrl-C twice ends it at once")
             self.finish(1)
 
     def verdict(self):

@@ -322,7 +322,9 @@ class Ranks(Alone):
                 name those who do not even notice a loss
         """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)       # it is being said already
-        self.where = sentence               # with which the deadline ends this, if the store hangs
+        before = self.where, self.limit
+        # With this sentence the deadline ends this process, if the store hangs.
+        self.where, self.limit = sentence, self.TICKS
         self.renew()
         with contextlib.suppress(dist.DistError):
             if lost:
@@ -333,8 +335,11 @@ class Ranks(Alone):
                 if silent:
                     sentence += (f": rank {' or '.join(silent)} is dead, stuck or cut off, look at "
                                  "its log")
-            return self.store.compare_set("cause", "", sentence).decode()
-        return sentence                                     # the store is gone as well
+            sentence = self.store.compare_set("cause", "", sentence).decode()
+        # Else the store is gone as well.
+        self.where, self.limit = before
+        self.renew()
+        return sentence
 
 
 # ---------------------------------------------------------------------------------------------

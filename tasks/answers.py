@@ -47,7 +47,7 @@ DECLARED = (
 END_OF_ANSWER = re.compile(
     r"(?<!\bsq)(?<!\bcu)\.(?![0-9])|!(?=[*_]*(?:\s*$|\s+[A-Z]))|\n(?!\s{0,9}[-+.0-9])|</answer>|\Z",
     re.I | re.M)
-FACTORIAL = r"(?<!is )(?:[^\s!]{0,20}[0-9)}]|[a-z])![*_ \t]*$"  # as all of a declared answer
+FACTORIAL = r"(?<!is )(?:[^\s!.$/=]{0,20}[0-9)}]|[a-z])![*_ \t]*$"  # as all of a declared answer
 SAID = re.compile(rf"(?:{DECLARED})(?s:({FACTORIAL}|.*?))(?={END_OF_ANSWER.pattern})", re.I | re.M)
 FORMULA = re.compile(
     r"(?:(?<!\\)\$\$?|\\[(\[])((?:(?!(?<!\\)\$|\\[()\[\]]).)+)(?:\$\$?|\\[)\]])", re.S)

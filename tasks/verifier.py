@@ -285,7 +285,9 @@ def serve():
     out, sys.stdout = sys.stdout, sys.stderr  # a rule of others that prints gives no reasons
     for line in sys.stdin:
         kind, answer, parts, deadline_s = json.loads(line)
-        # Before the clock starts: this takes seconds. The trainer itself imports neither.
+        # Before the clock starts: this takes seconds, on a machine at its limits many. The trainer
+        # itself imports neither.
+        signal.alarm(120)
         importlib.import_module({"math": "math_verify", "gym": "reasoning_gym"}[kind])
         signal.setitimer(signal.ITIMER_REAL, deadline_s)
         reason = GRADERS[kind](answer, parts)

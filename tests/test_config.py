@@ -207,6 +207,7 @@ BAD_INPUT = {
     "a port too high": (["--port", "65000"], "port = 65000: must be in 1..64999"),
     "tensor parallel twice": (["--vllm-args=--tensor-parallel-size=2"],
                               "has its own setting, tensor_parallel"),
+    "an open quote": (["--vllm-args", "'-pp 2"], "cannot be split into options (No closing"),
     "a name that leads elsewhere": (["--name", "../x"], "must name one folder"),
 }
 

@@ -50,7 +50,7 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["run", "--until", "1e9"], "nothing to predict"),
     (["run", "--target", "70"], "pass rate in [0, 1], got 70"),
     (["run", "--predict", "nan"], "compute >= 0"),
-    (["run", "--x-scale", "-1"], "compute -200 (evaluation 1) is not a finite number"),
+    (["run", "--x-scale", "-1"], "--x-scale must be above 0"),
     (["run", "--seed", "-1"], "seed -1"),
     (["empty"], "holds no log"),
     (["run", "--y", "reward"], "--y reward; it has: compute/flops"),

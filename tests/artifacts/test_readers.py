@@ -224,3 +224,15 @@ def test_a_spread_or_an_extreme_is_taken_only_if_it_is_named(tmp_path):
                     "0,.01,.1,.6,.2\n1,.02,.2,.7,.4\n2,.03,.3,.8,.5\n")
     assert readers.load(str(path)).y == "pass_rate" and not readers.load(str(path)).notes
     assert readers.load(str(path), y="pass_rate_max").R.tolist() == [0.6, 0.7, 0.8]
+
+
+def test_a_pattern_fits_the_metric_of_an_export_and_not_its_spreads(tmp_path):
+    """Weights & Biases adds __MIN and __MAX to every column of an export."""
+    log, y = tmp_path / "wandb.csv", "run - eval/toy/mean@4"
+    log.write_text(f"Step,{y},{y}__MIN,{y}__MAX\n" + "".join(
+        f"{i},0.{i} ,0.1,0.9\n" for i in range(1, 8)))
+    for wanted in ("eval/*", "eval/*/mean@*", y):
+        (curve,), _ = readers.read_curves([str(log)], y=[wanted])
+        assert curve.R.tolist() == [i / 10 for i in range(1, 8)]
+    (curve,), _ = readers.read_curves([str(log)], y=[f"{y}__MAX"])
+    assert set(curve.R) == {0.9}

@@ -200,7 +200,7 @@ def test_a_mistake_of_the_clients_ends_the_run_instead_of_leaving_it_to_wait(
     sampler = connect(fake(whole).url)
     push(sampler, WEIGHT, 0)
     monkeypatch.setattr(sampler, "absorb", lambda sample: None)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'current'"):
+    with pytest.raises(ServerError, match="client of the servers failed: TypeError"):
         drain(sampler, requests(1))
 
 

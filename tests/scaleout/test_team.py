@@ -579,6 +579,18 @@ def test_after_an_inner_wait_the_outer_one_has_its_own_deadline_again():
     assert team.left == math.inf and not team.where
 
 
+def test_the_cause_of_an_end_has_one_deadline_for_the_store_and_leaves_none_behind(monkeypatch):
+    """Said outside of every wait it had none and ended the process within a tick; inside of an idle
+    rank's wait it had no end."""
+    seen, team = [], Alone(Config(model="x", deadline_s=3600.0))
+    team.store = SimpleNamespace(compare_set=lambda *_: seen.append(team.left) or b"first")
+    monkeypatch.setattr(teams.signal, "signal", lambda *_: None)
+    assert teams.Ranks.cause(team, "mine") == "first" and team.left == math.inf
+    with team.during(teams.WAIT):
+        assert teams.Ranks.cause(team, "mine") == "first" and team.left == math.inf
+    assert seen == [Alone.TICKS, Alone.TICKS]
+
+
 def waiting_for(flag, begun):
     with Alone(Config(model="x", deadline_s=4.0)).during("wait"):
         begun.touch()

@@ -287,6 +287,8 @@ def test_a_factorial_at_the_end_keeps_its_mark(lead):
             assert verify(rf"\boxed{{{answer}}}", gold)[0] > 0
     for text in (f"{lead}7 apples!", "The answer is 7!", "The answer is 7! Great."):
         assert verify(text, "7")[0] > 0, text
+    for answer, gold in (("3.5!", "3.5"), ("7/2!", "7/2"), ("$7!", "7"), ("3+4=7!", "7")):
+        assert verify(lead + answer, gold)[0] > 0, answer       # these are no factorials
     assert verify(f"{lead}Sunday!", r"\text{Sunday}")[0] > 0
 
 
