@@ -229,6 +229,7 @@ def plot_lag(rows):
     k_of = {"on_policy": (0, ""), BASELINE: (8, "pipeline"), "ppo_off_policy": (8, "ppo")}
     fig, (axes,) = figures.empty(10, 3.6, 1, len(bases), sharey=True)
     for ax, base in zip(axes, bases, strict=True):
+        shown = set()
         for scheme, color, marker, dash in (("pipeline", figures.BLUE, "o", "-"),
                                             ("ppo", figures.ORANGE, "s", "--")):
             points = {}
@@ -238,13 +239,14 @@ def plot_lag(rows):
                 if name in ("", scheme):
                     points.setdefault(k, []).append(row["end"])
             ks = sorted(points)
+            shown |= points.keys()
             for at, k in enumerate(ks):
                 ax.plot([at + (0.06 if scheme == "ppo" else -0.06)] * len(points[k]), points[k],
                         marker, color=color, markersize=3.5, linestyle="none", fillstyle="none")
             ax.plot(range(len(ks)), [np.nanmean(points[k]) for k in ks], dash, color=color,
                     marker=marker,
                     label={"pipeline": "PipelineRL-k", "ppo": "PPO-off-policy-k"}[scheme])
-            ax.set_xticks(range(len(ks)), ks)
+        ax.set_xticks(range(len(shown)), sorted(shown))     # a shorter scheme ends earlier
         ax.set(title=base, xlabel="k")
     axes[0].set_ylabel("end: pass rate, last three evaluations")
     axes[0].legend(frameon=False, fontsize=8.5)
