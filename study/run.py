@@ -146,8 +146,8 @@ def table(found, seconds, lanes):
 
 
 def start(job):
-    """The process of a job; its toy is made first if it is missing. None: the toy was refused, which
-    is a result like a failed run."""
+    """The process of a job; its toy is made first if it is missing. None: the toy was refused,
+    which is a result like a failed run."""
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     if not (job.model / "config.json").exists():
         made = subprocess.run([sys.executable, "-m", "tiny.toy", "--seed", str(job.toy), "--out",

@@ -51,6 +51,9 @@ def test_compiled_layers_compute_the_same_and_without_a_compiler_plain_ones_say_
     if compiler == "g++" and not shutil.which(compiler):
         pytest.skip("no g++ here")
     model = packed.prepare(random_llama(layers=2))
+    with torch.no_grad():               # larger weights: bf16 rounds off up to 15% of a gradient
+        for parameter in model.parameters():
+            parameter *= 0.5 if parameter.ndim > 1 else 1
     exact, compiled = copy.deepcopy(model), copy.deepcopy(model)
     broken = compiler == "nowhere"
     checkpoint_and_compile(compiled, recompute=broken, compiled=True)
@@ -61,7 +64,7 @@ def test_compiled_layers_compute_the_same_and_without_a_compiler_plain_ones_say_
             found = gradient(compiled, rollouts, torch.bfloat16)
         oracle = gradient(exact, rollouts, torch.float32)
         assert torch.equal(found, plain) == broken
-        assert 0 < (found - oracle).norm() < 1.5 * (plain - oracle).norm() < 0.2 * oracle.norm()
+        assert 0 < (found - oracle).norm() < 1.5 * (plain - oracle).norm() < 0.1 * oracle.norm()
     assert ("WON'T CONVERT" in caplog.text) == ("No working C++ compiler" in caplog.text) == broken
 
 
