@@ -20,6 +20,10 @@ import sys
 from pathlib import Path
 from statistics import median
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from study.run import make_toy                                              # noqa: E402
+
 RECORD = "configs/record.toml"
 GOAL = 0.80
 # What an entry may not choose: the evaluation. 512 problems: a standard error of .018 at .80.
@@ -65,12 +69,9 @@ def main():
     print(f"{'toy':>8}", *(f"{Path(recipe).stem:>16}" for recipe in recipes), flush=True)
     for seed in args.seeds or [random.randrange(1000, 10**6) for _ in range(args.toys)]:
         toy = Path(f"models/toy-{seed}")
-        if not toy.exists():
-            made = subprocess.run([sys.executable, "-m", "tiny.toy", "--seed", str(seed), "--out",
-                                   str(toy)], stdout=subprocess.DEVNULL)
-            if made.returncode:
-                print(f"{seed:>8}  the toy was refused (see above): not counted")
-                continue
+        if refused := make_toy(toy, seed):
+            print(f"{seed:>8}  not counted: {refused}")
+            continue
         for recipe in recipes:
             found[recipe].append(run(recipe, toy, seed))
         print(f"{seed:>8}", *(f"{s:>14.1f} s" if (s := found[recipe][-1]) else f"{'never':>16}"

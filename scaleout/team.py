@@ -109,9 +109,15 @@ class Alone:
         """Around what may hang: a deadline. doing: "start", "generate", "train", ...; version: of
         the weights, None: as before."""
         self.version = self.version if version is None else version
+        with self.watched(f"{self.name}{doing}, version {self.version}",
+                          {"start": 3, WAIT: math.inf}.get(doing, 1)):
+            yield
+
+    @contextlib.contextmanager
+    def watched(self, where, times=1):
+        """A deadline, `times` as long as deadline_s. where: the first words of its sentence."""
         before = self.where, self.limit
-        self.where = f"{self.name}{doing}, version {self.version}"
-        self.limit = {"start": 3, WAIT: math.inf}.get(doing, 1) * self.TICKS
+        self.where, self.limit = where, times * self.TICKS
         self.renew()
         try:
             yield
@@ -322,11 +328,8 @@ class Ranks(Alone):
                 name those who do not even notice a loss
         """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)       # it is being said already
-        before = self.where, self.limit
         # With this sentence the deadline ends this process, if the store hangs.
-        self.where, self.limit = sentence, self.TICKS
-        self.renew()
-        with contextlib.suppress(dist.DistError):
+        with self.watched(sentence), contextlib.suppress(dist.DistError):
             if lost:
                 self.store.set(f"rank {self.rank}", "lost")
                 time.sleep(LOST_S)
@@ -335,11 +338,8 @@ class Ranks(Alone):
                 if silent:
                     sentence += (f": rank {' or '.join(silent)} is dead, stuck or cut off, look at "
                                  "its log")
-            sentence = self.store.compare_set("cause", "", sentence).decode()
-        # Else the store is gone as well.
-        self.where, self.limit = before
-        self.renew()
-        return sentence
+            return self.store.compare_set("cause", "", sentence).decode()
+        return sentence                                     # the store is gone as well
 
 
 # ---------------------------------------------------------------------------------------------

@@ -145,18 +145,26 @@ def table(found, seconds, lanes):
     return "\n".join(lines)
 
 
+def make_toy(folder, seed, options=(), env=None):
+    """Make a toy unless it is there. Returns "", or the sentence with which it was refused."""
+    if (folder / "config.json").exists():
+        return ""
+    made = subprocess.run([sys.executable, "-m", "tiny.toy", "--seed", str(seed), "--out",
+                           str(folder), *options], env=env, text=True, stdout=subprocess.DEVNULL,
+                          stderr=subprocess.PIPE)
+    if made.returncode == 2:                    # in a sentence; anything else is no refusal
+        return made.stderr.strip().split("\n")[-1]
+    made.check_returncode()
+    return ""
+
+
 def start(job):
     """The process of a job; its toy is made first if it is missing. None: the toy was refused,
     which is a result like a failed run."""
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    if not (job.model / "config.json").exists():
-        made = subprocess.run([sys.executable, "-m", "tiny.toy", "--seed", str(job.toy), "--out",
-                               str(job.model), *job.toy_options], env=env, text=True,
-                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        if made.returncode == 2:                # in a sentence; anything else is no refusal
-            fail(job, made.stderr.strip().split("\n")[-1])
-            return None
-        made.check_returncode()
+    if refused := make_toy(job.model, job.toy, job.toy_options, env):
+        fail(job, refused)
+        return None
     command = job.command()
     if "--resume" not in command and job.folder.exists():
         shutil.rmtree(job.folder)               # it ended before its first checkpoint
