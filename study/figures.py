@@ -84,7 +84,7 @@ def compared(names, jobs, rows):
     the baseline of the same base, toy and seed. jobs, rows: {name of a run: ...}, of all runs."""
     groups = {}
     for job in map(jobs.get, names):
-        first = f"{job.base}-{BASELINE}-toy{job.toy}-seed{job.seed}"
+        first = f"{job.base}-{BASELINE}-{job.pair}"
         if job.variant == BASELINE or first not in rows:
             continue
         found = groups.setdefault((job.base, job.variant), {"end": [], "A": [], "log B": []})
@@ -154,29 +154,48 @@ def grid_of(jobs, rows):
     return "\n".join(lines)
 
 
-SIZES = {"hidden_96": 0.28, BASELINE: 0.78, "hidden_320": 3.1}      # millions of parameters
+SIZES = {"hidden_96": 0.28, BASELINE: 0.78, "hidden_320": 3.1, "hidden_576": 10.0}  # M parameters
 
 
 def sizes_of(jobs, rows):
-    """Do two small models foretell the large one's end? Straight line in log(parameters), and the
-    middle one's end carried over."""
+    """Do smaller models foretell a larger one's end? Straight line in log(parameters) through all
+    smaller toys of a pair (two at least), and the next smaller one's end carried over."""
     pairs = {}
     for job in jobs.values():
-        pairs.setdefault((job.toy, job.seed), {})[job.variant] = rows[job.name]["end"]
-    lines = ["| toy | 0.28M | 0.78M | 3.1M | the line's error | the naive error |",
-             "|--:|--:|--:|--:|--:|--:|"]
-    log_N, errors = np.log([*SIZES.values()]), []
-    for (toy, _), ends in pairs.items():
-        if np.isfinite([ends.get(name, np.nan) for name in SIZES]).all():
-            small, middle, large = (ends[name] for name in SIZES)
-            line = small + (middle - small) * np.ptp(log_N) / (log_N[1] - log_N[0])
-            errors.append((line - large, middle - large))
-            lines.append(f"| {toy} | {small:.3f} | {middle:.3f} | {large:.3f} | "
-                         + " | ".join(f"{error:+.3f}" for error in errors[-1]) + " |")
-    if errors:
-        mean = np.abs(errors).mean(0)
-        lines.append(f"| mean absolute | | | | {mean[0]:.3f} | {mean[1]:.3f} |")
+        pairs.setdefault(job.toy, {})[job.variant] = rows[job.name]["end"]
+    lines = ["| size | toys | ends | the line's error, mean absolute | the naive error |",
+             "|--:|--:|---|--:|--:|"]
+    log_N = np.log([*SIZES.values()])
+    for k in range(2, len(SIZES)):
+        ends = np.array([[found.get(name, np.nan) for name in SIZES] for found in pairs.values()])
+        ends = ends[np.isfinite(ends[:, :k + 1]).all(1)]
+        if len(ends):
+            line = [np.polyval(np.polyfit(log_N[:k], row[:k], 1), log_N[k]) for row in ends]
+            errors = (np.abs(foretold - ends[:, k]).mean() for foretold in (line, ends[:, k - 1]))
+            lines.append(f"| {[*SIZES.values()][k]:g}M | {len(ends)} | "
+                         + ", ".join(f"{end:.3f}" for end in ends[:, k]) + " | "
+                         + " | ".join(f"{error:.3f}" for error in errors) + " |")
     return "\n".join(lines)
+
+
+TASKS = ("toy", "reasoning_gym:chain_sum")
+
+
+def tasks_of(jobs):
+    """Two tasks in one run, a curve each: (the table, {what: curves (C, R)} for `extrapolation`).
+    """
+    lines = ["| task | n | before | end | A | B |", "|---|--:|--:|--:|--:|--:|"]
+    curves = {}
+    for task in TASKS:
+        found, _ = read_curves([str(job.kept) for job in jobs.values()], y=[f"eval/{task}/mean@4"])
+        curves[f"two tasks: {task}"] = [(curve.C, curve.R) for curve in found]
+        fits = [fit_curve(curve.C, curve.R, bootstrap=0) for curve in found]
+        cells = [paired(values) for values in (
+            [curve.R[0] for curve in found], [curve.R[-3:].mean() for curve in found],
+            [fit.A for fit in fits], [fit.B for fit in fits])]
+        lines.append(f"| `{task}` | {len(found)} | " + " | ".join(
+            f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high, _ in cells) + " |")
+    return "\n".join(lines), curves
 
 
 def extrapolation(curves):
@@ -271,10 +290,16 @@ def results():
              for stem, jobs in planned.items()}
     rows = {name: row_of(job) for jobs in found.values() for name, job in jobs.items()}
     everything = {name: job for jobs in found.values() for name, job in jobs.items()}
-    tables, plots = {}, {}
+    tables, plots, other_curves = {}, {}, {}
     for stem, jobs in found.items():
         comparisons = compared(jobs, everything, rows)
-        if len(jobs) < len(planned[stem]) / 2 or not comparisons:   # runs of others, at most
+        if len(jobs) < len(planned[stem]) / 2:
+            continue
+        if stem == "9_two_tasks":
+            tables[stem], other_curves = tasks_of(
+                {name: job for name, job in jobs.items() if not rows[name]["failed"]})
+            continue
+        if not comparisons:                                 # runs of others, at most
             continue
         tables[stem] = table_of(jobs, rows, comparisons)
         if stem == "3_lag":
@@ -283,7 +308,7 @@ def results():
             tables[stem] = grid_of(jobs, rows)
         elif stem == "8_sizes":
             tables["sizes"] = sizes_of(jobs, rows)
-        elif comparisons:
+        else:
             bases = dict.fromkeys(base for base, _ in comparisons)
             columns = [(base, "end", f"end, {base}") for base in bases]
             if CALM in bases:
@@ -294,7 +319,8 @@ def results():
     demo = [read_curves([str(folder)])[0][0]
             for folder in sorted((HERE.parent / "results/demo").glob("toy*-seed1*"))]
     tables["extrapolation"] = extrapolation(
-        {"calm, all recipes": calm, "demo": [(curve.C, curve.R) for curve in demo]})
+        {"calm, all recipes": calm, "demo": [(curve.C, curve.R) for curve in demo]}
+        | other_curves)
     return rows, tables, plots
 
 

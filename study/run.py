@@ -14,11 +14,13 @@ An experiment is a TOML file:
     scalerl = []
     lag_4 = [{off_policy = "pipeline-4"}]
 
-Where it is needed, `program = ["-m", "study.article"]` stands for scalerl.py, and a variant has a
-toy of its own: `[toys]` with `wide = ["--hidden", "320"]`, options of tiny/toy.py.
+Where it is needed, `program = ["-m", "study.article"]` stands for scalerl.py; a variant has a toy of
+its own: `[toys]` with `wide = ["--hidden", "320"]`, options of tiny/toy.py; or no toy is trained:
+`model = "models/smollm2-135m"`, and `pairs = ["20", "21"]` are seeds.
 
 Its runs are all bases, for each all pairs, for each all variants: whenever the series is stopped,
-a base's pairs are complete but for the last one. A run is named BASE-VARIANT-toyT-seedS.
+a base's pairs are complete but for the last one. A run is named BASE-VARIANT-toyT-seedS, or
+BASE-VARIANT-seedS.
 Experiments share runs of one name and settings; one name with two settings is refused.
 
 A run works in runs/study-NAME. When it is finished, its logs are kept in results/study/runs/NAME,
@@ -51,20 +53,25 @@ class Job:
     """One run of an experiment."""
     base: str
     variant: str
-    toy: int
+    toy: int | None           # None: `other_model` is trained
     seed: int
     options: tuple            # of the command line: ("--config", "configs/stress.toml", ...)
     program: tuple = ("scalerl.py",)
     toy_options: tuple = ()
+    other_model: str = ""
+
+    @property
+    def pair(self):
+        return f"seed{self.seed}" if self.toy is None else f"toy{self.toy}-seed{self.seed}"
 
     @property
     def name(self):
-        return f"{self.base}-{self.variant}-toy{self.toy}-seed{self.seed}"
+        return f"{self.base}-{self.variant}-{self.pair}"
 
     @property
     def model(self):
-        words = [word.lstrip("-") for word in self.toy_options]
-        return Path("models") / "-".join(["toy", str(self.toy), *words])
+        own = f"-{self.variant}" if self.toy_options else ""
+        return Path(self.other_model or f"models/toy-{self.toy}{own}")
 
     @property
     def folder(self):
@@ -101,7 +108,9 @@ def read_experiment(path):
     """
     try:
         told = tomllib.loads(Path(path).read_text())
-        pairs = [tuple(map(int, pair.split(":"))) for pair in told["pairs"]]
+        model = told.get("model", "")
+        pairs = [(None, int(pair)) if model else tuple(map(int, pair.split(":")))
+                 for pair in told["pairs"]]
         if not all(len(pair) == 2 for pair in pairs):
             raise ValueError("a pair is toy:seed")
         if not all(isinstance(layers, list) for key in ("bases", "variants")
@@ -110,7 +119,7 @@ def read_experiment(path):
         grid = itertools.product(told["bases"].items(), pairs, told["variants"].items())
         program, toys = tuple(told.get("program", Job.program)), told.get("toys", {})
         return [Job(base, variant, toy, seed, tuple(options_of(below + above)), program,
-                    tuple(toys.get(variant, ())))
+                    tuple(toys.get(variant, ())), model)
                 for (base, below), (toy, seed), (variant, above) in grid]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: no experiment of the form in study/run.py: "
@@ -162,7 +171,8 @@ def start(job):
     """The process of a job; its toy is made first if it is missing. None: the toy was refused,
     which is a result like a failed run."""
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    if refused := make_toy(job.model, job.toy, job.toy_options, env):
+    refused = "" if job.other_model else make_toy(job.model, job.toy, job.toy_options, env)
+    if refused:
         fail(job, refused)
         return None
     command = job.command()

@@ -28,7 +28,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig,
-                          LlamaForCausalLM, PreTrainedTokenizerFast)
+                          PreTrainedTokenizerFast, Qwen3MoeConfig)
 from tqdm import trange
 
 from config import Config
@@ -70,22 +70,29 @@ def make_tokenizer():
     return tokenizer
 
 
-def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, head_dim=HEAD_DIM):
+def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, head_dim=HEAD_DIM, experts=0):
     """A fresh Llama in float32 with tied embeddings; about 0.78M parameters as set above.
+
+    With `experts` a Qwen3-MoE, of whose experts two work for each token. Both together are as wide
+    as the Llama's MLP, so a token meets as many weights (and the router's).
 
     Two values decide whether the toy learns to calculate at all. The rotary base is 100, not
     10,000, which leaves most frequencies standing still over 70 positions. Weights start at 0.08,
     not 0.02: tied digits of a narrow model are otherwise too alike to be told apart.
     """
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    family, own = LlamaConfig, {}
+    if experts:
+        family, own = Qwen3MoeConfig, dict(num_experts=experts, num_experts_per_tok=2,
+                                           moe_intermediate_size=hidden, norm_topk_prob=True)
+    config = family(
         vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=2 * hidden,
         num_hidden_layers=layers, num_attention_heads=hidden // head_dim,
         num_key_value_heads=hidden // head_dim, head_dim=head_dim, max_position_embeddings=256,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0}, initializer_range=0.08,
         tie_word_embeddings=True, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id)
-    model = LlamaForCausalLM(config)
+        pad_token_id=tokenizer.pad_token_id, **own)
+    model = AutoModelForCausalLM.from_config(config)
     model.generation_config = GenerationConfig(
         do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     return model
@@ -281,6 +288,7 @@ def arguments(argv):
             ("clean-steps", 0, "first, without errors"),
             ("steps", STEPS, "then, with errors"), ("lr", LR, "of these steps"),
             ("batch", BATCH, "traces a step"), ("hidden", HIDDEN, "size"), ("layers", LAYERS, ""),
+            ("experts", 0, "of a mixture, two of which work for each token; 0: none"),
             ("max-new-tokens", 64, "in the final report"), ("seed", 0, "")):
         p.add_argument(f"--{name}", type=type(default), default=default,
                        help=f"{text} [{default}]")
@@ -309,7 +317,8 @@ def make(args):
         model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     else:
         tokenizer = make_tokenizer()
-        model = make_model(tokenizer, args.seed, hidden=args.hidden, layers=args.layers)
+        model = make_model(tokenizer, args.seed, hidden=args.hidden, layers=args.layers,
+                           experts=args.experts)
     of_its_own = args.task == "toy" and not args.model
     for stage, steps, lr, noise in (
             ("without errors", args.clean_steps, CLEAN_LR, 0.0),

@@ -86,8 +86,17 @@ def test_an_experiment_may_have_its_own_program_and_a_variant_its_own_toy(place)
                                     + '[toys]\nclip = ["--hidden", "96"]\n')
     plain, wide = study.read_experiment("own.toml")
     assert plain.command()[1:3] == wide.command()[1:3] == ["-m", "x"]
-    assert (str(plain.model), str(wide.model)) == ("models/toy-0", "models/toy-0-hidden-96")
-    assert wide.toy_options == ("--hidden", "96") and "models/toy-0-hidden-96" in wide.command()
+    assert (str(plain.model), str(wide.model)) == ("models/toy-0", "models/toy-0-clip")
+    assert wide.toy_options == ("--hidden", "96") and "models/toy-0-clip" in wide.command()
+
+
+def test_an_experiment_may_train_another_model_from_seed_to_seed(place):
+    (place / "own.toml").write_text(EXPERIMENT.replace('"0:7"', '"7", "8"').replace(
+        "[bases]", 'model = "models/small"\n[bases]'))
+    study.work(study.experiments(["own.toml"]), lanes=2)       # and no toy is made
+    assert sorted(folder.name for folder in (place / "kept").iterdir()) == [
+        f"small-{name}-seed{seed}" for name in ("clip", "scalerl") for seed in (7, 8)]
+    assert "models/small" in study.read_experiment("own.toml")[0].command()
 
 
 def test_what_is_finished_is_kept_and_never_run_again(place):
