@@ -127,9 +127,9 @@ def read_experiment(path):
 
 
 def experiments(paths=()):
-    """{file's stem: its jobs}, of all files in study/ unless some are named."""
-    found = {Path(path).stem: read_experiment(path)
-             for path in paths or sorted(HERE.glob("*.toml"))}
+    """{file's stem: its jobs}, of all files in study/ by their numbers, unless some are named."""
+    found = {Path(path).stem: read_experiment(path) for path in paths or sorted(
+        HERE.glob("*.toml"), key=lambda path: int(path.stem.partition("_")[0]))}
     known = {}
     for job in itertools.chain(*found.values()):
         if known.setdefault(job.name, job) != job:
