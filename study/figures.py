@@ -80,19 +80,22 @@ def verdict(d, low, high, bound=SAME_A):
 
 
 def compared(names, jobs, rows):
-    """{(base, variant): {"end", "A", "log B": (d, low, high, pairs)}} of the named runs, against
-    the baseline of the same base, toy and seed. jobs, rows: {name of a run: ...}, of all runs."""
+    """{(base, variant): {"end", "A", "log B", "log C_mid": (d, low, high, pairs)}} of the named
+    runs, against the baseline of the same base, toy and seed. jobs, rows: {name of a run: ...}, of
+    all runs."""
     groups = {}
     for job in map(jobs.get, names):
         first = f"{job.base}-{BASELINE}-{job.pair}"
         if job.variant == BASELINE or first not in rows:
             continue
-        found = groups.setdefault((job.base, job.variant), {"end": [], "A": [], "log B": []})
+        found = groups.setdefault((job.base, job.variant),
+                                  {"end": [], "A": [], "log B": [], "log C_mid": []})
         for name in ("end", "A"):
             found[name].append(rows[job.name][name] - rows[first][name])
         if np.isfinite(found["A"][-1]):
             A = np.mean([rows[first]["A"], rows[job.name]["A"]])
             found["log B"].append(shared_B(jobs[first], job, A))
+            found["log C_mid"].append(np.log(rows[job.name]["C_mid"] / rows[first]["C_mid"]))
     return {key: {name: paired(values) for name, values in found.items()}
             for key, found in groups.items()}
 
@@ -110,8 +113,8 @@ def told(comparison, form="+.3f"):
 def table_of(jobs, rows, comparisons):
     """An experiment: a line for each base and variant."""
     lines = ["| base | variant | n | end | against `scalerl` | | A | against `scalerl` | | "
-             "log B at a shared A | lag | collapsed |",
-             "|---|---|--:|--:|--:|---|--:|--:|---|--:|--:|--:|"]
+             "log B at a shared A | C_mid, factor | lag | collapsed |",
+             "|---|---|--:|--:|--:|---|--:|--:|---|--:|--:|--:|--:|"]
     for base, variant in dict.fromkeys((job.base, job.variant) for job in jobs.values()):
         mine = [rows[job.name] for job in jobs.values()
                 if (job.base, job.variant) == (base, variant)]
@@ -120,13 +123,14 @@ def table_of(jobs, rows, comparisons):
             values = [row[name] for row in mine if np.isfinite(row[name])]      # noqa: B023
             return np.mean(values) if values else np.nan
         found = comparisons.get((base, variant))
-        end, A, B = (found[name] if found else (np.nan, np.nan, np.nan, 0)
-                     for name in ("end", "A", "log B"))
+        end, A, B, C_mid = (found[name] if found else (np.nan, np.nan, np.nan, 0)
+                            for name in ("end", "A", "log B", "log C_mid"))
         same_A = A[3] > 1 and verdict(*A[:3]) != "differs"
         lines.append(" | ".join([
             f"| {base}", f"`{variant}`", str(len(mine)), number(mean("end"), ".3f"), told(end),
             verdict(*end[:3]) if end[3] > 1 else "", number(mean("A"), ".3f"), told(A),
             verdict(*A[:3]) if A[3] > 1 else "", told(B, "+.2f") if same_A else "",
+            told((*np.exp(C_mid[:3]), C_mid[3]), ".2f"),
             number(mean("lag"), ".1f"),
             f"{sum(row['collapsed'] == 1 for row in mine)}"
             + (f", {sum(row['failed'] for row in mine)} failed" if any(

@@ -1,6 +1,7 @@
 """The study's comparisons by hand, and its page, whose numbers are those of the kept logs."""
 
 import csv
+import json
 import math
 import re
 
@@ -57,13 +58,38 @@ def test_a_cell_of_the_grid_is_the_mean_of_its_pairs_and_counts_what_fell():
     assert lines[3].endswith("0.663 (least 0.650), lag 3.0, **1 of 2 fell** |")
 
 
-def test_the_line_through_two_sizes_is_straight_in_the_logarithm():
-    jobs = jobs_of(["calm"], figures.SIZES, [13])
-    ends = [0.3 + 0.1 * math.log(n) for n in figures.SIZES.values()]
-    rows = {name: dict(end=end) for name, end in zip(jobs, ends, strict=True)}
-    mean = figures.sizes_of(jobs, rows).split("\n")[-1]
-    naive = 0.1 * math.log(3.1 / 0.78)
-    assert mean == f"| mean absolute | | | | 0.000 | {naive:.3f} |"
+def test_the_line_through_the_smaller_sizes_is_straight_in_the_logarithm():
+    """Each size is foretold from those below it, by pairs that have them all."""
+    jobs = jobs_of(["calm"], figures.SIZES, [13, 14])
+    rows = {job.name: dict(end=0.3 + 0.1 * math.log(figures.SIZES[job.variant])) for job in
+            jobs.values()}
+    rows["calm-hidden_576-toy14-seed21"]["end"] = math.nan
+    lines = figures.sizes_of(jobs, rows).split("\n")[2:]
+    for line, before, size, toys in zip(lines, (0.78, 3.1), (3.1, 10.0), (2, 1), strict=True):
+        end, naive = 0.3 + 0.1 * math.log(size), 0.1 * math.log(size / before)
+        ends = ", ".join([f"{end:.3f}"] * toys)
+        assert line == f"| {size:g}M | {toys} | {ends} | 0.000 | {naive:.3f} |"
+
+
+def test_each_of_two_tasks_has_its_own_curve(tmp_path, monkeypatch):
+    monkeypatch.setattr("study.run.KEPT", tmp_path)
+    jobs, C = jobs_of(["mix"], ["two_tasks"], [13, 14]), np.arange(17) * 1e9
+    laws = {"toy": (0.9, 2.0), "reasoning_gym:chain_sum": (0.7, 1.5)}
+    R = {task: 0.2 + (A - 0.2) / (1 + np.divide(4e9, C, out=np.full(17, np.inf), where=C > 0) ** B)
+         for task, (A, B) in laws.items()}
+    for job in jobs.values():
+        job.kept.mkdir()
+        (job.kept / "evals.jsonl").write_text("".join(json.dumps(
+            {"step": i, "compute/flops": C[i]} | {f"eval/{task}/mean@4": rates[i]
+                                                  for task, rates in R.items()}) + "\n"
+            for i in range(17)))
+    table, curves = figures.tasks_of(jobs)
+    for line, (task, (A, B)) in zip(table.split("\n")[2:], laws.items(), strict=True):
+        end = R[task][-3:].mean()
+        cells = [f"{value:.3f} [{value:.3f}, {value:.3f}]" for value in (0.2, end, A, B)]
+        assert line == f"| `{task}` | 2 | " + " | ".join(cells) + " |"
+        assert len(curves[f"two tasks: {task}"]) == 2
+        np.testing.assert_allclose(curves[f"two tasks: {task}"][0][1], R[task])
 
 
 def test_tables_go_between_their_marks_and_nothing_else_changes():

@@ -101,6 +101,15 @@ def test_the_toy_has_less_than_a_million_parameters(tokenizer):
     assert model.config.max_position_embeddings >= 256
 
 
+def test_two_of_the_experts_are_as_wide_as_the_dense_toys_mlp(tokenizer):
+    """So a token meets as many weights, but for the router's and the norms of queries and keys."""
+    dense, mixture = (toy.make_model(tokenizer, 0, hidden=48, layers=2, head_dim=16, experts=n)
+                      for n in (0, 5))
+    others = 2 * ((5 - 2) * 3 * 48 * 48 + 5 * 48 + 2 * 16)
+    assert mixture.num_parameters() == dense.num_parameters() + others
+    assert mixture.config.num_experts_per_tok == 2
+
+
 # ------------------------------------------------------------------------------------------------
 # Noisy traces
 
