@@ -1,11 +1,13 @@
 """Time to .80: how long does a recipe need to solve 80% of the held-out problems?
 
     python bench/record.py                                 # the record's recipe on three fresh toys
-    python bench/record.py --config mine.toml --toys 5     # yours; the record beside it
+    python bench/record.py --config mine.toml --times 5    # yours; the record beside it
+    python bench/record.py --model models/smollm2-135m     # SmolLM2 and its record (minutes a run)
 
 Makes toys of seeds that are drawn now (--seeds names them), trains the recipe and the record's on
-each, one after the other in turns, and prints the seconds of both and their ratio. Nothing else
-should run meanwhile. The rules, and who holds the record: results/baselines.
+each, one after the other in turns, and prints the seconds of both and their ratio. Another model is
+trained as often with those seeds. Nothing else should run meanwhile. The rules, and who holds the
+records: results/baselines.
 
 The clock counts the steps of training: generation, verification, training, push. Evaluations and
 the start are left out. It stops at the first of two evaluations in a row at .80 or above.
@@ -24,10 +26,18 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from study.run import make_toy                                              # noqa: E402
 
-RECORD = "configs/record.toml"
 GOAL = 0.80
-# What an entry may not choose: the evaluation. 512 problems: a standard error of .018 at .80.
-RULES = ["--task", "toy", "--heldout-prompts", "512", "--eval-samples", "1", "--eval-every", "5"]
+TOY, SMOLLM2 = "", "models/smollm2-135m"
+# The recipe that holds the record.
+RECORD = {TOY: "configs/record.toml", SMOLLM2: "configs/record_smollm2.toml"}
+# What an entry may not choose: the problems and the evaluation. Standard errors at .80: .018, and .022 at most.
+RULES = {TOY: ["--task", "toy", "--heldout-prompts", "512", "--eval-samples", "1",
+               "--eval-every", "5"],
+         SMOLLM2: ["--task", "reasoning_gym:chain_sum", "--heldout-prompts", "40",
+                   "--eval-samples", "8", "--eval-every", "4", "--task-options",
+                   '{"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}',
+                   "--instruction", "Work it out in one short line, then end with \"Answer:\" "
+                                    "and the number."]}
 
 
 def seconds_to(goal, evals, steps):
@@ -35,24 +45,25 @@ def seconds_to(goal, evals, steps):
 
     evals, steps: the lines of evals.jsonl and metrics.jsonl, as dicts.
 
-    >>> evals = [{"step": i, "eval/toy/mean@1": rate} for i, rate in ((0, .8), (1, .7), (2, .9))]
+    >>> evals = [{"step": i, "eval/x/mean@1": rate} for i, rate in ((0, .8), (1, .7), (2, .9))]
     >>> steps = [{"step": 0}] + [{"step": i, "time/step_s": 1.5} for i in (1, 2, 3)]
     >>> seconds_to(.8, evals, steps), seconds_to(.8, evals + [evals[2] | {"step": 3}], steps)
     (None, 3.0)
     """
-    above = [row["eval/toy/mean@1"] >= goal for row in evals]
+    above = [next(value for name, value in row.items() if "/mean@" in name) >= goal
+             for row in evals]
     for row, now, after in zip(evals, above, above[1:], strict=False):
         if now and after:
             return sum(step["time/step_s"] for step in steps if 0 < step["step"] <= row["step"])
     return None
 
 
-def run(config, toy, seed):
-    """Train a recipe on a toy; returns its seconds to the goal, or None."""
+def run(config, model, seed, rules):
+    """Train a recipe once; returns its seconds to the goal, or None."""
     name = f"record-{Path(config).stem}-{seed}"
     shutil.rmtree(Path("runs") / name, ignore_errors=True)
-    subprocess.run([sys.executable, "scalerl.py", "--config", config, "--model", str(toy), "--seed",
-                    str(seed), "--name", name, *RULES], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "scalerl.py", "--config", config, "--model", model, "--seed",
+                    str(seed), "--name", name, *rules], check=True, stdout=subprocess.DEVNULL)
     evals, steps = ([json.loads(line) for line in (Path("runs") / name / log).open()]
                     for log in ("evals.jsonl", "metrics.jsonl"))
     return seconds_to(GOAL, evals, steps)
@@ -60,20 +71,21 @@ def run(config, toy, seed):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--config", default=RECORD, help="the recipe")
-    p.add_argument("--toys", type=int, default=3, help="how many fresh toys")
-    p.add_argument("--seeds", type=int, nargs="+", help="their seeds, instead of drawn ones")
+    p.add_argument("--model", choices=[SMOLLM2], default=TOY, help="instead of fresh toys")
+    p.add_argument("--config", help="the recipe; without it the record's alone")
+    p.add_argument("--times", type=int, default=3, help="how many fresh toys, or seeds")
+    p.add_argument("--seeds", type=int, nargs="+", help="these seeds, instead of drawn ones")
     args = p.parse_args()
-    recipes = list(dict.fromkeys([args.config, RECORD]))
+    recipes = list(dict.fromkeys([args.config or RECORD[args.model], RECORD[args.model]]))
     found = {recipe: [] for recipe in recipes}
-    print(f"{'toy':>8}", *(f"{Path(recipe).stem:>16}" for recipe in recipes), flush=True)
-    for seed in args.seeds or [random.randrange(1000, 10**6) for _ in range(args.toys)]:
-        toy = Path(f"models/toy-{seed}")
-        if refused := make_toy(toy, seed):
+    print(f"{'seed':>8}", *(f"{Path(recipe).stem:>16}" for recipe in recipes), flush=True)
+    for seed in args.seeds or [random.randrange(1000, 10**6) for _ in range(args.times)]:
+        model = Path(args.model or f"models/toy-{seed}")
+        if model != Path(SMOLLM2) and (refused := make_toy(model, seed)):
             print(f"{seed:>8}  not counted: {refused}")
             continue
         for recipe in recipes:
-            found[recipe].append(run(recipe, toy, seed))
+            found[recipe].append(run(recipe, str(model), seed, RULES[args.model]))
         print(f"{seed:>8}", *(f"{s:>14.1f} s" if (s := found[recipe][-1]) else f"{'never':>16}"
                               for recipe in recipes), flush=True)
     middle = [median(s or float("inf") for s in seconds) for seconds in found.values() if seconds]

@@ -32,8 +32,11 @@ def test_one_lucky_evaluation_is_no_record():
     assert record.seconds_to(0.8, evals, steps) is None
 
 
-def test_the_records_recipe_keeps_the_rules():
-    """Its evaluation is the rules', and the command line's options win over a config's."""
-    told = tomllib.loads((ROOT / record.RECORD).read_text())
+@pytest.mark.parametrize("model", record.RECORD)
+def test_the_records_recipes_keep_the_rules(model):
+    """Their evaluation is the rules', and the command line's options win over a config's."""
+    told = tomllib.loads((ROOT / record.RECORD[model]).read_text())
     make_config(told).check()
-    assert not {"task", "heldout_prompts", "eval_samples", "eval_every", "seed"} & set(told)
+    ruled = {option[2:].replace("-", "_") for option in record.RULES[model][::2]}
+    assert ruled >= {"task", "heldout_prompts", "eval_samples", "eval_every"}
+    assert not (ruled | {"seed"}) & set(told)
