@@ -78,7 +78,8 @@ class Config:
     # -- run
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
-    steps: int = 100                    # ours; optimizer steps; the paper's runs take thousands
+    steps: int = 100                    # ours; training steps, also those whose groups are all
+                                        # filtered out; the paper's runs take thousands
     eval_every: int = 100               # paper; steps; a checkpoint is written as often (ours)
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
     log_with: Literal["", "tensorboard", "wandb", "trackio"] = ""   # ours; also write the log there
@@ -86,9 +87,7 @@ class Config:
     # -- batch and asynchrony
     prompts_per_step: int = 48          # paper; P
     samples_per_prompt: int = 16        # paper; G; a group: the samples of one prompt
-    # The lag of a token: optimizer steps between the weights that wrote it and the weights that
-    # are trained with it. More samples in flight (`slots`) mean more lag. K is only its upper
-    # bound. With P 48, G 16, K 8 the mean lag is about 1.2 at 256 slots, 6 at 6,912.
+    # The lag of a token, and what sets it: scalerl.py, part 2.
     off_policy: str = "pipeline-8"      # paper; "pipeline-K": lag <= K, 0 is on-policy; "ppo-K":
                                         # frozen weights write the samples of the next K steps
     slots: int = 256                    # ours; sequences that each server decodes at once, or as
@@ -105,7 +104,7 @@ class Config:
         "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
     )                                   # paper; "" turns interruption off
     length_penalty: int = 0             # paper: off; its ablation: 2048 tokens of rising penalty
-    overlong_filter: bool = False       # paper: a truncated sample earns -1; true: it is masked
+    overlong_filter: bool = False       # ours: a truncated sample earns -1; true: it is masked
 
     # -- rewards and loss
     temperature: float = 1.0            # ours; of sampling, and of every log-prob

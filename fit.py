@@ -57,7 +57,7 @@ LAST = 5                  # "the last evaluation" is the mean of the last 5: one
 RIVAL = 4                 # a rival law whose AIC is lower by this much raises a warning; one whose
                           # AIC is not higher by this much fits as well
 POOLED = ("sigmoid", "stretched")         # the two laws behind the interval of a prediction
-TREND = 0.02              # a trend of the residuals that fewer replicates have raises a warning
+TREND = 0.02              # a warning if a smaller share of replicates has residuals so correlated
 RHO_MAX = 0.8             # the highest correlation of neighbors for which intervals are widened
 WIDE_A = 0.1              # a ceiling with a wider interval is not compared with another
 WIDE_RATIO = 4            # an interval of B or C_mid with ends farther apart is worth a warning
@@ -116,7 +116,7 @@ def compute_needed(law, R, A, B, C_mid, R0):
 # gains R - R0 on g) and scipy only has to search for the others.  This is called variable
 # projection.  It makes the search more robust, and A can stand exactly on the edge of its range.
 #
-# The search must be fast: a fit with its intervals takes 2,002 searches.  MINPACK's
+# The search must be fast: a fit with its intervals searches about 2,000 times.  MINPACK's
 # Levenberg-Marquardt (`leastsq`) needs less than half of the time of `least_squares(bounds=...)`:
 # 0.3 s instead of 0.7 s for 1,000 searches with 80 evaluations (bench/fit.py speed).
 # `leastsq` knows no bounds, so it searches an angle x for each parameter: low + (high - low)
@@ -195,12 +195,12 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
 
 def rival_fit(search, R, R0):
     """The same evaluations by another law: the stretched one, and for a stretched fit the sigmoid
-    -> its Search, A, B, C_mid, R0 and angles."""
+    -> (its Search, its theta = (A, B, C_mid, R0), its angles)."""
     rival = replace(search, law="sigmoid" if search.law == "stretched" else "stretched")
     return rival, *rival.solve(R, R0, rival.starts(R, R0))
 
 
-def compare_laws(search, theta, rival, theirs, R):
+def compare_laws(search, theta, rival, its_theta, R):
     """{rival: {"A": ceiling, "delta_aic": number}} of the rival law, and of a constant.
 
     Akaike's criterion is n log(mean squared error) + 2 parameters: the lower, the better.
@@ -211,7 +211,7 @@ def compare_laws(search, theta, rival, theirs, R):
         return R.size * np.log(((R - curve) ** 2).mean() + 1e-12) + 2 * parameters
 
     ours = aic(law_at(search.law, search.C, *theta), search.parameters)
-    found = {rival.law: (theirs[0], law_at(rival.law, rival.C, *theirs), rival.parameters),
+    found = {rival.law: (its_theta[0], law_at(rival.law, rival.C, *its_theta), rival.parameters),
              "constant": (R.mean(), R.mean(), 1)}
     return {name: dict(A=float(A), delta_aic=float(aic(curve, parameters) - ours))
             for name, (A, curve, parameters) in found.items()}
@@ -348,8 +348,8 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     theta, angles = search.solve(R, R0, search.starts(R, R0))
     rival = rival_fit(search, R, R0)
     settings = R, bootstrap, seed, step_0
-    pool = tuple(replicates(*each, *settings)
-                 for each in ((search, theta, angles), rival)[:1 + (law in POOLED)])
+    pool = (replicates(search, theta, angles, *settings),)
+    pool += (replicates(*rival, *settings),) if law in POOLED else ()
     ci = dict(zip(("A", "B", "C_mid", "R0"), map(tuple, interval(pool[0].draws).T.tolist())))
     grid = {}
     if method == "grid":          # A.5 has no intervals: they stay those of `free`
@@ -502,7 +502,7 @@ def diagnostics(fit, ranges, parameters, grid):
     if n >= 10 and fit.rmse > 1e-6 and share < TREND:
         yield (f"the residuals have a trend (neighbors correlate at {ours:.2f}, in replicates at "
                f"{theirs.mean():.2f}): the law misses part of the shape, or the noise lasts")
-    (law, rival), (_, constant) = fit.rivals.items()
+    (law, rival), constant = next(iter(fit.rivals.items())), fit.rivals["constant"]
     if n >= FEW and rival["delta_aic"] < -RIVAL:
         yield (f"the {law} law fits better (AIC {rival['delta_aic']:+.1f}) and has the ceiling "
                f"{rival['A']:.3f}: the true one may lie outside of our interval")

@@ -17,7 +17,9 @@ What the paper leaves open and what we do differently, marked "ours" where it ha
     in fp32. In the backward pass the logits' gradient is rounded to the operands' dtype.
  5. GSPO takes the |y|-th root; |y| counts trained tokens only. REINFORCE has no ratio at all.
  6. KL to a reference and an entropy bonus exist because a widely copied account of the paper
-    claims them. The paper has neither; both are off by default.
+    claims them. The paper has neither, and no setting of a run turns them on.
+
+Where to go next: sampler.py, where the log μ come from.
 
 Axes: P prompts in a step, G samples of a prompt, N = P·G samples, T tokens, H hidden, V vocabulary.
 
@@ -139,7 +141,7 @@ def zero_variance(rewards, tol=1e-6):
     """(P, G) -> (P,) bool: True where all samples of a prompt earned the same, within tol (ours).
 
     Such a prompt has no gradient. It leaves the batch before any denominator is counted (paper,
-    section 4), else it would still dilute the mean over prompts and the std over the batch. A
+    sec. 3.2), else it would still dilute the mean over prompts and the std over the batch. A
     tolerance, because rewards with a length penalty seldom are the same float twice.
     """
     assert rewards.ndim == 2, rewards.shape
@@ -354,7 +356,7 @@ def _check_choice(name, value, choices):
 # 5. What to watch
 # --------------------------------------------------------------------------------------------------
 # A step is many micro-batches. The mean of their means is wrong when they differ in size, and the
-# last one's numbers are a lottery. So `policy_loss` returns sums, minima and maxima, which merge
+# last one's alone are noise. So `policy_loss` returns sums, minima and maxima, which merge
 # exactly, and only `merge_stats` divides.
 EXTREMES = {"ratio/min": min, "ratio/max": max, "mismatch/max_abs_dlogp": max}
 
@@ -394,7 +396,8 @@ def merge_stats(stats_list):
     ratio/clipped_frac    tokens capped by eps_max, or left without gradient by the clip
     ess                   effective sample size, (Σwρ)² / (Σw Σwρ²) in (0, 1]: the share of the
                           batch that still counts
-    mismatch/kl_k3        KL(μ ‖ π). Above 0.015 at lag 0, trainer and sampler compute differently.
+    mismatch/kl_k3        KL(μ ‖ π). Above 0.015 at lag 0, trainer and sampler compute differently
+                          (ours, from other projects' logs).
     mismatch/mean_abs_dlogp, mismatch/max_abs_dlogp
                           |log π - log μ| of tokens
     entropy, kl           if `policy_loss` was given the entropy, or a reference

@@ -1,4 +1,4 @@
-"""Generation: how prompts become samples (ScaleRL, sections 2 and 4).
+"""Generation: how prompts become samples (ScaleRL, sections 2, 3.1 and 4).
 
 A sampler knows prompts, weights, and the version number of these weights. It knows nothing about
 rewards, advantages or the limit on stale samples: the loop in scalerl.py decides about those.
@@ -13,10 +13,10 @@ rewards, advantages or the limit on stale samples: the loop in scalerl.py decide
   4. An engine      `TransformersSampler`. The folder engines/ has two more, both on vLLM: one in
                     the trainer's process, and one that talks to servers.
 
-In-flight updates (PipelineRL, paper section 2). The caller drives the engine: one `step()` decodes
-one token of every running sequence. Between two steps the caller may push new weights. Running
-sequences then go on: the new weights read the keys and values that the old weights computed. So
-one sample can hold tokens of several versions, and this is why every token has its own version.
+In-flight updates (PipelineRL, paper section 3.1). The caller drives the engine: one `step()`
+decodes one token of every running sequence. Between two steps the caller may push new weights.
+Running sequences then go on: the new weights read the keys and values that the old weights
+computed. So one sample can hold tokens of several versions, and every token has its own version.
 
 What the paper leaves open, and what is ours:
  a. Each sample draws its own thinking budget from all whole numbers between two bounds.
@@ -24,6 +24,8 @@ What the paper leaves open, and what is ours:
  c. Top-p and top-k are not offered, only a temperature. They renormalize the sampler's
     probabilities, but not the trainer's. The importance ratio, trainer's probability / sampler's,
     would be biased for every token (0.896 on average at top-p 0.8 on a small model).
+
+Where to go next: fit.py, what the curve of a run says.
 
 Axes: n running sequences (they fill the first n slots), V vocabulary.
 """
@@ -126,7 +128,7 @@ class Sampler(Protocol):
     (engines/vllm_servers.py) never stop."""
     version: int                # of the weights that the next token will come from
     head_fp32: bool             # fp32 logits (the paper's fix), or rounded to bf16 (its ablation)
-    heads: tuple[bool, ...]     # the values that head_fp32 may be set to, between two steps
+    heads: tuple[bool, ...]     # values of head_fp32 that engines/self_test.py may try
     devices: int                # that generate and are not the trainer's: 0 in process
 
     @property
@@ -218,7 +220,7 @@ class TransformersSampler:
             interrupted=integers(slots).bool(),
             ids=integers(slots, longest), versions=integers(slots, longest),
             logprobs=torch.zeros(slots, longest, device=device))
-        self.forcing = 0                        # steps in which some next token may be forced
+        self.forcing = 0                        # no token is forced after so many more steps
 
     @property
     def in_flight(self):
@@ -253,7 +255,7 @@ class TransformersSampler:
         token, logprob = self._choose(torch.cat(hidden))
         self.decoded.update(steps=1, sequences=len(token))
         ended = self._record(token, logprob)
-        return self._retire(ended) if ended else []
+        return self._release(ended) if ended else []
 
     def finished(self) -> list[Rollout]:
         return []
@@ -292,18 +294,17 @@ class TransformersSampler:
     def _choose(self, hidden):
         """Sample from softmax(logits / temperature): (n, hidden) -> token (n,), log-prob (n,).
 
-        Think of each token as a piece of the line from 0 to 1, as long as its probability. A random
-        point u on the line falls into one piece, and that token is drawn: `cumulative` holds the
-        ends of the pieces. This takes one random number a sequence; torch.multinomial takes V, and
-        was 8 times slower (64 sequences, V = 49k). The sum is in float64, because in fp32 a sum of
-        50k numbers loses the small ones.
+        Inverse-CDF sampling: the first token whose cumulative probability exceeds a uniform u. This
+        takes one random number a sequence; torch.multinomial takes V, and was 8 times slower (64
+        sequences, V = 49k). The sum is in float64, because in fp32 a sum of 50k numbers loses the
+        small ones.
         """
         logits = head_logits(hidden, self.head, head_fp32=self.head_fp32)
         logprobs = torch.log_softmax(logits.div_(self.temperature), -1)                 # (n, V)
         cumulative = torch.exp(logprobs).cumsum(-1, dtype=torch.float64)                # (n, V)
         u = torch.rand(len(hidden), 1, dtype=torch.float64, generator=self.random,
                        device=self.device)
-        # right=True: a token of probability zero is a piece of length zero, and is not drawn.
+        # right=True: a token of probability zero is never drawn.
         token = torch.searchsorted(cumulative, u * cumulative[:, -1:], right=True)      # (n, 1)
         token.clamp_(max=logits.shape[1] - 1)   # for u just below 1, rounding may give V itself
         return token[:, 0], logprobs.gather(1, token)[:, 0]
@@ -342,18 +343,19 @@ class TransformersSampler:
                 rows.limit[slot] += len(self.phrase)
                 self.forcing = len(self.phrase)
 
-    def _retire(self, slots):
+    def _release(self, slots):
         """Return the rollouts of the sequences that have ended in `slots`, and free these.
 
         The last running sequences move into the free slots. So the running sequences always fill
         the first slots, and a decode step computes no others.
         """
         at, rows = torch.tensor(slots, device=self.device), self.rows
-        count, think, cut = (x[at].tolist() for x in (rows.count, rows.think, rows.interrupted))
+        count, think, interrupted = (
+            column[at].tolist() for column in (rows.count, rows.think, rows.interrupted))
         tokens = (column[at, : max(count)].tolist()
                   for column in (rows.ids, rows.logprobs, rows.versions))
         requests = [self.running[slot] for slot in slots]
-        rollouts = list(map(self._rollout, requests, count, think, cut, *tokens))
+        rollouts = list(map(self._rollout, requests, count, think, interrupted, *tokens))
         n_left = len(self.running) - len(slots)
         holes = [slot for slot in slots if slot < n_left]
         movers = sorted({*range(n_left, len(self.running))} - {*slots})

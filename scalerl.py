@@ -2,7 +2,7 @@
 
     python scalerl.py --config configs/demo.toml                 the toy, on a laptop, in minutes
     python scalerl.py --config configs/demo.toml --config configs/loo/dapo_loss.toml --name dapo
-                                                                 the same with one decision changed
+                                                                 the same, one decision changed
     python scalerl.py --model Qwen/Qwen3-8B --task polaris-53k --gpus 8
     python fit.py runs/demo                                      what more compute would buy
 
@@ -21,7 +21,7 @@ loop over them:
 
 Where this differs from the paper, or the paper is silent ("ours"):
   a. The pacer bounds the lag of every token by k with a rule of its own (section 2).
-  b. A truncated sample has no answer, so it earns -1 (rewards are +1 and -1, as in the paper).
+  b. A truncated sample earns -1, like any without an answer (+1 and -1 are the paper's).
   c. Compute counts generation and training, not evaluation (engines/compute.py).
   d. Adam's betas, the clip of the gradient norm, and temperature 1 (config.py).
 
@@ -33,14 +33,14 @@ Axes: P prompts in a step, G samples of a prompt, N = P*G samples, T tokens of t
 steps taken. A `Rollout` is one sample, with the log-prob and the version of every token.
 """
 
-import dataclasses
 import math
 import random
 import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from statistics import fmean
 
 import torch
@@ -72,19 +72,20 @@ class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
     A prompt whose pass rate over all of its samples so far is `retire_at` (0.9) or higher leaves
-    the next epochs for good. It has little left to teach: its groups would mostly have equal
-    rewards, and section 3 would filter them out after they had been paid for.
+    the next epochs for good (samples in flight are not counted yet). It has little left to teach:
+    most of its groups would have equal rewards, and part 3 would filter them out after they had
+    been paid for.
     """
 
-    def __init__(self, prompt_ids, retire_at, seed):
+    def __init__(self, prompts, retire_at, seed):
         self.retire_at, self.seed = retire_at, seed
-        self.active = list(prompt_ids)
+        self.active = list(prompts)                 # their ids
         self.order, self.cursor, self.epoch = [], 0, 0
         self.history = {}                           # prompt id -> [correct samples, all samples]
 
     def next(self):
-        """The next prompt's id, or None when all have retired. Each epoch has a new order, which
-        depends on the seed and on nothing else that is random: a resumed run visits the same."""
+        """The next prompt's id, or None when all have retired. Each epoch is shuffled by (seed,
+        epoch) alone, so a resumed run visits the same prompts."""
         if self.cursor == len(self.order):          # an epoch is over
             self.active = [prompt for prompt in self.active if not self.learned(prompt)]
             if not self.active:
@@ -106,8 +107,7 @@ class Curriculum:
         self.history[prompt] = [old[0] + correct, old[1] + samples]
 
     def state(self):
-        return {name: value for name, value in vars(self).items()
-                if name not in ("retire_at", "seed")}       # settings
+        return dict(vars(self))
 
     def load_state(self, state):
         vars(self).update(state)
@@ -143,8 +143,8 @@ class PipelinePacer:
     """PipelineRL-k: generation goes on all the time, and no token is more than k versions old.
 
     admission   A group may start while fewer than (k + 1) * P groups are outstanding, that is,
-                admitted and not yet consumed. Why k + 1: one step's worth of groups is being
-                finished, and k more steps' worth may be under way.
+                admitted and not yet consumed. Why k + 1: a group that starts at version s may
+                be trained on in steps s to s + k, and these consume (k + 1) * P groups.
     a step      takes the P finished groups with the oldest start, oldest first.
     deadline    A group that started at version s has to be in a step at version s + k, or earlier.
 
@@ -188,9 +188,10 @@ class PipelinePacer:
         """Can all other groups be consumed by their deadlines if this step takes `taken`?
 
         The steps after this one, at versions version + 1 to v, consume (v - version) * P groups.
-        So at most that many of the groups left behind may have their deadline at v or earlier.
-        (This is the test of earliest-deadline-first scheduling. Deadlines of version + k and later
-        need no test: admission leaves at most k * P groups behind, and k steps consume them.)
+        So at most that many of the groups left behind may have their deadline at v or earlier: at
+        v = version none, at v = version + 1 at most P. (This is the test of
+        earliest-deadline-first scheduling. Deadlines of version + k and later need no test:
+        admission leaves at most k * P groups behind, and k steps consume them.)
         """
         chosen = {group.group_id for group in taken}
         deadlines = [g.start + self.k for g in self.groups.values() if g.group_id not in chosen]
@@ -198,8 +199,7 @@ class PipelinePacer:
                    for v in range(version, version + self.k))
 
     def state(self):
-        return {"admitted": self.admitted,
-                "groups": [dataclasses.asdict(g) for g in self.groups.values()]}
+        return vars(self) | {"groups": [asdict(group) for group in self.groups.values()]}
 
     def load_state(self, state):
         groups = [Group(**fields) for fields in state["groups"]]
@@ -236,9 +236,6 @@ class PPOPacer(PipelinePacer):
 
     def leaves_enough_time(self, taken, version):
         return True                                 # a round is consumed before the next one starts
-
-    def state(self):
-        return super().state() | {"collecting": self.collecting}
 
 
 def make_pacer(config):
@@ -277,20 +274,22 @@ def effective_batch(rollouts, rewards, config):
 
 
 class Trainer(TrainedModel):
-    """One step of training. The base class has the model (`policy` is its forward pass), AdamW, and
-    what others need: log-probs, weights for the samplers, save and load.
+    """One step of training. The base class (engines/trained_model.py) has model, tokenizer, device,
+    `policy` (the forward pass) and `optimizer` (AdamW), and what others need: log-probs, weights
+    for the samplers, save and load.
 
     config  the settings (config.py)
-    team    the processes that train together (scaleout/team.py). With one process it is a stand-in:
-            team.mine(batches, ..) gives all batches, each with share 1, team.backward(loss) is
-            loss.backward(), team.all(x) is [x], team.whole(x) is x. Several take the same steps.
+    team    the processes that train together (scaleout/team.py). One process alone may read
+            team.mine(batches, ...) as "all batches, each with share 1", team.backward(loss) as
+            loss.backward(), team.all(x) as [x], and team.whole(x) as x.
     """
 
     def step(self, rollouts, rewards, version):
         """One optimizer step on an effective batch. Returns the log's columns about it.
 
-        rollouts (P*G), group by group; rewards (P, G); version: of the weights before the step.
-        Raises FloatingPointError when a log-prob, the loss or the gradient is not finite.
+        rollouts (P*G), group by group; rewards (P, G), P here: the groups that the filter has kept;
+        version: of the weights before the step. Raises FloatingPointError when a log-prob, the loss
+        or the gradient is not finite.
         """
         config, (P, G) = self.config, rewards.shape
         mask = self.trained_tokens(rollouts) if rollouts else torch.zeros(0, 0).bool()  # (N, T)
@@ -310,24 +309,23 @@ class Trainer(TrainedModel):
         for batch, share in self.team.mine(batches, rollouts):
             # The forward pass (engines/policy.py): the tokens of these samples go through the model
             # as one row, and the last hidden states through `loss.token_logprobs`, the fp32 head.
-            # share is 1; it is 0 for a micro-batch that only keeps this process in step with others
-            # that have more to do.
+            # share is 1, or 0 for a dummy: all processes must run equally many backward passes.
             logprobs, entropy = self.policy([rollouts[i] for i in batch])               # (n, t)
 
             def rows(x):                    # this micro-batch's part of x (N, T), on its device
                 return x[batch, : logprobs.shape[1]].to(logprobs.device)
-            # The ratio's denominator is what the sampler recorded when it drew the token, stale
-            # weights included (paper, sec. 2). "recomputed" is the usual mistake, kept as an
-            # ablation: the ratio is then 1 and its cap never matters.
+            # The ratio's denominator is the log-prob that the sampler recorded, under the weights
+            # that it had then (paper, sec. 2). "recomputed" (ablation, usual practice) takes the
+            # trainer's own log-prob: the ratio is then always 1, and its cap never matters.
             old = rows(behavior) if config.behavior == "sampler" else logprobs.detach()
             try:
                 loss, stat = policy_loss(
                     logprobs, old, advantage[batch].to(logprobs.device), share * rows(weights),
                     loss=config.loss, eps_max=config.eps_max, eps_low=config.eps_low,
                     eps_high=config.eps_high, lags=rows(lags), entropy=entropy)
-            except ValueError as bad:
-                # Not raised yet: other processes would wait for this one in `backward` for ever.
-                loss, stat, error = 0 * logprobs.sum(), {}, str(bad)
+            except ValueError as not_finite:
+                # Raised below: other processes would wait for this one in `backward` for ever.
+                loss, stat, error = 0 * logprobs.sum(), {}, str(not_finite)
             self.team.backward(loss)
             stats.append(stat)
         self.team.finish_gradients(self.policy)
@@ -346,8 +344,8 @@ class Trainer(TrainedModel):
         # Linear warm-up, then constant (paper: 100 steps, 5e-7). It counts optimizer steps: a step
         # whose groups were all filtered out has not warmed anything up.
         lr = config.lr * min(1.0, (version + 1) / max(1, config.warmup_steps))
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return log | {"optimizer_step": 1, "tokens/trained": int(mask.sum()), "grad_norm": norm,
@@ -371,7 +369,7 @@ def evaluate(rollouts, rewards, problems, samples):
 
     rollouts, rewards   of `samples` answers to each of the held-out `problems`, {id: Problem}
     mean@k   the pass rate over all samples: y of the curve (paper: 1,000 prompts, k = 16)
-    pass@k   the share of problems that at least one of k samples solves
+    pass@k   the estimated chance that at least one of k samples is right, k = 2, 4, ... samples
     """
     correct = Counter()
     for rollout, reward in zip(rollouts, rewards):
@@ -396,9 +394,9 @@ class Stopped(Exception):
 
 class Run:
     """One training run: its problems, trainer, samplers and folder, and the loop over its steps.
-    Data go one way: problems, requests, rollouts, rewards, batch, gradient, weights, sampler.
+    The data flow: problem, request, rollout, reward, batch, gradient, weights, back to the sampler.
 
-    trainer   a `Trainer`, or with several processes what stands in front of all of them
+    trainer   a `Trainer`; with several processes a proxy that calls every process's Trainer
     folder    runs/NAME (artifacts/run_folder.py)
     """
     COUNTERS = ("step", "version", "evaluated", "best", "generated")        # saved and restored
@@ -408,7 +406,7 @@ class Run:
         tags = (config.think_open.strip() or "<think>", config.think_close)
         self.verifier = Verifier(unsafe_code=config.unsafe_code, think_tags=tags)
         self.problems = load_problems(config, trainer.tokenizer, self.verifier)
-        with self.team.during("start"):
+        with self.team.during("start"):     # a deadline on what could hang (scaleout/team.py)
             self.sampler, self.eval_sampler = load.make_samplers(
                 config, trainer, self.problems.prompt_tokens)
         self.curriculum = Curriculum(self.problems.train, config.retire_at, config.seed)
@@ -435,10 +433,10 @@ class Run:
         try:
             ending = self.loop()
         except (Stopped, ServerError) as why:
-            try:
+            try:                # both are raised between two decode steps, never in a train step
                 if self.evaluated is not None:
-                    self.save() # both are raised between two decode steps, never in a train step
-            finally:            # a checkpoint that fails as well would hide the first cause
+                    self.save()
+            finally:            # were the checkpoint to fail as well, this is still the cause
                 if isinstance(why, ServerError):
                     raise why
             return f"Stopped at step {self.step}; {self.folder.way_on()}."
@@ -466,11 +464,11 @@ class Run:
                 watch.lap("generate")
                 progress.show(self.train_on(groups, watch))
                 self.evaluate_if_due()
-                if self.step % config.eval_every == 0 or self.step == config.steps:
+                if self.step % config.eval_every == 0:
                     self.save()
-        if self.evaluated != self.step:
+        if self.evaluated != self.step:             # `steps` is reached, or all have retired
             self.evaluate()
-        self.save()                     # all have retired: --resume must not train them again
+        self.save()
         return ending
 
     def train_on(self, groups, watch):
@@ -479,12 +477,14 @@ class Run:
         rollouts, rewards, log = self.reward(groups)
         watch.lap("verify")
         # The promise of the pacer is checked for every token, and not only for every sample.
-        lags = [self.version - version for rollout in rollouts for version in rollout.versions]
-        assert max(lags) <= self.pacer.k, f"lag {max(lags)}, but k = {self.pacer.k}"
+        versions = list(chain.from_iterable(rollout.versions for rollout in rollouts))
+        lag = self.version - min(versions)
+        assert lag <= self.pacer.k, f"lag {lag}, but k = {self.pacer.k}"
         # 2. Train on what is left after the filter.
         batch, batch_rewards, columns = effective_batch(rollouts, rewards, self.config)
         trained = self.train_step(batch, batch_rewards)
-        log |= columns | trained | {"lag/mean": sum(lags) / len(lags), "lag/max": max(lags)}
+        log |= columns | trained | {"lag/max": lag,
+                                    "lag/mean": self.version - sum(versions) / len(versions)}
         watch.lap("train")
         # 3. Push the new weights, in flight: running sequences keep their keys and values, which
         #    older weights have computed, and go on with the new weights (PipelineRL).
@@ -513,8 +513,8 @@ class Run:
             self.collect(self.decode(self.sampler))
 
     def admit(self):
-        """Start groups while the pacer and free slots allow it. A prompt that would only wait for
-        a slot is better chosen later, when the curriculum knows more."""
+        """Start groups while the pacer and free slots allow it. A prompt is chosen only when slots
+        are free for it, by the newest pass rates."""
         G = self.config.samples_per_prompt
         while self.pacer.may_admit() and self.sampler.free_slots >= G:
             prompt_id = self.curriculum.next()
@@ -571,13 +571,12 @@ class Run:
     # -- evaluation ---------------------------------------------------------------------------
 
     def evaluate_if_due(self):
-        last = self.step >= self.config.steps
-        if self.evaluated != self.step and (self.step % self.config.eval_every == 0 or last):
+        if self.evaluated != self.step and self.step % self.config.eval_every == 0:
             self.evaluate()
 
     def evaluate(self):
-        """Answer the held-out prompts with a sampler apart. With transformers, on a CPU, the result
-        depends on weights, seed and step; vLLM goes on with the running sequences meanwhile."""
+        """Answer the held-out prompts with a separate sampler. With transformers on a CPU, weights,
+        seed and step determine the result. vLLM goes on with the running sequences meanwhile."""
         start, config, heldout = time.perf_counter(), self.config, self.problems.heldout
         self.push_weights(self.eval_sampler)
         self.eval_sampler.reseed(config.seed + 1000 + self.step)
@@ -598,12 +597,12 @@ class Run:
             self.best = sum(means) / len(means)
             self.save_model(self.folder.checkpoints / "best")
 
-    def answers(self, sampler, prompt_ids, samples):
+    def answers(self, sampler, prompts, samples):
         """All finished rollouts of `samples` answers to each prompt, from an idle sampler."""
-        for i, prompt_id in enumerate(prompt_ids):
+        for i, prompt_id in enumerate(prompts):
             sampler.submit(Request(i, prompt_id, self.problems.prompts[prompt_id], samples))
         rollouts = []
-        with Progress(len(prompt_ids) * samples, unit="sample") as progress:
+        with Progress(len(prompts) * samples, unit="sample") as progress:
             while sampler.in_flight:
                 rollouts += self.decode(sampler)
                 progress.count(len(rollouts))
@@ -651,7 +650,8 @@ class Run:
 
 
 def main(argv=None):
-    """Returns the exit code: 0 done, 2 wrong input, 1 any other failure, 128 + n signal n."""
+    """Returns the exit code: 0 done, 2 wrong input, 1 any other failure, 128 + n signal n (0 of
+    several processes: the launcher that started them says it)."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     argv, run = sys.argv[1:] if argv is None else argv, None

@@ -1,6 +1,7 @@
 """How well do the demo's first parts predict the rest?  (results/demo/PROTOCOL.md)
 
     python bench/held_out.py results/demo/toy*-seed1[5-9] --csv results/demo/errors.csv
+    python bench/held_out.py results/demo/toy*-seed1[5-9] --law stretched
 
 Reads evals.jsonl of each run folder toyT-seedS and prints a row for each run and cut: the error of
 fit.py's prediction for the last evaluations, and that of carrying the last value forward.
@@ -22,12 +23,12 @@ CUTS = (0.3, 0.5)
 COLUMNS = ("toy", "seed", "cut", "predicted", "lo", "hi", "measured", "error", "naive_error")
 
 
-def rows_of(folder):
+def rows_of(folder, law="sigmoid"):
     """The two rows of one run, as dicts of COLUMNS."""
     toy, seed = map(int, re.fullmatch(r"toy(\d+)-seed(\d+)", Path(folder).name).groups())
     (curve,), _ = read_curves([str(folder)])
     for cut in CUTS:
-        early = fit_curve(curve.C, curve.R, c_max=cut * curve.C[-1])
+        early = fit_curve(curve.C, curve.R, c_max=cut * curve.C[-1], law=law)
         found = held_out(curve.C, curve.R, early)
         yield {"toy": toy, "seed": seed, "cut": cut} | {
             name: round(float(found[name]), 4) for name in COLUMNS[3:]}
@@ -53,15 +54,17 @@ def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("runs", nargs="+")
     p.add_argument("--csv", help="write the rows to this file")
+    p.add_argument("--law", default="sigmoid", help="that predicts [sigmoid]")
     args = p.parse_args()
-    rows = [row for folder in sorted(args.runs) for row in rows_of(folder)]
+    rows = [row for folder in sorted(args.runs) for row in rows_of(folder, args.law)]
     print(*(f"{name:>11}" for name in COLUMNS))
     for row in rows:
         print(*(f"{row[name]:11.3g}" for name in COLUMNS))
     for cut in CUTS:
         n, law, naive, held = summary(rows, cut)
         print(f"cut {cut}: n = {n}, mean absolute error {law:.3f} (naive {naive:.3f}, ratio "
-              f"{law / naive:.2f}), 90% intervals hold in {held:.0%}")
+              f"{law / naive:.2f}), 90% intervals hold in {held:.0%}; too low: "
+              f"{sum(row['error'] < 0 for row in rows if row['cut'] == cut)}")
     if args.csv:
         write_csv(args.csv, rows)
 

@@ -2,7 +2,7 @@
 
     python bench/record.py                                 # the record's recipe on three fresh toys
     python bench/record.py --config mine.toml --times 5    # yours; the record beside it
-    python bench/record.py --model models/smollm2-135m     # SmolLM2 and its record (minutes a run)
+    python bench/record.py --model models/smollm2-135m     # SmolLM2's, minutes a run
 
 Makes toys of seeds that are drawn now (--seeds names them), trains the recipe and the record's on
 each, one after the other in turns, and prints the seconds of both and their ratio. Another model is
@@ -30,7 +30,8 @@ GOAL = 0.80
 TOY, SMOLLM2 = "", "models/smollm2-135m"
 # The recipe that holds the record.
 RECORD = {TOY: "configs/record.toml", SMOLLM2: "configs/record_smollm2.toml"}
-# What an entry may not choose: the problems and the evaluation. Standard errors at .80: .018, and .022 at most.
+# What an entry may not choose: the problems and the evaluation. Standard errors at .80: .018, and
+# .022 at most.
 RULES = {TOY: ["--task", "toy", "--heldout-prompts", "512", "--eval-samples", "1",
                "--eval-every", "5"],
          SMOLLM2: ["--task", "reasoning_gym:chain_sum", "--heldout-prompts", "40",

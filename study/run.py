@@ -14,9 +14,9 @@ An experiment is a TOML file:
     scalerl = []
     lag_4 = [{off_policy = "pipeline-4"}]
 
-Where it is needed, `program = ["-m", "study.article"]` stands for scalerl.py; a variant has a toy of
-its own: `[toys]` with `wide = ["--hidden", "320"]`, options of tiny/toy.py; or no toy is trained:
-`model = "models/smollm2-135m"`, and `pairs = ["20", "21"]` are seeds.
+Where it is needed, `program = ["-m", "study.article"]` stands for scalerl.py; a variant has a toy
+of its own: `[toys]` with `wide = ["--hidden", "320"]`, options of tiny/toy.py; or no toy is
+trained: `model = "models/smollm2-135m"`, and `pairs = ["20", "21"]` are seeds.
 
 Its runs are all bases, for each all pairs, for each all variants: whenever the series is stopped,
 a base's pairs are complete but for the last one. A run is named BASE-VARIANT-toyT-seedS, or
