@@ -72,9 +72,10 @@ stress: $(VENV)/base $(foreach p,$(STRESS),models/toy-$(firstword $(subst :, ,$p
 study: $(VENV)/base
 	$(PY) -m study.run $(EXPERIMENTS)
 
-# How fast is a recipe? CONFIG=mine.toml make record: beside the record's. results/baselines.
+# How fast is a recipe? CONFIG=mine.toml make record: beside the record's; MODEL=models/smollm2-135m:
+# on SmolLM2 instead of fresh toys. results/baselines.
 record: $(VENV)/base
-	$(PY) bench/record.py --config $(or $(CONFIG),configs/record.toml)
+	$(PY) bench/record.py $(if $(CONFIG),--config $(CONFIG)) $(if $(MODEL),--model $(MODEL))
 
 study-figures: $(VENV)/base
 	$(PY) -m study.figures

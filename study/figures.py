@@ -276,6 +276,20 @@ def plot_lag(rows):
     return fig
 
 
+def plot_curves(jobs):
+    """Pass rate against compute: a thin line for each run, a thick one for a variant's mean."""
+    fig, ((ax,),) = figures.empty(6.5, 3.6, 1, 1)
+    for i, variant in enumerate(dict.fromkeys(job.variant for job in jobs)):
+        style = dict(color=(figures.BLUE, figures.ORANGE)[i % 2], linestyle=("-", "--")[i % 2])
+        curves = [curve_of(job) for job in jobs if job.variant == variant]
+        for C, R in curves:
+            ax.plot(C, R, linewidth=0.7, alpha=0.6, **style)
+        ax.plot(*np.mean(curves, 0), linewidth=2.2, marker="os"[i % 2], label=variant, **style)
+    ax.set(xlabel=figures.human("compute/flops"), ylabel="pass rate on held-out problems")
+    ax.legend(frameon=False)
+    return fig
+
+
 # ------------------------------------------------------------------------- 5. the page
 def filled(page, tables):
     """The page with each table between its marks."""
@@ -312,6 +326,8 @@ def results():
             tables[stem] = grid_of(jobs, rows)
         elif stem == "8_sizes":
             tables["sizes"] = sizes_of(jobs, rows)
+        elif stem == "10_smollm2":
+            plots[stem] = plot_curves(jobs.values())
         else:
             bases = dict.fromkeys(base for base, _ in comparisons)
             columns = [(base, "end", f"end, {base}") for base in bases]
