@@ -513,8 +513,7 @@ class Run:
             self.collect(self.decode(self.sampler))
 
     def admit(self):
-        """Start groups while the pacer and free slots allow it. A prompt is chosen only when slots
-        are free for it, by the newest pass rates."""
+        """Start groups when pacer and free slots allow it, not before: by the newest pass rates."""
         G = self.config.samples_per_prompt
         while self.pacer.may_admit() and self.sampler.free_slots >= G:
             prompt_id = self.curriculum.next()

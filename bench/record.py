@@ -22,23 +22,25 @@ import sys
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
 
+from config import read_toml                                                # noqa: E402
 from study.run import make_toy                                              # noqa: E402
 
 GOAL = 0.80
 TOY, SMOLLM2 = "", "models/smollm2-135m"
-# The recipe that holds the record.
-RECORD = {TOY: "configs/record.toml", SMOLLM2: "configs/record_smollm2.toml"}
+# The recipe that holds the record: its config files, the last one before the others.
+RECORD = {TOY: ("configs/record.toml",),
+          SMOLLM2: ("configs/smollm2.toml", "configs/record_smollm2.toml")}
+SUMS = read_toml(ROOT / "configs/smollm2.toml")
 # What an entry may not choose: the problems and the evaluation. Standard errors at .80: .018, and
 # .022 at most.
 RULES = {TOY: ["--task", "toy", "--heldout-prompts", "512", "--eval-samples", "1",
                "--eval-every", "5"],
-         SMOLLM2: ["--task", "reasoning_gym:chain_sum", "--heldout-prompts", "40",
-                   "--eval-samples", "8", "--eval-every", "4", "--task-options",
-                   '{"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}',
-                   "--instruction", "Work it out in one short line, then end with \"Answer:\" "
-                                    "and the number."]}
+         SMOLLM2: ["--task", SUMS["task"], "--heldout-prompts", "40", "--eval-samples", "8",
+                   "--eval-every", "4", "--task-options", json.dumps(SUMS["task_options"]),
+                   "--instruction", SUMS["instruction"]]}
 
 
 def seconds_to(goal, evals, steps):
@@ -59,12 +61,13 @@ def seconds_to(goal, evals, steps):
     return None
 
 
-def run(config, model, seed, rules):
-    """Train a recipe once; returns its seconds to the goal, or None."""
-    name = f"record-{Path(config).stem}-{seed}"
+def run(recipe, model, seed, rules):
+    """Train a recipe (config files) once; returns its seconds to the goal, or None."""
+    name = f"record-{Path(recipe[-1]).stem}-{seed}"
+    configs = [word for config in recipe for word in ("--config", config)]
     shutil.rmtree(Path("runs") / name, ignore_errors=True)
-    subprocess.run([sys.executable, "scalerl.py", "--config", config, "--model", model, "--seed",
-                    str(seed), "--name", name, *rules], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "scalerl.py", *configs, "--model", model, "--seed", str(seed),
+                    "--name", name, *rules], check=True, stdout=subprocess.DEVNULL)
     evals, steps = ([json.loads(line) for line in (Path("runs") / name / log).open()]
                     for log in ("evals.jsonl", "metrics.jsonl"))
     return seconds_to(GOAL, evals, steps)
@@ -73,20 +76,20 @@ def run(config, model, seed, rules):
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--model", choices=[SMOLLM2], default=TOY, help="instead of fresh toys")
-    p.add_argument("--config", help="the recipe; without it the record's alone")
+    p.add_argument("--config", action="append", help="the recipe; without it the record's alone")
     p.add_argument("--times", type=int, default=3, help="how many fresh toys, or seeds")
     p.add_argument("--seeds", type=int, nargs="+", help="these seeds, instead of drawn ones")
     args = p.parse_args()
-    recipes = list(dict.fromkeys([args.config or RECORD[args.model], RECORD[args.model]]))
+    recipes = list(dict.fromkeys([tuple(args.config or RECORD[args.model]), RECORD[args.model]]))
     found = {recipe: [] for recipe in recipes}
-    print(f"{'seed':>8}", *(f"{Path(recipe).stem:>16}" for recipe in recipes), flush=True)
+    print(f"{'seed':>8}", *(f"{Path(recipe[-1]).stem:>16}" for recipe in recipes), flush=True)
     for seed in args.seeds or [random.randrange(1000, 10**6) for _ in range(args.times)]:
-        model = Path(args.model or f"models/toy-{seed}")
-        if model != Path(SMOLLM2) and (refused := make_toy(model, seed)):
+        model = args.model or f"models/toy-{seed}"
+        if not args.model and (refused := make_toy(Path(model), seed)):
             print(f"{seed:>8}  not counted: {refused}")
             continue
         for recipe in recipes:
-            found[recipe].append(run(recipe, str(model), seed, RULES[args.model]))
+            found[recipe].append(run(recipe, model, seed, RULES[args.model]))
         print(f"{seed:>8}", *(f"{s:>14.1f} s" if (s := found[recipe][-1]) else f"{'never':>16}"
                               for recipe in recipes), flush=True)
     middle = [median(s or float("inf") for s in seconds) for seconds in found.values() if seconds]

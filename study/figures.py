@@ -194,11 +194,10 @@ def tasks_of(jobs):
         found, _ = read_curves([str(job.kept) for job in jobs.values()], y=[f"eval/{task}/mean@4"])
         curves[f"two tasks: {task}"] = [(curve.C, curve.R) for curve in found]
         fits = [fit_curve(curve.C, curve.R, bootstrap=0) for curve in found]
-        cells = [paired(values) for values in (
+        cells = [told(paired(values), ".3f") for values in (
             [curve.R[0] for curve in found], [curve.R[-3:].mean() for curve in found],
             [fit.A for fit in fits], [fit.B for fit in fits])]
-        lines.append(f"| `{task}` | {len(found)} | " + " | ".join(
-            f"{mean:.3f} [{low:.3f}, {high:.3f}]" for mean, low, high, _ in cells) + " |")
+        lines.append(f"| `{task}` | {len(found)} | " + " | ".join(cells) + " |")
     return "\n".join(lines), curves
 
 
@@ -279,12 +278,14 @@ def plot_lag(rows):
 def plot_curves(jobs):
     """Pass rate against compute: a thin line for each run, a thick one for a variant's mean."""
     fig, ((ax,),) = figures.empty(6.5, 3.6, 1, 1)
-    for i, variant in enumerate(dict.fromkeys(job.variant for job in jobs)):
-        style = dict(color=(figures.BLUE, figures.ORANGE)[i % 2], linestyle=("-", "--")[i % 2])
+    styles = ((figures.BLUE, "o", "-"), (figures.ORANGE, "s", "--"))
+    variants = dict.fromkeys(job.variant for job in jobs)
+    for variant, (color, marker, dash) in zip(variants, styles, strict=True):
+        style = dict(color=color, linestyle=dash)
         curves = [curve_of(job) for job in jobs if job.variant == variant]
         for C, R in curves:
             ax.plot(C, R, linewidth=0.7, alpha=0.6, **style)
-        ax.plot(*np.mean(curves, 0), linewidth=2.2, marker="os"[i % 2], label=variant, **style)
+        ax.plot(*np.mean(curves, 0), linewidth=2.2, marker=marker, label=variant, **style)
     ax.set(xlabel=figures.human("compute/flops"), ylabel="pass rate on held-out problems")
     ax.legend(frameon=False)
     return fig
@@ -310,13 +311,13 @@ def results():
     everything = {name: job for jobs in found.values() for name, job in jobs.items()}
     tables, plots, other_curves = {}, {}, {}
     for stem, jobs in found.items():
-        comparisons = compared(jobs, everything, rows)
         if len(jobs) < len(planned[stem]) / 2:
             continue
         if stem == "9_two_tasks":
             tables[stem], other_curves = tasks_of(
                 {name: job for name, job in jobs.items() if not rows[name]["failed"]})
             continue
+        comparisons = compared(jobs, everything, rows)
         if not comparisons:                                 # runs of others, at most
             continue
         tables[stem] = table_of(jobs, rows, comparisons)

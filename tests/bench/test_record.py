@@ -35,8 +35,8 @@ def test_one_lucky_evaluation_is_no_record():
 @pytest.mark.parametrize("model", record.RECORD)
 def test_the_records_recipes_keep_the_rules(model):
     """Their evaluation is the rules', and the command line's options win over a config's."""
-    told = tomllib.loads((ROOT / record.RECORD[model]).read_text())
-    make_config(told).check()
+    *below, told = (tomllib.loads((ROOT / path).read_text()) for path in record.RECORD[model])
+    make_config({name: value for layer in (*below, told) for name, value in layer.items()}).check()
     ruled = {option[2:].replace("-", "_") for option in record.RULES[model][::2]}
     assert ruled >= {"task", "heldout_prompts", "eval_samples", "eval_every"}
     assert not (ruled | {"seed"}) & set(told)
