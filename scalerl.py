@@ -292,9 +292,16 @@ class Trainer(TrainedModel):
         or the gradient is not finite.
         """
         config, (P, G) = self.config, rewards.shape
-        mask = self.trained_tokens(rollouts) if rollouts else torch.zeros(0, 0).bool()  # (N, T)
+        nothing = {"optimizer_step": 0, "tokens/trained": 0}
+        if not rollouts:                # the filter has left no group
+            return nothing
+        # The tokens whose log-probs are moved: those that were sampled, not the forced ones.
+        mask = table(rollouts, "sampled", torch.bool)                                   # (N, T)
+        if config.overlong_filter:      # ablation: a truncated sample gives no gradient, but it
+                                        # still counts in the mean and the std of the rewards
+            mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])
         if not mask.any():
-            return {"optimizer_step": 0, "tokens/trained": 0}
+            return nothing
         # Everything that is averaged over the step is computed here, once, over the whole step.
         # So it does not matter how its samples are dealt to micro-batches and processes.
         advantage = advantages(rewards, norm=config.advantage_norm).flatten()           # (N,)
@@ -350,14 +357,6 @@ class Trainer(TrainedModel):
         self.optimizer.zero_grad(set_to_none=True)
         return log | {"optimizer_step": 1, "tokens/trained": int(mask.sum()), "grad_norm": norm,
                       "lr": lr}
-
-    def trained_tokens(self, rollouts):
-        """(N, T) bool: the tokens whose log-probs are moved. Forced tokens are not among them."""
-        mask = table(rollouts, "sampled", torch.bool)
-        if self.config.overlong_filter:     # ablation: a truncated sample gives no gradient, but it
-                                            # still counts in the mean and the std of the rewards
-            mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])
-        return mask
 
 
 # ---------------------------------------------------------------------------------------------
@@ -432,13 +431,11 @@ class Run:
         self.folder.track()
         try:
             ending = self.loop()
-        except (Stopped, ServerError) as why:
-            try:                # both are raised between two decode steps, never in a train step
-                if self.evaluated is not None:
-                    self.save()
-            finally:            # were the checkpoint to fail as well, this is still the cause
-                if isinstance(why, ServerError):
-                    raise why
+        except (Stopped, ServerError) as why:       # between two decode steps, not in a train step
+            if self.evaluated is not None:
+                self.save()
+            if isinstance(why, ServerError):
+                raise
             return f"Stopped at step {self.step}; {self.folder.way_on()}."
         self.save_model(self.folder.path / "model")
         return ending
