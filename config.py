@@ -254,14 +254,8 @@ REPLACED = {
     "pipeline_parallel": 'was merged into vllm_args: "--pipeline-parallel-size N"',
     "data_parallel": 'was merged into vllm_args: "--data-parallel-size N"',
     "start_deadline_s": "was merged into deadline_s: a start may take 3 times as long",
-    "eval_think_tokens": "is gone: evaluation thinks as long as training, up to think_max",
     "threads": "is gone: set OMP_NUM_THREADS in the environment",
     "top_p": "is gone: anything but 1 would bias every importance ratio",
-    "attention": "is gone: the fast kernel is taken wherever there is one",
-    "fused_adamw": "is gone: it is always fused",
-    "logits_chunk_tokens": "is gone: it follows from the size of the vocabulary",
-    "keep_checkpoints": "is gone: the last 2 are kept, and the best one",
-    "samples_logged": "is gone: 4 samples of each step are logged",
 }
 
 
