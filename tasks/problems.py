@@ -9,28 +9,32 @@ model's chat format; load_problems does all for a run.
     '4+0=4;4+7=1;1+8=9</think>9'
 """
 
+import contextlib
 import re
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass
 
+from jinja2.exceptions import TemplateError
+
+from config import Config
 from tasks.generated import gold_answer
 from tasks.sandbox import SandboxError, check_sandbox
 from tasks.sources import Problem, load_pool, question_hash
 from tasks.verifier import TaskError, accepted, verify
 
 
-def load_task(spec, split, *, heldout=1000, seed=0, options=None, max_unusable=0.02):
+def load_task(spec, split, *, heldout=1000, seed=0, options=None):
     """The "train" or "heldout" problems of a task, in a fixed order; any prefix is a fair sample.
 
     spec: a task or a mix such as "a+b" or "a:0.7+b:0.3", and its options: docs/tasks.md.
     heldout: how many problems are held out in total (the paper: 1,000); a mix divides them by its
         shares, or equally, so that the mean over them is the pass rate of the mix.
     seed: which problems a generator draws. It does not touch a file, nor the hash of a question.
-    max_unusable: the share that may be left out, with a warning. Raises TaskError.
+    Raises TaskError, also where more than 2% of the records cannot be used.
     """
     train, held, _, bad = load_splits(spec, heldout=heldout, seed=seed, options=options)
-    count_unusable({"bad_records": bad}, len(train + held), max_unusable)
+    count_unusable({"bad_records": bad}, len(train + held), Config.max_unusable)
     problems = {"train": train, "heldout": held}[split]
     if not problems:
         raise TaskError(f"task {spec!r} has no {split} problems with heldout = {heldout}")
@@ -131,18 +135,16 @@ def split_pool(name, pool, heldout):
 
 
 def check_gold(problems, verifier=None):
-    """{id: sentence} of the problems whose gold answer or trace their own verifier calls wrong;
-    they would give -1 to every completion. An answer takes microseconds for numbers, 0.01 to 0.2 s
-    for formulas; of programs it is unit tests, and nothing is checked.
+    """{id: sentence} of the problems whose gold answer their own verifier calls wrong; they would
+    give -1 to every completion. Numbers take microseconds, formulas 0.01 to 0.2 s; of programs the
+    answer is unit tests, and nothing is checked.
     verifier: a Verifier, whose workers have a deadline; without one, this process does it.
     """
-    claims = [(p, "answer", text) for p in problems for text in as_outputs(p)]
-    claims += [(p, "trace", p.trace) for p in problems if p.trace is not None and p.kind != "code"]
-    items = [(text, p.answer, p.kind) for p, _, text in claims]
+    claims = [(p, text) for p in problems for text in as_outputs(p)]
+    items = [(text, p.answer, p.kind) for p, text in claims]
     reasons = verifier.score(items).reasons if verifier else [verify(*item)[1] for item in items]
-    return {p.id: f"problem {p.id}: its own {field} {text!r} is judged {reason!r}"
-            for (p, field, text), reason in zip(claims, reasons, strict=True)
-            if reason != "correct"}  # fmt: skip
+    return {p.id: f"problem {p.id}: its own answer {text!r} is judged {reason!r}"
+            for (p, text), reason in zip(claims, reasons, strict=True) if reason != "correct"}
 
 
 def as_outputs(problem):
@@ -171,23 +173,16 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
     else:
         messages = [{"role": "system", "content": instruction},
                     {"role": "user", "content": problem.question}]  # fmt: skip
-        if not instruction or not arrives(tokenizer, messages, instruction):
+        shown = ""  # some templates raise on a system message, some drop it without a word
+        with contextlib.suppress(TemplateError):
+            shown = tokenizer.apply_chat_template(messages, tokenize=False)
+        if not instruction or instruction.strip() not in shown:
             messages = [{"role": "user", "content": prefixed}]
         ids = list(tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False, **(template_options or {})))
     if think_open and not tokenizer.decode(ids).rstrip().endswith(think_open.strip()):
         ids += tokenizer(think_open, add_special_tokens=False)["input_ids"]
     return ids
-
-
-def arrives(tokenizer, messages, text):
-    """Some templates raise on a system message, some drop it without a word: so we look."""
-    from jinja2.exceptions import TemplateError
-
-    try:
-        return text.strip() in tokenizer.apply_chat_template(messages, tokenize=False)
-    except TemplateError:
-        return False
 
 
 @dataclass

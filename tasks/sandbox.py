@@ -12,7 +12,7 @@ empty environment and temporary folder remain: a program that means harm can rea
 user can.
 What happens before the program starts is in sandbox_child.py.
 
-    >>> run_tests("print(int(input()) + 1)", UnitTests(("1", "41"), ("2", "42")), unsafe=True)
+    >>> run_tests("print(int(input()) + 1)", UnitTests(["1", "41"], ["2", "42"]), unsafe=True)
     ('correct', '2 of 2 tests')
 """
 
@@ -30,17 +30,15 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 
 class SandboxError(RuntimeError):
     """No sandbox can be made here: one sentence with the cause and the way out."""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """What one test may use. The paper is silent; 6 s a test is LiveCodeBench's, the rest ours."""
 
     cpu_s: int = 6
@@ -49,32 +47,21 @@ class Limits:
     file_bytes: int = 8 << 20  # of one file, the output included
 
 
-@dataclass(frozen=True)
-class UnitTests:
+class UnitTests(NamedTuple):
     """Unit tests of one problem: texts for standard input and from standard output, or, with the
     name of a function (or method of a class Solution), lists of its arguments and its values."""
 
-    inputs: tuple
-    outputs: tuple
+    inputs: list
+    outputs: list
     fn_name: str | None = None
 
-    def __post_init__(self):
-        wanted = str if self.fn_name is None else list
-        right = all(isinstance(given, wanted) for given in self.inputs)
-        if self.fn_name is None:
-            right = right and all(isinstance(output, str) for output in self.outputs)
-        if not right or not self.inputs or len(self.inputs) != len(self.outputs):
-            raise ValueError("unit tests need an output for each input, all of them text; or a "
-                             "function's name, and lists of its arguments as inputs")
-
     def to_json(self):
-        return json.dumps(vars(self))
+        return json.dumps(self)
 
 
 def parse_tests(text):
     """UnitTests of their JSON."""
-    tests = json.loads(text)
-    return UnitTests(tuple(tests["inputs"]), tuple(tests["outputs"]), tests["fn_name"])
+    return UnitTests(*json.loads(text))
 
 
 MOST_TESTS = 15  # DeepCoder's: a problem's longest inputs; all of them would take minutes
@@ -99,7 +86,12 @@ def read_tests(value, metadata=None):
     if name is None:  # some have a list of lines
         pairs = [tuple("\n".join(x) if isinstance(x, list) else x for x in p) for p in pairs]
     pairs = sorted(pairs, key=lambda pair: -len(json.dumps(pair[0])))[:MOST_TESTS]
-    return UnitTests(tuple(i for i, _ in pairs), tuple(o for _, o in pairs), name)
+    right = [isinstance(i, list) if name else isinstance(i, str) and isinstance(o, str)
+             for i, o in pairs]
+    if not pairs or not all(right):
+        raise ValueError("unit tests must have texts as inputs and outputs, or the name of a "
+                         "function and lists of its arguments")
+    return UnitTests([i for i, _ in pairs], [o for _, o in pairs], name)
 
 
 # A block is closed by a bare fence, before any other fence: else it was cut off.
@@ -158,12 +150,9 @@ def same_result(output, expected):
 
 
 def same_value(found, expected):
-    """Equality of JSON values; floats to six digits, and true is not 1."""
+    """Equality of JSON values; floats, also in lists, to six digits, and true is not 1."""
     if isinstance(found, list) and isinstance(expected, list):
         return len(found) == len(expected) and all(map(same_value, found, expected))
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(
-            same_value(found[key], expected[key]) for key in expected)
     if type(expected) is float and type(found) in (int, float):
         return math.isclose(found, expected, rel_tol=1e-6)
     return found == expected and isinstance(found, bool) == isinstance(expected, bool)
@@ -213,17 +202,12 @@ def system_call_filter(machine):
 
 def check_sandbox(unsafe=False):
     """Makes sure once, before a run starts, that programs can be run. Raises SandboxError."""
-    if unsafe or shutil.which("bwrap"):
-        reason, cause = run_tests("print('ready')", UnitTests(("",), ("ready",)), unsafe=unsafe)
-        if reason == "correct":
-            return
-    else:
-        cause = "bubblewrap is not installed (apt install bubblewrap)"
-    raise SandboxError(f"code cannot be verified: no sandbox can be made here ({cause}); allow "
-                       "namespaces, or set unsafe_code = true to run programs with limits only")
+    reason, cause = run_tests("print('ready')", UnitTests([""], ["ready"]), unsafe=unsafe)
+    if reason != "correct":
+        raise SandboxError(f"code cannot be verified: no sandbox can be made here ({cause}); allow "
+                           "namespaces, or set unsafe_code = true to run programs with limits only")
 
 
-@functools.cache
 def child_command(unsafe):
     """The command that starts sandbox_child.py; inside bubblewrap, unless `unsafe`."""
     python = os.path.realpath(sys.executable)  # not a virtual environment's link to it
@@ -233,45 +217,40 @@ def child_command(unsafe):
     inner = [python, "-I", "-S", "-B", child]
     if unsafe:
         return inner
-    command = [shutil.which("bwrap") or "bwrap"]  # with its path: the environment will be empty
-    command += "--unshare-all --unshare-user --die-with-parent --new-session --cap-drop ALL".split()
+    if not (bwrap := shutil.which("bwrap")):
+        raise SandboxError("code cannot be verified: bubblewrap is not installed (apt install "
+                           "bubblewrap); unsafe_code = true runs programs with limits only")
+    command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session",
+               "--cap-drop", "ALL", "--dev-bind", "/dev/null", "/dev/null"]
     # The same names as outside, so that the paths which the interpreter was built with stay true.
     for path in ("/usr/lib", "/usr/lib64", "/lib", "/lib64", f"{sys.base_prefix}/lib", python,
                  child):
         command += ["--ro-bind-try", path, path]
-    return command + "--dev-bind /dev/null /dev/null --remount-ro / --chdir /".split() + inner
+    return [*command, "--remount-ro", "/", "--chdir", "/", *inner]
 
 
 def run_program(program, name, given, limits, unsafe):
     """(whether it was begun, exit code, output, complaint) of a process with the text `given` on
-    its input or, with a function's name, its list of arguments. Input and output are files, not
+    its input or, with a function's name, its list of arguments. The output goes to files, not to
     pipes: the kernel bounds a file."""
     rlimits = {"CPU": limits.cpu_s, "AS": limits.memory_bytes, "FSIZE": limits.file_bytes,
                "NOFILE": 64, "CORE": 0}  # fmt: skip
-    text, arguments = (given, None) if name is None else ("", given)
+    steps = system_call_filter(os.uname().machine)
     with (
         tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
         tempfile.TemporaryFile() as request,  # the child empties it when the program begins
-        tempfile.TemporaryFile() as stdin,
         tempfile.TemporaryFile() as stdout,
         tempfile.TemporaryFile() as stderr,
     ):
-        marshal.dump((rlimits, system_call_filter(os.uname().machine), program, name, arguments),
-                     request)
-        stdin.write(text.encode(errors="replace"))
+        marshal.dump((rlimits, steps, program, name, given), request)
         request.seek(0)
-        stdin.seek(0)
-        process = subprocess.Popen(
-            [*child_command(unsafe), str(request.fileno())], stdin=stdin, stdout=stdout,
-            stderr=stderr, env={}, cwd=folder, start_new_session=True, pass_fds=(request.fileno(),))
-        # Not wait(timeout): it looks every 50 ms, which is longer than most programs take.
-        deadline = threading.Timer(limits.wall_s, process.kill)
-        deadline.start()
         try:
-            code = process.wait()
-        finally:
-            deadline.cancel()
-            process.kill()
+            code = subprocess.run(
+                [*child_command(unsafe), str(request.fileno())], stdout=stdout, stderr=stderr,
+                input=b"" if name else given.encode(errors="replace"), timeout=limits.wall_s,
+                env={}, cwd=folder, start_new_session=True, pass_fds=(request.fileno(),)).returncode
+        except subprocess.TimeoutExpired:
+            code = -signal.SIGKILL
         begun = os.fstat(request.fileno()).st_size == 0
         output, complaint = (os.pread(file.fileno(), limits.file_bytes, 0).decode(errors="replace")
                              for file in (stdout, stderr))

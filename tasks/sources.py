@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from config import did_you_mean
-from tasks.answers import BOX, read_number
+from tasks.answers import BOX
 from tasks.generated import pack
 from tasks.sandbox import read_tests
 from tasks.verifier import TaskError, accepted
@@ -132,25 +132,24 @@ def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
     """Problems of one Reasoning Gym generator, with its own options. Questions repeat where there
     are few ("two one-digit terms": 200), so it asks for four times as many as are wanted."""
     import reasoning_gym
-    from reasoning_gym.factory import ProceduralDataset
 
     generator = name.removeprefix("reasoning_gym:")
     try:
+        if size < 1:
+            raise ValueError("size must be positive")
         wanted = size + heldout
         # The generator draws problem i from seed + i, so neighboring seeds would share nearly all
         # of their problems: keep them a million apart (NumPy takes 32 bits).
         source = reasoning_gym.create_dataset(
             generator, seed=1_000_000 * seed % 2**31, size=4 * wanted, **options)
     except (TypeError, ValueError, AssertionError) as error:  # how its configurations refuse
-        raise TaskError(f"task {name!r} with the options {options}: {error}") from error
+        raise TaskError(f"task {name!r} with options {options}, size {size!r}: {error}") from error
 
-    own_rule = type(source).score_answer is not ProceduralDataset.score_answer
     problems = {}
     for entry in source:
         answer, kind, level, trace = entry["answer"], "math", 0, None
-        # Numbers are compared by value, in microseconds; the rest is the generator's business.
-        if not re.fullmatch("[-+]?[0-9]+", answer or "") and (
-                own_rule or answer is None or read_number(answer) is None):
+        # Whole numbers are compared in microseconds; the rest is the generator's business.
+        if not re.fullmatch("[-+]?[0-9]+", answer or ""):
             answer, kind = pack(generator, options, entry), "gym"
         if generator == "chain_sum":  # its level is the number of terms
             steps, total = worked_steps(entry["metadata"]["expression"])
@@ -170,7 +169,6 @@ COLUMNS = {
     "answer": "",  # text or a number; of kind "code" the unit tests
     "kind": "math",  # a column "kind" with one of KINDS goes before it
     "level": "level",  # a number, or a text with one: "Level 5", "3/8"
-    "trace": "trace",  # a worked solution
     "config": "", "split": "train",  # of data sets
 }  # fmt: skip
 KINDS = ("math", "exact", "code")  # other kinds are made here
@@ -179,9 +177,7 @@ KINDS = ("math", "exact", "code")  # other kinds are made here
 USUAL = {"question": ("question", "problem", "prompt", "messages"),
          "answer": ("answer", "reward_model.ground_truth", "solution", "messages")}
 # What stands before or around the answer inside its column, and how it is told: GSM8K's, MATH's.
-MARKS = {"": "", "####": " after ####", r"\boxed": r" in the last \boxed{}"}
-# What data sets write where there is no answer. As a gold answer, "\boxed{proof}" would score.
-NO_ANSWERS = {"proof", "see proof", "n/a", "notfound", "not found", "unknown", "see solution"}
+MARKS = {"####": " after ####", r"\boxed": r" in the last \boxed{}"}
 PRESETS = {  # the repository and other options; the paper trains on the first two
     "polaris-53k": {"repository": "POLARIS-Project/Polaris-Dataset-53K", "level": "difficulty"},
     "deepcoder": {"repository": "agentica-org/DeepCoder-Preview-Dataset", "answer": "tests",
@@ -223,12 +219,21 @@ def read_records(name, options):
 
 def record_problems(name, options):
     """(the problems of a file or data set, each question once; a sentence for each record that is
-    none). Prints one line that tells how they are read. Raises TaskError: there are none."""
+    none). What the options leave open is found out from the first record, and told in one printed
+    line. Raises TaskError."""
     records = read_records(name, options)
     if not isinstance(records, list) or not records or not isinstance(records[0], dict):
         raise TaskError(f'task {name!r} holds no record like {{"question": "2+3", "answer": "5"}}')
+    columns, first = dict(options), records[0]
+    for role, usual in USUAL.items():
+        there = (path for path in usual if column(first, path) is not None)
+        columns[role] = options[role] or next(there, None)
+        if columns[role] is None:
+            raise TaskError(f"task {name!r} has no column of a usual name for the {role}: it has "
+                            f"{', '.join(map(str, first))}; name it by the task option {role}")
+    answer = str(text_of(column(first, columns["answer"]), "answer"))
+    mark = next((m for m in MARKS if m in answer and columns["kind"] == "math"), "")
     task = Path(name).stem if name.endswith(FILES) else name.rpartition("/")[2]
-    columns, mark = recognize(name, records, options)
     problems, bad = {}, []
     for number, record in enumerate(records, start=1):
         try:
@@ -238,28 +243,10 @@ def record_problems(name, options):
             bad.append(f"{name!r}, record {number} {error}")
     if not problems:
         raise TaskError(f"no record can be used; the first: {bad[0]}")
-    several = sum(isinstance(problem.answer, tuple) for problem in problems.values())
     print(f"{name}: {len(problems)} problems in {len(records)} records, read as "
-          f"{columns['question']}, {columns['answer']}{MARKS[mark]}"
-          + f", {columns['level']}" * any(problem.level for problem in problems.values())
-          + f"; {several} with several accepted answers" * (several > 0))
+          f"{columns['question']}, {columns['answer']}{MARKS.get(mark, '')}"
+          + f", {columns['level']}" * any(problem.level for problem in problems.values()))
     return list(problems.values()), bad
-
-
-def recognize(name, records, options):
-    """({"question": its column, ...}, the mark of the answers): what is open in the options is
-    found out from the records."""
-    columns = dict(options)
-    for role, usual in USUAL.items():
-        there = (path for path in usual if any(text_of(column(r, path), role) for r in records))
-        columns[role] = options[role] or next(there, None)
-        if columns[role] is None:
-            raise TaskError(f"task {name!r} has no column of a usual name for the {role}: it has "
-                            f"{', '.join(map(str, records[0]))}; name it by the task option {role}")
-    texts = [str(text_of(column(record, columns["answer"]), "answer")) for record in records]
-    marked = {mark: sum(mark in text for text in texts) for mark in MARKS if mark}
-    most = max(marked, key=marked.get)
-    return columns, most if options["kind"] == "math" and 2 * marked[most] > len(records) else ""
 
 
 def record_problem(record, task, columns, mark):
@@ -284,12 +271,8 @@ def record_problem(record, task, columns, mark):
         if not isinstance(value, str) or not value.strip():
             raise TaskError(f"has a field {columns[role]!r} that is {value!r} and must be text, "
                             "not empty")
-        if role == "answer" and kind == "math" and value.lower().strip(" .\n") in NO_ANSWERS:
-            raise TaskError(f"has {value!r} for an answer, and no verifier can compare that")
     level = re.search("[0-9]+", str(column(record, columns["level"])))
-    trace = column(record, columns["trace"])
-    return make_problem(task, question, answer, kind=kind, level=int(level[0]) if level else 0,
-                        trace=trace if isinstance(trace, str) else None)
+    return make_problem(task, question, answer, kind=kind, level=int(level[0]) if level else 0)
 
 
 def text_of(value, role):
@@ -306,9 +289,8 @@ def text_of(value, role):
             return "".join(said["assistant"][-1:])
         # Of a longer conversation, the question is only a part.
         return "\n\n".join(said["system"] + said["user"]) if len(said["user"]) == 1 else None
-    first, *others = texts = tuple(text_of(entry, role) for entry in value)
-    several = role == "answer" and all(isinstance(text, str) for text in texts)
-    return (texts if several else value) if others else first
+    texts = tuple(text_of(entry, role) for entry in value)
+    return texts[0] if len(texts) == 1 else texts
 
 
 def column(record, path):

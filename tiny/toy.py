@@ -224,43 +224,21 @@ def pad_batch(pairs, pad_id):
 
 
 @torch.no_grad()
-def base_rate(model, tokenizer, problems, *, greedy, max_new_tokens=64, seed=0, batch=256):
+def base_rate(model, tokenizer, problems, *, greedy, max_new_tokens=64):
     """Share of the problems that one completion each solves, at temperature 1 or greedy. Without
     its end token a completion is wrong, as in training.
 
     Plain `model.generate`, deliberately: a second opinion, independent of sampler.py.
     """
-    torch.manual_seed(seed)
+    # Generation continues at the right end, so prompts are padded on the left, with a mask.
+    prompts = tokenizer.pad({"input_ids": [tasks.prompt_ids(tokenizer, p) for p in problems]},
+                            padding_side="left", return_tensors="pt")
+    out_NT = model.generate(**prompts, max_new_tokens=max_new_tokens, do_sample=not greedy)
     solved = 0
-    for start in range(0, len(problems), batch):
-        chosen = problems[start : start + batch]
-        # Generation continues at the right end, so prompts are padded on the left, with a mask.
-        prompts = tokenizer.pad({"input_ids": [tasks.prompt_ids(tokenizer, p) for p in chosen]},
-                                padding_side="left", return_tensors="pt")
-        out_NT = model.generate(**prompts, max_new_tokens=max_new_tokens, do_sample=not greedy)
-        texts = tokenizer.batch_decode(out_NT[:, prompts["input_ids"].shape[1]:])
-        for problem, text in zip(chosen, texts, strict=True):
-            text, end, _ = text.partition(tokenizer.eos_token)
-            solved += bool(end) and tasks.verify(text, problem.answer, problem.kind)[0] > 0
+    for problem, row_T in zip(problems, out_NT[:, prompts["input_ids"].shape[1]:], strict=True):
+        text, end, _ = tokenizer.decode(row_T).partition(tokenizer.eos_token)
+        solved += bool(end) and tasks.verify(text, problem.answer, problem.kind)[0] > 0
     return solved / len(problems)
-
-
-def arguments(argv):
-    """The command line; wrong values end in argparse's own one sentence and exit code 2."""
-    p = argparse.ArgumentParser(description="Make the toy model.",
-                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    for name, default, text in (
-            ("out", "models/toy", "folder to write"),
-            ("task", "toy", "a task with worked traces"),
-            ("heldout", 512, "problems kept out of the warm start; as many as the run holds out"),
-            ("cut-share", 0.05, "share of interrupted traces, so that it has seen the phrase"),
-            ("clean-steps", 0, "first, without errors"), ("steps", STEPS, "then, with errors"),
-            ("lr", LR, "of these steps"), ("hidden", HIDDEN, "size"), ("layers", LAYERS, "of it"),
-            ("experts", 0, "of a mixture, two of which work for each token; 0: none"),
-            ("seed", 0, "of problems, habits and weights")):
-        p.add_argument(f"--{name}", type=type(default), default=default, help=text)
-    p.add_argument("--task-options", type=json.loads, default={}, help="its options, as JSON")
-    return p.parse_args(argv)
 
 
 def make(args):
@@ -279,7 +257,7 @@ def make(args):
             losses = warm_start(model, tokenizer, pairs, steps=steps, lr=lr, batch=BATCH,
                                 seed=args.seed)
             print(f"{stage}: {steps} steps, loss {losses[-1]:.3f}", flush=True)
-    sampled, likeliest = (base_rate(model, tokenizer, heldout, greedy=greedy, seed=args.seed)
+    sampled, likeliest = (base_rate(model, tokenizer, heldout, greedy=greedy)
                           for greedy in (False, True))
     print(f"of {len(heldout)} held-out problems right: sampled {sampled:.3f}, greedy "
           f"{likeliest:.3f}")
@@ -294,9 +272,22 @@ def make(args):
 
 
 def main(argv=None):
-    """Exit code 0, or 2 with one sentence where the task is at fault."""
+    """The command. Exit code 0, or 2 with one sentence where the task is at fault."""
+    p = argparse.ArgumentParser(description="Make the toy model.",
+                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for name, default, text in (
+            ("out", "models/toy", "folder to write"),
+            ("task", "toy", "a task with worked traces"),
+            ("heldout", 512, "problems kept out of the warm start; as many as the run holds out"),
+            ("cut-share", 0.05, "share of interrupted traces, so that it has seen the phrase"),
+            ("clean-steps", 0, "first, without errors"), ("steps", STEPS, "then, with errors"),
+            ("lr", LR, "of these steps"), ("hidden", HIDDEN, "size"), ("layers", LAYERS, "of it"),
+            ("experts", 0, "of a mixture, two of which work for each token; 0: none"),
+            ("seed", 0, "of problems, habits and weights")):
+        p.add_argument(f"--{name}", type=type(default), default=default, help=text)
+    p.add_argument("--task-options", type=json.loads, default={}, help="its options, as JSON")
     try:
-        make(arguments(argv))
+        make(p.parse_args(argv))
     except tasks.TaskError as error:
         print(f"toy.py: {error}", file=sys.stderr)
         return 2
