@@ -94,9 +94,10 @@ def read_tests(value, metadata=None):
     return UnitTests([i for i, _ in pairs], [o for _, o in pairs], name)
 
 
-# A block is closed by a bare fence, before any other fence: else it was cut off.
-BLOCK = re.compile(
-    r"^[ \t]*```+[ \t]*([\w+-]*).*\n((?:(?![ \t]*```).*\n)*)[ \t]*```+[ \t]*$", re.M)
+# A block is closed by a bare fence, before any other fence: else it was cut off. The second plus
+# forbids to go back, which would take minutes for some texts.
+BLOCK = re.compile(r"^[ \t]*+`{3,}+[ \t]*+([\w+-]*+).*+\n"
+                   r"((?:(?![ \t]*+```).*+\n)*+)[ \t]*+`{3,}+[ \t]*+$", re.M)
 
 
 def last_program(text):

@@ -157,9 +157,10 @@ def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
         found = make_problem(name, entry["question"], answer, kind=kind, level=level, trace=trace)
         problems.setdefault(found.id, found)
         if len(problems) == wanted:
-            return list(problems.values())
-    warnings.warn(f"task {name!r} has only {len(problems)} distinct problems with options "
-                  f"{options}, {wanted} were asked for", stacklevel=2)
+            break
+    else:
+        warnings.warn(f"task {name!r} has only {len(problems)} distinct problems with options "
+                      f"{options}, {wanted} were asked for", stacklevel=2)
     return list(problems.values())
 
 
