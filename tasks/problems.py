@@ -53,7 +53,8 @@ def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
         pool, unread = load_pool(part, part_heldout, seed, options.get(part, {}))
         bad += unread
         if pool[0].task in names:
-            raise TaskError(f"{pool[0].task!r} is named twice: each curve needs its name")
+            raise TaskError(f"task and eval_tasks name {pool[0].task!r} twice: every curve has its "
+                            "own name")
         names.add(pool[0].task)
         if part in shares:
             train[part], held[part] = split_pool(part, pool, part_heldout)

@@ -56,12 +56,12 @@ class UnitTests(NamedTuple):
     fn_name: str | None = None
 
     def to_json(self):
-        return json.dumps(self)
+        return json.dumps(self._asdict())
 
 
 def parse_tests(text):
     """UnitTests of their JSON."""
-    return UnitTests(*json.loads(text))
+    return UnitTests(**json.loads(text))
 
 
 MOST_TESTS = 15  # DeepCoder's: a problem's longest inputs; all of them would take minutes

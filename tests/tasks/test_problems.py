@@ -314,7 +314,7 @@ def test_options_go_to_the_parts_of_task_and_evaluation():
     with pytest.raises(TaskError, match="task option 'size': a mix takes options by part"):
         tasks.options_by_part({"size": 30}, ["toy", "n.csv"], ["m.jsonl"])
     config = Config(task="toy", eval_tasks="toy", heldout_prompts=3)
-    with pytest.raises(TaskError, match="'toy' is named twice: each curve"):
+    with pytest.raises(TaskError, match="task and eval_tasks name 'toy' twice"):
         load_problems(config, Letters(), None)
 
 
