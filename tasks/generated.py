@@ -30,9 +30,8 @@ def plain(value):
         return {plain(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | set):
         return type(value)(map(plain, value))
-    if value is None or type(value) in (bool, int, float):
-        return value
-    return plain(value.item()) if hasattr(value, "item") else str(value)
+    value = value.item() if hasattr(value, "item") else value
+    return value if isinstance(value, int | float | None) else str(value)
 
 
 def gold_answer(packed):

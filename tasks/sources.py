@@ -135,8 +135,6 @@ def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
 
     generator = name.removeprefix("reasoning_gym:")
     try:
-        if size < 1:
-            raise ValueError("size must be positive")
         wanted = size + heldout
         # The generator draws problem i from seed + i, so neighboring seeds would share nearly all
         # of their problems: keep them a million apart (NumPy takes 32 bits).
