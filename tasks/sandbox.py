@@ -173,6 +173,7 @@ DENIED = """
     pidfd_getfd 438 438 request_key 249 218 keyctl 250 219 bpf 321 280 perf_event_open 298 241
     userfaultfd 323 282""".split()
 CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000  # <linux/sched.h>
+PRCTL, PR_SET_PDEATHSIG = (157, 167), 1  # it could take back that it ends with the caller
 
 
 @functools.cache
@@ -193,6 +194,8 @@ def system_call_filter(machine):
     for number in DENIED[1 + which :: 3]:
         steps += [(equal, 0, 1, int(number)), denied]
     steps += [
+        (equal, 0, 4, PRCTL[which]), (load, 0, 0, 16), (equal, 0, 1, PR_SET_PDEATHSIG), denied,
+        (give, 0, 0, allow),
         # clone3's flags are out of a filter's sight. Where it is absent, libc takes clone.
         (equal, 0, 1, CLONE3), (give, 0, 0, refuse | errno.ENOSYS),
         (equal, 0, 3, CLONE[which]), (load, 0, 0, 16), (any_bit, 1, 0, CLONE_THREAD), denied,

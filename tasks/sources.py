@@ -65,7 +65,7 @@ def load_pool(name, heldout, seed, options):
             problems = toy_problems(heldout, seed, **checked_options(name, options, TOY_OPTIONS))
         elif name.startswith("reasoning_gym:"):
             problems = reasoning_gym_problems(name, heldout, seed, **options)
-        elif name in PRESETS or name.startswith("hf:") or name.endswith(FILES):
+        elif name in PRESETS or name.startswith("hf:") or name.lower().endswith(FILES):
             problems, bad = record_problems(
                 name, checked_options(name, options, COLUMNS | PRESETS.get(name, {})))
         else:
@@ -175,6 +175,8 @@ KINDS = ("math", "exact", "code")  # other kinds are made here
 # solution, DAPO-17k a prompt beside its list of messages.
 USUAL = {"question": ("question", "problem", "prompt", "messages"),
          "answer": ("answer", "reward_model.ground_truth", "solution", "messages")}
+# What data sets write where there is no answer. As a gold answer, "\boxed{proof}" would score.
+NO_ANSWERS = {"proof", "see proof", "n/a", "notfound", "not found", "unknown", "see solution"}
 # What stands before or around the answer inside its column, and how it is told: GSM8K's, MATH's.
 MARKS = {"####": " after ####", r"\boxed": r" in the last \boxed{}"}
 PRESETS = {  # the repository and other options; the paper trains on the first two
@@ -195,18 +197,19 @@ def read_records(name, options):
     """The records of a file, or of a data set of the hub (or of a folder of that name here).
     JSON and CSV not by `datasets`, for which the CSV answer "007" is 7.0. Raises TaskError."""
     try:
-        if name.endswith(".csv"):
+        ending = Path(name).suffix.lower()
+        if ending == ".csv":
             with open(name, encoding="utf-8-sig", newline="") as file:  # byte-order mark or not
                 return list(csv.DictReader(file))
-        if name.endswith((".json", ".jsonl")):
+        if ending in (".json", ".jsonl"):
             text = Path(name).read_text("utf-8-sig")
-            if name.endswith(".jsonl"):  # as one array, so that an error has the number of its line
-                text = "[" + ",\n".join(filter(str.strip, text.split("\n"))) + "]"
-            return json.loads(text)
+            if ending == ".json":
+                return json.loads(text)
+            return [json_or_text(line) for line in text.split("\n") if line.strip()]
         import datasets  # 0.8 s
 
         datasets.disable_progress_bars()
-        if name.endswith(".parquet"):
+        if ending == ".parquet":
             return list(datasets.Dataset.from_parquet(name))
         repository = options.get("repository") or name.removeprefix("hf:")
         return [record for config in options["config"].split("+") for record in
@@ -216,14 +219,24 @@ def read_records(name, options):
         raise TaskError(f"task {name!r} cannot be read: {cause}") from error
 
 
+def json_or_text(line):
+    """What a line of JSON holds; a line that is no JSON as it is: one record that is none."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+
+
 def record_problems(name, options):
     """(the problems of a file or data set, each question once; a sentence for each record that is
     none). What the options leave open is found out from the first record, and told in one printed
     line. Raises TaskError."""
     records = read_records(name, options)
-    if not isinstance(records, list) or not records or not isinstance(records[0], dict):
+    first = next((r for r in records if isinstance(r, dict)), None) if isinstance(records, list) \
+        else None
+    if first is None:
         raise TaskError(f'task {name!r} holds no record like {{"question": "2+3", "answer": "5"}}')
-    columns, first = dict(options), records[0]
+    columns = dict(options)
     for role, usual in USUAL.items():
         there = (path for path in usual if column(first, path) is not None)
         columns[role] = options[role] or next(there, None)
@@ -232,7 +245,7 @@ def record_problems(name, options):
                             f"{', '.join(map(str, first))}; name it by the task option {role}")
     answer = str(text_of(column(first, columns["answer"]), "answer"))
     mark = next((m for m in MARKS if m in answer and columns["kind"] == "math"), "")
-    task = Path(name).stem if name.endswith(FILES) else name.rpartition("/")[2]
+    task = Path(name).stem if name.lower().endswith(FILES) else name.rpartition("/")[2]
     problems, bad = {}, []
     for number, record in enumerate(records, start=1):
         try:
@@ -250,6 +263,8 @@ def record_problems(name, options):
 
 def record_problem(record, task, columns, mark):
     """The Problem of one record. Raises TaskError with the rest of a sentence on its place."""
+    if not isinstance(record, dict):
+        raise TaskError(f"is no JSON object: {str(record)[:60]!r}")
     kind = column(record, "kind")
     kind = kind if kind in KINDS else columns["kind"]
     question, answer = (text_of(column(record, columns[role]), role) for role in USUAL)
@@ -270,6 +285,8 @@ def record_problem(record, task, columns, mark):
         if not isinstance(value, str) or not value.strip():
             raise TaskError(f"has a field {columns[role]!r} that is {value!r} and must be text, "
                             "not empty")
+        if role == "answer" and value.strip(" .").lower() in NO_ANSWERS:
+            raise TaskError(f"has {value!r} for an answer")
     level = re.search("[0-9]+", str(column(record, columns["level"])))
     return make_problem(task, question, answer, kind=kind, level=int(level[0]) if level else 0)
 

@@ -537,3 +537,12 @@ def test_unit_tests_in_another_form_are_one_sentence(fields):
     with pytest.raises(ValueError, match="must have texts as inputs|shorter than argument"):
         sandbox.read_tests(UnitTests(*fields)._asdict())
     assert parse_tests(PRODUCT.to_json()) == PRODUCT
+
+
+@pytest.mark.parametrize("unsafe", [False, True])
+def test_a_program_cannot_take_back_that_it_ends_with_its_caller(unsafe):
+    """prctl(PR_SET_PDEATHSIG, 0); its other options, a thread's name for one, stay allowed."""
+    program = ("import ctypes\nprctl = ctypes.CDLL(None).prctl\n"
+               "print(prctl(1, 0, 0, 0, 0), prctl(15, b'name', 0, 0, 0))")
+    tests = UnitTests([""], ["-1 0"])
+    assert run_tests(program, tests, PATIENT, unsafe=unsafe)[0] == "correct"
