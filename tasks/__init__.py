@@ -1,7 +1,7 @@
 """What is asked, and whether an answer is right.
 
 problems.py   the problems of a run and their prompts: called once, at the start
-sources.py    where they come from: generators, files, the hub; prompts.py: the chat format
+sources.py    where they come from: generators, files, the hub
 verifier.py   +1 or -1 for a completion, called after every step; answers.py: reads the answer
 generated.py  Reasoning Gym's own rules; sandbox.py, sandbox_child.py: programs and unit tests
 

@@ -2,57 +2,56 @@
 
 The paper (sec. 2, 3) trains on math problems, reward +1 for a correct answer and -1 for any other,
 and holds 1,000 problems out to draw its curve. Ours are the toy and the generated problems.
-load_splits reads a task, check_gold judges its gold answers, load_problems does all for a run.
+load_splits reads a task, check_gold judges its gold answers, prompt_ids writes a question in the
+model's chat format; load_problems does all for a run.
 
     >>> load_task("toy", "train", heldout=512)[0].trace
     '4+0=4;4+7=1;1+8=9</think>9'
 """
 
+import contextlib
 import re
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass
 
+from jinja2.exceptions import TemplateError
+
+from config import Config
 from tasks.generated import gold_answer
-from tasks.prompts import prompt_ids
 from tasks.sandbox import SandboxError, check_sandbox
-from tasks.sources import Problem, Unusable, load_pool, question_hash
+from tasks.sources import Problem, load_pool, question_hash
 from tasks.verifier import TaskError, accepted, verify
 
-SOLUTIONS_CHECKED = 32
 
-
-def load_task(spec, split, *, heldout=1000, seed=0, options=None, max_unusable=0.02):
+def load_task(spec, split, *, heldout=1000, seed=0, options=None):
     """The "train" or "heldout" problems of a task, in a fixed order; any prefix is a fair sample.
 
     spec: a task or a mix such as "a+b" or "a:0.7+b:0.3", and its options: docs/tasks.md.
     heldout: how many problems are held out in total (the paper: 1,000); a mix divides them by its
         shares, or equally, so that the mean over them is the pass rate of the mix.
     seed: which problems a generator draws. It does not touch a file, nor the hash of a question.
-    max_unusable: the share that may be left out, with a warning. Raises TaskError.
+    Raises TaskError, also where more than 2% of the records cannot be used.
     """
-    unusable = Unusable()
-    train, held, _ = load_splits(spec, unusable, heldout=heldout, seed=seed, options=options)
-    unusable.check(max_unusable)
-    problems = {"train": train, "heldout": held}[split]
-    if not problems:
-        raise TaskError(f"task {spec!r} has no {split} problems with heldout = {heldout}")
-    return problems
+    train, held, _, bad = load_splits(spec, heldout=heldout, seed=seed, options=options)
+    count_unusable({"bad_records": bad}, len(train + held), Config.max_unusable)
+    return {"train": train, "heldout": held}[split]
 
 
-def load_splits(spec, unusable, *, heldout=1000, seed=0, options=None, eval_spec=""):
-    """(training, held-out, evaluation sets') problems, each source read once; else as load_task.
-    eval_spec: only evaluated, "aime-24+math-500". unusable: gets the bad records."""
+def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
+    """(training, held-out, evaluation sets' problems, sentences on records that are none), each
+    source read once; else as load_task. eval_spec: only evaluated, "aime-24+math-500"."""
     weights, evaluated = parse_mix(spec), parse_mix(eval_spec) if eval_spec else {}
     options = options_by_part(options or {}, weights, evaluated)
     shares = {part: weight or 1.0 for part, weight in weights.items()}
-    train, held, extra, names = {}, {}, [], set()
+    train, held, extra, bad, names = {}, {}, [], [], set()
     for part in (*shares, *evaluated):
         part_heldout = round(heldout * shares.get(part, 0) / sum(shares.values()))
-        pool = load_pool(part, part_heldout, seed, options[part], unusable)
+        pool, unread = load_pool(part, part_heldout, seed, options.get(part, {}))
+        bad += unread
         if pool[0].task in names:
-            setting = "eval_tasks" if part in evaluated else "task"
-            raise TaskError(f"{setting} names {pool[0].task!r} as well: each curve needs its name")
+            raise TaskError(f"task and eval_tasks name {pool[0].task!r} twice: every curve has its "
+                            "own name")
         names.add(pool[0].task)
         if part in shares:
             train[part], held[part] = split_pool(part, pool, part_heldout)
@@ -68,13 +67,21 @@ def load_splits(spec, unusable, *, heldout=1000, seed=0, options=None, eval_spec
                           f"{part!r} leave training: they are evaluated", stacklevel=2)
     if None not in weights.values():
         whole = min(len(train[part]) / share for part, share in shares.items())
-        for part, share in shares.items():
-            count = round(whole * share)
-            if count < len(train[part]):
-                warnings.warn(f"task {spec!r}: {len(train[part]) - count} of {len(train[part])} "
-                              f"problems of {part!r} are left out to keep the shares", stacklevel=2)
-            train[part] = train[part][:count]
-    return dealt(train.values()), dealt(held.values()), extra
+        train = {part: train[part][: round(whole * share)] for part, share in shares.items()}
+    return dealt(train.values()), dealt(held.values()), extra, bad
+
+
+def count_unusable(sentences, used, max_unusable):
+    """{cause: how many} of {cause: a sentence for each problem that a run cannot use}; warns if
+    there are any. Raises TaskError: they are more than max_unusable of all, with the `used`."""
+    counts = {cause: len(told) for cause, told in sentences.items()}
+    if out := sum(counts.values()):
+        told = (f"{out} of {used + out} problems cannot be used {counts}; the first: "
+                f"{next(told[0] for told in sentences.values() if told)}")
+        if out > max_unusable * (used + out):
+            raise TaskError(f"max_unusable = {max_unusable:g}: {told}")
+        warnings.warn(told, stacklevel=3)
+    return counts
 
 
 def dealt(parts):
@@ -90,8 +97,6 @@ def parse_mix(spec):
     for part in spec.split("+"):
         weighted = re.fullmatch(r"(.+):([0-9]*\.?[0-9]+)", part.strip())
         name, weight = weighted.groups() if weighted else (part.strip(), None)
-        if name in weights:
-            raise TaskError(f"task = {spec!r} names {name!r} twice: give each part once")
         weights[name] = None if weight is None else float(weight)
     if 0.0 in weights.values() or len({weight is None for weight in weights.values()}) > 1:
         raise TaskError(f"task = {spec!r}: give every part a weight above 0, or none of them")
@@ -101,13 +106,13 @@ def parse_mix(spec):
 def options_by_part(options, parts, evaluated=()):
     """{part: its options}. A single task may take its own without its name: {"size": 300}."""
     known = [*parts, *evaluated]
-    unknown = [key for key in options if key not in known or not isinstance(options[key], dict)]
-    if unknown and len(parts) == 1:
+    if len(parts) == 1 and not options.keys() <= set(known):
         options = {part: options for part in parts}
-    elif unknown:
-        raise TaskError(f"task option {unknown[0]!r}: a mix takes options by part, a table for "
-                        f"each of {known}")
-    return {part: options.get(part, {}) for part in known}
+    for key, value in options.items():
+        if key not in known or not isinstance(value, dict):
+            raise TaskError(f"task option {key!r}: a mix takes options by part, a table for each "
+                            f"of {known}")
+    return options
 
 
 def split_pool(name, pool, heldout):
@@ -128,31 +133,54 @@ def split_pool(name, pool, heldout):
 
 
 def check_gold(problems, verifier=None):
-    """{id: sentence} of the problems whose gold answer or trace their own verifier calls wrong;
-    they would give -1 to every completion. An answer takes microseconds for numbers, 0.01 to 0.2 s
-    for formulas; that of a program is unit tests, and the first 32 solutions in `trace` are run.
+    """{id: sentence} of the problems whose gold answer their own verifier calls wrong; they would
+    give -1 to every completion. Numbers take microseconds, formulas 0.01 to 0.2 s; of programs the
+    answer is unit tests, and nothing is checked.
     verifier: a Verifier, whose workers have a deadline; without one, this process does it.
     """
-    claims = [(p, "answer", output) for p in problems for output in as_outputs(p)]
-    solved = [p for p in problems if p.trace is not None]
-    programs = [p for p in solved if p.kind == "code"][:SOLUTIONS_CHECKED]
-    claims += [(p, "trace", p.trace) for p in solved if p.kind != "code" or p in programs]
-    items = [(text, p.answer, p.kind) for p, _, text in claims]
+    claims = [(p, text) for p in problems for text in as_outputs(p)]
+    items = [(text, p.answer, p.kind) for p, text in claims]
     reasons = verifier.score(items).reasons if verifier else [verify(*item)[1] for item in items]
-    return {p.id: f"problem {p.id}: its own {field} {text!r} is judged {reason!r}"
-            for (p, field, text), reason in zip(claims, reasons, strict=True)
-            if reason != "correct"}  # fmt: skip
+    return {p.id: f"problem {p.id}: its own answer {text!r} is judged {reason!r}"
+            for (p, text), reason in zip(claims, reasons, strict=True) if reason != "correct"}
 
 
 def as_outputs(problem):
-    """The gold answers as a model would give them; none where a generator tells none, nor for
-    programs, where they are unit tests."""
-    if problem.kind == "code":
-        return []
+    """The gold answers as a model would give them; none for programs, nor where a generator tells
+    none."""
     if problem.kind == "gym":
         return [gold for gold in [gold_answer(problem.answer)] if gold is not None]
-    return [rf"\boxed{{{gold}}}" if problem.kind == "math" else gold
-            for gold in accepted(problem.answer)]
+    golds = accepted(problem.answer) if problem.kind != "code" else []
+    return [rf"\boxed{{{gold}}}" if problem.kind == "math" else gold for gold in golds]
+
+
+def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_options=None):
+    """Token ids of the question in the model's own chat format, ready for the model's turn.
+
+    instruction: the system message where the chat template shows one, else before the question.
+    think_open: ends the prompt, so that the model starts out thinking; not twice, if the template
+        itself ends with it.
+    template_options: the template's own switches, such as {"enable_thinking": True} of Qwen3.
+
+    A tokenizer without a template (a base model) gets "question, blank line, Answer:" (ours).
+    Special tokens at the start come once, and nothing is truncated.
+    """
+    prefixed = f"{instruction}\n\n{problem.question}" if instruction else problem.question
+    if tokenizer.chat_template is None:
+        ids = list(tokenizer(f"{prefixed}\n\nAnswer:")["input_ids"])
+    else:
+        messages = [{"role": "system", "content": instruction},
+                    {"role": "user", "content": problem.question}]  # fmt: skip
+        shown = ""  # some templates raise on a system message, some drop it without a word
+        with contextlib.suppress(TemplateError):
+            shown = tokenizer.apply_chat_template(messages, tokenize=False)
+        if not instruction or instruction.strip() not in shown:
+            messages = [{"role": "user", "content": prefixed}]
+        ids = list(tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False, **(template_options or {})))
+    if think_open and not tokenizer.decode(ids).rstrip().endswith(think_open.strip()):
+        ids += tokenizer(think_open, add_special_tokens=False)["input_ids"]
+    return ids
 
 
 @dataclass
@@ -173,24 +201,24 @@ class Problems:
 
 def load_problems(config, tokenizer, verifier):
     """The Problems that a run's settings ask for. Raises TaskError, which names the setting."""
-    unusable = Unusable()
     try:
         # Seed 0 whatever the run's: seeds of one recipe share their problems, held-out ones too.
-        parts = load_splits(config.task, unusable, heldout=config.heldout_prompts,
-                            options=config.task_options, eval_spec=config.eval_tasks)
+        *parts, bad = load_splits(config.task, heldout=config.heldout_prompts,
+                                  options=config.task_options, eval_spec=config.eval_tasks)
         problems = [p for part in parts for p in part]
         if any(p.kind == "code" for p in problems):
             check_sandbox(config.unsafe_code)
-        bad = check_gold(problems, verifier)
+        bad_gold = check_gold(problems, verifier)
         prompts = {p.id: tuple(prompt_ids(
             tokenizer, p, config.instruction, think_open=config.think_open,
-            template_options=config.template_options)) for p in problems if p.id not in bad}
+            template_options=config.template_options)) for p in problems if p.id not in bad_gold}
         long = {i: f"problem {i} has a prompt of {len(ids)} tokens, prompt_tokens = "
                 f"{config.prompt_tokens}, and none is cut"
                 for i, ids in prompts.items() if len(ids) > config.prompt_tokens}
-        unusable.sentences |= {"bad_gold": [*bad.values()], "too_long": [*long.values()]}
-        counts = unusable.check(config.max_unusable)
         prompts = {i: ids for i, ids in prompts.items() if i not in long}
+        counts = count_unusable({"bad_records": bad, "bad_gold": list(bad_gold.values()),
+                                 "too_long": list(long.values())}, len(prompts),
+                                config.max_unusable)
         train, heldout, extra = ({p.id: p for p in part if p.id in prompts} for part in parts)
         if not train or not heldout:
             raise TaskError(f"no {'held-out' if train else 'training'} problem is left of {counts}")

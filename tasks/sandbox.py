@@ -2,77 +2,66 @@
 
 One process for one test, in namespaces that bubblewrap (`bwrap`) makes: no network, no process in
 sight, no environment, nothing to write to and no files but Python's library. Limits on CPU time,
-memory, processes and files, a deadline, no capabilities, and a filter of system calls. The expected
-outputs stay on this side, so there is no checker inside to patch.
+memory and files, a deadline, no capabilities, and a filter of system calls. The expected outputs
+stay on this side, so there is no checker inside to patch. A program may start threads, as many as
+its memory holds, but no process: so nothing can outlive it.
 
 A sandbox is no proof: the kernel itself is in reach of the program. Where namespaces are not
-allowed (many containers), code is refused, unless somebody says `unsafe`. Then only process group,
-limits, filter, empty environment and temporary folder remain: a program that means harm can read
-and write what its user can, and what it forked outlives a trainer that is killed.
+allowed (many containers), code is refused, unless somebody says `unsafe`. Then only limits, filter,
+empty environment and temporary folder remain: a program that means harm can read and write what its
+user can.
 What happens before the program starts is in sandbox_child.py.
 
-    >>> run_tests("print(int(input()) + 1)", UnitTests(("1", "41"), ("2", "42")), unsafe=True)
+    >>> run_tests("print(int(input()) + 1)", UnitTests(["1", "41"], ["2", "42"]), unsafe=True)
     ('correct', '2 of 2 tests')
 """
 
 import errno
 import functools
 import json
+import marshal
 import math
 import os
 import re
-import select
 import shutil
 import signal
 import struct
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+import textwrap
 from pathlib import Path
+from typing import NamedTuple
 
 
 class SandboxError(RuntimeError):
     """No sandbox can be made here: one sentence with the cause and the way out."""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """What one test may use. The paper is silent; 6 s a test is LiveCodeBench's, the rest ours."""
 
     cpu_s: int = 6
     wall_s: float = 10.0
-    memory_bytes: int = 1 << 30  # of address space, each process
-    processes: int = 4  # threads count; together they may use four times the memory
+    memory_bytes: int = 1 << 30  # of address space
     file_bytes: int = 8 << 20  # of one file, the output included
 
 
-@dataclass(frozen=True)
-class UnitTests:
+class UnitTests(NamedTuple):
     """Unit tests of one problem: texts for standard input and from standard output, or, with the
     name of a function (or method of a class Solution), lists of its arguments and its values."""
 
-    inputs: tuple
-    outputs: tuple
+    inputs: list
+    outputs: list
     fn_name: str | None = None
 
-    def __post_init__(self):
-        if self.fn_name is None:
-            right = all(isinstance(text, str) for text in self.inputs + self.outputs)
-        else:
-            right = self.fn_name.isidentifier() and all(isinstance(i, list) for i in self.inputs)
-        if not right or not self.inputs or len(self.inputs) != len(self.outputs):
-            raise ValueError("unit tests need an output for each input, all of them text; or a "
-                             "function's name, and lists of its arguments as inputs")
-
     def to_json(self):
-        return json.dumps(vars(self))
+        return json.dumps(self._asdict())
 
 
 def parse_tests(text):
     """UnitTests of their JSON."""
-    tests = json.loads(text)
-    return UnitTests(tuple(tests["inputs"]), tuple(tests["outputs"]), tests["fn_name"])
+    return UnitTests(**json.loads(text))
 
 
 MOST_TESTS = 15  # DeepCoder's: a problem's longest inputs; all of them would take minutes
@@ -86,41 +75,37 @@ def read_tests(value, metadata=None):
     LiveCodeBench:  [{"input": "1", "output": "2", "testtype": "functional"}], with one JSON value a
         line, and {"func_name": "f"} in the record's metadata
     """
-    tests, name = json.loads(value) if isinstance(value, str) else value, None
+    tests = json.loads(value) if isinstance(value, str) else value
     if isinstance(tests, dict):
         name, pairs = tests.get("fn_name"), zip(tests["inputs"], tests["outputs"], strict=True)
     else:
-        pairs, first = [(test["input"], test["output"]) for test in tests], tests[0]
-        if first.get("type") == "function_call" or first.get("testtype") == "functional":
-            tables = [json.loads(table) if isinstance(table, str) else table or {}
-                      for table in (first, first.get("metadata"), metadata)]
-            name = [table[key] for table in tables for key in ("fn_name", "func_name")
-                    if table.get(key)][0]
-            if isinstance(pairs[0][0], str):  # LiveCodeBench
-                pairs = [([json.loads(x) for x in i.splitlines()], json.loads(o)) for i, o in pairs]
+        name, pairs = tests[0].get("fn_name"), [(test["input"], test["output"]) for test in tests]
+        if tests[0].get("testtype") == "functional":
+            name = (json.loads(metadata) if isinstance(metadata, str) else metadata)["func_name"]
+            pairs = [([json.loads(x) for x in i.splitlines()], json.loads(o)) for i, o in pairs]
     if name is None:  # some have a list of lines
         pairs = [tuple("\n".join(x) if isinstance(x, list) else x for x in p) for p in pairs]
     pairs = sorted(pairs, key=lambda pair: -len(json.dumps(pair[0])))[:MOST_TESTS]
-    return UnitTests(tuple(i for i, _ in pairs), tuple(o for _, o in pairs), name)
+    right = [isinstance(i, list) if name else isinstance(i, str) and isinstance(o, str)
+             for i, o in pairs]
+    if not pairs or not all(right):
+        raise ValueError("unit tests must have texts as inputs and outputs, or the name of a "
+                         "function and lists of its arguments")
+    return UnitTests([i for i, _ in pairs], [o for _, o in pairs], name)
 
 
-FENCE = re.compile(r"^([ \t]*)```+[ \t]*([\w+-]*).*\n?", re.M)
+# A block is closed by a bare fence, before any other fence: else it was cut off. The second plus
+# forbids to go back, which would take minutes for some texts.
+BLOCK = re.compile(r"^[ \t]*+`{3,}+[ \t]*+([\w+-]*+).*+\n"
+                   r"((?:(?![ \t]*+```).*+\n)*+)[ \t]*+`{3,}+[ \t]*+$", re.M)
 
 
 def last_program(text):
-    """The last Python block, or else the last block without a language; None if there is none.
-
-    Fence by fence: whether one opens or closes depends on all before it. A block that stays open is
-    a program that was cut off.
-    """
-    _, *pieces = FENCE.split(text.replace("\r\n", "\n"))
-    found, label = {}, None
-    for indent, language, after in zip(pieces[::3], pieces[1::3], pieces[2::3]):
-        if label is None or language:  # a fence with a language never closes
-            label, block = language.lower(), re.sub(f"^{indent}", "", after, flags=re.M)
-        else:
-            found["python" if label in ("py", "python3") else label] = block.removesuffix("\n")
-            label = None
+    """The last Python block, or else the last block without a language; None if there is none."""
+    found = {}
+    for language, block in BLOCK.findall(text.replace("\r\n", "\n")):
+        language = "python" if language.lower() in ("py", "python3") else language.lower()
+        found[language] = textwrap.dedent(block).rstrip("\n")
     return found.get("python", found.get(""))
 
 
@@ -128,19 +113,16 @@ def run_tests(program, tests, limits=Limits(), unsafe=False):
     """(reason, which test and what was seen): "correct" if every test passes, else of the first
     failure "wrong" (another output, or the program failed), "timeout" (of clock or CPU time), or
     "error": the sandbox itself failed, which says nothing about the program."""
-    same = same_output if tests.fn_name is None else same_result
     for i, (given, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
-        request = "", "", program
-        if tests.fn_name is not None:
-            request, given = (tests.fn_name, json.dumps(given), program), ""
-        code, output, complaint = run_program(request, given, limits, unsafe)
+        begun, code, output, complaint = run_program(program, tests.fn_name, given, limits, unsafe)
         where, complaint = f"test {i} of {len(tests.inputs)}", complaint.strip()[-200:]
-        if code == "not started":
-            return "error", f"{where}: the sandbox failed before the program began: {complaint}"
         # The clock of this side, or the kernel's limit of CPU time: SIGKILL, which bwrap reports as
         # 128 + 9 and Popen, for a child of our own, as -9.
-        if code in ("late", -signal.SIGKILL, 128 + signal.SIGKILL):
+        if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
             return "timeout", f"{where}: no end within {limits.cpu_s} s CPU, {limits.wall_s} s"
+        if not begun:
+            return "error", f"{where}: the sandbox failed before the program began: {complaint}"
+        same = same_output if tests.fn_name is None else same_result
         if code != 0 or not same(output, expected):
             return "wrong", f"{where}: ended with {code}: {complaint}, got {output[:100]!r}"
     return "correct", f"{len(tests.inputs)} of {len(tests.inputs)} tests"
@@ -169,12 +151,9 @@ def same_result(output, expected):
 
 
 def same_value(found, expected):
-    """Equality of JSON values; floats to six digits, and true is not 1."""
+    """Equality of JSON values; floats, also in lists, to six digits, and true is not 1."""
     if isinstance(found, list) and isinstance(expected, list):
         return len(found) == len(expected) and all(map(same_value, found, expected))
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(
-            same_value(found[key], expected[key]) for key in expected)
     if type(expected) is float and type(found) in (int, float):
         return math.isclose(found, expected, rel_tol=1e-6)
     return found == expected and isinstance(found, bool) == isinstance(expected, bool)
@@ -182,20 +161,19 @@ def same_value(found, expected):
 
 # System calls that no program may make, by their numbers on x86-64 and on ARM64. A list of what is
 # forbidden, not of what is allowed: the interpreter's own needs change with every version. First
-# memory that no limit of setrlimit counts (System V's even outlives its process); then new
-# namespaces, in which all capabilities would be back. Then the way out of the process group, by
-# which `unsafe` ends all that a program has started; then nobody to talk to, nobody to look into,
-# and no further large doors into the kernel.
+# new processes (ARM64 has only clone) and the way out of the session; then memory that no limit of
+# setrlimit counts (System V's even outlives its process); new namespaces, in which all capabilities
+# would be back; nobody to talk to, nobody to look into, no further large doors into the kernel.
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # <linux/audit.h>
 DENIED = """
+    fork 57 9999 vfork 58 9999 setsid 112 157 setpgid 109 154
     shmget 29 194 msgget 68 186 semget 64 190 mq_open 240 180 memfd_create 319 279
-    memfd_secret 447 447 add_key 248 217 io_uring_setup 425 425
-    unshare 272 97 setns 308 268 setsid 112 157 setpgid 109 154
+    memfd_secret 447 447 add_key 248 217 io_uring_setup 425 425 unshare 272 97 setns 308 268
     socket 41 198 ptrace 101 117 process_vm_readv 310 270 process_vm_writev 311 271
     pidfd_getfd 438 438 request_key 249 218 keyctl 250 219 bpf 321 280 perf_event_open 298 241
     userfaultfd 323 282""".split()
+CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000  # <linux/sched.h>
 PRCTL, PR_SET_PDEATHSIG = (157, 167), 1  # it could take back that it ends with the caller
-CLONE, CLONE3, CLONE_NEW = (56, 220), 435, 0x7E020080  # the flags of all new namespaces
 
 
 @functools.cache
@@ -220,7 +198,7 @@ def system_call_filter(machine):
         (give, 0, 0, allow),
         # clone3's flags are out of a filter's sight. Where it is absent, libc takes clone.
         (equal, 0, 1, CLONE3), (give, 0, 0, refuse | errno.ENOSYS),
-        (equal, 0, 3, CLONE[which]), (load, 0, 0, 16), (any_bit, 0, 1, CLONE_NEW), denied,
+        (equal, 0, 3, CLONE[which]), (load, 0, 0, 16), (any_bit, 1, 0, CLONE_THREAD), denied,
         (give, 0, 0, allow),
     ]  # fmt: skip
     return b"".join(struct.pack("HBBI", *step) for step in steps)
@@ -228,23 +206,12 @@ def system_call_filter(machine):
 
 def check_sandbox(unsafe=False):
     """Makes sure once, before a run starts, that programs can be run. Raises SandboxError."""
-    if unsafe or shutil.which("bwrap"):
-        reason, cause = run_tests("print('ready')", UnitTests(("",), ("ready",)), unsafe=unsafe)
-        if reason == "correct":
-            return
-    else:
-        cause = "bubblewrap is not installed (apt install bubblewrap)"
-    raise SandboxError(f"code cannot be verified: no sandbox can be made here ({cause}); allow "
-                       "namespaces, or set unsafe_code = true to run programs with limits only")
+    reason, cause = run_tests("print('ready')", UnitTests([""], ["ready"]), unsafe=unsafe)
+    if reason != "correct":
+        raise SandboxError(f"code cannot be verified: no sandbox can be made here ({cause}); allow "
+                           "namespaces, or set unsafe_code = true to run programs with limits only")
 
 
-@functools.cache
-def is_root():
-    """Whether this is root with all user ids, and not only called so in a user namespace."""
-    return os.geteuid() == 0 and Path("/proc/self/uid_map").read_text().split()[2] == "4294967295"
-
-
-@functools.cache
 def child_command(unsafe):
     """The command that starts sandbox_child.py; inside bubblewrap, unless `unsafe`."""
     python = os.path.realpath(sys.executable)  # not a virtual environment's link to it
@@ -254,57 +221,41 @@ def child_command(unsafe):
     inner = [python, "-I", "-S", "-B", child]
     if unsafe:
         return inner
-    # As root the program becomes another user, which is the child's to do; for everybody else a
-    # user namespace is the only way to the other namespaces.
-    user = "--cap-add CAP_SETUID --cap-add CAP_SETGID" if is_root() else "--unshare-user"
-    command = [shutil.which("bwrap") or "bwrap"]  # with its path: the environment will be empty
-    command += ("--die-with-parent --new-session --unshare-ipc --unshare-pid --unshare-net "
-                f"--unshare-uts --unshare-cgroup-try --cap-drop ALL {user}").split()
-    library = os.path.join(sys.base_prefix, "lib")
+    if not (bwrap := shutil.which("bwrap")):
+        raise SandboxError("code cannot be verified: bubblewrap is not installed (apt install "
+                           "bubblewrap); unsafe_code = true runs programs with limits only")
+    command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session",
+               "--cap-drop", "ALL", "--dev-bind", "/dev/null", "/dev/null"]
     # The same names as outside, so that the paths which the interpreter was built with stay true.
-    for path in dict.fromkeys(("/usr/lib", "/usr/lib64", "/lib", "/lib64", library, python, child)):
-        if os.path.islink(path):
-            command += ["--symlink", os.readlink(path), path]
-        elif os.path.exists(path):
-            # The folders above it first: bubblewrap itself would make them root's alone.
-            command += ["--dir", os.path.dirname(path), "--ro-bind", path, path]
-    command += "--dir /dev --dev-bind /dev/null /dev/null --remount-ro / --chdir /".split()
-    return command + inner
+    for path in ("/usr/lib", "/usr/lib64", "/lib", "/lib64", f"{sys.base_prefix}/lib", python,
+                 child):
+        command += ["--ro-bind-try", path, path]
+    return [*command, "--remount-ro", "/", "--chdir", "/", *inner]
 
 
-def run_program(request, given, limits, unsafe):
-    """(exit code, output, complaint) of a process with `given` on its input; the code is "late"
-    past the deadline, and "not started" if the program was never begun. Input and output are files,
-    not pipes: the kernel bounds a file. request: (function's name or "", arguments, program)."""
-    # A fresh user for each program of root's: the kernel counts processes by user, and a fork bomb
-    # must not use up the share of the program beside it.
-    stranger = 0 if unsafe or not is_root() else 10**9 + int.from_bytes(os.urandom(3), "big")
+def run_program(program, name, given, limits, unsafe):
+    """(whether it was begun, exit code, output, complaint) of a process with the text `given` on
+    its input or, with a function's name, its list of arguments. The output goes to files, not to
+    pipes: the kernel bounds a file."""
+    rlimits = {"CPU": limits.cpu_s, "AS": limits.memory_bytes, "FSIZE": limits.file_bytes,
+               "NOFILE": 64, "CORE": 0}  # fmt: skip
+    steps = system_call_filter(os.uname().machine)
     with (
         tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
-        tempfile.TemporaryFile() as stdin,
+        tempfile.TemporaryFile() as request,  # the child empties it when the program begins
         tempfile.TemporaryFile() as stdout,
         tempfile.TemporaryFile() as stderr,
-        tempfile.TemporaryFile() as ready,  # one byte in it: the program was begun
     ):
-        numbers = (f"{ready.fileno()} {stranger} {limits.cpu_s} {limits.memory_bytes} "
-                   f"{limits.processes} {limits.file_bytes}")
-        steps = system_call_filter(os.uname().machine).hex()
-        header = "\n".join((numbers, steps, *request)).encode(errors="replace")
-        stdin.write(b"%12d" % len(header) + header + given.encode(errors="replace"))
-        stdin.seek(0)
-        process = subprocess.Popen(
-            child_command(unsafe), stdin=stdin, stdout=stdout, stderr=stderr, env={}, cwd=folder,
-            start_new_session=True, pass_fds=(ready.fileno(),))  # fmt: skip
+        marshal.dump((rlimits, steps, program, name, given), request)
+        request.seek(0)
         try:
-            # Not wait(timeout): it looks every 50 ms, which is longer than most programs take.
-            with os.fdopen(os.pidfd_open(process.pid)) as ended:
-                poll = select.poll()
-                poll.register(ended, select.POLLIN)
-                in_time = poll.poll(1000 * limits.wall_s)
-        finally:
-            # Whatever it left behind; its number is still taken, since nobody has waited for it.
-            os.killpg(process.pid, signal.SIGKILL)
-            code = process.wait()
-        output, complaint, begun = (os.pread(file.fileno(), limits.file_bytes, 0).decode(
-            errors="replace") for file in (stdout, stderr, ready))
-    return (code if begun else "not started") if in_time else "late", output, complaint
+            code = subprocess.run(
+                [*child_command(unsafe), str(request.fileno())], stdout=stdout, stderr=stderr,
+                input=b"" if name else given.encode(errors="replace"), timeout=limits.wall_s,
+                env={}, cwd=folder, start_new_session=True, pass_fds=(request.fileno(),)).returncode
+        except subprocess.TimeoutExpired:
+            code = -signal.SIGKILL
+        begun = os.fstat(request.fileno()).st_size == 0
+        output, complaint = (os.pread(file.fileno(), limits.file_bytes, 0).decode(errors="replace")
+                             for file in (stdout, stderr))
+    return begun, code, output, complaint

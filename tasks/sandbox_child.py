@@ -1,12 +1,13 @@
 """Inside the sandbox: sandbox.py starts this file, one process a test.
 
-It reads a program from standard input, sets limits, gives up its rights, reports that in a file,
+It reads its request from a file, sets limits, gives up its rights, empties the file to report that,
 and runs the program in this very process: a second start of Python would double the cost of a short
 test. Hence few imports. Without the report it was the sandbox that failed, and not the program.
 """
 
 import builtins
 import ctypes
+import marshal
 import os
 import resource
 import signal
@@ -22,25 +23,15 @@ PRELUDE = ("string re datetime collections heapq bisect copy math random statist
 
 
 def main():
-    # Not one byte more than the header: the rest of standard input is the program's.
-    size, header = int(os.read(0, 12)), b""
-    while len(header) < size:
-        header += os.read(0, size - len(header))
-    numbers, steps, name, arguments, program = header.decode().split("\n", 4)
-    ready, stranger, cpu_s, memory_bytes, processes, file_bytes = map(int, numbers.split())
     # bubblewrap has its own way to end this process with the caller; `unsafe` has only this.
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # Soft and hard at once: past the CPU time comes SIGKILL, which cannot be caught.
-    for what, amount in {"CPU": cpu_s, "AS": memory_bytes, "NPROC": processes,
-                         "FSIZE": file_bytes, "NOFILE": 64, "CORE": 0}.items():  # fmt: skip
-        resource.setrlimit(getattr(resource, f"RLIMIT_{what}"), (amount, amount))
-    if stranger:  # from root: the two capabilities that were left for this go with it
-        os.setgroups([])
-        os.setgid(stranger)
-        os.setuid(stranger)
-    filter_system_calls(bytes.fromhex(steps))
-    os.write(ready, b"!")
-    os.close(ready)  # before the program, which can then neither give nor take back this report
+    with open(int(sys.argv[1]), "r+b") as request:
+        limits, steps, program, name, arguments = marshal.load(request)
+        # Soft and hard at once: past the CPU time comes SIGKILL, which cannot be caught.
+        for what, amount in limits.items():
+            resource.setrlimit(getattr(resource, f"RLIMIT_{what}"), (amount, amount))
+        filter_system_calls(steps)
+        request.truncate(0)  # before the program, which can then neither give nor take back this
     sys.argv[:] = ["solution.py"]
     builtins.exit = builtins.quit = sys.exit  # `site`, which we skip (-S), would make them
     code = compile(program, "solution.py", "exec")
@@ -51,18 +42,16 @@ def main():
 
 
 def call(code, name, arguments):
-    """Writes the function's value as JSON, as its arguments are; what it prints goes nowhere."""
+    """Writes the function's value as JSON; what it prints goes nowhere."""
     import json
 
-    arguments = json.loads(arguments)  # before the program runs, which may change json
     result = os.dup(1)
     os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
     sys.setrecursionlimit(50_000)  # LiveCodeBench's
     namespace = {"__name__": "solution"}
-    for module in PRELUDE:
-        exec(f"from {module} import *", namespace)
-    for module in PRELUDE:
-        exec(f"import {module}", namespace)
+    for form in ("from {} import *", "import {}"):
+        for module in PRELUDE:
+            exec(form.format(module), namespace)
     exec(code, namespace)
     function = namespace.get(name) or getattr(namespace["Solution"](), name)
     os.write(result, json.dumps(function(*arguments)).encode())

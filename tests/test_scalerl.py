@@ -438,7 +438,7 @@ BAD_INPUT = {
     "unknown task": (["--task", "tic-tac-toe"], "tic-tac-toe"),
     "task with a typo": (["--task", "polaris"], "did you mean 'polaris-53k'?"),
     "unknown evaluation": (["--eval-tasks", "aime24"], "did you mean 'aime-24'?"),
-    "two curves of one name": (["--eval-tasks", "toy"], "eval_tasks names 'toy' as well"),
+    "two curves of one name": (["--eval-tasks", "toy"], "task and eval_tasks name 'toy' twice"),
     "programs without tests": (["--task-options", "{}", "--task", "code.jsonl"],
                                "field 'answer'"),
     "empty task": (["--task", "empty.jsonl"], "empty.jsonl"),

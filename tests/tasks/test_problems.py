@@ -17,9 +17,9 @@ from made_tasks import SUMS, questions, write_jsonl
 from config import Config
 from tasks import problems as tasks
 from tasks import sandbox, sources
-from tasks.problems import Problem, TaskError, Unusable, check_gold, load_problems, load_task
+from tasks.problems import (Problem, TaskError, check_gold, count_unusable, load_problems,
+                            load_task)
 from tasks.sandbox import UnitTests
-from tasks.verifier import Verifier
 
 # There are only 100 questions of two digits.
 LONG = {"size": 300, "min_digits": 4, "max_digits": 6}
@@ -99,8 +99,8 @@ def test_both_splits_come_from_one_reading(tmp_path, monkeypatch):
     read = []
     monkeypatch.setattr(tasks, "load_pool", lambda *args, load=tasks.load_pool: (
         read.append(args) or load(*args)))
-    *both, extra = tasks.load_splits(a, Unusable(), heldout=4)
-    assert len(read) == 1 and not extra
+    *both, extra, bad = tasks.load_splits(a, heldout=4)
+    assert len(read) == 1 and not extra and not bad
     assert both == [load_task(a, split, heldout=4) for split in ("train", "heldout")]
 
 
@@ -112,7 +112,7 @@ def test_questions_of_an_evaluation_set_leave_training_and_it_says_so(tmp_path):
     asked = write_jsonl(tmp_path / "e.jsonl", [
         {"question": f"What is {i}?", "answer": str(i)} for i in range(15, 30)])
     with pytest.warns(UserWarning, match="of 17 problems .* leave training: they are evaluated"):
-        kept, still, extra = tasks.load_splits(ours, Unusable(), heldout=3, eval_spec=asked)
+        kept, still, extra, _ = tasks.load_splits(ours, heldout=3, eval_spec=asked)
     assert kept == [p for p in train if int(p.answer) < 15] and still == held
     assert [int(p.answer) for p in extra] == list(range(15, 30))
 
@@ -141,8 +141,7 @@ def test_a_weighted_mix_has_its_shares_in_both_splits(tmp_path):
     """The mean over held-out problems must be the mean over the training distribution."""
     a, b = two_files(tmp_path)
     held = load_task(f"{a}:0.25+{b}:0.75", "heldout", heldout=20)
-    with pytest.warns(UserWarning, match="73 of 85 problems of .* are left out to keep the shares"):
-        train = load_task(f"{a}:0.25+{b}:0.75", "train", heldout=20)
+    train = load_task(f"{a}:0.25+{b}:0.75", "train", heldout=20)
     assert Counter(p.task for p in held) == {"a": 5, "b": 15}
     assert Counter(p.task for p in train) == {"a": 12, "b": 35}  # all 35 of b, a third of that of a
 
@@ -188,37 +187,27 @@ def test_the_gold_check_names_the_problems_that_fail():
     good = Problem("x/1", "x", "3+4", "7")
     bad = check_gold([
         good, *(Problem(f"x/{i}", "x", "1/3?", r"0.\overline{3}") for i in (2, 3)),
-        Problem("x/4", "x", "3+4", "7", trace="3+4=8</think>8"),
         Problem("x/5", "x", "sky?", "blue", kind="exact")])
-    assert list(bad) == ["x/2", "x/3", "x/4"]
+    assert list(bad) == ["x/2", "x/3"]
     assert re.search(r"problem x/2: its own answer .* is judged 'error'", bad["x/2"])
-    assert re.search(r"problem x/4: its own trace .* is judged 'wrong'", bad["x/4"])
 
 
 def test_what_cannot_be_used_is_counted_over_the_task_and_too_much_stops():
     """Real data sets have answers that nobody can check; a run should not stop for one of them."""
-    unusable = Unusable()
-    unusable.read = 9
-    assert sum(unusable.check(0.0).values()) == 0
-    unusable.sentences |= {"bad_records": ["line 4 is odd"], "too_long": ["long 1", "long 2"]}
+    assert count_unusable({"bad_records": [], "too_long": []}, 9, 0.0) == {
+        "bad_records": 0, "too_long": 0}
+    told = {"bad_records": ["line 4 is odd"], "bad_gold": [], "too_long": ["long 1", "long 2"]}
     with pytest.warns(UserWarning, match="3 of 10 problems cannot be used.*; the first: line 4 is"):
-        counts = unusable.check(0.3)
+        counts = count_unusable(told, 7, 0.3)
     assert counts == {"bad_records": 1, "bad_gold": 0, "too_long": 2}
     with pytest.raises(TaskError, match="max_unusable = 0.29: 3 of 10 problems cannot be used"):
-        unusable.check(0.29)
+        count_unusable(told, 7, 0.29)
 
 
-def test_unit_tests_and_solutions_are_part_of_the_gold_check():
-    """Unit tests in another form make every program wrong; so may a solution that fails them."""
-    answer = UnitTests(("1",), ("2",)).to_json()
-    problem = Problem("x/1", "x", "add one", answer, kind="code")
-    assert check_gold([problem]) == {}
-    for step, right in ((1, True), (2, False)):
-        trace = f"</think>```python\nprint(int(input()) + {step})\n```"
-        solved = [Problem("x/3", "x", "add one", answer, kind="code", trace=trace)]
-        with Verifier(unsafe_code=True) as verifier:
-            bad = check_gold(solved, verifier)
-            assert not bad if right else "is judged 'wrong'" in bad["x/3"]
+def test_unit_tests_are_no_part_of_the_gold_check():
+    """They are no text that a model could have written."""
+    answer = UnitTests(["1"], ["2"]).to_json()
+    assert check_gold([Problem("x/1", "x", "add one", answer, kind="code")]) == {}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -250,7 +239,7 @@ def test_a_run_trains_and_evaluates_on_what_is_sound_and_short_enough(tmp_path):
     with pytest.warns(UserWarning) as told:
         found = load_problems(config, Letters(), None)
     texts = [str(warning.message) for warning in told]
-    for sentence in ("1 of 46 problems of", "11 of 63 problems cannot be used"):
+    for sentence in ("1 of 46 problems of", "11 of 62 problems cannot be used"):
         assert sum(sentence in text for text in texts) == 1, texts
     bad = {"x" * 21, "x" * 51, ""} | {"x" * n for n in range(53, 60)} | {"y" * 90}
     held, asked = questions(fair) - bad, questions(found.heldout.values())
@@ -318,14 +307,14 @@ def test_options_go_to_the_parts_of_task_and_evaluation():
     options = {"toy": {"size": 30}, "m.jsonl": {"answer": "a"}}
     for given, parts, evaluated, expected in (
             (options, ["toy"], ["m.jsonl"], options),
-            (options, ["toy", "n.csv"], ["m.jsonl"], options | {"n.csv": {}}),
-            ({"size": 30}, ["toy"], ["m.jsonl"], {"toy": {"size": 30}, "m.jsonl": {}}),
-            ({}, ["toy"], [], {"toy": {}})):
+            (options, ["toy", "n.csv"], ["m.jsonl"], options),
+            ({"size": 30}, ["toy"], ["m.jsonl"], {"toy": {"size": 30}}),
+            ({}, ["toy"], [], {})):
         assert tasks.options_by_part(given, parts, evaluated) == expected
     with pytest.raises(TaskError, match="task option 'size': a mix takes options by part"):
         tasks.options_by_part({"size": 30}, ["toy", "n.csv"], ["m.jsonl"])
     config = Config(task="toy", eval_tasks="toy", heldout_prompts=3)
-    with pytest.raises(TaskError, match="eval_tasks names 'toy' as well"):
+    with pytest.raises(TaskError, match="task and eval_tasks name 'toy' twice"):
         load_problems(config, Letters(), None)
 
 
@@ -339,26 +328,22 @@ def test_options_go_to_the_parts_of_task_and_evaluation():
         ("tyo", {}, "task 'tyo' is unknown, did you mean 'toy'? use toy, reasoning"),
         ("gsm-8k", {}, "did you mean 'gsm8k'?"),
         ("", {}, "task '' is unknown"),
-        ("toy:0.5+toy:0.5", {}, "names 'toy' twice"),
         ("toy:0.5+reasoning_gym:chain_sum", {}, "give every part a weight"),
         ("toy:0+reasoning_gym:chain_sum:1", {}, "a weight above 0"),
-        ("hf:openai/gsm8k", {}, "task 'hf:openai/gsm8k' cannot be loaded: "),
-        ("gsm8k", {"options": {"colum": "q"}}, "'colum' is unknown to 'gsm8k': it takes question"),
-        ("gsm8k", {"options": {"split": 3}}, "task option split = 3 of 'gsm8k' must be text"),
-        ("x.jsonl", {"options": {"form": "box"}}, "form = 'box' of 'x.jsonl' must be one of"),
-        ("x.jsonl", {"options": {"kind": "maths"}}, "kind = 'maths' of 'x.jsonl' must be one of"),
-        ("missing.parquet", {}, "task 'missing.parquet' cannot be read: [Errno 2] No such file"),
+        ("hf:openai/gsm8k", {}, "task 'hf:openai/gsm8k' cannot be read: "),
+        ("gsm8k", {"options": {"colum": "q"}}, "option colum = 'q' is not one of 'gsm8k', which"),
+        ("gsm8k", {"options": {"split": 3}}, "task option split = 3 is not one of 'gsm8k', which"),
+        ("missing.parquet", {}, "task 'missing.parquet' cannot be read: Unable to find"),
         ("missing.jsonl", {}, "task 'missing.jsonl' cannot be read: [Errno 2] No such file"),
-        ("toy", {"heldout": 0, "split": "heldout"}, "has no heldout problems"),
-        ("toy", {"options": {"digits": 3}}, "task option 'digits' is unknown to 'toy'"),
-        ("toy", {"options": {"size": "many"}}, "size = 'many' of 'toy' must be a whole number"),
-        ("toy", {"options": {"size": 0}}, "size = 0 of 'toy' must be a whole number above 0"),
-        ("toy", {"options": {"min_digits": 5, "max_digits": 4}}, "min_digits <= max_digits"),
+        ("toy", {"options": {"digits": 3}}, "task option digits = 3 is not one of 'toy', which"),
+        ("toy", {"options": {"size": "many"}}, "size = 'many' is not one of 'toy', which has"),
+        ("toy", {"options": {"size": 0}}, "task options size = 0, min_digits = 2"),
+        ("toy", {"options": {"min_digits": 5, "max_digits": 4}}, "needed are size >= 1 and 2 <= "),
         ("toy+a.jsonl", {"options": {"size": 3}}, "a mix takes options by part"),
-        ("reasoning_gym:sums", {}, "task 'reasoning_gym:sums' is unknown"),
+        ("reasoning_gym:sums", {}, "Dataset 'sums' not registered"),
         ("reasoning_gym:chain_sum", {"options": {"terms": 2}}, "'terms'"),
         ("reasoning_gym:chain_sum", {"options": {"min_terms": 0}}, "min_terms must be positive"),
-        ("reasoning_gym:chain_sum", {"options": {"size": -5}}, "size = -5"),
+        ("reasoning_gym:chain_sum", {"options": {"size": -5}}, "leaves nothing to train on"),
     ],
 )
 def test_a_wrong_task_is_one_sentence(spec, arguments, message):

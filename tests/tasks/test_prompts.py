@@ -1,4 +1,4 @@
-"""What prompts.py promises: the question, whole, in the model's own chat format."""
+"""What prompt_ids promises: the question, whole, in the model's own chat format."""
 
 import jinja2
 import pytest

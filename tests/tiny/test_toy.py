@@ -35,7 +35,7 @@ def problems():
 
 
 def micro(tokenizer, seed=0):
-    return toy.make_model(tokenizer, seed, hidden=32, layers=1, head_dim=16)
+    return toy.make_model(tokenizer, seed, hidden=32, layers=1)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -103,9 +103,9 @@ def test_the_toy_has_less_than_a_million_parameters(tokenizer):
 
 def test_two_of_the_experts_are_as_wide_as_the_dense_toys_mlp(tokenizer):
     """So a token meets as many weights, but for the router's and the norms of queries and keys."""
-    dense, mixture = (toy.make_model(tokenizer, 0, hidden=48, layers=2, head_dim=16, experts=n)
+    dense, mixture = (toy.make_model(tokenizer, 0, hidden=64, layers=2, experts=n)
                       for n in (0, 5))
-    others = 2 * ((5 - 2) * 3 * 48 * 48 + 5 * 48 + 2 * 16)
+    others = 2 * ((5 - 2) * 3 * 64 * 64 + 5 * 64 + 2 * toy.HEAD_DIM)
     assert mixture.num_parameters() == dense.num_parameters() + others
     assert mixture.config.num_experts_per_tok == 2
 
@@ -261,15 +261,6 @@ def test_the_warm_start_works_for_another_architecture(tokenizer, problems):
     assert len(losses) == 40 and losses[-1] < 0.75 * losses[0] and not model.training
 
 
-def test_a_diverging_warm_start_stops_with_a_sentence(tokenizer, problems):
-    """A model of NaN must not be saved as if nothing had happened."""
-    model = micro(tokenizer)
-    model.get_input_embeddings().weight.data.fill_(float("nan"))
-    pairs = toy.make_pairs(tokenizer, problems, 8, noise=0.0, cut_share=0.0, seed=0)
-    with pytest.raises(FloatingPointError, match="loss nan at step 1; lower --lr"):
-        toy.warm_start(model, tokenizer, pairs, steps=2, lr=1e-3, batch=4, seed=0)
-
-
 # ------------------------------------------------------------------------------------------------
 # The base rate, and the command
 
@@ -285,16 +276,16 @@ def test_the_base_rate_knows_right_from_wrong(tokenizer):
     ]
     model = micro(tokenizer)
     toy.warm_start(model, tokenizer, pairs, steps=80, lr=1e-2, batch=2, seed=0)
-    marks = toy.base_rate(model, tokenizer, [right, wrong], max_new_tokens=20, greedy=True)
-    assert marks == [(1.0, 8, "1+2=3</think>3"), (-1.0, 8, "2+2=4</think>4")]
-    cut_off = toy.base_rate(model, tokenizer, [right], max_new_tokens=7, greedy=True)
-    assert cut_off == [(-1.0, 7, "1+2=3</think>3")]  # right, but without its end token
+    assert toy.base_rate(model, tokenizer, [right, wrong]) == 0.5
+    assert toy.base_rate(model, tokenizer, [right]) == 1
+    # Right, but without its end token.
+    assert toy.base_rate(model, tokenizer, [right], max_new_tokens=7) == 0
 
 
 def run_toy(*arguments):
     """The exit code of the command, in this process: importing torch anew takes seconds."""
     try:
-        return toy.main([str(argument) for argument in arguments])
+        return toy.main([str(argument) for argument in arguments]) or 0
     except SystemExit as ended:  # how argparse refuses
         return ended.code
 
@@ -308,19 +299,20 @@ def test_a_toy_that_has_not_learned_to_add_is_not_written(tmp_path, capsys):
     assert not (tmp_path / "made").exists()
 
 
-def test_the_command_makes_a_folder_and_starts_again_from_one(tmp_path, capsys, monkeypatch):
-    """Both uses in the header of toy.py, on a micro model and two tasks."""
+def test_the_command_makes_a_folder_also_for_two_tasks(tmp_path, capsys, monkeypatch):
+    """As `make toy` and `make mix`, on micro models."""
     monkeypatch.setattr(toy, "LEARNED", 0)
-    small = ["--heldout", 20, "--batch", 8, "--max-new-tokens", 8]
-    made = run_toy("--out", tmp_path / "made", "--hidden", 32, "--layers", 1, "--steps", 2,
-                   "--clean-steps", 2, "--task-options", json.dumps(SHORT), *small)
-    table = capsys.readouterr().out
-    assert made == 0 and "sampled" in table and "greedy" in table
-    options = json.dumps({"max_terms": 2, "size": 40})
-    again = run_toy("--model", tmp_path / "made", "--out", tmp_path / "warm", "--steps", 2,
-                    "--task", "reasoning_gym:chain_sum", "--task-options", options, *small)
-    assert again == 0
-    one, two = (AutoModelForCausalLM.from_pretrained(tmp_path / n) for n in ("made", "warm"))
+    small = ["--heldout", 20, "--hidden", 32, "--layers", 1, "--steps", 2]
+    mix = "toy+reasoning_gym:chain_sum"
+    options = {"toy": SHORT, "reasoning_gym:chain_sum": {"max_terms": 2, "size": 40}}
+    for name, more in (("one", ["--task-options", json.dumps(SHORT)]),
+                       ("two", ["--task", mix, "--clean-steps", 2, "--cut-share", 0.1,
+                                "--task-options", json.dumps(options)])):
+        assert run_toy("--out", tmp_path / name, *small, *more) == 0
+        table = capsys.readouterr().out
+        assert "greedy: " in table
+        assert ("without errors: 2 steps" in table) == (name == "two")
+    one, two = (AutoModelForCausalLM.from_pretrained(tmp_path / n) for n in ("one", "two"))
     assert one.config.hidden_size == two.config.hidden_size == 32
     assert not torch.equal(one.get_input_embeddings().weight, two.get_input_embeddings().weight)
 
@@ -328,10 +320,8 @@ def test_the_command_makes_a_folder_and_starts_again_from_one(tmp_path, capsys, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "no/such/folder"], "--model no/such/folder: there is no such folder"),
         (["--task", "tyo"], "task 'tyo' is unknown"),
         (["--task-options", "{max: 3"], "--task-options: invalid loads value: '{max: 3'"),
-        (["--noise", "1.5"], "--noise 1.5 must be between 0 and 1"),
         (["--task", "reasoning_gym:count_bits", "--heldout", "5"], "no worked traces"),
     ],
 )
@@ -342,11 +332,11 @@ def test_wrong_arguments_end_in_one_sentence(arguments, message, tmp_path, capsy
     assert message in error and "Traceback" not in error and not (tmp_path / "out").exists()
 
 
-def test_a_trace_that_noise_cannot_touch_is_an_error():
+def test_a_trace_that_noise_cannot_touch_is_an_error(tokenizer):
     """Not a silently clean trace."""
     problem = Problem("x/1", "x", "sky?", "blue", kind="exact", trace="Look up.</think>blue")
-    with pytest.raises(TaskError, match="no steps such as 2 [+] 3 = 5"):
-        toy.noisy_trace(problem, 0.4, random.Random(0))
+    with pytest.raises(TaskError, match="no worked traces with steps such as 2 [+] 3 = 5"):
+        toy.make_pairs(tokenizer, [problem], 1, noise=0.4, cut_share=0, seed=0)
 
 
 def test_the_examples_in_the_docstrings_are_true():
