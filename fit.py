@@ -5,12 +5,12 @@
     python fit.py runs/demo --predict 1e15 --target 0.9     # what compute buys; what a reward costs
     python fit.py ours=runs/s1,runs/s2 grpo=runs/g1         # compare recipes; pool seeds of one
 
-The law is Eq. 1 of ScaleRL (arXiv 2510.13786), the procedure its appendix A.5:
+The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper fits it:
 
     R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)
 
     C      the compute that the run has used: FLOPs, GPU-hours or steps
-    R      the pass rate on held-out problems
+    R      the reward: the pass rate on held-out problems
     R0     the pass rate before training
     A      the ceiling: no amount of compute brings a higher pass rate
     B      the steepness: how fast the ceiling is approached (the paper's "compute efficiency")
@@ -27,21 +27,19 @@ Where this differs from the paper, or the paper is silent ("ours"):
      from 1.5k to 8k GPU-hours, gives A .659, B .95 with R0 = 0, and A .596, B 2.61 with R0 = .4.
   b. The default method, `free`, is least squares with A, B and C_mid anywhere in their ranges.
      `grid` is the paper's: a grid of A and C_mid, and for each pair of them the best B.
-  c. The nodes of C_mid are a setting.  The printed ones, linspace(100, 40000, 100), cannot have
-     made the paper's tables: their 2542, 2818, 2936 and 3054 are nodes of linspace(100, 4000, 100),
-     rounded down.
-  d. The 90% intervals are ours: a residual bootstrap of the `free` fit.  That of a prediction pools
-     two laws, sigmoid and stretched.  The paper gives +-0.015 on A, from three seeds.
-  e. Every evaluation after step 0 is fitted.  The paper leaves out the first 1.5k GPU-hours (about
-     an epoch).  No log says how much compute an epoch is, so here you give it: --c-min.
-  f. --law takes three other laws: the power law is the paper's own (A.4), the stretched exponential
-     is ours, the logistic law in linear compute comes from a popular article about the paper.
+  c. The nodes of C_mid are a setting.  The printed linspace(100, 40000, 100) cannot have made the
+     paper's tables: 2542, 2818, 2936, 3054 are nodes of linspace(100, 4000, 100), rounded down.
+  d. The 90% intervals are ours: a residual bootstrap of the `free` fit.  For a prediction the
+     replicates of two laws are pooled.  The paper gives +-0.015 on A, from three seeds.
+  e. Every evaluation after step 0 is fitted.  The paper leaves out the first 1.5k GPU-hours, about
+     an epoch.  Here you can do so with --c-min.
+  f. Two of the four laws are not the paper's: the stretched exponential is ours, the logistic law
+     in linear compute comes from a popular article about the paper.
 
 Where to go next: artifacts/readers.py turns logs into C and R, artifacts/fit_report.py prints,
 artifacts/figures.py draws; bench/fit.py measures how often the intervals hold the truth.
 
-Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k compute where a curve is asked for.
-theta is the four numbers of a curve: (A, B, C_mid, R0).
+Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k points where a curve is evaluated.
 """
 import argparse
 import inspect
@@ -60,6 +58,7 @@ LEVEL = 0.90              # of every interval
 FEW = 6                   # fewer evaluations than this do not determine three parameters
 LAST = 5                  # "the last evaluation" is the mean of the last 5: one alone is too noisy
 RIVAL = 4                 # two laws fit equally well if their AIC differs by less than this
+THETA = ("A", "B", "C_mid", "R0")         # the parameters of a curve, in this order: "theta"
 POOLED = ("sigmoid", "stretched")         # the two laws behind the interval of a prediction
 RHO_MAX = 0.8             # a higher correlation of neighbors widens the intervals no further
 
@@ -109,13 +108,11 @@ def compute_needed(law, R, A, B, C_mid, R0):
 
 # ------------------------------------------------------------------------------ 2. least squares
 # If B, C_mid and R0 are known, so is g, and the best A has a formula: A - R0 is the slope of a
-# regression of the gains R - R0 on g.  Only B and C_mid have to be searched.  (This is called
-# variable projection.)  It is more robust than a search for all three, and A can stand exactly on
-# the edge of its range.
+# regression of the gains R - R0 on g.  Only B and C_mid have to be searched, which is more robust
+# than a search for all three.  (This is called variable projection.)
 #
-# A fit with its intervals needs about 2,000 searches, so they must be fast.  MINPACK's
-# Levenberg-Marquardt, `leastsq`, takes less than half of the time of `least_squares(bounds=...)`:
-# 0.3 s, not 0.7 s, for 1,000 searches with 80 evaluations (bench/fit.py speed).  But it knows no
+# A fit with its intervals needs about 2,000 searches.  MINPACK's Levenberg-Marquardt, `leastsq`,
+# takes less than half of the time of `least_squares(bounds=...)` (bench/fit.py speed), but knows no
 # bounds.  So it searches an angle x for each parameter: low + (high - low) (sin x + 1) / 2 never
 # leaves the range.  For B and C_mid, low and high are logarithms.
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ class Search:
 
     def at(self, x, R, R0):
         """The curve of the angles x (2 or 3, ...), with the best A for the rewards R (n,)
-        -> theta, each of the four (...), and the residuals (..., n).
+        -> theta = (A, B, C_mid, R0), each (...), and the residuals (..., n).
 
         With three angles R0 is fitted: it is in x, and the argument R0 is ignored."""
         values = [low + (high - low) * (np.sin(angle) + 1) / 2
@@ -154,7 +151,8 @@ class Search:
         error in A of 0.125, where 0.0035 is possible.  Four starts found the best known valley in
         all of 300 artificial runs; 40 starts spread evenly, without the table, in 296.
         """
-        axes = [np.arcsin(np.linspace(-0.98, 0.98, k)) for k in (48, 24, 5)[:len(self.box)]]
+        nodes = (48, 24, 5)[:len(self.box)]                                   # of C_mid, B, R0
+        axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]
         x = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(len(axes), 48, -1)
         sse = (self.at(x, R, R0)[1] ** 2).sum(-1)         # (48, 24 or 120): a row for each C_mid
         rows = np.argsort(sse.min(1))[:4]
@@ -198,7 +196,7 @@ def compare_laws(search, theta, rival, its_theta, R):
     If the stretched law wins, the bend is sharper, and the ceiling may be lower than ours.  If the
     constant wins, the data do not show a rise.
     """
-    def aic(curve, parameters):               # 1e-12: the error of an exact curve is 0
+    def aic(curve, parameters):               # 1e-12, because log(0) is -inf
         return R.size * np.log(((R - curve) ** 2).mean() + 1e-12) + 2 * parameters
 
     ours = aic(law_at(search.law, search.C, *theta), search.parameters)
@@ -209,7 +207,7 @@ def compare_laws(search, theta, rival, its_theta, R):
 
 # ------------------------------------------------------------------------------ 3. the bootstrap
 # How far could chance have moved the fit?  Take the fitted curve, add noise of the size that the
-# residuals show, and fit again: that is a replicate.  90% of many replicates give the interval.
+# residuals show, and fit again: that is a replicate.  The interval holds the middle 90% of many.
 def interval(values):
     """The 90% interval over the first axis (S, ...) -> (2, ...); nan if there are no replicates.
     Order statistics, not interpolation: `inf` (a reward never reached) may be among the values."""
@@ -244,15 +242,15 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     """The residual bootstrap of a fit (theta, angles) to the rewards R (n,) -> Replicates.
 
     A replicate is the fitted curve plus residuals drawn with replacement; each one is fitted again.
-    (A draw of evaluations would often have none of the few early ones, which determine B.)
+    (To draw evaluations would often lose all of the few early ones, which determine B.)
 
     The residuals are made wider, for three reasons:
-    The fit of p parameters follows the noise, so they are smaller by sqrt((n - p) / n).
-    Few residuals tell the size of the noise only roughly, so Student's t takes the place of the
-    normal distribution: without it 90% intervals held the truth in 65% of runs at n = 4.
-    If neighbors correlate by rho, the mean of many is noisier by sqrt((1 + rho) / (1 - rho)), and
-    so is a curve.  The fit follows the noise here too: independent noise leaves residuals with a
-    correlation of about -p / n (measured: -.25 for 12 evaluations, -.10 for 24), which is added.
+    1. The fit of p parameters follows the noise, so they are smaller by sqrt((n - p) / n).
+    2. Few residuals tell the size of the noise only roughly, so Student's t takes the place of the
+       normal distribution: without it 90% intervals held the truth in 65% of runs at n = 4.
+    3. If neighbors correlate by rho, the mean of many is noisier by sqrt((1 + rho) / (1 - rho)),
+       and so is a curve.  The fit follows the noise here too: with independent noise, residuals
+       correlate by about -p / n (measured: -.25 for n = 12, -.10 for 24).  So p / n is added.
 
     A measured R0 is the mean of `step_0` evaluations, with the same noise.  So it is drawn too.
     """
@@ -286,22 +284,23 @@ def checked(C, R):
     C, R = np.asarray(C, float).reshape(-1), np.asarray(R, float).reshape(-1)
     if C.size != R.size:
         raise BadInput(f"compute has {C.size} values and reward has {R.size}: they must pair up")
-    for name, values, top, rule in (
-            ("compute", C, np.inf, "a finite number >= 0"),
-            ("reward", R, 1 + 1e-9, "a pass rate in [0, 1]; --reward-range LO HI maps another "
-                                    "scale onto it")):
-        for i in np.flatnonzero(~((values >= 0) & (values < top))):
-            raise BadInput(f"{name} {values[i]:g} (evaluation {i}) is not {rule}")
+    bad = C[~(np.isfinite(C) & (C >= 0))]
+    if bad.size:
+        raise BadInput(f"compute {bad[0]:g} is not a finite number >= 0")
+    bad = R[~((R >= 0) & (R <= 1 + 1e-9))]
+    if bad.size:
+        raise BadInput(f"reward {bad[0]:g} is not a pass rate in [0, 1]; --reward-range LO HI maps "
+                       "another scale onto it")
     order = np.argsort(C, kind="stable")
     return C[order], R[order]
 
 
 def points_to_fit(C, R, R0, law, first, last):
-    """Of all evaluations C, R, in order of compute, those that are fitted, and R0.
+    """Which of all evaluations C, R, in order of compute, are fitted; and R0.
 
     R0 (a number, "fit" or None) and law as in `fit_curve`; first is its c_min, last its c_max.
-    -> C, R (n,), R0 (0.0 if fitted or unused), `Fit.R0_from`, and of how many step-0 evaluations R0
-    is the mean (0: it is not measured).
+    -> C, R (n,) to fit; R0 (0.0 if it is fitted or unused); `Fit.R0_from`; and the number of step-0
+    evaluations whose mean R0 is (0: it is not measured)
     """
     step_0 = R[C == 0]
     R0_from = "given"
@@ -314,9 +313,9 @@ def points_to_fit(C, R, R0, law, first, last):
     # and then c_min does not leave them out.  The logistic law has begun to rise at C = 0: its A, B
     # and C_mid are fitted to them too.
     if R0_from == "fitted":
-        use |= C == 0
+        use |= (C == 0)
     elif law != "logistic":
-        use &= C > 0
+        use &= (C > 0)
     return C[use], R[use], R0, R0_from, step_0.size if R0_from == "step 0" else 0
 
 
@@ -353,9 +352,8 @@ class Fit:
         return np.concatenate([each.paths(C, noise) for each in self.pool])
 
     def predict(self, C):
-        """(mean, low, high) at C, each of C's shape.  The mean is this law's, the interval that of
-        the pool.  It is the curve's: single evaluations scatter more.  Without a bootstrap, low
-        and high are nan."""
+        """(mean, low, high) at C, each of C's shape.  The mean is this law's curve, (low, high) the
+        interval of the pool's curves: single evaluations scatter more.  nan without a bootstrap."""
         low, high = interval(self.paths(np.ravel(C)))
         return self.curve(C), low.reshape(np.shape(C)), high.reshape(np.shape(C))
 
@@ -377,8 +375,8 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
               C_mid_nodes=None) -> Fit:
     """Fit pass rates R (n,) against compute C (n,).
 
-    R0          the pass rate before training: a number, which stays fixed; "fit"; or None: the mean
-                of the evaluations at C = 0, fixed, and if there are none, "fit"
+    R0          the pass rate before training.  A number stays fixed, "fit" is fitted, None is the
+                mean of the evaluations at C = 0, which stays fixed, or "fit" if there are none
     method      "free": anywhere in the ranges; "grid": the paper's A.5
     law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4), "logistic" (not the paper's)
     c_min       evaluations with less compute are left out (the paper: 1.5k GPU-hours, an epoch),
@@ -393,10 +391,10 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
     Raises BadInput (a ValueError) with a sentence.
     """
+    # Which evaluations are fitted, and where the parameters are searched.
     C, R = checked(C, R)
     if law not in LAWS or method not in ("free", "grid"):
-        raise BadInput(f"law is one of {', '.join(LAWS)} and method one of free, grid; "
-                       f"got law {law!r}, method {method!r}")
+        raise BadInput(f"law {law!r}, method {method!r}: it takes {', '.join(LAWS)}; free, grid")
     C, R, R0, R0_from, step_0 = points_to_fit(
         C, R, R0, law, c_min or 0, np.inf if c_max is None else c_max)
     if not 0 <= R0 <= 1:
@@ -413,9 +411,10 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
                            "0 < low <= high, for A 0 <= low <= high <= 1")
     box = [np.log(ranges["C_mid"]), np.log(ranges["B"])]
     if R0_from == "fitted":
-        ranges["R0"] = 0.0, R.mean()
+        ranges["R0"] = (0.0, R.mean())
         box.append(ranges["R0"])
 
+    # The best curve of this law and of a rival, each with its bootstrap.
     search = Search(law, C, ranges["A"], np.array(box))
     rival = replace(search, law="sigmoid" if law == "stretched" else "stretched")
     theta, angles = search.solve(R, R0, search.starts(R, R0))
@@ -423,18 +422,20 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     pool = [replicates(search, theta, angles, R, bootstrap, seed, step_0)]
     if law in POOLED:
         pool.append(replicates(rival, its_theta, its_angles, R, bootstrap, seed, step_0))
-    if method == "grid":          # intervals, and an R0 that is fitted, stay those of `free`
+
+    # The grid has no intervals: they stay those of `free`.  So does R0, if it is fitted.
+    if method == "grid":
         low = A_range[0] if A_range else np.ceil(theta[3] / A_STEP) * A_STEP     # .450, .455, ...
         A_nodes = np.arange(low, ranges["A"][1] + 1e-9, A_STEP).round(12)
         if C_mid_nodes is None:
             C_mid_nodes = np.geomspace(*(C_mid_range or (first / 10, 2 * last)), 400)
         ranges |= dict(A=A_nodes[[0, -1]], C_mid=C_mid_nodes[[0, -1]])
         theta = grid_search(search, R, theta[3], A_nodes, C_mid_nodes)
-    names = "A", "B", "C_mid", "R0"
-    fit = Fit(**dict(zip(names, map(float, theta))), R0_from=R0_from, law=law, method=method,
-              n=R.size, rmse=float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean())),
-              C=C, R=R, pool=tuple(pool), rivals=compare_laws(search, theta, rival, its_theta, R),
-              ci=dict(zip(names, map(tuple, interval(pool[0].draws).T.tolist()))))
+
+    rmse = float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean()))
+    fit = Fit(*map(float, theta), R0_from, law, method, R.size, rmse, C, R, pool=tuple(pool),
+              ci=dict(zip(THETA, map(tuple, interval(pool[0].draws).T.tolist()))),
+              rivals=compare_laws(search, theta, rival, its_theta, R))
     return replace(fit, warnings=tuple(diagnostics(fit, ranges, search.parameters)))
 
 
@@ -455,12 +456,10 @@ def diagnostics(fit, ranges, parameters):
                "the ceiling has hardly been seen")
     if n < FEW:
         yield f"{n} evaluations for {parameters} parameters: at least {FEW}, better 20"
-    if n <= parameters:
-        yield "the curve goes through every evaluation: no noise is seen, there are no intervals"
     if fit.R0_from == "fitted" and fit.C[0] > 0:
         yield "R0 is fitted, not measured, and it moves every other number: evaluate at step 0"
-    # Collapse: the mean of the last fifth is far below that of the best stretch of this length.
-    # Far: 3 standard errors, the noise taken from neighbors (median |difference| = .954 sigma).
+    # Collapse: the mean of the last fifth is below that of the best stretch of this length by more
+    # than 3 standard errors.  Neighbors tell the noise sigma: median |difference| = .954 sigma.
     k = max(3, n // 5)
     if n >= 2 * k:
         means = np.convolve(fit.R, np.ones(k) / k, "valid")
@@ -468,7 +467,7 @@ def diagnostics(fit, ranges, parameters):
         if means.max() - means[-1] > max(0.02, 3 * sigma * np.sqrt(2 / k)):
             yield (f"the reward falls at the end: {means[-1]:.3f} over the last {k} evaluations, "
                    f"{means.max():.3f} at its best; no law here describes a collapse")
-    # A replicate's noise has no trend.  Its residuals show how large a correlation chance makes.
+    # Trend: neighbors correlate as much in fewer than 2% of the replicates, whose noise has none.
     ours, theirs = neighbors(fit.R - fit.curve(fit.C)), fit.pool[0].neighbors
     share = (1 + (theirs >= ours).sum()) / (1 + theirs.size)
     if n >= 10 and fit.rmse > 1e-6 and share < 0.02:
@@ -495,8 +494,8 @@ def diagnostics(fit, ranges, parameters):
 # A curve of three parameters fits any rising run, so a small error on the fitted evaluations
 # proves nothing.  held_out puts beside it the error on evaluations that were not fitted.
 def held_out(C, R, early):
-    """How well `early`, fitted to the first part of C, R (n,), predicted the rest; and how well the
-    naive forecast does, which carries the last three fitted evaluations forward -> numbers."""
+    """How well `early`, fitted to the first part of C, R (n,), predicted the rest; and how well a
+    naive forecast did, which carries the last three fitted evaluations forward -> numbers."""
     rest = C > early.C[-1]
     if not rest.any():
         raise BadInput(f"--until leaves nothing to predict: the data end at {C[-1]:.3g}")
@@ -517,9 +516,11 @@ def difference(name, a, b):
     The replicates of a single run do not show how much two seeds of one recipe differ.  So the
     bootstrap's "differ" is about these two runs; for recipes the paper's 0.02 on A is better.
     """
-    size, column = min(len(a.draws), len(b.draws)), ("A", "B").index(name)
+    size, column = min(len(a.draws), len(b.draws)), THETA.index(name)
     low, high = interval(a.draws[:size, column] - b.draws[:size, column])
-    verdict = "unknown" if np.isnan(low) else "differ" if low > 0 or high < 0 else "same"
+    verdict = "same" if low <= 0 <= high else "differ"
+    if np.isnan(low):
+        verdict = "unknown"
     return dict(d=getattr(a, name) - getattr(b, name), lo=low, hi=high, bootstrap=verdict)
 
 
@@ -541,9 +542,11 @@ def ceiling_doubt(fit):
 def compare(curves, fits, refits):
     """Ceilings against the first run's, then steepness at a shared ceiling.
 
-    B means little without A, so it is compared only at a shared ceiling: if all are known and the
-    same by the paper's rule, all runs are refitted at the mean A.
-    curves; fits and refits {label: ...} -> numbers, and the fits to draw.
+    B means little without A.  So it is compared only if all ceilings are known and the same by the
+    paper's rule; then all runs are refitted at the mean A.
+
+    curves: each with label, C, R; fits {label: Fit}; refits {label: fit_curve with its settings}
+    -> numbers, and the fits to draw
     """
     (base, first), *others = fits.items()
     A = np.array([fit.A for fit in fits.values()])
@@ -551,8 +554,9 @@ def compare(curves, fits, refits):
     summary = dict(first=base, A_mean=A.mean(), A_spread=np.abs(A - A.mean()).max(),
                    A_span=np.ptp(A), doubts=doubts, A={}, B={})
     for label, fit in others:
-        rule = "undetermined" if doubts.keys() & {label, base} else \
-            "same" if same_ceiling([fit.A, first.A]) else "differ"
+        rule = "same" if same_ceiling([fit.A, first.A]) else "differ"
+        if label in doubts or base in doubts:
+            rule = "undetermined"
         summary["A"][label] = difference("A", fit, first) | dict(rule=rule)
     if same_ceiling(A) and not doubts:
         fits = {curve.label: refits[curve.label](curve.C, curve.R, A_range=(A.mean(), A.mean()))
@@ -564,14 +568,13 @@ def compare(curves, fits, refits):
 
 # ------------------------------------------------------------------------------ 8. the command
 def arguments(argv):
-    """what it reads  A run folder of ours; logs of verl, prime-rl, TRL (trainer_state.json) and
-                   TensorBoard; any CSV with a header.  NAME=A,B,C pools the seeds A, B, C of one
-                   recipe, NAME=FOLDER the runs in FOLDER.  Several runs are compared.
-    which columns  --y is a pass rate in [0, 1] on held-out problems, --x the compute.  Steps will
-                   do if every step costs the same: --x step --x-scale 0.4 --x-label GPU-hours
-    what to trust  Read the warnings first.  A ceiling fitted before the bend is a guess, and R0
-                   moves everything: evaluate at step 0.  --until is the test that counts.
-    exit codes     0 well; 2 input that cannot be used; 3 there are warnings, with --strict
+    """RUN is a run folder, a log of verl, prime-rl, TRL or TensorBoard, or any CSV with a header.
+    NAME=A,B,C pools the seeds A, B, C of one recipe, NAME=FOLDER the runs in FOLDER.  Steps will do
+    for --x if every step costs the same: --x step --x-scale 0.4 --x-label GPU-hours
+
+    Read the warnings first.  A ceiling fitted before the bend is a guess, and R0 moves everything:
+    evaluate at step 0.  --until is the test that counts.
+    Exit codes: 0 well; 2 input that cannot be used; 3 there are warnings, with --strict.
     """
     p = argparse.ArgumentParser(prog="fit.py", description=__doc__.partition("\nThe file goes")[0],
                                 epilog=inspect.getdoc(arguments),
@@ -592,12 +595,11 @@ def arguments(argv):
     add("--C-mid-range", **pair, help="default: from the data")
     add("--C-mid-nodes", type=int, metavar="N", help="grid method: N linear nodes in --C-mid-range")
     add("--c-min", type=float, help="leave out earlier evaluations (the paper: about one epoch)")
-    add("--until", type=float, metavar="C", help="fit up to here, predict the rest; to 1: a share")
+    add("--until", type=float, metavar="C", help="fit up to C, predict the rest; to 1: a share")
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
-    add("--beside", metavar="CSV", help="with --until: how good is the error among those of CSV")
+    add("--beside", metavar="CSV", help="with --until: the error among those of other runs")
     add("--bootstrap", type=int, default=1000, metavar="S", help="replicates (1000)")
-    add("--seed", type=int, default=0)
     add("--strict", action="store_true", help="exit code 3 if there is any warning")
     add("--json", metavar="FILE", help="the numbers, for programs")
     add("--table", metavar="FILE", help="the table as .csv or .tex")

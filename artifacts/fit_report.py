@@ -146,8 +146,7 @@ def refitter(args, run=0):
     """fit_curve with the settings of the command line.  Each run has a seed of its own: with one
     seed for two runs their replicates would move together, and differences would look sure."""
     options = {name: getattr(args, name) for name in (
-        "law", "method", "R0", "c_min", "bootstrap", "A_range", "C_mid_range")} | dict(
-            seed=args.seed + run)
+        "law", "method", "R0", "c_min", "bootstrap", "A_range", "C_mid_range")} | dict(seed=run)
     if args.R0 not in (None, "fit"):
         try:
             options["R0"] = float(args.R0)

@@ -44,7 +44,7 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["run", "--table", "t.txt"], "--table t.txt should end in .csv or .tex"),
     (["run", "--beside", "plain.csv"], "it needs --until"),
     (["run", "--until", "0.5", "--beside", "plain.csv"], "has no run cut at 0.5 (column cut)"),
-    (["percent.csv"], "reward 20 (evaluation 0) is not a pass rate in [0, 1]; --reward-range"),
+    (["percent.csv"], "reward 20 is not a pass rate in [0, 1]; --reward-range"),
     (["run", "--until", "2"], "leaves nothing to fit: up to 1 it is a share"),
     (["run", "--until", "-1"], "leaves nothing to fit"),
     (["run", "--until", "1e9"], "nothing to predict"),
