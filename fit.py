@@ -598,7 +598,7 @@ def arguments(argv):
     add("--until", type=float, metavar="C", help="fit up to C, predict the rest; to 1: a share")
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
-    add("--beside", metavar="CSV", help="with --until: the error among those of other runs")
+    add("--beside", metavar="CSV", help="with --until: how good is the error among those of CSV")
     add("--bootstrap", type=int, default=1000, metavar="S", help="replicates (1000)")
     add("--strict", action="store_true", help="exit code 3 if there is any warning")
     add("--json", metavar="FILE", help="the numbers, for programs")

@@ -17,8 +17,10 @@ from made_runs import made, write_run
 def test_pictures_are_written_in_each_format(ending, tmp_path, capsys):
     """People put the curve in a paper (pdf), a page (svg) and a chat (png)."""
     run, out = write_run(tmp_path / "r", *made()), tmp_path / f"x.{ending}"
-    assert fit.main([str(run), "--until", "0.5", "--bootstrap", "20", "--out", str(out)]) == 0
-    assert out.stat().st_size > 5000 and f"picture: {out}" in capsys.readouterr().out
+    words = [str(run), "--until", "0.5", "--bootstrap", "20", "--out", str(out)]
+    assert fit.main(words) == 0
+    said = capsys.readouterr().out
+    assert out.stat().st_size > 5000 and f"picture: {out}" in said
     fit.main([str(run), "--bootstrap", "20"])
     assert (run / "curve.png").exists()
 
