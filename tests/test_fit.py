@@ -161,6 +161,14 @@ def test_no_steepness_at_any_node_of_the_grid_fits_better():
         assert 20 * f.rmse ** 2 < least[0] * (1 + 1e-6)
 
 
+def test_the_grid_takes_a_fitted_R0_from_the_free_fit():
+    """Without a step 0 the grid has nothing to say about R0; with 0 all its numbers would move."""
+    C, R = (values[1:] for values in made(n=41))
+    free, grid = (fit_curve(C, R, method=method, bootstrap=0) for method in ("free", "grid"))
+    assert grid.R0 == free.R0 > 0.3 and grid.R0_from == "fitted"
+    assert abs(grid.A - free.A) <= fit.A_STEP and grid.rmse < 1.1 * free.rmse
+
+
 def test_logistic_is_fitted_to_step_0_too():
     """It has begun to rise there, unlike Eq. 1: that evaluation is evidence, not only R0."""
     C, R = made(n=21)
