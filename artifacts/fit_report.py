@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import ttest_ind
 
-from artifacts.figures import FORMS, plot_compare, plot_rolling, plot_run, save, span, with_interval
+from artifacts.figures import FORMS, plot_compare, plot_run, save, span, with_interval
 from artifacts.readers import read_curves, read_rows
-from fit import (LAST, LEVEL, PAPER_GRID, SAME_A, BadInput, compare, fit_curve, held_out,
-                 interval, rolling)
+from fit import LAST, LEVEL, SAME_A, BadInput, compare, fit_curve, held_out, interval
 
 
 # ------------------------------------------------------------------------- 1. numbers as text
@@ -147,8 +146,7 @@ def refitter(args, run=0):
     """fit_curve with the settings of the command line.  Each run has a seed of its own: with one
     seed for two runs their replicates would move together, and differences would look sure."""
     options = {name: getattr(args, name) for name in (
-        "law", "method", "R0", "c_min", "bootstrap", "A_range", "B_range", "C_mid_range",
-        "A_step")} | dict(seed=args.seed + run)
+        "law", "method", "R0", "c_min", "bootstrap", "A_range", "C_mid_range")} | dict(seed=run)
     if args.R0 not in (None, "fit"):
         try:
             options["R0"] = float(args.R0)
@@ -158,16 +156,13 @@ def refitter(args, run=0):
         if not args.C_mid_range:
             raise BadInput("--C-mid-nodes needs --C-mid-range LO HI")
         options["C_mid_nodes"] = np.linspace(*args.C_mid_range, args.C_mid_nodes)
-    if args.paper_grid:
-        options |= PAPER_GRID
     return partial(fit_curve, **options)
 
 
 def report_run(args, refit, curve):
-    """Fit one run and describe it -> {label: Fit}, lines, numbers for --json, warnings, and what
-    `rolling` gives."""
+    """Fit one run and describe it -> {label: Fit}, lines, numbers for --json, warnings."""
     label, C, R = curve.label, curve.C, curve.R
-    fit, last, rolled = refit(C, R), R[-LAST:].mean(), None
+    fit, last = refit(C, R), R[-LAST:].mean()
     print(f"{label}: {R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
           f"({fit.R0_from}); last evaluation {last:.3f} (mean of the last {min(LAST, R.size)})")
     print(*(f"  note: {note}\n" for note in curve.notes), sep="", end="")
@@ -185,13 +180,7 @@ def report_run(args, refit, curve):
         warnings += [f"up to {cut:.3g}: {warning}" for warning in early.warnings]
         if args.beside:
             lines.append(beside(Path(args.beside), summary["held_out"]["error"], args.until))
-    if args.rolling:      # 40 fits: 200 replicates each are enough for a band
-        rolled = rolling(C, R, partial(refit, bootstrap=min(200, args.bootstrap)), args.c_min)
-        summary["known_from"] = known = rolled[-1]
-        when = "never settled" if known is None else \
-            f"settled at {known:.3g} ({known / C[-1]:.0%} of the compute)"
-        lines.append(f"the prediction {when}: within {SAME_A} of the outcome and staying there")
-    return fits, lines, summary, warnings, rolled
+    return fits, lines, summary, warnings
 
 
 def ahead_lines(curves):
@@ -232,7 +221,7 @@ def report(args):
     table, lines, pictures, record = {}, [], {}, dict(runs={}, warnings=[])
     several, drawn = len(curves) > 1, args.out != "none"
     for curve in curves:
-        fits, more, record["runs"][curve.label], warnings, rolled = report_run(
+        fits, more, record["runs"][curve.label], warnings = report_run(
             args, refits[curve.label], curve)
         table |= fits
         lines += [f"{curve.label}: {line}" for line in more] if several else more
@@ -240,9 +229,6 @@ def report(args):
         out = Path(args.out) if args.out else curve.picture
         if drawn and not several:
             pictures[out] = plot_run(curve, *fits.values(), title=args.title)
-        if drawn and rolled:
-            name = f"_rolling_{curve.label.replace('/', '-')}" if several else "_rolling"
-            pictures[out.with_stem(out.stem + name)] = plot_rolling(curve, rolled, args.title)
     if several:
         own = {curve.label: table[curve.label] for curve in curves}
         record["comparison"], compared = compare(curves, own, refits)

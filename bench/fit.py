@@ -171,7 +171,7 @@ def speed():
     against scipy's bounded search."""
     C, R = made(0.61, 1.92, 2542, 16_000, 0.004, 0)
     R[0] = R0
-    nodes = dict(A_range=(0.45, 0.80), A_step=0.005, C_mid_nodes=np.linspace(100, 4000, 100))
+    nodes = dict(A_range=(0.45, 0.80), C_mid_nodes=np.linspace(100, 4000, 100))
 
     def loop():
         """7,100 nodes, B by curve_fit at each: A.5 as one would write it down.  Without bounds,

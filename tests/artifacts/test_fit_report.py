@@ -44,14 +44,13 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["run", "--table", "t.txt"], "--table t.txt should end in .csv or .tex"),
     (["run", "--beside", "plain.csv"], "it needs --until"),
     (["run", "--until", "0.5", "--beside", "plain.csv"], "has no run cut at 0.5 (column cut)"),
-    (["percent.csv"], "reward 20 (evaluation 0) is not a pass rate in [0, 1]; --reward-range"),
+    (["percent.csv"], "reward 20 is not a pass rate in [0, 1]; --reward-range"),
     (["run", "--until", "2"], "leaves nothing to fit: up to 1 it is a share"),
     (["run", "--until", "-1"], "leaves nothing to fit"),
     (["run", "--until", "1e9"], "nothing to predict"),
     (["run", "--target", "70"], "pass rate in [0, 1], got 70"),
     (["run", "--predict", "nan"], "compute >= 0"),
     (["run", "--x-scale", "-1"], "--x-scale must be above 0"),
-    (["run", "--seed", "-1"], "seed -1"),
     (["empty"], "holds no log"),
     (["run", "--y", "reward"], "--y reward; it has: compute/flops"),
     (["run", "--y", "eval/*"], "fits several columns"),
@@ -61,7 +60,6 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["run", "--until", "1.0"], "nothing to predict"),
     (["run", "--C-mid-nodes", "9"], "--C-mid-range"),
     (["run", "--out", "x.bmp"], ".png, .pdf or .svg"),
-    (["short", "--rolling", "--out", "none"], "6 evaluations"),
     (["broken/evals.jsonl"], "line 2 is not JSON"),
     (["list.jsonl"], "not JSON objects"),
     (["void.jsonl"], "no numbers yet"),
@@ -72,14 +70,12 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["run", "plain.csv", "--x-scale", "2"], "name a column that both have; for --x, --x-label"),
     (["run", "hard", "--x-label", "FLOPs"], "--y is eval/toy/mean@4 in run/evals.jsonl and eval"),
     (["a=run,hard"], "eval/hard/mean@4 in hard/evals.jsonl, which do not compare: name a column"),
-    (["run", "--rolling", "--c-min", "15100"], "there are 5 from --c-min 15100 on"),
 ])
 def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys,
                                                            monkeypatch):
     """People read the last line of what they see; it must name the thing to change."""
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "run", *made())
-    write_run(tmp_path / "short", *made(n=5))
     hard = write_run(tmp_path / "hard", *made()) / "evals.jsonl"
     hard.write_text(hard.read_text().replace("/toy/", "/hard/"))
     (tmp_path / "plain.csv").write_text("gpu_hours,pass_rate\n0,.2\n1,.3\n2,.4\n3,.5\n")
@@ -134,16 +130,6 @@ def test_predict_and_target_are_told_with_intervals(tmp_path, capsys):
     assert f"to reach 0.58 takes compute {f.compute_for(0.58):.3g} [" in said
     fit.main([str(run), "--target", "0.9", *few])
     assert "0.9 is never reached: the ceiling is" in capsys.readouterr().out
-
-
-def test_early_evaluations_left_out_are_left_out_of_rolling(tmp_path):
-    """The paper's own procedure leaves out the first epoch; cuts that end before it have nothing to
-    fit."""
-    run, (C, R) = write_run(tmp_path / "r", *made(n=41)), made(n=41)
-    words = [str(run), "--c-min", "6100", "--bootstrap", "20", "--out", "none"]
-    assert fit.main([*words, "--rolling"]) == 0
-    refit = fit_report.refitter(fit.arguments(words))
-    assert fit.rolling(C, R, refit, 6100)[0].tolist() == C[C >= 6100][fit.FEW - 1:].tolist()
 
 
 def test_two_tasks_of_one_run_are_two_curves(tmp_path, capsys):
