@@ -544,28 +544,6 @@ def held_out(C, R, early):
                 n_held_out=C.size, naive=naive, naive_error=naive - measured)
 
 
-def rolling(C, R, refit, c_min=None):
-    """When could you have known?  C, R (n,) are refitted at up to 40 cuts (k,), as if the run had
-    ended there.
-
-    -> cuts; the ceiling (3, k) = value, low, high; the prediction (3, k) of the mean of the run's
-    last evaluations; that mean; the first cut from which on all are within 0.02, or None.
-    """
-    amounts = np.unique(C[(C > 0) & (C >= (c_min or 0))])
-    if amounts.size < FEW:
-        raise BadInput(f"--rolling needs {FEW} evaluations, there are {amounts.size}"
-                       + (f" from --c-min {c_min:g} on" if c_min else ""))
-    cuts = amounts[np.unique(np.linspace(FEW - 1, amounts.size - 1, 40).astype(int))]
-    last, measured = C[-LAST:], R[-LAST:].mean()
-    fits = [refit(C, R, c_max=cut) for cut in cuts]
-    A = np.array([(fit.A, *fit.ci["A"]) for fit in fits]).T
-    ahead = np.array([(fit.curve(last).mean(), *interval(fit.paths(last).mean(1)))
-                      for fit in fits]).T
-    wrong = np.flatnonzero(np.abs(ahead[0] - measured) > SAME_A)
-    first = wrong[-1] + 1 if wrong.size else 0
-    return cuts, A, ahead, measured, cuts[first] if first < cuts.size else None
-
-
 # ------------------------------------------------------------------------------ 6. comparison
 def difference(name, a, b):
     """a - b in parameter `name` ("A", "B"): its value, its interval, the verdict of the bootstrap.
@@ -652,8 +630,7 @@ def arguments(argv):
     add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
     add("--x-label", help="name of the compute axis")
     add("--reward-range", **pair, default=(0.0, 1.0), help="map these rewards onto [0, 1]")
-    add("--repeats", metavar="COLUMN|last",
-        help="rows that differ at one --x: COLUMN tells seeds apart; `last` keeps the last")
+    add("--repeats", choices=["last"], help="of several rewards at one --x, keep the last")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
     add("--paper-grid", action="store_true", help="A.5 as printed: A .45-.80, C_mid 100-40000")
@@ -668,7 +645,6 @@ def arguments(argv):
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
     add("--beside", metavar="CSV", help="with --until: how good is the error among those of CSV")
-    add("--rolling", action="store_true", help="when could you have known? a second picture")
     add("--bootstrap", type=int, default=1000, metavar="S", help="replicates (1000)")
     add("--seed", type=int, default=0)
     add("--strict", action="store_true", help="exit code 3 if there is any warning")

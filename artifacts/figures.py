@@ -1,4 +1,4 @@
-"""The pictures of fit.py: one run, several runs, and the rolling prediction.
+"""The pictures of fit.py: one run, and several runs.
 
 `Figure` objects, never pyplot: no window, no global state, nothing to close.  Each color goes with
 a marker, a dash or a fill of its own, so that a print in grey says the same.
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from artifacts.readers import STEP_COLUMNS
-from fit import LAST, LEVEL, SAME_A, BadInput
+from fit import LEVEL, BadInput
 
 BLUE, ORANGE, GREY = "#15406f", "#d9822b", "#777777"
 BANDS = 4                 # more intervals than this in one plot hide each other
@@ -155,29 +155,5 @@ def plot_compare(curves, fits, title=None):
         log_axis(axis)
     told = f"all refitted at the shared ceiling A = {ceilings[0]:.3f}" if shared else None
     fig.legend(loc="outside lower center", ncols=2, fontsize=8.5, frameon=False, title=told)
-    fig.suptitle(title or "", fontsize=10.5)
-    return fig
-
-
-def plot_rolling(curve, rolled, title=None):
-    """What the fit would have said had the run ended at each cut."""
-    cuts, A, ahead, measured, known = rolled
-    fig, axes = empty(7, 5.6, 2, 1, sharex=True)
-    for ax, (value, lo, hi), name in zip(axes[:, 0], (ahead, A),
-                                         (f"mean of the last {LAST}", "ceiling A")):
-        ax.fill_between(cuts, lo, hi, color=ORANGE, alpha=0.22, linewidth=0,
-                        label=f"its {LEVEL:.0%} interval")
-        ax.plot(cuts, value, "s--", color=ORANGE, markersize=3.5, label="predicted at the cut")
-        ax.plot(curve.C, curve.R, ".", color=BLUE, label="evaluations")
-        ax.axhspan(measured - SAME_A, measured + SAME_A, facecolor="none", edgecolor=GREY,
-                   linestyle="--", label=f"outcome ± {SAME_A}")
-        if known is not None:
-            ax.axvline(known, color=GREY, linestyle=":", label="stays within it from here")
-        # Heights from the predictions: the first evaluations lie far below and would flatten them.
-        ax.set_ylim(min(value.min() - SAME_A, measured - 3 * SAME_A),
-                    max(value.max() + SAME_A, measured + 3 * SAME_A))
-        ax.set_ylabel(name)
-    axes[0, 0].legend(ncols=2, fontsize=8.5, frameon=False)
-    axes[1, 0].set_xlabel(f"{human(curve.x)} at which the run is cut")
     fig.suptitle(title or "", fontsize=10.5)
     return fig

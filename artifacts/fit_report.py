@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import ttest_ind
 
-from artifacts.figures import FORMS, plot_compare, plot_rolling, plot_run, save, span, with_interval
+from artifacts.figures import FORMS, plot_compare, plot_run, save, span, with_interval
 from artifacts.readers import read_curves, read_rows
-from fit import (LAST, LEVEL, PAPER_GRID, SAME_A, BadInput, compare, fit_curve, held_out,
-                 interval, rolling)
+from fit import LAST, LEVEL, PAPER_GRID, SAME_A, BadInput, compare, fit_curve, held_out, interval
 
 
 # ------------------------------------------------------------------------- 1. numbers as text
@@ -80,15 +79,11 @@ def forecast(fit, predict, target):
     for --json."""
     lines, summary = [], {"predict": [], "target": None}
     for C in predict:
-        if not C >= 0:
-            raise BadInput(f"--predict takes compute >= 0, got {C:g}")
         mean, low, high = fit.predict(C)
         summary["predict"].append(dict(C=C, mean=mean, lo=low, hi=high))
         lines.append(f"at compute {C:.3g} ({C / fit.C[-1]:.2g} times the data): {mean:.3f} "
                      f"{span(low, high, '.3f')}")
     if target is not None:
-        if not 0 <= target <= 1:
-            raise BadInput(f"--target takes a pass rate in [0, 1], got {target:g}")
         C, draws = fit.compute_for(target), fit.compute_draws(target)
         low, high = interval(draws)
         summary["target"] = dict(R=target, C=C, lo=low, hi=high, never=np.isinf(draws).mean())
@@ -164,10 +159,9 @@ def refitter(args, run=0):
 
 
 def report_run(args, refit, curve):
-    """Fit one run and describe it -> {label: Fit}, lines, numbers for --json, warnings, and what
-    `rolling` gives."""
+    """Fit one run and describe it -> {label: Fit}, lines, numbers for --json, warnings."""
     label, C, R = curve.label, curve.C, curve.R
-    fit, last, rolled = refit(C, R), R[-LAST:].mean(), None
+    fit, last = refit(C, R), R[-LAST:].mean()
     print(f"{label}: {R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
           f"({fit.R0_from}); last evaluation {last:.3f} (mean of the last {min(LAST, R.size)})")
     print(*(f"  note: {note}\n" for note in curve.notes), sep="", end="")
@@ -185,13 +179,7 @@ def report_run(args, refit, curve):
         warnings += [f"up to {cut:.3g}: {warning}" for warning in early.warnings]
         if args.beside:
             lines.append(beside(Path(args.beside), summary["held_out"]["error"], args.until))
-    if args.rolling:      # 40 fits: 200 replicates each are enough for a band
-        rolled = rolling(C, R, partial(refit, bootstrap=min(200, args.bootstrap)), args.c_min)
-        summary["known_from"] = known = rolled[-1]
-        when = "never settled" if known is None else \
-            f"settled at {known:.3g} ({known / C[-1]:.0%} of the compute)"
-        lines.append(f"the prediction {when}: within {SAME_A} of the outcome and staying there")
-    return fits, lines, summary, warnings, rolled
+    return fits, lines, summary, warnings
 
 
 def ahead_lines(curves):
@@ -225,30 +213,20 @@ def report(args):
     """Everything about one run, or about several and their comparison -> exit code."""
     if args.beside and args.until is None:
         raise BadInput("--beside compares errors of predictions: it needs --until")
-    curves, notes = read_curves(args.runs, args.x, args.y, args.x_scale, args.x_label,
-                                args.reward_range, args.repeats)
+    curves = read_curves(args.runs, args.x, args.y, args.x_scale, args.x_label,
+                         args.reward_range, args.repeats)
     refits = {curve.label: refitter(args, i) for i, curve in enumerate(curves)}
-    print(*(f"note: {note}\n" for note in notes), sep="", end="")
-    table, lines, pictures, record = {}, [], {}, dict(runs={}, warnings=[])
-    several, drawn = len(curves) > 1, args.out != "none"
+    table, lines, record, several = {}, [], dict(runs={}, warnings=[]), len(curves) > 1
     for curve in curves:
-        fits, more, record["runs"][curve.label], warnings, rolled = report_run(
+        fits, more, record["runs"][curve.label], warnings = report_run(
             args, refits[curve.label], curve)
         table |= fits
         lines += [f"{curve.label}: {line}" for line in more] if several else more
         record["warnings"] += [f"{curve.label}: {warning}" for warning in warnings]
-        out = Path(args.out) if args.out else curve.picture
-        if drawn and not several:
-            pictures[out] = plot_run(curve, *fits.values(), title=args.title)
-        if drawn and rolled:
-            name = f"_rolling_{curve.label.replace('/', '-')}" if several else "_rolling"
-            pictures[out.with_stem(out.stem + name)] = plot_rolling(curve, rolled, args.title)
     if several:
         own = {curve.label: table[curve.label] for curve in curves}
         record["comparison"], compared = compare(curves, own, refits)
         lines += [*compare_lines(record["comparison"]), *ahead_lines(curves)]
-        if drawn:
-            pictures[Path(args.out or "compare.png")] = plot_compare(curves, compared, args.title)
     lines += [f"warning: {warning}" for warning in record["warnings"]]
     print(*fit_table(table), *rival_lines(table), *lines, sep="\n")
     if args.table:
@@ -257,7 +235,9 @@ def report(args):
         text = json.dumps(record, default=lambda value: value.tolist())
         text = json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1)
         Path(args.json).write_text(text + "\n")
-    for path, figure in pictures.items():
-        save(figure, path)
+    if args.out != "none":
+        path = Path(args.out or ("compare.png" if several else curve.picture))
+        save(plot_compare(curves, compared, args.title) if several else
+             plot_run(curve, *fits.values(), title=args.title), path)
         print(f"picture: {path}")
     return 3 if args.strict and record["warnings"] else 0

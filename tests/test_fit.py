@@ -581,26 +581,6 @@ def test_a_single_evaluation_is_held_against_an_interval_that_has_its_noise():
     assert 0.75 <= ours and naive < 0.5
 
 
-def test_rolling_finds_when_the_outcome_was_known():
-    """A cut that saw later points would look wise early; here the first cuts, which end before the
-    bend, must be wrong, and the last cut must be the fit itself."""
-    C, R = made(seed=2)
-    cuts, A, ahead, measured, known = fit.rolling(
-        C, R, lambda C, R, c_max: fit_curve(C, R, c_max=c_max, bootstrap=50))
-    assert abs(ahead[0, 0] - measured) > 0.1 and cuts[0] == C[fit.FEW]
-    assert A[0, -1] == pytest.approx(fit_curve(C, R, bootstrap=0).A) and cuts[-1] == C[-1]
-    # The band is of the mean of the last five on each replicate's curve, neither of the highest one
-    # nor of the last one; a third of the way the curves still rise enough to tell these apart.
-    k = np.searchsorted(cuts, 5000)
-    then = fit_curve(C, R, c_max=cuts[k], bootstrap=50)
-    paths = [fit.law_at(each.law, C[-5:], *draw) for each in then.pool for draw in each.draws]
-    np.testing.assert_allclose(ahead[1:, k], np.sort(np.mean(paths, 1))[[5, 94]], atol=1e-12)
-    assert ahead[0, k] == pytest.approx(then.curve(C[-5:]).mean(), abs=1e-12)
-    i = cuts.tolist().index(known)
-    assert (np.abs(ahead[0, i:] - measured) <= fit.SAME_A).all()
-    assert i > 0 and abs(ahead[0, i - 1] - measured) > fit.SAME_A
-
-
 # ---------------------------------------------------------------------------------- comparison
 def compared(**runs):
     """{label: (C, R)} -> what `compare` says of their fits."""
