@@ -630,7 +630,6 @@ def arguments(argv):
     add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
     add("--x-label", help="name of the compute axis")
     add("--reward-range", **pair, default=(0.0, 1.0), help="map these rewards onto [0, 1]")
-    add("--repeats", choices=["last"], help="of several rewards at one --x, keep the last")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
     add("--paper-grid", action="store_true", help="A.5 as printed: A .45-.80, C_mid 100-40000")

@@ -158,8 +158,8 @@ def metric(column):
     return column.split(" - ")[-1]
 
 
-def evaluations(rows, x, y, path, repeats):
-    """The rows of one run -> compute and reward (n,) of columns x and y, notes, warnings.
+def evaluations(rows, x, y, path):
+    """The rows of one run -> compute and reward (n,) of columns x and y, warnings.
 
     Trainers log a step several times (training, evaluation), so rows of one step share their
     compute.  Two rewards of one step are two runs in one file, or a restarted run.
@@ -181,23 +181,19 @@ def evaluations(rows, x, y, path, repeats):
     warnings = [f"{len(lost)} of {len(pairs)} evaluations in {path} have no number in {x} or {y}: "
                 f"left out (the first: {lost[0]})"] if lost else []
     last = dict(used)                       # {compute: reward}: of several rewards the last
-    differ = len(set(used)) - len(last)
-    if differ and repeats != "last":
-        raise BadInput(f"{path} repeats {x} with another {y} {differ} times: give each run a file "
-                       "of its own; for one that was restarted, --repeats last keeps the last")
-    notes = [f"{path} repeats {x} with another {y} {differ} times: the last counts"] * (differ > 0)
-    return *np.array([*last.items()]).T, notes, warnings
+    if differ := len(set(used)) - len(last):
+        warnings.append(f"{path} repeats {x} with another {y} {differ} times, and the last counts: "
+                        "was the run restarted? of several runs each needs a file of its own")
+    return *np.array([*last.items()]).T, warnings
 
 
-def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
-         repeats=None) -> Curve:
+def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0)) -> Curve:
     """Read "PATH", or "NAME=PATH,PATH,..." or "NAME=FOLDER" (seeds of one recipe, pooled).
 
     x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has.
     All logs need it, because FLOPs beside tokens look like any two runs; of x, x_label may say that
     columns of several names are one quantity.  x_scale multiplies compute (steps into GPU-hours);
-    reward_range is mapped onto [0, 1] ((-1, 1) for +-1 rewards).  repeats: "last" takes the last of
-    several rewards at one compute; None refuses them.
+    reward_range is mapped onto [0, 1] ((-1, 1) for +-1 rewards).
     """
     name, _, paths = spec.rpartition("=")
     lo, hi = reward_range
@@ -214,24 +210,22 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
         x_name, _ = pick(rows, x, X_COLUMNS, "--x", path)
         x, y = x or (None if x_label else metric(x_name)), y or metric(y_name)
-        C, R, repeated, lost = evaluations(rows, x_name, y_name, path, repeats)
+        C, R, doubts = evaluations(rows, x_name, y_name, path)
         label = given.absolute().name if given.is_dir() else given.stem
         seeds.append((label, *checked(C * x_scale, (R - lo) / (hi - lo))))
-        notes += more + others + repeated
-        warnings += lost
+        notes, warnings = notes + more + others, warnings + doubts
     C, R = checked(*map(np.concatenate, list(zip(*seeds))[1:]))
     picture = given / "curve.png" if given.is_dir() else given.with_name(f"{given.stem}_curve.png")
     return Curve(name or label, C, R, x_label or x_name, y_name, picture,
                  tuple(seeds) if len(seeds) > 1 else (), tuple(notes), tuple(warnings))
 
 
-def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
-                repeats=None):
+def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0)):
     """Several runs, and several columns y of each -> curves with labels that differ."""
     curves, tasks = [], y or [None]
     for run in runs:
         for task in tasks:
-            curves.append(load(run, x, task, x_scale, x_label, reward_range, repeats))
+            curves.append(load(run, x, task, x_scale, x_label, reward_range))
         # What the first log has, the others need.
         x, tasks = x or (None if x_label else metric(curves[0].x)), y or [metric(curves[0].y)]
     if len(tasks) > 1:                                        # one label a run will not do
