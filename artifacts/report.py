@@ -11,7 +11,6 @@ browser: everything that did not come from this file goes through html.escape.
 import contextlib
 import io
 import tempfile
-import tomllib
 from html import escape
 from pathlib import Path
 
@@ -20,7 +19,7 @@ import numpy as np
 import fit
 from artifacts import figures, readers, symptoms
 
-SAMPLES_SHOWN = 8               # of the first, the last, and the last interrupted ones, each
+SAMPLES_SHOWN = 24              # at most
 
 
 def write_report(folder):
@@ -37,7 +36,6 @@ def write_report(folder):
                            "finished step yet")
     last, files = steps[-1], [folder / "config.toml", folder / "versions.json"]
     files = {path.name: path.read_text() for path in files if path.is_file()}
-    phrase = tomllib.loads(files.get("config.toml", "")).get("interrupt_phrase", "")
     body = [
         f"<h1>{escape(folder.name)}</h1><p>{len(steps)} steps, the last {last['step']:d}; "
         f"{sum(row.get('time/step_s', 0) for row in steps) / 3600:.2f} h in steps; "
@@ -46,7 +44,7 @@ def write_report(folder):
         "<h2>Is it working?</h2>", *(f"<p>{escape(line)}</p>" for line in symptoms.told(folder)),
         "<h2>What would more compute buy?</h2>", *curves(folder, rows),
         "<h2>The training, by step</h2>", charts(rows),
-        "<h2>Samples</h2>", *shown_samples(folder / "samples.jsonl", phrase), "<h2>Settings</h2>",
+        "<h2>Samples</h2>", *shown_samples(folder / "samples.jsonl"), "<h2>Settings</h2>",
         *(f"<h3>{name}</h3><pre>{escape(text)}</pre>" for name, text in files.items())]
     path = folder / "report.html"
     page = PAGE.format(title=escape(folder.name), body="\n".join(body))
@@ -96,22 +94,15 @@ def inline(svg):
     return svg[svg.index("<svg"):]
 
 
-def shown_samples(path, phrase):
-    """The first and the last samples of the log and the last interrupted ones, as tables; the
-    forced phrase is marked."""
+def shown_samples(path):
+    """A table of samples, evenly spread over the log."""
     samples, _ = readers.read_jsonl(path) if path.is_file() else ([], [])
-    interrupted = [row for row in samples if row["interrupted"]]
-    for title, part in (("First", samples[:SAMPLES_SHOWN]), ("Last", samples[-SAMPLES_SHOWN:]),
-                        ("Last interrupted", interrupted[-SAMPLES_SHOWN:])):
-        yield f"<h3>{title}</h3><table><tr><th>step<th>reward<th>end<th>prompt and output</tr>"
-        for row in part:
-            output = escape(row["output"])
-            if phrase and row["interrupted"]:
-                output = output.replace(escape(phrase), f"<mark>{escape(phrase)}</mark>")
-            yield (f"<tr><td>{row['step']:d}<td>{row['reward']:+g}<td>"
-                   f"{escape(str(row['finish_reason']))}<td>"
-                   f"<span class=note>{escape(row['prompt'])}</span>{output}</tr>")
-        yield "</table>" if part else "</table><p>None.</p>"
+    yield "<table><tr><th>step<th>reward<th>end<th>prompt and output</tr>"
+    for row in samples[::-(-len(samples) // SAMPLES_SHOWN) or 1]:
+        end = "interrupted, " * bool(row["interrupted"]) + escape(str(row["finish_reason"]))
+        yield (f"<tr><td>{row['step']:d}<td>{row['reward']:+g}<td>{end}<td>"
+               f"<span class=note>{escape(row['prompt'])}</span>{escape(row['output'])}</tr>")
+    yield "</table>"
 
 
 PAGE = """<!doctype html>
@@ -119,7 +110,7 @@ PAGE = """<!doctype html>
 <style>
 body {{ font: 15px/1.5 sans-serif; max-width: 1040px; margin: 2em auto; }}
 svg {{ max-width: 100%; height: auto; }}
-.note {{ color: #777; }} mark {{ background: #ffe9a8; }}
+.note {{ color: #777; }}
 pre {{ background: #f6f6f6; padding: .8em; overflow-x: auto; font-size: 12.5px; }}
 td {{ vertical-align: top; padding: .3em .6em; overflow-wrap: anywhere; white-space: pre-wrap; }}
 </style></head><body>
