@@ -31,7 +31,7 @@ CHECKSUMS = "checksums.json"
 # -- 1. Rows: the part of a tensor that a rank writes and reads
 
 
-def named_tensors(model, optimizer):
+def tensors_of(model, optimizer):
     """Yield (name, tensor) of every parameter and, after its first step, of AdamW's state of it."""
     for name, parameter in model.named_parameters():
         yield name, parameter.detach()
@@ -51,7 +51,7 @@ def my_rows(tensor, team):
 
 def training_state(model, optimizer, team):
     """{name: rows} of this rank, for `save`."""
-    return {name: my_rows(tensor, team) for name, tensor in named_tensors(model, optimizer)}
+    return {name: my_rows(tensor, team) for name, tensor in tensors_of(model, optimizer)}
 
 
 def read_into(tensor, files, name):
@@ -77,7 +77,7 @@ def load_training_state(folder, model, optimizer):
             optimizer.state[parameter] = {
                 "step": torch.zeros((), device=device), "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter)}
-    for name, tensor in named_tensors(model, optimizer):
+    for name, tensor in tensors_of(model, optimizer):
         read_into(tensor, files, name)
 
 

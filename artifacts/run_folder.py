@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import shutil
-import sys
 from pathlib import Path
 
 import torch
