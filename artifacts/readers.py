@@ -95,7 +95,8 @@ def read_table(path):
 
 def read_jsonl(path):
     """(rows, notes) of a log with one JSON object a line; its last line may be half-written."""
-    rows, lines = [], [line for line in path.read_text("utf-8", "replace").split("\n") if line.strip()]
+    rows, text = [], path.read_text("utf-8", "replace")
+    lines = [line for line in text.split("\n") if line.strip()]
     for i, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
