@@ -509,7 +509,7 @@ def held_out(C, R, early):
                 n_held_out=C.size, naive=naive, naive_error=naive - measured)
 
 
-# ------------------------------------------------------------------------------ 7. comparison
+# ------------------------------------------------------------------------------ 6. comparison
 def difference(name, a, b):
     """a - b in parameter `name` ("A", "B"): its value, its interval, the verdict of the bootstrap.
 
@@ -586,8 +586,6 @@ def arguments(argv):
     add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
     add("--x-label", help="name of the compute axis")
     add("--reward-range", **pair, default=(0.0, 1.0), help="map these rewards onto [0, 1]")
-    add("--repeats", metavar="COLUMN|last",
-        help="rows that differ at one --x: COLUMN tells seeds apart; `last` keeps the last")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
     add("--R0", metavar="R|fit", help="pass rate before training, or `fit` (default: step 0)")

@@ -601,7 +601,7 @@ class Run:
         with Progress(len(prompts) * samples, unit="sample") as progress:
             while sampler.in_flight:
                 rollouts += self.decode(sampler)
-                progress.count(len(rollouts))
+                progress.update(len(rollouts) - progress.n)
         return rollouts
 
     # -- what a resumed run needs ---------------------------------------------------------------
@@ -628,7 +628,7 @@ class Run:
         if self.saved != (self.step, self.evaluated):
             self.saved, (tensors, plain) = (self.step, self.evaluated), self.state()
             self.trainer.save(self.folder.checkpoints / f"step_{self.step}", tensors=tensors,
-                              plain=plain)
+                              plain=plain | {"logs": self.folder.log_sizes()})
             self.folder.drop_old_checkpoints()
 
     def save_model(self, folder):

@@ -10,16 +10,12 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from artifacts.readers import STEP_COLUMNS
 from fit import LEVEL, BadInput
 
 BLUE, ORANGE, GREY = "#15406f", "#d9822b", "#777777"
 BANDS = 4                 # more intervals than this in one plot hide each other
 COLORS, MARKERS, DASHES = colormaps["tab10"].colors, "osD^vPX*<>", ("-", "--", "-.", ":")
-NAMES = {"compute/flops": "compute (FLOPs)", "compute/gpu_hours": "compute (GPU-hours)",
-         "gpu_hours": "compute (GPU-hours)", "compute/core_hours": "compute (core-hours)",
-         "compute/tokens": "compute (tokens)", "num_tokens": "compute (tokens)",
-         **dict.fromkeys(STEP_COLUMNS, "training step")}
+NAMES = {"compute/flops": "compute (FLOPs)", "compute/gpu_hours": "compute (GPU-hours)"}
 FORMS = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}          # how the parameters of a fit are printed
 
 

@@ -10,7 +10,7 @@ from scipy.stats import ttest_ind
 
 from artifacts.figures import FORMS, plot_compare, plot_run, save, span, with_interval
 from artifacts.readers import read_curves, read_rows
-from fit import LAST, LEVEL, SAME_A, BadInput, compare, fit_curve, held_out, interval
+from fit import LAST, LEVEL, PAPER_GRID, SAME_A, BadInput, compare, fit_curve, held_out, interval
 
 
 # ------------------------------------------------------------------------- 1. numbers as text
@@ -29,16 +29,8 @@ def fit_table(fits):
 
 
 def write_table(path, fits):
-    """--table: a .csv for programs, every number in a cell of its own; a .tex for a paper."""
-    if path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            out = csv.writer(file)
-            ends = [f"{name}{end}" for name in FORMS for end in ("", "_low", "_high")]
-            out.writerow(["fitted on", "n", *ends, "R0", "rmse"])
-            for label, f in fits.items():
-                cells = [value for name in FORMS for value in (getattr(f, name), *f.ci[name])]
-                out.writerow([label, f.n, *cells, f.R0, f.rmse])
-    elif path.suffix == ".tex":
+    """--table: .tex for a paper; any other, .csv: every number in a cell of its own."""
+    if path.suffix == ".tex":
         header, *lines = [" & ".join(re.sub("([_%&#$])", r"\\\1", cell) for cell in row) + r" \\"
                           for row in table_rows(fits)]
         text = "\n".join([header, r"\hline", *lines])
@@ -46,8 +38,14 @@ def write_table(path, fits):
                       lambda power: rf"${power[1]}\cdot10^{{{int(power[2])}}}$", text)
         path.write_text("\\begin{tabular}{lrllllr}\n\\hline\n" + text
                         + "\n\\hline\n\\end{tabular}\n")
-    else:
-        raise BadInput(f"--table {path} should end in .csv or .tex")
+        return
+    with path.open("w", newline="") as file:
+        out = csv.writer(file)
+        ends = [f"{name}{end}" for name in FORMS for end in ("", "_low", "_high")]
+        out.writerow(["fitted on", "n", *ends, "R0", "rmse"])
+        for label, f in fits.items():
+            cells = [value for name in FORMS for value in (getattr(f, name), *f.ci[name])]
+            out.writerow([label, f.n, *cells, f.R0, f.rmse])
 
 
 # --------------------------------------------------------------------------- 2. lines to read
@@ -79,15 +77,11 @@ def forecast(fit, predict, target):
     for --json."""
     lines, summary = [], {"predict": [], "target": None}
     for C in predict:
-        if not C >= 0:
-            raise BadInput(f"--predict takes compute >= 0, got {C:g}")
         mean, low, high = fit.predict(C)
         summary["predict"].append(dict(C=C, mean=mean, lo=low, hi=high))
         lines.append(f"at compute {C:.3g} ({C / fit.C[-1]:.2g} times the data): {mean:.3f} "
                      f"{span(low, high, '.3f')}")
     if target is not None:
-        if not 0 <= target <= 1:
-            raise BadInput(f"--target takes a pass rate in [0, 1], got {target:g}")
         C, draws = fit.compute_for(target), fit.compute_draws(target)
         low, high = interval(draws)
         summary["target"] = dict(R=target, C=C, lo=low, hi=high, never=np.isinf(draws).mean())
@@ -122,11 +116,9 @@ def beside(path, error, cut):
     """--beside: this run's error in the company of committed ones -> a line.
 
     path: a CSV, a row a run, with a column `error` and one `cut`, the share that was fitted."""
-    errors = [row.get("error") for row in read_rows(path)[0] if row.get("cut") == cut]
-    if not errors or not all(isinstance(value, float) for value in errors):
-        raise BadInput(f"--beside {path} has no run cut at {cut:g} (column cut), or a run without "
-                       "a number in its column error")
-    others = np.abs(errors)
+    others = np.abs([row["error"] for row in read_rows(path)[0] if row.get("cut") == cut])
+    if not others.size:
+        raise BadInput(f"--beside {path} has no run cut at {cut:g} (column cut)")
     return (f"error {error:+.3f}: as good as {(others >= abs(error)).mean():.0%} of the "
             f"{others.size} runs in {path} cut at {cut:g} (median {np.median(others):.3f})")
 
@@ -171,9 +163,6 @@ def report_run(args, refit, curve):
     lines, summary["forecast"] = forecast(fit, args.predict, args.target)
     if args.until is not None:
         cut = args.until * C[-1] if args.until <= 1 else args.until
-        if not cut >= C[C > 0][0]:
-            raise BadInput(f"--until {args.until:g} leaves nothing to fit: up to 1 it is a share "
-                           f"of the run, above 1 it is {curve.x} (here to {C[-1]:.3g})")
         early = fits[f"{label}, up to {cut:.3g}"] = refit(C, R, c_max=cut)
         summary["held_out"], summary["early"] = held_out(C, R, early), early.record()
         lines = held_out_lines(summary["held_out"]) + lines
@@ -214,27 +203,19 @@ def report(args):
     """Everything about one run, or about several and their comparison -> exit code."""
     if args.beside and args.until is None:
         raise BadInput("--beside compares errors of predictions: it needs --until")
-    curves, notes = read_curves(args.runs, args.x, args.y, args.x_scale, args.x_label,
-                                args.reward_range, args.repeats)
+    curves = read_curves(args.runs, args.x, args.y, args.x_scale, args.x_label, args.reward_range)
     refits = {curve.label: refitter(args, i) for i, curve in enumerate(curves)}
-    print(*(f"note: {note}\n" for note in notes), sep="", end="")
-    table, lines, pictures, record = {}, [], {}, dict(runs={}, warnings=[])
-    several, drawn = len(curves) > 1, args.out != "none"
+    table, lines, record, several = {}, [], dict(runs={}, warnings=[]), len(curves) > 1
     for curve in curves:
         fits, more, record["runs"][curve.label], warnings = report_run(
             args, refits[curve.label], curve)
         table |= fits
         lines += [f"{curve.label}: {line}" for line in more] if several else more
         record["warnings"] += [f"{curve.label}: {warning}" for warning in warnings]
-        out = Path(args.out) if args.out else curve.picture
-        if drawn and not several:
-            pictures[out] = plot_run(curve, *fits.values(), title=args.title)
     if several:
         own = {curve.label: table[curve.label] for curve in curves}
         record["comparison"], compared = compare(curves, own, refits)
         lines += [*compare_lines(record["comparison"]), *ahead_lines(curves)]
-        if drawn:
-            pictures[Path(args.out or "compare.png")] = plot_compare(curves, compared, args.title)
     lines += [f"warning: {warning}" for warning in record["warnings"]]
     print(*fit_table(table), *rival_lines(table), *lines, sep="\n")
     if args.table:
@@ -243,7 +224,9 @@ def report(args):
         text = json.dumps(record, default=lambda value: value.tolist())
         text = json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1)
         Path(args.json).write_text(text + "\n")
-    for path, figure in pictures.items():
-        save(figure, path)
+    if args.out != "none":
+        path = Path(args.out or ("compare.png" if several else curve.picture))
+        save(plot_compare(curves, compared, args.title) if several else
+             plot_run(curve, *fits.values(), title=args.title), path)
         print(f"picture: {path}")
     return 3 if args.strict and record["warnings"] else 0

@@ -5,7 +5,6 @@ reader only has to make rows; which columns are compute and reward is decided in
 """
 import csv
 import fnmatch
-import io
 import json
 import re
 from dataclasses import dataclass, replace
@@ -22,15 +21,10 @@ X_COLUMNS = ("compute/flops", "compute/gpu_hours", "compute/core_hours", "comput
 Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "eval*pass_rate*",
              "eval/*reward*", "eval_reward", "eval_rewards/*/mean", "*pass_rate*")
 STEP_COLUMNS = ("step", "_step", "Step", "global_step", "training/global_step")
-# No pass rates, unless they are asked for; the last two are Weights & Biases'.
-SPREADS = ("*std*", "*[_/]min", "*[_/]max", "*__MIN", "*__MAX")
+# No pass rates, unless they are asked for by name.  Weights & Biases exports have __MIN and __MAX.
+SPREAD = re.compile(r"std|[_/](min|max)$", re.IGNORECASE)
 LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",
-        "**/*tfevents*", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl", "*/metrics.jsonl",
-        "*/trainer_state.json")
-# "1,000" is a thousand in English and one in German: see `without_commas`.
-THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
-DECIMAL = re.compile(r"[+-]?\d+,\d*([eE][+-]?\d+)?")
-UNCLEAR = re.compile(r"[+-]?[1-9]\d{0,2}([.,]\d{3})+")
+        "**/*tfevents*", "*.jsonl", "*.csv", "*.tsv")
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,6 @@ class Curve:
     y: str
     picture: Path             # where its picture goes unless --out says otherwise
     seeds: tuple = ()         # (label, C, R) of each, if there are several
-    columns: tuple = ()       # (log, its column of C, its column of R) of each log
     notes: tuple = ()         # facts worth a line
     warnings: tuple = ()      # reasons to doubt a fit of it (--strict)
 
@@ -51,17 +44,15 @@ class Curve:
 # ---------------------------------------------------------------- 1. a log -> rows of numbers
 def read_rows(path):
     """A log or a run's folder -> (rows {column: number or text}, the file read, notes)."""
-    if not path.exists():
-        raise BadInput(f"there is no file or folder {path}")
     folder, notes = path.is_dir(), []
     path = log_in(path) if folder else path
     if "tfevents" in path.name:               # a folder may hold several files of one resumed run
         rows = read_tensorboard(path.parent if folder else path)
     elif path.suffix in (".csv", ".tsv"):
-        rows, notes = read_table(path)
+        rows = read_table(path)
     elif path.suffix == ".json":              # TRL, transformers: trainer_state.json
         try:
-            rows = json.loads(text_of(path))
+            rows = json.loads(path.read_text("utf-8"))
             rows = rows if isinstance(rows, list) else rows["log_history"]
         except (json.JSONDecodeError, KeyError):
             raise BadInput(f"{path} is neither a whole list of objects nor a trainer_state.json "
@@ -76,8 +67,8 @@ def read_rows(path):
 def log_in(folder):
     """The log in a run folder; the evaluations, if they have a file of their own."""
     for pattern in LOGS:
-        found = sorted(folder.glob(pattern),
-                       key=lambda p: [int(digits) for digits in re.findall(r"\d+", p.parent.name)])
+        # By length first: checkpoint-1000 comes after checkpoint-900.
+        found = sorted(folder.glob(pattern), key=lambda p: (len(p.parent.name), p.parent.name))
         # One run's checkpoints repeat each other, the latest holds all.  Else a second log is
         # another run.  TensorBoard writes a new file into the same folder when a run is resumed.
         logs = {p.parent if "tfevents" in pattern else p for p in found}
@@ -89,53 +80,23 @@ def log_in(folder):
     raise BadInput(f"{folder} holds no log that can be read: {', '.join(LOGS)}")
 
 
-def text_of(path):
-    """Excel puts an invisible mark in front, and its "Unicode text" is UTF-16."""
-    utf_16 = path.read_bytes()[:2] in (b"\xff\xfe", b"\xfe\xff")
-    return path.read_text("utf-16" if utf_16 else "utf-8-sig", "replace")
-
-
 def read_table(path):
-    """(rows, notes) of a table with a header, whose cells are separated by , ; or tab."""
-    text = text_of(path).lstrip("\r\n")
-    header = re.sub('"[^"]*"', "", text.partition("\n")[0])
-    delimiter = max(",;\t", key=header.count)
-    rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter,
+    """The rows of a table with a header, whose cells are separated by , ; or tab."""
+    # -sig: without the invisible mark that Excel puts in front.
+    lines = path.read_text("utf-8-sig", "replace").lstrip("\n").split("\n")
+    rows = list(csv.DictReader(lines, delimiter=max(",;\t", key=lines[0].count),
                                skipinitialspace=True))
-    rows = [{name: cell.strip() if isinstance(cell, str) else cell for name, cell in row.items()}
-            for row in rows]
     for i, row in enumerate(rows, 2):
         if any(row.pop(None, ())):                # where DictReader puts what is left over
             raise BadInput(f"{path}, row {i} has more cells than the header: a number with a comma "
                            "in it has to stand in quotes")
-    notes = [] if text.endswith("\n") else [
-        f"the last line of {path.name} has no end: if its number is cut off, it is wrong"]
-    return without_commas(rows, delimiter, path), notes
-
-
-def without_commas(rows, delimiter, path):
-    """Cells like 1,000 or 0,25 -> text that float() reads.
-
-    If commas separate the cells, a comma inside of one separates thousands.  In other tables it is
-    a decimal comma; refused are tables in which all of them look like thousands (1,000), or numbers
-    without one do (1.000).
-    """
-    cells = {cell for row in rows for cell in row.values() if cell}
-    decimal = {cell for cell in cells if DECIMAL.fullmatch(cell)}
-    unclear = {cell for cell in cells if UNCLEAR.fullmatch(cell)}
-    if delimiter == ",":
-        plain = {cell: cell.replace(",", "") for cell in cells if THOUSANDS.fullmatch(cell)}
-    elif decimal and (unclear - decimal or decimal <= unclear):
-        raise BadInput(f"{path}: {min(unclear - decimal or unclear)} may mean two things: write "
-                       "all numbers without separators of thousands and with a decimal point")
-    else:
-        plain = {cell: cell.replace(",", ".") for cell in decimal}
-    return [{name: plain.get(cell, cell) for name, cell in row.items()} for row in rows]
+    return rows
 
 
 def read_jsonl(path):
     """(rows, notes) of a log with one JSON object a line; its last line may be half-written."""
-    rows, lines = [], [line for line in text_of(path).split("\n") if line.strip()]
+    rows, text = [], path.read_text("utf-8", "replace")
+    lines = [line for line in text.split("\n") if line.strip()]
     for i, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
@@ -176,22 +137,21 @@ def flat(row):
 # ----------------------------------------------------------- 2. rows -> compute and pass rates
 def pick(rows, wanted, patterns, option, path):
     """The column to use, and a note if others would have done."""
-    names = [*dict.fromkeys(name for row in rows for name in row)]
-    numbers = {name for row in rows for name, cell in row.items() if isinstance(cell, float)}
-    columns = [name for name in names if name in numbers]
-    if wanted not in columns:                   # a spread is taken if it is asked for by its name
-        columns = [c for c in columns if not any(fnmatch.fnmatchcase(c, s) for s in SPREADS)]
+    numbers = dict.fromkeys(name for row in rows for name, cell in row.items()
+                            if isinstance(cell, float))
     for pattern in [wanted] if wanted else patterns:
-        found = [pattern] if pattern in columns else \
-            [c for c in columns if fnmatch.fnmatchcase(metric(c), pattern)]
+        found = [pattern] if pattern in numbers else [
+            name for name in numbers
+            if fnmatch.fnmatchcase(metric(name), pattern) and not SPREAD.search(metric(name))]
         others = ", ".join(found[1:])
         if others and wanted:
             raise BadInput(f"{option} {wanted} fits several columns: {found[0]}, {others}")
         if found:
             return found[0], [f"{option} is {found[0]}, not {others}"] if others else []
-    shown = [name if name in numbers else f"{name} (text)" for name in sorted(names)]
+    names = sorted({name for row in rows for name in row})
+    shown = ", ".join(name if name in numbers else f"{name} (text)" for name in names)
     raise BadInput(f"{path} has no column for {option} {wanted or ''}; it has: "
-                   + (", ".join(shown) or "no numbers yet"))
+                   + (shown or "no numbers yet"))
 
 
 def metric(column):
@@ -199,129 +159,79 @@ def metric(column):
     return column.split(" - ")[-1]
 
 
-def one_column(option, logs, meant):
-    """logs [(path, column)] that are pooled or compared -> a note if their columns differ.  Chosen
-    by us, such columns are refused: FLOPs beside tokens look like any two runs.  `meant`: --x-label
-    or a pattern says that they are the same quantity."""
-    first, column = logs[0]
-    for other, another in logs:
-        if metric(another) != metric(column):
-            both = f"{option} is {column} in {first} and {another} in {other}"
-            if meant:
-                return [f"{both}, compared because you say so"]
-            raise BadInput(f"{both}, which do not compare: name a column that both have; for --x, "
-                           "--x-label may say what both are")
-    return []
-
-
-def evaluations(rows, x, y, path, repeats):
-    """The rows of one run -> compute and reward (n,) of columns x and y, notes, warnings.
+def evaluations(rows, x, y, path):
+    """The rows of one run -> compute and reward (n,) of columns x and y, warnings.
 
     Trainers log a step several times (training, evaluation), so rows of one step share their
     compute.  Two rewards of one step are two runs in one file, or a restarted run.
     """
     compute, found = {}, []                 # {step: compute}, [(step, reward)]
     for i, row in enumerate(rows):
-        steps = [row[name] for name in STEP_COLUMNS if isinstance(row.get(name), float)]
-        step = steps[0] if steps else f"row {i}"
+        step = next((row[name] for name in STEP_COLUMNS if isinstance(row.get(name), float)),
+                    f"row {i}")
         compute.setdefault(step, 0.0 if step == 0 else None)         # no compute spent yet
         if x in row:
             compute[step] = row[x]
         if y in row:
             found.append((step, row[y]))
-    lost = [str(reward) for _, reward in found if isinstance(reward, str) or np.isnan(reward)]
-    pairs = [(compute[step], reward) for step, reward in found if str(reward) not in lost]
-    used = [(C, reward) for C, reward in pairs if isinstance(C, float)]
-    warnings = [f"{count} of {len(found)} evaluations in {path} have {what}: left out"
-                for count, what in ((len(lost), f"{y} = {', '.join(sorted(set(lost)))}"),
-                                    (len(pairs) - len(used), f"no number in {x}")) if count]
+    pairs = [(compute[step], reward) for step, reward in found]
+    used = [pair for pair in pairs if all(isinstance(v, float) and np.isfinite(v) for v in pair)]
     if not used:
         raise BadInput(f"{path} has no evaluation with both {x} and {y}")
-    rewards = {}                            # {compute: [its different rewards]}
-    for C, reward in dict.fromkeys(used):
-        rewards.setdefault(C, []).append(reward)
-    differ = [C for C in rewards if len(rewards[C]) > 1]
-    if differ and repeats != "last":
-        raise BadInput(
-            f"{path} has several different {y} at {len(differ)} of {len(rewards)} values of {x} "
-            f"(first {', '.join(f'{r:g}' for r in rewards[differ[0]])} at {differ[0]:g}): "
-            "--repeats COLUMN names the column that tells seeds apart, --repeats last keeps the "
-            "last (a restart)")
-    note = f"{path} repeats {x} with another {y} {len(differ)} times: the last evaluation counts"
-    # dict keeps the place of the first and the value of the last
-    C, R = np.array([*dict(used).items()]).T
-    return C, R, [note] if differ else [], warnings
+    lost = [f"{x} = {C}, {y} = {reward}" for C, reward in pairs if (C, reward) not in used]
+    warnings = [f"{len(lost)} of {len(pairs)} evaluations in {path} have no number in {x} or {y}: "
+                f"left out (the first: {lost[0]})"] if lost else []
+    last = dict(used)                       # {compute: reward}: of several rewards the last
+    if differ := len(set(used)) - len(last):
+        warnings.append(f"{path} repeats {x} with another {y} {differ} times, and the last counts: "
+                        "was the run restarted? of several runs each needs a file of its own")
+    return *np.array([*last.items()]).T, warnings
 
 
-def seeds_in(rows, label, y, path, repeats):
-    """{label of a seed: its rows}; one seed, unless `repeats` is the column that tells them apart.
-    """
-    if repeats in (None, "last"):
-        return {label: rows}
-    groups = {}
-    for row in rows:
-        if y in row and repeats not in row:
-            raise BadInput(f"{path} has an evaluation without --repeats {repeats}; its columns: "
-                           + ", ".join(sorted(row)))
-        if y in row:
-            value = row[repeats] if isinstance(row[repeats], str) else f"{row[repeats]:g}"
-            groups.setdefault(f"{label} {repeats} {value}", []).append(row)
-    return groups
-
-
-def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
-         repeats=None) -> Curve:
+def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0)) -> Curve:
     """Read "PATH", or "NAME=PATH,PATH,..." or "NAME=FOLDER" (seeds of one recipe, pooled).
 
-    x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS.  x_scale multiplies
-    compute (steps into GPU-hours); reward_range is mapped onto [0, 1] ((-1, 1) for +-1 rewards).
-    repeats: "last", or the column that tells the seeds in one file apart.
+    x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has.
+    All logs need it, because FLOPs beside tokens look like any two runs; of x, x_label may say that
+    columns of several names are one quantity.  x_scale multiplies compute (steps into GPU-hours);
+    reward_range is mapped onto [0, 1] ((-1, 1) for +-1 rewards).
     """
     name, _, paths = spec.rpartition("=")
     lo, hi = reward_range
-    if not x_scale > 0:
-        raise BadInput(f"--x-scale must be above 0, got {x_scale:g}")
     if not lo < hi:
         raise BadInput(f"--reward-range takes LO < HI, got {lo:g} {hi:g}")
     if not all(paths.split(",")):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
-    seeds, columns, notes, warnings = [], [], [], []
     places = [Path(path) for path in paths.split(",")]
     if name and len(places) == 1:                   # NAME=FOLDER of several runs: all are seeds
         places = sorted(log.parent for log in places[0].glob("*/evals.jsonl")) or places
+    seeds, notes, warnings = [], [], []
     for given in places:
         rows, path, more = read_rows(given)
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
         x_name, _ = pick(rows, x, X_COLUMNS, "--x", path)
-        columns.append((path, x_name, y_name))
-        notes += more + others
+        x, y = x or (None if x_label else metric(x_name)), y or metric(y_name)
+        C, R, doubts = evaluations(rows, x_name, y_name, path)
         label = given.absolute().name if given.is_dir() else given.stem
-        for seed, part in seeds_in(rows, label, y_name, path, repeats).items():
-            C, R, more, doubts = evaluations(part, x_name, y_name, path, repeats)
-            seeds.append((seed, *checked(C * x_scale, (R - lo) / (hi - lo))))
-            notes, warnings = notes + more, warnings + doubts
-    C, R = (np.concatenate(parts) for parts in list(zip(*seeds))[1:])
-    order = np.argsort(C, kind="stable")
+        seeds.append((label, *checked(C * x_scale, (R - lo) / (hi - lo))))
+        notes, warnings = notes + more + others, warnings + doubts
+    C, R = checked(*map(np.concatenate, list(zip(*seeds))[1:]))
     picture = given / "curve.png" if given.is_dir() else given.with_name(f"{given.stem}_curve.png")
-    return Curve(name or label, C[order], R[order], x_label or x_name, y_name, picture,
-                 tuple(seeds) if len(seeds) > 1 else (), tuple(columns), tuple(notes),
-                 tuple(warnings))
+    return Curve(name or label, C, R, x_label or x_name, y_name, picture,
+                 tuple(seeds) if len(seeds) > 1 else (), tuple(notes), tuple(warnings))
 
 
-def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
-                repeats=None):
-    """Several runs, and several columns y of each -> (curves with labels that differ, notes)."""
-    tasks = y or [None]
-    curves = [load(run, x, task, x_scale, x_label, reward_range, repeats)
-              for run in runs for task in tasks]
+def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0)):
+    """Several runs, and several columns y of each -> curves with labels that differ."""
+    curves, tasks = [], y or [None]
+    for run in runs:
+        for task in tasks:
+            curves.append(load(run, x, task, x_scale, x_label, reward_range))
+        # What the first log has, the others need.
+        x, tasks = x or (None if x_label else metric(curves[0].x)), y or [metric(curves[0].y)]
     if len(tasks) > 1:                                        # one label a run will not do
-        curves = [replace(curve, label=f"{curve.label} {curve.y}" if len(runs) > 1 else curve.y)
-                  for curve in curves]
-    elif len({curve.label for curve in curves}) < len(curves):   # folders of one name: by path
-        curves = [replace(curve, label=run) for curve, run in zip(curves, runs)]
-    notes = one_column("--x", [(log, column) for curve in curves for log, column, _ in
-                               curve.columns], x or x_label)
-    for i, task in enumerate(tasks):
-        notes += one_column("--y", [(log, column) for curve in curves[i::len(tasks)]
-                                    for log, _, column in curve.columns], task)
-    return curves, notes
+        return [replace(curve, label=f"{curve.label} {curve.y}" if len(runs) > 1 else curve.y)
+                for curve in curves]
+    if len({curve.label for curve in curves}) < len(curves):  # folders of one name: by path
+        return [replace(curve, label=run) for curve, run in zip(curves, runs)]
+    return curves

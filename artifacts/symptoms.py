@@ -27,12 +27,6 @@ class Symptom:
     def columns(self):
         return list(dict.fromkeys(column for _, _, column in TERM.findall(self.rule)))
 
-    @property
-    def row(self):
-        """Its line in the table of docs/is-it-working.md."""
-        column = next(c for c in self.columns if c != "step")
-        return f"| {self.name} | `{column}` | `{self.rule}` | {self.cause} | {self.advice} |"
-
     def steps(self, rows):
         """The steps of rows [{column: number}] in which the rule holds."""
         def of(kind, n, column):

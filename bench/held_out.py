@@ -26,7 +26,7 @@ COLUMNS = ("toy", "seed", "cut", "predicted", "lo", "hi", "measured", "error", "
 def rows_of(folder, law="sigmoid"):
     """The two rows of one run, as dicts of COLUMNS."""
     toy, seed = map(int, re.fullmatch(r"toy(\d+)-seed(\d+)", Path(folder).name).groups())
-    (curve,), _ = read_curves([str(folder)])
+    (curve,) = read_curves([str(folder)])
     for cut in CUTS:
         early = fit_curve(curve.C, curve.R, c_max=cut * curve.C[-1], law=law)
         found = held_out(curve.C, curve.R, early)

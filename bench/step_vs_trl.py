@@ -68,7 +68,8 @@ def ours(args):
             "tokens": statistics.mean(r["completions/mean_length"] for r in used),
             "generate_s": statistics.median(r["time/generate_s"] for r in used),
             "train_s": statistics.median(r["time/train_s"] for r in used),
-            "generated_tok_s": statistics.median(r["throughput/generated_tok_s"] for r in used)}
+            "generated_tok_s": statistics.median(
+                r["tokens/generated"] / r["time/generate_s"] for r in used)}
 
 
 def trl(args):

@@ -28,7 +28,7 @@ def row_of(folder):
     """The row of one run, as a dict of COLUMNS."""
     name = Path(folder).name
     recipe, toy, seed = re.fullmatch(r"(\w+)-toy(\d+)-seed(\d+)", name).groups()
-    (curve,), _ = read_curves([str(folder)])
+    (curve,) = read_curves([str(folder)])
     steps, _, _ = read_rows(Path(folder) / "metrics.jsonl")
     lag, ess, clipped = (np.array([step[column] for step in steps if column in step])
                          for column in LOGGED[2:])

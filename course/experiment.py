@@ -140,7 +140,7 @@ def differences(runs, measure):
     """Changed minus base of each pair -> (differences, doubts); `compare` has the word on A."""
     found, doubts = [], []
     for pair in runs:
-        curves = read_curves([str(run) for run in pair])[0]
+        curves = read_curves([str(run) for run in pair])
         if measure == "end":
             base, changed = (curve.R[-LAST:].mean() for curve in curves)
             found.append(changed - base)

@@ -27,7 +27,7 @@ CUTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 # ------------------------------------------------------------------------- 1. a run -> a row
 def curve_of(job):
     """(C, R) of a kept run."""
-    (curve,), _ = read_curves([str(job.kept)])
+    (curve,) = read_curves([str(job.kept)])
     return curve.C, curve.R
 
 
@@ -191,7 +191,7 @@ def tasks_of(jobs):
     lines = ["| task | n | before | end | A | B |", "|---|--:|--:|--:|--:|--:|"]
     curves = {}
     for task in TASKS:
-        found, _ = read_curves([str(job.kept) for job in jobs.values()], y=[f"eval/{task}/mean@4"])
+        found = read_curves([str(job.kept) for job in jobs.values()], y=[f"eval/{task}/mean@4"])
         curves[f"two tasks: {task}"] = [(curve.C, curve.R) for curve in found]
         fits = [fit_curve(curve.C, curve.R, bootstrap=0) for curve in found]
         cells = [told(paired(values), ".3f") for values in (
@@ -337,7 +337,7 @@ def results():
             plots[stem] = plot_comparisons(comparisons, columns)
     calm = [curve_of(job) for job in {**found["1_leave_one_out"], **found["2_rivals"]}.values()
             if job.base == CALM and not rows[job.name]["failed"]]
-    demo = [read_curves([str(folder)])[0][0]
+    demo = [read_curves([str(folder)])[0]
             for folder in sorted((HERE.parent / "results/demo").glob("toy*-seed1*"))]
     tables["extrapolation"] = extrapolation(
         {"calm, all recipes": calm, "demo": [(curve.C, curve.R) for curve in demo]}

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -98,7 +99,7 @@ def test_what_any_number_of_ranks_wrote_one_reads_back(size, fused, tmp_path, se
         assert torch.equal(got[key], want[key]) and got[key].dtype == want[key].dtype, key
     assert got["wide.step"] == 3
     assert checkpoint.read_state(tmp_path / "step_3") == {"step": 3}
-    assert torch.equal(checkpoint.load_tensors(tmp_path / "step_3", "random")["state"],
+    assert torch.equal(load_file(tmp_path / "step_3" / "random.safetensors")["state"],
                        torch.arange(5))
     both = []                               # and both go on alike
     for m, o in ((model, optimizer), (read, fresh)):
@@ -166,21 +167,19 @@ def test_before_the_first_step_there_is_no_state_of_the_optimizer(tmp_path):
     assert not optimizer.state
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_both_sizes(tmp_path):
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     save(tmp_path / "step_1", *trained(1), size=2)
     other, optimizer = trained(0)
     other.wide = torch.nn.Parameter(torch.zeros(31, 3))
-    with pytest.raises(ValueError, match="wide has 59 rows in the checkpoint, 31 in the model"):
+    with pytest.raises(RuntimeError, match=r"shape '\[31, 3\]' is invalid for input of size 177"):
         checkpoint.load_training_state(tmp_path / "step_1", other, optimizer)
-    with pytest.raises(FileNotFoundError, match="step_2 is not there: all ranks need to see"):
-        checkpoint.load_training_state(tmp_path / "step_2", other, optimizer)
 
 
 def test_a_checkpoint_holds_only_tensors_and_json(tmp_path):
     """Reading a pickle runs whatever is in it."""
     save(tmp_path / "step_1", *trained(1), size=2, plain={}, tensors={"sampler": {}})
     files = [path for path in (tmp_path / "step_1").rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} == {".safetensors", ".json"} and len(files) == 7
+    assert {path.suffix for path in files} == {".safetensors", ".json"} and len(files) == 5
     for path in files:
         data = path.read_bytes()
         size = int.from_bytes(data[:8], "little") if path.suffix == ".safetensors" else None
@@ -206,47 +205,17 @@ def disk_with_room_for(size):
 
 def test_a_disk_that_is_full_leaves_what_was_there_and_nothing_else(tmp_path):
     model, optimizer = trained(1)
-    save(tmp_path / "step_1", model, optimizer, 2, plain={"step": 1})
+    save(tmp_path / "step_1", model, optimizer, plain={"step": 1})
     with disk_with_room_for(600):
-        errors = save(tmp_path / "step_2", model, optimizer, 2, plain={"step": 2})
+        error, = save(tmp_path / "step_2", model, optimizer, plain={"step": 2})
         pretend = SimpleNamespace(save_pretrained=lambda path, **_: (
-            path.mkdir(), (path / "model.safetensors").write_bytes(bytes(1000))))
+            path / "model.safetensors").write_bytes(bytes(1000)))
         (tmp_path / "best").mkdir()
         with pytest.raises(OSError, match="best could not be written: .*File too large"):
             checkpoint.save_model(pretend, pretend, [], tmp_path / "best")
-    for error in errors:
-        assert "step_2 could not be written (rank 0: " in str(error) and "; rank 1: " in str(error)
+    assert "step_2 could not be written: " in str(error) and "File too large" in str(error)
     assert checkpoint.read_state(tmp_path / "step_1") == {"step": 1}
     assert {path.name for path in tmp_path.iterdir()} == {"step_1", "best"}
-
-
-def test_what_one_rank_cannot_write_is_an_error_of_all_that_names_it(tmp_path, monkeypatch):
-    write = checkpoint.save_file
-
-    def full(tensors, path):
-        if "00001-of" in path.name:
-            raise OSError("No space left on device")
-        write(tensors, path)
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    errors = save(tmp_path / "step_2", *trained(1), size=3)
-    assert {str(error) for error in errors} == {
-        f"checkpoint {tmp_path / 'step_2'} could not be written (rank 1: No space left on device)"}
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_file_of_another_rank_that_cannot_be_seen_is_said(tmp_path, monkeypatch):
-    """On two machines without a shared file system, each would have a part of the checkpoint."""
-    sha256 = checkpoint.sha256
-
-    def elsewhere(path):
-        found = sha256(path)
-        if "00001-of" in path.name:
-            path.unlink()
-        return found
-    monkeypatch.setattr(checkpoint, "sha256", elsewhere)
-    errors = save(tmp_path / "step_2", *trained(1), size=2)
-    assert "model.00001-of-00002.safetensors of another rank is not to be seen" in str(errors[0])
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "model"])
@@ -261,8 +230,7 @@ def test_killed_at_any_point_of_a_replacement_one_of_the_two_is_there_whole(what
             path.mkdir(exist_ok=True, parents=True)
             (path / "state.json").write_text(json.dumps(number))
         if what == "checkpoint":
-            checkpoint.save(folder, {"model": {"w": torch.full((3,), number)}}, Team(),
-                            plain=number)
+            checkpoint.save(folder, {"w": torch.full((3,), number)}, Team(), plain=number)
         else:
             pretend = SimpleNamespace(save_pretrained=pretrained)
             checkpoint.save_model(pretend, pretend, [], folder)
@@ -322,11 +290,7 @@ def test_a_list_of_checksums_that_is_none_is_said(damage, tmp_path):
         checkpoint.check(tmp_path / "step_1")
 
 
-def test_the_newest_is_the_one_with_the_largest_number_and_damaged_ones_do_not_count(tmp_path):
-    for name in ("step_9", "step_10", "step_2", "step_11.damaged", ".step_12.tmp", "best"):
+def test_the_newest_is_the_one_with_the_largest_number_and_unfinished_ones_do_not_count(tmp_path):
+    for name in ("step_9", "step_10", "step_2", ".step_12.tmp", "best"):
         (tmp_path / name).mkdir()
     assert [path.name for path in checkpoint.saved(tmp_path)] == ["step_10", "step_9", "step_2"]
-    assert checkpoint.set_aside(tmp_path / "step_10").name == "step_10.damaged"
-    (tmp_path / "step_10").mkdir()
-    checkpoint.set_aside(tmp_path / "step_10")          # a second time, in the first one's place
-    assert [path.name for path in checkpoint.saved(tmp_path)] == ["step_9", "step_2"]

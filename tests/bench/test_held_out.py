@@ -35,7 +35,7 @@ def test_the_rows_are_those_of_the_protocol_from_its_first_to_its_last():
 def test_every_error_is_that_of_a_fit_to_the_first_part_of_the_log():
     """The forecasts by hand: fit up to the cut, look at the last five; carry three forward."""
     for row in committed():
-        (curve,), _ = read_curves([str(DEMO / f"toy{row['toy']:g}-seed{row['seed']:g}")])
+        (curve,) = read_curves([str(DEMO / f"toy{row['toy']:g}-seed{row['seed']:g}")])
         early = curve.C <= row["cut"] * curve.C[-1]
         fit = fit_curve(curve.C[early], curve.R[early], bootstrap=0)
         measured = np.mean(curve.R[-5:])
