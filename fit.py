@@ -281,7 +281,10 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
 # ----------------------------------------------------------------------------------- 4. the fit
 def checked(C, R):
     """Float arrays in order of compute, or BadInput with a sentence."""
-    C, R = np.asarray(C, float).reshape(-1), np.asarray(R, float).reshape(-1)
+    try:
+        C, R = np.asarray(C, float).reshape(-1), np.asarray(R, float).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"compute and reward must be numbers ({error})") from None
     if C.size != R.size:
         raise BadInput(f"compute has {C.size} values and reward has {R.size}: they must pair up")
     bad = C[~(np.isfinite(C) & (C >= 0))]
@@ -509,7 +512,7 @@ def held_out(C, R, early):
                 n_held_out=C.size, naive=naive, naive_error=naive - measured)
 
 
-# ------------------------------------------------------------------------------ 6. comparison
+# ------------------------------------------------------------------------------ 7. comparison
 def difference(name, a, b):
     """a - b in parameter `name` ("A", "B"): its value, its interval, the verdict of the bootstrap.
 
@@ -585,6 +588,8 @@ def arguments(argv):
     add("--y", action="append", help="column of the pass rate; twice for two tasks of a run")
     add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
     add("--x-label", help="name of the compute axis")
+    add("--repeats", metavar="COLUMN|last", help="two rewards at one compute: the column that tells "
+        "seeds apart, or `last` for a run that was restarted")
     add("--reward-range", **pair, default=(0.0, 1.0), help="map these rewards onto [0, 1]")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")

@@ -10,7 +10,7 @@ from scipy.stats import ttest_ind
 
 from artifacts.figures import FORMS, plot_compare, plot_run, save, span, with_interval
 from artifacts.readers import read_curves, read_rows
-from fit import LAST, LEVEL, PAPER_GRID, SAME_A, BadInput, compare, fit_curve, held_out, interval
+from fit import LAST, LEVEL, SAME_A, BadInput, compare, fit_curve, held_out, interval
 
 
 # ------------------------------------------------------------------------- 1. numbers as text
@@ -116,9 +116,10 @@ def beside(path, error, cut):
     """--beside: this run's error in the company of committed ones -> a line.
 
     path: a CSV, a row a run, with a column `error` and one `cut`, the share that was fitted."""
-    others = np.abs([row["error"] for row in read_rows(path)[0] if row.get("cut") == cut])
+    others = np.abs([row["error"] for row in read_rows(path)[0]
+                     if row.get("cut") == cut and isinstance(row.get("error"), float)])
     if not others.size:
-        raise BadInput(f"--beside {path} has no run cut at {cut:g} (column cut)")
+        raise BadInput(f"--beside {path} has no run cut at {cut:g} (column cut) and its error")
     return (f"error {error:+.3f}: as good as {(others >= abs(error)).mean():.0%} of the "
             f"{others.size} runs in {path} cut at {cut:g} (median {np.median(others):.3f})")
 
@@ -203,7 +204,8 @@ def report(args):
     """Everything about one run, or about several and their comparison -> exit code."""
     if args.beside and args.until is None:
         raise BadInput("--beside compares errors of predictions: it needs --until")
-    curves = read_curves(args.runs, args.x, args.y, args.x_scale, args.x_label, args.reward_range)
+    curves = read_curves(args.runs, args.x, args.y, args.x_scale, args.x_label, args.reward_range,
+                         args.repeats)
     refits = {curve.label: refitter(args, i) for i, curve in enumerate(curves)}
     table, lines, record, several = {}, [], dict(runs={}, warnings=[]), len(curves) > 1
     for curve in curves:

@@ -24,7 +24,7 @@ STEP_COLUMNS = ("step", "_step", "Step", "global_step", "training/global_step")
 # No pass rates, unless they are asked for by name.  Weights & Biases exports have __MIN and __MAX.
 SPREAD = re.compile(r"std|[_/](min|max)$", re.IGNORECASE)
 LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",
-        "**/*tfevents*", "*.jsonl", "*.csv", "*.tsv")
+        "**/*tfevents*", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl", "*/metrics.jsonl")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def read_rows(path):
         rows = read_table(path)
     elif path.suffix == ".json":              # TRL, transformers: trainer_state.json
         try:
-            rows = json.loads(path.read_text("utf-8"))
+            rows = json.loads(text_of(path))
             rows = rows if isinstance(rows, list) else rows["log_history"]
         except (json.JSONDecodeError, KeyError):
             raise BadInput(f"{path} is neither a whole list of objects nor a trainer_state.json "
@@ -80,10 +80,15 @@ def log_in(folder):
     raise BadInput(f"{folder} holds no log that can be read: {', '.join(LOGS)}")
 
 
+def text_of(path):
+    """Excel puts an invisible mark in front, and its "Unicode text" is UTF-16."""
+    utf_16 = path.read_bytes()[:2] in (b"\xff\xfe", b"\xfe\xff")
+    return path.read_text("utf-16" if utf_16 else "utf-8-sig", "replace")
+
+
 def read_table(path):
     """The rows of a table with a header, whose cells are separated by , ; or tab."""
-    # -sig: without the invisible mark that Excel puts in front.
-    lines = path.read_text("utf-8-sig", "replace").lstrip("\n").split("\n")
+    lines = text_of(path).lstrip("\n").split("\n")
     rows = list(csv.DictReader(lines, delimiter=max(",;\t", key=lines[0].count),
                                skipinitialspace=True))
     for i, row in enumerate(rows, 2):
@@ -95,8 +100,7 @@ def read_table(path):
 
 def read_jsonl(path):
     """(rows, notes) of a log with one JSON object a line; its last line may be half-written."""
-    rows, text = [], path.read_text("utf-8", "replace")
-    lines = [line for line in text.split("\n") if line.strip()]
+    rows, lines = [], [line for line in text_of(path).split("\n") if line.strip()]
     for i, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
@@ -159,11 +163,23 @@ def metric(column):
     return column.split(" - ")[-1]
 
 
-def evaluations(rows, x, y, path):
+def seeds_in(rows, y, column):
+    """{its name: the rows of a seed}, by the column that tells the seeds in one file apart."""
+    seeds = {}
+    for row in rows:
+        if y in row:
+            value = row.get(column, "?")
+            name = f"{column} {value:g}" if isinstance(value, float) else f"{column} {value}"
+            seeds.setdefault(name, []).append(row)
+    return seeds
+
+
+def evaluations(rows, x, y, path, repeats):
     """The rows of one run -> compute and reward (n,) of columns x and y, warnings.
 
     Trainers log a step several times (training, evaluation), so rows of one step share their
-    compute.  Two rewards of one step are two runs in one file, or a restarted run.
+    compute.  Two rewards of one step are two seeds in one file, or a restarted run: only the user
+    can say.
     """
     compute, found = {}, []                 # {step: compute}, [(step, reward)]
     for i, row in enumerate(rows):
@@ -182,19 +198,22 @@ def evaluations(rows, x, y, path):
     warnings = [f"{len(lost)} of {len(pairs)} evaluations in {path} have no number in {x} or {y}: "
                 f"left out (the first: {lost[0]})"] if lost else []
     last = dict(used)                       # {compute: reward}: of several rewards the last
-    if differ := len(set(used)) - len(last):
-        warnings.append(f"{path} repeats {x} with another {y} {differ} times, and the last counts: "
-                        "was the run restarted? of several runs each needs a file of its own")
+    if (differ := len(set(used)) - len(last)) and repeats != "last":
+        raise BadInput(f"{path} repeats {x} with another {y} {differ} times: --repeats COLUMN names "
+                       "the column that tells seeds apart, --repeats last keeps the last one (a "
+                       "run that was restarted)")
     return *np.array([*last.items()]).T, warnings
 
 
-def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0)) -> Curve:
+def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
+         repeats=None) -> Curve:
     """Read "PATH", or "NAME=PATH,PATH,..." or "NAME=FOLDER" (seeds of one recipe, pooled).
 
     x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has.
     All logs need it, because FLOPs beside tokens look like any two runs; of x, x_label may say that
     columns of several names are one quantity.  x_scale multiplies compute (steps into GPU-hours);
-    reward_range is mapped onto [0, 1] ((-1, 1) for +-1 rewards).
+    reward_range is mapped onto [0, 1] ((-1, 1) for +-1 rewards).  repeats: "last", or the column
+    that tells the seeds in one file apart.
     """
     name, _, paths = spec.rpartition("=")
     lo, hi = reward_range
@@ -211,22 +230,26 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
         x_name, _ = pick(rows, x, X_COLUMNS, "--x", path)
         x, y = x or (None if x_label else metric(x_name)), y or metric(y_name)
-        C, R, doubts = evaluations(rows, x_name, y_name, path)
         label = given.absolute().name if given.is_dir() else given.stem
-        seeds.append((label, *checked(C * x_scale, (R - lo) / (hi - lo))))
-        notes, warnings = notes + more + others, warnings + doubts
+        parts = {label: rows} if repeats in (None, "last") else seeds_in(rows, y_name, repeats)
+        for seed, part in parts.items():
+            C, R, doubts = evaluations(part, x_name, y_name, path, repeats)
+            seeds.append((seed, *checked(C * x_scale, (R - lo) / (hi - lo))))
+            warnings += doubts
+        notes += more + others
     C, R = checked(*map(np.concatenate, list(zip(*seeds))[1:]))
     picture = given / "curve.png" if given.is_dir() else given.with_name(f"{given.stem}_curve.png")
     return Curve(name or label, C, R, x_label or x_name, y_name, picture,
                  tuple(seeds) if len(seeds) > 1 else (), tuple(notes), tuple(warnings))
 
 
-def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0)):
+def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
+                repeats=None):
     """Several runs, and several columns y of each -> curves with labels that differ."""
     curves, tasks = [], y or [None]
     for run in runs:
         for task in tasks:
-            curves.append(load(run, x, task, x_scale, x_label, reward_range))
+            curves.append(load(run, x, task, x_scale, x_label, reward_range, repeats))
         # What the first log has, the others need.
         x, tasks = x or (None if x_label else metric(curves[0].x)), y or [metric(curves[0].y)]
     if len(tasks) > 1:                                        # one label a run will not do

@@ -1,7 +1,7 @@
 """run_folder.py: runs/NAME, where a run writes down what it is and what happened in it.
 
     config.toml                    its settings, all of them: --resume goes on with them
-    source/, versions.json         the code, packages and device: what was run
+    source/, versions.json         the code, its commit, packages and device: what was run
     metrics.jsonl, evals.jsonl     a line a step, a line an evaluation: the curve and its reasons
     groups.jsonl, samples.jsonl    which samples a step was trained on; a few of them to read
     checkpoints/, model/           checkpoint.py's
@@ -12,6 +12,7 @@ Trackers (TensorBoard, wandb, trackio) get the numbers of metrics.jsonl and eval
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import importlib.metadata
@@ -19,6 +20,8 @@ import json
 import os
 import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -65,7 +68,8 @@ class RunFolder:
         (self.path / "versions.json").write_text(json.dumps({
             "python": platform.python_version(), "machine": platform.platform(),
             "device": torch.cuda.get_device_name() if device == "cuda"
-            else f"CPU, {torch.get_num_threads()} threads", **installed(PACKAGES)}, indent=1))
+            else f"CPU, {torch.get_num_threads()} threads", "git": commit(),
+            **installed(PACKAGES)}, indent=1))
         self.write_config()
 
     def lock(self):
@@ -179,12 +183,24 @@ def installed(names):
             if each.name in names}
 
 
+def commit():
+    """The commit of this code, with "-dirty" if it was changed since; "" where it is no checkout,
+    or there is no git to ask."""
+    words = ["git", f"--git-dir={CODE / '.git'}", "describe", "--always", "--dirty", "--abbrev=40",
+             "--exclude=*"]                         # .git: git would look further up as well
+    with contextlib.suppress(OSError):
+        return subprocess.run(words, cwd=CODE, text=True, capture_output=True).stdout.strip()
+    return ""
+
+
 class Progress(tqdm):
-    """A bar on a terminal; in a file one line a step."""
+    """A bar on a terminal. In a file one line a step; an evaluation's bar every ten minutes."""
 
     def __init__(self, total, first=0, unit="step"):
-        super().__init__(total=total, initial=first, unit=unit, leave=unit == "step",
-                         dynamic_ncols=True, disable=None)      # None: no bar in a file
+        terminal, steps = sys.stderr.isatty(), unit == "step"
+        super().__init__(total=total, initial=first, unit=unit, leave=steps, dynamic_ncols=True,
+                         disable=steps and not terminal, delay=0 if terminal else 600,
+                         mininterval=0.1 if terminal else 600)
 
     def show(self, r):
         text = (f"pass {r['pass_rate']:.3f}  len {r['completions/mean_length']:.1f}  "

@@ -46,6 +46,7 @@ def log_step(run, groups, rewards, log, watch):
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = torch.tensor([float(len(r.output_ids)) for r in rollouts])
+    seconds, servers = watch.seconds, run.sampler.devices > 0
     line = {"step": run.step, "version": run.version} | log | {
         "completions/mean_length": lengths.mean().item(),
         "completions/std_length": lengths.std(correction=0).item(),
@@ -60,9 +61,12 @@ def log_step(run, groups, rewards, log, watch):
         "curriculum/epoch": run.curriculum.epoch,
         "curriculum/active": len(run.curriculum.active),
         "curriculum/retired": len(run.problems.train) - len(run.curriculum.active),
-        **{f"time/{part}_s": s for part, s in watch.seconds.items()}, "time/step_s": watch.total,
+        **{f"time/{part}_s": s for part, s in seconds.items()}, "time/step_s": watch.total,
         # Servers generate all the time: what the trainer spends on "generate" is its waiting.
-        **({"time/wait_s": watch.seconds["generate"]} if run.sampler.devices else {}),
+        **({"time/wait_s": seconds["generate"]} if servers else {}),
+        "throughput/generated_tok_s":
+            run.generated / max(watch.total if servers else seconds["generate"], 1e-9),
+        "throughput/trained_tok_s": log["tokens/trained"] / max(seconds["train"], 1e-9),
     } | run.sampler.log() | run.compute.log()
     run.folder.append("metrics.jsonl", line)
     # Which samples were trained on: none may be lost, and none may be there twice.

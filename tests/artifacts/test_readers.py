@@ -54,10 +54,26 @@ def test_a_resumed_run_counts_each_evaluation_once(tmp_path):
     again = json.dumps({"step": 20, "compute/flops": C[20], "eval/toy/mean@4": 0.5})
     same = log.read_text().splitlines()[7]                     # the same number twice is no doubt
     log.write_text(log.read_text() + again + "\n" + same + "\n")
-    curve = readers.load(str(run))
+    with pytest.raises(BadInput, match="repeats compute/flops with another eval/toy/mean@4 1 time"):
+        readers.load(str(run))
+    curve = readers.load(str(run), repeats="last")
     assert curve.C.size == 21 and curve.R[20] == 0.5
-    warning, = curve.warnings
-    assert "repeats compute/flops with another eval/toy/mean@4 1 times, and the last" in warning
+
+
+def test_seeds_in_one_file_are_told_apart_by_their_column(tmp_path):
+    """In long format the last seed in the file would be taken for the run, and nobody told."""
+    path = tmp_path / "a.csv"
+    path.write_text("gpu_hours,pass_rate,seed,who\n" + "".join(
+        f"{C},{0.2 + C / 10 + seed / 100},{seed},{'ab'[seed]}\n"
+        for seed in range(2) for C in range(4)))
+    for repeats in (None, "sede"):
+        with pytest.raises(BadInput, match="repeats gpu_hours with another pass_rate 4 times: --re"):
+            readers.load(str(path), repeats=repeats)
+    for column, labels in (("seed", ["seed 0", "seed 1"]), ("who", ["who a", "who b"])):
+        curve = readers.load(str(path), repeats=column)
+        assert [seed[0] for seed in curve.seeds] == labels
+        assert curve.C.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert curve.seeds[1][2] == pytest.approx([0.21, 0.31, 0.41, 0.51])
 
 
 def test_missing_and_nan_evaluations_are_counted_aloud(tmp_path):
@@ -117,6 +133,7 @@ def test_a_table_from_excel_is_read(tmp_path):
 @pytest.mark.parametrize("name,text,encoding", [
     ("a.csv", "gpu_hours;pass_rate\n0;0.2\n500;0.31\n1500.5;0.4\n", "utf-8"),
     ("a.tsv", "gpu_hours\tpass_rate\n0\t.2\n500\t.31\n1500.5\t.4\n", "utf-8"),
+    ("a.csv", "gpu_hours\tpass_rate\n0\t.2\n500\t.31\n1500.5\t.4\n", "utf-16"),  # Unicode text
     ("a.csv", '"gpu_hours","pass_rate","a; b; c"\n0,.2,\n500,.31,\n1500.5,.4,\n', "utf-8"),
     ("a.csv", ",gpu_hours,pass_rate\n0,0,.2\n1,500,.31\n2,1500.5,.4\n", "utf-8"),        # pandas
     ("a.json", '[{"gpu_hours": 0, "pass_rate": 0.2}, {"gpu_hours": 500, "pass_rate": 0.31},'

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -108,6 +109,24 @@ def test_the_addresses_of_the_launchers_own_servers_are_not_kept(make, monkeypat
     assert [make_config(read_toml(folder.path / "config.toml")).vllm_url
             for folder in (own, users, others)] == ["", *["http://127.0.0.1:1"] * 2]
     assert own.config.vllm_url == "http://127.0.0.1:1"
+
+
+def test_a_checkout_is_known_by_its_commit_and_what_is_none_says_nothing(tmp_path, monkeypatch):
+    """A copy of the code inside another repository must not be given that one's commit."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", tmp_path]
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (tmp_path / "loss.py").write_text("1")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"], ["tag", "v1"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    for code, changed, found in ((tmp_path, "1", head), (copy, "1", ""),
+                                 (tmp_path, "2", f"{head}-dirty")):
+        (tmp_path / "loss.py").write_text(changed)
+        monkeypatch.setattr(run_folder, "CODE", code)
+        assert run_folder.commit() == found
+    monkeypatch.setenv("PATH", "")
+    assert run_folder.commit() == ""
 
 
 def test_two_processes_never_train_one_run(make):
@@ -293,10 +312,14 @@ def test_on_a_terminal_it_is_a_bar_that_goes_on_where_the_run_does(monkeypatch, 
     assert os.linesep not in shown.err.rstrip()
 
 
-def test_an_evaluation_shows_how_far_it_is_on_a_terminal_alone(monkeypatch, capsys):
+def test_an_evaluation_shows_how_far_it_is_on_a_terminal_or_every_ten_minutes(monkeypatch, capsys):
     for terminal in (True, False):
         monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)          # noqa: B023
         with Progress(16000, unit="sample") as progress:
             progress.update(700)
-        shown = capsys.readouterr()
-        assert not shown.out and ("sample/s" in shown.err) == terminal
+            shown = capsys.readouterr()
+            assert not shown.out and ("sample/s" in shown.err) == terminal
+            progress.start_t -= 601                 # ten minutes later
+            progress.last_print_t -= 601
+            progress.update(700)
+        assert "1400/16000" in capsys.readouterr().err
