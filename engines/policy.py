@@ -42,16 +42,16 @@ class Policy(torch.nn.Module):
 
     model        a transformers causal LM after `packed.prepare`; fp32 masters
     dtype        of the computation: the weights' own, or bfloat16 (by autocast)
-    head_fp32    fp32 logits, or as a bf16 head would round them;  flash: see `packed.Pack`
+    head_fp32    fp32 logits, or as a bf16 head would round them
 
     FSDP2 gathers the weight of the head only inside a module's `forward`, so log-probs are computed
     there. This wrapper has no `get_input_embeddings`: accelerate would make FSDP groups of
     embedding and head alone, gathered around calls of `lm_head`, which nobody calls.
     """
 
-    def __init__(self, model, *, temperature=1.0, dtype=torch.float32, head_fp32=True, flash=None):
+    def __init__(self, model, *, temperature=1.0, dtype=torch.float32, head_fp32=True):
         super().__init__()
-        self.model, self.flash = model, flash
+        self.model = model
         self.temperature, self.dtype, self.head_fp32 = temperature, dtype, head_fp32
         self._no_split_modules = model._no_split_modules        # accelerate: the layers to shard
         if dtype == torch.bfloat16:
@@ -66,8 +66,7 @@ class Policy(torch.nn.Module):
         prompts = {r.group_id: r.prompt_ids for r in rollouts}      # each once, for its samples
         place = {group: i for i, group in enumerate(prompts)}
         pack = packed.Pack(list(prompts.values()), [r.output_ids for r in rollouts],
-                           [place[r.group_id] for r in rollouts], dtype=self.dtype, device=device,
-                           flash=self.flash)
+                           [place[r.group_id] for r in rollouts], dtype=self.dtype, device=device)
         # Forced tokens are part of the row, but nobody needs their log-probs.
         sampled = table(rollouts, "sampled", torch.bool).to(device)[pack.sample, pack.column]
         sample, column, predict, targets = (

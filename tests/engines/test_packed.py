@@ -133,24 +133,6 @@ def test_gpus_older_than_the_kernel_have_masks_instead(monkeypatch):
 
 
 @pytest.mark.gpu_rehearsal
-def test_the_newest_kernel_is_taken_on_hopper_where_it_is_installed(monkeypatch):
-    """Version 3 is for compute capability 9.0 alone: elsewhere it would end the run."""
-    taken = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", taken.append)
-    for capability, package, takes in (((9, 0), "there", True), ((9, 0), None, False),
-                                       ((8, 0), "there", False), ((10, 0), "there", False)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)  # noqa: B023
-        monkeypatch.setattr(packed.importlib.util, "find_spec", lambda name: package)  # noqa: B023
-        packed.take_newest_flash.cache_clear()
-        taken.clear()
-        packed.take_newest_flash()
-        packed.take_newest_flash()
-        assert taken == takes * ["FA3"]
-    packed.take_newest_flash.cache_clear()
-
-
-@pytest.mark.gpu_rehearsal
 @pytest.mark.parametrize("outputs", [None, [[1], [2], [3]]])
 def test_the_gpus_kernel_is_told_the_same_as_the_masks_say(seed, monkeypatch, outputs):
     """The attention mask as indices; the kernel itself is replaced by what its documentation
@@ -162,7 +144,8 @@ def test_the_gpus_kernel_is_told_the_same_as_the_masks_say(seed, monkeypatch, ou
     gradients = []
     for flash in (False, True):
         twin = packed_copy(llama)
-        pack = packed.Pack(*batch, dtype=torch.float64, flash=flash)
+        monkeypatch.setattr(packed, "uses_flash", lambda *_, flash=flash: flash)
+        pack = packed.Pack(*batch, dtype=torch.float64)
         logprobs = pack_logprobs(twin, pack)
         (logprobs * torch.arange(len(logprobs))).sum().backward()
         gradients.append([logprobs] + [p.grad for p in twin.parameters()])
@@ -283,22 +266,6 @@ def test_a_rounded_copy_turns_late_positions_as_its_model_does(llama):
     assert {p.dtype for p in twin.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in llama.parameters()} == {torch.float32}
     assert twin.lm_head.weight is twin.model.embed_tokens.weight
-
-
-def test_the_rows_of_both_kernels_have_their_own_at_every_length(monkeypatch):
-    kernel, rows = ["FA2"], []
-    for what, value in (("is_available", True), ("get_device_capability", (9, 0))):
-        monkeypatch.setattr(torch.cuda, what, lambda value=value: value)
-    monkeypatch.setattr(packed.importlib.util, "find_spec", lambda name: "there")
-    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", kernel.append)
-    monkeypatch.setattr(gpu.torch.nn.attention, "restore_flash_attention_impl",
-                        lambda **_: kernel.append("FA2"))
-    monkeypatch.setattr(gpu, "measured", lambda *_: packed.take_newest_flash()
-                        or packed.take_newest_flash() or rows.append(kernel[-1]))
-    for choice in ("default", gpu.FA2) * 2:
-        gpu.measure(None, None, 24, choice, None, None)
-    packed.take_newest_flash.cache_clear()
-    assert rows == ["FA3", "FA2"] * 2
 
 
 def test_a_row_of_the_bench_that_fails_loses_no_other_and_none_keeps_the_one_before(
