@@ -48,7 +48,7 @@ from config import Config, ConfigError  # noqa: E402
 from loss import k3, token_logprobs  # noqa: E402
 from engines import head, load, packed, policy, vllm_inprocess  # noqa: E402
 from engines.compute import Compute  # noqa: E402
-from engines.policy import Policy, logprobs_of, table  # noqa: E402
+from engines.policy import Policy, table  # noqa: E402
 from scaleout.memory import known_device  # noqa: E402
 from scaleout.team import Alone  # noqa: E402
 from sampler import Interruption, Request, Rollout, TransformersSampler  # noqa: E402
@@ -95,7 +95,7 @@ class Padded(Policy):
     """What packing replaces: a row a sample, its prompt again, all rows padded to the longest, and
     transformers' own attention."""
 
-    def forward(self, rollouts, head_fp32=None):
+    def forward(self, rollouts):
         weight = self.model.get_output_embeddings().weight
         rows = [torch.tensor([*r.prompt_ids, *r.output_ids]) for r in rollouts]
         ids, real = (pad_sequence(x, batch_first=True).to(weight.device)
@@ -241,7 +241,7 @@ def compared(trainer, sampler, prompt, args):
     half = len(drawn)
     seconds = timed(args.device, draw)
     sampler.close()
-    log_ratio = (logprobs_of(trainer.policy, drawn, True, trainer.config.micro_batch_tokens).cpu()
+    log_ratio = (trainer.logprobs(drawn).cpu()
                  - table(drawn, "logprobs", torch.float32))[table(drawn, "sampled", torch.bool)]
     return {"sync_s": sync_s,
             "generated_tok_s": sum(len(r.output_ids) for r in drawn[half:]) / seconds,

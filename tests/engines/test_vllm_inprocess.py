@@ -140,10 +140,9 @@ def test_the_head_can_be_computed_in_fp32_by_a_bf16_model(micro, seed, make):
     model = AutoModelForCausalLM.from_pretrained(micro, dtype=torch.bfloat16).eval()
     tokenizer = AutoTokenizer.from_pretrained(micro)
     problems = tasks.load_task("toy", "train", heldout=8)[:12]
-    sampler = make(micro, phrase=(), dtype=torch.bfloat16)
     mean = {}
     for fp32 in (True, False):
-        sampler.head_fp32 = fp32
+        sampler = make(micro, phrase=(), dtype=torch.bfloat16, head_fp32=fp32)
         rollouts = drain(sampler, [Request(i, p.id, tuple(tasks.prompt_ids(tokenizer, p)), 5)
                                    for i, p in enumerate(problems)])
         gaps = []
