@@ -83,8 +83,7 @@ REPLACED = {
 def trainer_of(weights, config):
     """A run's own trainer, around random weights instead of a folder's."""
     from_folder = load.load_model
-    load.load_model = lambda config, team, device: (
-        packed.prepare(copy.deepcopy(weights).to(device)).eval(), None)
+    load.load_model = lambda config: (packed.prepare(copy.deepcopy(weights)), None)
     try:
         return scalerl.Trainer(config, Alone(config))
     finally:

@@ -34,7 +34,9 @@ class TrainedModel:
         torch.manual_seed(config.seed)
         # during: a deadline, and a clear sentence if the memory is full.
         with team.during("start"):
-            self.model, self.tokenizer = load.load_model(config, team, self.device)
+            self.model, self.tokenizer = load.load_model(config)
+            if team.size == 1:      # of several, each has its shards on its device, not the whole
+                self.model.to(self.device)
             compiled = config.compile_layers == "on" or (
                 config.compile_layers == "auto" and self.device == "cuda")
             if compiled or config.recompute_layers:
