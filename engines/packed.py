@@ -152,13 +152,11 @@ class DenseAttention:
                                       for places in (asked, answers))
         self.prompt_of = torch.tensor(prompt_of, device=device)
         C, R = self.prompts.width, self.outputs.width
-        causal = torch.ones(max(C, R), max(C, R), dtype=torch.bool, device=device).tril()
-        self.in_prompts = MaskedAttention(causal[None, None, :C, :C], dtype)
+        key = torch.arange(C + R, device=device)
+        self.in_prompts = MaskedAttention((key[:C] <= key[:C, None])[None, None], dtype)
         # All of the own prompt but not its padding, then causal in the own output.
-        lengths = self.prompts.lengths[self.prompt_of]                                  # (n,)
-        real = torch.arange(C, device=device) < lengths[:, None]                        # (n, C)
-        allowed = torch.cat([real[:, None].expand(-1, R, -1),
-                             causal[:R, :R].expand(len(lengths), -1, -1)], -1)          # (n, R, L)
+        lengths = self.prompts.lengths[self.prompt_of][:, None, None]                   # (n, 1, 1)
+        allowed = (key < lengths) | (key >= C) & (key <= key[C:, None])                 # (n, R, L)
         self.in_outputs = MaskedAttention(allowed[:, None], dtype)
 
     def __call__(self, layer, q, k, v, scaling):
@@ -213,26 +211,23 @@ def prepare(model):
     eval mode then: with dropout sampler and trainer would differ.
 
     Raises ValueError for a model that this layout cannot compute. Settings tell, and numbers: two
-    short outputs are scored in a row and one by one.
+    short outputs are scored in a row and one by one (scaled logits, a bias of the head, ...).
     """
-    config, head = model.config, model.get_output_embeddings()
+    config = model.config
     if config._attn_implementation == "packed":
         return model
-    # What packed attention, or our head, would ignore; 0 and 1 change nothing.
-    found = {name: getattr(config, name, None) for name in (
-        "final_logit_softcapping", "attn_logit_softcapping", "logits_scaling", "logit_scale",
-        "sliding_window")}
-    found["layer_types"] = ", ".join(sorted(            # others mix the tokens of a row
-        set(getattr(config, "layer_types", None) or ()) - {"full_attention", "attention"}))
-    if "longrope" in str(getattr(config, "rope_parameters", "")):
-        found["rope_parameters"] = "longrope"           # looks at the longest sequence of a batch
-    if getattr(head, "bias", None) is not None:
-        found["lm_head.bias"] = "true"
-    for name, value in found.items():
-        if value not in (None, 0, 1, ""):
+    # What short outputs need not show: a window, a cap, layers that mix the tokens of a row, and
+    # frequencies that depend on the longest sequence of a batch.
+    mixers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "attention"}
+    longrope = "longrope" in str(getattr(config, "rope_parameters", ""))
+    for name, value in (("sliding_window", getattr(config, "sliding_window", None)),
+                        ("attn_logit_softcapping", getattr(config, "attn_logit_softcapping", None)),
+                        ("layer_types", ", ".join(sorted(mixers))),
+                        ("rope_parameters", "longrope" * longrope)):
+        if value:
             raise ValueError(f"model config has {name} = {value}: packed attention ignores it")
     model.eval()
-    if head.weight.is_meta:
+    if model.get_output_embeddings().weight.is_meta:
         model.set_attn_implementation("packed")
     else:
         _check_scores(model)
@@ -257,9 +252,9 @@ def _check_scores(model):
         hidden = forward(model, pack.input_ids, pack.position_ids, pack.attend)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{name} cannot compute a packed row ({error!r:.200})") from None
-    scores = [logits.float().log_softmax(-1).gather(1, pack.targets[:, None])
-              for logits in (alone, F.linear(hidden[pack.predict], weight))]
-    worst = (scores[0] - scores[1]).abs().max().item()
+    alone, packed = (logits.float().log_softmax(-1).gather(1, pack.targets[:, None])
+                     for logits in (alone, F.linear(hidden[pack.predict], weight)))
+    worst = (alone - packed).abs().max().item()
     if not worst <= tolerance:
         raise ValueError(f"{name} scores a sample otherwise in a packed row than alone: its "
                          f"log-probs are off by up to {worst:.2g}")

@@ -179,7 +179,7 @@ def test_outputs_of_one_token_each_need_no_row_of_their_own(llama):
     torch.testing.assert_close(ours, torch.stack(expected), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("setting", [{"final_logit_softcapping": 30.0}, {"logits_scaling": 8.0},
+@pytest.mark.parametrize("setting", [{"attn_logit_softcapping": 30.0},
                                      {"sliding_window": 16, "use_sliding_window": True},
                                      {"rope_parameters": {"rope_type": "longrope"}}])
 def test_a_model_whose_arithmetic_would_change_in_silence_is_refused(llama, setting):
@@ -187,6 +187,16 @@ def test_a_model_whose_arithmetic_would_change_in_silence_is_refused(llama, sett
         setattr(llama.config, name, value)
     with pytest.raises(ValueError, match=next(iter(setting))):
         packed.prepare(llama)
+
+
+@pytest.mark.parametrize("family, sizes", [("granite", {"logits_scaling": 8.0}), ("phi", {}),
+                                           ("cohere", {"logit_scale": 0.0625})])
+def test_a_model_with_another_head_than_a_plain_product_is_refused(family, sizes, seed):
+    model = random_model(family, **sizes)
+    if model.lm_head.bias is not None:
+        torch.nn.init.normal_(model.lm_head.bias)
+    with pytest.raises(ValueError, match="scores a sample otherwise in a packed row"):
+        packed.prepare(model)
 
 
 # Small ones of families whose layers, or some of them, are no attention that we are asked for.
