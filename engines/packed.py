@@ -206,6 +206,7 @@ class FlashAttention:
 
 # -- 5. Which models can be computed so ------------------------------------------------------------
 
+@torch.no_grad()
 def prepare(model):
     """Switch `model` (a transformers causal LM) to packed attention, in place; returns it. It is in
     eval mode then: with dropout sampler and trainer would differ.
@@ -226,24 +227,14 @@ def prepare(model):
                         ("rope_parameters", "longrope" * longrope)):
         if value:
             raise ValueError(f"model config has {name} = {value}: packed attention ignores it")
-    model.eval()
-    if model.get_output_embeddings().weight.is_meta:
+    weight, name = model.eval().get_output_embeddings().weight, type(model).__name__
+    if weight.is_meta:
         model.set_attn_implementation("packed")
-    else:
-        _check_scores(model)
-    return model
-
-
-@torch.no_grad()
-def _check_scores(model):
-    """Switch to packed attention. Raises ValueError: samples of one row would see each other."""
-    weight, name = model.get_output_embeddings().weight, type(model).__name__
+        return model
     # Its own generator: a run draws the same numbers as if nothing had been checked.
     ids = random.Random(0).choices(range(len(weight)), k=12)
     prompt, outputs = ids[:4], [ids[4:9], ids[9:]]
     pack = Pack([prompt], outputs, [0, 0], dtype=weight.dtype, device=weight.device)
-    # Rounding was 6e-6 in fp32 and 0.3 in bf16 (135M); of samples that saw each other, 0.7 to 4.3.
-    tolerance = 0.01 if weight.dtype.itemsize > 2 else 1.0
     try:
         alone = torch.cat([
             model(torch.tensor([prompt + output], device=weight.device), use_cache=False)
@@ -255,6 +246,9 @@ def _check_scores(model):
     alone, packed = (logits.float().log_softmax(-1).gather(1, pack.targets[:, None])
                      for logits in (alone, F.linear(hidden[pack.predict], weight)))
     worst = (alone - packed).abs().max().item()
+    # Rounding was 6e-6 in fp32 and 0.3 in bf16 (135M); of samples that saw each other, 0.7 to 4.3.
+    tolerance = 0.01 if weight.dtype.itemsize > 2 else 1.0
     if not worst <= tolerance:
         raise ValueError(f"{name} scores a sample otherwise in a packed row than alone: its "
                          f"log-probs are off by up to {worst:.2g}")
+    return model
