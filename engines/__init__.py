@@ -7,6 +7,8 @@ scalerl.py makes one trainer and one sampler, and sees no more of this folder th
     trained_model.py          the model, how its layers run in training, its optimizer
     head.py                   the fp32 head behind loss.token_logprobs
     kv_cache.py               keys and values of the sequences that sampler.py generates
+    load.py                   from the settings to all of these
+    compute.py, checks.py     FLOPs so far; what is checked before the first step
     vllm_inprocess.py         vLLM in the trainer's process; two_requests.py is its interruption
     vllm_servers.py           vLLM on other GPUs, with all files that are not named here
 

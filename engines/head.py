@@ -112,6 +112,7 @@ class Head:
         # rounded operands are held in fp32: the same numbers, at the price of one fp32 head.
         self.widen = head_fp32 and not weight.is_cuda
         self.weight = self.operand(weight)
+        self.mixed = head_fp32 and self.weight.dtype != self.dtype
         block_elements = BLOCK_ELEMENTS_CPU if weight.device.type == "cpu" else BLOCK_ELEMENTS_GPU
         self.block_rows = max(1, block_elements // self.V)
 
@@ -128,7 +129,7 @@ class Head:
         """out = a @ b. Only a bf16 head (head_fp32=False) rounds before it reaches an fp32 out."""
         if a.dtype == out.dtype:
             return torch.mm(a, b, out=out)
-        if self.sums_in_fp32(a) and out.dtype == self.dtype:
+        if self.mixed and out.dtype == self.dtype:
             return torch.mm(a, b, out_dtype=self.dtype, out=out)
         return out.copy_(torch.mm(a, b))
 
@@ -136,10 +137,7 @@ class Head:
         """total += a @ b. Only a bf16 head, whose product is rounded, needs a (V, H) temporary."""
         if a.dtype == total.dtype:
             total.addmm_(a, b)
-        elif self.sums_in_fp32(a):
+        elif self.mixed:
             torch.addmm(total, a, b, out_dtype=self.dtype, out=total)
         else:
             total += torch.mm(a, b)
-
-    def sums_in_fp32(self, a):
-        return self.head_fp32 and a.dtype != self.dtype
