@@ -4,6 +4,7 @@ scalerl.Trainer adds the step. With several processes, each has one of these, an
 has all of them make the same call at the same time.
 """
 
+import functools
 import types
 
 import torch
@@ -115,13 +116,9 @@ def checkpoint_and_compile(model, recompute, compiled):
 def training_forward(plain, recompute, compiled):
     """The forward method `plain` of a class of layers, with both choices where a gradient is."""
     step = torch.compile(plain, dynamic=True) if compiled else plain
+    if recompute:       # no random numbers to keep for the second run: there is no dropout
+        step = functools.partial(recomputed, step, use_reentrant=False, preserve_rng_state=False)
 
     def forward(layer, *args, **kwargs):
-        if not torch.is_grad_enabled():
-            return plain(layer, *args, **kwargs)
-        if not recompute:
-            return step(layer, *args, **kwargs)
-        # No random numbers to keep for the second run: there is no dropout.
-        return recomputed(step, layer, *args, use_reentrant=False, preserve_rng_state=False,
-                          **kwargs)
+        return (step if torch.is_grad_enabled() else plain)(layer, *args, **kwargs)
     return forward
