@@ -425,7 +425,7 @@ def test_a_run_takes_vllm_by_itself_and_keeps_the_lag_at_most_k(first):
     """`auto` is vLLM where it is installed. scalerl.py asserts lag <= k for every token; that
     log-probs at lag 0 agree is in the start-up self-test and in the ratios of the first step."""
     cwd, done, log = first
-    assert "vllm on cpu" in done.stdout and "with a bf16 head" in done.stdout
+    assert "vllm on cpu" in done.stdout and "with the fp32 head" in done.stdout
     assert log[0]["mismatch/fp32_head/mean_abs_dlogp"] < 1e-5
     assert [r["step"] for r in log] == list(range(7))
     assert all(r["lag/max"] <= 2 for r in log[1:]) and any(r["lag/max"] for r in log[1:])
