@@ -127,8 +127,6 @@ class Sampler(Protocol):
     """What the loop needs from an engine. Engines in process compute only inside `step()`; servers
     (engines/vllm_servers.py) never stop."""
     version: int                # of the weights that the next token will come from
-    head_fp32: bool             # fp32 logits (the paper's fix), or rounded to bf16 (its ablation)
-    heads: tuple[bool, ...]     # values of head_fp32 that engines/self_test.py may try
     devices: int                # that generate and are not the trainer's: 0 in process
 
     @property
@@ -189,7 +187,7 @@ class TransformersSampler:
                     token, in the order of the slots. So a run is reproducible bit by bit, and
                     `state()` / `load_state()` continue a run exactly (on a CPU).
     """
-    heads, devices = (True, False), 0
+    devices = 0
 
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
                  eos_ids, temperature=1.0, seed=0, head_fp32=True, version=0):

@@ -51,10 +51,9 @@ from artifacts.run_folder import Progress, RunFolder
 from artifacts.step_log import Stopwatch, describe, log_step, pass_rates
 from config import ConfigError, parse
 from engines import load
-from engines.checks import check
+from engines.checks import check, self_test
 from engines.compute import Compute
 from engines.policy import micro_batches, table
-from engines.self_test import self_test
 from engines.server_pool import ServerError
 from engines.trained_model import TrainedModel
 from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,

@@ -1,21 +1,53 @@
-"""checks.py: is this model ready for this task?  python scalerl.py --check --config ...
+"""checks.py: do sampler and trainer agree, and is this model ready for this task?
 
-One line for each check before a run: "ok"; "look": the figure says what to doubt; "bad". They ask a
-scalerl.Run for its prompts, samples and rewards, and have it train with the smoke reward, so what
-is checked is what would run. docs/is-it-working.md explains the lines. All of it is ours.
+Every run begins with `self_test`. `python scalerl.py --check --config ...` does no more than check:
+one line for each check; "ok"; "look": the figure says what to doubt; "bad". All of them ask a
+scalerl.Run for its prompts, samples and rewards, so what is checked is what would run.
+docs/is-it-working.md explains the lines. All of it is ours.
 """
 
 import contextlib
+import sys
 import tempfile
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from statistics import fmean, median, pstdev
 
+import torch
+
 from artifacts.run_folder import Progress
 from artifacts.step_log import Stopwatch
-from engines.self_test import HEALTHY_KL, NAMES, self_test
+from engines.policy import table
+from loss import k3
 
+HEALTHY_KL = 0.015          # mean k3 KL at lag 0 in healthy runs (ours, from other projects' logs)
 PROMPTS = 32                # that are asked: a standard error of the pass rate of .09 at most
+
+
+def self_test(run):
+    """How far are the log-probs of sampler and trainer apart, before the first step? If the two
+    compute differently, the importance ratio is wrong before anything is stale. The cure is an fp32
+    LM head on both sides (paper, section 3.2).
+
+    Two answers to each of eight held-out prompts are scored by the trainer of `run`. Returns
+    {"mismatch/fp32_head/kl_k3": ..., ...} for the log, prints one sentence, and warns on stderr if
+    the two sides disagree.
+    """
+    sampler, head = run.eval_sampler, "fp32" if run.config.head_fp32 else "bf16"
+    rollouts = run.answers(sampler, list(run.problems.heldout)[:8], samples=2)
+    sampler.log()                       # its decode steps belong to no training step
+    log_ratio = (run.trainer.logprobs(rollouts).cpu()
+                 - table(rollouts, "logprobs", torch.float32))                          # (n, T)
+    log_ratio = log_ratio[table(rollouts, "sampled", torch.bool)]                       # (tokens,)
+    log = {"mean_abs_dlogp": log_ratio.abs().mean().item(),
+           "max_abs_dlogp": log_ratio.abs().max().item(), "kl_k3": k3(log_ratio).mean().item()}
+    print(f"Self-test: sampler and trainer differ in log-prob by {log['mean_abs_dlogp']:.1e} with "
+          f"the {head} head (mean over {len(log_ratio)} tokens, no lag)", flush=True)
+    if log["kl_k3"] > HEALTHY_KL:
+        print("warning: sampler and trainer disagree before the first step (mean k3 KL "
+              f"{log['kl_k3']:.3f}, healthy is below {HEALTHY_KL})", file=sys.stderr)
+    return {f"mismatch/{head}_head/{name}": value for name, value in log.items()}
 
 
 def check(run, steps):
@@ -37,9 +69,8 @@ def grade(value, look, bad):
 def checks(run, steps):
     """Yield (verdict, sentence) of each check, in the order in which a sample goes its way."""
     config, problems, tokenizer = run.config, run.problems, run.trainer.tokenizer
-    counts = {name.partition("/")[2]: count for name, count in problems.log.items()}
-    asked = {i: problems.train[i] for i in [*problems.train][:PROMPTS]}
-    n, total = len(asked), counts["train"] + counts["heldout"]
+    asked = dict(islice(problems.train.items(), PROMPTS))
+    n = len(asked)
 
     # 1. Prompts. Blanks apart: some tokenizers decode others than they were given.
     prompts = [problems.prompts[i] for i in asked]
@@ -53,12 +84,11 @@ def checks(run, steps):
         f"begin with a special token twice; they end in {texts[0][-24:]!r}")
 
     # 2. Problems. Too many unusable ones have already ended the command, with a sentence.
-    out = counts["bad_gold"] + counts["bad_records"]
-    yield grade(out, 0, total), (f"gold answers: {total + counts['too_long']} pass their own "
-                                 f"verifier, {out} do not, or could not be read")
-    yield grade(counts["too_long"], 0, total), (
-        f"prompts: the longest has {problems.prompt_tokens} tokens, prompt_tokens = "
-        f"{config.prompt_tokens}; {counts['too_long']} are longer and left out")
+    used, bad, long = (sum(problems.log[f"problems/{name}"] for name in names) for names in (
+        ("train", "heldout"), ("bad_gold", "bad_records"), ("too_long",)))
+    yield grade(bad + long, 0, used), (
+        f"problems: {used} are used; left out are {bad} whose gold answer fails its own verifier, "
+        f"or cannot be read, and {long} of more than prompt_tokens = {config.prompt_tokens}")
 
     # 3. Answers to training problems.
     run.push_weights()                              # servers may have other ones
@@ -68,8 +98,8 @@ def checks(run, steps):
         f"base pass rate: {mean:.3f}, standard error {pstdev(rates) / n ** 0.5:.3f} ({n} prompts x "
         f"{config.samples_per_prompt} samples); groups of equal rewards: {equal:.0%}")
     cut = fmean(r.finish_reason == "length" for r in rollouts)
-    forced = fmean(r.interrupted for r in rollouts)
     yield grade(cut, 0.05, 0.5), f"answers: {cut:.1%} are truncated"
+    forced = fmean(r.interrupted for r in rollouts)
     yield grade(forced, 0.5, 1), (f"thinking: {forced:.1%} is interrupted, at {config.think_min} "
                                   f"to {config.think_max} tokens")
     late, unread = log["verifier/timeout_frac"], log["verifier/error_frac"]
@@ -78,8 +108,7 @@ def checks(run, steps):
 
     # 4. The two sides of the importance ratio; then the loop.
     with contextlib.redirect_stdout(None):          # it has a sentence of its own
-        log, name = self_test(run), f"mismatch/{NAMES[config.head_fp32]}/"
-    kl, apart = log[name + "kl_k3"], log[name + "mean_abs_dlogp"]
+        apart, _, kl = self_test(run).values()
     yield "ok" if kl < HEALTHY_KL and apart < 0.03 else "bad", (
         f"self-test: sampler and trainer differ by {apart:.1e} in a token's log-prob, healthy is "
         f"below 0.03, and by a KL of {kl:.1e}, healthy is below {HEALTHY_KL}")
@@ -111,16 +140,16 @@ def smoke(run, steps, asked, limit):
             progress.update(1)
     run.push_weights(run.eval_sampler)
     after, new, _ = ask(run, asked)
-    gains, (short, long) = [b - a for a, b in zip(old, new)], (
-        fmean(len(r.output_ids) for r in rollouts) for rollouts in (after, before))
+    long, short = (fmean(len(r.output_ids) for r in rollouts) for rollouts in (before, after))
+    gains = [b - a for a, b in zip(old, new)]
     gain, error = fmean(gains), pstdev(gains) / len(gains) ** 0.5
     varied = 1 - fmean(line["frac_reward_zero_std"] for line in lines)
     chance = varied > 0.2 and lines[-1].get("lr") == run.config.lr
-    verdict = "ok" if gain > 3 * error else "bad" if chance or gain < -3 * error else "look"
+    verdict, why = ("ok", "") if gain > 3 * error else (
+        "bad", ": not learned: steps too few or too small, or a broken loop"
+    ) if chance or gain < -3 * error else (
+        "look", ": little to learn from: more steps, --warmup-steps 0, a higher --temperature")
     return verdict, (
         f"smoke reward: in {len(lines)} steps {fmean(old):.0%} -> {fmean(new):.0%} of the answers "
         f"have fewer than {limit} characters, {long:.1f} -> {short:.1f} tokens; rewards varied in "
-        f"{varied:.0%} of the groups" + {
-            "ok": "", "bad": ": not learned: steps too few or too small, or a broken loop",
-            "look": ": little to learn from: more steps, --warmup-steps 0, a higher --temperature"
-        }[verdict])
+        f"{varied:.0%} of the groups{why}")

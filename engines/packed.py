@@ -18,8 +18,6 @@ key-value heads, D head size, C / R longest prompt (the context) / output, L = C
 """
 
 import copy
-import functools
-import importlib.util
 import random
 
 import torch
@@ -67,7 +65,6 @@ class Pack:
     """A micro-batch in one row: outputs, and the prompts that they share.
 
     prompts, outputs (m, n lists of ids, none empty); output i continues prompts[prompt_of[i]]
-    flash                          attention by a kernel without masks. None: where there is one
 
     input_ids, position_ids (T,)   the row. An output's last token predicts nothing: left out.
     attend                         its attention, for `forward`
@@ -75,49 +72,37 @@ class Pack:
     targets, sample, column (K,)   the token, its output's index i, its position t in the output
     """
 
-    def __init__(self, prompts, outputs, prompt_of, *, dtype=torch.float32, device="cpu",
-                 flash=None):
+    def __init__(self, prompts, outputs, prompt_of, *, dtype=torch.float32, device="cpu"):
         assert prompts and outputs and all(prompts) and all(outputs)
-        prompt_of = torch.as_tensor(prompt_of, device=device)
-        in_prompts = Padding([len(p) for p in prompts], device)
-        inputs = Padding([len(o) - 1 for o in outputs], device)         # without the last token
-        full = Padding([len(o) for o in outputs], device)
-        ids = [t for p in prompts for t in p] + [t for o in outputs for t in o[:-1]]
-        self.input_ids = torch.tensor(ids, device=device)
-        prompt_length = in_prompts.lengths[prompt_of]                                   # (n,)
-        self.position_ids = torch.cat([
-            in_prompts.column, inputs.column + prompt_length[inputs.row]])
-
+        rows = [*prompts, *(output[:-1] for output in outputs)]
+        places = torch.arange(sum(map(len, rows))).split([len(row) for row in rows])
+        asked, answers = places[:len(prompts)], places[len(prompts):]   # of each prompt and output
+        positions = [torch.arange(len(prompt)) for prompt in prompts]
+        positions += [len(prompts[p]) + torch.arange(len(a)) for p, a in zip(prompt_of, answers)]
         # Token 0 of an output is predicted by its prompt's last token, which G samples share;
         # token t > 0 by the output's own token t - 1.
-        last_of_prompt = (in_prompts.start + in_prompts.lengths - 1)[prompt_of]
-        first_input = in_prompts.tokens + inputs.start
-        self.sample, self.column = full.row, full.column
-        self.predict = torch.where(self.column == 0, last_of_prompt[self.sample],
-                                   first_input[self.sample] + self.column - 1)
-        self.targets = torch.tensor([t for o in outputs for t in o], device=device)
-        flash = uses_flash(dtype, device) if flash is None else flash
-        self.attend = (FlashAttention if flash else DenseAttention)(
-            in_prompts, inputs, prompt_of, dtype)
+        predict = [x for p, answer in zip(prompt_of, answers) for x in (asked[p][-1:], answer)]
+        lengths = torch.tensor([len(output) for output in outputs])
+        self.input_ids = torch.tensor([t for row in rows for t in row], device=device)
+        self.targets = torch.tensor([t for output in outputs for t in output], device=device)
+        self.position_ids, self.predict, self.column = (torch.cat(x).to(device) for x in (
+            positions, predict, [torch.arange(len(output)) for output in outputs]))
+        self.sample = torch.arange(len(outputs)).repeat_interleave(lengths).to(device)
+        kind = FlashAttention if uses_flash(dtype, device) else DenseAttention
+        self.attend = kind(asked, answers, prompt_of, dtype, device)
 
 
 class Padding:
-    """Places of the tokens of sequences of different lengths in a padded block (rows, width).
+    """Sequences of these lengths, one after another, and in a padded block (rows, width).
 
-    lengths, start (rows,)   tokens of each sequence; place of its first token among all tokens
-    row, column (tokens,)    each token's sequence, and its place in that sequence
+    places (tokens,)   where each token stands in the block, row after row
     """
 
     def __init__(self, lengths, device):
-        self.lengths = torch.as_tensor(lengths, dtype=torch.long)
-        self.rows, self.width = len(lengths), int(self.lengths.max()) if len(lengths) else 0
-        self.tokens = int(self.lengths.sum())
-        row = torch.repeat_interleave(torch.arange(self.rows), self.lengths)
-        start = torch.cumsum(self.lengths, 0) - self.lengths
-        self.column = torch.arange(self.tokens) - start[row]
-        self.places = (row * self.width + self.column).to(device)
-        self.row, self.column, self.start = row.to(device), self.column.to(device), start.to(device)
-        self.lengths = self.lengths.to(device)
+        self.rows, self.width = len(lengths), max(lengths)
+        self.lengths = torch.tensor(lengths, device=device)
+        real = torch.arange(self.width) < torch.tensor(lengths)[:, None]        # (rows, width)
+        self.places = real.flatten().nonzero()[:, 0].to(device)
 
     def pad(self, x):
         """(tokens, heads, D) -> (rows, heads, width, D)"""
@@ -132,66 +117,59 @@ class Padding:
 
 # -- 3. Attention by masks: anywhere. Sequences are padded to blocks, masks hide the padding -------
 
-def attention(q, k, v, mask, scaling):
+class MaskedAttention:
     """softmax(q k' * scaling + mask) v for q (n, H, R, D), k and v (n, J, L, D).
 
+    allowed   (n, 1, R, L), True where a query may attend
+
+    The mask is finite, not -inf: a padded query that attends to nothing would turn into NaN. Its
+    rows lie a multiple of 8 numbers apart, or torch's GPU kernel would copy it in every layer.
     With grouped heads (H = g*J) the g queries that share a key head are laid side by side on the
     query axis. Repeating keys and values would move g times the memory, the cost of decoding.
     """
-    (n, H, R, D), J = q.shape, k.shape[1]
-    q = q.reshape(n, J, (H // J) * R, D)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.grouped(H // J), scale=scaling)
-    return out.reshape(n, H, R, D)
-
-
-class AttentionMask:
-    """allowed (n, 1, R, L), True where a query may attend, as a number added to the scores.
-
-    Finite, not -inf: a padded query that attends to nothing would turn into NaN. Rows lie a
-    multiple of 8 numbers apart, or torch's GPU kernel would copy the mask again in every layer.
-    """
 
     def __init__(self, allowed, dtype):
-        self.groups, (self.queries, self.keys) = 1, allowed.shape[2:]
+        self.keys = allowed.shape[-1]
         allowed = F.pad(allowed, (0, -self.keys % 8))
-        self.added = torch.where(allowed, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
+        self.mask = torch.where(allowed, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
 
-    def grouped(self, groups):
-        """(n, 1, groups * R, L): one tensor for all layers, which keep it for the backward pass."""
-        if groups != self.groups:
-            self.added = self.added[:, :, : self.queries].repeat(1, 1, groups, 1)
-            self.groups = groups
-        return self.added[..., : self.keys]
+    def __call__(self, q, k, v, scaling):
+        (n, H, R, D), J = q.shape, k.shape[1]
+        queries = H // J * R
+        if self.mask.shape[2] < queries:        # once for all layers, which keep it for backward
+            self.mask = self.mask.repeat(1, 1, H // J, 1)
+        out = F.scaled_dot_product_attention(q.reshape(n, J, queries, D), k, v, scale=scaling,
+                                             attn_mask=self.mask[..., : self.keys])
+        return out.reshape(n, H, R, D)
 
 
 class DenseAttention:
     """Prompts in one padded block, outputs without their last tokens in another one, behind the
-    keys of their prompts; prompts, outputs: their `Padding`s."""
+    keys of their prompts. asked, answers: the places in the row of each prompt and output."""
 
-    def __init__(self, prompts, outputs, prompt_of, dtype):
-        self.prompts, self.outputs, self.prompt_of = prompts, outputs, prompt_of
-        C, R, device = prompts.width, outputs.width, prompt_of.device
-        in_prompt, in_output = torch.arange(C, device=device), torch.arange(R, device=device)
-        causal = in_prompt[:, None] >= in_prompt                                        # (C, C)
-        self.prompt_mask = AttentionMask(causal[None, None], dtype)
-        if R:
-            # All of the own prompt but not its padding, then causal in the own output.
-            real = in_prompt < prompts.lengths[prompt_of][:, None]                      # (n, C)
-            causal = (in_output[:, None] >= in_output).expand(outputs.rows, R, R)
-            allowed = torch.cat([real[:, None].expand(-1, R, -1), causal], -1)          # (n, R, L)
-            self.output_mask = AttentionMask(allowed[:, None], dtype)
+    def __init__(self, asked, answers, prompt_of, dtype, device):
+        self.prompts, self.outputs = (Padding([len(x) for x in places], device)
+                                      for places in (asked, answers))
+        self.prompt_of = torch.tensor(prompt_of, device=device)
+        C, R = self.prompts.width, self.outputs.width
+        key = torch.arange(C + R, device=device)
+        self.in_prompts = MaskedAttention((key[:C] <= key[:C, None])[None, None], dtype)
+        # All of the own prompt but not its padding, then causal in the own output.
+        lengths = self.prompts.lengths[self.prompt_of][:, None, None]                   # (n, 1, 1)
+        allowed = (key < lengths) | (key >= C) & (key <= key[C:, None])                 # (n, R, L)
+        self.in_outputs = MaskedAttention(allowed[:, None], dtype)
 
     def __call__(self, layer, q, k, v, scaling):
-        prompts, outputs, first = self.prompts, self.outputs, self.prompts.tokens
+        prompts, outputs, first = self.prompts, self.outputs, len(self.prompts.places)
         qp, kp, vp = (prompts.pad(x[:first]) for x in (q, k, v))                # (m, heads, C, D)
-        out = prompts.unpad(attention(qp, kp, vp, self.prompt_mask, scaling))
-        if not outputs.tokens:                          # every output is a single token
+        out = prompts.unpad(self.in_prompts(qp, kp, vp, scaling))
+        if not outputs.width:                           # every output is a single token
             return out
         qo, ko, vo = (outputs.pad(x[first:]) for x in (q, k, v))                # (n, heads, R, D)
         # The prompt's keys and values serve all its samples; backward sums their gradients.
         ko = torch.cat([kp.index_select(0, self.prompt_of), ko], 2)             # (n, J, L, D)
         vo = torch.cat([vp.index_select(0, self.prompt_of), vo], 2)
-        return torch.cat([out, outputs.unpad(attention(qo, ko, vo, self.output_mask, scaling))])
+        return torch.cat([out, outputs.unpad(self.in_outputs(qo, ko, vo, scaling))])
 
 
 # -- 4. Attention on GPUs, in 16 bits: a kernel for sequences of different lengths -----------------
@@ -202,35 +180,21 @@ def uses_flash(dtype, device):
         torch.cuda.get_device_capability()[0] >= 8 if torch.cuda.is_available() else True)
 
 
-@functools.cache
-def take_newest_flash():
-    """Have torch call FlashAttention 3, made for Hopper alone, where its package is installed."""
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) \
-            and importlib.util.find_spec("flash_attn_interface"):
-        torch.nn.attention.activate_flash_attention_impl("FA3")
-
-
 class FlashAttention:
     """The same in one call of torch's FlashAttention for a whole row. The keys of an output are
     those of its prompt followed by its own. Not run on a GPU so far: a test runs these indices with
     a kernel in plain Python."""
 
-    def __init__(self, prompts, outputs, prompt_of, dtype):
-        take_newest_flash()
+    def __init__(self, asked, answers, prompt_of, dtype, device):
         self.dtype = dtype
-        real = outputs.lengths > 0                      # an output of one token has no query
-        prompt = prompt_of[real]
-        r, p = outputs.lengths[real], prompts.lengths[prompt]
-        # Pieces of the row that hold keys: all prompts; then, for each output, prompt and output.
-        start = torch.stack([prompts.start[prompt], prompts.tokens + outputs.start[real]], 1)
-        start = torch.cat([prompts.start, start.flatten()])
-        length = torch.cat([prompts.lengths, torch.stack([p, r], 1).flatten()])
-        first = torch.cumsum(length, 0) - length        # of each piece, among all keys
-        self.keys = torch.repeat_interleave(start - first, length)
-        self.keys += torch.arange(len(self.keys), device=self.keys.device)      # places in the row
-        queries, keys = torch.cat([prompts.lengths, r]), torch.cat([prompts.lengths, p + r])
-        self.ends = [F.pad(torch.cumsum(n, 0), (1, 0)).int() for n in (queries, keys)]
-        self.longest = [int(n.max()) for n in (queries, keys)]
+        # An output of one token has no query.
+        outputs = [(asked[p], answer) for p, answer in zip(prompt_of, answers) if len(answer)]
+        queries = [*asked, *(answer for _, answer in outputs)]
+        keys = [*asked, *(torch.cat([prompt, answer]) for prompt, answer in outputs)]
+        self.keys = torch.cat(keys).to(device)                                  # places in the row
+        lengths = [[len(x) for x in places] for places in (queries, keys)]
+        self.ends = [F.pad(torch.tensor(n).cumsum(0), (1, 0)).int().to(device) for n in lengths]
+        self.longest = [max(n) for n in lengths]
 
     def __call__(self, layer, q, k, v, scaling):
         from torch.nn.attention.varlen import varlen_attn           # its kernel is CUDA's alone
@@ -242,63 +206,49 @@ class FlashAttention:
 
 # -- 5. Which models can be computed so ------------------------------------------------------------
 
+@torch.no_grad()
 def prepare(model):
     """Switch `model` (a transformers causal LM) to packed attention, in place; returns it. It is in
     eval mode then: with dropout sampler and trainer would differ.
 
     Raises ValueError for a model that this layout cannot compute. Settings tell, and numbers: two
-    short outputs are scored in a row and one by one.
+    short outputs are scored in a row and one by one (scaled logits, a bias of the head, ...).
     """
-    if model.config._attn_implementation == "packed":
+    config = model.config
+    if config._attn_implementation == "packed":
         return model
-    _check_settings(model)
-    model.eval()
-    if model.get_output_embeddings().weight.is_meta:
+    # What short outputs need not show: a window, a cap, layers that mix the tokens of a row, and
+    # frequencies that depend on the longest sequence of a batch.
+    mixers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "attention"}
+    longrope = "longrope" in str(getattr(config, "rope_parameters", ""))
+    for name, value in (("sliding_window", getattr(config, "sliding_window", None)),
+                        ("attn_logit_softcapping", getattr(config, "attn_logit_softcapping", None)),
+                        ("layer_types", ", ".join(sorted(mixers))),
+                        ("rope_parameters", "longrope" * longrope)):
+        if value:
+            raise ValueError(f"model config has {name} = {value}: packed attention ignores it")
+    weight, name = model.eval().get_output_embeddings().weight, type(model).__name__
+    if weight.is_meta:
         model.set_attn_implementation("packed")
-    else:
-        _check_scores(model)
-    return model
-
-
-def _check_settings(model):
-    """Raises ValueError for a setting that packed attention, or our head, would ignore."""
-    if getattr(model.get_output_embeddings(), "bias", None) is not None:
-        raise ValueError("the LM head has a bias: not supported")
-    config, plain = model.config, {"final_logit_softcapping": 0, "attn_logit_softcapping": 0,
-                                   "logits_scaling": 1, "logit_scale": 1, "sliding_window": 0}
-    ignored = {name: value for name in plain
-               if (value := getattr(config, name, None)) not in (None, plain[name])}
-    if types := set(getattr(config, "layer_types", None) or ()) - {"full_attention", "attention"}:
-        ignored["layer_types"] = ", ".join(sorted(types))           # they mix the tokens of a row
-    if (getattr(config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
-        ignored["rope_parameters"] = "longrope"         # looks at the longest sequence of a batch
-    for name, value in ignored.items():
-        raise ValueError(f"model config has {name} = {value}: packed attention ignores it")
-
-
-@torch.no_grad()
-def _check_scores(model):
-    """Switch to packed attention. Raises ValueError: samples of one row would see each other."""
-    weight, name = model.get_output_embeddings().weight, type(model).__name__
+        return model
     # Its own generator: a run draws the same numbers as if nothing had been checked.
     ids = random.Random(0).choices(range(len(weight)), k=12)
     prompt, outputs = ids[:4], [ids[4:9], ids[9:]]
-    # Rounding was 6e-6 in fp32 and 0.3 in bf16 (135M); of samples that saw each other, 0.7 to 4.3.
-    tolerance = 0.01 if weight.dtype.itemsize > 2 else 1.0
+    pack = Pack([prompt], outputs, [0, 0], dtype=weight.dtype, device=weight.device)
     try:
         alone = torch.cat([
             model(torch.tensor([prompt + output], device=weight.device), use_cache=False)
             .logits[0, len(prompt) - 1: -1] for output in outputs])
         model.set_attn_implementation("packed")
-        pack = Pack([prompt], outputs, [0, 0], dtype=weight.dtype, device=weight.device)
         hidden = forward(model, pack.input_ids, pack.position_ids, pack.attend)
-    except torch.OutOfMemoryError:              # no fault of the model's
-        raise
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{name} cannot compute a packed row ({error!r:.200})") from None
-    scores = [logits.float().log_softmax(-1).gather(1, pack.targets[:, None])
-              for logits in (alone, F.linear(hidden[pack.predict], weight))]
-    worst = (scores[0] - scores[1]).abs().max().item()
+    alone, packed = (logits.float().log_softmax(-1).gather(1, pack.targets[:, None])
+                     for logits in (alone, F.linear(hidden[pack.predict], weight)))
+    worst = (alone - packed).abs().max().item()
+    # Rounding was 6e-6 in fp32 and 0.3 in bf16 (135M); of samples that saw each other, 0.7 to 4.3.
+    tolerance = 0.01 if weight.dtype.itemsize > 2 else 1.0
     if not worst <= tolerance:
         raise ValueError(f"{name} scores a sample otherwise in a packed row than alone: its "
                          f"log-probs are off by up to {worst:.2g}")
+    return model

@@ -8,7 +8,6 @@ import math
 from collections import Counter
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from engines import packed
 from loss import token_logprobs
@@ -42,56 +41,42 @@ class Policy(torch.nn.Module):
 
     model        a transformers causal LM after `packed.prepare`; fp32 masters
     dtype        of the computation: the weights' own, or bfloat16 (by autocast)
-    head_fp32    fp32 logits, or as a bf16 head would round them;  flash: see `packed.Pack`
+    head_fp32    fp32 logits, or as a bf16 head would round them
 
     FSDP2 gathers the weight of the head only inside a module's `forward`, so log-probs are computed
     there. This wrapper has no `get_input_embeddings`: accelerate would make FSDP groups of
     embedding and head alone, gathered around calls of `lm_head`, which nobody calls.
     """
 
-    def __init__(self, model, *, temperature=1.0, dtype=torch.float32, head_fp32=True, flash=None):
+    def __init__(self, model, *, temperature=1.0, dtype=torch.float32, head_fp32=True):
         super().__init__()
-        self.model, self.flash = model, flash
+        self.model = model
         self.temperature, self.dtype, self.head_fp32 = temperature, dtype, head_fp32
         self._no_split_modules = model._no_split_modules        # accelerate: the layers to shard
         if dtype == torch.bfloat16:
             round_between_products(model, dtype)
 
-    def forward(self, rollouts, head_fp32=None):
+    def forward(self, rollouts):
         """Log-probs and entropies (no gradient), each (n, T) float32; zero where a token was not
-        sampled. head_fp32: for this call alone."""
-        head_fp32 = self.head_fp32 if head_fp32 is None else head_fp32
+        sampled."""
         weight = self.model.get_output_embeddings().weight
         device = weight.device
         prompts = {r.group_id: r.prompt_ids for r in rollouts}      # each once, for its samples
         place = {group: i for i, group in enumerate(prompts)}
         pack = packed.Pack(list(prompts.values()), [r.output_ids for r in rollouts],
-                           [place[r.group_id] for r in rollouts], dtype=self.dtype, device=device,
-                           flash=self.flash)
+                           [place[r.group_id] for r in rollouts], dtype=self.dtype, device=device)
         # Forced tokens are part of the row, but nobody needs their log-probs.
-        sampled = table(rollouts, "sampled", torch.bool).to(device)[pack.sample, pack.column]
+        sampled = torch.tensor([s for r in rollouts for s in r.sampled], device=device)     # (K,)
         sample, column, predict, targets = (
             x[sampled] for x in (pack.sample, pack.column, pack.predict, pack.targets))
         with torch.autocast(device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = packed.forward(self.model, pack.input_ids, pack.position_ids, pack.attend)
             # Autocast rounds the head's operands to bf16, as in the sampler; the gradient is fp32.
             values = token_logprobs(hidden[predict], weight, targets,
-                                    temperature=self.temperature, head_fp32=head_fp32,
+                                    temperature=self.temperature, head_fp32=self.head_fp32,
                                     chunk_tokens=logits_chunk(len(weight)))
         T = max(len(r.output_ids) for r in rollouts)
         return tuple(x.new_zeros(len(rollouts), T).index_put((sample, column), x) for x in values)
-
-
-@torch.no_grad()
-def logprobs_of(policy, rollouts, head_fp32, budget_tokens):
-    """Log-probs (n, T) without a gradient, a micro-batch at a time; every process computes all."""
-    rows = [None] * len(rollouts)
-    for indices in micro_batches(rollouts, budget_tokens):
-        for i, row in zip(indices, policy([rollouts[i] for i in indices], head_fp32)[0]):
-            rows[i] = row
-    if isinstance(policy, FSDPModule):
-        policy.reshard()        # only a backward pass would
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def micro_batches(rollouts, budget_tokens, ranks=1):

@@ -4,12 +4,22 @@ scalerl.Trainer adds the step. With several processes, each has one of these, an
 has all of them make the same call at the same time.
 """
 
+import functools
+import types
+
 import torch
+import torch._functorch.config
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint as recomputed
+from transformers import AttentionInterface
 
 from artifacts import checkpoint
-from engines import load
-from engines.layers import checkpoint_and_compile
-from engines.policy import Policy, logprobs_of
+from config import ConfigError
+from engines import load, packed
+from engines.policy import Policy, micro_batches
+
+GATHERED = 12               # parameters that the ranks gather at a time: about those of a layer
 
 
 class TrainedModel:
@@ -25,12 +35,13 @@ class TrainedModel:
         torch.manual_seed(config.seed)
         # during: a deadline, and a clear sentence if the memory is full.
         with team.during("start"):
-            self.model, self.tokenizer = load.load_model(config, team, self.device)
-            with load.refused():
-                compiled = config.compile_layers == "on" or (
-                    config.compile_layers == "auto" and self.device == "cuda")
-                checkpoint_and_compile(self.model, recompute=config.recompute_layers,
-                                       compiled=compiled)
+            self.model, self.tokenizer = load.load_model(config)
+            if team.size == 1:      # of several, each has its shards on its device, not the whole
+                self.model.to(self.device)
+            compiled = config.compile_layers == "on" or (
+                config.compile_layers == "auto" and self.device == "cuda")
+            if compiled or config.recompute_layers:
+                checkpoint_and_compile(self.model, config.recompute_layers, compiled)
             policy = Policy(self.model, temperature=config.temperature, dtype=self.dtype,
                             head_fp32=config.head_fp32)
             # The weights are fp32 (load_model), and so are AdamW's moments.
@@ -39,9 +50,16 @@ class TrainedModel:
                 eps=config.adam_eps, weight_decay=config.weight_decay, fused=True)
             self.policy, self.optimizer = team.prepare(policy, optimizer, self.tokenizer)
 
-    def logprobs(self, rollouts, head_fp32):
-        """(N, T) log-probs of the sampled tokens under the current weights, without a gradient."""
-        return logprobs_of(self.policy, rollouts, head_fp32, self.config.micro_batch_tokens)
+    @torch.no_grad()
+    def logprobs(self, rollouts):
+        """(N, T) log-probs of the sampled tokens under the current weights, without a gradient;
+        every process computes all."""
+        rows = {}
+        for indices in micro_batches(rollouts, self.config.micro_batch_tokens):
+            rows |= zip(indices, self.policy([rollouts[i] for i in indices])[0])
+        if isinstance(self.policy, FSDPModule):
+            self.policy.reshard()       # only a backward pass would
+        return pad_sequence([rows[i] for i in range(len(rollouts))], batch_first=True)
 
     def weights(self, dtype=None):
         """Yield (name, full tensor) of every parameter, under transformers' names."""
@@ -50,12 +68,14 @@ class TrainedModel:
 
     @property
     def weight_groups(self):
-        return len(load.parameter_groups(self.model))
+        return -(-len(list(self.model.parameters())) // GATHERED)
 
     def gather(self, number, dtype=None):
-        """[(name, full tensor)] of the number-th few layers; cast first, it halves the bytes."""
+        """[(name, full tensor)] of the number-th few parameters; cast first, it halves the bytes.
+        """
+        group = [*self.model.named_parameters()][number * GATHERED: (number + 1) * GATHERED]
         return [(name, self.team.whole(parameter.detach().to(dtype or parameter.dtype)))
-                for name, parameter in load.parameter_groups(self.model)[number]]
+                for name, parameter in group]
 
     def save(self, folder, **story):
         """Write weights and optimizer to a checkpoint; story: the rest of it (`Run.save`)."""
@@ -64,3 +84,41 @@ class TrainedModel:
 
     def load(self, folder):
         checkpoint.load_training_state(folder, self.model, self.optimizer)
+
+
+def checkpoint_and_compile(model, recompute, compiled):
+    """Replace the forward method of the model's layers in place; parameters keep their names. The
+    sampler's forward passes stay as they are.
+
+    recompute   run each layer again in the backward pass instead of keeping its activations: a
+                third more arithmetic, and memory that no longer grows with layers x tokens
+    compiled    by torch.compile, once for all layers and lengths: one kernel of the many small
+                steps between two products. Attention stays out of it: its masks are others in every
+                micro-batch.
+    Raises ConfigError: transformers does not name the layers.
+    """
+    layers = [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
+    if not layers:
+        raise ConfigError("recompute_layers, compile_layers: transformers names no layers of "
+                          f"{type(model).__name__}; set them to false and off")
+    if compiled:
+        AttentionInterface.register("packed", torch.compiler.disable(packed.packed_attention))
+        # Where the compiler fails, torch says so and runs the code as it is. The backward pass is
+        # compiled with the forward pass, because a later failure would end the run.
+        torch._dynamo.config.suppress_errors = True
+        torch._functorch.config.force_non_lazy_backward_lowering = True
+    forwards = {kind: training_forward(kind.forward, recompute, compiled)
+                for kind in set(map(type, layers))}             # one function for each class
+    for layer in layers:
+        layer.forward = types.MethodType(forwards[type(layer)], layer)
+
+
+def training_forward(plain, recompute, compiled):
+    """The forward method `plain` of a class of layers, with both choices where a gradient is."""
+    step = torch.compile(plain, dynamic=True) if compiled else plain
+    if recompute:       # no random numbers to keep for the second run: there is no dropout
+        step = functools.partial(recomputed, step, use_reentrant=False, preserve_rng_state=False)
+
+    def forward(layer, *args, **kwargs):
+        return (step if torch.is_grad_enabled() else plain)(layer, *args, **kwargs)
+    return forward

@@ -20,7 +20,7 @@ from sampler import Interruption, Request, Rollout, restored
 class Sample:
     """One sample on its way. Its rollout holds what its requests have produced so far."""
     request: Request
-    think: int                          # its thinking budget
+    first: int                          # the budget of its first request
     last_request: bool                  # the request under way, or due next, is its last one
     rollout: Rollout
     refused: int = 0                    # on servers: its answers that were thrown away
@@ -62,20 +62,18 @@ class TwoRequests:
 
     def new_samples(self, request):
         """The samples of a new request, each with a thinking budget of its own."""
-        budgets = self.interruption.draw_budgets(request.samples, self.random).tolist()
-        samples = [Sample(request, think, not self.interruption.phrase_ids, Rollout(
-            request.prompt_id, request.group_id, request.prompt_ids, [], [], [], [], "length",
-            False, request.task)) for think in budgets]
+        rule, samples = self.interruption, []
+        answer = 0 if rule.phrase_ids else rule.answer_tokens       # of the same request
+        for think in rule.draw_budgets(request.samples, self.random).tolist():
+            rollout = Rollout(request.prompt_id, request.group_id, request.prompt_ids, [], [], [],
+                              [], "length", False, request.task)
+            samples.append(Sample(request, think + answer, not rule.phrase_ids, rollout))
         self.unfinished |= dict.fromkeys(samples)
         return samples
 
     def budget(self, sample):
         """Tokens that the sample's next request may have."""
-        if not sample.last_request:
-            return sample.think
-        # A first request that is also the last one thinks and answers: both budgets in one.
-        thinking = 0 if sample.rollout.output_ids else sample.think
-        return self.interruption.answer_tokens + thinking
+        return self.interruption.answer_tokens if sample.rollout.output_ids else sample.first
 
     def absorb(self, sample, ids, logprobs, versions, current):
         """Add the tokens of a finished request: lists of equal length, not empty. Returns whether

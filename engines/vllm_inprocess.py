@@ -73,18 +73,18 @@ class VllmSampler(TwoRequests):
     """Caller-driven vLLM in this process. Implements `Sampler`.
 
     slots      sequences decoded at once, at most; memory is taken for all of them
-    dtype      of weights and cache, but not of the LM head: see head_fp32
+    dtype      of weights and cache, but not of the LM head: that is fp32, or bf16
     seed       of the thinking budgets, and of torch's global generator
     eager      without CUDA graphs on a GPU too
     """
-    heads, devices = (True, False), 0
+    devices = 0
 
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
                  eos_ids, temperature=1.0, seed=0, head_fp32=True, dtype=torch.float32,
                  eager=False):
         super().__init__(tokenizer, interruption, slots=slots, prompt_tokens=prompt_tokens,
                          eos_ids=eos_ids, temperature=temperature, seed=seed)
-        self.dtype, self._head_fp32 = dtype, head_fp32
+        self.dtype = dtype
         # Lists of samples that start together: one between its two requests, then whole groups.
         self.waiting: deque[list[Sample]] = deque()
         self.done: list[Sample] = []                    # ended while the other sampler stepped
@@ -125,16 +125,6 @@ class VllmSampler(TwoRequests):
         other.random = torch.Generator().manual_seed(seed)
         other.unfinished, other.waiting, other.done, other.decoded = {}, deque(), [], Counter()
         return other
-
-    @property
-    def head_fp32(self):
-        return self._head_fp32
-
-    @head_fp32.setter
-    def head_fp32(self, value):
-        self._head_fp32 = value
-        dtype = getattr(torch, HEAD[value])
-        self.llm.apply_model(lambda model: setattr(model.logits_processor, "head_dtype", dtype))
 
     def submit(self, request: Request):
         check_fits(request, self.prompt_tokens, self.slots)

@@ -30,7 +30,6 @@ class ServerSampler(TwoRequests):
                          prompt_tokens=prompt_tokens, eos_ids=eos_ids, temperature=temperature,
                          seed=seed)
         self.pool, self.weights, self.ahead = pool, weights, ahead
-        self.head_fp32, self.heads = pool.head_fp32, (pool.head_fp32,)  # fixed at their start
         self.waiting: deque[Sample] = deque()   # for a server with room; of the pool's thread
         self.done = queue.SimpleQueue()         # samples for the trainer
         pool.dispatcher.samplers.append(self)

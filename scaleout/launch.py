@@ -71,15 +71,12 @@ def plan(config, resume=False):
     """(memory.py's `Estimate` of this run, its folder). Settles `gpus` and `engine` in `config`.
     Raises ConfigError for what the run itself would refuse minutes later."""
     config.check()
-    if sentence := load.untested():
-        print(sentence, file=sys.stderr)
     if config.gpus == -1 and wanted(config):
         config.gpus = torch.cuda.device_count()
     cuda = torch.cuda.is_available() if config.gpus == -1 else config.gpus > 0
-    model, tokenizer = load.load_shapes(config)
+    model, tokenizer = load.load_model(config, shapes_only=True)
     load.settle_engine(config, servers=wanted(config))
     output, length = load.longest_tokens(config, tokenizer, model)
-    load.check_positions(config, model, output + 1)
     estimate = Estimate(config, model, output, length, load.compute_dtype(config, cuda),
                         device_here(cuda), alone=not (wanted(config) or config.vllm_url))
     # If not even the most trainers that are possible have room, the layers are recomputed.

@@ -365,8 +365,8 @@ class SharedTrainer:
     def step(self, rollouts, rewards, version):
         return self.call("step", rollouts, rewards, version)
 
-    def logprobs(self, rollouts, head_fp32):
-        return self.call("logprobs", rollouts, head_fp32)
+    def logprobs(self, rollouts):
+        return self.call("logprobs", rollouts)
 
     def weights(self, dtype=None):
         """A few layers at a time: all ranks gather them, and nobody begins the next before the

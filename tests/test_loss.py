@@ -118,24 +118,6 @@ def test_only_the_wanted_gradients_are_computed():
         assert not token_logprobs(hidden, weight, targets)[0].requires_grad
 
 
-def test_a_frozen_head_saves_its_matrix_products():
-    class Products(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.count += "mm" in function.overloadpacket.__name__
-            return function(*args, **(kwargs or {}))
-
-    hidden, weight, targets, g = head_inputs()
-    counts = []
-    for h, w in ((hidden, weight), (hidden, weight.detach()), (hidden.detach(), weight)):
-        with Products() as products:
-            token_logprobs(h, w, targets, chunk_tokens=4)[0].backward(g)
-        counts.append(products.count)
-    chunks = 4  # 13 tokens: 4 products forward, 3 again: the last logits are still there
-    assert counts == [7 + 2 * chunks, 7 + chunks, 7 + chunks]
-
-
 def test_a_causal_model_is_scored_by_the_state_before_the_token():
     """hidden[:, t] predicts token t + 1. The slices that express this are views with gaps, and an
     off-by-one here trains the model to predict the token it has just read."""

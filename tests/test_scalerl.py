@@ -14,7 +14,6 @@ import torch
 from conftest import SMALL, packed_copy, plain_logprobs, rollouts_of
 
 import scalerl
-from artifacts import checkpoint
 from artifacts.step_log import pass_at_k
 from config import Config
 from engines.policy import Policy, micro_batches
@@ -360,7 +359,8 @@ def make_trainer(llama, tmp_path, monkeypatch):
     monkeypatch.setattr(scalerl.load, "load_model", lambda *_: (packed_copy(llama), None))
 
     def make(**settings):
-        config = Config(model=str(tmp_path / "llama"), gpus=0, interrupt_phrase="", **settings)
+        config = Config(**{"model": str(tmp_path / "llama"), "gpus": 0, "interrupt_phrase": "",
+                           "think_min": 5, "think_max": 17, "answer_tokens": 3} | settings)
         return Trainer(config, Alone(config))
     return make
 
@@ -432,7 +432,6 @@ BAD_INPUT = {
     "unknown key": (["--config", "bad.toml"], "unknown key 'epsmax', did you mean 'eps_max'?"),
     "no model": (["--model", "nowhere"], "model = 'nowhere'"),
     "not a model": (["--model", "."], "has no config.json"),
-    "a damaged model": (["--model", "damaged"], "config.json does not match its checksum"),
     "a model without a tokenizer": (["--model", "mute"], "model = 'mute': cannot be read"),
     "a model that was cut off": (["--model", "cut"], "model = 'cut': cannot be read"),
     "unknown task": (["--task", "tic-tac-toe"], "tic-tac-toe"),
@@ -474,9 +473,6 @@ def test_bad_input_ends_in_one_clear_sentence_and_exit_code_2(case, micro, tmp_p
         {"question": "Name a number.", "answer": "no number at all"}) + "\n")
     (tmp_path / "code.jsonl").write_text(json.dumps(
         {"question": "Add.", "answer": "3", "kind": "code"}) + "\n")
-    if "damaged" in arguments:
-        shutil.copytree(micro, tmp_path / "damaged")
-        (tmp_path / "damaged" / checkpoint.CHECKSUMS).write_text('{"config.json": "0"}')
     if "mute" in arguments:
         (tmp_path / "mute").mkdir()
         shutil.copy(micro / "config.json", tmp_path / "mute")

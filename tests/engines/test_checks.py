@@ -12,7 +12,7 @@ from sampler import TransformersSampler
 # Long steps at a temperature at which answers have many lengths: a tenth of a second each.
 SMOKE = {"temperature": 2, "lr": 3e-3, "warmup_steps": 0, "eval_samples": 1, "retire_at": 2,
          "think_max": 40, "task_options": '{"size": 300}'}
-NAMES = ["chat template", "gold answers", "prompts", "base pass rate", "answers", "thinking",
+NAMES = ["chat template", "problems", "base pass rate", "answers", "thinking",
          "verifier", "self-test", "smoke reward"]
 
 
@@ -35,8 +35,8 @@ def test_a_check_has_a_line_for_each_thing_with_its_figure(check):
     code, found = check()
     assert code == 0 and list(found) == NAMES[:-1]
     assert "arrives in 24 of 24 prompts" in found["chat template"][1]
-    assert found["chat template"][0] == found["gold answers"][0] == found["self-test"][0] == "ok"
-    assert found["gold answers"][1].startswith("32 pass")       # 24 of training, 8 held out
+    assert found["chat template"][0] == found["problems"][0] == found["self-test"][0] == "ok"
+    assert found["problems"][1].startswith("32 are used")       # 24 of training, 8 held out
     assert re.match(r"0\.\d{3}, standard error 0\.\d{3} \(24 prompts x 4 samples\)",
                     found["base pass rate"][1])
     assert all(re.search(r"\d", sentence) for _, sentence in found.values())

@@ -318,7 +318,7 @@ def test_two_samplers_share_the_servers_and_one_push_serves_both(fake, connect):
     assert len(drain(evaluation)) == 2 and len(drain(training)) == 12
     order = [len(body["token_ids"]) for body in server.asked]
     assert order[3:5] == [55, 55] and 55 not in order[:3] + order[5:]
-    assert (training.devices, training.heads, evaluation.heads) == (1, (True,), (True,))
+    assert training.devices == 1
     evaluation.close()
     training.close()                                        # once more, which does nothing
 

@@ -121,7 +121,7 @@ def test_unfinished_samples_are_asked_for_again_and_nothing_comes_twice(seed):
 
 
 def budgets(engine, n=40):
-    return [sample.think for sample in engine.new_samples(Request(0, "p", (1, 2), n))]
+    return [sample.first for sample in engine.new_samples(Request(0, "p", (1, 2), n))]
 
 
 def test_budgets_go_on_after_a_resume_and_repeat_after_a_reseed():

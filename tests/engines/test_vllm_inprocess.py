@@ -140,10 +140,9 @@ def test_the_head_can_be_computed_in_fp32_by_a_bf16_model(micro, seed, make):
     model = AutoModelForCausalLM.from_pretrained(micro, dtype=torch.bfloat16).eval()
     tokenizer = AutoTokenizer.from_pretrained(micro)
     problems = tasks.load_task("toy", "train", heldout=8)[:12]
-    sampler = make(micro, phrase=(), dtype=torch.bfloat16)
     mean = {}
     for fp32 in (True, False):
-        sampler.head_fp32 = fp32
+        sampler = make(micro, phrase=(), dtype=torch.bfloat16, head_fp32=fp32)
         rollouts = drain(sampler, [Request(i, p.id, tuple(tasks.prompt_ids(tokenizer, p)), 5)
                                    for i, p in enumerate(problems)])
         gaps = []
@@ -426,7 +425,7 @@ def test_a_run_takes_vllm_by_itself_and_keeps_the_lag_at_most_k(first):
     """`auto` is vLLM where it is installed. scalerl.py asserts lag <= k for every token; that
     log-probs at lag 0 agree is in the start-up self-test and in the ratios of the first step."""
     cwd, done, log = first
-    assert "vllm on cpu" in done.stdout and "with a bf16 head" in done.stdout
+    assert "vllm on cpu" in done.stdout and "with the fp32 head" in done.stdout
     assert log[0]["mismatch/fp32_head/mean_abs_dlogp"] < 1e-5
     assert [r["step"] for r in log] == list(range(7))
     assert all(r["lag/max"] <= 2 for r in log[1:]) and any(r["lag/max"] for r in log[1:])

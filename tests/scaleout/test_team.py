@@ -23,7 +23,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 from artifacts import checkpoint
 from artifacts.run_folder import RunFolder
 from config import Config, ConfigError
-from engines import load
+from engines import load, trained_model
 from engines.policy import Policy, cost_tokens, micro_batches
 from scaleout import team as teams
 from scaleout.team import Alone, deal
@@ -236,7 +236,7 @@ def test_any_number_of_ranks_has_the_gradient_and_the_log_of_one(size, sharded, 
 def bf16_logprobs(trainer, seed):
     """(log-probs, dtypes of masters and gradients) with bf16 arithmetic."""
     rollouts, rewards = step_inputs(seed)
-    logprobs = trainer.logprobs(rollouts, True)
+    logprobs = trainer.logprobs(rollouts)
     dtypes = {p.dtype for p in trainer.model.parameters()}      # shards again, not bf16 wholes
     trainer.optimizer.register_step_pre_hook(lambda *_: dtypes.update(
         x.dtype for p in trainer.model.parameters() for x in (p, p.grad)))
@@ -300,7 +300,7 @@ def test_a_tokens_lag_in_the_log_is_its_own_and_not_its_samples(models, seed):
     trainer = one_process(settings(models["tied"], aggregation="token"))
     rollouts, rewards = step_inputs(seed)
     assert any(len(set(r.versions)) > 1 for r in rollouts)
-    now = trainer.logprobs(rollouts, True)
+    now = trainer.logprobs(rollouts)
     log, distances = trainer.step(rollouts, rewards, 3), {}
     for rollout, row in zip(rollouts, now.tolist()):
         for logprob, old, version, sampled in zip(
@@ -332,7 +332,7 @@ def chain_link(trainer, seed, folder, before, step):
 
 def small_groups(trainer):
     """The weights are gathered in many groups, as those of a large model are."""
-    load.GROUP_BYTES = 20_000
+    trained_model.GATHERED = 2
 
 
 def test_a_checkpoint_of_any_number_of_ranks_goes_on_with_any_other(models, seed, tmp_path):

@@ -34,7 +34,8 @@ def test_kl_entropy_and_the_cosine_are_all_that_differs_in_a_step(
     one-sample estimate, whose value is .01 (log p)^2; the learning rate by the cosine."""
     llama.config.save_pretrained(tmp_path)
     config = Config(model=str(tmp_path), gpus=0, interrupt_phrase="", lr=1e-3, steps=40,
-                    warmup_steps=0, micro_batch_tokens=10_000)
+                    warmup_steps=0, micro_batch_tokens=10_000, think_min=5, think_max=17,
+                    answer_tokens=3)
     rng, rewards = random.Random(seed), torch.tensor([[1.0, -1, 1], [-1, -1, 1]])
     rollouts, version = rollouts_of(2, 3, rng, version=7), 7
     first, logs = copy.deepcopy(llama), []

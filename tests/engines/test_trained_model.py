@@ -9,17 +9,16 @@ import torch
 from conftest import random_llama, rollouts_of
 from transformers import AttentionInterface
 
+from config import ConfigError
 from engines import packed
-from engines.layers import checkpoint_and_compile
 from engines.policy import Policy
+from engines.trained_model import checkpoint_and_compile
 
 
-def test_a_model_whose_layers_have_no_name_is_refused_only_where_they_are_needed(llama):
+def test_a_model_whose_layers_have_no_name_is_refused(llama):
     llama._no_split_modules = None
-    checkpoint_and_compile(llama)
-    checkpoint_and_compile(llama, compiled=True)        # only slower, so no reason to end
-    with pytest.raises(ValueError, match="transformers names none of LlamaForCausalLM"):
-        checkpoint_and_compile(llama, recompute=True)
+    with pytest.raises(ConfigError, match="transformers names no layers of LlamaForCausalLM"):
+        checkpoint_and_compile(llama, recompute=True, compiled=False)
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def test_layers_whose_compiler_fails_half_way_are_recomputed_as_plain_ones(
 def test_layers_are_recomputed_for_the_backward_pass_and_never_while_sampling(seed):
     """In a copy (the sampler's, in bf16) it is the copy's own weights that are used."""
     model = random_llama(layers=3)
-    checkpoint_and_compile(model, recompute=True)
+    checkpoint_and_compile(model, recompute=True, compiled=False)
     calls = []
     for module in model.modules():
         if type(module).__name__ == "LlamaMLP":
