@@ -27,16 +27,12 @@ class Stopwatch:
 
 
 def describe(run):
-    """What begins, for the terminal: one sentence, and one more on a first evaluation that takes
-    longer than a minute."""
-    config, team, evaluation = run.config, run.team, ""
-    hours, words = team.memory.evaluation(len(run.problems.heldout), team.size, run.sampler.devices)
-    if run.evaluated is None and hours > 1 / 60:
-        evaluation = f"\nFirst it is evaluated (estimated): {words}."
+    """What begins, for the terminal."""
+    config = run.config
     return (f"{config.model} on {config.task}: {len(run.problems.train)} problems, "
             f"{len(run.problems.heldout)} held out, {config.prompts_per_step} x "
             f"{config.samples_per_prompt} samples a step, {config.off_policy}, {config.engine} on "
-            f"{run.trainer.device}. Log: {run.folder.path}{evaluation}")
+            f"{run.trainer.device}. Log: {run.folder.path}")
 
 
 def log_step(run, groups, rewards, log, watch):
