@@ -140,21 +140,20 @@ def commands(config, argv, placement, estimate, folder, port):
     # the network that `hosts` means.
     if len(placement.hosts) > 1 and (interface := interface_of(placement.hosts[node])):
         env |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    env |= {name: os.environ[name] for name in env if name in os.environ}       # the user's win
     servers = []
     for index, server in here:
         command, its_env = server_command(
             config, model=config.model, length=estimate.length, slots=estimate.slots,
-            dtype=estimate.dtype, host=server.host, port=server.port,
+            dtype=estimate.dtype, host=placement.hosts[node], port=server.port,
             device=visible(server.devices) if server.devices else None)
-        servers.append(Child(f"server {index} ({server.url})", command, its_env | env,
+        servers.append(Child(f"server {index} ({server.url})", command, env | its_env,
                              log=logs / f"server_{index}.log"))
     script = [sys.executable, str(ROOT / "scalerl.py"), *(w for w in argv if w != "--dry-run")]
     if urls:
         script += ["--vllm-url", ",".join(urls)]
     if estimate.recompute and not config.recompute_layers:
         script += ["--recompute-layers", "true"]
-    env = os.environ | env | {LAUNCHED: ",".join(urls)}
+    env = env | os.environ | {LAUNCHED: ",".join(urls)}         # what the user has set wins
     if placement.gpus:
         env["CUDA_VISIBLE_DEVICES"] = visible(range(ranks))
     if sum(placement.trainers) == 1:

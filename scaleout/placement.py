@@ -38,7 +38,6 @@ def split(gpus, generate_rate, train_rate, choices=None):
 class Server:
     """One vLLM server: its node and address; devices: GPUs of the node, () on a CPU."""
     node: int
-    host: str
     port: int
     url: str
     devices: tuple[int, ...]
@@ -88,8 +87,8 @@ def make_placement(config, estimate):
             first = trainers[node] + i * size       # trainers come first on a node that has both
             port = c.port + 10 + i if c.hosts else ports.pop()
             url = f"http{'s' * bool(c.tls_folder)}://{hosts[node]}:{port}"
-            servers.append(Server(node, hosts[node], port, url,
-                                  tuple(range(first, first + size)) if gpus else ()))
+            devices = tuple(range(first, first + size)) if gpus else ()
+            servers.append(Server(node, port, url, devices))
     with refused():     # on a network servers need tls = FOLDER, or tls = "none" in so many words
         client_context([server.url for server in servers], c.tls)
     return Placement(hosts, gpus, tuple(trainers), tuple(servers), why)
@@ -129,8 +128,6 @@ def on_cpus(c, hosts):
     """The same, for hosts without GPUs: of several the last one has the servers."""
     servers, trainers = 0 if c.vllm_url else c.servers or 1, c.trainers or 1
     nodes = max(1, hosts - bool(servers))
-    if trainers % nodes:
-        raise ConfigError(f"trainers = {trainers}: {nodes} of {hosts} hosts should have equally "
-                          "many; the last one has the servers")
-    return ([trainers // nodes] * nodes + [0] * (hosts - nodes), [0] * (hosts - 1) + [servers],
+    counts = [len(range(node, trainers, nodes)) for node in range(nodes)] + [0] * (hosts - nodes)
+    return (counts, [0] * (hosts - 1) + [servers],
             f"no GPU: {trainers} train, {servers} servers generate")
