@@ -2,7 +2,7 @@
 
 On GPUs the trainers take part of the first node, or whole nodes, and servers fill the rest. On CPUs
 the last hosts have the servers. Ports count from `port`: the launchers and the trainers' rendezvous
-on it (nodes.py), servers from the tenth after it. Every node computes the same placement from the
+on it, servers from the tenth after it. Every node computes the same placement from the
 same command. Ours: the paper gives 64 GPUs to generation and 16 to training, and names no rule.
 """
 

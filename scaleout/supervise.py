@@ -120,7 +120,7 @@ def say(sentence):
 class Supervisor:
     """One node's trainers (rank 0 first) and servers, from start to end: lists of Children.
 
-    link    to the other nodes, nodes.py's `Link`
+    link    to the other nodes, launch.py's `Link`
 
     Ctrl-C, or the SIGTERM of a cluster's scheduler, goes on to rank 0, which ends its step, writes
     a checkpoint and ends; so it does when the run cannot go on. A second signal ends all at once.
@@ -154,7 +154,7 @@ class Supervisor:
         for trainer in ended:
             if trainer.status not in FINE:
                 say(trainer.ending())
-                return trainer.status
+                return 2 if trainer.status == 2 else 1              # 2: bad input
         # On another node than rank 0's, only the first host can say how the run has ended.
         if self.link.rank == 0 and len(ended) == len(self.trainers):
             return self.status or ended[0].status
