@@ -229,7 +229,7 @@ class Estimate:
                 + ", at the same time" * (not self.alone) \
                 + f"; {eval_tokens / rate:.3g} s to evaluate, before the first step too"
         return "\n".join([
-            f"Estimates for {self.device.name}, {self.device.memory / GIB:.0f} GiB:",
+            f"Estimates for {self.device.name} of {self.device.memory / GIB:.0f} GiB:",
             f"  trainer   {listed(self.trainer_memory(trainers))}"
             + "; layers are recomputed in the backward pass" * self.recompute,
             f"  server    {server}",
