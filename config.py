@@ -146,8 +146,8 @@ class Config:
     trainers: int = 0                   # ours; trainer processes; 0: by the launcher's rule
     tensor_parallel: int = 1            # ours; GPUs that share every layer of a server's model
     vllm_args: str = ""                 # ours; more options of each server, for example
-                                        # "--pipeline-parallel-size 2 --data-parallel-size 2"; in
-                                        # the trainer's process "--enforce-eager" alone counts
+                                        # "--max-num-batched-tokens 4096"; in the trainer's
+                                        # process "--enforce-eager" alone counts
     vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,..."
     hosts: str = ""                     # ours; the machines, trainers first, as "a,b,c"
     node_rank: int = 0                  # ours; which of the hosts this machine is, from 0
@@ -251,8 +251,8 @@ REPLACED = {
     "checkpoint_every": "was merged into eval_every: a checkpoint is written at each evaluation",
     "eval_task_options": "was merged into task_options: one table for each part, by its name",
     "insecure_network": 'was merged into tls: tls = "none"',
-    "pipeline_parallel": 'was merged into vllm_args: "--pipeline-parallel-size N"',
-    "data_parallel": 'was merged into vllm_args: "--data-parallel-size N"',
+    "pipeline_parallel": "is gone: start such servers yourself and name them in vllm_url",
+    "data_parallel": "is gone: start such servers yourself and name them in vllm_url",
     "start_deadline_s": "was merged into deadline_s: a start may take 3 times as long",
     "threads": "is gone: set OMP_NUM_THREADS in the environment",
     "top_p": "is gone: anything but 1 would bias every importance ratio",

@@ -588,8 +588,8 @@ def arguments(argv):
     add("--y", action="append", help="column of the pass rate; twice for two tasks of a run")
     add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
     add("--x-label", help="name of the compute axis")
-    add("--repeats", metavar="COLUMN|last", help="two rewards at one compute: the column that tells "
-        "seeds apart, or `last` for a run that was restarted")
+    add("--repeats", metavar="COLUMN", help="two rewards at one compute: the column that tells "
+        "seeds apart, or `last` of a run that was restarted")
     add("--reward-range", **pair, default=(0.0, 1.0), help="map these rewards onto [0, 1]")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")

@@ -199,9 +199,9 @@ def evaluations(rows, x, y, path, repeats):
                 f"left out (the first: {lost[0]})"] if lost else []
     last = dict(used)                       # {compute: reward}: of several rewards the last
     if (differ := len(set(used)) - len(last)) and repeats != "last":
-        raise BadInput(f"{path} repeats {x} with another {y} {differ} times: --repeats COLUMN names "
-                       "the column that tells seeds apart, --repeats last keeps the last one (a "
-                       "run that was restarted)")
+        raise BadInput(
+            f"{path} repeats {x} with another {y} {differ} times: --repeats COLUMN names the "
+            "column that tells seeds apart, --repeats last keeps the last (of a restarted run)")
     return *np.array([*last.items()]).T, warnings
 
 

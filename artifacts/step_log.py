@@ -27,16 +27,15 @@ class Stopwatch:
 
 
 def describe(run):
-    """What begins, for the terminal: one sentence, and one more on a first evaluation that takes
-    longer than a minute."""
-    config, team, evaluation = run.config, run.team, ""
-    hours, words = team.memory.evaluation(len(run.problems.heldout), team.size, run.sampler.devices)
-    if run.evaluated is None and hours > 1 / 60:
-        evaluation = f"\nFirst it is evaluated (estimated): {words}."
+    """What begins, for the terminal; also if a first evaluation takes longer than a minute."""
+    config, samples = run.config, len(run.problems.heldout) * run.config.eval_samples
+    seconds = run.team.memory.generate_s(samples, run.sampler.devices)
+    first = f"\nFirst it is evaluated: {samples:,} samples, about {seconds / 60:,.0f} minutes." \
+        if run.evaluated is None and seconds > 60 else ""
     return (f"{config.model} on {config.task}: {len(run.problems.train)} problems, "
             f"{len(run.problems.heldout)} held out, {config.prompts_per_step} x "
             f"{config.samples_per_prompt} samples a step, {config.off_policy}, {config.engine} on "
-            f"{run.trainer.device}. Log: {run.folder.path}{evaluation}")
+            f"{run.trainer.device}. Log: {run.folder.path}{first}")
 
 
 def log_step(run, groups, rewards, log, watch):

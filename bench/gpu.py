@@ -49,7 +49,7 @@ from loss import k3, token_logprobs  # noqa: E402
 from engines import head, load, packed, policy, vllm_inprocess  # noqa: E402
 from engines.compute import Compute  # noqa: E402
 from engines.policy import Policy, table  # noqa: E402
-from scaleout.memory import known_device  # noqa: E402
+from scaleout.memory import known_speed  # noqa: E402
 from scaleout.team import Alone  # noqa: E402
 from sampler import Interruption, Request, Rollout, TransformersSampler  # noqa: E402
 
@@ -267,7 +267,7 @@ def main():
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("torch finds no GPU here; --device cpu with a small model tries the script out")
     device = torch.cuda.get_device_name() if args.device == "cuda" else "a CPU"
-    peak = known.flops if (known := known_device(device)) else None
+    peak = known[1] if (known := known_speed(device)) else None
     torch.manual_seed(0)
     heads = args.hidden // 64
     model = Qwen3ForCausalLM(Qwen3Config(

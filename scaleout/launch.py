@@ -2,7 +2,8 @@
 
 `python scalerl.py --model M --gpus 8` is the whole command. It starts vLLM servers, which generate,
 and trainers, which run scalerl.py again with the servers' addresses as --vllm-url. It keeps the
-servers alive and ends everything when the trainers end. Nothing here knows of weights or samples.
+servers alive and ends everything when the trainers end (supervise.py). Nothing here knows of
+weights or samples.
 """
 
 from __future__ import annotations
@@ -10,25 +11,30 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import random
 import shlex
 import socket
 import sys
+import threading
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import torch
+from torch.distributed import DistError, TCPStore
 
 from artifacts.run_folder import RunFolder
 from config import LAUNCHED, ConfigError, to_toml
 from engines import load
 from scaleout.memory import Estimate, device_here
-from scaleout.nodes import Link
 from scaleout.placement import make_placement
 from scaleout.server_command import server_command
-from scaleout.supervise import Child, Supervisor, say
+from scaleout.supervise import Child, LaunchError, Supervisor, say
 
 ROOT = Path(__file__).parent.parent
+ASK_S = 1.0                         # between two questions to the first host
+LATER_S = 20.0                      # the trainers' own deadlines, and their sentences, come first
+ANSWER_S = timedelta(seconds=5)     # of the store, where torch has a limit at all
 
 
 def instead_of_training(config, command, argv):
@@ -50,7 +56,7 @@ def instead_of_training(config, command, argv):
         check_machine(config)
         if not started():                       # else the launcher has planned it
             estimate, _ = plan(config, command.resume)
-            refuse(estimate, 1, 0)
+            estimate.refuse(1, 0)
             config.recompute_layers = estimate.recompute
         return None
     return 0
@@ -82,7 +88,7 @@ def plan(config, resume=False):
     estimate = Estimate(config, model, output, length, load.compute_dtype(config, cuda),
                         device_here(cuda), alone=not (wanted(config) or config.vllm_url))
     # If not even the most trainers that are possible have room, the layers are recomputed.
-    hosts, rest = len(config.hosts.split(",")), (config.servers or 1) * estimate.server_gpus
+    hosts, rest = len(config.hosts.split(",")), (config.servers or 1) * config.tensor_parallel
     most = config.trainers or max(1, hosts * config.gpus - (0 if config.vllm_url else rest))
     estimate.recompute |= cuda and not estimate.trainer_fits(most if wanted(config) else 1)
     return estimate, RunFolder(config, resume).path
@@ -92,24 +98,15 @@ def check_machine(config):
     """Raises ConfigError: the command asks for what this machine has not. A trainer's process asks
     it too: without its GPU it would compute on the CPU, for days."""
     found, needed = torch.cuda.device_count(), max(config.gpus, 0)
-    if config.gpus and found and not torch.cuda.is_available():
-        raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here, but CUDA "
-                          f"{torch.version.cuda} does not start: is the driver (nvidia-smi) too "
-                          "old for it? gpus = 0 computes on the CPU")
-    if found < (min(needed, 1) if started() else needed):   # a rank is shown its node's trainers'
-        raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here")
+    if started():                               # a rank is shown its node's trainers' GPUs alone
+        needed = min(needed, 1)
+    # They are counted even where CUDA does not start.
+    if found < needed or (config.gpus and found and not torch.cuda.is_available()):
+        raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; is the driver "
+                          f"(nvidia-smi) new enough for CUDA {torch.version.cuda}? gpus = 0 "
+                          "computes on the CPU")
     if wanted(config) and not config.vllm_url and importlib.util.find_spec("vllm") is None:
         raise ConfigError("servers need vllm, which is not installed here: run `make vllm`")
-
-
-def free_port():
-    """A port of the loopback that nobody listens on. Below 32768, where the kernel's range for
-    outgoing connections starts: a client that calls a dead server again and again would one day be
-    given the server's own port, connect to itself, and keep the server from coming back."""
-    while True:
-        with contextlib.suppress(OSError), socket.socket() as s:
-            s.bind(("127.0.0.1", random.randrange(10000, 32768)))
-            return s.getsockname()[1]
 
 
 def interface_of(host):
@@ -142,21 +139,20 @@ def commands(config, argv, placement, estimate, folder, port):
     # the network that `hosts` means.
     if len(placement.hosts) > 1 and (interface := interface_of(placement.hosts[node])):
         env |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    env |= {name: os.environ[name] for name in env if name in os.environ}       # the user's win
     servers = []
     for index, server in here:
         command, its_env = server_command(
             config, model=config.model, length=estimate.length, slots=estimate.slots,
-            dtype=estimate.dtype, host=server.host, port=server.port,
+            dtype=estimate.dtype, host=placement.hosts[node], port=server.port,
             device=visible(server.devices) if server.devices else None)
-        servers.append(Child(f"server {index} ({server.url})", command, its_env | env,
+        servers.append(Child(f"server {index} ({server.url})", command, env | its_env,
                              log=logs / f"server_{index}.log"))
     script = [sys.executable, str(ROOT / "scalerl.py"), *(w for w in argv if w != "--dry-run")]
     if urls:
         script += ["--vllm-url", ",".join(urls)]
     if estimate.recompute and not config.recompute_layers:
         script += ["--recompute-layers", "true"]
-    env = os.environ | env | {LAUNCHED: ",".join(urls)}
+    env = env | os.environ | {LAUNCHED: ",".join(urls)}         # what the user has set wins
     if placement.gpus:
         env["CUDA_VISIBLE_DEVICES"] = visible(range(ranks))
     if sum(placement.trainers) == 1:
@@ -175,8 +171,8 @@ def launch(config, argv, resume=False):
     """Start what `config` asks for on this node and run until it ends. Returns the exit status."""
     check_machine(config)
     estimate, folder = plan(config, resume)
-    placement = make_placement(config, estimate, free_port)
-    refuse(estimate, sum(placement.trainers), len(placement.servers))
+    placement = make_placement(config, estimate)
+    estimate.refuse(sum(placement.trainers), len(placement.servers))
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     say(f"{placement.why}; logs in {folder / 'logs'}")
     link, status = Link(config, placement.hosts), 1
@@ -188,9 +184,62 @@ def launch(config, argv, resume=False):
     return status
 
 
-def refuse(estimate, trainers, servers):
-    if refusals := estimate.refusals(trainers, servers):
-        raise ConfigError("; ".join(refusals))
+class Link:
+    """Between the launchers of several nodes, which end together.
+
+    The first host serves a torch TCPStore on `port`, which is also the rendezvous of the trainers'
+    ranks. In the end its launcher leaves the exit status of the run there, as "ended"; all others
+    ask for it. A TCPStore knows neither TLS nor passwords: private networks only. Raises OSError:
+    the first host cannot listen on its address.
+    """
+
+    def __init__(self, config, hosts):
+        self.hosts, self.rank = hosts, config.node_rank
+        self.port = config.port if config.hosts else 0      # 0: a free one
+        self.limit_s = config.start_deadline_s + LATER_S
+        self.ended, self.heard = None, time.monotonic()
+        if self.rank == 0:              # torch itself would listen on all of its addresses
+            listener = socket.create_server((hosts[0], self.port))
+            self.port = listener.getsockname()[1]
+            self.store = TCPStore(hosts[0], self.port, is_master=True, wait_for_workers=False,
+                                  timeout=ANSWER_S, master_listen_fd=listener.detach())
+        else:
+            # A thread, because behind a cut cable a call of the store may have no end.
+            threading.Thread(target=self.ask, daemon=True).start()
+
+    def ask(self):
+        """Ask the first host every second; connect again whenever the connection is lost."""
+        address, store, met = (self.hosts[0], self.port), None, False
+        while self.ended is None:
+            try:
+                if store is None:
+                    socket.create_connection(address, timeout=5).close()    # torch's try is noisy
+                    store = TCPStore(*address, is_master=False, wait_for_workers=False,
+                                     timeout=ANSWER_S)
+                if store.check(["ended"]):
+                    self.ended = int(store.get("ended"))
+                self.heard, met = time.monotonic(), True
+            except (OSError, DistError) as error:
+                store = None            # not there yet, or cut off: `watch` counts how long
+                if met and isinstance(error, ConnectionRefusedError):   # a port without a listener
+                    say("the first host's launcher is gone, perhaps by SIGKILL: this node ends")
+                    self.ended = 1      # its GPUs and ports are free for the next start
+            time.sleep(ASK_S)
+
+    def watch(self):
+        """The exit status of the run, None while it goes on. Raises LaunchError: the first host has
+        been silent for as long as a start may take, and a little longer."""
+        if self.rank and time.monotonic() - self.heard > self.limit_s:
+            raise LaunchError(f"the first host, {self.hosts[0]}, has not been heard of for "
+                              f"{self.limit_s:g} s: is its launcher running, and the network up?")
+        return self.ended
+
+    def close(self, status):
+        """Leave the exit status to all nodes, and some seconds to read it."""
+        if self.rank == 0:
+            self.store.set("ended", str(status))
+            time.sleep(3 * ASK_S * (len(self.hosts) > 1))
+            self.store = None
 
 
 def describe(config, argv, resume=False):
@@ -207,7 +256,7 @@ def describe(config, argv, resume=False):
         print("One process for trainer and sampler, on", "GPU 0." if estimate.cuda else "the CPU.")
     print("\n" + estimate.text(*counts))
     if children:
-        print("\nOn this node, where port 0 stands for a free one:")
+        print("\nOn this node:")
     for child in children:
         env = [f"{name}={shlex.quote(value)}" for name, value in child.env.items()
                if os.environ.get(name) != value]
@@ -215,4 +264,4 @@ def describe(config, argv, resume=False):
               shlex.join(map(str, child.argv)))
     if torch.cuda.device_count():
         check_machine(config)
-    refuse(estimate, *counts)
+    estimate.refuse(*counts)

@@ -8,16 +8,15 @@ device is left to what is not counted; times are right within a factor of two, n
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
 
+from config import ConfigError
 from engines.compute import ModelFlops
 from engines.packed import heads, uses_flash
 from engines.policy import logits_chunk
@@ -29,48 +28,51 @@ CACHE_SHARE = 0.25                  # of a CPU's memory, for one server's cache 
 DECODE_SHARE, TRAIN_SHARE, VLLM_MEMORY_SHARE = 0.5, 0.3, 0.9
 SERVER_OVERHEAD = 2 * GIB           # CUDA context, activations, graphs
 
+# (bytes a second, dense bf16 FLOPs a second) of a GPU, as its maker says. All words of an entry
+# stand in torch's name of the GPU; the first such entry counts.
+SPEEDS = {
+    "H100 PCIe": (2.0e12, 756e12), "H100 NVL": (3.9e12, 835e12), "H100": (3.35e12, 989e12),
+    "GH200": (4.0e12, 989e12), "H200": (4.8e12, 989e12), "B200": (8e12, 2250e12),
+    "A100 40GB": (1.56e12, 312e12), "A100": (2.0e12, 312e12), "L40S": (0.86e12, 362e12),
+    "L4": (0.3e12, 121e12), "A10": (0.6e12, 125e12), "4090": (1.0e12, 165e12),
+    "3090": (0.94e12, 71e12)}
+
+
+def known_speed(name):
+    """The entry for a GPU that torch calls so, or None.
+
+    >>> known_speed("NVIDIA H100 PCIe") < known_speed("NVIDIA H100 80GB HBM3")
+    True
+    """
+    words = set(re.split(r"\W+", name))
+    return next((speed for key, speed in SPEEDS.items() if set(key.split()) <= words), None)
+
+
 @dataclass(frozen=True)
 class Device:
-    """What the estimates need to know of a device; the numbers are its makers'."""
+    """What the estimates need to know of a device, and in its name how that is known."""
     name: str
     memory: float                   # bytes
     bandwidth: float                # bytes a second
     flops: float                    # dense, bf16, a second
-    source: str = ""                # how they are known
+    cuda: bool = True
 
 
-# All words of an entry stand in torch's name of the GPU; the first such entry counts.
-DEVICES = [Device(name, gib * GIB, bandwidth, flops) for name, gib, bandwidth, flops in (
-    ("H100 PCIe", 79, 2.0e12, 756e12), ("H100 NVL", 93, 3.9e12, 835e12),
-    ("H100", 79, 3.35e12, 989e12), ("GH200", 95, 4.0e12, 989e12), ("H200", 140, 4.8e12, 989e12),
-    ("B200", 178, 8e12, 2250e12), ("A100 40GB", 39.5, 1.56e12, 312e12),
-    ("A100", 79, 2.0e12, 312e12), ("L40S", 44, 0.86e12, 362e12), ("L4", 22, 0.3e12, 121e12),
-    ("A10", 22, 0.6e12, 125e12), ("4090", 23.5, 1.0e12, 165e12), ("3090", 23.5, 0.94e12, 71e12))]
-ASSUMED = next(device for device in DEVICES if device.name == "H100")
-
-
-def known_device(name):
-    """The entry for a GPU that torch calls so, or None.
-
-    >>> known_device("NVIDIA H100 PCIe").flops < known_device("NVIDIA H100 80GB HBM3").flops
-    True
-    """
-    words = set(re.split(r"\W+", name))
-    return next((d for d in DEVICES if set(d.name.split()) <= words), None)
+ASSUMED = Device("an H100 (assumed: no GPU here to ask)", 79 * GIB, *SPEEDS["H100"])
 
 
 def device_here(cuda):
     """The first GPU as a Device, or the CPU; an assumption where there is none to ask."""
     if not cuda:
         cores = len(os.sched_getaffinity(0))
-        return Device("CPU", host_memory(), 20e9, cores * 30e9,
-                      f"a CPU of {cores} cores (20 GB/s, 30 GFLOP/s a core assumed)")
+        return Device(f"a CPU of {cores} cores (20 GB/s, 30 GFLOP/s a core assumed)",
+                      host_memory(), 20e9, cores * 30e9, cuda=False)
     if not torch.cuda.is_available():
-        return replace(ASSUMED, source="an H100 (assumed: no GPU here to ask)")
+        return ASSUMED
     here = torch.cuda.get_device_properties(0)
-    known = known_device(here.name)
-    return replace(known or ASSUMED, name=here.name, memory=here.total_memory,
-                   source=here.name + ("" if known else " (an H100's speed assumed)"))
+    speed = known_speed(here.name)
+    return Device(here.name + ("" if speed else " (an H100's speed assumed)"), here.total_memory,
+                  *(speed or SPEEDS["H100"]))
 
 
 def host_memory(limit="/sys/fs/cgroup/memory.max"):
@@ -80,13 +82,13 @@ def host_memory(limit="/sys/fs/cgroup/memory.max"):
 
 
 # The buffers of `Estimate.trainer_memory`, and what makes each of them smaller.
-FIXED, ACTIVATIONS, LOGITS, CACHE = (
-    "weights, gradients and Adam", "a micro-batch's activations", "logits and the head's gradient",
-    "the sampler's cache")
-CURES = {FIXED: "take a smaller model, or more GPUs, whose trainers share it",
-         ACTIVATIONS: "set recompute_layers = true, or lower micro_batch_tokens or think_max",
-         LOGITS: "take a model of fewer words",
-         CACHE: "lower slots or think_max"}
+CURES = {
+    "weights, gradients and Adam": "take a smaller model, or more GPUs, whose trainers share it",
+    "a micro-batch's activations":
+        "set recompute_layers = true, or lower micro_batch_tokens or think_max",
+    "logits and the head's gradient": "take a model of fewer words",
+    "the sampler's cache": "lower slots or think_max"}
+FIXED, ACTIVATIONS, LOGITS, CACHE = CURES
 
 
 class Estimate:
@@ -101,24 +103,17 @@ class Estimate:
     def __init__(self, config, model, output, length, dtype, device, *, alone):
         self.config, self.shape, self.device, self.alone = config, model.config, device, alone
         self.output, self.length, self.dtype, self.itemsize = output, length, dtype, dtype.itemsize
-        self.cuda, self.flops = device.name != "CPU", ModelFlops(model)
+        self.cuda, self.recompute = device.cuda, config.recompute_layers
+        self.flash = uses_flash(dtype, "cuda" if self.cuda else "cpu")
         self.weights = sum(p.numel() for p in model.parameters())
         head = model.get_output_embeddings().weight.numel()
         self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
         self.kv_token = block_bytes(config.model, dtype) / BLOCK_TOKENS     # bytes, all layers
-        self.qk_norm = any("q_norm" in name for name, _ in model.named_parameters())
-        self.recompute = config.recompute_layers
-        self.flash = uses_flash(dtype, "cuda" if self.cuda else "cpu")
         self.mean_output = output / 2                                       # assumed
         # Tokens that a token attends to, on average; half of the prompt is assumed filled too.
         self.context = (length - output) / 2 + self.mean_output / 2
-
-        def parallel(name):         # vLLM's own option; it refuses what is no number
-            found = re.search(rf"(?:--{name}.parallel.size|-{name[0]}p)[ =](\d+)", config.vllm_args)
-            return max(1, int(found[1])) if found else 1
-        self.copy_gpus = config.tensor_parallel * parallel("pipeline")      # of one copy's weights
-        copies = parallel("data")                                           # behind one address
-        self.server_gpus, self.asked = self.copy_gpus * copies, -(-config.slots // copies)
+        flops = ModelFlops(model)               # of one token's forward pass, at the mean context
+        self.token_flops = flops.per_token + flops.per_attended_token * self.context
 
     def trainer_memory(self, trainers):
         """{buffer: bytes} of one trainer of so many."""
@@ -137,10 +132,10 @@ class Estimate:
         tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
         inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
         # Bytes of a token in a layer: two norms, fp32 inside, with what they hand to the products,
-        # the MLP's four, then q, k, v and the output. Compiled layers keep about two thirds of it:
-        # not counted on, since the compiler may fail.
-        layer = (16 if rounded else 24) * hidden + (4 * inner + 2 * (H + J) * D) * self.itemsize
-        layer = tokens * (layer + self.qk_norm * (H + J) * D * (4 + self.itemsize))
+        # the MLP's four, then q, k, v and the output, with norms of q and k as in Qwen3. Compiled
+        # layers keep about two thirds of it: not counted on, since the compiler may fail.
+        layer = tokens * ((16 if rounded else 24) * hidden + 4 * (H + J) * D
+                          + (4 * inner + 3 * (H + J) * D) * self.itemsize)
         kept = layer + layers * tokens * hidden * self.itemsize if self.recompute \
             else layers * layer
         if not self.flash:                                  # an attention mask for each sample
@@ -167,52 +162,44 @@ class Estimate:
         needed = sum(sizes.values()) - sizes[CACHE] - 4 * self.weights
         return max(0, int((0.9 * free - needed) // self.sequence))
 
-    def largest(self, trainers):
-        """The four buffers in words, and the setting that shrinks the largest of them."""
-        sizes = self.trainer_memory(trainers)
-        buffer = max(sizes, key=sizes.get)
-        return f"{listed(sizes)}; the largest is {buffer}: {CURES[buffer]}"
-
     def trainer_fits(self, trainers):
         """A tenth of the device is left to what is not counted: fragments, CUDA itself."""
         return sum(self.trainer_memory(trainers).values()) <= 0.9 * self.device.memory
 
     def server_memory(self):
         """({part: bytes} of one GPU of a server, whole sequences that fit into its cache)."""
-        weights = self.weights * self.itemsize / self.copy_gpus
-        sequence = self.sequence / self.copy_gpus
+        weights = self.weights * self.itemsize / self.config.tensor_parallel
+        sequence = self.sequence / self.config.tensor_parallel
         share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE
         room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
         fits = max(0, int(room // sequence))
         if self.alone and self.cuda:                        # beside the trainer
             fits = self.sequences_left(self.device.memory - 4 * self.weights)
         return {"weights": weights, "the cache of one sequence": sequence,
-                "the cache of what fits": min(fits, self.asked) * sequence}, fits
+                "the cache of what fits": min(fits, self.config.slots) * sequence}, fits
 
     @property
     def slots(self):
-        """Sequences that a copy of the weights decodes at once: as asked, but no more than its
-        cache holds, on servers with samples half finished on average. When many begin together, as
-        in an evaluation, they grow longer than that together, and vLLM preempts some."""
+        """Sequences that a server decodes at once: as asked, but no more than its cache holds, on
+        servers with samples half finished on average. When many begin together, as in an
+        evaluation, they grow longer than that together, and vLLM preempts some."""
+        if self.alone and not self.cuda:
+            return self.config.slots
         _, fits = self.server_memory()
         held = fits if self.alone else int(fits * self.length / self.context)
-        return max(1, min(self.asked, held)) if self.cuda or not self.alone else self.asked
+        return max(1, min(self.config.slots, held))
 
-    def refusals(self, trainers, servers):
-        """Sentences on what cannot fit in a run of so many, with numbers and what to change."""
-        found, have = [], f"a {self.device.name} has {self.device.memory / GIB:.0f} GiB"
+    def refuse(self, trainers, servers):
+        """Raises ConfigError for what cannot fit in a run of so many, with numbers and a cure."""
+        have = f"does not fit, {self.device.name} has {self.device.memory / GIB:.0f} GiB"
         if not self.trainer_fits(trainers):
-            found.append(f"a trainer does not fit, {have}: {self.largest(trainers)}")
+            sizes = self.trainer_memory(trainers)
+            largest = max(sizes, key=sizes.get)
+            raise ConfigError(f"a trainer {have}: {listed(sizes)}; the largest is {largest}: "
+                              f"{CURES[largest]}")
         parts, fits = self.server_memory()
         if servers and not fits:
-            found.append(f"a server does not fit, {have}: {listed(parts)}; raise tensor_parallel "
-                         f"above {self.config.tensor_parallel}")
-        return found
-
-    @property
-    def token_flops(self):
-        """Of one token's forward pass, at the mean context."""
-        return self.flops.per_token + self.flops.per_attended_token * self.context
+            raise ConfigError(f"a server {have}: {listed(parts)}; raise tensor_parallel")
 
     @property
     def generate_rate(self):
@@ -228,50 +215,32 @@ class Estimate:
         """Generated tokens a second that one GPU trains on: three forwards each, or four."""
         return TRAIN_SHARE * self.device.flops / (3 + self.recompute) / self.token_flops
 
-    def step_times(self, trainers, gpus):
-        """Seconds of a step to generate, on so many GPUs, and to train."""
-        tokens = self.config.prompts_per_step * self.config.samples_per_prompt * self.mean_output
-        return (tokens / self.generate_rate / max(1, gpus),
-                tokens / self.train_rate / max(1, trainers))
-
-    def evaluation(self, prompts, trainers, gpus):
-        """(its hours, 0 where others' servers do it; in words). n samples have a mean with a
-        standard error of 0.5 / sqrt(n) at most."""
-        c, (generate_s, train_s) = self.config, self.step_times(trainers, gpus)
-        n = prompts * c.eval_samples
-        words = f"{prompts:,} prompts x {c.eval_samples} = {n:,} samples, " \
-            f"{n * self.mean_output / 1e6:.3g}M tokens, standard error up to {0.5 / n ** 0.5:.2g}"
-        if not gpus and not self.alone:
-            return 0, words
-        seconds = n / c.prompts_per_step / c.samples_per_prompt * generate_s
-        count = 1 + math.ceil(c.steps / c.eval_every)
-        step_s = generate_s + train_s if self.alone else max(generate_s, train_s)
-        run_s = count * seconds + c.steps * step_s
-        one, run = timedelta(seconds=round(seconds)), timedelta(seconds=round(run_s))
-        return seconds / 3600, (f"{words}, about {one} before the first step; {count} of them are "
-                                f"{count * seconds / run_s:.0%} of the run's {run}")
+    def generate_s(self, samples, gpus):
+        """Seconds to generate so many samples, on `gpus` of servers; 0: in this process."""
+        return samples * self.mean_output / self.generate_rate / max(1, gpus)
 
     def text(self, trainers, servers):
         """All of it in words, for --dry-run."""
-        parts, fits = self.server_memory()
-        gpus = servers * self.server_gpus
-        generate_s, train_s = self.step_times(trainers, gpus)
-        server = f"{listed(parts)}; {fits} whole sequences fit; {self.slots} are decoded at " \
-            f"once, of slots = {self.asked}"
-        generate = f"{generate_s:.3g} s to generate" + ", at the same time" * (not self.alone)
-        if not servers and not self.alone:
-            server = generate = "unknown, the servers are others'"
+        c, gpus = self.config, servers * self.config.tensor_parallel
+        samples = c.prompts_per_step * c.samples_per_prompt
+        train_s = samples * self.mean_output / self.train_rate / trainers
+        evaluation_s = self.generate_s(c.heldout_prompts * c.eval_samples, gpus)
+        server = generate = "unknown, the servers are others'"
+        if servers or self.alone:
+            parts, fits = self.server_memory()
+            server = f"{listed(parts)}; {fits} whole sequences fit; {self.slots} are decoded at " \
+                f"once, of slots = {self.config.slots}"
+            generate = f"{self.generate_s(samples, gpus):.3g} s to generate" \
+                + ", at the same time" * (not self.alone) \
+                + f"; {evaluation_s:.3g} s to evaluate, before the first step too"
         return "\n".join([
-            f"Estimates for {self.device.source} of {self.device.memory / GIB:.0f} GiB:",
+            f"Estimates for {self.device.name} of {self.device.memory / GIB:.0f} GiB:",
             f"  trainer   {listed(self.trainer_memory(trainers))}"
             + "; layers are recomputed in the backward pass" * self.recompute,
             f"  server    {server}",
             f"  step      {train_s:.3g} s to train; {generate} ({DECODE_SHARE:.0%} and "
-            f"{TRAIN_SHARE:.0%} of the device's speed, outputs of {self.mean_output:.0f} tokens "
-            "on average: assumed)",
-            f"  evaluate  {self.evaluation(self.config.heldout_prompts, trainers, gpus)[1]}"
-            + ". The problems of eval_tasks come on top, not counted here"
-            * bool(self.config.eval_tasks)])
+            f"{TRAIN_SHARE:.0%} of the device's speed, outputs of "
+            f"{self.mean_output:.0f} tokens on average: assumed)"])
 
 
 def listed(sizes):

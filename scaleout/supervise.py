@@ -1,22 +1,22 @@
 """scaleout/supervise.py: the processes of a run end together, however it ends.
 
-vLLM starts an engine and workers in sessions of their own. Neither a process group nor the
-terminal's Ctrl-C reaches them, and a SIGKILL of the launcher would leave them on their GPUs. So
-every command runs under `python supervise.py COMMAND ...`, the reaper, a process that Linux calls a
-subreaper: a descendant that loses its parent becomes the reaper's own child, so psutil finds all
-of them. The reaper's standard input is a pipe from the launcher. A byte on it is the number of a
-signal for the command. Its end means that the launcher is gone, perhaps by SIGKILL, or has lost
-patience: everything is killed. Ours; nothing large is imported, for each command has a reaper.
+vLLM starts an engine and workers in sessions of their own, which neither the terminal's Ctrl-C nor
+a SIGKILL of the launcher reaches. So every command runs under `python supervise.py COMMAND ...`,
+the reaper, a process that Linux calls a subreaper: a descendant that loses its parent becomes the
+reaper's own child, so psutil finds all of them. The reaper's standard input is a pipe from the
+launcher. A byte on it is the number of a signal for the command. Its end means that the launcher is
+gone, or has lost patience: everything is killed. Ours; nothing large is imported, for each command
+has a reaper.
 """
 
 import contextlib
 import ctypes
 import os
 import secrets
-import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,10 +24,12 @@ import psutil
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36        # <linux/prctl.h>
 LIBC = ctypes.CDLL(None)
-STARTED = "--- started ---"         # stands in a log before what each start writes
 GRACE_S = 15.0                      # between SIGTERM and SIGKILL
 # A dead server is started again, but not after its third death within so many seconds.
 DEATHS_WITHIN_S = 600.0
+# Of a trainer that is done, or was stopped and has written its checkpoint.
+FINE = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+
 
 def reap(argv):
     """Run the command `argv`, and kill what it leaves behind. Returns its exit status, or 128 + n
@@ -40,26 +42,19 @@ def reap(argv):
     command = subprocess.Popen(         # if this process gets a SIGKILL, so does the command
         argv, stdin=subprocess.DEVNULL,
         preexec_fn=lambda: LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
-    status, over = None, False
-    while True:
-        try:
-            ended, code = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:                       # nobody is left
-            return status if status >= 0 else 128 - status
-        if ended == command.pid:
-            status = os.waitstatus_to_exitcode(code)
-        if ended:
-            continue
-        if status is not None or over:  # again and again: one may fork while others are killed
-            for process in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            time.sleep(0.02)
-        elif select.select([0], [], [], 0.1)[0]:
-            order = os.read(0, 1)
-            over = not order
-            if order:
-                os.kill(command.pid, order[0])
+
+    def obey():
+        while order := os.read(0, 1):
+            command.send_signal(order[0])
+        command.kill()
+    threading.Thread(target=obey, daemon=True).start()
+    status = command.wait()
+    while left := psutil.Process().children(recursive=True):    # one may fork while others die
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=1)
+    return status if status >= 0 else 128 - status
 
 
 class LaunchError(RuntimeError):
@@ -74,12 +69,11 @@ class Child:
 
     def __init__(self, name, argv, env=None, *, log=None):
         self.name, self.argv, self.env, self.log = name, argv, env, log
-        self.process, self.deaths = None, []
+        self.process, self.log_start, self.deaths = None, 0, []
 
     def start(self):
         with open(self.log, "ab", 0) if self.log else contextlib.nullcontext() as output:
-            if output:
-                output.write(f"{STARTED}\n".encode())
+            self.log_start = output.tell() if output else 0     # after what an earlier start wrote
             self.process = subprocess.Popen(
                 [sys.executable, __file__, *map(str, self.argv)], env=self.env, bufsize=0,
                 stdin=subprocess.PIPE, stdout=output, stderr=output,
@@ -103,7 +97,7 @@ class Child:
             " (killed; out of memory? dmesg would say)" if self.status == 137 else "")
         if not self.log:
             return words
-        text = Path(self.log).read_text(errors="replace").rpartition(STARTED)[2].strip()
+        text = Path(self.log).read_bytes()[self.log_start:].decode(errors="replace").strip()
         return "\n    ".join([f"{words}; the end of {self.log}:", *text.splitlines()[-lines:]])
 
     def restart(self):
@@ -114,7 +108,6 @@ class Child:
             raise LaunchError(f"for the third time in {DEATHS_WITHIN_S / 60:g} minutes "
                               + self.ending())
         say(f"is started again: {self.ending(lines=1)}")
-        self.kill()
         if "--seed" in self.argv:               # with the old one it would draw the same samples
             self.argv[self.argv.index("--seed") + 1] = str(secrets.randbits(32))
         self.start()
@@ -127,7 +120,7 @@ def say(sentence):
 class Supervisor:
     """One node's trainers (rank 0 first) and servers, from start to end: lists of Children.
 
-    link    to the other nodes, nodes.py's `Link`
+    link    to the other nodes, launch.py's `Link`
 
     Ctrl-C, or the SIGTERM of a cluster's scheduler, goes on to rank 0, which ends its step, writes
     a checkpoint and ends; so it does when the run cannot go on. A second signal ends all at once.
@@ -137,9 +130,8 @@ class Supervisor:
 
     def __init__(self, trainers, servers, link):
         self.trainers, self.servers, self.link = trainers, servers, link
-        self.leads = link.rank == 0
         self.signals = []               # all that have come
-        self.last = None                # the run's exit status, once the last checkpoint is written
+        self.status = None              # the run's, from when it is to end with a checkpoint
 
     def run(self):
         """Returns the exit status of the run when every process has ended."""
@@ -157,53 +149,42 @@ class Supervisor:
     def look(self):
         """One look at everybody: the exit status of the run, None while it goes on."""
         if len(self.signals) > 1:
-            say(f"{signal.Signals(self.signals[1]).name}: ending every process of this run")
             return 128 + self.signals[1]
-        if (status := self.verdict()) is not None:
-            return status
-        if self.signals and self.last is None:
+        ended = [trainer for trainer in self.trainers if trainer.status is not None]
+        for trainer in ended:
+            if trainer.status not in FINE:
+                say(trainer.ending())
+                return 2 if trainer.status == 2 else 1              # 2: bad input
+        # On another node than rank 0's, only the first host can say how the run has ended.
+        if self.link.rank == 0 and len(ended) == len(self.trainers):
+            return self.status or ended[0].status
+        if self.signals and self.status is None:
             self.finish(128 + self.signals[0])
         try:
             for server in self.servers:
-                # After the last checkpoint it is not needed, which only the first host knows.
-                if server.status is not None and not (self.leads and self.last is not None):
+                if server.status is not None and self.status is None:
                     server.restart()
             return self.link.watch()
         except LaunchError as error:
-            print(f"scalerl.py: {error}", file=sys.stderr, flush=True)
-            if not self.leads:
+            say(error)
+            if self.link.rank:
                 return 1
-            say("asking the trainer for a checkpoint; Ctrl-C twice ends it at once")
             self.finish(1)
 
-    def verdict(self):
-        """The trainers' exit statuses as the run's, None while it goes on: 2 is bad input, 128 + n
-        the signal that asked for the end, 1 every other failure. One that fails fails the run."""
-        fine = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM) if self.last else (0,)
-        for trainer in self.trainers:
-            if trainer.status not in (None, *fine):
-                if trainer.log or trainer.status != 2:      # else its sentence is in the terminal
-                    say(trainer.ending())
-                return 2 if trainer.status == 2 else 1
-        # On another node than rank 0's, only the first host can say how the run has ended.
-        if self.leads and all(trainer.status is not None for trainer in self.trainers):
-            return self.last or 0
-
     def finish(self, status):
-        """The run ends with this status as soon as the trainers have saved what they have. One that
-        hangs ends by its own deadline."""
-        self.last = status
-        if self.leads:
+        """The run ends with this status as soon as rank 0 has saved what it has. One that hangs
+        ends by its own deadline."""
+        self.status = status
+        say("waiting for rank 0's last checkpoint; Ctrl-C again ends every process at once")
+        if self.link.rank == 0:
             self.trainers[0].send(signal.SIGINT)
-        else:
-            say("this node waits for the first host's end; a second signal ends it at once")
 
     def end(self):
         """End all of them, at once after a second signal; returns when they are gone."""
         children = [child for child in (*self.servers, *self.trainers) if child.process]
         deadline = time.monotonic() + GRACE_S
         for child in children:
-            child.kill() if len(self.signals) > 1 else child.send(signal.SIGTERM)
+            child.send(signal.SIGTERM)
         while any(child.status is None for child in children):
             if len(self.signals) > 1 or time.monotonic() > deadline:
                 for child in children:

@@ -9,25 +9,22 @@ things that differ when there are more:
     all(value)          every process's value, in a list
     whole(tensor)       the full tensor behind a shard
 
- 1. `Alone` is the team of one process, in which nothing is shared. It ends a process that hangs;
-    `stop_on_signals` says how a run ends early.
- 2. `Ranks` is the team of several processes. accelerate's launcher or torchrun starts them, with
-    RANK and WORLD_SIZE in the environment. On GPUs accelerate shards the model (FSDP2: fp32
-    weights, fp32 reduction). On CPUs every rank has the whole model, and gloo sums the gradients.
- 3. Rank 0 runs the training loop with a `SharedTrainer`: each call of it is sent to the other
-    ranks, and they make the same call of their own trainers (`Ranks.serve`). torch sends calls
-    pickled and knows no authentication: private networks only.
-
-Ours: the paper names neither a framework nor a layout.
+`Alone` is the team of one process, in which nothing is shared. `Ranks` is that of several, which
+some launcher has started with RANK and WORLD_SIZE in the environment. On GPUs accelerate shards the
+model (FSDP2: fp32 weights, fp32 reduction). On CPUs every rank has the whole model, and gloo sums
+the gradients. Rank 0 runs the training loop with a `SharedTrainer`: each call of it is sent to the
+other ranks, which make the same call of their own trainers (`Ranks.serve`). torch sends calls
+pickled and knows no authentication: private networks only. Ours: the paper names neither a
+framework nor a layout.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import math
 import os
-import re
 import signal
 import sys
 import threading
@@ -45,10 +42,6 @@ from scaleout.memory import Estimate, device_here
 WAIT = "wait for rank 0"                    # the one wait without a deadline: it may be hours
 
 
-class TeamError(RuntimeError):
-    """What has ended the run, in one sentence: rank, phase, version, cause."""
-
-
 def make_team(config):
     """The `Alone` or `Ranks` of this process, from the environment that its launcher has set."""
     return Ranks(config) if int(os.environ.get("WORLD_SIZE", 1)) > 1 else Alone(config)
@@ -64,9 +57,10 @@ class Alone:
     TICKS = 20                              # of a deadline
 
     def __init__(self, config):
-        self.config, self.version = config, 0
+        self.config, self.version, self.deadline_s = config, 0, config.deadline_s
         self.memory = None                  # an `Estimate`, as soon as there is a model
-        self.deadline_s, self.where, self.limit, self.left = config.deadline_s, "", 0, math.inf
+        # What is being done, its ticks, and those that are left of them.
+        self.where, self.limit, self.left = "", math.inf, math.inf
         # One thread for all that is watched: a thread for each decode step would cost percents.
         threading.Thread(target=self.watch, daemon=True).start()
 
@@ -83,7 +77,7 @@ class Alone:
         of its loss."""
         costs = [cost_tokens(rollouts, batch) for batch in batches]
         for item in deal(batches, costs, self.size)[self.rank]:
-            self.renew()
+            self.left = self.limit          # some progress: each has the whole deadline
             yield item
 
     def backward(self, loss):
@@ -109,25 +103,14 @@ class Alone:
         """Around what may hang: a deadline. doing: "start", "generate", "train", ...; version: of
         the weights, None: as before."""
         self.version = self.version if version is None else version
-        with self.watched(f"{self.name}{doing}, version {self.version}",
-                          {"start": 3, WAIT: math.inf}.get(doing, 1)):
-            yield
-
-    @contextlib.contextmanager
-    def watched(self, where, times=1):
-        """A deadline, `times` as long as deadline_s. where: the first words of its sentence."""
-        before = self.where, self.limit
-        self.where, self.limit = where, times * self.TICKS
-        self.renew()
+        outer = self.where, self.limit
+        self.where = f"{self.name}{doing}, version {self.version}"
+        self.limit = self.left = {"start": 3, WAIT: math.inf}.get(doing, 1) * self.TICKS
         try:
             yield
         finally:
-            self.where, self.limit = before
-            self.renew()
-
-    def renew(self):
-        """There is some progress: what is watched has its whole deadline again."""
-        self.left = self.limit if self.where else math.inf
+            self.where, self.limit = outer
+            self.left = self.limit
 
     def watch(self):
         """End this process when its deadline is over: a kernel or an engine that hangs cannot be
@@ -210,10 +193,9 @@ class Ranks(Alone):
         # Explicit, because accelerate's own policy for bf16 reduces gradients in bf16 and casts
         # the forward's output, our fp32 log-probs, to bf16.
         self.plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=2, auto_wrap_policy="transformer_based_wrap", reshard_after_forward=True,
-            activation_checkpointing=False, cpu_ram_efficient_loading=False,
-            mixed_precision_policy=MixedPrecisionPolicy(param_dtype=compute_dtype(config, cuda),
-                                                        reduce_dtype=torch.float32))
+            fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
+            cpu_ram_efficient_loading=False, mixed_precision_policy=MixedPrecisionPolicy(
+                param_dtype=compute_dtype(config, cuda), reduce_dtype=torch.float32))
         timeout = datetime.timedelta(seconds=config.deadline_s)
         with self.during("start"):
             self.accelerator = Accelerator(
@@ -231,17 +213,12 @@ class Ranks(Alone):
             # A node may have to download the model that others have: wait for the last one.
             limit = datetime.timedelta(seconds=self.config.start_deadline_s)
             dist.monitored_barrier(self.group, limit, wait_all_ranks=True)
+            # FSDP2's shards, or has every rank the whole model?
+            self.sharded = str(self.accelerator.distributed_type).endswith("FSDP")
             if self.sharded:
                 policy, optimizer = self.accelerator.prepare(policy, optimizer)
                 optimizer = optimizer.optimizer
         return policy, optimizer
-
-    @property
-    def sharded(self):
-        """Has accelerate FSDP2 here, or has every rank the whole model?"""
-        return str(self.accelerator.distributed_type).endswith("FSDP")
-
-    # -- what the trainer asks for (`mine` is that of `Alone`) ----------------------------------
 
     def backward(self, loss):
         # The weights of a step sum to 1, so gradients are summed; FSDP2 takes their mean.
@@ -267,27 +244,20 @@ class Ranks(Alone):
             sys.exit(self.serve(trainer))
         return SharedTrainer(trainer, self)
 
-    # -- calls --------------------------------------------------------------------------------
-
-    def call(self, name, *arguments):
-        """Rank 0: all others call this method of their trainers with these arguments, next."""
+    def call(self, name=None, *arguments):
+        """Rank 0: all others call this method of their trainers with these arguments, next. The
+        others: [name, version, arguments] of that call, which may be hours away."""
+        call = [name, self.version, arguments]
         dist.broadcast(torch.zeros(1), 0, group=self.calls)             # ends their wait
-        dist.broadcast_object_list([name, self.version, arguments], 0, group=self.group)
-
-    def receive(self):
-        """The others: [name, version, arguments] of rank 0's next call. It may be hours away; gloo
-        notices at once that rank 0 has died."""
-        call = [None, None, None]
-        with self.together(WAIT):
-            dist.broadcast(torch.zeros(1), 0, group=self.calls)
-            dist.broadcast_object_list(call, 0, group=self.group)
+        dist.broadcast_object_list(call, 0, group=self.group)
         return call
 
     def serve(self, trainer):
         """The others: make the calls that rank 0 makes, until the end. Returns the exit code."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)        # rank 0 hears it, and ends the run
         while True:
-            name, version, arguments = self.receive()
+            with self.together(WAIT):       # gloo notices at once that rank 0 has died
+                name, version, arguments = self.call()
             if name == "close":
                 dist.destroy_process_group()
                 return 0
@@ -302,24 +272,19 @@ class Ranks(Alone):
             self.call("close")
             dist.destroy_process_group()
 
-    # -- failure ------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def together(self, doing, version=None):
-        """`during`, for what all ranks do at the same time: whatever ends it is a TeamError."""
-        with self.during("train" if doing == "step" else doing, version):
+        """`during`, for what all ranks do at the same time. Raises RuntimeError for whatever ends
+        it, in one sentence: rank, phase, version, cause."""
+        with self.during(doing, version):
             try:
                 yield
-            except TeamError:
-                raise
             except (RuntimeError, OSError) as error:
                 # gloo and NCCL report a lost line to another rank: the cause is there.
                 lost = isinstance(error, dist.DistError) or (
                     type(error) is RuntimeError and "/gloo/" in str(error))
-                # Without gloo's path in its source, and its advice.
                 text = str(error).strip().partition("\n")[0]
-                text = re.sub(r"^\[\S*/gloo/\S*\] |[.] This is typically.*", "", text)
-                raise TeamError(self.cause(f"{self.where}: {text}", lost)) from error
+                raise RuntimeError(self.cause(f"{self.where}: {text}", lost)) from error
 
     def cause(self, sentence, lost=False):
         """The first sentence that any rank has left in the store; this one, if there is none yet.
@@ -329,17 +294,17 @@ class Ranks(Alone):
         """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)       # it is being said already
         # With this sentence the deadline ends this process, if the store hangs.
-        with self.watched(sentence), contextlib.suppress(dist.DistError):
+        self.where, self.limit, self.left = sentence, self.TICKS, self.TICKS
+        with contextlib.suppress(dist.DistError):           # the store may be gone as well
             if lost:
                 self.store.set(f"rank {self.rank}", "lost")
                 time.sleep(LOST_S)
-                silent = [str(rank) for rank in range(self.size) if rank != self.rank
-                          and not self.store.check([f"rank {rank}"])]
+                silent = [f"rank {rank}" for rank in range(self.size)
+                          if not self.store.check([f"rank {rank}"])]
                 if silent:
-                    sentence += (f": rank {' or '.join(silent)} is dead, stuck or cut off, look at "
-                                 "its log")
+                    sentence += f": {' or '.join(silent)} is dead, stuck or cut off, see its log"
             return self.store.compare_set("cause", "", sentence).decode()
-        return sentence                                     # the store is gone as well
+        return sentence
 
 
 # ---------------------------------------------------------------------------------------------
@@ -347,14 +312,16 @@ class Ranks(Alone):
 
 
 class SharedTrainer:
-    """Rank 0's trainer, as the training loop calls it: each call is one of all ranks. The same
-    methods and attributes as `scalerl.Trainer`."""
+    """Rank 0's trainer, as the training loop calls it: each of its CALLS is one of all ranks. The
+    same methods and attributes as `scalerl.Trainer`."""
+    CALLS = ("step", "logprobs", "gather", "save", "load")
 
     def __init__(self, trainer, team):
         self.trainer, self.team = trainer, team
 
-    def __getattr__(self, name):        # model, tokenizer, dtype, device
-        return getattr(self.trainer, name)
+    def __getattr__(self, name):            # or else model, tokenizer, dtype, device
+        return functools.partial(self.call, name) if name in self.CALLS \
+            else getattr(self.trainer, name)
 
     def call(self, name, *arguments, **own):
         """own: more arguments, of rank 0's trainer alone."""
@@ -362,21 +329,9 @@ class SharedTrainer:
             self.team.call(name, *arguments)
             return getattr(self.trainer, name)(*arguments, **own)
 
-    def step(self, rollouts, rewards, version):
-        return self.call("step", rollouts, rewards, version)
-
-    def logprobs(self, rollouts):
-        return self.call("logprobs", rollouts)
-
     def weights(self, dtype=None):
         """A few layers at a time: all ranks gather them, and nobody begins the next before the
         caller asks for it. What the caller does in between, such as a send to the servers, is
         never interleaved with a collective of the ranks, which would hang."""
-        for number in range(self.trainer.weight_groups):
-            yield from self.call("gather", number, dtype)
-
-    def save(self, folder, **story):
-        self.call("save", folder, **story)
-
-    def load(self, folder):
-        self.call("load", folder)
+        for number in range(self.weight_groups):
+            yield from self.gather(number, dtype)

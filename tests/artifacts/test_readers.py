@@ -67,7 +67,7 @@ def test_seeds_in_one_file_are_told_apart_by_their_column(tmp_path):
         f"{C},{0.2 + C / 10 + seed / 100},{seed},{'ab'[seed]}\n"
         for seed in range(2) for C in range(4)))
     for repeats in (None, "sede"):
-        with pytest.raises(BadInput, match="repeats gpu_hours with another pass_rate 4 times: --re"):
+        with pytest.raises(BadInput, match="repeats gpu_hours with another pass_rate 4 times: --"):
             readers.load(str(path), repeats=repeats)
     for column, labels in (("seed", ["seed 0", "seed 1"]), ("who", ["who a", "who b"])):
         curve = readers.load(str(path), repeats=column)
@@ -133,7 +133,8 @@ def test_a_table_from_excel_is_read(tmp_path):
 @pytest.mark.parametrize("name,text,encoding", [
     ("a.csv", "gpu_hours;pass_rate\n0;0.2\n500;0.31\n1500.5;0.4\n", "utf-8"),
     ("a.tsv", "gpu_hours\tpass_rate\n0\t.2\n500\t.31\n1500.5\t.4\n", "utf-8"),
-    ("a.csv", "gpu_hours\tpass_rate\n0\t.2\n500\t.31\n1500.5\t.4\n", "utf-16"),  # Unicode text
+    # Excel's "Unicode text"
+    ("a.csv", "gpu_hours\tpass_rate\n0\t.2\n500\t.31\n1500.5\t.4\n", "utf-16"),
     ("a.csv", '"gpu_hours","pass_rate","a; b; c"\n0,.2,\n500,.31,\n1500.5,.4,\n', "utf-8"),
     ("a.csv", ",gpu_hours,pass_rate\n0,0,.2\n1,500,.31\n2,1500.5,.4\n", "utf-8"),        # pandas
     ("a.json", '[{"gpu_hours": 0, "pass_rate": 0.2}, {"gpu_hours": 500, "pass_rate": 0.31},'

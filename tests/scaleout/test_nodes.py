@@ -4,14 +4,15 @@ import contextlib
 import dataclasses
 import socket
 import threading
+import time
 
 import pytest
 from processes import until
 
-from config import Config, ConfigError
-from scaleout import nodes
-from scaleout.launch import free_port
-from scaleout.nodes import Link
+from config import Config
+from scaleout import launch
+from scaleout.launch import Link
+from scaleout.placement import free_ports
 from scaleout.supervise import LaunchError
 
 
@@ -47,7 +48,7 @@ class Cable:
 
 
 def config_of(**changes):
-    return Config(**{"hosts": "127.0.0.1,127.0.0.3", "port": free_port(),
+    return Config(**{"hosts": "127.0.0.1,127.0.0.3", "port": free_ports(1).pop(),
                      "deadline_s": 9.0} | changes)
 
 
@@ -63,7 +64,7 @@ def end_of(node):
 @pytest.fixture
 def pair(monkeypatch):
     """The first host and one other, the cable between them, and what they are made of."""
-    monkeypatch.setattr(nodes, "ASK_S", 0.05)
+    monkeypatch.setattr(launch, "ASK_S", 0.05)
     config = config_of()
     head, cable = Link(config, config.hosts.split(",")), Cable(config.port)
     node = node_of(config, at="127.0.0.3")
@@ -93,12 +94,11 @@ def test_a_node_ends_with_the_run_and_knows_how_it_ended(pair, status):
 
 
 @pytest.mark.parametrize("loss", ["cut", "hung up"])
-def test_a_lost_connection_comes_back_and_nothing_is_missed(pair, loss, monkeypatch, capsys):
+def test_a_lost_connection_comes_back_and_nothing_is_missed(pair, loss):
     head, node, cable, _ = pair
-    monkeypatch.setattr(nodes, "SILENT_S", 0.3)
     if loss == "cut":
         cable.whole.clear()
-        until(lambda: node.watch() or "is silent" in capsys.readouterr().err, "silence, said")
+        until(lambda: node.watch() or time.monotonic() - node.heard > 0.5, "silence")
         cable.whole.set()
     else:
         cable.hang_up()
@@ -119,21 +119,18 @@ def test_a_node_ends_when_the_first_hosts_launcher_was_killed(pair, capsys):
     assert "launcher is gone" in capsys.readouterr().err
 
 
-def test_a_first_host_that_is_silent_past_the_deadline_is_given_up(capsys, monkeypatch):
-    monkeypatch.setattr(nodes, "SILENT_S", 0.2)
-    monkeypatch.setattr(nodes, "LATER_S", 0.5)
+def test_a_first_host_that_is_silent_past_the_deadline_is_given_up(monkeypatch):
+    monkeypatch.setattr(launch, "LATER_S", 0.5)
     alone = node_of(config_of(deadline_s=0.5))
     with pytest.raises(LaunchError, match="the first host, 127.0.0.1, has not been .* for 2 s"):
         until(alone.watch, "giving up")
     alone.ended = 1
-    assert capsys.readouterr().err.count("127.0.0.1, is silent; waiting for it, 2 s") == 1
 
 
-def test_behind_a_cable_that_stays_cut_a_node_gives_up_by_itself(pair, monkeypatch):
+def test_behind_a_cable_that_stays_cut_a_node_gives_up_by_itself(pair):
     """A call of torch's store has no end there, so nobody may wait for one."""
-    _, node, cable, config = pair
-    monkeypatch.setattr(nodes, "LATER_S", 0.5)
-    node.config = dataclasses.replace(config, deadline_s=0.5)
+    _, node, cable, _ = pair
+    node.limit_s = 2
     cable.whole.clear()
     with pytest.raises(LaunchError, match="the first host, 127.0.0.3, has not been .* for 2 s"):
         until(node.watch, "giving up")
@@ -141,5 +138,5 @@ def test_behind_a_cable_that_stays_cut_a_node_gives_up_by_itself(pair, monkeypat
 
 def test_an_address_that_is_not_this_machines_is_refused():
     config = config_of(hosts="192.0.2.1,127.0.0.3")         # for documentation, nobody's
-    with pytest.raises(ConfigError, match=r"hosts = '192.0.2.1,.*, the first, cannot listen"):
+    with pytest.raises(OSError, match="192.0.2.1"):
         Link(config, config.hosts.split(","))

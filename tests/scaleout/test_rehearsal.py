@@ -58,7 +58,7 @@ def test_a_whole_run_on_one_gpu_mixes_no_devices(off_policy, micro, tmp_path, mo
 
 
 @pytest.mark.parametrize("words", [{}, {"trainers": 4, "tensor_parallel": 2}, {
-    "vllm_args": "--data-parallel-size 2 --enforce-eager", "servers": 2}])
+    "vllm_args": "--enforce-eager", "tensor_parallel": 2, "servers": 2}])
 def test_the_main_commands_servers_have_command_lines_that_the_installed_vllm_takes(
         words, eight, monkeypatch):
     """Its own parser, and its own checks of what it has parsed. A renamed option would end each of
@@ -68,23 +68,23 @@ def test_the_main_commands_servers_have_command_lines_that_the_installed_vllm_ta
     from vllm.entrypoints.launchers import cli_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     config, estimate = estimate_of(eight, gpus=8, name="main", **words)
-    placement = make_placement(config, estimate, iter(range(9000, 9099)).__next__)
+    placement = make_placement(config, estimate)
     _, servers = launch.commands(config, [], placement, estimate, launch.ROOT / "runs", 1)
     devices = []
-    for server, (port, child) in zip(placement.servers, enumerate(servers, 9000)):
+    for server, child in zip(placement.servers, servers):
         interpreter, minus_m, module, *argv = map(str, child.argv)
         assert (minus_m, module) == ("-m", "vllm.entrypoints.openai.api_server")
         parsed = cli_args.make_arg_parser(FlexibleArgumentParser()).parse_args(argv)
         cli_args.validate_parsed_serve_args(parsed)
         engine = AsyncEngineArgs.from_cli_args(parsed)
-        assert (parsed.host, parsed.port) == ("127.0.0.1", port)
+        assert (parsed.host, parsed.port) == ("127.0.0.1", server.port)
         assert (engine.model, engine.dtype) == (str(eight), "bfloat16")
         assert (engine.max_model_len, engine.max_num_seqs) == (estimate.length, estimate.slots)
         assert engine.hf_overrides == {"head_dtype": "float32"} and engine.enable_prefix_caching
         assert engine.logprobs_mode == "processed_logprobs" and engine.generation_config == "vllm"
         assert engine.weight_transfer_config.backend == "nccl" and engine.skip_tokenizer_init
         assert engine.tensor_parallel_size == config.tensor_parallel
-        assert engine.data_parallel_size * config.tensor_parallel == estimate.server_gpus
+        assert len(server.devices) == config.tensor_parallel
         assert engine.enforce_eager == ("--enforce-eager" in config.vllm_args)
         devices += child.env["CUDA_VISIBLE_DEVICES"].split(",")
         assert child.env["VLLM_SERVER_DEV_MODE"] == "1"

@@ -152,7 +152,7 @@ def test_a_trainer_that_fails_ends_the_run_with_its_own_words(status, code, part
         assert gone(processes)
         error = process.stderr.read()
         assert error.startswith("the cause, on standard error")
-        assert (f"with exit status {status}" in error) == (status != 2)
+        assert f"with exit status {status}" in error
 
 
 def test_a_rank_that_fails_ends_the_run_with_what_it_wrote_in_this_run(parts, tmp_path):
@@ -168,7 +168,7 @@ def test_a_rank_that_fails_ends_the_run_with_what_it_wrote_in_this_run(parts, tm
         assert "another rank, 0 has ended with exit status 2; the end of " in error
         assert "other.py.log:\n    the cause, on standard error" in error and "before" not in error
     assert (tmp_path / "other.py.log").read_text() == (
-        f"what ended the run before\n--- started ---\nthe cause, on standard error\n")
+        "what ended the run before\nthe cause, on standard error\n")
 
 
 def test_the_run_goes_on_until_the_last_rank_has_ended(parts, tmp_path):
@@ -242,7 +242,7 @@ def test_a_second_ctrl_c_or_sigterm_ends_all_at_once(number, parts, tmp_path):
         assert process.poll() is None
         process.send_signal(number)
         assert process.wait(LIMIT_S) == 128 + number
-        assert gone(processes) and notes(stubborn)[-1][0] == "interrupted"      # not asked again
+        assert gone(processes)
 
 
 SLOW = """
@@ -363,7 +363,7 @@ def test_a_server_that_is_started_again_has_another_seed(tmp_path):
     for start in (server.start, server.restart, server.restart):
         start()
         until(lambda: server.status is not None, "its end")
-    words = [line.split() for line in (tmp_path / "log").read_text().splitlines()[1::2]]
+    words = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     assert len({seed for _, seed, _, _ in words}) == 3 and words[0][1] == "7"
     assert {(*line[:1], *line[2:]) for line in words} == {("--seed", "--port", "7")}
 
