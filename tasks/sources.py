@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from config import did_you_mean
-from tasks.answers import BOX, read_number
+from tasks.answers import BOX, plain_number
 from tasks.generated import pack
 from tasks.sandbox import read_tests
 from tasks.verifier import TaskError, accepted
@@ -189,7 +189,7 @@ def reasoning_gym_problems(name, heldout, seed, options):
         answer, kind, level, trace = entry["answer"], "math", 0, None
         # Numbers are compared by value, in microseconds; the rest is the generator's business.
         if not re.fullmatch("[-+]?[0-9]+", answer or "") and (
-                own_rule or answer is None or read_number(answer) is None):
+                own_rule or answer is None or plain_number(answer) is None):
             answer, kind = pack(generator, options, entry), "gym"
         if generator == "chain_sum":  # its level is the number of terms
             steps, total = worked_steps(entry["metadata"]["expression"])
