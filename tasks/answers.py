@@ -62,13 +62,13 @@ LONG_WORD = rf"(?:(?!{NO_WORD})[A-Za-z]{{3,}}\b)"
 WORD = rf"(?>(?i:an|as|at|be|by|do|he|in|is|it|no|of|on|so|to|us|we|sq|cu)\b|{UNIT}|{LONG_WORD})"
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
 # Before it stands nothing, "x =", "Total:" or one of a few words: "is half of 7" says another one.
-BEFORE = (r"(?:(?:[^0-9]*|[^,;]*)(?<![<>!\\])=>?|[^0-9]*(?:[A-Za-z]:|\?|\b(?:is|'s|are|was|has|have"
-          r"|needs?|gets?|costs?|pays?|makes?|earns?|spends?|about)\b))?\s*")
+BEFORE = (r"(?:(?:[^0-9]*|[^,;]*)(?<![<>!\\])=>?|[^0-9]*(?:[A-Za-z]:|\?|\b(?:so|is|'s|are|was|has"
+          r"|have|needs?|gets?|costs?|pays?|makes?|earns?|spends?|about)\b))?\s*")
 NUMBER = (r"([-+]?) ?(?:([0-9]+) +(?=[0-9]+ */))?"  # the 3 of 3 1/2
           r"([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
           r"(?: */ *(0*[1-9][0-9]*))?(?: ?(?:\\times|\\cdot) ?10\^\{?(-?[0-9]{1,2})\b\}?)?")
 PLAIN = re.compile(
-    rf"{BEFORE}{NUMBER}(?:st|nd|rd|th)?\s*(\\?%|percent)?"
+    rf"{BEFORE}{NUMBER}(?: ?(?:st|nd|rd|th)\b)?\s*(\\?%|percent)?"
     rf"(?:(?:\s|(?=[A-Za-z]{{2}}))\s*({UNIT})(?:/{WORD})*)?"  # 7cm, 7 km/h; but 7m is a product
     rf"(?:[\s,;:.]+(?:a )?{WORD}(?:['\u2019/-](?:{WORD}|s\b)?)*)*(?:(?<=[a-z])!)?[\s.,;:]*", re.S)
 LAST_NUMBER = re.compile(rf"[^0-9]*{NUMBER}[^0-9]*\Z")
@@ -105,7 +105,8 @@ def judged(text, gold):
     number = "=" not in gold and plain_number(gold)
     last_line = text.rpartition("\n")[2][-LONGEST_ANSWER:]
     if not found and not FOR_THE_GRADER.search(last_line):
-        found = last_number(text) if number else [last_line] * bool(last_line)
+        short = 0 < len(last_line) <= 100 or FORMULA.search(last_line)
+        found = last_number(text) if number else [last_line] if short else []
     if not number and not CHOICE.fullmatch(word(gold)):  # "x = 3 or x = 5" is one list
         found = [", ".join(FORMULA.findall(part[: LONGEST_ANSWER + 100])) or part for part in found]
     parts = found if number else list(map(clean, found))

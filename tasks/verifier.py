@@ -102,7 +102,6 @@ def grade(kind, answer, parts, asked=(), unsafe_code=False):
     gold, *found = map(expression, [answer, *parts])
     if gold is None or None in found:
         return "error" if gold is None else "unreadable"
-    asked = [expression(formula) for formula in asked]
     return verdict([same_expression(one, gold, asked) for one in found])
 
 
@@ -126,10 +125,11 @@ def same_expression(found, gold, asked):
     from math_verify import verify
     from sympy import Derivative
 
-    side, wanted, *asked = (getattr(one, "rhs", one) for one in (found, gold, *asked))
-    if side != wanted and (side in asked or isinstance(side, Derivative)):
+    if not verify(gold, found, float_rounding=15, timeout_seconds=None):
         return False
-    return verify(gold, found, float_rounding=15, timeout_seconds=None)
+    side, wanted, *asked = (getattr(one, "rhs", one)
+                            for one in (found, gold, *map(expression, asked)))
+    return side == wanted or not (isinstance(side, Derivative) or side in asked)
 
 
 class Verifier(contextlib.AbstractContextManager):
@@ -181,7 +181,8 @@ class Verifier(contextlib.AbstractContextManager):
         start = time.perf_counter()
         found = [[read(text, gold, kind, *question or [""], self.think_tags)
                   for gold in accepted(answer)] for text, answer, kind, *question in items]
-        graded = self.grade({job for row in found for job in row if isinstance(job, tuple)})
+        graded = self.grade(dict.fromkeys(
+            job for row in found for job in row if isinstance(job, tuple)))
         reasons = [best([graded.get(one, one) for one in row]) for row in found]
         n = max(1, len(items))
         return Scores([1.0 if r == "correct" else -1.0 for r in reasons], reasons, {
