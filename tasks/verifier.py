@@ -222,11 +222,14 @@ class Verifier(contextlib.AbstractContextManager):
         A program of its own, no child of `multiprocessing`: that would import the trainer's main
         module, and torch with it, into every worker, or fork a process that holds a GPU.
         """
-        # In a session of its own: Ctrl-C in a terminal is for the trainer, which still scores.
-        worker = self.idle.pop() if self.idle else subprocess.Popen(
-            [sys.executable, "-c", "from tasks.verifier import serve; serve()"], text=True,
-            cwd=Path(__file__).parents[1].resolve(), start_new_session=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:  # "if self.idle" is too early: other threads pop, too
+            worker = self.idle.pop()
+        except IndexError:
+            # In a session of its own: Ctrl-C in a terminal is for the trainer, which still scores.
+            worker = subprocess.Popen(
+                [sys.executable, "-c", "from tasks.verifier import serve; serve()"], text=True,
+                cwd=Path(__file__).parents[1].resolve(), start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         reason = None
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps([self.deadline_s, *job]), file=worker.stdin, flush=True)
