@@ -32,8 +32,8 @@ ONE_LINE = re.compile(  # display formulas and tagged answers
 DECLARED = re.compile(
     r"(?:\b(?:the|final|correct)\s+){0,3}\banswer\b[*_]*\s*(?:is\b|:|=)(?: option\b)?|<answer>"
     r"|^####(?=[^\n#]*\Z)|^[#*_ \t]*(?:final )?answer[*_ \t]*\n", re.I | re.M)
-END_OF_ANSWER = re.compile(
-    r"\.(?![0-9])|\n(?!\s{0,9}[-+.0-9])|</answer>|\b(?:because|since|where)\b", re.I)
+END_OF_ANSWER = re.compile(r"\.(?![0-9])|\n(?!\s{0,9}[-+.0-9])|</answer>", re.I)
+REASON = re.compile(r"\b(?:because|since|where)\b", re.I)
 FORMULA = re.compile(
     r"(?:(?<!\\)\$\$?|\\[(\[])((?:(?!(?<!\\)\$|\\[()\[\]]).)+)(?:\$\$?|\\[)\]])", re.S)
 UNFINISHED = re.compile(r"(?:\s[-+*/^=]|\b(?:is|are|and|or|plus|minus|than))[\s.]*$")
@@ -101,6 +101,7 @@ def texts(text):
 def judged(text, gold):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
     found, said, text = declared_answers(text)
+    said = [REASON.split(part, 1)[0] for part in said]
     found += [part for part in said if not found or not PROSE.search(part)]
     number = "=" not in gold and plain_number(gold)
     last_line = text.rpartition("\n")[2][-LONGEST_ANSWER:]
