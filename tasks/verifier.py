@@ -1,20 +1,17 @@
 r"""Rewards: is the answer in this text the right one, and why (paper, sec. 2: +1 or -1).
 
-The paper grades with SymPy and Math-Verify. Differences, all ours:
-  a. One answer is read, from a fixed place (answers.py). Math-Verify alone tries several places and
-     takes what it can parse, and a policy learns to fill them all.
-  b. A gold number wants a number: repeating the question, \boxed{12 + 34}, is wrong. If the gold
-     answer is no number, a formula of the question is wrong, and so is an operator left standing.
-     Still open, for "simplify \sqrt{242}": \sqrt{2 \cdot 121}, \sqrt{242} + 0, a part of a longer
-     formula of the question, and a formula in an align.
-  c. Math-Verify's own time limit is off: outside the main thread it makes every answer wrong.
-     Batches go through worker processes with a deadline.
+The paper grades with SymPy and Math-Verify. Differences, all ours: one answer is read, from a fixed
+place (answers.py), where Math-Verify tries several and a policy learns to fill them all; a gold
+number wants a number, and no formula of the question is an answer; Math-Verify's own time limit is
+off, as it works in the main thread only: batches go through worker processes with a deadline.
+Still open, for "simplify \sqrt{242}": \sqrt{242} + 0, and a part of a longer formula.
 
     >>> verify(r"It is \boxed{[2, 3)}.", r"x \in [2,3)")
     (1.0, 'correct')
 """
 
 import contextlib
+import functools
 import importlib
 import json
 import logging
@@ -26,12 +23,12 @@ import sys
 import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from pathlib import Path
 
 from tasks import answers, generated, sandbox
 
 THINK_TAGS = ("<think>", "</think>")
+Scores = namedtuple("Scores", "rewards reasons log")  # in the order of the batch
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limit is off
 
@@ -54,7 +51,7 @@ def verify(text, answer, kind="math", question=""):
     model go through `Verifier`. Raises TaskError: unknown kind.
     """
     jobs = [read(text, gold, kind, question) for gold in accepted(answer)]
-    reason = best(job if isinstance(job, str) else GRADERS[kind](*job[1:]) for job in jobs)
+    reason = best([job if isinstance(job, str) else grade(*job) for job in jobs])
     return (1.0 if reason == "correct" else -1.0), reason
 
 
@@ -63,12 +60,11 @@ def accepted(answer):
 
 
 def best(reasons):
-    """Of the reasons for several accepted answers: "correct", or else the first one."""
-    return max(reasons, key=lambda reason: reason == "correct")
+    return "correct" if "correct" in reasons else reasons[0]
 
 
 def read(text, answer, kind, question="", think_tags=THINK_TAGS):
-    """A reason where that can be said at once, else a job: (kind, gold answer, what to grade)."""
+    """A reason where that can be said at once, else a job: the arguments of `grade`."""
     opens, closes = think_tags
     if kind == "short":  # thinking counts, and a truncated sample has no text
         return "correct" if 0 < len(text.removeprefix(opens)) < int(answer) else "wrong"
@@ -84,8 +80,10 @@ def read(text, answer, kind, question="", think_tags=THINK_TAGS):
             "several answers" if found else "no answer")
     if kind != "math":
         raise TaskError(f"verifier kind = {kind!r} is unknown: use math, exact, code or gym")
-    parts, right = answers.judged(text, answer, question)
-    return (kind, answer, tuple(parts)) if None in right and False not in right else verdict(right)
+    parts, right = answers.judged(text, answer)
+    if None not in right or False in right:
+        return verdict(right)
+    return kind, answer, tuple(parts), tuple(answers.FORMULA.findall(question))
 
 
 def verdict(right):
@@ -95,62 +93,43 @@ def verdict(right):
     return "correct" if all(right) else "several answers" if any(right) else "wrong"
 
 
-# ------------------------------------------------------------------------------------------------
-# Graders: (gold answer, what to grade) -> reason
-
-
-def grade_math(answer, parts):
-    """By Math-Verify. Its comparison is not symmetric: the form of the gold answer decides whether
-    "x = 3" may be written as "3"."""
-    number = answers.read_number(answer)
-    gold = parse_expression(str(number[0]) if number else answers.clean(answer))
-    found = [parse_expression(part) for part in parts]
+def grade(kind, answer, parts, asked=(), unsafe_code=False):
+    """The reason for the parts of a text. asked: the formulas of the question."""
+    if kind == "code":
+        return sandbox.run_tests(parts[0], sandbox.parse_tests(answer), unsafe=unsafe_code)[0]
+    if kind == "gym":
+        return verdict([generated.score(parts[0], answer)])
+    gold, *found = map(expression, [answer, *parts])
     if gold is None or None in found:
         return "error" if gold is None else "unreadable"
-    return verdict([same_expression(expression, gold) for expression in found])
+    return verdict([same_expression(one, gold, asked) for one in found])
 
 
-def parse_expression(text):
-    """The SymPy expression of a cleaned LaTeX text; None if Math-Verify cannot read it."""
+@functools.lru_cache(maxsize=1024)
+def expression(text):
+    """The SymPy expression of a LaTeX text; None if Math-Verify cannot read it."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
     # Without its list of units: that has t and m, and would read 3t^2-4t as 3t^2-4.
     config = LatexExtractionConfig(normalization_config=NormalizationConfig(
         malformed_operators=True, nits=True))
-    text = answers.UNIT_AT_END.sub("", text)
+    text = answers.UNIT_AT_END.sub("", answers.clean(text))
     found = parse(f"${text}$", [config], "no_fallback", parsing_timeout=None)
     return found[0] if found else None
 
 
-def same_expression(found, gold):
-    """Math-Verify's comparison, but a number wants that number and no calculation, and no decimal
-    is a root: Math-Verify rounds to 6 digits, here to 12."""
+def same_expression(found, gold, asked):
+    """Math-Verify's comparison. But no decimal is a root (it rounds to 6 digits, here to 15), and a
+    formula that was asked, or a derivative that is left standing, is no answer."""
     from math_verify import verify
-    from sympy import Float, Rational, srepr
+    from sympy import Derivative
 
-    value, wanted = (Fraction(str(side)) if isinstance(side, Float | Rational) else None
-                     for side in (found, gold))
-    if wanted is not None:
-        return value == wanted
-    if value is not None and value.denominator > 1 and getattr(gold, "is_number", False):
+    if not verify(gold, found, float_rounding=15, timeout_seconds=None):
         return False
-    if "Derivative(" in srepr(getattr(found, "rhs", found)) and "Derivative(" not in srepr(gold):
-        return False  # \frac{d}{dx} x^3 in any of its spellings
-    return verify(gold, found, float_rounding=12, timeout_seconds=None)
-
-
-def grade_program(answer, parts, unsafe=False):
-    return sandbox.run_tests(parts[0], sandbox.parse_tests(answer), unsafe=unsafe)[0]
-
-
-GRADERS = {"math": grade_math, "code": grade_program,
-           "gym": lambda answer, parts: verdict([generated.score(parts[0], answer)])}
-
-# ------------------------------------------------------------------------------------------------
-# A batch
-
-Scores = namedtuple("Scores", "rewards reasons log")  # in the order of the batch
+    side, wanted, *asked = (getattr(one, "rhs", one)
+                            for one in (found, gold, *map(expression, asked)))
+    return side == wanted or not (isinstance(side, Derivative) or side in asked)
 
 
 class Verifier(contextlib.AbstractContextManager):
@@ -167,16 +146,18 @@ class Verifier(contextlib.AbstractContextManager):
     def __init__(self, unsafe_code=False, think_tags=THINK_TAGS, workers=0, deadline_s=10.0,
                  max_late=3):
         self.unsafe_code, self.think_tags = unsafe_code, think_tags
+        self.workers = workers or min(32, max(2, os.cpu_count() or 2))
         self.deadline_s, self.max_late = deadline_s, max_late
-        workers = workers or min(32, max(2, os.cpu_count() or 2))
-        self.workers = [Worker() for _ in range(workers)]
+        self.idle = []  # worker processes that wait for a job
         self.known = {}  # job -> reason: the samples of a prompt repeat
 
-    def close(self, *_):
-        for worker in self.workers:
-            worker.kill()
+    def __exit__(self, *_):
+        self.close()
 
-    __exit__ = close
+    def close(self):
+        while self.idle:
+            with self.idle.pop() as worker:
+                worker.kill()
 
     def rewards(self, rollouts, problems, tokenizer):
         """(list of -1.0 or +1.0, log) of rollouts; problems: {prompt_id: Problem}.
@@ -200,96 +181,80 @@ class Verifier(contextlib.AbstractContextManager):
         start = time.perf_counter()
         found = [[read(text, gold, kind, *question or [""], self.think_tags)
                   for gold in accepted(answer)] for text, answer, kind, *question in items]
-        jobs = dict.fromkeys(job for row in found for job in row if isinstance(job, tuple))
-        graded = self.grade(jobs)
-        reasons = [best(graded.get(one, one) for one in row) for row in found]
+        graded = self.grade(dict.fromkeys(
+            job for row in found for job in row if isinstance(job, tuple)))
+        reasons = [best([graded.get(one, one) for one in row]) for row in found]
         n = max(1, len(items))
-        log = {
+        return Scores([1.0 if r == "correct" else -1.0 for r in reasons], reasons, {
             "verifier/error_frac": sum(r in ("error", "unreadable") for r in reasons) / n,
             "verifier/timeout_frac": reasons.count("timeout") / n,
             "verifier/several_frac": reasons.count("several answers") / n,
-            "verifier/slow_frac": sum(not jobs.keys().isdisjoint(row) for row in found) / n,
+            "verifier/slow_frac": sum(not graded.keys().isdisjoint(row) for row in found) / n,
             "time/check_ms": 1000 * (time.perf_counter() - start) / n,
-        }
-        return Scores([1.0 if r == "correct" else -1.0 for r in reasons], reasons, log)
+        })
 
     def grade(self, jobs):
         """{job: reason}. Reasons are remembered, late ones too: a text that was late once is late
         again. Not remembered: errors, which may be the machine's, and jobs nobody looked at."""
         if len(self.known) > 100_000:
             self.known.clear()
-        idle, late = list(self.workers), []
+        late = []
 
         def ask(job):
             if job in self.known:
                 return self.known[job]
-            if job[0] == "code":  # in a process of its own for every test, not in the worker
-                reason = grade_program(*job[1:], self.unsafe_code)
-            elif len(late) < self.max_late * len(self.workers):
-                worker = idle.pop()  # there are as many threads as workers
-                reason = worker.ask(job, self.deadline_s)
-                idle.append(worker)
-                late.extend([job] * (reason == "timeout"))
-            else:
+            code = job[0] == "code"  # it has processes of its own, one for every test
+            if len(late) >= self.max_late * self.workers and not code:
                 return "timeout"
+            reason = grade(*job, unsafe_code=self.unsafe_code) if code else self.ask_worker(job)
+            if reason == "timeout" and not code:
+                late.append(job)
             if reason != "error":
                 self.known[job] = reason
             return reason
 
-        with ThreadPoolExecutor(len(self.workers)) as pool:  # its threads only wait on pipes
+        with ThreadPoolExecutor(self.workers) as pool:  # its threads only wait for processes
             return dict(zip(jobs, pool.map(ask, jobs)))
 
+    def ask_worker(self, job):
+        """The reason of a worker process; "timeout" if it was late, "error" if it died.
 
-class Worker:
-    """One process that grades one job at a time, started on first use and after every death.
-
-    A program of its own, no child of `multiprocessing`: that would import the trainer's main
-    module, and torch with it, into every worker, or fork a process that holds a GPU.
-    """
-
-    MEMORY_BYTES = 4 << 30  # of address space: 10**10**10 wants more than there is
-    process = None
-
-    def ask(self, job, deadline_s):
-        """The reason for a (kind, answer, parts); "timeout" if it was late, "error" if it died."""
-        if self.process is None:
+        A program of its own, no child of `multiprocessing`: that would import the trainer's main
+        module, and torch with it, into every worker, or fork a process that holds a GPU.
+        """
+        try:  # "if self.idle" is too early: other threads pop, too
+            worker = self.idle.pop()
+        except IndexError:
             # In a session of its own: Ctrl-C in a terminal is for the trainer, which still scores.
-            self.process = subprocess.Popen(
+            worker = subprocess.Popen(
                 [sys.executable, "-c", "from tasks.verifier import serve; serve()"], text=True,
                 cwd=Path(__file__).parents[1].resolve(), start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        reason = None
         with contextlib.suppress(BrokenPipeError):
-            print(json.dumps([*job, deadline_s]), file=self.process.stdin, flush=True)
-        if reason := self.process.stdout.readline().strip():
+            print(json.dumps([self.deadline_s, *job]), file=worker.stdin, flush=True)
+            reason = worker.stdout.readline().strip()
+        if reason:
+            self.idle.append(worker)
             return reason
-        late = self.process.wait() == -signal.SIGALRM
-        self.kill()
-        return "timeout" if late else "error"
-
-    def kill(self):
-        if self.process is not None:
-            self.process.kill()
-            with contextlib.suppress(BrokenPipeError):
-                self.process.communicate()
-            self.process = None
+        return "timeout" if worker.wait() == -signal.SIGALRM else "error"
 
 
 def serve():
     """The worker's side: a line with a job comes in, a line with its reason goes out.
 
     The kernel keeps the deadline, also when the trainer is gone: the default action of SIGALRM ends
-    a process wherever it is, no bytecode needed. No exception is caught: what Math-Verify did not
-    foresee ends this process, too, and the other side starts the next one.
+    a process wherever it is. No exception is caught: what Math-Verify did not foresee ends this
+    process, too, and the other side starts the next one.
     """
-    resource.setrlimit(resource.RLIMIT_AS, (Worker.MEMORY_BYTES, Worker.MEMORY_BYTES))
+    memory = 4 << 30  # of address space: 10**10**10 wants more than there is
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     out, sys.stdout = sys.stdout, sys.stderr  # a rule of others that prints gives no reasons
     for line in sys.stdin:
-        kind, answer, parts, deadline_s = json.loads(line)
-        # Before the clock starts: this takes seconds, on a machine at its limits many. The trainer
-        # itself imports neither.
-        signal.alarm(120)
-        importlib.import_module({"math": "math_verify", "gym": "reasoning_gym"}[kind])
+        deadline_s, *job = json.loads(line)
+        # Before the clock starts: this takes seconds. The trainer itself imports neither.
+        importlib.import_module({"math": "math_verify", "gym": "reasoning_gym"}[job[0]])
         signal.setitimer(signal.ITIMER_REAL, deadline_s)
-        reason = GRADERS[kind](answer, parts)
+        reason = grade(*job)
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(reason, file=out, flush=True)

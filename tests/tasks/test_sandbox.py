@@ -520,7 +520,7 @@ def test_code_is_a_kind_of_answer():
         marks = verifier.score([*items, (r"\boxed{7}", "7", "math")])
         assert marks.rewards == [1.0, 1.0, -1.0, -1.0, -1.0, -1.0, 1.0]
         assert marks.reasons[3:6] == ["no answer"] * 3
-        assert all(worker.process is None for worker in verifier.workers)
+        assert verifier.idle == []
 
 
 @pytest.mark.parametrize(
