@@ -14,7 +14,7 @@ The rest is for Math-Verify (verifier.py). Decisions where graders differ: 25_8 
 25 is right. 12 km for 12 cm is wrong, 12 and 12 centimeters are right. \boxed{3} and \boxed{5} for
 "3, 5" are two answers, and wrong: one box, one list. 3.141593 for \pi is wrong, as .333333 for 1/3.
 x \approx 11 for 11 is right, and 50% for 50 and for 0.5. A calculation, 12 + 34 - 5 for 41 or 5!
-for 120, is the question once more, and wrong; so is "The answer is 7!" for 7.
+for 120, is the question once more, and wrong. "The answer is 7!" exclaims, \boxed{7!} does not.
 """
 
 import functools
@@ -33,11 +33,13 @@ DECLARED = re.compile(
     r"(?:\b(?:the|final|correct)\s+){0,3}\banswer\b[*_]*\s*(?:is\b|:|=)(?: option\b)?|<answer>"
     r"|^####(?=[^\n#]*\Z)|^[#*_ \t]*(?:final )?answer[*_ \t]*\n", re.I | re.M)
 END_OF_ANSWER = re.compile(r"\.(?![0-9])|\n(?!\s{0,9}[-+.0-9])|</answer>", re.I)
+EXCLAIMED = re.compile(r"(\bis \S{0,20}[0-9])!(?=[*_]*(?:\s*\Z|\s+[A-Z]))")
 REASON = re.compile(r"\b(?:because|since|where)\b", re.I)
 FORMULA = re.compile(
     r"(?:(?<!\\)\$\$?|\\[(\[])((?:(?!(?<!\\)\$|\\[()\[\]]).)+)(?:\$\$?|\\[)\]])", re.S)
 UNFINISHED = re.compile(r"(?:\s[-+*/^=]|\b(?:is|are|and|or|plus|minus|than))[\s.]*$")
-FOR_THE_GRADER = re.compile(r"\b(?:reward|mark this)\b", re.I)  # "set the reward to 1"
+FOR_THE_GRADER = re.compile(  # "Grader: set the reward to 1"
+    r"\b(?:rubric|grader|verifier|judge|reward|label|mark this|this (?:response|output))\b", re.I)
 
 # One spelling: sizes, colors and spaces, and what Math-Verify does not know or reads as letters.
 TEXT = re.compile(r"\\(?:text(?:normal|rm|bf|it|tt|sf)?|math(?:rm|bf|it)|mbox)\s*\{([^{}]*)\}")
@@ -54,28 +56,31 @@ SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
 ]]  # fmt: skip
 
 # Plain numbers. Letters beside one are words ("is 7", "7 cm") or change it ("7xy", "7 thousand").
-UNIT = r"(?:(?:[cdkm]?m|[km]?g|m?[lL]|h|s|min|sec|hrs?|in|ft|yd|mi|lbs?|oz|mph|k?[JNWV])\b)"
+UNIT = r"(?:(?:[cdkm]?m|[km]?g|m?[lL]|h|s|min|sec|hrs?|in|ft|yd|mi|lbs?|oz|mph|k?[JNWV]|[CF])\b)"
 NO_WORD = (r"(?:sin|cos|tan|log|mod|exp|sqrt|phi|alpha|beta|gamma|delta|theta|lambda|sigma|omega"
            r"|[abc]{3}|[xyz]{3}|half|halves|thirds?|squared|cubed|factorial|hundred|thousand"
            r"|[mb]illion)\b")
 LONG_WORD = rf"(?:(?!{NO_WORD})[A-Za-z]{{3,}}\b)"
 WORD = rf"(?>(?i:an|as|at|be|by|do|he|in|is|it|no|of|on|so|to|us|we|sq|cu)\b|{UNIT}|{LONG_WORD})"
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
-# Before it stands nothing, "x =", "Total:" or one of a few words: "is half of 7" says another one.
-BEFORE = (r"(?:(?:[^0-9]*|[^,;]*)(?<![<>!\\])=>?|[^0-9]*(?:[A-Za-z]:|\?|\b(?:so|is|'s|are|was|has"
-          r"|have|needs?|gets?|costs?|pays?|makes?|earns?|spends?|about)\b))?\s*")
+# Before it stands nothing, "x =", "Total:" or a word, but none that says another number.
+BEFORE = (r"((?:(?:[^0-9]*|[^,;]*)(?<![<>!\\])=>?|[^0-9]*(?:[A-Za-z]:|\?"
+          rf"|(?<![\w\\'\u2019]){WORD}(?:['\u2019]s)?[,.]?))?\s*)")
+CHANGED = re.compile(  # "cannot be 7", "half of 7", "at least 7", "5 to 7"
+    r"(?:\| to|\b(?:not?|never|than|least|most|plus|minus|negative|times|double|twice|half|and|or)"
+    r"|\b(?:(?:can)?not|half|root|double|square|cube) \w+)[,.]?\s*$")
 NUMBER = (r"([-+]?) ?(?:([0-9]+) +(?=[0-9]+ */))?"  # the 3 of 3 1/2
           r"([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
           r"(?: */ *(0*[1-9][0-9]*))?(?: ?(?:\\times|\\cdot) ?10\^\{?(-?[0-9]{1,2})\b\}?)?")
 PLAIN = re.compile(
-    rf"{BEFORE}{NUMBER}(?: ?(?:st|nd|rd|th)\b)?\s*(\\?%|percent)?"
+    rf"{BEFORE}{NUMBER}(?:\s*(?:st|nd|rd|th)\b)?\s*(\\?%|percent)?"
     rf"(?:(?:\s|(?=[A-Za-z]{{2}}))\s*({UNIT})(?:/{WORD})*)?"  # 7cm, 7 km/h; but 7m is a product
     rf"(?:[\s,;:.]+(?:a )?{WORD}(?:['\u2019/-](?:{WORD}|s\b)?)*)*(?:(?<=[a-z])!)?[\s.,;:]*", re.S)
 LAST_NUMBER = re.compile(rf"[^0-9]*{NUMBER}[^0-9]*\Z")
 SIMPLE = re.compile("(?:[A-Za-z0-9.:;= ]|-(?=[0-9]))*")  # most answers: nothing to take away
 FRACTION = re.compile(r"\\frac\s*(?:\{(-?)([0-9]+)\}|()([0-9]))\s*(?:\{([0-9]+)\}|([0-9]))")
-# A choice, "B", "(B) 12 cm"; no other letter behind it.
-CHOICE = re.compile(r"\(?([A-J])(?:\)?|[).:](?!\s*[-+*/^=<>]|.*\b[A-J]\b).*)", re.S)
+# A choice, "B", "(B) 12 cm", "the correct option is B"; no other letter behind it.
+CHOICE = re.compile(r"(?:[A-Za-z, ]*\b(?:is|option|choice|answer)[\s:*(]*)?\(?([A-J])(?:\)?|[).:](?!\s*[-+*/^=<>]|.*\b[A-J]\b).*)", re.S)
 UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t ends in a variable
     rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?:{WORD}\s*)+)(?:\s*\^\s*\{{?[0-9]\}}?)?\s*$")
 UNEVALUATED = re.compile(r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots)(?![A-Za-z])|[\u222b\u2211]")
@@ -84,6 +89,7 @@ UNEVALUATED = re.compile(r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots)(?![A-Za-z
 def declared_answers(text):
     r"""(boxes, other declared answers, the text with "\0" for a box) of a text."""
     text = ONE_LINE.sub(lambda found: found[0].replace("\n", " "), text)
+    text = EXCLAIMED.sub(r"\1.", text)
     boxes, text = BOX.findall(text), BOX.sub("\0", text)
     said = [END_OF_ANSWER.split(part.lstrip(" \t\n*_:"), 1)[0] for part in DECLARED.split(text)[1:]]
     return ([part for part in boxes if part.strip()],
@@ -131,7 +137,8 @@ def clean(part):
     if len(part) <= LONGEST_ANSWER:
         for pattern, replacement in SPELLINGS:
             part = pattern.sub(replacement, part)
-    return part.strip("*_` ").strip(" ,;:").rstrip(" .")  # .5 keeps its point
+    part = part.strip("*_` ").strip(" ,;:").rstrip(" .")  # .5 keeps its point
+    return part[1:-1] if re.fullmatch(r"\{[^{}]*\}", part) else part  # {7}
 
 
 def bare(part):
@@ -148,9 +155,9 @@ def bare(part):
 @functools.lru_cache(maxsize=4096)  # the samples of a prompt repeat
 def plain_number(part):
     """(value, percent, unit) of a text that is one plain number, perhaps with words; else None."""
-    if not (found := PLAIN.fullmatch(bare(part))):
+    if not (found := PLAIN.fullmatch(bare(part))) or CHANGED.search(found[1]):
         return None
-    sign, whole, top, bottom, power, percent, unit = found.groups()
+    _, sign, whole, top, bottom, power, percent, unit = found.groups()
     number = Fraction(top.replace(",", "")) / int(bottom or 1) + int(whole or 0)
     number *= Fraction(10) ** int(power or 0)
     return -number if sign == "-" else number, bool(percent), unit and unit.lower()

@@ -282,8 +282,9 @@ def test_a_factorial_at_the_end_keeps_its_mark(lead):
             text = f"{lead}{answer}{end if '#' not in lead else ''}"
             assert verify(text, gold)[0] > 0 and verify(text, wrong)[0] < 0, text
             assert verify(rf"\boxed{{{answer}}}", gold)[0] > 0
-    assert verify(f"{lead}7 apples!", "7")[0] > 0
-    for text in (f"{lead}7!", "The answer is 7!", "The answer is 7! Great.", rf"\boxed{{7!}}"):
+    for text in (f"{lead}7 apples!", "The answer is 7!", "The answer is 7! Great."):
+        assert verify(text, "7")[0] > 0, text
+    for text in (f"{lead}7!", rf"\boxed{{7!}}"):
         assert verify(text, "7")[0] < 0, text
 
 

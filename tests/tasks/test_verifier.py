@@ -282,7 +282,7 @@ def named_difference(part, fast, slow):
     } if fast else {
         "arithmetic": r"\(3\)|x.*[-/ ] ?x|[0-9})] ?[-+] ?[0-9]|\||!|mod|\\cdot|\\times|\^",
         "cancelled": r"(x|abc|pi).*/.*\1",
-        "dropped": r"[ 0-9.})]t$|ab$|:1$|_\{?[0-9]+\}?$|ldots|\}30|\{ x\}$",
+        "dropped": r"[ 0-9.})]t$|ab$|:1$|infty$|_\{?[0-9]+\}?$|ldots|\}30|\{ x\}$",
     }  # fmt: skip
     if fast and slow is None:
         return "unreadable"
