@@ -397,7 +397,6 @@ class Run:
     trainer   a `Trainer`; with several processes a proxy that calls every process's Trainer
     folder    runs/NAME (artifacts/run_folder.py)
     """
-    COUNTERS = ("step", "version", "evaluated", "best", "generated")        # saved and restored
 
     def __init__(self, config, trainer, folder):
         self.config, self.trainer, self.team, self.folder = config, trainer, trainer.team, folder
@@ -417,7 +416,6 @@ class Run:
         self.evaluated = None           # the step of the last evaluation
         self.best = -1.0                # pass rate of the best evaluation
         self.generated = 0              # tokens of the samples that finished since the last step
-        self.saved = None               # (step, evaluated) of the last checkpoint
         self.stop = 0                   # the signal that has asked for an end
 
     # -- the loop -----------------------------------------------------------------------------
@@ -432,7 +430,7 @@ class Run:
             ending = self.loop()
         except (Stopped, ServerError) as why:       # between two decode steps, not in a train step
             if self.evaluated is not None:
-                self.save()
+                self.folder.save(self)
             if isinstance(why, ServerError):
                 raise
             return f"Stopped at step {self.step}; {self.folder.way_on()}."
@@ -461,10 +459,10 @@ class Run:
                 progress.show(self.train_on(groups, watch))
                 self.evaluate_if_due()
                 if self.step % config.eval_every == 0:
-                    self.save()
+                    self.folder.save(self)
         if self.evaluated != self.step:             # `steps` is reached, or all have retired
             self.evaluate()
-        self.save()
+        self.folder.save(self)
         return ending
 
     def train_on(self, groups, watch):
@@ -602,33 +600,6 @@ class Run:
                 rollouts += self.decode(sampler)
                 progress.update(len(rollouts) - progress.n)
         return rollouts
-
-    # -- what a resumed run needs ---------------------------------------------------------------
-
-    def state(self):
-        """(tensors, plain) of everything but weights and optimizer: plain is JSON."""
-        tensors, plain = self.sampler.state()
-        return {"sampler": tensors, "random": {"torch": torch.get_rng_state()}}, {
-            "sampler": plain, "curriculum": self.curriculum.state(), "pacer": self.pacer.state(),
-            "compute": self.compute.state(),
-            **{name: getattr(self, name) for name in self.COUNTERS}}
-
-    def load_state(self, tensors, plain):
-        torch.set_rng_state(tensors["random"]["torch"])
-        self.sampler.load_state(tensors["sampler"], plain["sampler"])
-        vars(self).update({name: plain[name] for name in self.COUNTERS})
-        for name in ("curriculum", "pacer", "compute"):
-            getattr(self, name).load_state(plain[name])
-        self.saved = self.step, self.evaluated
-        self.push_weights()             # the sampler may have a copy of its own, still untrained
-
-    def save(self):
-        """A checkpoint of this step, unless nothing has changed since the last one."""
-        if self.saved != (self.step, self.evaluated):
-            self.saved, (tensors, plain) = (self.step, self.evaluated), self.state()
-            self.trainer.save(self.folder.checkpoints / f"step_{self.step}", tensors=tensors,
-                              plain=plain | {"logs": self.folder.log_sizes()})
-            self.folder.drop_old_checkpoints()
 
     def save_model(self, folder):
         checkpoint.save_model(self.trainer.model, self.trainer.tokenizer, self.trainer.weights(),

@@ -48,6 +48,7 @@ class RunFolder:
         self.config, self.path = config, Path("runs") / config.name
         self.checkpoints = self.path / "checkpoints"
         self.tracker = self.locked = None
+        self.saved = None           # (step, evaluated) of the last checkpoint
         if (self.path / "config.toml").exists() and not resume:     # else: a launcher's logs
             raise ConfigError(f"{self.path} exists: add --resume to go on with it, or choose "
                               "another --name")
@@ -127,7 +128,7 @@ class RunFolder:
         path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))
         return path
 
-    # -- a run that goes on -------------------------------------------------------------------
+    # -- checkpoints, and a run that goes on --------------------------------------------------
 
     def rewind(self):
         """Back to the newest checkpoint: what was logged after it is cut off.
@@ -156,8 +157,9 @@ class RunFolder:
             self.write_config()
             return f"{self.path} has no checkpoint yet: starting from the first step."
         run.trainer.load(folder)
-        run.load_state({name: load_file(folder / f"{name}.safetensors")
-                        for name in ("sampler", "random")}, plain)
+        load_state(run, {name: load_file(folder / f"{name}.safetensors")
+                         for name in ("sampler", "random")}, plain)
+        self.saved = run.step, run.evaluated
         self.write_config()             # last: a resume that fails changes nothing
         how = "go on where they were, 0 restarted" if self.config.engine == "transformers" else \
             "start again: vLLM's cache cannot be saved"
@@ -168,13 +170,40 @@ class RunFolder:
         """The folder of the newest checkpoint, or None."""
         return next(iter(checkpoint.saved(self.checkpoints)), None)
 
-    def drop_old_checkpoints(self):
-        for old in checkpoint.saved(self.checkpoints)[KEPT:]:
-            shutil.rmtree(old)
+    def save(self, run):
+        """Write a checkpoint of a `scalerl.Run`, unless nothing has changed since the last one."""
+        if self.saved != (run.step, run.evaluated):
+            self.saved, (tensors, plain) = (run.step, run.evaluated), state_of(run)
+            run.trainer.save(self.checkpoints / f"step_{run.step}", tensors=tensors,
+                             plain=plain | {"logs": self.log_sizes()})
+            for old in checkpoint.saved(self.checkpoints)[KEPT:]:
+                shutil.rmtree(old)
 
     def way_on(self):
         """What a run that has failed can go on from, in words."""
         return f"--resume goes on from {self.newest() or 'the first step'}"
+
+
+COUNTERS = ("step", "version", "evaluated", "best", "generated")            # of a Run
+PARTS = ("curriculum", "pacer", "compute")
+
+
+def state_of(run):
+    """(tensors, plain) of all of a run but weights and optimizer; plain is JSON."""
+    tensors, plain = run.sampler.state()
+    return {"sampler": tensors, "random": {"torch": torch.get_rng_state()}}, {
+        "sampler": plain, **{name: getattr(run, name).state() for name in PARTS},
+        **{name: getattr(run, name) for name in COUNTERS}}
+
+
+def load_state(run, tensors, plain):
+    """Give a new run what `state_of` has taken from another."""
+    torch.set_rng_state(tensors["random"]["torch"])
+    run.sampler.load_state(tensors["sampler"], plain["sampler"])
+    vars(run).update({name: plain[name] for name in COUNTERS})
+    for name in PARTS:
+        getattr(run, name).load_state(plain[name])
+    run.push_weights()              # the sampler may have a copy of its own, still untrained
 
 
 def installed(names):

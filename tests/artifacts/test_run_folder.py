@@ -234,12 +234,16 @@ def test_what_a_kill_left_half_done_is_put_right_before_it_is_read(make):
     folder.close()
 
 
-def test_the_last_two_checkpoints_are_kept_and_the_best(make):
-    folder = make()
-    for step in (8, 9, 10, 11):
-        save(folder, step)
-    shutil.copytree(folder.checkpoints / "step_8", folder.checkpoints / "best")
-    folder.drop_old_checkpoints()
+def test_the_last_two_checkpoints_are_kept_and_the_best(make, monkeypatch):
+    """And none is written again where nothing has happened since."""
+    folder, written = make(), []
+    monkeypatch.setattr(run_folder, "state_of", lambda run: ({}, {}))
+    shutil.copytree(folder.path / "source", folder.checkpoints / "best")
+    trainer = SimpleNamespace(save=lambda path, **_: (save(folder, run.step), written.append(path)))
+    for step, evaluated in ((8, 8), (9, 8), (10, 8), (10, 8), (10, 10), (11, 10)):
+        run = SimpleNamespace(step=step, evaluated=evaluated, trainer=trainer)
+        folder.save(run)
+    assert [path.name for path in written] == ["step_8", "step_9", "step_10", "step_10", "step_11"]
     assert {path.name for path in folder.checkpoints.iterdir()} == {"step_10", "step_11", "best"}
     assert folder.way_on() == "--resume goes on from runs/r/checkpoints/step_11"
 
