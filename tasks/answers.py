@@ -80,7 +80,9 @@ LAST_NUMBER = re.compile(rf"[^0-9]*{NUMBER}[^0-9]*\Z")
 SIMPLE = re.compile("(?:[A-Za-z0-9.:;= ]|-(?=[0-9]))*")  # most answers: nothing to take away
 FRACTION = re.compile(r"\\frac\s*(?:\{(-?)([0-9]+)\}|()([0-9]))\s*(?:\{([0-9]+)\}|([0-9]))")
 # A choice, "B", "(B) 12 cm", "the correct option is B"; no other letter behind it.
-CHOICE = re.compile(r"(?:[A-Za-z, ]*\b(?:is|option|choice|answer)[\s:*(]*)?\(?([A-J])(?:\)?|[).:](?!\s*[-+*/^=<>]|.*\b[A-J]\b).*)", re.S)
+CHOICE = re.compile(
+    r"(?:[A-Za-z, ]*\b(?:is|option|choice|answer)[\s:*(]*)?"
+    r"\(?([A-J])(?:\)?|[).:](?!\s*[-+*/^=<>]|.*\b[A-J]\b).*)", re.S)
 UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t ends in a variable
     rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?:{WORD}\s*)+)(?:\s*\^\s*\{{?[0-9]\}}?)?\s*$")
 UNEVALUATED = re.compile(r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots)(?![A-Za-z])|[\u222b\u2211]")
