@@ -427,6 +427,8 @@ def best_split(work, devices):
         return seen[g].step_s
 
     low, high = 1, devices - 1
+    if devices < 2:
+        raise ConfigError(f"devices = {devices}: no room for a server and a trainer")
     step_s(split(devices, *work.rates())[0])
     while high - low > max(8, devices // 32):
         a, b = round(high - 0.618 * (high - low)), round(low + 0.618 * (high - low))
