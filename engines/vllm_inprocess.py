@@ -3,10 +3,9 @@
 Weights are swapped between two decode steps, and running sequences keep their cache (PipelineRL).
 The version of each token is vLLM's own record. Interruption takes two requests (two_requests.py).
 
-The G samples of a prompt share its keys and values through vLLM's prefix cache, and a block
-computed under other weights is never served: each request is salted with the version at which its
-first step runs. No swap may come between salt and step. So requests wait here, and are handed over
-when slots, cache and the token budget of the coming step have room for them.
+The G samples of a prompt share its keys and values through vLLM's prefix cache. The salt of a
+request is the version when it is handed over, so none are found that are older than that. (In a
+step too full to begin it, a swap may come before it: see server_pool.py.)
 
 Differences from `TransformersSampler`: keys and values older than the current weights are computed
 again for a second request. Tokens are drawn from torch's global generator. vLLM's cache cannot be
@@ -85,8 +84,7 @@ class VllmSampler(TwoRequests):
         super().__init__(tokenizer, interruption, slots=slots, prompt_tokens=prompt_tokens,
                          eos_ids=eos_ids, temperature=temperature, seed=seed)
         self.dtype, self._head_fp32 = dtype, head_fp32
-        # Lists of samples that start together: one between its two requests, then whole groups.
-        self.waiting: deque[list[Sample]] = deque()
+        self.waiting: deque[Sample] = deque()           # for a slot, in order
         self.done: list[Sample] = []                    # ended while the other sampler stepped
         self.decoded = Counter()                        # "steps", "sequences": for log()
         # By vLLM's name of the request under way: (sampler, sample), of both samplers.
@@ -97,9 +95,6 @@ class VllmSampler(TwoRequests):
         # The cache has room for all slots to grow to the end. With less, vLLM would sometimes drop
         # a sequence and compute it again, under other weights. One block is vLLM's own.
         blocks = slots * -(-length // BLOCK_TOKENS) + 1
-        # Room in one step for every running sequence and for the longest second request, or for
-        # a whole new group, whose prompt costs up to a block more for each further sample.
-        self.step_tokens = slots + max(8192, length, prompt_tokens + slots * BLOCK_TOKENS)
         self.llm = load_vllm(
             str(model), skip_tokenizer_init=True, dtype=str(dtype).removeprefix("torch."),
             hf_overrides={"head_dtype": HEAD[head_fp32]},
@@ -111,7 +106,7 @@ class VllmSampler(TwoRequests):
             # With a step in flight at a swap, its tokens would get the new version's label.
             async_scheduling=False,
             enable_prefix_caching=True, block_size=BLOCK_TOKENS, max_model_len=length,
-            max_num_seqs=slots, max_num_batched_tokens=self.step_tokens, seed=seed,
+            max_num_seqs=slots, max_num_batched_tokens=slots + 8192, seed=seed,
             kv_cache_memory_bytes=blocks * block_bytes(model, dtype),
             gpu_memory_utilization=0.01,                # unused, but must not exceed what is free
             use_tqdm_on_load=False, disable_log_stats=True)
@@ -138,7 +133,7 @@ class VllmSampler(TwoRequests):
 
     def submit(self, request: Request):
         check_fits(request, self.prompt_tokens, self.slots)
-        self.waiting.append(self.new_samples(request))
+        self.waiting.extend(self.new_samples(request))
 
     def push_weights(self, named_tensors, version):
         weights = [(name, tensor.detach()) for name, tensor in named_tensors]
@@ -149,7 +144,8 @@ class VllmSampler(TwoRequests):
         self.version = version
 
     def step(self) -> list[Rollout]:
-        self._start()
+        while self.waiting and len(self.running) < self.slots:
+            self._start(self.waiting.popleft())
         if not self.running:
             return self.finished()
         self.decoded.update(steps=1, sequences=len(self.running))
@@ -163,7 +159,7 @@ class VllmSampler(TwoRequests):
             if owner.absorb(sample, list(answer.token_ids), logprobs, versions, self.version):
                 owner.done.append(sample)
             else:                                       # for its second request
-                owner.waiting.appendleft([sample])
+                owner.waiting.appendleft(sample)
         return self.finished()
 
     def finished(self) -> list[Rollout]:
@@ -180,19 +176,8 @@ class VllmSampler(TwoRequests):
     def close(self):
         self.engine.engine_core.shutdown()
 
-    def _start(self):
-        """Hand over what the coming step can take whole, as if no block of it were in the cache."""
-        room = self.step_tokens - len(self.running)
-        while self.waiting:
-            samples = self.waiting[0]
-            room -= len(samples[0].ids) + (len(samples) - 1) * BLOCK_TOKENS
-            if room < 0 or len(self.running) + len(samples) > self.slots:
-                return
-            for sample in self.waiting.popleft():
-                self._request(sample)
-
-    def _request(self, sample):
-        """Ask vLLM for more of this sample, under the current version's salt."""
+    def _start(self, sample):
+        """Ask vLLM for more of this sample."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
         name = str(next(self.names))

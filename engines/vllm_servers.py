@@ -1,8 +1,8 @@
 """vllm_servers.py: samples from a pool of vLLM servers, behind the `Sampler` protocol.
 
-The servers generate while the trainer trains: dispatch.py, in the pool's thread, keeps their slots
-filled from the queue here. A sample may take two requests (two_requests.py). Its record is what
-vLLM reports: ids, log-probs of the distribution sampled from, versions of the weights.
+The servers generate while the trainer trains: server_pool.py, in a thread of its own, keeps their
+slots filled from the queue here. A sample may take two requests (two_requests.py). Its record is
+what vLLM reports: ids, log-probs of the distribution sampled from, versions of the weights.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ServerSampler(TwoRequests):
         self.head_fp32, self.heads = pool.head_fp32, (pool.head_fp32,)  # fixed at their start
         self.waiting: deque[Sample] = deque()   # for a server with room; of the pool's thread
         self.done = queue.SimpleQueue()         # samples for the trainer
-        pool.dispatcher.samplers.append(self)
+        pool.samplers.append(self)
 
     @property
     def devices(self):
@@ -49,7 +49,7 @@ class ServerSampler(TwoRequests):
 
         def enqueue():
             self.waiting.extend(samples)
-            self.pool.dispatcher.dispatch()
+            self.pool.dispatch()
         self.pool.loop.call_soon_threadsafe(enqueue)
 
     def step(self) -> list[Rollout]:
@@ -74,7 +74,7 @@ class ServerSampler(TwoRequests):
         self.version = version
 
     def log(self):
-        return self.pool.wait(self.pool.dispatcher.log())
+        return self.pool.wait(self.pool.log())
 
     def close(self):
         """Closes the pool, and with it the other sampler that shares it."""

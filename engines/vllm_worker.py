@@ -3,14 +3,15 @@
 A stock server imports it through its option `--worker-extension-cls engines.vllm_worker.Worker`.
 It adds a weight transfer backend "gloo"; the trainer's end is weight_transfer.GlooChannel.
 
-All or nothing: a worker loads what arrived when the trainer says that it was everything. If the
-loading itself breaks off, the server ends: half of the new weights would be worse than none.
+A worker loads what arrived when the trainer says that it was everything. If the loading itself
+breaks off, the server ends: half of the new weights would be worse than none.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import sys
+import traceback
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -44,11 +45,13 @@ class GlooEngine(WeightTransferEngine):
         self.received = []
 
     def receive_weights(self, info):
-        """One bucket: info.names (Hugging Face's), .dtype_names, .shapes, in order of sending."""
-        for name, dtype, shape in zip(info.names, info.dtype_names, info.shapes, strict=True):
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-            self.group.broadcast(tensor, 0).wait()
-            self.received.append((name, tensor))
+        """One bucket: tensors of one type, as weight_transfer.packed packs them."""
+        dtype = getattr(torch, info.dtype_names[0])
+        sizes = [math.prod(shape) * dtype.itemsize for shape in info.shapes]
+        data = torch.empty(sum(sizes), dtype=torch.uint8)
+        self.group.broadcast(data, 0).wait()
+        for name, shape, part in zip(info.names, info.shapes, data.split(sizes)):
+            self.received.append((name, part.view(dtype).view(shape)))
 
     def finish_weight_update(self):
         weights, self.received = self.received, []
@@ -59,9 +62,8 @@ class GlooEngine(WeightTransferEngine):
             self.model.load_weights(weights)
             finalize_layerwise_reload(self.model, self.model_config)
             refresh_tied_head(self.model)
-        except BaseException as error:  # layers half loaded, and vLLM cannot begin them anew
-            print(f"vllm_worker: loading weights broke off ({error!r}): this server ends, start it "
-                  "again", file=sys.stderr, flush=True)
+        except BaseException:           # layers half loaded, and vLLM cannot begin them anew
+            traceback.print_exc()
             os._exit(1)                 # vLLM ends the rest
 
     def shutdown(self):
