@@ -22,7 +22,7 @@ and counts no new token for the deadline is lost.
 from __future__ import annotations
 
 import asyncio
-import math
+import itertools
 import resource
 import secrets
 import sys
@@ -38,7 +38,7 @@ from engines.weight_transfer import buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
 RETRY_S = 1.0                           # between two tries to connect one
-SAY_S = 30                              # between two sentences on servers that are starting
+TRIES = 30                              # between two sentences on a server that is not there
 
 
 def say(sentence):
@@ -77,7 +77,6 @@ class ServerPool:
         self.counted_at = self.logged_at = time.monotonic()
         self.error = None               # for the trainer's thread to raise
         self.ready_until = time.monotonic()     # the last time when a server was ready
-        self.changed = threading.Condition()    # wakes the trainer's thread
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.wait(self._open(urls, context))
@@ -89,22 +88,29 @@ class ServerPool:
 
     def _wait_for_all(self, seconds):
         """Servers download, load, compile, capture graphs: their logs tell how far each is."""
-        for left in range(math.ceil(seconds), 0, -SAY_S):
-            with self.changed:
-                if self.changed.wait_for(lambda: self.error or not self._lost(), min(SAY_S, left)):
-                    break
-            for server in self._lost():
-                say(f"{server.url} is starting, {left} s at most are left: {server.why}")
-        if self.error or self._lost():
-            self._give_up(f"connect: not every server is ready within {seconds:.0f} s")
+        end = time.monotonic() + seconds
+        while self._lost():
+            self._check(time.monotonic() < end, "connect: not every server is ready within "
+                        f"{seconds:.0f} s")
+            time.sleep(0.05)
         self.ready_until = time.monotonic()
+
+    def check(self):
+        """Raises ServerError: all servers have been lost for longer than the deadline."""
+        some = len(self._lost()) < len(self.servers)
+        self._check(some or time.monotonic() - self.ready_until < self.deadline_s,
+                    f"generate, version {self.version}: no server is ready since "
+                    f"{self.deadline_s:.0f} s")
+
+    def _check(self, fine, words):
+        if self.error:
+            raise self.error
+        if not fine:
+            raise ServerError(f"{words}; " + "; ".join(
+                f"{s.url} is lost: {s.why}" for s in self._lost()) + "; look at the servers' logs")
 
     def _lost(self):
         return [server for server in self.servers if server.state == "lost"]
-
-    def _give_up(self, words):
-        raise self.error or ServerError(f"{words}; " + "; ".join(
-            f"{s.url} is lost: {s.why}" for s in self._lost()) + "; look at the servers' logs")
 
     @property
     def needs_push(self):
@@ -152,13 +158,6 @@ class ServerPool:
             return await asyncio.gather(*map(one, servers))
         return [server for server in self.wait(every()) if server]
 
-    def check(self):
-        """Raises ServerError: all servers have been lost for longer than the deadline."""
-        if self.error or (len(self._lost()) == len(self.servers)
-                          and time.monotonic() - self.ready_until > self.deadline_s):
-            self._give_up(f"generate, version {self.version}: no server is ready since "
-                          f"{self.deadline_s:.0f} s")
-
     def close(self):
         """A server ends what nobody waits for."""
         async def end():
@@ -189,7 +188,7 @@ class ServerPool:
 
     async def _watch(self, server):
         """Connect a server, look at it now and then, connect it again when it is lost."""
-        while True:
+        for tries in itertools.count(1):
             if server.state != "lost":
                 await asyncio.sleep(HEALTH_S)
                 await self.check_health(server)
@@ -197,13 +196,13 @@ class ServerPool:
             try:
                 await server.connect(self)
                 self._set_state(server, "stale")
-                if self.pushed:
-                    say(f"{server.url} is back; it gets version {self.version}")
-            except ServerError:
+            except (ServerError, ImportError):
                 raise
             except Exception as error:          # of HTTP, gloo, NCCL: it may be starting
                 server.disconnect()
                 server.why = str(error) or repr(error)
+                if tries % TRIES == 0:
+                    say(f"{server.url} is not there yet: {server.why}")
                 await asyncio.sleep(RETRY_S)
 
     def _lose(self, server, why):
@@ -225,7 +224,6 @@ class ServerPool:
         if server.state == "ready":
             self.ready_until = time.monotonic()
         server.state = state
-        self.wake()
 
     async def check_health(self, server):
         try:
@@ -238,16 +236,10 @@ class ServerPool:
     def task(self, coroutine):
         """A task of the loop. The trainer hears of its failure, instead of waiting."""
         def look(task):
-            if not task.cancelled() and (error := task.exception()):
-                self.error = error
-                self.wake()
+            self.error = self.error or (None if task.cancelled() else task.exception())
         task = self.loop.create_task(coroutine)
         task.add_done_callback(look)
         return task
-
-    def wake(self):
-        with self.changed:
-            self.changed.notify_all()
 
     # -- the loop's thread: requests -----------------------------------------------------------
 
@@ -293,7 +285,6 @@ class ServerPool:
         else:                                   # for its second request, or the same one again
             sampler.waiting.appendleft(sample)
         self.dispatch()
-        self.wake()
 
     def count_time(self):
         """Add up the time of busy slots of ready servers; called before their number changes."""

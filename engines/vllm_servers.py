@@ -7,6 +7,7 @@ what vLLM reports: ids, log-probs of the distribution sampled from, versions of 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 from collections import deque
@@ -58,12 +59,12 @@ class ServerSampler(TwoRequests):
         pool = self.pool
         if pool.needs_push:
             self.push_weights(self.weights(pool.dtype), max(self.version, pool.version))
-        if self.in_flight:
-            with pool.changed:
-                pool.changed.wait_for(
-                    lambda: not self.done.empty() or pool.needs_push or pool.error, 1.0)
+        rollouts = self.finished()
+        if self.in_flight and not rollouts:
             pool.check()
-        return self.finished()
+            with contextlib.suppress(queue.Empty):
+                rollouts = self.returned([self.done.get(timeout=1.0)])
+        return rollouts
 
     def finished(self) -> list[Rollout]:
         return self.returned([self.done.get() for _ in range(self.done.qsize())])
