@@ -62,11 +62,9 @@ class Server:
             raise ServerFailed(f"{path}: no answer for {seconds or self.call_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ServerFailed(f"{path}: {error or type(error).__name__}") from None
-        if 400 <= response.status < 500:
-            raise ServerError(f"{self.url}{path} answered {response.status}: {said[:300]}; start "
-                              "it as scaleout/server_command.py does")
         if response.status != 200:
-            raise ServerFailed(f"{path} answered {response.status}: {said[:300]}")
+            kind = ServerError if 400 <= response.status < 500 else ServerFailed
+            raise kind(f"{self.url}{path} answered {response.status}: {said[:300]}")
         with contextlib.suppress(ValueError):
             return json.loads(said)
         return said
@@ -105,11 +103,7 @@ class Server:
         if config["weight_transfer_config"]["backend"] == "gloo":
             self.channel = GlooChannel(urlsplit(self.url), 1 + self.workers, self.call_s)
         else:
-            try:
-                self.channel = NcclChannel(1 + self.workers)
-            except ImportError as error:
-                raise ServerError("the trainer's end of NCCL is vLLM's, which cannot be used here "
-                                  f"({error}): run `make vllm`") from None
+            self.channel = NcclChannel(1 + self.workers)
         await self.transfer("/init_weight_transfer_engine", {"init_info": self.channel.init_info},
                             self.channel.meet)
 
@@ -169,25 +163,20 @@ def wrong_settings(pool, version, config):
     """A sentence for each setting that does not fit the run. A server does not tell its model's
     sizes: another model is noticed in the first push."""
     model, run_dtype = config["model_config"], str(pool.dtype).removeprefix("torch.")
-    dtype = model["dtype"].removeprefix("torch.")
+    dtype, length = model["dtype"].removeprefix("torch."), model["max_model_len"]
     head = (model["hf_overrides"] or {}).get("head_dtype", "model")
-    settings = {                        # what it has; what fits
-        "vllm": (version[:4], ["0.32", "0.33"]),
-        "--logprobs-mode": (model["logprobs_mode"], ["processed_logprobs"]),
-        "--dtype": (dtype, [run_dtype]),
-        "--generation-config": (model["generation_config"], ["vllm"]),
-        "head_dtype in --hf-overrides": (dtype if head == "model" else head,
-                                         [HEAD[pool.head_fp32]]),
-        "backend in --weight-transfer-config": (
-            (config["weight_transfer_config"] or {}).get("backend"),
-            ["nccl", "gloo"] if pool.cuda else ["gloo"]),
-    }
-    wrong = [f"{name} is {has}, this run needs {' or '.join(fits)}"
-             for name, (has, fits) in settings.items() if has not in fits]
-    if model["max_model_len"] < pool.length:
-        wrong.append(f"--max-model-len is {model['max_model_len']}, this run needs at least "
-                     f"{pool.length}")
-    return wrong
+    backend = (config["weight_transfer_config"] or {}).get("backend")
+    settings = [                        # name; what it has; what fits
+        ("vllm", version[:4], ["0.32", "0.33"]),
+        ("--logprobs-mode", model["logprobs_mode"], ["processed_logprobs"]),
+        ("--dtype", dtype, [run_dtype]),
+        ("--generation-config", model["generation_config"], ["vllm"]),
+        ("--max-model-len", length, [max(length, pool.length)]),
+        ("head_dtype in --hf-overrides", dtype if head == "model" else head,
+         [HEAD[pool.head_fp32]]),
+        ("backend in --weight-transfer-config", backend, ["nccl", "gloo"][not pool.cuda:])]
+    return [f"{name} is {has}, this run needs {' or '.join(map(str, fits))}"
+            for name, has, fits in settings if has not in fits]
 
 
 def check_answer(answer, *, asked, eos_ids, pushed):

@@ -81,33 +81,24 @@ class ServerPool:
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.wait(self._open(urls, context))
         try:
-            self._wait_for_all(3 * deadline_s)
+            while self._lost():         # they download, load, compile, capture graphs
+                self.check()
+                time.sleep(0.05)
         except BaseException:
             self.close()
             raise
 
-    def _wait_for_all(self, seconds):
-        """Servers download, load, compile, capture graphs: their logs tell how far each is."""
-        end = time.monotonic() + seconds
-        while self._lost():
-            self._check(time.monotonic() < end, "connect: not every server is ready within "
-                        f"{seconds:.0f} s")
-            time.sleep(0.05)
-        self.ready_until = time.monotonic()
-
     def check(self):
-        """Raises ServerError: all servers have been lost for longer than the deadline."""
-        some = len(self._lost()) < len(self.servers)
-        self._check(some or time.monotonic() - self.ready_until < self.deadline_s,
-                    f"generate, version {self.version}: no server is ready since "
-                    f"{self.deadline_s:.0f} s")
-
-    def _check(self, fine, words):
+        """Raises ServerError: no server is ready, at the start not every one, for too long."""
+        lost, starting = self._lost(), self.version < 0
+        limit = (3 if starting else 1) * self.deadline_s
         if self.error:
             raise self.error
-        if not fine:
-            raise ServerError(f"{words}; " + "; ".join(
-                f"{s.url} is lost: {s.why}" for s in self._lost()) + "; look at the servers' logs")
+        if (len(lost) == len(self.servers) or starting and lost) \
+                and time.monotonic() - self.ready_until > limit:
+            words = "connect: not every" if starting else f"generate, version {self.version}: no"
+            raise ServerError(f"{words} server is ready since {limit:.0f} s; " + "; ".join(
+                f"{s.url} is lost: {s.why}" for s in lost) + "; look at the servers' logs")
 
     def _lost(self):
         return [server for server in self.servers if server.state == "lost"]
@@ -135,7 +126,8 @@ class ServerPool:
             await server.resume(version, label)
             self._set_state(server, "ready")
             self.dispatch()
-        servers = self._each([s for s in self.servers if s.version != version], version, begin)
+        servers = self._each([s for s in self.servers if s.state != "lost" and s.version != version],
+                             version, begin)
         for info, data in buckets(named_tensors, self.dtype) if servers else ():
             servers = self._each(servers, version, lambda s: s.receive(info, data))  # noqa: B023
         self.version = self.pushed[label] = version     # before a token of it can come back
@@ -145,14 +137,13 @@ class ServerPool:
         """step(server) of a push, of all servers at once: the workers of all wait from the same
         moment on. A server that fails is lost; returns the others."""
         async def one(server):
-            if server.state != "lost":
-                try:
-                    await step(server)
-                    return server
-                except ServerError:
-                    raise
-                except Exception as error:      # of HTTP, gloo, NCCL: the others go on
-                    self._lose(server, f"push of version {version}: {str(error) or repr(error)}")
+            try:
+                await step(server)
+                return server
+            except ServerError:
+                raise
+            except Exception as error:          # of HTTP, gloo, NCCL: the others go on
+                self._lose(server, f"push of version {version}: {str(error) or repr(error)}")
 
         async def every():
             return await asyncio.gather(*map(one, servers))
@@ -236,7 +227,8 @@ class ServerPool:
     def task(self, coroutine):
         """A task of the loop. The trainer hears of its failure, instead of waiting."""
         def look(task):
-            self.error = self.error or (None if task.cancelled() else task.exception())
+            error = None if task.cancelled() else task.exception()
+            self.error = self.error or error
         task = self.loop.create_task(coroutine)
         task.add_done_callback(look)
         return task

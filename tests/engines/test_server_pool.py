@@ -527,7 +527,7 @@ def test_nccl_needs_tensors_on_a_gpu_and_vllm_in_the_trainers_process(fake, conn
         connect(server.url)
     wrapper = "vllm.distributed.device_communicators.pynccl_wrapper"
     monkeypatch.setitem(sys.modules, wrapper, None)
-    with pytest.raises(ServerError, match=f"end of NCCL is vLLM's, .*{wrapper}.*run `make vllm`"):
+    with pytest.raises(ImportError, match=wrapper):
         connect(server.url, cuda=True)
 
 
@@ -535,7 +535,7 @@ def test_what_nccl_asserts_when_a_server_is_met_is_a_reason_to_try_again(fake, c
     def join(*_):
         raise AssertionError
     nccl.joined.uid_init_process_group = join
-    with pytest.raises(ServerError, match="not every server is ready within 3 s; .*AssertionError"):
+    with pytest.raises(ServerError, match="not every server is ready since 3 s; .*AssertionError"):
         connect(fake(whole, weight_transfer_config__backend="nccl").url, cuda=True, deadline_s=1)
 
 
@@ -563,7 +563,7 @@ def test_a_server_that_dies_in_a_push_over_nccl_holds_nobody_up_and_leaves_no_me
     server.failing["/update_weights"] = 500
     push(sampler, WEIGHT, 1)
     assert first.destroyed.wait(10)
-    assert "push of version 1: /update_weights answered 500" in capfd.readouterr().err
+    assert f"push of version 1: {server.url}/update_weights answered 500" in capfd.readouterr().err
     del server.failing["/update_weights"]
     until(lambda: sampler.pool.needs_push)                  # it was connected again
     push(sampler, WEIGHT, 1)
@@ -577,7 +577,7 @@ def test_workers_that_do_not_come_to_nccl_are_awaited_until_the_deadline_alone(
     late = threading.Event()
     monkeypatch.setattr(nccl.joined, "uid_init_process_group", lambda *_: late.wait(60))
     server = fake(whole, weight_transfer_config__backend="nccl")
-    with pytest.raises(ServerError, match="within 3 s; .*_engine: no (transfer within|answer for) 1 s"):
+    with pytest.raises(ServerError, match="since 3 s; .*_engine: no (transfer within|answer for) 1 s"):
         connect(server.url, cuda=True, deadline_s=1)
     late.set()
 
@@ -595,7 +595,7 @@ def test_another_who_uses_the_server_is_noticed(fake, connect, monkeypatch):
 
 
 @pytest.mark.parametrize("change, words", [
-    ({"model_config__max_model_len": 133}, "--max-model-len is 133, this run needs at least 134"),
+    ({"model_config__max_model_len": 133}, "--max-model-len is 133, this run needs 134"),
     ({"model_config__logprobs_mode": "raw_logprobs"},
      "--logprobs-mode is raw_logprobs, this run needs processed_logprobs"),
     ({"model_config__dtype": "torch.bfloat16"}, "--dtype is bfloat16, this run needs float32"),
@@ -638,12 +638,11 @@ def test_a_server_that_was_started_for_fewer_slots_gets_no_more_requests_at_once
     assert len(drain(sampler)) == 20
 
 
-def test_a_server_that_is_locked_or_lacks_routes_is_refused_with_how_to_start_it(fake, connect):
+def test_a_server_that_is_locked_or_lacks_routes_is_refused(fake, connect):
     for status in (401, 404):
         server = fake(whole)
         server.failing["/server_info"] = status
-        with pytest.raises(ServerError, match=f"answered {status}.*; start it as scaleout/"
-                                             "server_command.py does"):
+        with pytest.raises(ServerError, match=f"{server.url}/server_info.* answered {status}"):
             connect(server.url)
 
 
@@ -674,7 +673,7 @@ def test_servers_of_another_kind_or_version_are_refused(fake, connect, monkeypat
     with pytest.raises(ServerError, match="vllm is 0.31, this run needs 0.32 or 0.33"):
         connect(server.url)
     url = f"http://127.0.0.1:{free_port()}"
-    with pytest.raises(ServerError, match="connect: not every server is ready within 3 s; "
+    with pytest.raises(ServerError, match="connect: not every server is ready since 3 s; "
                                           f"{url} is lost: "):
         connect(url, deadline_s=1)
 
