@@ -145,6 +145,8 @@ class Server:
 
     async def check_health(self):
         """Raises ServerFailed: silent, without the weights it should have, or at a stand."""
+        if self.state != "ready":
+            return
         label = self.label
         info, metrics = await asyncio.gather(self.get("/weight_info"), self.get("/metrics"))
         if info["weight_version"] != label == self.label:       # else a push has come meanwhile

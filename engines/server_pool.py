@@ -10,7 +10,7 @@ resume. If any of it fails, the server is lost and stays paused until it was con
 whole push has succeeded. Its unfinished samples are asked again elsewhere.
 
 A sample waits in the queue of its sampler, is in flight at one server, and comes back with an
-answer; without one it waits again. The salt of its request is the version when it is sent, so no
+answer. If that cannot be right, or there is none, the server is lost too. The salt of its request is the version when it is sent, so no
 keys and values are found in the prefix cache that are older than that. One that a push overtakes
 in the server's own queue may begin under new weights with a prompt of the old ones, as every
 running sequence goes on with them.
@@ -180,30 +180,29 @@ class ServerPool:
     async def _watch(self, server):
         """Connect a server, look at it now and then, connect it again when it is lost."""
         for tries in itertools.count(1):
-            if server.state != "lost":
-                await asyncio.sleep(HEALTH_S)
-                await self.check_health(server)
-                continue
             try:
-                await server.connect(self)
-                self._set_state(server, "stale")
+                if server.state == "lost":
+                    await server.connect(self)
+                    self._set_state(server, "stale")
+                await asyncio.sleep(HEALTH_S)
+                await server.check_health()
             except (ServerError, ImportError):
                 raise
             except Exception as error:          # of HTTP, gloo, NCCL: it may be starting
-                server.disconnect()
-                server.why = str(error) or repr(error)
+                self._lose(server, str(error) or repr(error))
                 if tries % TRIES == 0:
                     say(f"{server.url} is not there yet: {server.why}")
                 await asyncio.sleep(RETRY_S)
 
     def _lose(self, server, why):
         """Expect nothing more of this server until it is connected again."""
-        say(f"{server.url} is lost: {why}; its {len(server.requests)} samples are asked again as "
-            "soon as a server is ready")
+        if server.state != "lost":
+            say(f"{server.url} is lost: {why}; its {len(server.requests)} samples are asked again "
+                "as soon as a server is ready")
+            self.counters.update(losses=1, resubmitted=len(server.requests))
         server.why = why
         self._set_state(server, "lost")
         server.disconnect()
-        self.counters.update(losses=1, resubmitted=len(server.requests))
         for task, (sampler, sample) in reversed(server.requests.items()):
             task.cancel()
             sampler.waiting.appendleft(sample)
@@ -215,14 +214,6 @@ class ServerPool:
         if server.state == "ready":
             self.ready_until = time.monotonic()
         server.state = state
-
-    async def check_health(self, server):
-        try:
-            if server.state == "ready":
-                await server.check_health()
-        except ServerFailed as error:
-            if server.state == "ready":         # else a push has begun
-                self._lose(server, str(error))
 
     def task(self, coroutine):
         """A task of the loop. The trainer hears of its failure, instead of waiting."""
@@ -254,27 +245,20 @@ class ServerPool:
 
     async def _generate(self, sampler, server, sample):
         """One request of one sample, from sending to the use of its answer."""
-        task, done, failure = asyncio.current_task(), False, None
         try:
             answer = await server.generate(sampler, sample, self.pushed)
         except ServerFailed as error:
-            failure = str(error)
-            await self.check_health(server)     # is it the server, or this one answer?
-        if task not in server.requests:         # lost meanwhile: the sample waits already
-            return
-        self.count_time()
-        del server.requests[task]
-        if failure is None:
-            done = sampler.absorb(sample, *answer, current=self.version)
-        elif server.state == "ready":           # else it failed together with a push
-            self.counters["refused_answers"] += 1
             sample.refused += 1
             if sample.refused == 3:
-                raise ServerError(f"generate, version {self.version}: {server.url} answered "
-                                  f"three times what was not asked for ({failure})")
-        if done:
+                raise ServerError(f"generate, version {self.version}: {server.url}: a sample has "
+                                  f"failed three times: {error}") from None
+            self._lose(server, str(error))      # this sample waits again, as the others do
+            return
+        self.count_time()
+        del server.requests[asyncio.current_task()]
+        if sampler.absorb(sample, *answer, current=self.version):
             sampler.done.put(sample)
-        else:                                   # for its second request, or the same one again
+        else:                                   # for its second request
             sampler.waiting.appendleft(sample)
         self.dispatch()
 
@@ -294,8 +278,7 @@ class ServerPool:
         busy = self.busy_s / sum(server.slots for server in self.servers) / seconds
         log = {"off_policy/busy_share": busy, "off_policy/waited_s": seconds * (1 - busy),
                "off_policy/decoding_share": self.decoding_s / len(self.servers) / seconds}
-        log |= {f"servers/{name}": self.counters[name]
-                for name in ("refused_answers", "resubmitted", "losses")}
+        log |= {f"servers/{name}": self.counters[name] for name in ("resubmitted", "losses")}
         self.busy_s, self.decoding_s, self.logged_at = 0.0, 0.0, self.counted_at
         self.counters.clear()
         return log
