@@ -106,8 +106,7 @@ class VllmSampler(TwoRequests):
             # With a step in flight at a swap, its tokens would get the new version's label.
             async_scheduling=False,
             enable_prefix_caching=True, block_size=BLOCK_TOKENS, max_model_len=length,
-            max_num_seqs=slots, max_num_batched_tokens=slots + 8192, seed=seed,
-            kv_cache_memory_bytes=blocks * block_bytes(model, dtype),
+            max_num_seqs=slots, seed=seed, kv_cache_memory_bytes=blocks * block_bytes(model, dtype),
             gpu_memory_utilization=0.01,                # unused, but must not exceed what is free
             use_tqdm_on_load=False, disable_log_stats=True)
         self.engine = self.llm.llm_engine

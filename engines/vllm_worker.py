@@ -23,7 +23,7 @@ from vllm.model_executor.model_loader.reload import (finalize_layerwise_reload,
                                                      initialize_layerwise_reload)
 
 from engines.vllm_inprocess import refresh_tied_head
-from engines.weight_transfer import gloo_group, own_address
+from engines.weight_transfer import gloo_group
 
 
 class GlooEngine(WeightTransferEngine):
@@ -38,8 +38,7 @@ class GlooEngine(WeightTransferEngine):
         rank = 1 + config.data_parallel_index * config.world_size + config.rank
         self.received = []              # of a trainer that went away in the middle
         store = TCPStore(info.address, info.port, None, False, timedelta(seconds=info.timeout_s))
-        self.group = gloo_group(store, rank, info.world_size,
-                                own_address(info.address, info.port), info.timeout_s)
+        self.group = gloo_group(store, rank, **vars(info))
 
     def start_weight_update(self):
         self.received = []

@@ -50,11 +50,12 @@ def own_address(host, port):
         return unsent.getsockname()[0]
 
 
-def gloo_group(store, rank, world_size, address, timeout_s):
-    """A process group beside torch's default one, which listens at `address` alone. Waits for its
-    members. Raises RuntimeError after `timeout_s`, as its broadcasts do."""
-    options = ProcessGroupGloo._Options()
-    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+def gloo_group(store, rank, address, port, world_size, timeout_s):
+    """A process group beside torch's default one, which listens at one address alone. Waits for
+    its members. Raises RuntimeError after `timeout_s`, as its broadcasts do. address, port: the
+    store's."""
+    options, own = ProcessGroupGloo._Options(), own_address(address, port)
+    options._devices = [ProcessGroupGloo.create_device(hostname=own)]
     options._timeout = timedelta(seconds=timeout_s)
     return ProcessGroupGloo(PrefixStore("weights", store), rank, world_size, options)
 
@@ -66,16 +67,14 @@ class GlooChannel:
         address = own_address(url.hostname, url.port)
         # A store that opens its own port would listen on every address of the machine.
         listener = socket.create_server((address, 0))
-        self.init_info = {"address": address, "port": listener.getsockname()[1],
-                          "world_size": world_size, "timeout_s": timeout_s}
-        self.store = TCPStore(address, self.init_info["port"], None, True,
-                              timedelta(seconds=timeout_s), wait_for_workers=False,
+        port, limit = listener.getsockname()[1], timedelta(seconds=timeout_s)
+        self.store = TCPStore(address, port, None, True, limit, wait_for_workers=False,
                               master_listen_fd=listener.detach())
+        self.init_info = {"address": address, "port": port, "world_size": world_size,
+                          "timeout_s": timeout_s}
 
     def meet(self):
-        info = self.init_info
-        self.group = gloo_group(self.store, 0, info["world_size"], info["address"],
-                                info["timeout_s"])
+        self.group = gloo_group(self.store, 0, **self.init_info)
 
     def send(self, data):
         self.group.broadcast(data.cpu(), 0).wait()

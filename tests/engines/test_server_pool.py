@@ -23,7 +23,7 @@ from served import Fake, connect, drained, free_port, push, until  # noqa: F401
 from config import Config
 from engines.server import ServerError, ServerFailed, check_answer
 from engines.server_pool import ServerPool
-from engines.tls import client_context, tls_context
+from engines.tls import client_context
 from engines.vllm_servers import ServerSampler
 from sampler import Interruption
 from scaleout.server_command import server_command
@@ -702,7 +702,10 @@ def test_with_tls_both_sides_show_a_certificate(fake, connect, tmp_path):
         run = subprocess.run(["make", "certs", f"CERTS={tmp_path / name}", "HOSTS=127.0.0.1"],
                              cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert run.returncode == 0, run.stderr
-    server = fake(whole, ssl=tls_context(tmp_path / "mine", ssl.Purpose.CLIENT_AUTH))
+    asking = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tmp_path / "mine/ca.pem")
+    asking.load_cert_chain(tmp_path / "mine/cert.pem", tmp_path / "mine/key.pem")
+    asking.verify_mode = ssl.CERT_REQUIRED
+    server = fake(whole, ssl=asking)
     trusting, said = ssl.create_default_context(cafile=tmp_path / "mine/ca.pem"), b""
     with contextlib.suppress(OSError), trusting.wrap_socket(
             socket.create_connection(("127.0.0.1", server.port), 20),
