@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import json
 import math
 import re
@@ -65,9 +64,7 @@ class Server:
         if response.status != 200:
             kind = ServerError if 400 <= response.status < 500 else ServerFailed
             raise kind(f"{self.url}{path} answered {response.status}: {said[:300]}")
-        with contextlib.suppress(ValueError):
-            return json.loads(said)
-        return said
+        return json.loads(said) if said.startswith("{") else said
 
     async def transfer(self, path, body, work):
         """A request and work() in a thread at once: the two ends of a transfer. Raises what the

@@ -1,7 +1,8 @@
-"""server_pool.py: the vLLM servers of a run, near or far: connected, watched, given weights and
-samples. A server's states:
+"""server_pool.py: the vLLM servers of a run, connected, watched, given weights and samples.
 
-    lost    not connected: not there yet, ended, or silent for longer than the deadline
+A server's states:
+
+    lost    not connected: not there yet, ended, silent, or it failed at something
     stale   connected, but without the current weights: it gets no requests
     ready   has the current weights
 
@@ -9,11 +10,9 @@ A push is: no new requests, pause (running sequences keep their keys and values)
 resume. If any of it fails, the server is lost and stays paused until it was connected again and a
 whole push has succeeded. Its unfinished samples are asked again elsewhere.
 
-A sample waits in the queue of its sampler, is in flight at one server, and comes back with an
-answer. If that cannot be right, or there is none, the server is lost too. The salt of its request is the version when it is sent, so no
-keys and values are found in the prefix cache that are older than that. One that a push overtakes
-in the server's own queue may begin under new weights with a prompt of the old ones, as every
-running sequence goes on with them.
+The salt of a request is the version when it is sent: in the prefix cache it finds keys and values
+of that version or a later one. If a push overtakes it in the server's own queue, it may begin under
+new weights with a prompt of the old ones, as every running sequence goes on with them.
 
 A long sample may take longer than any deadline, so a request has none. A server that has requests
 and counts no new token for the deadline is lost.
@@ -126,8 +125,8 @@ class ServerPool:
             await server.resume(version, label)
             self._set_state(server, "ready")
             self.dispatch()
-        servers = self._each([s for s in self.servers if s.state != "lost" and s.version != version],
-                             version, begin)
+        servers = [s for s in self.servers if s.state != "lost" and s.version != version]
+        servers = self._each(servers, version, begin)
         for info, data in buckets(named_tensors, self.dtype) if servers else ():
             servers = self._each(servers, version, lambda s: s.receive(info, data))  # noqa: B023
         self.version = self.pushed[label] = version     # before a token of it can come back
@@ -230,11 +229,8 @@ class ServerPool:
         """Send what waits to the servers with the fewest requests in flight. The last sampler
         comes first: it is the evaluation's, and the trainer waits for it."""
         for sampler in reversed(self.samplers):
-            while sampler.waiting:
-                room = [s for s in self.servers
-                        if s.state == "ready" and len(s.requests) < s.slots]
-                if not room:
-                    return
+            while sampler.waiting and (room := [s for s in self.servers if s.state == "ready"
+                                                and len(s.requests) < s.slots]):
                 sample = sampler.waiting.popleft()
                 # A group stays at one server: its samples share the blocks of their prompt.
                 home = self.servers[sample.request.group_id % len(self.servers)]

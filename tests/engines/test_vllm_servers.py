@@ -300,7 +300,7 @@ def test_a_server_killed_during_the_send_serves_nobody(
     assert len(sent) == 2 and sampler.pool.servers[0].state == "lost"
     sampler.submit(late)            # the early ones may all have been answered before the push
     sampler.pool.deadline_s = 2
-    assert "is lost: push of version 1: " in capfd.readouterr().err
+    assert f"{served.url} is lost: " in capfd.readouterr().err
     with pytest.raises(ServerError, match="generate, version 1: no server is ready since 2 s"):
         while sampler.in_flight:
             sampler.step()
