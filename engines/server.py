@@ -12,14 +12,14 @@ import concurrent.futures
 import json
 import math
 import re
+import tempfile
 import threading
 import time
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from engines.vllm_inprocess import HEAD
-from engines.weight_transfer import GlooChannel, NcclChannel
+from engines.weight_transfer import NcclChannel
 
 CALL_S = 120.0      # for all but generation: in a push the other servers stand still so long
 
@@ -40,7 +40,7 @@ class Server:
         self.call_s = min(CALL_S, deadline_s)
         self.state, self.why = "lost", "no answer yet"
         self.version = self.label = None    # of the last whole push since it was connected
-        self.channel, self.workers = None, 0
+        self.channel, self.workers = None, 0        # no channel: its workers read files
         self.slots = 0                  # requests in flight, at most
         self.requests = {}              # in flight: {task: (sampler, sample)}
         self.tokens, self.progress = 0.0, 0.0   # its own count of tokens; the time it last grew
@@ -97,12 +97,12 @@ class Server:
         self.slots = min(pool.slots, config["scheduler_config"]["max_num_seqs"]
                          * config["parallel_config"]["data_parallel_size"])
         self.workers = (await self.get("/get_world_size"))["world_size"]
-        if config["weight_transfer_config"]["backend"] == "gloo":
-            self.channel = GlooChannel(urlsplit(self.url), 1 + self.workers, self.call_s)
-        else:
+        if config["weight_transfer_config"]["backend"] == "nccl":
             self.channel = NcclChannel(1 + self.workers)
-        await self.transfer("/init_weight_transfer_engine", {"init_info": self.channel.init_info},
-                            self.channel.meet)
+            await self.transfer("/init_weight_transfer_engine",
+                                {"init_info": self.channel.init_info}, self.channel.meet)
+        else:
+            await self.post("/init_weight_transfer_engine", {"init_info": {}})
 
     def disconnect(self):
         if self.channel:
@@ -121,8 +121,13 @@ class Server:
 
     async def receive(self, info, data):
         """One bucket; see weight_transfer.py."""
-        await self.transfer("/update_weights", {"update_info": info},
-                            lambda: self.channel.send(data))
+        if self.channel:
+            await self.transfer("/update_weights", {"update_info": info},
+                                lambda: self.channel.send(data))
+        else:
+            with tempfile.NamedTemporaryFile() as file:
+                data.cpu().numpy().tofile(file.name)
+                await self.post("/update_weights", {"update_info": info | {"file": file.name}})
 
     async def resume(self, version, label):
         """End a push: load what came, under the name `label`, and generate again."""
@@ -173,7 +178,7 @@ def wrong_settings(pool, version, config):
         ("--max-model-len", length, [max(length, pool.length)]),
         ("head_dtype in --hf-overrides", dtype if head == "model" else head,
          [HEAD[pool.head_fp32]]),
-        ("backend in --weight-transfer-config", backend, ["nccl", "gloo"][not pool.cuda:])]
+        ("backend in --weight-transfer-config", backend, ["nccl", "file"][not pool.cuda:])]
     return [f"{name} is {has}, this run needs {' or '.join(map(str, fits))}"
             for name, has, fits in settings if has not in fits]
 
