@@ -189,7 +189,3 @@ class VllmSampler(TwoRequests):
         prompt = {"type": "token", "cache_salt": str(self.version), "prompt_token_ids": sample.ids}
         self.engine.add_request(name, prompt, parameters)
         self.running[name] = self, sample
-
-    def load_state(self, tensors, plain):
-        super().load_state(tensors, plain)
-        self.engine.set_weight_version(str(self.version))
