@@ -1,5 +1,6 @@
-"""weight_transfer.py: how weights travel from the trainer to the workers of vLLM servers, in buckets
-of one tensor of bytes.
+"""weight_transfer.py: how weights travel from the trainer to the workers of vLLM servers.
+
+They travel in buckets, each one tensor of bytes.
 
 To GPUs over NCCL (the other end is vLLM's own). The trainer, rank 0, and the workers of one server
 form a process group of their own, so a dead server breaks no other. While the trainer is in `meet`
