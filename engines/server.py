@@ -12,14 +12,14 @@ import concurrent.futures
 import json
 import math
 import re
-import tempfile
 import threading
 import time
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from engines.vllm_inprocess import HEAD
-from engines.weight_transfer import NcclChannel
+from engines.weight_transfer import GlooChannel, NcclChannel
 
 CALL_S = 120.0      # for all but generation: in a push the other servers stand still so long
 
@@ -40,7 +40,7 @@ class Server:
         self.call_s = min(CALL_S, deadline_s)
         self.state, self.why = "lost", "no answer yet"
         self.version = self.label = None    # of the last whole push since it was connected
-        self.channel, self.workers = None, 0        # no channel: its workers read files
+        self.channel, self.workers = None, 0
         self.slots = 0                  # requests in flight, at most
         self.requests = {}              # in flight: {task: (sampler, sample)}
         self.tokens, self.progress = 0.0, 0.0   # its own count of tokens; the time it last grew
@@ -67,10 +67,17 @@ class Server:
         return json.loads(said) if said.startswith("{") else said
 
     async def transfer(self, path, body, work):
-        """A request, and at the same time work() in a thread: the two ends of a transfer. A thread
-        that waits for ever, as NCCL's may, is left behind; if it fails, its error is printed."""
+        """A request, and at the same time work() in a thread: the two ends of a transfer. Raises
+        what either of them raises; a thread that waits for ever, as NCCL's may, is left behind."""
         done = concurrent.futures.Future()
-        threading.Thread(target=lambda: done.set_result(work()), daemon=True).start()
+        done.set_running_or_notify_cancel()     # nobody can cancel it, only stop waiting
+
+        def run():
+            try:
+                done.set_result(work())
+            except Exception as error:          # the loop raises it
+                done.set_exception(error)
+        threading.Thread(target=run, daemon=True).start()   # the process may end without it
         await self.post(path, body)
         await asyncio.wait_for(asyncio.wrap_future(done), self.call_s)
 
@@ -85,12 +92,12 @@ class Server:
         self.slots = min(pool.slots, config["scheduler_config"]["max_num_seqs"]
                          * config["parallel_config"]["data_parallel_size"])
         self.workers = (await self.get("/get_world_size"))["world_size"]
-        if config["weight_transfer_config"]["backend"] == "nccl":
-            self.channel = NcclChannel(1 + self.workers)
-            await self.transfer("/init_weight_transfer_engine",
-                                {"init_info": self.channel.init_info}, self.channel.meet)
+        if config["weight_transfer_config"]["backend"] == "gloo":
+            self.channel = GlooChannel(urlsplit(self.url), 1 + self.workers, self.call_s)
         else:
-            await self.post("/init_weight_transfer_engine", {"init_info": {}})
+            self.channel = NcclChannel(1 + self.workers)
+        await self.transfer("/init_weight_transfer_engine", {"init_info": self.channel.init_info},
+                            self.channel.meet)
 
     def disconnect(self):
         if self.channel:
@@ -109,13 +116,8 @@ class Server:
 
     async def receive(self, info, data):
         """One bucket; see weight_transfer.py."""
-        if self.channel:
-            await self.transfer("/update_weights", {"update_info": info},
-                                lambda: self.channel.send(data))
-        else:
-            with tempfile.NamedTemporaryFile() as file:
-                data.cpu().numpy().tofile(file.name)
-                await self.post("/update_weights", {"update_info": info | {"file": file.name}})
+        await self.transfer("/update_weights", {"update_info": info},
+                            lambda: self.channel.send(data))
 
     async def resume(self, version, label):
         """End a push: load what came, under the name `label`, and generate again."""
@@ -166,7 +168,7 @@ def wrong_settings(pool, version, config):
         ("--max-model-len", length, [max(length, pool.length)]),
         ("head_dtype in --hf-overrides", dtype if head == "model" else head,
          [HEAD[pool.head_fp32]]),
-        ("backend in --weight-transfer-config", backend, ["nccl", "file"][not pool.cuda:])]
+        ("backend in --weight-transfer-config", backend, ["nccl", "gloo"][not pool.cuda:])]
     return [f"{name} is {has}, this run needs {' or '.join(map(str, fits))}"
             for name, has, fits in settings if has not in fits]
 

@@ -141,7 +141,7 @@ class ServerPool:
                 return server
             except ServerError:
                 raise
-            except Exception as error:          # of HTTP, files, NCCL: the others go on
+            except Exception as error:          # of HTTP, gloo, NCCL: the others go on
                 self._lose(server, f"push of version {version}: {str(error) or repr(error)}")
 
         async def every():
@@ -187,7 +187,7 @@ class ServerPool:
                 await server.check_health()
             except (ServerError, ImportError):
                 raise
-            except Exception as error:          # of HTTP, files, NCCL: it may be starting
+            except Exception as error:          # of HTTP, gloo, NCCL: it may be starting
                 self._lose(server, str(error) or repr(error))
                 if tries % TRIES == 0:
                     say(f"{server.url} is not there yet: {server.why}")

@@ -1,7 +1,7 @@
 """vllm_worker.py: what the workers of a vLLM server load, to receive weights on a CPU.
 
 A stock server imports it through its option `--worker-extension-cls engines.vllm_worker.Worker`.
-It adds a weight transfer backend "file"; the trainer's end is server.Server.receive.
+It adds a weight transfer backend "gloo"; the trainer's end is weight_transfer.GlooChannel.
 
 A worker loads what arrived when the trainer says that it was everything. If the loading itself
 breaks off, the server ends: half of the new weights would be worse than none.
@@ -12,25 +12,33 @@ from __future__ import annotations
 import math
 import os
 import traceback
+from datetime import timedelta
 from types import SimpleNamespace
 
-import numpy
 import torch
+from torch.distributed import TCPStore
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import (finalize_layerwise_reload,
                                                      initialize_layerwise_reload)
 
 from engines.vllm_inprocess import refresh_tied_head
+from engines.weight_transfer import gloo_group
 
 
-class FileEngine(WeightTransferEngine):
+class GlooEngine(WeightTransferEngine):
     """The receiving end in one worker. vLLM calls the methods, in this order."""
     init_info_cls = update_info_cls = SimpleNamespace   # made from the JSON that the trainer sends
-    received = ()
+    group, received = None, ()
 
     def init_transfer_engine(self, info):
+        """Meet the trainer. A second call, by a trainer that came back, replaces the first.
+        info: see GlooChannel."""
+        config = self.parallel_config
+        rank = 1 + config.data_parallel_index * config.world_size + config.rank
         self.received = []              # of a trainer that went away in the middle
+        store = TCPStore(info.address, info.port, None, False, timedelta(seconds=info.timeout_s))
+        self.group = gloo_group(store, rank, **vars(info))
 
     def start_weight_update(self):
         self.received = []
@@ -38,10 +46,11 @@ class FileEngine(WeightTransferEngine):
     def receive_weights(self, info):
         """One bucket: tensors of one type, as weight_transfer.packed packs them."""
         dtype = getattr(torch, info.dtype_names[0])
-        data = torch.from_numpy(numpy.fromfile(info.file, numpy.uint8)).view(dtype)
-        parts = data.split([math.prod(shape) for shape in info.shapes])
-        self.received += [(name, part.view(shape))
-                          for name, shape, part in zip(info.names, info.shapes, parts)]
+        sizes = [math.prod(shape) * dtype.itemsize for shape in info.shapes]
+        data = torch.empty(sum(sizes), dtype=torch.uint8)
+        self.group.broadcast(data, 0).wait()
+        for name, shape, part in zip(info.names, info.shapes, data.split(sizes)):
+            self.received.append((name, part.view(dtype).view(shape)))
 
     def finish_weight_update(self):
         weights, self.received = self.received, []
@@ -57,11 +66,11 @@ class FileEngine(WeightTransferEngine):
             os._exit(1)                 # vLLM ends the rest
 
     def shutdown(self):
-        self.received = []
+        self.group, self.received = None, []
 
 
 class Worker:
     """vLLM mixes this into its own worker; to import it is enough."""
 
 
-WeightTransferEngineFactory.register_engine("file", FileEngine)
+WeightTransferEngineFactory.register_engine("gloo", GlooEngine)

@@ -1,21 +1,22 @@
-"""weight_transfer.py: how weights travel from the trainer to the workers of vLLM servers.
+"""weight_transfer.py: how weights travel from the trainer to the workers of one vLLM server.
 
-They travel in buckets, each one tensor of bytes.
+The trainer, rank 0, and the workers of one server form a process group of their own, so a dead
+server breaks no other: gloo between CPUs (the other end is vllm_worker.py), NCCL between GPUs (the
+other end is vLLM's own). While the trainer is in `meet` or `send`, the server is told over HTTP the
+`init_info` or which tensors come. They travel in buckets, each one tensor of bytes.
 
-To GPUs over NCCL (the other end is vLLM's own). The trainer, rank 0, and the workers of one server
-form a process group of their own, so a dead server breaks no other. While the trainer is in `meet`
-or `send`, the server is told over HTTP the `init_info` or which tensors come. To CPUs as a file
-(the other end is vllm_worker.py), in TMPDIR, which all servers of the run have to see.
-
-NCCL knows neither passwords nor encryption: private networks only, even if HTTP has TLS.
+Neither gloo nor NCCL knows passwords or encryption: private networks only, even if HTTP has TLS.
 """
 
 from __future__ import annotations
 
 import base64
+import socket
 import threading
+from datetime import timedelta
 
 import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 # One request announces so much. vLLM expects less than its NCCL buffer, 1 GiB, in one broadcast.
 BUCKET_BYTES = 256 * 2**20
@@ -42,8 +43,50 @@ def packed(bucket, dtype):
     return info, torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
 
 
+def own_address(host, port):
+    """This machine's address as `host` sees it: loopback for loopback. Sends nothing."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as unsent:
+        unsent.connect(address)
+        return unsent.getsockname()[0]
+
+
+def gloo_group(store, rank, address, port, world_size, timeout_s):
+    """A process group beside torch's default one, which listens at one address alone. Waits for
+    its members. Raises RuntimeError after `timeout_s`, as its broadcasts do. address, port: the
+    store's."""
+    options, own = ProcessGroupGloo._Options(), own_address(address, port)
+    options._devices = [ProcessGroupGloo.create_device(hostname=own)]
+    options._timeout = timedelta(seconds=timeout_s)
+    return ProcessGroupGloo(PrefixStore("weights", store), rank, world_size, options)
+
+
+class GlooChannel:
+    """The trainer's end towards a server's workers on CPUs. url: the server's, from urlsplit."""
+
+    def __init__(self, url, world_size, timeout_s):
+        address = own_address(url.hostname, url.port)
+        # A store that opens its own port would listen on every address of the machine.
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family)
+        port, limit = listener.getsockname()[1], timedelta(seconds=timeout_s)
+        self.store = TCPStore(address, port, None, True, limit, wait_for_workers=False,
+                              master_listen_fd=listener.detach())
+        self.init_info = {"address": address, "port": port, "world_size": world_size,
+                          "timeout_s": timeout_s}
+
+    def meet(self):
+        self.group = gloo_group(self.store, 0, **self.init_info)
+
+    def send(self, data):
+        self.group.broadcast(data.cpu(), 0).wait()
+
+    def close(self):
+        self.store = self.group = None  # with the last reference its port and threads end
+
+
 class NcclChannel:
-    """The trainer's end towards one server.
+    """The trainer's end towards vLLM's own NCCL engine.
 
     NCCL waits for a dead worker for ever: `meet` and `send` may never return. Its id is sent over
     HTTP: vLLM's other way to meet, a TCPStore, unpickles what it gets. Not run on a GPU yet.

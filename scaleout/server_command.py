@@ -38,7 +38,7 @@ def server_command(config, *, model, length, slots, dtype, host, port, device=No
             "--enable-prefix-caching",                      # the client salts it with the version
             "--enable-scale-out",                           # the route of token ids in and out
             "--skip-tokenizer-init",                        # ids alone: no text
-            "--weight-transfer-config", json.dumps({"backend": "nccl" if device else "file"}),
+            "--weight-transfer-config", json.dumps({"backend": "nccl" if device else "gloo"}),
             "--tensor-parallel-size", str(config.tensor_parallel),
             "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
     env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1",       # the routes of pause and weights
@@ -65,7 +65,7 @@ def server_command(config, *, model, length, slots, dtype, host, port, device=No
         memory = int(CACHE_SHARE * host_memory())
         argv += ["--enforce-eager", "--block-size", str(BLOCK_TOKENS), "--kv-cache-memory-bytes",
                  str(min(blocks * block_bytes(model, dtype), memory)),
-                 "--worker-extension-cls", "engines.vllm_worker.Worker"]       # "file" is ours
+                 "--worker-extension-cls", "engines.vllm_worker.Worker"]       # gloo is ours
         # Threads bound to cores would put every server of a machine on the same ones.
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     return argv + shlex.split(config.vllm_args), env

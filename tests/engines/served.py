@@ -9,7 +9,6 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import psutil
 import pytest
@@ -104,12 +103,12 @@ class Fake:
             "cache_config": {"cache_dtype": "auto"}, "speculative_config": None,
             "scheduler_config": {"max_num_seqs": 4000},
             "parallel_config": {"data_parallel_size": 1},
-            "weight_transfer_config": {"backend": "file"}}
+            "weight_transfer_config": {"backend": "gloo"}}
         for path, value in config.items():
             section, name = path.split("__")
             self.config[section][name] = value
         self.version, self.vllm, self.paused = "default", "0.32.0", False
-        self.asked, self.pushes, self.updates, self.received = [], [], [], []
+        self.asked, self.pushes, self.updates = [], [], []
         self.looks, self.count = 0, lambda look: 0.0        # tokens generated, at each look
         self.redirect = ""              # where requests for samples are sent on to
         self.queued = 0                 # requests that wait: not begun, or preempted
@@ -167,8 +166,6 @@ class Fake:
             self.updating and path != "/finish_weight_update")
         if path == "/update_weights":
             self.updates.append(body["update_info"])
-            if "file" in body["update_info"]:
-                self.received.append(Path(body["update_info"]["file"]).read_bytes())
         if path == "/finish_weight_update" and body:
             self.version = body["weight_version"]
             self.pushes.append(self.version)
