@@ -12,6 +12,7 @@ import concurrent.futures
 import json
 import math
 import re
+import secrets
 import threading
 import time
 from urllib.parse import urlsplit
@@ -41,6 +42,7 @@ class Server:
         self.state, self.why = "lost", "no answer yet"
         self.version = self.label = None    # of the last whole push since it was connected
         self.channel, self.workers = None, 0
+        self.connection = ""            # a new name whenever it is connected
         self.slots = 0                  # requests in flight, at most
         self.requests = {}              # in flight: {task: (sampler, sample)}
         self.tokens, self.progress = 0.0, 0.0   # its own count of tokens; the time it last grew
@@ -98,6 +100,7 @@ class Server:
             self.channel = NcclChannel(1 + self.workers)
         await self.transfer("/init_weight_transfer_engine", {"init_info": self.channel.init_info},
                             self.channel.meet)
+        self.connection = secrets.token_hex(4)
 
     def disconnect(self):
         if self.channel:
@@ -125,11 +128,17 @@ class Server:
         await self.post("/resume")
         self.version, self.label, self.progress = version, label, time.monotonic()
 
+    @property
+    def salt(self):
+        """Of its prefix cache: a block is found under the weights alone that computed it. After a
+        loss the salt is new: blocks from before may be of somebody else's weights."""
+        return f"{self.label}-{self.connection}"
+
     async def generate(self, sampler, sample, pushed):
         """(ids, log-probs, versions) that continue sample.ids; see `check_answer`."""
         asked = sampler.budget(sample)
         answer = await self.post("/inference/v1/generate", {
-            "token_ids": sample.ids, "cache_salt": self.label, "sampling_params": {
+            "token_ids": sample.ids, "cache_salt": self.salt, "sampling_params": {
                 "temperature": sampler.temperature, "max_tokens": asked, "logprobs": 0,
                 "stop_token_ids": sampler.eos_ids, "ignore_eos": True, "detokenize": False},
         }, total_s=0)

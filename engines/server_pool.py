@@ -10,9 +10,10 @@ A push is: no new requests, pause (running sequences keep their keys and values)
 resume. If any of it fails, the server is lost and stays paused until it was connected again and a
 whole push has succeeded. Its unfinished samples are asked again elsewhere.
 
-The salt of a request is the version when it is sent: in the prefix cache it finds keys and values
-of that version or a later one. If a push overtakes it in the server's own queue, it may begin under
-new weights with a prompt of the old ones, as every running sequence goes on with them.
+Prefix caching and pushes must not meet: the salt of a request names the version when it is sent. If
+its first token is of a later one, a push came before it began: a late start. Its prompt may be in
+part of older weights, so it is asked again. (What vLLM preempts and takes up again keeps its
+tokens: it has begun, and is a running sequence like the others.)
 
 A long sample may take longer than any deadline, so a request has none. A server that has requests
 and counts no new token for the deadline is lost.
@@ -241,6 +242,7 @@ class ServerPool:
 
     async def _generate(self, sampler, server, sample):
         """One request of one sample, from sending to the use of its answer."""
+        version, done = server.version, False
         try:
             answer = await server.generate(sampler, sample, self.pushed)
         except ServerFailed as error:
@@ -252,9 +254,15 @@ class ServerPool:
             return
         self.count_time()
         del server.requests[asyncio.current_task()]
-        if sampler.absorb(sample, *answer, current=self.version):
+        # Versions only grow. If the first token is of the version in the salt, so is the whole
+        # prompt, and so are all blocks that were found: requests with this salt filled them.
+        if answer[2][0] == version:
+            done = sampler.absorb(sample, *answer, current=self.version)
+        else:
+            self.counters["late_starts"] += 1
+        if done:
             sampler.done.put(sample)
-        else:                                   # for its second request
+        else:                                   # for its second request, or the same one again
             sampler.waiting.appendleft(sample)
         self.dispatch()
 
@@ -274,7 +282,8 @@ class ServerPool:
         busy = self.busy_s / sum(server.slots for server in self.servers) / seconds
         log = {"off_policy/busy_share": busy, "off_policy/waited_s": seconds * (1 - busy),
                "off_policy/decoding_share": self.decoding_s / len(self.servers) / seconds}
-        log |= {f"servers/{name}": self.counters[name] for name in ("resubmitted", "losses")}
+        log |= {f"servers/{name}": self.counters[name]
+                for name in ("late_starts", "resubmitted", "losses")}
         self.busy_s, self.decoding_s, self.logged_at = 0.0, 0.0, self.counted_at
         self.counters.clear()
         return log

@@ -3,9 +3,9 @@
 Weights are swapped between two decode steps, and running sequences keep their cache (PipelineRL).
 The version of each token is vLLM's own record. Interruption takes two requests (two_requests.py).
 
-The G samples of a prompt share its keys and values through vLLM's prefix cache. The salt of a
-request is the version when it is handed over, so none are found that are older than that. (In a
-step too full to begin it, a swap may come before it: see server_pool.py.)
+The G samples of a prompt share its keys and values through vLLM's prefix cache, and a block
+computed under other weights is never used: the salt of a request is the version when it is handed
+over. A swap may come before a request that its first step had no room for; it is handed over again.
 
 Differences from `TransformersSampler`: keys and values older than the current weights are computed
 again for a second request. Tokens are drawn from torch's global generator. vLLM's cache cannot be
@@ -87,8 +87,8 @@ class VllmSampler(TwoRequests):
         self.waiting: deque[Sample] = deque()           # for a slot, in order
         self.done: list[Sample] = []                    # ended while the other sampler stepped
         self.decoded = Counter()                        # "steps", "sequences": for log()
-        # By vLLM's name of the request under way: (sampler, sample), of both samplers.
-        self.running: dict[str, tuple[VllmSampler, Sample]] = {}
+        # By vLLM's name of the request under way, of both samplers: (sampler, sample, its salt).
+        self.running: dict[str, tuple[VllmSampler, Sample, int]] = {}
         self.names = itertools.count()                  # of requests
 
         length = prompt_tokens + interruption.longest
@@ -149,15 +149,17 @@ class VllmSampler(TwoRequests):
             return self.finished()
         self.decoded.update(steps=1, sequences=len(self.running))
         for output in self.engine.step():
-            owner, sample = self.running.pop(output.request_id)
+            owner, sample, salt = self.running.pop(output.request_id)
             answer = output.outputs[0]
             versions = [int(span.version) for span in answer.weight_versions
                         for _ in range(span.start, span.end)]
             logprobs = list(answer.logprobs.logprobs)
             assert len(answer.token_ids) == len(logprobs) == len(versions) > 0
-            if owner.absorb(sample, list(answer.token_ids), logprobs, versions, self.version):
+            # Begun after a swap, it may have found older blocks: see ServerPool._generate.
+            if versions[0] == salt and owner.absorb(sample, list(answer.token_ids), logprobs,
+                                                    versions, self.version):
                 owner.done.append(sample)
-            else:                                       # for its second request
+            else:                               # for its second request, or the same one again
                 owner.waiting.appendleft(sample)
         return self.finished()
 
@@ -188,4 +190,4 @@ class VllmSampler(TwoRequests):
             detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
         prompt = {"type": "token", "cache_salt": str(self.version), "prompt_token_ids": sample.ids}
         self.engine.add_request(name, prompt, parameters)
-        self.running[name] = self, sample
+        self.running[name] = self, sample, self.version

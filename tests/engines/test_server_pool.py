@@ -396,7 +396,8 @@ def test_nothing_is_sent_during_a_push_and_the_salt_is_the_version(fake, connect
         assert seen == [(before, True)] * 3
         seen.clear()
         assert len(drain(sampler)) == 4 and not server.paused
-        assert {body["cache_salt"] for body in server.asked[before:]} == {server.version}
+        assert {body["cache_salt"] for body in server.asked[before:]} == {
+            f"{server.version}-{sampler.pool.servers[0].connection}"}
         assert server.version.endswith(f"-{version}") and server.version != str(version)
 
 
@@ -593,6 +594,8 @@ def test_another_who_uses_the_server_is_noticed(fake, connect, monkeypatch):
     server.version = "someone-elses"
     until(lambda: sampler.pool.needs_push)                  # lost, and connected again
     drain(sampler, requests(1))
+    # Blocks that were filled before this was noticed may be of other weights: never found again.
+    assert len({body["cache_salt"] for body in server.asked}) == 2
     assert server.version.endswith("-0") and sampler.log()["servers/losses"] == 1
 
 
@@ -621,6 +624,28 @@ def test_the_head_must_round_as_the_trainers_does(head, dtype, fp32, fits, fake,
                   model_config__dtype=str(dtype))
     with contextlib.nullcontext() if fits else pytest.raises(ServerError, match="head_dtype in"):
         connect(server.url, dtype=dtype, head_fp32=fp32)
+
+
+def test_a_request_that_begins_after_a_push_is_asked_again_under_the_new_salt(fake, connect):
+    """The second of three: its server had not begun it when the push came, and may have found
+    blocks of the older weights for it. The other two had begun and go on."""
+    def say(body, number):
+        answer = whole(body, number)
+        if number == 2:                                     # whatever version is current then
+            answer["choices"][0]["weight_versions"][0]["version"] = server.version
+        return answer
+    server = fake(say)
+    sampler = connect(server.url, phrase=())
+    push(sampler, WEIGHT, 0)
+    server.open.clear()
+    sampler.submit(requests(1, samples=3)[0])
+    until(lambda: len(server.asked) == 3)
+    push(sampler, WEIGHT, 1)
+    server.release()
+    assert sorted(r.versions[0] for r in drain(sampler)) == [0, 0, 1]
+    salts = [body["cache_salt"] for body in server.asked]
+    assert salts[:3] == salts[:1] * 3 and salts[3:] == [sampler.pool.servers[0].salt]
+    assert salts[3] != salts[0] and sampler.log()["servers/late_starts"] == 1
 
 
 def test_a_server_that_was_started_for_fewer_slots_gets_no_more_requests_at_once(fake, connect):

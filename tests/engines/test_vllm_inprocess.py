@@ -240,6 +240,21 @@ def test_a_group_submitted_before_a_swap_and_begun_after_it_finds_no_old_block(p
     assert errors(new, rollouts).max() < 1e-4
 
 
+def test_a_request_whose_first_step_had_no_room_for_it_begins_again_after_a_swap(plain, make):
+    """Half of its prompt was computed under the old weights, and no token. The other request has
+    its first token, and goes on."""
+    sampler, new = make(phrase=(), eos=()), moved(plain, 0.3)
+    scheduler = sampler.engine.engine_core.engine_core.scheduler
+    scheduler.max_num_scheduled_tokens = 150
+    for request in requests(2, samples=1, length=100):
+        sampler.submit(request)
+    sampler.step()
+    sampler.push_weights(new.named_parameters(), 1)
+    first, second = sorted(drain(sampler), key=lambda rollout: rollout.group_id)
+    assert first.versions[0] == 0 and set(second.versions) == {1}
+    assert errors(new, [second]).max() < 1e-4
+
+
 def test_no_sequence_is_ever_thrown_out_of_the_cache(make):
     """(110 + 17 + 3 + 4) tokens are five blocks a slot. With fewer, vLLM would start as many
     sequences and compute some of them again."""

@@ -118,9 +118,9 @@ def test_a_push_in_flight_is_in_the_versions_and_running_sequences_keep_their_ca
     assert not ask(sampler, "get", "/is_paused")["is_paused"]
 
 
-def test_a_request_that_a_push_overtakes_is_answered_once_with_the_new_version(
+def test_a_request_that_began_under_newer_weights_than_its_salt_is_asked_again(
         served, connect, plain, monkeypatch):
-    """Sent before the push and begun after it: every token is of the new weights, and says so."""
+    """It could have been served blocks computed under other weights."""
     monkeypatch.setattr("engines.server_pool.HEALTH_S", 1e6)
     sampler, new = connect(served.url), moved(plain, 0.3)
     push(sampler, plain.named_parameters(), 0)
@@ -132,6 +132,7 @@ def test_a_request_that_a_push_overtakes_is_answered_once_with_the_new_version(
     rollouts = drain(sampler)
     assert {v for r in rollouts for v in r.versions} == {1} and len(rollouts) == 12
     assert errors(new, rollouts).max() < 1e-4
+    assert sampler.log()["servers/late_starts"] == 12
 
 
 def test_a_push_that_breaks_off_leaves_nothing_serving_mixed_weights(
