@@ -63,9 +63,13 @@ class ServerPool:
     def __init__(self, urls, *, slots, length, dtype, head_fp32=True, cuda=False, tls="",
                  deadline_s=600.0):
         context = client_context(urls, tls)
-        # Each request is a connection, and 1,024 open files are the usual soft limit.
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        # Each request is a connection, and 1,024 open files are the usual soft limit. Beyond the
+        # hard limit every server would be lost.
+        files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], slots * len(urls) + 64
+        if needed > files != resource.RLIM_INFINITY:
+            raise ValueError(f"slots = {slots}: {len(urls)} servers need up to {needed} open files "
+                             f"and this process may open {files} (ulimit -Hn); lower slots")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
         self.slots, self.length, self.dtype, self.head_fp32 = slots, length, dtype, head_fp32
         self.cuda, self.deadline_s = cuda, deadline_s
         self.version = -1               # none pushed yet
