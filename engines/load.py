@@ -8,6 +8,7 @@ import contextlib
 import functools
 import importlib.util
 import math
+import os
 import shlex
 import sys
 from collections import defaultdict
@@ -19,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from artifacts import checkpoint
 from artifacts.run_folder import installed
-from config import ConfigError
+from config import LAUNCHED, ConfigError
 from engines import packed
 from engines.vllm_inprocess import VllmSampler
 from engines.server_pool import ServerPool
@@ -199,9 +200,11 @@ def server_samplers(config, trainer, rule, length, shared):
     """Both samplers on the servers that vllm_url names."""
     urls = [url.strip() for url in config.vllm_url.split(",") if url.strip()]
     with refused():
+        ours = os.environ.get(LAUNCHED) == config.vllm_url          # started by our launcher
         pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
                           head_fp32=config.head_fp32, cuda=trainer.device == "cuda", tls=config.tls,
-                          deadline_s=config.deadline_s)
+                          deadline_s=config.deadline_s,
+                          logs=Path("runs", config.name, "logs") if ours else Path())
     make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,
                              weights=trainer.weights)
     # While the trainer trains, slots that fall free are filled from a step's worth in wait.

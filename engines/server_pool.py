@@ -22,13 +22,13 @@ and counts no new token for the deadline is lost.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import resource
 import secrets
 import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 import aiohttp
 
@@ -38,7 +38,7 @@ from engines.weight_transfer import buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
 RETRY_S = 1.0                           # between two tries to connect one
-TRIES = 30                              # between two sentences on a server that is not there
+SAY_S = 30.0                            # between two sentences on servers that are starting
 
 
 def say(sentence):
@@ -56,12 +56,13 @@ class ServerPool:
     head_fp32   their LM head must compute in fp32, else in bf16
     cuda        the tensors that are sent are on a GPU, so NCCL can send them
     deadline_s  no wait is longer, but three times that for all to come up
+    logs        folder with the server_0.log, .. of those that our launcher has started
 
     Raises ValueError: an address or the certificates are wrong. ServerError: not all came up.
     """
 
     def __init__(self, urls, *, slots, length, dtype, head_fp32=True, cuda=False, tls="",
-                 deadline_s=600.0):
+                 deadline_s=600.0, logs=Path()):
         context = client_context(urls, tls)
         # Each request is a connection, and 1,024 open files are the usual soft limit. Beyond the
         # hard limit every server would be lost.
@@ -85,12 +86,26 @@ class ServerPool:
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.wait(self._open(urls, context))
         try:
-            while self._lost():         # they download, load, compile, capture graphs
-                self.check()
-                time.sleep(0.05)
+            self._wait_for_all(logs)
         except BaseException:
             self.close()
             raise
+
+    def _wait_for_all(self, logs):
+        """Servers download, load, compile, capture graphs: how far each is, is said."""
+        start = said = time.monotonic()
+        while lost := self._lost():
+            self.check()
+            time.sleep(0.05)
+            now = time.monotonic()
+            if now - said < SAY_S:
+                continue
+            said = now
+            for server in lost:
+                log = logs / f"server_{self.servers.index(server)}.log"
+                text = log.read_text(errors="replace").strip() if log.exists() else ""
+                say(f"{server.url} is starting, {now - start:.0f} s of {3 * self.deadline_s:.0f} "
+                    f"at most: {text.splitlines()[-1][-200:] if text else server.why}")
 
     def check(self):
         """Raises ServerError: no server is ready, at the start not every one, for too long."""
@@ -183,7 +198,7 @@ class ServerPool:
 
     async def _watch(self, server):
         """Connect a server, look at it now and then, connect it again when it is lost."""
-        for tries in itertools.count(1):
+        while True:
             try:
                 if server.state == "lost":
                     await server.connect(self)
@@ -194,8 +209,6 @@ class ServerPool:
                 raise
             except Exception as error:          # of HTTP, gloo, NCCL: it may be starting
                 self._lose(server, str(error) or repr(error))
-                if tries % TRIES == 0:
-                    say(f"{server.url} is not there yet: {server.why}")
                 await asyncio.sleep(RETRY_S)
 
     def _lose(self, server, why):

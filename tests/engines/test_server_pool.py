@@ -709,6 +709,23 @@ def test_a_push_that_another_trainer_left_open_is_closed_first(fake, connect):
     assert sampler.log()["servers/losses"] == 0
 
 
+def test_while_servers_start_the_last_line_of_each_log_is_said_with_the_time(
+        connect, tmp_path, monkeypatch, capfd):
+    """Where others have their logs, or another machine has one, the last try's error."""
+    monkeypatch.setattr("engines.server_pool.SAY_S", 0.4)
+    urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+    (tmp_path / "server_1.log").write_text("Initializing\nmodel.safetensors: 3%\rLoading 9%\n\n")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "server_0.log").touch()
+    for logs, words in ((tmp_path, ["/version: ", "Loading 9%\n"]),
+                        (tmp_path / "empty", ["/version: "] * 2)):
+        with pytest.raises(ServerError, match="not every server is ready since 3 s"):
+            connect(*urls, deadline_s=1, logs=logs)
+        said = capfd.readouterr().err
+        for url, word in zip(urls, words):
+            assert f"{url} is starting, 1 s of 3 at most: {word}" in said
+
+
 def test_servers_of_another_kind_or_version_are_refused(fake, connect, monkeypatch):
     server = fake(whole)
     server.vllm = "0.31.2"
