@@ -29,6 +29,10 @@ class ServerError(RuntimeError):
     """No server can go on: one sentence with the phase, the server, the version, where to look."""
 
 
+class ServerRefused(ServerError, ValueError):
+    """Started as it is, this server never will: at the start of a run a wrong setting."""
+
+
 class ServerFailed(Exception):
     """Internal: a server did not do what it was asked."""
 
@@ -52,7 +56,7 @@ class Server:
 
     async def post(self, path, body=None, total_s=None, method="POST"):
         """What a route says, JSON or text. total_s: how long it may take, 0: for ever. Raises
-        ServerFailed; ServerError: started as it is, it never will (HTTP status 4xx)."""
+        ServerFailed; ServerRefused: it never will, the HTTP status is 4xx."""
         seconds = self.call_s if total_s is None else total_s
         limits = aiohttp.ClientTimeout(total=seconds, sock_connect=self.call_s)
         try:
@@ -64,7 +68,7 @@ class Server:
         except (aiohttp.ClientError, OSError) as error:
             raise ServerFailed(f"{path}: {error or type(error).__name__}") from None
         if response.status != 200:
-            kind = ServerError if 400 <= response.status < 500 else ServerFailed
+            kind = ServerRefused if 400 <= response.status < 500 else ServerFailed
             raise kind(f"{self.url}{path} answered {response.status}: {said[:300]}")
         return json.loads(said) if said.startswith("{") else said
 
@@ -84,13 +88,13 @@ class Server:
         await asyncio.wait_for(asyncio.wrap_future(done), self.call_s)
 
     async def connect(self, pool):
-        """Check its settings and meet its workers. Raises ServerError: it has to be started in
+        """Check its settings and meet its workers. Raises ServerRefused: it has to be started in
         another way; anything else: try again later."""
         version = (await self.get("/version"))["version"]
         config = (await self.get("/server_info?config_format=json"))["vllm_config"]
         if wrong := wrong_settings(pool, version, config):
-            raise ServerError(f"{self.url}: {'; '.join(wrong)}; start it as scaleout/"
-                              "server_command.py does")
+            raise ServerRefused(f"{self.url}: {'; '.join(wrong)}; start it as scaleout/"
+                                "server_command.py does")
         self.slots = min(pool.slots, config["scheduler_config"]["max_num_seqs"]
                          * config["parallel_config"]["data_parallel_size"])
         self.workers = (await self.get("/get_world_size"))["world_size"]

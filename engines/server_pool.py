@@ -58,7 +58,8 @@ class ServerPool:
     deadline_s  no wait is longer, but three times that for all to come up
     logs        folder with the server_0.log, .. of those that our launcher has started
 
-    Raises ValueError: an address or the certificates are wrong. ServerError: not all came up.
+    Raises ValueError: a setting or an address of a server, or the certificates, are wrong.
+    ServerError: not all came up.
     """
 
     def __init__(self, urls, *, slots, length, dtype, head_fp32=True, cuda=False, tls="",
