@@ -2,6 +2,7 @@
 Servers are killed, stopped and cut off for real. They need `make vllm`; `make test` has it done."""
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ from served import Served, connect, drained, push, some, until  # noqa: F401
 from transformers import AutoModelForCausalLM
 
 from engines.server import ServerError
+from engines.vllm_inprocess import block_bytes
 from sampler import Interruption
 
 
@@ -116,6 +118,52 @@ def test_a_push_in_flight_is_in_the_versions_and_running_sequences_keep_their_ca
                 gaps.append((expected - plain_logprobs(new, r)[n: first]).abs().max())
     assert mixed > 3 and max(gaps) > 1e-3
     assert not ask(sampler, "get", "/is_paused")["is_paused"]
+
+
+def test_what_a_full_cache_has_preempted_goes_on_after_a_push(micro, connect, plain, tmp_path,
+                                                              monkeypatch):
+    """Eight blocks for twenty samples of two to four: vLLM throws out what it has begun, and takes
+    it up again. Only samples that had no token at the push are asked again. (On a busy machine the
+    engine may be done with all twenty before the pause reaches it: then twenty more.)"""
+    monkeypatch.setattr("engines.server_pool.HEALTH_S", 1e6)
+    blocks = 9 * block_bytes(micro, torch.float32)                  # one is vLLM's own
+    server = Served(micro, tmp_path / "log", f"--kv-cache-memory-bytes {blocks}")
+    try:
+        server.wait()
+        sampler = connect(server.url, eos=(), phrase=())
+        sampler.interruption = Interruption(40, 100, 4, ())
+        push(sampler, plain.named_parameters(), 0)
+        hold(sampler)
+
+        def counted(name):
+            metrics = ask(sampler, "get", "/metrics")
+            return sum(map(float, re.findall(rf"^vllm:{name}{{.*}} (\S+)$", metrics, re.MULTILINE)))
+        sent, earlier, preempted = sampler.pool.servers[0], [], False
+        while not preempted:
+            assert len(earlier) < 200, "ten times twenty, and nothing was preempted"
+            for i, request in enumerate(requests(20, samples=1, length=7)):
+                sampler.submit(request)                             # one after another: in order
+                until(lambda: len(sent.requests) == i + 1)          # noqa: B023
+                time.sleep(0.02)
+            begun = 0
+            while begun < 20 and not preempted:
+                ask(sampler, "post", "/resume")
+                hold(sampler)                                      # a few steps of the engine later
+                time.sleep(0.1)                                     # its last step is counted
+                begun = counted("time_to_first_token_seconds_count") - len(earlier)
+                preempted = counted("num_requests_waiting") > 20 - begun > 0
+            if not preempted:
+                ask(sampler, "post", "/resume")
+                earlier = drained(sampler, earlier)
+                hold(sampler)
+        done = [*sampler.finished()]
+        push(sampler, moved(plain, 0.1).named_parameters(), 1)
+        rollouts = drained(sampler, done)
+        assert Counter(r.group_id for r in rollouts) == dict.fromkeys(range(20), 1)
+        assert sum({0, 1} == set(r.versions) for r in rollouts) == begun - len(done)
+        assert sampler.log()["servers/late_starts"] == 20 - begun
+    finally:
+        server.kill()
 
 
 def test_a_request_that_began_under_newer_weights_than_its_salt_is_asked_again(
