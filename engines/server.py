@@ -30,7 +30,8 @@ class ServerError(RuntimeError):
 
 
 class ServerRefused(ServerError, ValueError):
-    """Started as it is, this server never will: at the start of a run a wrong setting."""
+    """Started as it is, this server will never do what it is asked. At the start of a run that is
+    the user's wrong setting, so it is a ValueError too."""
 
 
 class ServerFailed(Exception):
