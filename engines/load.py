@@ -174,7 +174,7 @@ def server_samplers(config, trainer, rule, length, shared):
     with refused():
         pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
                           head_fp32=config.head_fp32, cuda=trainer.device == "cuda", tls=config.tls,
-                          deadline_s=config.deadline_s, start_deadline_s=config.start_deadline_s,
+                          deadline_s=config.deadline_s,
                           logs=Path("runs", config.name, "logs") if ours else Path())
     make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,
                              weights=trainer.weights)

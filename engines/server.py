@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import json
+import math
 import re
+import secrets
 import threading
 import time
 from urllib.parse import urlsplit
@@ -21,50 +22,20 @@ import aiohttp
 from engines.vllm_inprocess import HEAD
 from engines.weight_transfer import GlooChannel, NcclChannel
 
-PAUSE_S = 30.0                          # to pause for a push: the other servers stand still so long
-SEND_S = 120.0                          # for a broadcast over gloo: the same
-# vLLM's count of requests that have got a first token, ever; preempted ones count once.
-FIRST_TOKENS = "time_to_first_token_seconds_count"
+CALL_S = 120.0      # for all but generation: in a push the other servers stand still so long
 
 
 class ServerError(RuntimeError):
     """No server can go on: one sentence with the phase, the server, the version, where to look."""
 
 
+class ServerRefused(ServerError, ValueError):
+    """Started as it is, this server will never do what it is asked. At the start of a run that is
+    the user's wrong setting, so it is a ValueError too."""
+
+
 class ServerFailed(Exception):
     """Internal: a server did not do what it was asked."""
-
-
-class ServerRefused(ServerFailed, ValueError):
-    """Internal: it never will, started as it is: HTTP status 4xx."""
-
-
-def metric(name, metrics):
-    """One of vLLM's own figures in its /metrics, summed over its engines; 0: not there."""
-    return sum(map(float, re.findall(rf"^vllm:{name}{{.*}} (\S+)$", metrics, re.MULTILINE)))
-
-
-async def transfer(request, work, timeout_s):
-    """An HTTP request and work() in a thread at once: the two ends of a transfer. Raises
-    ServerFailed as soon as one fails; a thread that waits for ever is left behind."""
-    request, done = asyncio.ensure_future(request), concurrent.futures.Future()
-    done.set_running_or_notify_cancel()     # nobody can cancel it, only stop waiting
-
-    def run():
-        try:
-            done.set_result(work())
-        except Exception as error:          # the loop raises it
-            done.set_exception(error)
-    threading.Thread(target=run, daemon=True).start()   # the process may end without it
-    try:
-        async with asyncio.timeout(timeout_s):
-            await asyncio.gather(request, asyncio.wrap_future(done))
-    except TimeoutError:
-        raise ServerFailed(f"no transfer of weights within {timeout_s:g} s") from None
-    except (RuntimeError, AssertionError) as error:     # of gloo or NCCL
-        raise ServerFailed(str(error) or repr(error)) from None
-    finally:
-        request.cancel()
 
 
 class Server:
@@ -72,67 +43,69 @@ class Server:
 
     def __init__(self, url, session, deadline_s):
         self.url, self.session, self.deadline_s = url.rstrip("/"), session, deadline_s
+        self.call_s = min(CALL_S, deadline_s)
         self.state, self.why = "lost", "no answer yet"
         self.version = self.label = None    # of the last whole push since it was connected
         self.channel, self.workers = None, 0
-        self.connections = 0            # ever
+        self.connection = ""            # a new name whenever it is connected
         self.slots = 0                  # requests in flight, at most
         self.requests = {}              # in flight: {task: (sampler, sample)}
-        self.gone = 0                   # requests that had a first token and are in flight no more
         self.tokens, self.progress = 0.0, 0.0   # its own count of tokens; the time it last grew
 
     async def get(self, path):
         return await self.post(path, method="GET")
 
-    async def post(self, path, body=None, total_s=0.0, method="POST"):
-        """What a route says, JSON or text. total_s: how long it may take; None: for ever, 0: the
-        deadline. Raises ServerFailed."""
-        seconds = self.deadline_s if total_s == 0 else total_s
-        limits = aiohttp.ClientTimeout(total=seconds, sock_connect=self.deadline_s)
+    async def post(self, path, body=None, total_s=None, method="POST"):
+        """What a route says, JSON or text. total_s: how long it may take, 0: for ever. Raises
+        ServerFailed; ServerRefused: it never will, the HTTP status is 4xx."""
+        seconds = self.call_s if total_s is None else total_s
+        limits = aiohttp.ClientTimeout(total=seconds, sock_connect=self.call_s)
         try:
-            async with self.session.request(method, self.url + path, json=body, timeout=limits,
-                                            allow_redirects=False) as response:
+            async with self.session.request(method, self.url + path, json=body,
+                                            timeout=limits) as response:
                 said = await response.text(errors="replace")
         except TimeoutError:
-            raise ServerFailed(f"{path}: no answer for {seconds or self.deadline_s:g} s") from None
+            raise ServerFailed(f"{path}: no answer for {seconds or self.call_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ServerFailed(f"{path}: {error or type(error).__name__}") from None
         if response.status != 200:
             kind = ServerRefused if 400 <= response.status < 500 else ServerFailed
-            raise kind(f"{path} answered {response.status}: {said[:300]}")
-        with contextlib.suppress(ValueError):
-            return json.loads(said)
-        return said
+            raise kind(f"{self.url}{path} answered {response.status}: {said[:300]}")
+        return json.loads(said) if said.startswith("{") else said
+
+    async def transfer(self, path, body, work):
+        """A request, and at the same time work() in a thread: the two ends of a transfer. Raises
+        what either of them raises; a thread that waits for ever, as NCCL's may, is left behind."""
+        done = concurrent.futures.Future()
+        done.set_running_or_notify_cancel()     # nobody can cancel it, only stop waiting
+
+        def run():
+            try:
+                done.set_result(work())
+            except Exception as error:          # the loop raises it
+                done.set_exception(error)
+        threading.Thread(target=run, daemon=True).start()   # the process may end without it
+        await self.post(path, body)
+        await asyncio.wait_for(asyncio.wrap_future(done), self.call_s)
 
     async def connect(self, pool):
-        """Check its settings and meet its workers. Raises ServerFailed: try again later;
-        ValueError: it has to be started in another way."""
-        try:
-            version = (await self.get("/version"))["version"]
-            if not version.startswith(("0.32.", "0.33.")):
-                raise ValueError(f"its vllm is {version}, this run needs 0.32 or 0.33")
-            config = (await self.get("/server_info?config_format=json"))["vllm_config"]
-            if wrong := wrong_settings(pool, config):
-                raise ValueError("; ".join(wrong))
-            self.slots = min(pool.slots, config["scheduler_config"]["max_num_seqs"]
-                             * config["parallel_config"]["data_parallel_size"])
-            self.gone = metric(FIRST_TOKENS, await self.get("/metrics"))
-            self.workers = (await self.get("/get_world_size"))["world_size"]
-        except (KeyError, TypeError, AttributeError) as error:      # a web page, another server
-            raise ValueError(f"not a vLLM server that this code knows ({error!r})") from None
+        """Check its settings and meet its workers. Raises ServerRefused: it has to be started in
+        another way; anything else: try again later."""
+        version = (await self.get("/version"))["version"]
+        config = (await self.get("/server_info?config_format=json"))["vllm_config"]
+        if wrong := wrong_settings(pool, version, config):
+            raise ServerRefused(f"{self.url}: {'; '.join(wrong)}; start it as scaleout/"
+                                "server_command.py does")
+        self.slots = min(pool.slots, config["scheduler_config"]["max_num_seqs"]
+                         * config["parallel_config"]["data_parallel_size"])
+        self.workers = (await self.get("/get_world_size"))["world_size"]
         if config["weight_transfer_config"]["backend"] == "gloo":
-            self.channel = GlooChannel(urlsplit(self.url), 1 + self.workers,
-                                       min(self.deadline_s, SEND_S))
+            self.channel = GlooChannel(urlsplit(self.url), 1 + self.workers, self.call_s)
         else:
-            try:
-                self.channel = NcclChannel(1 + self.workers)
-            except ImportError as error:
-                raise ValueError(f"the trainer's end of NCCL is vLLM's, which cannot be used here "
-                                 f"({error}): run `make vllm`") from None
-        await transfer(self.post("/init_weight_transfer_engine",
-                                 {"init_info": self.channel.init_info}),
-                       self.channel.meet, self.deadline_s)
-        self.connections += 1
+            self.channel = NcclChannel(1 + self.workers)
+        await self.transfer("/init_weight_transfer_engine", {"init_info": self.channel.init_info},
+                            self.channel.meet)
+        self.connection = secrets.token_hex(4)
 
     def disconnect(self):
         if self.channel:
@@ -142,17 +115,17 @@ class Server:
     async def pause(self):
         """Begin a push: stop generating (running sequences keep their keys and values) and open
         an update."""
-        await self.post("/pause?mode=keep&clear_cache=false", total_s=min(PAUSE_S, self.deadline_s))
-        if self.version is None:        # a trainer that was killed may have left an update open
-            with contextlib.suppress(ServerFailed):
-                await self.post("/start_weight_update")
+        await self.post("/pause?mode=keep&clear_cache=false")
+        try:
+            await self.post("/start_weight_update")
+        except ServerFailed:            # a trainer that was killed has left one open
             await self.post("/finish_weight_update")    # loads nothing, or what will be replaced
-        await self.post("/start_weight_update")
+            await self.post("/start_weight_update")
 
-    async def receive(self, info, packed):
-        """One bucket. info: names, types and shapes; packed: {class of channel: its data}."""
-        await transfer(self.post("/update_weights", {"update_info": info}),
-                       lambda: self.channel.send(packed[type(self.channel)]), self.deadline_s)
+    async def receive(self, info, data):
+        """One bucket; see weight_transfer.py."""
+        await self.transfer("/update_weights", {"update_info": info},
+                            lambda: self.channel.send(data))
 
     async def resume(self, version, label):
         """End a push: load what came, under the name `label`, and generate again."""
@@ -162,46 +135,73 @@ class Server:
 
     @property
     def salt(self):
-        """Of its prefix cache: a block is found under the weights alone that computed it. After
-        a loss the salt is new: blocks from before may be of somebody else's weights."""
-        return f"{self.label}-{self.connections}"
+        """Of its prefix cache: a block is found under the weights alone that computed it. After a
+        loss the salt is new: blocks from before may be of somebody else's weights."""
+        return f"{self.label}-{self.connection}"
+
+    async def generate(self, sampler, sample, pushed):
+        """(ids, log-probs, versions) that continue sample.ids; see `check_answer`."""
+        asked = sampler.budget(sample)
+        answer = await self.post("/inference/v1/generate", {
+            "token_ids": sample.ids, "cache_salt": self.salt, "sampling_params": {
+                "temperature": sampler.temperature, "max_tokens": asked, "logprobs": 0,
+                "stop_token_ids": sampler.eos_ids, "ignore_eos": True, "detokenize": False},
+        }, total_s=0)
+        return check_answer(answer, asked=asked, eos_ids=sampler.eos_ids, pushed=pushed)
 
     async def check_health(self):
         """Raises ServerFailed: silent, without the weights it should have, or at a stand."""
+        if self.state != "ready":
+            return
+        label = self.label
         info, metrics = await asyncio.gather(self.get("/weight_info"), self.get("/metrics"))
-        if info["weight_version"] != self.label:
+        if info["weight_version"] != label == self.label:       # else a push has come meanwhile
             raise ServerFailed("it has other weights than were pushed: it was started again, or "
                                "another trainer uses it")
-        tokens, now = metric("generation_tokens_total", metrics), time.monotonic()
+        counts = re.findall(r"^vllm:generation_tokens_total{.*} (\S+)$", metrics, re.MULTILINE)
+        tokens, now = sum(map(float, counts)), time.monotonic()
         if tokens != self.tokens or not self.requests:
             self.tokens, self.progress = tokens, now
         elif now - self.progress > self.deadline_s:
-            raise ServerFailed(f"neither an answer nor a new token for {self.deadline_s:.0f} s, "
-                               f"with {len(self.requests)} requests in flight")
+            raise ServerFailed(f"no new token for {self.deadline_s:.0f} s, with "
+                               f"{len(self.requests)} requests in flight")
 
 
-def wrong_settings(pool, config):
+def wrong_settings(pool, version, config):
     """A sentence for each setting that does not fit the run. A server does not tell its model's
     sizes: another model is noticed in the first push."""
     model, run_dtype = config["model_config"], str(pool.dtype).removeprefix("torch.")
-    dtype = model["dtype"].removeprefix("torch.")
+    dtype, length = model["dtype"].removeprefix("torch."), model["max_model_len"]
     head = (model["hf_overrides"] or {}).get("head_dtype", "model")
-    settings = {                        # what it has; what fits
-        "--logprobs-mode": (model["logprobs_mode"], ["processed_logprobs"]),
-        "--dtype": (dtype, [run_dtype]),
-        "--quantization": (model["quantization"], [None]),
-        "--kv-cache-dtype": (config["cache_config"]["cache_dtype"], ["auto", run_dtype]),
-        "--speculative-config": (config["speculative_config"], [None]),  # it gets no new weights
-        "--generation-config": (model["generation_config"], ["vllm"]),
-        "head_dtype in --hf-overrides": (dtype if head == "model" else head,
-                                         [HEAD[pool.head_fp32]]),
-        "backend in --weight-transfer-config": (
-            (config["weight_transfer_config"] or {}).get("backend"),
-            ["nccl", "gloo"] if pool.cuda else ["gloo"]),
-    }
-    wrong = [f"{name} is {has}, this run needs {' or '.join(map(str, fits))}"
-             for name, (has, fits) in settings.items() if has not in fits]
-    if model["max_model_len"] < pool.length:
-        wrong.append(f"--max-model-len is {model['max_model_len']}, this run needs at least "
-                     f"{pool.length}")
-    return wrong
+    backend = (config["weight_transfer_config"] or {}).get("backend")
+    settings = [                        # name; what it has; what fits
+        ("vllm", version[:4], ["0.32", "0.33"]),
+        ("--logprobs-mode", model["logprobs_mode"], ["processed_logprobs"]),
+        ("--dtype", dtype, [run_dtype]),
+        ("--generation-config", model["generation_config"], ["vllm"]),
+        ("--max-model-len", length, [max(length, pool.length)]),
+        ("head_dtype in --hf-overrides", dtype if head == "model" else head,
+         [HEAD[pool.head_fp32]]),
+        ("backend in --weight-transfer-config", backend, ["nccl", "gloo"][not pool.cuda:])]
+    return [f"{name} is {has}, this run needs {' or '.join(map(str, fits))}"
+            for name, has, fits in settings if has not in fits]
+
+
+def check_answer(answer, *, asked, eos_ids, pushed):
+    """(ids, log-probs, versions) of a server's answer to a request for at most `asked` tokens.
+    pushed: {name: version} of this run's weights. Raises ServerFailed with what is wrong."""
+    try:
+        choice, = answer["choices"]
+        ids, spans = choice["token_ids"], choice["weight_versions"]
+        logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
+        versions = [pushed[span["version"]] for span in spans
+                    for _ in range(span["start"], span["end"])]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ServerFailed(f"not an answer with weights of this run ({error!r})") from None
+    finite = all(map(math.isfinite, logprobs))
+    if (not 0 < len(ids) == len(logprobs) == len(versions) <= asked or not finite
+            or len(ids) < asked and ids[-1] not in eos_ids):
+        raise ServerFailed(f"{len(ids)} tokens of {asked}, ended by {choice['finish_reason']!r}, "
+                           f"{len(logprobs)} log-probs, {'' if finite else 'not '}all finite, and "
+                           f"weights {spans}")
+    return ids, logprobs, versions

@@ -1,8 +1,8 @@
-"""server_pool.py: the vLLM servers of a run, near or far: connected, watched, kept up to date.
+"""server_pool.py: the vLLM servers of a run, connected, watched, given weights and samples.
 
-`push` brings all servers to new weights; samples reach them by dispatch.py. A server's states:
+A server's states:
 
-    lost    not connected: not there yet, ended, or silent for longer than the deadline
+    lost    not connected: not there yet, ended, silent, or it failed at something
     stale   connected, but without the current weights: it gets no requests
     ready   has the current weights
 
@@ -10,8 +10,13 @@ A push is: no new requests, pause (running sequences keep their keys and values)
 resume. If any of it fails, the server is lost and stays paused until it was connected again and a
 whole push has succeeded. Its unfinished samples are asked again elsewhere.
 
-A long sample may take longer than any deadline, so a request has none. A server that has requests,
-and gives no answer and counts no new token for the deadline, is lost.
+Prefix caching and pushes must not meet: the salt of a request names the version when it is sent. If
+its first token is of a later one, a push came before it began: a late start. Its prompt may be in
+part of older weights, so it is asked again. (What vLLM preempts and takes up again keeps its
+tokens: it has begun, and is a running sequence like the others.)
+
+A long sample may take longer than any deadline, so a request has none. A server that has requests
+and counts no new token for the deadline is lost.
 """
 
 from __future__ import annotations
@@ -22,11 +27,11 @@ import secrets
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import aiohttp
 
-from engines.dispatch import Dispatcher
 from engines.server import Server, ServerError, ServerFailed
 from engines.tls import client_context
 from engines.weight_transfer import buckets
@@ -41,27 +46,28 @@ def say(sentence):
 
 
 class ServerPool:
-    """The vLLM servers of a run. All requests run in one asyncio loop in a thread of its own, with
-    the methods below `_open`; those above are for the trainer's thread.
+    """The vLLM servers of a run, and the requests in flight at them. All requests run in one
+    asyncio loop in a thread of its own, with the methods below `_open`; those above are for the
+    trainer's thread.
 
     slots       requests in flight at each server, at most; it may be started for fewer
     length      tokens of the longest sequence they must take
     dtype       torch dtype of their weights, and of the tensors that are sent
     head_fp32   their LM head must compute in fp32, else in bf16
     cuda        the tensors that are sent are on a GPU, so NCCL can send them
-    deadline_s  no wait is longer, but start_deadline_s for all to come up; None: 3 x deadline_s
+    deadline_s  no wait is longer, but three times that for all to come up
     logs        folder with the server_0.log, .. of those that our launcher has started
 
-    Raises ValueError: a setting or an address of a server is wrong. ServerError: none came up.
+    Raises ValueError: a setting or an address of a server, or the certificates, are wrong.
+    ServerError: not all came up.
     """
 
     def __init__(self, urls, *, slots, length, dtype, head_fp32=True, cuda=False, tls="",
-                 deadline_s=600.0, start_deadline_s=None, logs=Path()):
+                 deadline_s=600.0, logs=Path()):
         context = client_context(urls, tls)
         # Each request is a connection, and 1,024 open files are the usual soft limit. Beyond the
         # hard limit every server would be lost.
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        needed = slots * len(urls) + 64
+        files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], slots * len(urls) + 64
         if needed > files != resource.RLIM_INFINITY:
             raise ValueError(f"slots = {slots}: {len(urls)} servers need up to {needed} open files "
                              f"and this process may open {files} (ulimit -Hn); lower slots")
@@ -71,45 +77,51 @@ class ServerPool:
         self.version = -1               # none pushed yet
         self.run_id = secrets.token_hex(4)
         self.pushed = {}                # {name of a version on the servers: version}
-        self.servers = []
+        self.samplers = []              # the last one's samples come first
+        self.counters = Counter()               # since the last `log`
+        self.busy_s = self.decoding_s = 0.0     # since then: seconds of slots, of servers
+        self.counted_at = self.logged_at = time.monotonic()
         self.error = None               # for the trainer's thread to raise
         self.ready_until = time.monotonic()     # the last time when a server was ready
-        self.changed = threading.Condition()    # wakes the trainer's thread
-        self.dispatcher = Dispatcher(self)
         self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.wait(self._open(urls, context))
         try:
-            self.wait(self._open(urls, context))
-            self._wait_for_all(start_deadline_s or 3 * deadline_s, logs)
+            self._wait_for_all(logs)
         except BaseException:
             self.close()
             raise
 
-    def _wait_for_all(self, seconds, logs):
+    def _wait_for_all(self, logs):
         """Servers download, load, compile, capture graphs: how far each is, is said."""
-        start, passed = time.monotonic(), 0.0
-        while self._lost() and not self.error and passed < seconds:
-            with self.changed:
-                self.changed.wait_for(lambda: self.error or not self._lost(),
-                                      min(SAY_S, seconds - passed))
-            passed = time.monotonic() - start
-            for server in self._lost():
-                log = Path(logs, f"server_{self.servers.index(server)}.log")
+        start = said = time.monotonic()
+        while lost := self._lost():
+            self.check()
+            time.sleep(0.05)
+            now = time.monotonic()
+            if now - said < SAY_S:
+                continue
+            said = now
+            for server in lost:
+                log = logs / f"server_{self.servers.index(server)}.log"
                 text = log.read_text(errors="replace").strip() if log.exists() else ""
-                last_line = text.splitlines()[-1][-200:] if text else server.why
-                say(f"{server.url} is starting, {passed:.0f} s of {seconds:.0f} at most: "
-                    f"{last_line}")
-        if self.error or self._lost():
-            self._give_up(f"connect: not every server is ready within {seconds:.0f} s")
-        self.ready_until = time.monotonic()
+                say(f"{server.url} is starting, {now - start:.0f} s of {3 * self.deadline_s:.0f} "
+                    f"at most: {text.splitlines()[-1][-200:] if text else server.why}")
+
+    def check(self):
+        """Raises ServerError: no server is ready, at the start not every one, for too long."""
+        lost, starting = self._lost(), self.version < 0
+        limit = (3 if starting else 1) * self.deadline_s
+        if self.error:
+            raise self.error
+        if (len(lost) == len(self.servers) or starting and lost) \
+                and time.monotonic() - self.ready_until > limit:
+            words = "connect: not every" if starting else f"generate, version {self.version}: no"
+            raise ServerError(f"{words} server is ready since {limit:.0f} s; " + "; ".join(
+                f"{s.url} is lost: {s.why}" for s in lost) + "; look at the servers' logs")
 
     def _lost(self):
         return [server for server in self.servers if server.state == "lost"]
-
-    def _give_up(self, words):
-        raise self.error or ServerError(f"{words}; " + "; ".join(
-            f"{s.url} is lost: {s.why}" for s in self._lost()) + "; look at the servers' logs")
 
     @property
     def needs_push(self):
@@ -129,25 +141,15 @@ class ServerPool:
         async def begin(server):
             self._set_state(server, "stale")    # no new requests
             await server.pause()
-            await self.dispatcher.take_back(server)
 
         async def end(server):
             await server.resume(version, label)
             self._set_state(server, "ready")
-            self.dispatcher.dispatch()
-        servers = self._each([s for s in self.servers if s.version != version], version, begin)
-        try:
-            for bucket in buckets(named_tensors, self.dtype) if servers else ():
-                tensors = list(bucket.values())
-                info = {"names": list(bucket),
-                        "dtype_names": [str(self.dtype).removeprefix("torch.")] * len(bucket),
-                        "shapes": [list(tensor.shape) for tensor in tensors]}
-                packed = {kind: kind.pack(tensors) for kind in {type(s.channel) for s in servers}}
-                servers = self._each(servers, version, lambda s: s.receive(info, packed))
-        except BaseException:
-            for server in servers:
-                self.loop.call_soon_threadsafe(self._lose, server, "a push was broken off")
-            raise
+            self.dispatch()
+        servers = [s for s in self.servers if s.state != "lost" and s.version != version]
+        servers = self._each(servers, version, begin)
+        for info, data in buckets(named_tensors, self.dtype) if servers else ():
+            servers = self._each(servers, version, lambda s: s.receive(info, data))  # noqa: B023
         self.version = self.pushed[label] = version     # before a token of it can come back
         self._each(servers, version, end)
 
@@ -155,24 +157,17 @@ class ServerPool:
         """step(server) of a push, of all servers at once: the workers of all wait from the same
         moment on. A server that fails is lost; returns the others."""
         async def one(server):
-            if server.state != "lost":
-                try:
-                    await step(server)
-                    return server
-                except (ServerFailed, KeyError, TypeError, ValueError) as error:
-                    # Also an answer of another form, a proxy's say: the others go on.
-                    self._lose(server, f"push of version {version}: {str(error) or repr(error)}")
+            try:
+                await step(server)
+                return server
+            except ServerError:
+                raise
+            except Exception as error:          # of HTTP, gloo, NCCL: the others go on
+                self._lose(server, f"push of version {version}: {str(error) or repr(error)}")
 
         async def every():
             return await asyncio.gather(*map(one, servers))
         return [server for server in self.wait(every()) if server]
-
-    def check(self):
-        """Raises ServerError: all servers have been lost for longer than the deadline."""
-        if self.error or (len(self._lost()) == len(self.servers)
-                          and time.monotonic() - self.ready_until > self.deadline_s):
-            self._give_up(f"generate, version {self.version}: no server is ready since "
-                          f"{self.deadline_s:.0f} s")
 
     def close(self):
         """A server ends what nobody waits for."""
@@ -184,13 +179,14 @@ class ServerPool:
             for server in self.servers:
                 server.disconnect()
             await self.session.close()
-        if self.thread.is_alive():
+            self.loop.call_soon(self.loop.stop)
+        if not self.session.closed:
             self.wait(end())
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self.thread.join(10)
 
     def wait(self, coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    # -- the loop's thread: connections --------------------------------------------------------
 
     async def _open(self, urls, context):
         # A connection of its own for each request: vLLM's server closes one after 5 s of silence,
@@ -204,62 +200,108 @@ class ServerPool:
     async def _watch(self, server):
         """Connect a server, look at it now and then, connect it again when it is lost."""
         while True:
-            if server.state != "lost":
-                await asyncio.sleep(HEALTH_S)
-                await self.check_health(server)
-                continue
             try:
-                await server.connect(self)
-                self._set_state(server, "stale")
-                if server.connections > 1:
-                    say(f"{server.url} is back; it gets version {self.version}")
-            except (ServerFailed, ValueError, OSError) as error:
-                if isinstance(error, ValueError) and not server.connections:
-                    raise ValueError(f"{server.url}: {error}; start it as scaleout/"
-                                     "server_command.py does") from None
-                server.disconnect()
-                server.why = str(error)
+                if server.state == "lost":
+                    await server.connect(self)
+                    self._set_state(server, "stale")
+                await asyncio.sleep(HEALTH_S)
+                await server.check_health()
+            except (ServerError, ImportError):
+                raise
+            except Exception as error:          # of HTTP, gloo, NCCL: it may be starting
+                self._lose(server, str(error) or repr(error))
                 await asyncio.sleep(RETRY_S)
 
     def _lose(self, server, why):
         """Expect nothing more of this server until it is connected again."""
-        say(f"{server.url} is lost: {why}; its {len(server.requests)} samples are asked again as "
-            "soon as a server is ready")
+        if server.state != "lost":
+            say(f"{server.url} is lost: {why}; its {len(server.requests)} samples are asked again "
+                "as soon as a server is ready")
+            self.counters.update(losses=1, resubmitted=len(server.requests))
         server.why = why
         self._set_state(server, "lost")
         server.disconnect()
-        self.dispatcher.counters.update(losses=1, resubmitted=len(server.requests))
-        self.dispatcher.ask_again(server, list(server.requests))
-        self.dispatcher.dispatch()
+        for task, (sampler, sample) in reversed(server.requests.items()):
+            task.cancel()
+            sampler.waiting.appendleft(sample)
+        server.requests.clear()
+        self.dispatch()
 
     def _set_state(self, server, state):
-        self.dispatcher.count_time()
+        self.count_time()
         if server.state == "ready":
             self.ready_until = time.monotonic()
         server.state = state
-        self.wake()
-
-    async def check_health(self, server):
-        salt = server.salt
-        try:
-            if server.state == "ready":
-                await server.check_health()
-        except ServerFailed as error:
-            if server.state == "ready" and server.salt == salt:   # no push has begun since
-                self._lose(server, str(error))
 
     def task(self, coroutine):
         """A task of the loop. The trainer hears of its failure, instead of waiting."""
         def look(task):
-            if not task.cancelled() and task.exception():
-                error = task.exception()
-                self.error = error if isinstance(error, (ServerError, ValueError)) else \
-                    ServerError(f"the client of the servers failed: {error!r}")
-                self.wake()
+            error = None if task.cancelled() else task.exception()
+            self.error = self.error or error
         task = self.loop.create_task(coroutine)
         task.add_done_callback(look)
         return task
 
-    def wake(self):
-        with self.changed:
-            self.changed.notify_all()
+    # -- the loop's thread: requests -----------------------------------------------------------
+
+    def dispatch(self):
+        """Send what waits to the servers with the fewest requests in flight. The last sampler
+        comes first: it is the evaluation's, and the trainer waits for it."""
+        for sampler in reversed(self.samplers):
+            while sampler.waiting and (room := [s for s in self.servers if s.state == "ready"
+                                                and len(s.requests) < s.slots]):
+                sample = sampler.waiting.popleft()
+                # A group stays at one server: its samples share the blocks of their prompt.
+                home = self.servers[sample.request.group_id % len(self.servers)]
+                server = home if home in room else min(room, key=lambda s: len(s.requests))
+                self.count_time()
+                task = self.task(self._generate(sampler, server, sample))
+                server.requests[task] = sampler, sample
+
+    async def _generate(self, sampler, server, sample):
+        """One request of one sample, from sending to the use of its answer."""
+        version, done = server.version, False
+        try:
+            answer = await server.generate(sampler, sample, self.pushed)
+        except ServerFailed as error:
+            sample.refused += 1
+            if sample.refused == 3:
+                raise ServerError(f"generate, version {self.version}: {server.url}: a sample has "
+                                  f"failed three times: {error}") from None
+            self._lose(server, str(error))      # this sample waits again, as the others do
+            return
+        self.count_time()
+        del server.requests[asyncio.current_task()]
+        # Versions only grow. If the first token is of the version in the salt, so is the whole
+        # prompt, and so are all blocks that were found: requests with this salt filled them.
+        if answer[2][0] == version:
+            done = sampler.absorb(sample, *answer, current=self.version)
+        else:
+            self.counters["late_starts"] += 1
+        if done:
+            sampler.done.put(sample)
+        else:                                   # for its second request, or the same one again
+            sampler.waiting.appendleft(sample)
+        self.dispatch()
+
+    def count_time(self):
+        """Add up the time of busy slots of ready servers; called before their number changes."""
+        now = time.monotonic()
+        for n in [len(s.requests) for s in self.servers if s.state == "ready"]:
+            self.busy_s += n * (now - self.counted_at)
+            self.decoding_s += (n > 0) * (now - self.counted_at)
+        self.counted_at = now
+
+    async def log(self):
+        """Columns of metrics.jsonl, since the last call. busy_share: the mean share of the time
+        that a slot had a request; waited_s: the rest; decoding_share: that a server had any."""
+        self.count_time()
+        seconds = max(self.counted_at - self.logged_at, 1e-9)
+        busy = self.busy_s / sum(server.slots for server in self.servers) / seconds
+        log = {"off_policy/busy_share": busy, "off_policy/waited_s": seconds * (1 - busy),
+               "off_policy/decoding_share": self.decoding_s / len(self.servers) / seconds}
+        log |= {f"servers/{name}": self.counters[name]
+                for name in ("late_starts", "resubmitted", "losses")}
+        self.busy_s, self.decoding_s, self.logged_at = 0.0, 0.0, self.counted_at
+        self.counters.clear()
+        return log

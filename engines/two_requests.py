@@ -23,7 +23,7 @@ class Sample:
     first: int                          # the budget of its first request
     last_request: bool                  # the request under way, or due next, is its last one
     rollout: Rollout
-    refused: int = 0                    # on servers: its answers that were thrown away
+    refused: int = 0                    # on servers: times that its own request failed
 
     @property
     def ids(self):

@@ -4,9 +4,8 @@ Weights are swapped between two decode steps, and running sequences keep their c
 The version of each token is vLLM's own record. Interruption takes two requests (two_requests.py).
 
 The G samples of a prompt share its keys and values through vLLM's prefix cache, and a block
-computed under other weights is never served: each request is salted with the version at which its
-first step runs. No swap may come between salt and step. So requests wait here, and are handed over
-when slots, cache and the token budget of the coming step have room for them.
+computed under other weights is never used: the salt of a request is the version when it is handed
+over. A swap may come before a request that its first step had no room for; it is handed over again.
 
 Differences from `TransformersSampler`: keys and values older than the current weights are computed
 again for a second request. Tokens are drawn from torch's global generator. vLLM's cache cannot be
@@ -85,21 +84,17 @@ class VllmSampler(TwoRequests):
         super().__init__(tokenizer, interruption, slots=slots, prompt_tokens=prompt_tokens,
                          eos_ids=eos_ids, temperature=temperature, seed=seed)
         self.dtype = dtype
-        # Lists of samples that start together: one between its two requests, then whole groups.
-        self.waiting: deque[list[Sample]] = deque()
+        self.waiting: deque[Sample] = deque()           # for a slot, in order
         self.done: list[Sample] = []                    # ended while the other sampler stepped
         self.decoded = Counter()                        # "steps", "sequences": for log()
-        # By vLLM's name of the request under way: (sampler, sample), of both samplers.
-        self.running: dict[str, tuple[VllmSampler, Sample]] = {}
+        # By vLLM's name of the request under way, of both samplers: (sampler, sample, its salt).
+        self.running: dict[str, tuple[VllmSampler, Sample, int]] = {}
         self.names = itertools.count()                  # of requests
 
         length = prompt_tokens + interruption.longest
         # The cache has room for all slots to grow to the end. With less, vLLM would sometimes drop
         # a sequence and compute it again, under other weights. One block is vLLM's own.
         blocks = slots * -(-length // BLOCK_TOKENS) + 1
-        # Room in one step for every running sequence and for the longest second request, or for
-        # a whole new group, whose prompt costs up to a block more for each further sample.
-        self.step_tokens = slots + max(8192, length, prompt_tokens + slots * BLOCK_TOKENS)
         self.llm = load_vllm(
             str(model), skip_tokenizer_init=True, dtype=str(dtype).removeprefix("torch."),
             hf_overrides={"head_dtype": HEAD[head_fp32]},
@@ -111,8 +106,7 @@ class VllmSampler(TwoRequests):
             # With a step in flight at a swap, its tokens would get the new version's label.
             async_scheduling=False,
             enable_prefix_caching=True, block_size=BLOCK_TOKENS, max_model_len=length,
-            max_num_seqs=slots, max_num_batched_tokens=self.step_tokens, seed=seed,
-            kv_cache_memory_bytes=blocks * block_bytes(model, dtype),
+            max_num_seqs=slots, seed=seed, kv_cache_memory_bytes=blocks * block_bytes(model, dtype),
             gpu_memory_utilization=0.01,                # unused, but must not exceed what is free
             use_tqdm_on_load=False, disable_log_stats=True)
         self.engine = self.llm.llm_engine
@@ -128,7 +122,7 @@ class VllmSampler(TwoRequests):
 
     def submit(self, request: Request):
         check_fits(request, self.prompt_tokens, self.slots)
-        self.waiting.append(self.new_samples(request))
+        self.waiting.extend(self.new_samples(request))
 
     def push_weights(self, named_tensors, version):
         weights = [(name, tensor.detach()) for name, tensor in named_tensors]
@@ -139,21 +133,24 @@ class VllmSampler(TwoRequests):
         self.version = version
 
     def step(self) -> list[Rollout]:
-        self._start()
+        while self.waiting and len(self.running) < self.slots:
+            self._start(self.waiting.popleft())
         if not self.running:
             return self.finished()
         self.decoded.update(steps=1, sequences=len(self.running))
         for output in self.engine.step():
-            owner, sample = self.running.pop(output.request_id)
+            owner, sample, salt = self.running.pop(output.request_id)
             answer = output.outputs[0]
             versions = [int(span.version) for span in answer.weight_versions
                         for _ in range(span.start, span.end)]
             logprobs = list(answer.logprobs.logprobs)
             assert len(answer.token_ids) == len(logprobs) == len(versions) > 0
-            if owner.absorb(sample, list(answer.token_ids), logprobs, versions, self.version):
+            # Begun after a swap, it may have found older blocks: see ServerPool._generate.
+            if versions[0] == salt and owner.absorb(sample, list(answer.token_ids), logprobs,
+                                                    versions, self.version):
                 owner.done.append(sample)
-            else:                                       # for its second request
-                owner.waiting.appendleft([sample])
+            else:                               # for its second request, or the same one again
+                owner.waiting.appendleft(sample)
         return self.finished()
 
     def finished(self) -> list[Rollout]:
@@ -170,19 +167,8 @@ class VllmSampler(TwoRequests):
     def close(self):
         self.engine.engine_core.shutdown()
 
-    def _start(self):
-        """Hand over what the coming step can take whole, as if no block of it were in the cache."""
-        room = self.step_tokens - len(self.running)
-        while self.waiting:
-            samples = self.waiting[0]
-            room -= len(samples[0].ids) + (len(samples) - 1) * BLOCK_TOKENS
-            if room < 0 or len(self.running) + len(samples) > self.slots:
-                return
-            for sample in self.waiting.popleft():
-                self._request(sample)
-
-    def _request(self, sample):
-        """Ask vLLM for more of this sample, under the current version's salt."""
+    def _start(self, sample):
+        """Ask vLLM for more of this sample."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
         name = str(next(self.names))
@@ -194,8 +180,4 @@ class VllmSampler(TwoRequests):
             detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
         prompt = {"type": "token", "cache_salt": str(self.version), "prompt_token_ids": sample.ids}
         self.engine.add_request(name, prompt, parameters)
-        self.running[name] = self, sample
-
-    def load_state(self, tensors, plain):
-        super().load_state(tensors, plain)
-        self.engine.set_weight_version(str(self.version))
+        self.running[name] = self, sample, self.version

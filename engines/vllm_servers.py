@@ -1,12 +1,13 @@
 """vllm_servers.py: samples from a pool of vLLM servers, behind the `Sampler` protocol.
 
-The servers generate while the trainer trains: dispatch.py, in the pool's thread, keeps their slots
-filled from the queue here. A sample may take two requests (two_requests.py). Its record is what
-vLLM reports: ids, log-probs of the distribution sampled from, versions of the weights.
+The servers generate while the trainer trains: server_pool.py, in a thread of its own, keeps their
+slots filled from the queue here. A sample may take two requests (two_requests.py). Its record is
+what vLLM reports: ids, log-probs of the distribution sampled from, versions of the weights.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 from collections import deque
@@ -32,7 +33,7 @@ class ServerSampler(TwoRequests):
         self.pool, self.weights, self.ahead = pool, weights, ahead
         self.waiting: deque[Sample] = deque()   # for a server with room; of the pool's thread
         self.done = queue.SimpleQueue()         # samples for the trainer
-        pool.dispatcher.samplers.append(self)
+        pool.samplers.append(self)
 
     @property
     def devices(self):
@@ -48,7 +49,7 @@ class ServerSampler(TwoRequests):
 
         def enqueue():
             self.waiting.extend(samples)
-            self.pool.dispatcher.dispatch()
+            self.pool.dispatch()
         self.pool.loop.call_soon_threadsafe(enqueue)
 
     def step(self) -> list[Rollout]:
@@ -57,12 +58,12 @@ class ServerSampler(TwoRequests):
         pool = self.pool
         if pool.needs_push:
             self.push_weights(self.weights(pool.dtype), max(self.version, pool.version))
-        if self.in_flight:
-            with pool.changed:
-                pool.changed.wait_for(
-                    lambda: not self.done.empty() or pool.needs_push or pool.error, 1.0)
+        rollouts = self.finished()
+        if self.in_flight and not rollouts:
             pool.check()
-        return self.finished()
+            with contextlib.suppress(queue.Empty):
+                rollouts = self.returned([self.done.get(timeout=1.0)])
+        return rollouts
 
     def finished(self) -> list[Rollout]:
         return self.returned([self.done.get() for _ in range(self.done.qsize())])
@@ -73,7 +74,7 @@ class ServerSampler(TwoRequests):
         self.version = version
 
     def log(self):
-        return self.pool.wait(self.pool.dispatcher.log())
+        return self.pool.wait(self.pool.log())
 
     def close(self):
         """Closes the pool, and with it the other sampler that shares it."""

@@ -3,14 +3,15 @@
 A stock server imports it through its option `--worker-extension-cls engines.vllm_worker.Worker`.
 It adds a weight transfer backend "gloo"; the trainer's end is weight_transfer.GlooChannel.
 
-All or nothing: a worker loads what arrived when the trainer says that it was everything. If the
-loading itself breaks off, the server ends: half of the new weights would be worse than none.
+A worker loads what arrived when the trainer says that it was everything. If the loading itself
+breaks off, the server ends: half of the new weights would be worse than none.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import sys
+import traceback
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -22,7 +23,7 @@ from vllm.model_executor.model_loader.reload import (finalize_layerwise_reload,
                                                      initialize_layerwise_reload)
 
 from engines.vllm_inprocess import refresh_tied_head
-from engines.weight_transfer import gloo_group, own_address
+from engines.weight_transfer import gloo_group
 
 
 class GlooEngine(WeightTransferEngine):
@@ -37,18 +38,19 @@ class GlooEngine(WeightTransferEngine):
         rank = 1 + config.data_parallel_index * config.world_size + config.rank
         self.received = []              # of a trainer that went away in the middle
         store = TCPStore(info.address, info.port, None, False, timedelta(seconds=info.timeout_s))
-        self.group = gloo_group(store, rank, info.world_size,
-                                own_address(info.address, info.port), info.timeout_s)
+        self.group = gloo_group(store, rank, **vars(info))
 
     def start_weight_update(self):
         self.received = []
 
     def receive_weights(self, info):
-        """One bucket: info.names (Hugging Face's), .dtype_names, .shapes, in order of sending."""
-        for name, dtype, shape in zip(info.names, info.dtype_names, info.shapes, strict=True):
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-            self.group.broadcast(tensor, 0).wait()
-            self.received.append((name, tensor))
+        """One bucket: tensors of one type, as weight_transfer.packed packs them."""
+        dtype = getattr(torch, info.dtype_names[0])
+        sizes = [math.prod(shape) * dtype.itemsize for shape in info.shapes]
+        data = torch.empty(sum(sizes), dtype=torch.uint8)
+        self.group.broadcast(data, 0).wait()
+        for name, shape, part in zip(info.names, info.shapes, data.split(sizes)):
+            self.received.append((name, part.view(dtype).view(shape)))
 
     def finish_weight_update(self):
         weights, self.received = self.received, []
@@ -59,9 +61,8 @@ class GlooEngine(WeightTransferEngine):
             self.model.load_weights(weights)
             finalize_layerwise_reload(self.model, self.model_config)
             refresh_tied_head(self.model)
-        except BaseException as error:  # layers half loaded, and vLLM cannot begin them anew
-            print(f"vllm_worker: loading weights broke off ({error!r}): this server ends, start it "
-                  "again", file=sys.stderr, flush=True)
+        except BaseException:           # layers half loaded, and vLLM cannot begin them anew
+            traceback.print_exc()
             os._exit(1)                 # vLLM ends the rest
 
     def shutdown(self):

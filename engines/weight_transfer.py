@@ -3,7 +3,7 @@
 The trainer, rank 0, and the workers of one server form a process group of their own, so a dead
 server breaks no other: gloo between CPUs (the other end is vllm_worker.py), NCCL between GPUs (the
 other end is vLLM's own). While the trainer is in `meet` or `send`, the server is told over HTTP the
-`init_info` or which tensors come. `send` takes `pack(tensors)`, made once for all servers.
+`init_info` or which tensors come. They travel in buckets, each one tensor of bytes.
 
 Neither gloo nor NCCL knows passwords or encryption: private networks only, even if HTTP has TLS.
 """
@@ -14,7 +14,6 @@ import base64
 import socket
 import threading
 from datetime import timedelta
-from functools import partial
 
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
@@ -24,15 +23,24 @@ BUCKET_BYTES = 256 * 2**20
 
 
 def buckets(named_tensors, dtype):
-    """{name: contiguous tensor of `dtype`} of about BUCKET_BYTES each."""
-    bucket = {}
+    """Yield (info, data) of about BUCKET_BYTES each. info: names, types and shapes of the tensors,
+    as a server is told them; data: all of them, as `dtype`, in one tensor of bytes."""
+    bucket, size = {}, 0
     for name, tensor in named_tensors:
-        bucket[name] = tensor.detach().to(dtype).contiguous()
-        if sum(tensor.nbytes for tensor in bucket.values()) >= BUCKET_BYTES:
-            yield bucket
-            bucket = {}
+        bucket[name] = tensor.detach().to(dtype)
+        size += bucket[name].nbytes
+        if size >= BUCKET_BYTES:
+            yield packed(bucket, dtype)
+            bucket, size = {}, 0
     if bucket:
-        yield bucket
+        yield packed(bucket, dtype)
+
+
+def packed(bucket, dtype):
+    tensors = bucket.values()
+    info = {"names": list(bucket), "shapes": [list(tensor.shape) for tensor in tensors],
+            "dtype_names": [str(dtype).removeprefix("torch.")] * len(bucket)}
+    return info, torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
 
 
 def own_address(host, port):
@@ -43,11 +51,12 @@ def own_address(host, port):
         return unsent.getsockname()[0]
 
 
-def gloo_group(store, rank, world_size, address, timeout_s):
-    """A process group beside torch's default one, which listens at `address` alone. Waits for its
-    members. Raises RuntimeError after `timeout_s`, as its broadcasts do."""
-    options = ProcessGroupGloo._Options()
-    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+def gloo_group(store, rank, address, port, world_size, timeout_s):
+    """A process group beside torch's default one, which listens at one address alone. Waits for
+    its members. Raises RuntimeError after `timeout_s`, as its broadcasts do. address, port: the
+    store's."""
+    options, own = ProcessGroupGloo._Options(), own_address(address, port)
+    options._devices = [ProcessGroupGloo.create_device(hostname=own)]
     options._timeout = timedelta(seconds=timeout_s)
     return ProcessGroupGloo(PrefixStore("weights", store), rank, world_size, options)
 
@@ -60,30 +69,24 @@ class GlooChannel:
         # A store that opens its own port would listen on every address of the machine.
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family)
-        port = listener.getsockname()[1]
+        port, limit = listener.getsockname()[1], timedelta(seconds=timeout_s)
+        self.store = TCPStore(address, port, None, True, limit, wait_for_workers=False,
+                              master_listen_fd=listener.detach())
         self.init_info = {"address": address, "port": port, "world_size": world_size,
                           "timeout_s": timeout_s}
-        store = TCPStore(address, port, None, True, timedelta(seconds=timeout_s),
-                         wait_for_workers=False, master_listen_fd=listener.detach())
-        self.join = partial(gloo_group, store, 0, world_size, address, timeout_s)
 
     def meet(self):
-        self.group = self.join()
+        self.group = gloo_group(self.store, 0, **self.init_info)
 
-    @staticmethod
-    def pack(tensors):
-        return [tensor.cpu() for tensor in tensors]
-
-    def send(self, tensors):
-        for tensor in tensors:
-            self.group.broadcast(tensor, 0).wait()
+    def send(self, data):
+        self.group.broadcast(data.cpu(), 0).wait()
 
     def close(self):
-        self.join = self.group = None   # with the last reference its port and threads end
+        self.store = self.group = None  # with the last reference its port and threads end
 
 
 class NcclChannel:
-    """The trainer's end towards vLLM's own NCCL engine. A bucket is one tensor of bytes.
+    """The trainer's end towards vLLM's own NCCL engine.
 
     NCCL waits for a dead worker for ever: `meet` and `send` may never return. Its id is sent over
     HTTP: vLLM's other way to meet, a TCPStore, unpickles what it gets. Not run on a GPU yet.
@@ -103,15 +106,10 @@ class NcclChannel:
         with torch.cuda.device(self.device):
             self.group = uid_init_process_group(self.id, 0, self.world_size, self.device)
 
-    @staticmethod
-    def pack(tensors):
-        data = torch.cat([tensor.view(-1).view(torch.uint8) for tensor in tensors])
-        torch.cuda.current_stream().synchronize()       # other streams will read it
-        return data
-
     def send(self, data):
         # vLLM's own sender has one pair of streams for all groups.
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            self.stream.wait_stream(torch.cuda.default_stream())    # which computes the data
             self.group.broadcast(data, 0, self.stream)
             self.stream.synchronize()
 

@@ -232,30 +232,26 @@ def test_a_group_submitted_before_a_swap_and_begun_after_it_finds_no_old_block(p
     for group in (0, 1):
         sampler.submit(Request(group, "p", first.prompt_ids, 4))
     sampler.step()
-    assert len(sampler.running) == 4 and len(sampler.waiting) == 1
+    assert len(sampler.running) == 4 and len(sampler.waiting) == 4
     sampler.push_weights(new.named_parameters(), 1)
     rollouts = [r for r in drain(sampler) if r.group_id == 1]
     assert sorted(found) == [0, 0, 96, 96, 96, 96, 96, 96]
     assert errors(new, rollouts).max() < 1e-4
 
 
-def test_nothing_waits_inside_vllm_when_a_step_is_over(plain, make):
-    """A request left waiting there would start after a swap with a salt from before it. The
-    token budget of a step is made short, of vLLM's too; seven samples of a group start together,
-    and come together for their second requests, whose blocks a swap has made useless."""
-    sampler = make(slots=23, eos=())
-    scheduler, returned, version = sampler.engine.engine_core.engine_core.scheduler, 0, 0
-    sampler.step_tokens = scheduler.max_num_scheduled_tokens = 300
-    sampler.interruption = Interruption(9, 9, 4, (30, 31, 7))
-    for request in requests(12, samples=7, length=95):
+def test_a_request_whose_first_step_had_no_room_for_it_begins_again_after_a_swap(plain, make):
+    """Half of its prompt was computed under the old weights, and no token. The other request has
+    its first token, and goes on."""
+    sampler, new = make(phrase=(), eos=()), moved(plain, 0.3)
+    scheduler = sampler.engine.engine_core.engine_core.scheduler
+    scheduler.max_num_scheduled_tokens = 150
+    for request in requests(2, samples=1, length=100):
         sampler.submit(request)
-    while sampler.in_flight:
-        returned += len(sampler.step())
-        assert len(scheduler.waiting) == 0
-        assert len(scheduler.running) == len(sampler.running) <= 23
-        version += 1
-        sampler.push_weights(plain.named_parameters(), version)
-    assert returned == 84
+    sampler.step()
+    sampler.push_weights(new.named_parameters(), 1)
+    first, second = sorted(drain(sampler), key=lambda rollout: rollout.group_id)
+    assert first.versions[0] == 0 and set(second.versions) == {1}
+    assert errors(new, [second]).max() < 1e-4
 
 
 def test_no_sequence_is_ever_thrown_out_of_the_cache(make):
