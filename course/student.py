@@ -12,7 +12,6 @@ import argparse
 import ast
 import hashlib
 import json
-import re
 import shutil
 import sys
 import tomllib

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from aiohttp import web
 from conftest import EOS, ROOT, WORDS, drain, requests
 from served import Fake, connect, drained, free_port, push, until  # noqa: F401
 
