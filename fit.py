@@ -400,8 +400,9 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         raise BadInput(f"law {law!r}, method {method!r}: it takes {', '.join(LAWS)}; free, grid")
     C, R, R0, R0_from, step_0 = points_to_fit(
         C, R, R0, law, c_min or 0, np.inf if c_max is None else c_max)
-    if not 0 <= R0 <= 1:
-        raise BadInput(f"R0 is a pass rate in [0, 1], got {R0:g}")
+    if not 0 <= R0 <= 1 or bootstrap < 0:
+        raise BadInput("R0 is a pass rate in [0, 1] and bootstrap not negative, got "
+                       f"{R0:g} and {bootstrap}")
     amounts = np.unique(C[C > 0])
     if amounts.size < 3:
         raise BadInput(f"only {amounts.size} different amounts of compute are left to fit, after "

@@ -69,6 +69,8 @@ def load_training_state(folder, model, optimizer):
     """Read parameters and AdamW's state from a checkpoint of any number of ranks, in place."""
     # In the order of the ranks that wrote them.
     files = [safe_open(path, "pt") for path in sorted(folder.glob("model*.safetensors"))]
+    if not files:
+        raise FileNotFoundError(f"{folder} is not there: all ranks need to see the same files")
     stored = {name for file in files for name in file.keys()}               # noqa: SIM118
     for name, parameter in model.named_parameters():
         if f"{name}.step" in stored:                            # else no step has been taken yet
@@ -78,7 +80,10 @@ def load_training_state(folder, model, optimizer):
                 "step": torch.zeros((), device=device), "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter)}
     for name, tensor in tensors_of(model, optimizer):
-        read_into(tensor, files, name)
+        try:
+            read_into(tensor, files, name)
+        except (SafetensorError, RuntimeError, ValueError) as error:
+            raise OSError(f"{folder}: {name} does not fit the model ({error})") from None
 
 
 # -- 2. A checkpoint, a model
@@ -135,7 +140,8 @@ def replacing(folder, first=True):
     aside, old = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
     try:
         if first:
-            shutil.rmtree(aside, ignore_errors=True)
+            if aside.exists():
+                shutil.rmtree(aside)
             aside.mkdir(parents=True)
         yield aside
         if first:

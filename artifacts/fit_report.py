@@ -145,7 +145,9 @@ def refitter(args, run=0):
             options["R0"] = float(args.R0)
         except ValueError:
             raise BadInput(f"--R0 is a number or `fit`, got {args.R0}") from None
-    if args.C_mid_nodes:
+    if args.C_mid_nodes is not None:
+        if args.C_mid_nodes < 1:
+            raise BadInput(f"--C-mid-nodes takes a number above 0, got {args.C_mid_nodes}")
         if not args.C_mid_range:
             raise BadInput("--C-mid-nodes needs --C-mid-range LO HI")
         options["C_mid_nodes"] = np.linspace(*args.C_mid_range, args.C_mid_nodes)

@@ -168,7 +168,9 @@ def seeds_in(rows, y, column):
     seeds = {}
     for row in rows:
         if y in row:
-            value = row.get(column, "?")
+            if column not in row:
+                raise BadInput(f"an evaluation has no column {column}, which --repeats names")
+            value = row[column]
             name = f"{column} {value:g}" if isinstance(value, float) else f"{column} {value}"
             seeds.setdefault(name, []).append(row)
     return seeds

@@ -146,6 +146,8 @@ class RunFolder:
             except ValueError as error:
                 raise ConfigError(f"{error}: remove {folder} to go on from the checkpoint before "
                                   "it") from None
+        if plain and "logs" not in plain:
+            raise ConfigError(f"{folder} was written by an older version of this code")
         for name, size in self.log_sizes().items():
             os.truncate(self.path / name, min(size, plain["logs"].get(name, 0) if plain else 0))
         return folder, plain
@@ -173,9 +175,10 @@ class RunFolder:
     def save(self, run):
         """Write a checkpoint of a `scalerl.Run`, unless nothing has changed since the last one."""
         if self.saved != (run.step, run.evaluated):
-            self.saved, (tensors, plain) = (run.step, run.evaluated), state_of(run)
+            tensors, plain = state_of(run)
             run.trainer.save(self.checkpoints / f"step_{run.step}", tensors=tensors,
                              plain=plain | {"logs": self.log_sizes()})
+            self.saved = run.step, run.evaluated
             for old in checkpoint.saved(self.checkpoints)[KEPT:]:
                 shutil.rmtree(old)
 

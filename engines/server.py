@@ -38,6 +38,10 @@ class ServerFailed(Exception):
     """Internal: a server did not do what it was asked."""
 
 
+class BadAnswer(ServerFailed):
+    """Internal: it has answered, with an error or with what cannot be right."""
+
+
 class Server:
     """One server. state: see server_pool.py; why: the reason for "lost"."""
 
@@ -57,7 +61,7 @@ class Server:
 
     async def post(self, path, body=None, total_s=None, method="POST"):
         """What a route says, JSON or text. total_s: how long it may take, 0: for ever. Raises
-        ServerFailed; ServerRefused: it never will, the HTTP status is 4xx."""
+        ServerFailed; ServerRefused: HTTP status 4xx before the first connection."""
         seconds = self.call_s if total_s is None else total_s
         limits = aiohttp.ClientTimeout(total=seconds, sock_connect=self.call_s)
         try:
@@ -69,7 +73,8 @@ class Server:
         except (aiohttp.ClientError, OSError) as error:
             raise ServerFailed(f"{path}: {error or type(error).__name__}") from None
         if response.status != 200:
-            kind = ServerRefused if 400 <= response.status < 500 else ServerFailed
+            kind = ServerRefused if 400 <= response.status < 500 and not self.connection \
+                else BadAnswer
             raise kind(f"{self.url}{path} answered {response.status}: {said[:300]}")
         return json.loads(said) if said.startswith("{") else said
 
@@ -189,7 +194,7 @@ def wrong_settings(pool, version, config):
 
 def check_answer(answer, *, asked, eos_ids, pushed):
     """(ids, log-probs, versions) of a server's answer to a request for at most `asked` tokens.
-    pushed: {name: version} of this run's weights. Raises ServerFailed with what is wrong."""
+    pushed: {name: version} of this run's weights. Raises BadAnswer with what is wrong."""
     try:
         choice, = answer["choices"]
         ids, spans = choice["token_ids"], choice["weight_versions"]
@@ -197,11 +202,11 @@ def check_answer(answer, *, asked, eos_ids, pushed):
         versions = [pushed[span["version"]] for span in spans
                     for _ in range(span["start"], span["end"])]
     except (KeyError, TypeError, ValueError) as error:
-        raise ServerFailed(f"not an answer with weights of this run ({error!r})") from None
+        raise BadAnswer(f"not an answer with weights of this run ({error!r})") from None
     finite = all(map(math.isfinite, logprobs))
     if (not 0 < len(ids) == len(logprobs) == len(versions) <= asked or not finite
             or len(ids) < asked and ids[-1] not in eos_ids):
-        raise ServerFailed(f"{len(ids)} tokens of {asked}, ended by {choice['finish_reason']!r}, "
+        raise BadAnswer(f"{len(ids)} tokens of {asked}, ended by {choice['finish_reason']!r}, "
                            f"{len(logprobs)} log-probs, {'' if finite else 'not '}all finite, and "
                            f"weights {spans}")
     return ids, logprobs, versions

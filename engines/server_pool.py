@@ -32,7 +32,7 @@ from pathlib import Path
 
 import aiohttp
 
-from engines.server import Server, ServerError, ServerFailed
+from engines.server import BadAnswer, Server, ServerError, ServerFailed
 from engines.tls import client_context
 from engines.weight_transfer import buckets
 
@@ -160,8 +160,6 @@ class ServerPool:
             try:
                 await step(server)
                 return server
-            except ServerError:
-                raise
             except Exception as error:          # of HTTP, gloo, NCCL: the others go on
                 self._lose(server, f"push of version {version}: {str(error) or repr(error)}")
 
@@ -264,10 +262,10 @@ class ServerPool:
         try:
             answer = await server.generate(sampler, sample, self.pushed)
         except ServerFailed as error:
-            sample.refused += 1
+            sample.refused += isinstance(error, BadAnswer)
             if sample.refused == 3:
                 raise ServerError(f"generate, version {self.version}: {server.url}: a sample has "
-                                  f"failed three times: {error}") from None
+                                  f"got three bad answers: {error}") from None
             self._lose(server, str(error))      # this sample waits again, as the others do
             return
         self.count_time()

@@ -78,7 +78,7 @@ class TrainedModel:
                 for name, parameter in group]
 
     def save(self, folder, **story):
-        """Write weights and optimizer to a checkpoint; story: the rest of it (`Run.save`)."""
+        """Write weights and optimizer to a checkpoint; story: the rest of it (`RunFolder.save`)."""
         checkpoint.save(folder, checkpoint.training_state(self.model, self.optimizer, self.team),
                         self.team, **story)
 

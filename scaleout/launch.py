@@ -256,7 +256,7 @@ def describe(config, argv, resume=False):
         print("One process for trainer and sampler, on", "GPU 0." if estimate.cuda else "the CPU.")
     print("\n" + estimate.text(*counts))
     if children:
-        print("\nOn this node:")
+        print("\nOn this node (without --hosts a run takes free ports of its own):")
     for child in children:
         env = [f"{name}={shlex.quote(value)}" for name, value in child.env.items()
                if os.environ.get(name) != value]

@@ -152,7 +152,8 @@ class Supervisor:
             return 128 + self.signals[1]
         ended = [trainer for trainer in self.trainers if trainer.status is not None]
         for trainer in ended:
-            if trainer.status not in FINE:
+            asked = self.signals or self.status is not None or len(self.trainers) == 1
+            if trainer.status not in (FINE if asked else (0,)):
                 say(trainer.ending())
                 return 2 if trainer.status == 2 else 1              # 2: bad input
         # On another node than rank 0's, only the first host can say how the run has ended.

@@ -57,9 +57,9 @@ SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
 
 # Plain numbers. Letters beside one are words ("is 7", "7 cm") or change it ("7xy", "7 thousand").
 UNIT = r"(?:(?:[cdkm]?m|[km]?g|m?[lL]|h|s|min|sec|hrs?|in|ft|yd|mi|lbs?|oz|mph|k?[JNWV]|[CF])\b)"
-NO_WORD = (r"(?:sin|cos|tan|log|mod|exp|sqrt|phi|alpha|beta|gamma|delta|theta|lambda|sigma|omega"
-           r"|[abc]{3}|[xyz]{3}|half|halves|thirds?|squared|cubed|factorial|hundred|thousand"
-           r"|[mb]illion)\b")
+NO_WORD = (r"(?:sin|cos|tan|log|mod|exp|sqrt|gcd|lcm|max|arc\w+|phi|alpha|beta|gamma|delta|theta"
+           r"|lambda|sigma|omega|[abc]{3}|[xyz]{3}|half|halves|thirds?|squared|cubed|factorial"
+           r"|hundred|thousand|[mb]illion)\b")
 LONG_WORD = rf"(?:(?!{NO_WORD})[A-Za-z]{{3,}}\b)"
 WORD = rf"(?>(?i:an|as|at|be|by|do|he|in|is|it|no|of|on|so|to|us|we|sq|cu)\b|{UNIT}|{LONG_WORD})"
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")

@@ -199,6 +199,7 @@ def read_records(name, options):
     try:
         ending = Path(name).suffix.lower()
         if ending == ".csv":
+            csv.field_size_limit(2**31 - 1)  # unit tests may be longer than 128 KiB
             with open(name, encoding="utf-8-sig", newline="") as file:  # byte-order mark or not
                 return list(csv.DictReader(file))
         if ending in (".json", ".jsonl"):
@@ -215,7 +216,7 @@ def read_records(name, options):
         return [record for config in options["config"].split("+") for record in
                 datasets.load_dataset(repository, config or None, split=options["split"])]
     except (OSError, ValueError, csv.Error) as error:
-        cause = str(error).strip().splitlines()[0]
+        cause = (str(error).strip() or repr(error)).splitlines()[0]
         raise TaskError(f"task {name!r} cannot be read: {cause}") from error
 
 

@@ -66,8 +66,9 @@ def test_seeds_in_one_file_are_told_apart_by_their_column(tmp_path):
     path.write_text("gpu_hours,pass_rate,seed,who\n" + "".join(
         f"{C},{0.2 + C / 10 + seed / 100},{seed},{'ab'[seed]}\n"
         for seed in range(2) for C in range(4)))
-    for repeats in (None, "sede"):
-        with pytest.raises(BadInput, match="repeats gpu_hours with another pass_rate 4 times: --"):
+    for repeats, told in ((None, "repeats gpu_hours with another pass_rate 4 times: --repeats"),
+                          ("sede", "an evaluation has no column sede")):
+        with pytest.raises(BadInput, match=told):
             readers.load(str(path), repeats=repeats)
     for column, labels in (("seed", ["seed 0", "seed 1"]), ("who", ["who a", "who b"])):
         curve = readers.load(str(path), repeats=column)

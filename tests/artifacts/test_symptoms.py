@@ -61,6 +61,7 @@ def test_a_rule_reads_its_columns_as_the_file_says(kind, seed):
     """Against plain loops over the steps that have the number."""
     random.seed(seed)
     rows = random_rows()
+    rows[-1] |= {"a/b": random.random(), "c": -2.0}     # at least the last step shows it
     n = random.randrange(2, 7) if kind not in ("last", "") else 1
     values, expected, best = [], [], -math.inf
     whole = [row["a/b"] for row in rows if "a/b" in row]

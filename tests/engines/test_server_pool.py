@@ -188,7 +188,7 @@ def test_three_bad_answers_for_one_sample_end_the_run_with_the_reason(fake, conn
         return answer
     sampler = connect(fake(say).url)
     push(sampler, WEIGHT, 0)
-    with pytest.raises(ServerError, match="version 0: http.* three times: .*'run-5'"):
+    with pytest.raises(ServerError, match="version 0: http.* three bad answers: .*'run-5'"):
         drain(sampler, requests(2, samples=3))
 
 
