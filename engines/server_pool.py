@@ -45,6 +45,22 @@ def say(sentence):
     print(f"servers: {sentence}", file=sys.stderr, flush=True)
 
 
+def allow_open_files(slots, servers):
+    """Each request is a connection, and 1,024 open files are the usual soft limit. Raises it to the
+    hard one, beyond which every server would be lost. Raises ValueError: that is not enough."""
+    files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], slots * servers + 64
+    if needed > files != resource.RLIM_INFINITY:
+        raise ValueError(f"slots = {slots}: {servers} servers need up to {needed} open files and "
+                         f"this process may open {files} (ulimit -Hn); lower slots")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+
+def last_line(log):
+    """The end of a log's last line, "" where there is none."""
+    text = log.read_text(errors="replace").strip() if log.exists() else ""
+    return text.rpartition("\n")[2][-200:]
+
+
 class ServerPool:
     """The vLLM servers of a run, and the requests in flight at them. All requests run in one
     asyncio loop in a thread of its own, with the methods below `_open`; those above are for the
@@ -65,13 +81,7 @@ class ServerPool:
     def __init__(self, urls, *, slots, length, dtype, head_fp32=True, cuda=False, tls="",
                  deadline_s=600.0, logs=Path()):
         context = client_context(urls, tls)
-        # Each request is a connection, and 1,024 open files are the usual soft limit. Beyond the
-        # hard limit every server would be lost.
-        files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], slots * len(urls) + 64
-        if needed > files != resource.RLIM_INFINITY:
-            raise ValueError(f"slots = {slots}: {len(urls)} servers need up to {needed} open files "
-                             f"and this process may open {files} (ulimit -Hn); lower slots")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+        allow_open_files(slots, len(urls))
         self.slots, self.length, self.dtype, self.head_fp32 = slots, length, dtype, head_fp32
         self.cuda, self.deadline_s = cuda, deadline_s
         self.version = -1               # none pushed yet
@@ -98,15 +108,13 @@ class ServerPool:
         while lost := self._lost():
             self.check()
             time.sleep(0.05)
-            now = time.monotonic()
-            if now - said < SAY_S:
+            if (now := time.monotonic()) - said < SAY_S:
                 continue
             said = now
             for server in lost:
-                log = logs / f"server_{self.servers.index(server)}.log"
-                text = log.read_text(errors="replace").strip() if log.exists() else ""
+                told = last_line(logs / f"server_{self.servers.index(server)}.log") or server.why
                 say(f"{server.url} is starting, {now - start:.0f} s of {3 * self.deadline_s:.0f} "
-                    f"at most: {text.splitlines()[-1][-200:] if text else server.why}")
+                    f"at most: {told}")
 
     def check(self):
         """Raises ServerError: no server is ready, at the start not every one, for too long."""

@@ -151,8 +151,8 @@ class Supervisor:
         if len(self.signals) > 1:
             return 128 + self.signals[1]
         ended = [trainer for trainer in self.trainers if trainer.status is not None]
+        asked = self.signals or self.status is not None or len(self.trainers) == 1
         for trainer in ended:
-            asked = self.signals or self.status is not None or len(self.trainers) == 1
             if trainer.status not in (FINE if asked else (0,)):
                 say(trainer.ending())
                 return 2 if trainer.status == 2 else 1              # 2: bad input
