@@ -4,24 +4,22 @@
     ρ_it = π(y_it) / μ(y_it)
 
 π is the trainer's policy now, μ the probability that the sampler recorded when it drew the token,
-x a prompt, y_i one of its G samples, Â_i the sample's advantage, sg the stop-gradient. The file
-goes through its parts: log π, then Â, then the weights 1/Σ|y|, then the loss itself, and what to
-watch while it trains. Pure functions of tensors: no configuration, no files, no state.
+x a prompt, y_i one of its G samples, Â_i its advantage, sg the stop-gradient. The parts, in this
+order: log π, Â, the weights 1/Σ|y|, the loss, statistics. Pure functions of tensors.
 
-What the paper leaves open and what we do differently, marked "ours" where it happens:
+What the paper leaves open, and what we chose ("ours"):
  1. The std of the advantages is the population's. "Equal rewards" means equal within 1e-6.
  2. E_x is a mean over the prompts that have at least one trained token. All denominators are
     counted once over the whole step, so the losses of micro-batches simply add up.
  3. Forced tokens (the interruption phrase) have weight zero: no loss, no ratio, no statistic.
- 4. FP32 logits: the operands keep their dtype (bf16 on a GPU), their products are summed and kept
-    in fp32. In the backward pass the logits' gradient is rounded to the operands' dtype.
- 5. GSPO takes the |y|-th root; |y| counts trained tokens only. REINFORCE has no ratio at all.
- 6. KL to a reference and an entropy bonus exist because a widely copied account of the paper
-    claims them. The paper has neither, and no setting of a run turns them on.
+ 4. FP32 logits: bf16 operands are multiplied as they are, their products are summed and kept in
+    fp32. In the backward pass a GPU rounds the logits' gradient to bf16 again.
+ 5. |y| counts trained tokens only, in GSPO's |y|-th root too. REINFORCE has no ratio at all.
 
 Where to go next: sampler.py, where the log μ come from.
 
-Axes: P prompts in a step, G samples of a prompt, N = P·G samples, T tokens, H hidden, V vocabulary.
+Axes: P prompts in a step, G samples of a prompt, N samples (P·G in a step, fewer in a
+micro-batch), T tokens, H hidden, V vocabulary.
 
 From rewards to a gradient, for two prompts of two samples each (run by tests/test_loss.py):
 
@@ -30,9 +28,9 @@ From rewards to a gradient, for two prompts of two samples each (run by tests/te
 >>> A = advantages(rewards[kept], norm="batch").flatten()            # (N,)
 >>> A.tolist()
 [1.0, -1.0]
->>> mask = torch.tensor([[True, True, False], [True, True, True]])   # (N, T), lengths 2 and 3
+>>> mask = torch.tensor([[True, True, False], [True, True, True]])   # (N, T) of prompt 0
 >>> w = token_weights(mask, torch.tensor([0, 0]), aggregation="prompt")
->>> w.mul(10).tolist()                                               # 1/5 each, 0 off the mask
+>>> w.mul(10).tolist()                                               # 10 w, since w is 1/5
 [[2.0, 2.0, 0.0], [2.0, 2.0, 2.0]]
 >>> log_mu = torch.full((2, 3), -1.0)
 >>> log_pi = log_mu.clone().requires_grad_()                         # no lag: every ratio is 1
@@ -55,12 +53,10 @@ NORMS = ("batch", "prompt", "none")
 LOSSES = ("cispo", "grpo", "dapo", "gspo", "reinforce")
 
 
-# --------------------------------------------------------------------------------------------------
-# 1. log π: the language-model head, in fp32
-# --------------------------------------------------------------------------------------------------
-def token_logprobs(
-    hidden, weight, targets, *, temperature=1.0, chunk_tokens=1024, head_fp32=True
-):
+# -- 1. log π: the language-model head, in fp32 ----------------------------------------------------
+
+def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=1024,
+                   head_fp32=True):
     """log π(target) and the policy's entropy at every token, from the last hidden states.
 
     hidden   (..., H)  float; the state that predicts the target (the caller shifts by one)
@@ -69,7 +65,7 @@ def token_logprobs(
     temperature        the sampler's: log-probs at another one belong to another policy
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
     head_fp32          False: logits rounded to bf16, as a bf16 linear layer returns them. The
-                       paper's ablation (A falls from .61 to .52), not a way to save memory.
+                       paper's ablation (the ceiling of the curve falls from .61 to .52).
     Returns (logprobs, entropy), each (...), float32; float64 where an operand is float64, so that
     gradients can be checked. Entropy is a diagnostic and carries no gradient.
 
@@ -84,12 +80,12 @@ def token_logprobs(
     >>> [torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, (logprobs, entropy))]
     [True, True]
 
-    but never holds the (T, V) logits, 10 GB for 16,384 tokens of a 152k vocabulary. How this is
-    done is in engines/head.py, the only file of ours that this one imports.
+    but never holds the (T, V) logits: 10 GB for 16,384 tokens and a vocabulary of 152k
+    (engines/head.py, the only file of ours that is imported here).
 
-    Operands of two dtypes meet in the wider one. Under torch.autocast both are rounded to its
-    dtype, as in any other linear layer. The logits are not rounded, and an fp32 weight receives
-    its gradient in fp32. So autocast or bf16 tensors both match a generator in bf16.
+    Operands of two dtypes are promoted to the wider one; under torch.autocast both are cast to its
+    dtype, as in any other linear layer. The logits stay fp32, and an fp32 weight gets an fp32
+    gradient.
     """
     assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
     assert weight.ndim == 2 and weight.shape[1] == hidden.shape[-1], (weight.shape, hidden.shape)
@@ -108,9 +104,8 @@ def token_logprobs(
 
     with torch.autocast(device, enabled=False):  # or it would round the fp32 products once more
         logprobs, entropy = TokenLogprobs.apply(
-            hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1),
-            temperature, chunk_tokens, operand_dtype, head_fp32,
-        )
+            hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1), temperature,
+            chunk_tokens, operand_dtype, head_fp32)
     return logprobs.view(targets.shape), entropy.view(targets.shape)
 
 
@@ -118,22 +113,20 @@ def head_logits(hidden, weight, *, head_fp32=True):
     """(n, H), (V, H) -> (n, V) fp32 logits, by the same products as `token_logprobs`.
 
     For a sampler, which needs a whole row to draw from, but only for the tokens of one decode step.
-    Both sides must round alike: an fp32 head on one of them alone does not cure the ratio.
+    Both sides must round alike: an fp32 head on one of them alone does not bring the ratio
+    back to 1.
     """
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
     head = Head(weight, 1.0, operand_dtype, head_fp32)
     return head.logits(hidden, out=hidden.new_empty(len(hidden), head.V, dtype=head.dtype))
 
 
-# --------------------------------------------------------------------------------------------------
-# 2. Â: from rewards to advantages
-# --------------------------------------------------------------------------------------------------
-def length_penalty(lengths, *, l_max, l_cache):
-    """clip((L_max - |y|) / L_cache - 1, -1, 0), to be added to the reward of a correct sample.
+# -- 2. Â: from rewards to advantages --------------------------------------------------------------
 
-    Only an ablation in the paper (L_max 14k, L_cache 2k); ScaleRL interrupts instead, so it is off
-    unless called. Free up to L_max - L_cache tokens, then linear, -1 from L_max on.
-    """
+def length_penalty(lengths, *, l_max, l_cache):
+    """clip((L_max - |y|) / L_cache - 1, -1, 0), added to the reward of a correct sample: 0 up to
+    L_max - L_cache tokens, then linear, -1 from L_max on. Only an ablation in the paper (L_max
+    14k, L_cache 2k): ScaleRL interrupts instead."""
     return ((l_max - lengths) / l_cache - 1).clamp(-1, 0)
 
 
@@ -141,8 +134,8 @@ def zero_variance(rewards, tol=1e-6):
     """(P, G) -> (P,) bool: True where all samples of a prompt earned the same, within tol (ours).
 
     Such a prompt has no gradient. It leaves the batch before any denominator is counted (paper,
-    sec. 3.2), else it would still dilute the mean over prompts and the std over the batch. A
-    tolerance, because rewards with a length penalty seldom are the same float twice.
+    sec. 3.2), else it would still dilute the mean over prompts and the std over the batch. The
+    tolerance is for rewards that differ by rounding only (0.1 + 0.2 and 0.3).
     """
     assert rewards.ndim == 2, rewards.shape
     return rewards.amax(1) - rewards.amin(1) <= tol
@@ -178,9 +171,8 @@ def advantages(rewards, *, norm="batch"):
     return centered / torch.where(variance > 0, variance, 1).sqrt()
 
 
-# --------------------------------------------------------------------------------------------------
-# 3. 1/Σ|y|: how much each token counts
-# --------------------------------------------------------------------------------------------------
+# -- 3. 1/Σ|y|: how much each token counts ---------------------------------------------------------
+
 def token_weights(mask, prompt_index, *, aggregation="prompt"):
     """Each token's share of the step's loss: (N, T) float32, summing to 1, zero off the mask.
 
@@ -192,9 +184,8 @@ def token_weights(mask, prompt_index, *, aggregation="prompt"):
                             long sample weighs less: rambling to a wrong answer is cheap.
                   "token"   mean over all tokens. A prompt with long answers outweighs the others.
 
-    Call it once for the whole step. Micro-batches take rows of the result, and their losses add up
-    to the step's. A denominator counted in each micro-batch would make the gradient depend on how
-    the samples were dealt.
+    Call it once for the whole step: micro-batches take rows of the result, and their losses add up
+    to the step's. Counted in each micro-batch, denominators would depend on how samples are split.
     """
     _check_choice("aggregation", aggregation, AGGREGATIONS)
     assert mask.dtype == torch.bool and mask.ndim == 2, (mask.dtype, mask.shape)
@@ -205,27 +196,24 @@ def token_weights(mask, prompt_index, *, aggregation="prompt"):
     elif aggregation == "sample":
         denominator = sample_tokens * (sample_tokens > 0).sum()
     else:
-        prompts, row = prompt_index.unique(return_inverse=True)  # (P,), (N,) in 0..P-1
-        prompt_tokens = sample_tokens.new_zeros(len(prompts)).index_add_(0, row, sample_tokens)
-        denominator = prompt_tokens[row] * (prompt_tokens > 0).sum()
+        prompts, prompt_of = prompt_index.unique(return_inverse=True)  # (P,), (N,) in 0..P-1
+        prompt_tokens = sample_tokens.new_zeros(len(prompts))
+        prompt_tokens.index_add_(0, prompt_of, sample_tokens)
+        denominator = prompt_tokens[prompt_of] * (prompt_tokens > 0).sum()
     return mask.float() / denominator.clamp(min=1)[:, None]  # 0 only where there is no token
 
 
-# --------------------------------------------------------------------------------------------------
-# 4. The loss
-# --------------------------------------------------------------------------------------------------
-def policy_loss(
-    logprobs, behavior_logprobs, advantages, weights, *, loss="cispo",
-    eps_max=5.0, eps_low=0.2, eps_high=0.2, lags=None, entropy=None,
-    reference_logprobs=None, kl_coef=0.0, entropy_coef=0.0,
-):
+# -- 4. The loss -----------------------------------------------------------------------------------
+
+def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo", eps_max=5.0,
+                eps_low=0.2, eps_high=0.2, lags=None, entropy=None):
     """-J over some rows of a step, to be minimized; micro-batch losses add up to the step's.
 
     logprobs           (N, T)  log π, the trainer's now; the only argument to receive a gradient
     behavior_logprobs  (N, T)  log μ as the sampler recorded it. If the trainer recomputed it, the
-                               ratio would be 1 and no clip would ever bite.
+                               ratio would be 1 and no clip would ever act.
     advantages         (N,)    Â
-    weights            (N, T)  rows of `token_weights`; a token of weight 0 does not exist
+    weights            (N, T)  rows of `token_weights`; tokens of weight 0 are ignored everywhere
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
                        "grpo"       min(ρ Â, clip(ρ, 1 - eps_low, 1 + eps_high) Â)
                        "dapo"       the same; DAPO has eps_high 0.26 and aggregation "prompt"
@@ -233,11 +221,10 @@ def policy_loss(
                        "reinforce"  Â · log π, as if there were no lag
     eps_max            cispo's cap on the ratio itself (the paper: 4, 5 and 8 are alike)
     eps_low, eps_high  the others' clip: how far the ratio may move from 1. gspo's ratio is an
-                       average and stays near 1: 1e-3 is its scale (paper), and 0.2 never bites.
-    lags               (N, T) int, optional: optimizer steps since then; splits the statistics
+                       geometric mean, close to 1: 1e-3 is its scale (paper), 0.2 never clips.
+    lags               (N, T) int, optional: optimizer steps since a token was sampled; splits the
+                       statistics
     entropy            (N, T), optional: averaged into the statistics, as the loss is
-    reference_logprobs, kl_coef, entropy_coef
-                       not in the paper, off by default; comments below say what they do
 
     Returns (loss, stats): a scalar, and plain floats for `merge_stats`. Raises ValueError for an
     unknown loss, an impossible clip, or a trained token with an infinite or undefined log-prob.
@@ -249,8 +236,6 @@ def policy_loss(
     if not (0 <= eps_low <= 1 and eps_high >= 0):
         raise ValueError(f"eps_low = {eps_low}, eps_high = {eps_high}: the ratio is clipped to"
                          " [1 - eps_low, 1 + eps_high]; give 0 <= eps_low <= 1 and eps_high >= 0")
-    if kl_coef and reference_logprobs is None:
-        raise ValueError(f"kl_coef = {kl_coef} needs reference_logprobs")
     N, T = logprobs.shape
     assert behavior_logprobs.shape == weights.shape == (N, T) and advantages.shape == (N,), (
         logprobs.shape, behavior_logprobs.shape, weights.shape, advantages.shape)
@@ -262,9 +247,8 @@ def policy_loss(
     log_pi = _masked("logprobs", logprobs, mask)
     log_mu = _masked("behavior_logprobs", behavior_logprobs, mask).detach()
 
-    log_ratio = log_rho = log_pi - log_mu  # of every token
-    if loss == "gspo":
-        log_rho = _sequence_log_ratio(log_ratio, mask)
+    log_ratio = log_pi - log_mu  # of each token; log_rho: of what the loss clips
+    log_rho = _sequence_log_ratio(log_ratio, mask) if loss == "gspo" else log_ratio
     if loss == "cispo":
         objective, clipped = _capped(log_pi, log_rho, A, eps_max)
     elif loss == "reinforce":
@@ -272,25 +256,7 @@ def policy_loss(
     else:
         objective, clipped = _clipped(log_rho, A, 1 - eps_low, 1 + eps_high)
 
-    means = {  # statistics that are averages over tokens, weighted as the loss is
-        "ratio/clipped_frac": clipped,
-        "mismatch/mean_abs_dlogp": log_ratio.abs(),
-        "mismatch/kl_k3": k3(log_ratio.detach().double()),  # KL(μ ‖ π): the samples are μ's
-    }
-
-    if reference_logprobs is not None:
-        # k3, as GRPO has it. As a loss term its expected gradient is that of KL(reference ‖ π).
-        kl = k3(_masked("reference_logprobs", reference_logprobs, mask).detach() - log_pi)
-        if kl_coef:  # without a coefficient it is only watched
-            objective = objective - kl_coef * kl
-        means["kl"] = kl
-    if entropy_coef:
-        # ∇ entropy = -E_π[log π ∇log π], one sample of it per token; unbiased without lag.
-        objective = objective - entropy_coef * log_pi.detach() * log_pi
-    if entropy is not None:
-        means["entropy"] = entropy
-
-    stats = _statistics(-objective, means, log_rho, log_ratio, weights, mask, lags)
+    stats = _statistics(-objective, clipped, entropy, log_rho, log_ratio, weights, mask, lags)
     return -(weights * objective).sum(), stats
 
 
@@ -298,16 +264,16 @@ def _capped(log_pi, log_rho, A, eps_max):
     """CISPO: (each token's term of J, where the cap acts), both (N, T).
 
     The stop-gradient (`detach`) is the idea: the ratio is only a weight of the gradient. A token
-    over the cap keeps a gradient, with weight ε_max; PPO's clip would take its gradient away. There
-    is no lower cap: a small ratio gives a small weight, and cannot make the gradient large.
+    over the cap keeps a gradient, with weight ε_max. PPO's clip would take it away for Â > 0, and
+    leave the ratio unbounded for Â < 0. A lower cap is not needed: a small ratio is a small weight.
     """
     ratio = log_rho.detach().exp()
     return ratio.clamp(max=eps_max) * A * log_pi, ratio > eps_max
 
 
 def _sequence_log_ratio(log_ratio, mask):
-    """GSPO: (N, T) log ratios of tokens, 0 off the mask -> (N, T), in each row the log of its
-    sequence's (Π_t ρ_t)^(1/|y|). |y| counts trained tokens only (ours); a row may have none."""
+    """GSPO: (N, T) log ratios of tokens, 0 off the mask -> (N, T), each row filled with its mean
+    over the row's trained tokens, log (Π_t ρ_t)^(1/|y|). A row may have none."""
     return (log_ratio.sum(1) / mask.sum(1).clamp(min=1))[:, None].expand_as(log_ratio)
 
 
@@ -319,17 +285,17 @@ def _clipped(log_rho, A, low, high):
     """
     ratio = log_rho.detach().exp()
     clipped = ((ratio > high) & (A > 0)) | ((ratio < low) & (A < 0))
-    # Without a gradient: 0 before exp, because e^89 is inf in fp32, and 0 · inf is nan.
+    # The 0 goes in before exp: e^89 is inf in fp32, and a gradient of 0 · inf would be nan.
     zero_gradient = clipped | (A == 0)
     moving = torch.where(zero_gradient, 0, log_rho).exp()
     return torch.where(zero_gradient, ratio.clamp(low, high), moving) * A, clipped
 
 
 def k3(log_ratio):
-    """exp(x) - 1 - x for x = log(p/q): each sample of q is >= 0, and the mean is KL(q ‖ p).
+    """exp(x) - 1 - x for x = log(p/q): never below 0, and its mean over samples of q is KL(q ‖ p).
 
-    In float64, returned in the dtype of x: for x = 1e-4 three digits of x²/2 would survive in
-    fp32, and for 1e-7 not even its sign.
+    In float64, returned in the dtype of x: in fp32, expm1(x) - x keeps three digits at x = 1e-4,
+    and at 1e-7 not even the sign.
     """
     x = log_ratio.double()
     return (x.expm1() - x).to(log_ratio.dtype)
@@ -340,10 +306,8 @@ def _masked(name, x, mask):
     bad = mask & ~x.isfinite()
     if bad.any():
         n, t = bad.nonzero()[0].tolist()
-        raise ValueError(
-            f"{name} of sample {n}, token {t} is {x[n, t].item()}: a trained token needs a finite"
-            f" value ({int(bad.sum())} such tokens in {int(bad.any(1).sum())} samples)"
-        )
+        raise ValueError(f"{name} of sample {n}, token {t} is {x[n, t].item()}: a trained token "
+                         f"needs a finite value ({int(bad.sum())} such tokens)")
     return torch.where(mask, x, 0)
 
 
@@ -352,25 +316,28 @@ def _check_choice(name, value, choices):
         raise ValueError(f"{name} = {value!r}: give one of {', '.join(map(repr, choices))}")
 
 
-# --------------------------------------------------------------------------------------------------
-# 5. What to watch
-# --------------------------------------------------------------------------------------------------
-# A step is many micro-batches. The mean of their means is wrong when they differ in size, and the
-# last one's alone are noise. So `policy_loss` returns sums, minima and maxima, which merge
-# exactly, and only `merge_stats` divides.
+# -- 5. What to watch ------------------------------------------------------------------------------
+# A step is many micro-batches. The mean of their means is wrong when they differ in size, and those
+# of the last micro-batch alone are noise. So `policy_loss` returns sums, minima and maxima, which
+# merge exactly, and only `merge_stats` divides.
 EXTREMES = {"ratio/min": min, "ratio/max": max, "mismatch/max_abs_dlogp": max}
 
 
 @torch.no_grad()
-def _statistics(token_loss, means, log_rho, log_ratio, weights, mask, lags):
+def _statistics(token_loss, clipped, entropy, log_rho, log_ratio, weights, mask, lags):
     """{"": {name: float, ...} of all tokens, "/lag_0": of those of lag 0, ...}.
 
     Each float is Σ w x over the tokens of the mask, or one of the EXTREMES. In float64, because the
     square of a ratio of e^80 is no float32.
     """
     ratio, distance = log_rho.double().exp(), log_ratio.abs().double()
-    columns = {"weight": torch.ones_like(ratio), "loss": token_loss, **means,
-               "ratio/mean": ratio, "ratio_squared": ratio.square()}  # each (N, T)
+    columns = {  # each (N, T), averaged with the weights of the loss
+        "weight": torch.ones_like(ratio), "loss": token_loss, "ratio/clipped_frac": clipped,
+        "mismatch/mean_abs_dlogp": distance,
+        "mismatch/kl_k3": k3(log_ratio.double()),  # KL(μ ‖ π): the samples are μ's
+        "ratio/mean": ratio, "ratio_squared": ratio.square()}
+    if entropy is not None:
+        columns["entropy"] = entropy
     groups = {"": mask}
     if lags is not None:
         assert lags.shape == mask.shape, (lags.shape, mask.shape)
@@ -380,9 +347,9 @@ def _statistics(token_loss, means, log_rho, log_ratio, weights, mask, lags):
     for suffix, group in groups.items():
         w, rho = weights[group].double(), ratio[group]
         if len(w) == 0:
-            continue  # a micro-batch of nothing says nothing
+            continue  # no trained token: no statistics
         numbers = [(w * x[group]).sum() for x in columns.values()]
-        numbers += [rho.min(), rho.max(), distance[group].max()]
+        numbers += [rho.min(), rho.max(), distance[group].max()]  # in the order of EXTREMES
         # All numbers come from the device in one transfer.
         stats[suffix] = dict(zip([*columns, *EXTREMES], torch.stack(numbers).tolist()))
     return stats
@@ -391,8 +358,9 @@ def _statistics(token_loss, means, log_rho, log_ratio, weights, mask, lags):
 def merge_stats(stats_list):
     """The metrics of a step from the `stats` of its micro-batches, in any order.
 
-    loss                  the step's. Only its gradient has a meaning; its value does not.
-    ratio/mean|min|max    ρ, for "gspo" the sequence's. E_μ ρ = 1: a mean far from 1 is a bias.
+    loss                  the step's. Only its gradient has a meaning.
+    ratio/mean|min|max    ρ, for "gspo" the sequence's. A token's has the mean 1 under μ: far from
+                          it, trainer and sampler differ, or a few ratios dominate.
     ratio/clipped_frac    tokens capped by eps_max, or left without gradient by the clip
     ess                   effective sample size, (Σwρ)² / (Σw Σwρ²) in (0, 1]: the share of the
                           batch that still counts
@@ -400,7 +368,7 @@ def merge_stats(stats_list):
                           (ours, from other projects' logs).
     mismatch/mean_abs_dlogp, mismatch/max_abs_dlogp
                           |log π - log μ| of tokens
-    entropy, kl           if `policy_loss` was given the entropy, or a reference
+    entropy               if `policy_loss` was given it
     All but `loss` again as NAME/lag_k where lags were given. All weighted as the loss is. A step
     without a trained token has no metrics: {}.
     """

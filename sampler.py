@@ -1,22 +1,18 @@
 """Generation: how prompts become samples (ScaleRL, sections 2, 3.1 and 4).
 
-A sampler knows prompts, weights, and the version number of these weights. It knows nothing about
-rewards, advantages or the limit on stale samples: the loop in scalerl.py decides about those.
+A sampler gets prompts and weights, and returns samples. It knows nothing about rewards, advantages
+or the limit on stale samples: the loop in scalerl.py decides about those.
 
-  1. Records        a `Request` goes in: one prompt, G samples wanted. `Rollout`s come out, one for
-                    each sample. A rollout says for every token: its log-probability, the version
-                    of the weights that produced it, and whether it was sampled at all.
-  2. Interruption   each sample may think for a random number of tokens. If it still thinks then,
-                    a fixed phrase is appended and the answer begins. The policy did not choose
-                    the phrase, so these tokens are marked `sampled=False` and never trained on.
+  1. Records        a `Request` asks for G samples of one prompt; each comes back as a `Rollout`.
+  2. Interruption   a sample that thinks beyond its random budget gets a fixed phrase, and answers.
+                    The policy did not choose these tokens: `sampled=False`, never trained on.
   3. The protocol   `Sampler`: what the loop needs from an engine.
-  4. An engine      `TransformersSampler`. The folder engines/ has two more, both on vLLM: one in
-                    the trainer's process, and one that talks to servers.
+  4. An engine      `TransformersSampler`. The folder engines/ has two more, both on vLLM.
 
-In-flight updates (PipelineRL, paper section 3.1). The caller drives the engine: one `step()`
-decodes one token of every running sequence. Between two steps the caller may push new weights.
-Running sequences then go on: the new weights read the keys and values that the old weights
-computed. So one sample can hold tokens of several versions, and every token has its own version.
+In-flight updates (PipelineRL, paper section 3.1). One `step()` decodes one token of every running
+sequence. Between two steps the caller may push new weights. Running sequences go on: the new
+weights read the keys and values that the old weights computed. So one sample can hold tokens of
+several versions, and every token has its own version.
 
 What the paper leaves open, and what is ours:
  a. Each sample draws its own thinking budget from all whole numbers between two bounds.
@@ -27,7 +23,8 @@ What the paper leaves open, and what is ours:
 
 Where to go next: fit.py, what the curve of a run says.
 
-Axes: n running sequences (they fill the first n slots), V vocabulary.
+Axes: n running sequences, V vocabulary. A slot is room for one sequence: the running ones fill the
+first n slots.
 """
 
 import functools
@@ -45,10 +42,10 @@ from loss import head_logits
 
 @dataclass(frozen=True)
 class Request:
-    """One group: `samples` samples are wanted for one prompt."""
+    """A request for one group: the `samples` samples of one prompt."""
     group_id: int
-    prompt_id: str
-    prompt_ids: tuple[int, ...]
+    prompt_id: str              # of the problem
+    prompt_ids: tuple[int, ...]                         # its tokens
     samples: int
     task: str = ""
 
@@ -61,7 +58,7 @@ class Rollout:
     prompt_ids: tuple[int, ...]
     output_ids: list[int]
     logprobs: list[float]       # log μ(token) of the sampler, with temperature; 0 if forced
-    versions: list[int]         # of the weights: the number of optimizer steps that made them
+    versions: list[int]         # the number of optimizer steps that its weights had taken
     sampled: list[bool]         # False: forced by the interruption
     finish_reason: str          # "stop": ended by itself | "length": truncated at its limit
     interrupted: bool           # the phrase was appended
@@ -98,9 +95,9 @@ class Interruption:
     When the budget is spent and `end` is not in the text, the phrase is appended. With or
     without it at most `answer_tokens` more are sampled, then the sample is truncated.
 
-    >>> rule = Interruption(think_min=9, think_max=17, answer_tokens=4, phrase_ids=(30, 31, 7))
-    >>> rule.longest
-    24
+    Budget 5, phrase p q r, answer_tokens 3, end token E:
+        x x x x x p q r a b E     no `end` within 5 tokens: the phrase, then at most 3 more
+        x x </think> a b c d E    `end` in time: no phrase, at most 5 + 3 tokens
     """
     think_min: int
     think_max: int
@@ -124,10 +121,9 @@ class Interruption:
 # -- 3. The protocol -------------------------------------------------------------------------------
 
 class Sampler(Protocol):
-    """What the loop needs from an engine. Engines in process compute only inside `step()`; servers
-    (engines/vllm_servers.py) never stop."""
+    """What the loop needs from an engine: one in this process, or servers, which never stop."""
     version: int                # of the weights that the next token will come from
-    devices: int                # that generate and are not the trainer's: 0 in process
+    devices: int                # of servers; 0 in process: the engine uses the trainer's
 
     @property
     def in_flight(self) -> int:
@@ -138,11 +134,11 @@ class Sampler(Protocol):
         """Slots minus samples in flight. Below zero: some samples are waiting for a slot."""
 
     def submit(self, request: Request) -> None:
-        """Requests start in the order submitted. Raises ValueError: this one can never fit."""
+        """Queue a request; they start in this order. Raises ValueError for one that never fits."""
 
     def step(self) -> list[Rollout]:
-        """Decode one token of every sequence; servers: wait, up to a second, until some sample
-        has ended. Returns the samples that have ended."""
+        """Decode one token of every sequence (servers: wait up to a second until a sample ends).
+        Returns the samples that have ended."""
 
     def finished(self) -> list[Rollout]:
         """Samples that ended since the last step, without waiting; mostly for servers."""
@@ -163,7 +159,7 @@ class Sampler(Protocol):
     def load_state(self, tensors: dict, plain: dict) -> None: ...
 
     def close(self) -> None:
-        """Give memory or servers back; unfinished samples are dropped."""
+        """End the engine, or leave the servers; unfinished samples are dropped."""
 
 
 def decode_log(counts: Counter) -> dict:
@@ -179,13 +175,13 @@ def decode_log(counts: Counter) -> dict:
 class TransformersSampler:
     """Continuous batching on the model's own forward, driven by the caller. Implements `Sampler`.
 
-    model           after `packed.prepare(model)`: the trainer's own modules, or a copy of them
+    model           a causal LM after `engines.packed.prepare`, maybe the trainer's own
     slots           sequences decoded at once
     prompt_tokens   the longest prompt; a slot of the cache holds this and the longest output
     eos_ids         ids that end a sample
     seed            of the engine's own generator. It draws all budgets, and one number for each
-                    token, in the order of the slots. So a run is reproducible bit by bit, and
-                    `state()` / `load_state()` continue a run exactly (on a CPU).
+                    token, in the order of the slots. On a CPU a run is so reproducible bit by
+                    bit, and `state()` / `load_state()` continue it exactly.
     """
     devices = 0
 
@@ -198,7 +194,7 @@ class TransformersSampler:
         self.device, self.prompt_tokens = device, prompt_tokens
         self.random = torch.Generator(device).manual_seed(seed)
         self.eos_ids = set(eos_ids)
-        self.ends = torch.tensor(sorted(eos_ids), device=device)
+        self.ends = torch.tensor(sorted(eos_ids), device=device)        # the same
         self.phrase = torch.tensor(interruption.phrase_ids, dtype=torch.long, device=device)
         self.decoded = Counter()                        # "steps", "sequences": for log()
         self.waiting: deque[Request] = deque()          # groups that must wait for slots
@@ -213,12 +209,12 @@ class TransformersSampler:
             count=integers(slots),              # output tokens so far
             limit=integers(slots),              # output tokens at which the sample is truncated
             think=integers(slots),              # its thinking budget
-            forced=integers(slots) - 1,         # if the next token is forced: its place in the
-                                                # phrase; -1: the next token is sampled
+            forced=integers(slots) - 1,         # the place in the phrase of the next token;
+                                                # -1: the next token is sampled
             interrupted=integers(slots).bool(),
             ids=integers(slots, longest), versions=integers(slots, longest),
             logprobs=torch.zeros(slots, longest, device=device))
-        self.forcing = 0                        # no token is forced after so many more steps
+        self.forcing = 0                        # tokens are forced in at most so many more steps
 
     @property
     def in_flight(self):
@@ -244,9 +240,10 @@ class TransformersSampler:
 
     @torch.no_grad()
     def step(self) -> list[Rollout]:
-        hidden = []                             # the states that predict each sequence's next token
-        if self.running:
-            hidden.append(self.cache.decode(self.model, self.rows.last[: len(self.running)]))
+        # The states that predict the next tokens: of the running sequences, then of new ones, as
+        # their slots follow one another.
+        last = self.rows.last[: len(self.running)]
+        hidden = [self.cache.decode(self.model, last)] if self.running else []
         hidden += self._start_waiting()
         if not hidden:
             return []
@@ -271,16 +268,15 @@ class TransformersSampler:
     # -- the parts of a step, in their order -------------------------------------------------------
 
     def _start_waiting(self):
-        """Give slots to waiting groups, in their order, as long as a whole group fits. Returns
-        a list: one tensor (new sequences, hidden), the state at the end of each prompt; or []."""
-        starting, first, n = [], len(self.running), len(self.running)
-        while self.waiting and n + self.waiting[0].samples <= self.cache.slots:
+        """Start the waiting groups that fit as a whole, in order. Returns [] or [states]: for each
+        new sequence the last hidden state of its prompt, (new sequences, hidden)."""
+        starting, first = [], len(self.running)
+        while self.waiting and len(self.running) + self.waiting[0].samples <= self.cache.slots:
             starting.append(self.waiting.popleft())
-            n += starting[-1].samples
+            self.running += [starting[-1]] * starting[-1].samples
         if not starting:
             return []
-        samples = [request.samples for request in starting]
-        self.running += [request for request in starting for _ in range(request.samples)]
+        n, samples = len(self.running), [request.samples for request in starting]
         hidden = self.cache.prefill(self.model, [r.prompt_ids for r in starting], samples)
 
         new, rows = slice(first, n), self.rows          # the slots of the new sequences
@@ -292,10 +288,9 @@ class TransformersSampler:
     def _choose(self, hidden):
         """Sample from softmax(logits / temperature): (n, hidden) -> token (n,), log-prob (n,).
 
-        Inverse-CDF sampling: the first token whose cumulative probability exceeds a uniform u. This
-        takes one random number a sequence; torch.multinomial takes V, and was 8 times slower (64
-        sequences, V = 49k). The sum is in float64, because in fp32 a sum of 50k numbers loses the
-        small ones.
+        Inverse-CDF sampling: the first token whose cumulative probability exceeds a uniform u. One
+        random number a sequence; torch.multinomial takes V, and was 8 times slower (64 sequences,
+        V = 49k). The sum is in float64: in fp32 a sum of 50k numbers loses the small ones.
         """
         logits = head_logits(hidden, self.head, head_fp32=self.head_fp32)
         logprobs = torch.log_softmax(logits.div_(self.temperature), -1)                 # (n, V)
@@ -318,13 +313,13 @@ class TransformersSampler:
             logprob = logprob.masked_fill(is_forced, 0.0)
             forced.add_(is_forced)
             forced.masked_fill_(forced == len(self.phrase), -1)
-        here = (torch.arange(n, device=self.device), count.clone())
+        here = (torch.arange(n, device=self.device), count)
         rows.ids[here], rows.logprobs[here], rows.versions[here] = token, logprob, self.version
         rows.last[:n] = token
         count += 1
         stopped = torch.isin(token, self.ends) & ~is_forced
-        due = (count == rows.think[:n]) & ~stopped
-        # One transfer a step: to read a number, the CPU waits until the GPU has done all before.
+        due = (count == rows.think[:n]) & ~stopped              # the budget is spent just now
+        # One transfer a step: to read a number, the CPU waits until the GPU has finished its queue.
         ended, due = torch.stack([stopped | (count == rows.limit[:n]), due]).tolist()
         if len(self.phrase):
             self._interrupt([slot for slot in range(n) if due[slot]])
@@ -342,18 +337,13 @@ class TransformersSampler:
                 self.forcing = len(self.phrase)
 
     def _release(self, slots):
-        """Return the rollouts of the sequences that have ended in `slots`, and free these.
-
-        The last running sequences move into the free slots. So the running sequences always fill
-        the first slots, and a decode step computes no others.
-        """
-        at, rows = torch.tensor(slots, device=self.device), self.rows
-        count, think, interrupted = (
-            column[at].tolist() for column in (rows.count, rows.think, rows.interrupted))
-        tokens = (column[at, : max(count)].tolist()
-                  for column in (rows.ids, rows.logprobs, rows.versions))
-        requests = [self.running[slot] for slot in slots]
-        rollouts = list(map(self._rollout, requests, count, think, interrupted, *tokens))
+        """Free the slots of ended sequences and return their rollouts. The last running sequences
+        move into the holes: so the running ones always fill the first slots, and a decode step
+        computes no others."""
+        ended, rows = torch.tensor(slots, device=self.device), self.rows
+        columns = (rows.count, rows.think, rows.interrupted, rows.ids, rows.logprobs, rows.versions)
+        rollouts = list(map(self._rollout, [self.running[slot] for slot in slots],
+                            *(column[ended].tolist() for column in columns)))
         n_left = len(self.running) - len(slots)
         holes = [slot for slot in slots if slot < n_left]
         movers = sorted({*range(n_left, len(self.running))} - {*slots})
@@ -362,7 +352,7 @@ class TransformersSampler:
         del self.running[n_left:]
         holes, movers = torch.tensor([holes, movers], dtype=torch.long, device=self.device)
         self.cache.keep(n_left, movers, holes)
-        for column in vars(rows).values() if len(movers) else ():
+        for column in vars(rows).values():
             column[holes] = column[movers]
         return rollouts
 
@@ -383,8 +373,7 @@ class TransformersSampler:
         must be saved, because older weights computed it, and they are gone."""
         n = len(self.running)
         tensors = {name: column[:n].clone() for name, column in vars(self.rows).items()}
-        tensors |= self.cache.state()
-        tensors["random"] = self.random.get_state()
+        tensors |= self.cache.state() | {"random": self.random.get_state()}
         plain = {"version": self.version, "decoded": dict(self.decoded),
                  "running": [asdict(request) for request in self.running],
                  "waiting": [asdict(request) for request in self.waiting]}
@@ -397,5 +386,5 @@ class TransformersSampler:
         for name, column in vars(self.rows).items():
             column[: len(self.running)] = tensors[name]
         self.cache.load_state(tensors)
-        self.forcing = len(self.phrase)         # at most
+        self.forcing = len(self.phrase)         # the most that is possible
         self.random.set_state(tensors["random"])

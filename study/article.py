@@ -13,8 +13,11 @@ import sys
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 import scalerl
 from engines.policy import Policy
+from loss import k3
 
 KL, ENTROPY = 0.05, 0.01
 
@@ -31,8 +34,7 @@ class ArticleTrainer(scalerl.Trainer):
 
     def ask_reference(self, _, inputs, __):
         """After each forward pass of the policy: the reference's log-probs of the same rollouts."""
-        scalerl.policy_loss = partial(LOSS, reference_logprobs=self.reference(inputs[0])[0],
-                                      kl_coef=KL, entropy_coef=ENTROPY)
+        scalerl.policy_loss = partial(article_loss, self.reference(inputs[0])[0])
 
     def step(self, rollouts, rewards, version):
         constant = self.config
@@ -57,6 +59,22 @@ class EasyFirst(scalerl.Curriculum):
             self.order.sort(key=self.levels.get)
             prompt = self.order[0]
         return prompt
+
+
+def article_loss(log_ref, log_pi, log_mu, advantages, weights, **settings):
+    """loss.policy_loss + KL k3 - ENTROPY entropy, averaged by the same weights; log_ref (N, T).
+
+    k3 is GRPO's: as a loss term its expected gradient is that of KL(reference || policy). The
+    gradient of the entropy is -E[log π ∇log π] over the policy's samples; each token is one of
+    them, without bias where there is no lag."""
+    loss, stats = LOSS(log_pi, log_mu, advantages, weights, **settings)
+    mask = weights > 0
+    log_pi, log_ref = (torch.where(mask, x, 0) for x in (log_pi, log_ref.detach()))
+    terms = KL * k3(log_ref - log_pi) + ENTROPY * log_pi.detach() * log_pi
+    extra = (weights.detach() * terms).sum()
+    if stats:                           # else no token is trained
+        stats[""]["loss"] += extra.item()
+    return loss + extra, stats
 
 
 LOSS = scalerl.policy_loss

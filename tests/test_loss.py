@@ -980,24 +980,22 @@ def test_inputs_are_never_written_to():
     for aggregation in AGGREGATIONS:
         token_weights(mask, prompts, aggregation=aggregation)
     for loss in LOSSES:
-        policy_loss(*step.arguments, loss=loss, lags=step.lags, reference_logprobs=step.log_mu,
-                    kl_coef=0.1, entropy_coef=0.1)[0].backward()
+        policy_loss(*step.arguments, loss=loss, lags=step.lags)[0].backward()
     gradients(token_logprobs(hidden, weight, targets, temperature=0.5)[0], (hidden, weight), g)
     assert [x._version for x in tensors] == versions
     assert all(x.equal(y) for x, y in zip(tensors, before))
 
 
 def test_only_the_trainers_logprobs_receive_a_gradient():
-    """The sampler's, the reference's, the advantages and the weights are data. A gradient through
-    them reaches whatever computed them, a value head or a shared trunk, without a word."""
+    """The sampler's, the advantages and the weights are data. A gradient through them reaches
+    whatever computed them, a value head or a shared trunk, without a word."""
     step = random_step()
     data = [x.detach().double().clone().requires_grad_() for x in
-            (step.log_mu, step.A, step.weights, step.log_mu - 0.3)]
-    log_mu, A, weights, reference = data
+            (step.log_mu, step.A, step.weights)]
+    log_mu, A, weights = data
     for loss in LOSSES:
-        value, _ = policy_loss(step.log_pi, log_mu, A, weights, loss=loss, kl_coef=0.1,
-                               reference_logprobs=reference, entropy_coef=0.1)
-        assert torch.autograd.grad(value, data, allow_unused=True) == (None,) * 4
+        value, _ = policy_loss(step.log_pi, log_mu, A, weights, loss=loss)
+        assert torch.autograd.grad(value, data, allow_unused=True) == (None,) * 3
 
 
 def test_the_defaults_are_the_papers():
@@ -1012,44 +1010,6 @@ def test_the_defaults_are_the_papers():
     for loss in ("grpo", "dapo", "gspo"):
         said = policy_loss(*step.arguments, loss=loss, eps_low=0.2, eps_high=0.2)[0]
         assert policy_loss(*step.arguments, loss=loss)[0].equal(said)
-
-
-# KL and entropy: not in the paper. Off by default, right where somebody turns them on.
-def test_kl_and_entropy_bonus_are_off_by_default():
-    step = random_step()
-    plain, stats = policy_loss(*step.arguments)
-    reference = step.log_mu - 0.3
-    watched, with_kl = policy_loss(*step.arguments, reference_logprobs=reference)
-    assert watched.equal(plain) and "kl" not in merge_stats([stats])
-    x = reference - step.log_pi
-    k3 = (step.weights * (x.exp() - 1 - x)).sum().item()
-    assert merge_stats([with_kl])["kl"] == pytest.approx(k3)
-    penalized, _ = policy_loss(*step.arguments, reference_logprobs=reference, kl_coef=0.07)
-    assert penalized.item() == pytest.approx(plain.item() + 0.07 * k3)
-    with pytest.raises(ValueError, match="kl_coef = 0.1 needs reference_logprobs"):
-        policy_loss(*step.arguments, kl_coef=0.1)
-
-
-@pytest.mark.parametrize("term", ["kl", "entropy"])
-def test_the_expected_gradient_of_kl_and_entropy_terms_is_what_the_comments_say(term):
-    """Enumerated over a vocabulary. Worth knowing: k3 as a loss pulls along KL(reference ‖ π),
-    although its value estimates KL(π ‖ reference)."""
-    V = 7
-    theta = torch.randn(V, dtype=torch.float64, requires_grad=True)
-    log_pi = theta.log_softmax(0)
-    log_ref = torch.randn(V).double().log_softmax(0)
-    column = lambda x: x[:, None]
-    pi = column(log_pi.detach().exp())
-    coefficients = dict(kl_coef=1.0) if term == "kl" else dict(entropy_coef=1.0)
-    value, stats = policy_loss(column(log_pi), column(log_pi.detach()), torch.zeros(V), pi,
-                               reference_logprobs=column(log_ref), **coefficients)
-    if term == "kl":
-        wanted = (log_ref.exp() * (log_ref - log_pi)).sum()
-        reverse = (log_pi.exp() * (log_pi - log_ref)).sum().item()
-        assert merge_stats([stats])["kl"] == pytest.approx(reverse)
-    else:
-        wanted = (log_pi.exp() * log_pi).sum()  # minus the entropy
-    torch.testing.assert_close(gradients(value, theta)[0], gradients(wanted, theta)[0])
 
 
 @pytest.mark.parametrize("call, message", [
@@ -1170,8 +1130,7 @@ def test_the_examples_in_the_header_run():
 #   - Its cap is `epsilon_high`, taken as the ratio itself, with a default of 0.2.
 #   - Its "batch" std is that of the rewards, with n - 1 and + 1e-4 (see the test in section 2).
 #   - A sample without tokens counts as a zero in its sample average; ours leaves the average.
-def trl_loss(step, loss_type, *, epsilon_low=0.2, epsilon_high=0.2, level="token", beta=0.0,
-             reference=None):
+def trl_loss(step, loss_type, *, epsilon_low=0.2, epsilon_high=0.2, level="token"):
     GRPOTrainer = pytest.importorskip("trl", reason="TRL is an oracle only").GRPOTrainer
     log_pi, log_mu, A, weights = step.arguments
     mask = (weights > 0).long()
@@ -1179,7 +1138,7 @@ def trl_loss(step, loss_type, *, epsilon_low=0.2, epsilon_high=0.2, level="token
     accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x,
                                   gather_for_metrics=lambda x: x, reduce=lambda x, reduction: x)
     trainer = SimpleNamespace(
-        loss_type=loss_type, epsilon_low=epsilon_low, epsilon_high=epsilon_high, beta=beta,
+        loss_type=loss_type, epsilon_low=epsilon_low, epsilon_high=epsilon_high, beta=0.0,
         importance_sampling_level=level, accelerator=accelerator,
         args=SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1),
         model=SimpleNamespace(training=True), current_gradient_accumulation_steps=1,
@@ -1191,7 +1150,7 @@ def trl_loss(step, loss_type, *, epsilon_low=0.2, epsilon_high=0.2, level="token
     ids = torch.zeros(N, T, dtype=torch.int64)
     inputs = dict(prompt_ids=ids[:, :1], prompt_mask=ids[:, :1] + 1, completion_ids=ids,
                   completion_mask=mask, advantages=A, old_per_token_logps=log_mu,
-                  ref_per_token_logps=reference, num_items_in_batch=mask.sum())
+                  ref_per_token_logps=None, num_items_in_batch=mask.sum())
     return GRPOTrainer._compute_loss(trainer, None, inputs), trainer._metrics["train"]
 
 
@@ -1201,14 +1160,11 @@ def trl_loss(step, loss_type, *, epsilon_low=0.2, epsilon_high=0.2, level="token
     ("dapo", "token", dict(eps_high=0.26), "dapo", dict(epsilon_high=0.26)),
     ("gspo", "sample", dict(eps_low=0.03, eps_high=0.04), "grpo",
      dict(epsilon_low=0.03, epsilon_high=0.04, level="sequence")),
-    ("grpo", "token", dict(kl_coef=0.07), "bnpo", dict(beta=0.07)),
+    ("grpo", "token", dict(), "bnpo", dict()),
 ])
 def test_losses_agree_with_trl_where_the_definitions_coincide(
         loss, aggregation, ours, loss_type, theirs):
     step = random_step(aggregation=aggregation)
-    if "kl_coef" in ours:
-        reference = step.log_mu - torch.rand_like(step.log_mu)
-        ours, theirs = ours | dict(reference_logprobs=reference), theirs | dict(reference=reference)
     value, stats = policy_loss(*step.arguments, loss=loss, **ours)
     trl_value, trl_metrics = trl_loss(step, loss_type, **theirs)
     assert value.item() == pytest.approx(trl_value.item(), rel=1e-5)
