@@ -33,36 +33,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args, get_type_hints
 
-# An environment variable of every trainer that scaleout/launch.py has started: the addresses of the
-# servers that it has started too, for this start only. Such a trainer starts no processes itself.
-LAUNCHED = "SCALERL_LAUNCHED"
+PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
 
 
 class ConfigError(ValueError):
     """Wrong input: one sentence with the field, the value, and what would be right. Exit code 2."""
 
 
-def did_you_mean(word, known, form="{!r}", otherwise=""):
-    """The question to add to "... is unknown", with the nearest known word; else `otherwise`.
-
-    >>> did_you_mean("toi", ["toy", "math"])
-    ", did you mean 'toy'?"
-    """
-    near = difflib.get_close_matches(word, known, 1)
-    return f", did you mean {form.format(near[0])}?" if near else otherwise
-
-
 # ------------------------------------------------------------------------- 1. The settings
 @dataclass
 class Config:
-    """All settings, in groups. A comment beside a field is also its text in --help. "paper" at its
-    start: the default is the paper's value; "the paper: X": the paper has X instead. --help
-    placement shows the groups whose title begins with that word, --help shows all others."""
+    """All settings, in groups. A comment is also the text of --help. It begins with whose the
+    default is: "paper" or "ours". "the paper: X" is the paper's other value. --help placement shows
+    the groups named placement, --help the others."""
 
     # -- model and problems
     model: str = ""                     # Hugging Face folder or name; the paper: its own 8B model
     task: str = "toy"                   # ours; the paper: "polaris-53k"; a mix: "a:0.7+b:0.3"
-    # A mix and eval_tasks have several parts: each has its own table of options, under its name.
+    # A mix (70 and 30% of its problems from two tasks) and eval_tasks have several parts: each has
+    # its own table of options, under its name.
     task_options: dict = field(default_factory=dict)    # ours; as JSON; for a mix: {part: options}
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
@@ -72,7 +61,7 @@ class Config:
     unsafe_code: bool = False           # ours; run the model's programs even without a sandbox
     instruction: str = ""               # ours; stands before every question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
-    think_open: str = ""                # ours; ends every prompt, for example "<think>\n"
+    think_open: str = ""                # ours; is appended to every prompt, as "<think>\n"
     think_close: str = "</think>"       # paper; the verifier reads only what follows it
 
     # -- run
@@ -85,13 +74,13 @@ class Config:
     log_with: Literal["", "tensorboard", "wandb", "trackio"] = ""   # ours; also write the log there
 
     # -- batch and asynchrony
-    prompts_per_step: int = 48          # paper; P
+    prompts_per_step: int = 48          # paper; P in the code
     samples_per_prompt: int = 16        # paper; G; a group: the samples of one prompt
-    # The lag of a token, and what sets it: scalerl.py, part 2.
+    # Lag of a token: optimizer steps between the weights that wrote it and those now trained.
     off_policy: str = "pipeline-8"      # paper; "pipeline-K": lag <= K, 0 is on-policy; "ppo-K":
                                         # frozen weights write the samples of the next K steps
-    slots: int = 256                    # ours; sequences that each server decodes at once, or as
-                                        # many as its cache holds, if fewer; more: faster, more lag
+    slots: int = 256                    # ours; sequences decoded at once, by each server; fewer if
+                                        # its cache is full; more: faster, but a larger mean lag
 
     # -- length, in tokens
     prompt_tokens: int = 2048           # paper; a problem with a longer prompt is left out
@@ -100,26 +89,26 @@ class Config:
     think_min: int = 10240              # paper: interrupted at a random point in [10k, 12k]
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
-    interrupt_phrase: str = (
-        "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
-    )                                   # paper; "" turns interruption off
-    length_penalty: int = 0             # paper: off; its ablation: 2048 tokens of rising penalty
+    interrupt_phrase: str = PHRASE      # paper; "" turns interruption off
+    length_penalty: int = 0             # paper: off; its ablation: 2048, the last tokens cost more
     overlong_filter: bool = False       # ours: a truncated sample earns -1; true: it is masked
 
     # -- rewards and loss
     temperature: float = 1.0            # ours; of sampling, and of every log-prob
     retire_at: float = 0.9              # paper; from this pass rate prompts retire; above 1: none
     zero_variance_filter: bool = True   # paper; leaves out groups with equal rewards
-    advantage_norm: Literal["batch", "prompt", "none"] = "batch"    # paper; Dr. GRPO: "none"
-    aggregation: Literal["prompt", "sample", "token"] = "prompt"    # paper; GRPO: sample
+    advantage_norm: Literal["batch", "prompt", "none"] = "batch"    # paper; divided by the std of
+                                        # the batch; of the prompt's samples: GRPO; none: Dr. GRPO
+    aggregation: Literal["prompt", "sample", "token"] = "prompt"    # paper; mean over the tokens of
+                                        # a prompt, then over prompts; sample: GRPO
     # "dapo" needs an eps_high above eps_low: see configs/rivals. GSPO clips the ratio of whole
     # sequences, which stays close to 1: its eps_low and eps_high are about 1e-3.
     loss: Literal["cispo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"   # paper
-    behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; recomputed: the trainer's own
-                                        # log-probs, so that the ratio is always 1
+    behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; whose log-probs are the ratio's
+                                        # denominator; recomputed: the trainer's own, ratio 1
     eps_max: float = 5.0                # paper: 4, 5, 8 do equally well; caps the ratio of CISPO
     eps_low: float = 0.2                # paper: of its grpo and dapo; clips the ratio at 1 - this
-    eps_high: float = 0.2               # paper: of its grpo; its dapo has 0.26 (0.28 in DAPO's own)
+    eps_high: float = 0.2               # paper: of its grpo, at 1 + this; its dapo has 0.26
     head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler
 
     # -- optimizer (AdamW)
@@ -181,7 +170,7 @@ class Config:
             raise ConfigError(f"{name} = {getattr(self, name)!r}: {right}")
 
         # 1. Numbers: what each must be. A nan is refused: it fails every comparison.
-        for right, fine, names in (
+        for rule, holds, names in (
             ("above zero", lambda x: 0 < x < math.inf, "steps prompts_per_step micro_batch_tokens "
              "slots prompt_tokens think_max answer_tokens eval_every eval_samples heldout_prompts "
              "temperature lr eps_max grad_clip tensor_parallel deadline_s"),
@@ -194,8 +183,8 @@ class Config:
             ("in 1..64999: the ports after it are used too", lambda x: 0 < x < 65000, "port"),
         ):
             for name in names.split():
-                if not fine(getattr(self, name)):
-                    refuse(name, f"must be {right}")
+                if not holds(getattr(self, name)):
+                    refuse(name, f"must be {rule}")
 
         # 2. Settings that only make sense together: (name, what is wrong, what would be right).
         self.schedule()
@@ -237,6 +226,10 @@ class Config:
         to_toml(self)                           # refuses what a resumed run could not read
 
 
+# An environment variable of every trainer that scaleout/launch.py has started: the addresses of the
+# servers that it has started too, for this start only. Such a trainer starts no processes itself.
+LAUNCHED = "SCALERL_LAUNCHED"
+
 # What --resume may change. The others have already shaped the run: its data, its samples.
 FREE_TO_CHANGE = {"steps", "eval_every", "log_with", "lr", "warmup_steps", "grad_clip", "eps_max",
                   "eps_low", "eps_high", "micro_batch_tokens", "recompute_layers",
@@ -260,8 +253,18 @@ REPLACED = {
 
 
 # ----------------------------------------------------------------- 2. From files, and back
+def did_you_mean(word, known, form="{!r}", otherwise=""):
+    """The question to add to "... is unknown", with the nearest known word; else `otherwise`.
+
+    >>> did_you_mean("toi", ["toy", "math"])
+    ", did you mean 'toy'?"
+    """
+    near = difflib.get_close_matches(word, known, 1)
+    return f", did you mean {form.format(near[0])}?" if near else otherwise
+
+
 def typed(name, value, kind):
-    """`value`, from TOML or the command line, as the type of its field; an int may be a float.
+    """`value`, from TOML or the command line, as the type of its field; an int counts as a float.
 
     >>> typed("lr", "1e-6", float), typed("steps", "7", int), typed("lr", 1, float)
     (1e-06, 7, 1.0)
@@ -275,7 +278,7 @@ def typed(name, value, kind):
     if isinstance(value, str) and kind is not str:
         read = {int: int, float: float, dict: json.loads,
                 bool: {"true": True, "false": False}.get}[kind]
-        with contextlib.suppress(ValueError):       # it stays text: of the wrong type
+        with contextlib.suppress(ValueError):       # not readable: still text, refused below
             found = read(value)
     if type(found) is not kind:                     # not isinstance: True is an int
         raise ConfigError(f"{name} = {value!r}: should be of type {kind.__name__}")
@@ -331,17 +334,13 @@ def documented_fields():
     a comment, indented by 20 or more, belong to it.
     """
     fields, groups = {f.name: f for f in dataclasses.fields(Config)}, []
-    name = None                                     # of a field whose comment has not come yet
     for line in inspect.getsource(Config).splitlines():
         if title := re.fullmatch(r"    # -- (.*)", line):
             groups.append((title[1], []))
         elif more := re.fullmatch(r" {20,}# (.*)", line):
             groups[-1][1][-1][1] += " " + more[1]
-        elif (entry := re.match(r"    (\w+): ", line)) and entry[1] in fields:
-            name = entry[1]
-        if name and (comment := re.search(r"  # (.*)", line)):
-            groups[-1][1].append([fields[name], comment[1]])
-            name = None
+        elif (entry := re.match(r"    (\w+): .*?  # (.*)", line)) and entry[1] in fields:
+            groups[-1][1].append([fields[entry[1]], entry[2]])
     return groups
 
 
@@ -381,7 +380,7 @@ def make_parser(page, about=""):
     return parser
 
 
-FLAGS = ("resume", "dry_run", "print_config", "report", "check")    # of one call, no settings
+FLAGS = ("resume", "dry_run", "print_config", "report", "check")    # options that are no settings
 
 
 def parse(argv, about=""):
@@ -416,7 +415,7 @@ def parse(argv, about=""):
     values |= given
     config = make_config(values)
     if flags.check is not None:
-        config.name += "-check"             # nothing is written, and no run is in the way
+        config.name += "-check"             # --check writes nothing: a run of this name may exist
     saved = Path("runs") / config.name / "config.toml"
     if flags.resume and saved.exists():     # a run goes on with its own settings, with changes
         before = dataclasses.asdict(make_config(read_toml(saved)))

@@ -1,36 +1,31 @@
 """scalerl.py: train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
-    python scalerl.py --config configs/demo.toml                 the toy, on a laptop, in minutes
+    python scalerl.py --config configs/demo.toml               a toy model, on a laptop, in minutes
     python scalerl.py --config configs/demo.toml --config configs/loo/dapo_loss.toml --name dapo
-                                                                 the same, one decision changed
+                                                               the same, one decision changed
     python scalerl.py --model Qwen/Qwen3-8B --task polaris-53k --gpus 8
-    python fit.py runs/demo                                      what more compute would buy
+    python fit.py runs/demo                                    fit its curve, predict more compute
 
 Reinforcement learning for language models, one step: the model answers P prompts, G times each; a
-verifier says which answers are right; the model is moved towards the right ones. ScaleRL is a
-choice at each point of that loop. This file tells the parts of a step in their order, then the
-loop over them:
+verifier marks each answer right or wrong; training makes the right ones more likely. ScaleRL is a
+choice at each point of that loop. The parts of this file, in the order of a step:
 
-  1. Curriculum   which prompt is asked next; learned prompts retire              (paper, sec. 3.2)
+  1. Curriculum   which prompt is asked next; learned prompts are not asked again (paper, sec. 3.2)
   2. Pacer        generation runs ahead of training, by k steps at most           (sec. 3.1)
-  3. Batch        which of the finished groups have something to teach            (sec. 3.2)
+  3. Batch        groups of equal rewards are left out                            (sec. 3.2)
   4. Trainer      log-probs, advantages, CISPO, AdamW: one optimizer step         (sec. 2 to 4)
-  5. Evaluation   the pass rate on held-out prompts: y of the curve               (sec. 2.2)
-  6. Run          the loop, with the compute so far as x of the curve
-  7. main         the command line, and how a run ends
+  5. Run          the loop over steps and evaluations, which make the points of the curve
+  6. main         the command line, and how a run ends
 
-Where this differs from the paper, or the paper is silent ("ours"):
-  a. The pacer bounds the lag of every token by k with a rule of its own (section 2).
-  b. A truncated sample earns -1, like any without an answer (+1 and -1 are the paper's).
-  c. Compute counts generation and training, not evaluation (engines/compute.py).
-  d. Adam's betas, the clip of the gradient norm, and temperature 1 (config.py).
+"Ours" marks what the paper does not say: the pacer's rule (part 2), what counts as compute
+(engines/compute.py), and some numbers (config.py). "Part" is a part of a file of ours, "sec." a
+section of the paper.
 
-Where to go next: loss.py is the mathematics of section 4, sampler.py the generation, fit.py what
-becomes of the curve, config.py every setting. The folders may wait.
+Read next: loss.py, the mathematics of part 4; sampler.py, generation; fit.py, the curve.
 
 Axes: P prompts in a step, G samples of a prompt, N = P*G samples, T tokens of the longest output
-(shorter ones are padded on the right). v is the version of the weights: the number of optimizer
-steps taken. A `Rollout` is one sample, with the log-prob and the version of every token.
+(shorter ones are padded on the right). The version of the weights is the number of optimizer steps
+taken. A `Rollout` is one sample, with the log-prob and the version of every token.
 """
 
 import math
@@ -38,17 +33,14 @@ import random
 import signal
 import sys
 import time
-from collections import Counter
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from statistics import fmean
 
 import torch
-from transformers.utils import logging as transformers_logging
 
 from artifacts import checkpoint
 from artifacts.run_folder import Progress, RunFolder
-from artifacts.step_log import Stopwatch, describe, log_step, pass_rates
+from artifacts.step_log import Stopwatch, describe, eval_metrics, log_step
 from config import ConfigError, parse
 from engines import load
 from engines.checks import check, self_test
@@ -60,20 +52,16 @@ from loss import (advantages, length_penalty, merge_stats, policy_loss, token_we
                   zero_variance)
 from sampler import Request, Rollout, restored
 from scaleout.launch import instead_of_training
-from scaleout.team import make_team, stop_on_signals
+from scaleout.team import Stopped, make_team, stop_on_signals
 from tasks import TaskError, Verifier, load_problems
 
-# ---------------------------------------------------------------------------------------------
-# 1. Curriculum
-
-
+# ------------------------------------------------------------------------------- 1. Curriculum
 class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
-    A prompt whose pass rate over all of its samples so far is `retire_at` (0.9) or higher leaves
-    the next epochs for good (samples in flight are not counted yet). It has little left to teach:
-    most of its groups would have equal rewards, and part 3 would filter them out after they had
-    been paid for.
+    A prompt is not asked in later epochs once its pass rate, over all samples that steps have
+    consumed so far, is `retire_at` (0.9) or higher: most of its groups would have equal rewards,
+    and part 3 would leave them out.
     """
 
     def __init__(self, prompts, retire_at, seed):
@@ -112,18 +100,12 @@ class Curriculum:
         vars(self).update(state)
 
 
-# ---------------------------------------------------------------------------------------------
-# 2. Pacer
-#
+# ------------------------------------------------------------------------------------ 2. Pacer
 # Generation does not wait for training (paper, sec. 3.1), so most tokens come from older weights.
-# The lag of a token is the number of optimizer steps between the weights that produced it and those
-# that are trained on it. The paper's best runs allow a lag of up to k = 8.
-#
-# k is only the upper bound. What sets the mean lag is how many sequences are decoded at once
-# (`slots`): with P 48, G 16, k 8 the pacer below gave a mean lag of 1.2 with 256 slots, and of 6.2
-# with 6,912, which is all that the pacer admits: (k + 1) * P * G (lognormal lengths, simulated).
-
-
+# The lag of a token: optimizer steps between the weights that produced it and the weights that the
+# step updates. The paper's best runs allow up to k = 8. k is only the upper bound: the mean depends
+# on how many sequences are decoded at once (`slots`). Simulated with P 48, G 16, k 8 and lognormal
+# lengths: 1.2 with 256 slots, 6.2 with 6,912 = (k + 1) * P * G, the most that the pacer admits.
 @dataclass
 class Group:
     """The G samples of one prompt, from admission until the trainer has consumed them."""
@@ -141,9 +123,9 @@ class Group:
 class PipelinePacer:
     """PipelineRL-k: generation goes on all the time, and no token is more than k versions old.
 
-    admission   A group may start while fewer than (k + 1) * P groups are outstanding, that is,
-                admitted and not yet consumed. Why k + 1: a group that starts at version s may
-                be trained on in steps s to s + k, and these consume (k + 1) * P groups.
+    admission   A group may start while fewer than (k + 1) * P groups are outstanding: admitted,
+                and not yet used in a step ("consumed"). Why k + 1: a group that starts at version
+                s may be trained on in steps s to s + k, and these consume (k + 1) * P groups.
     a step      takes the P finished groups with the oldest start, oldest first.
     deadline    A group that started at version s has to be in a step at version s + k, or earlier.
 
@@ -169,11 +151,10 @@ class PipelinePacer:
         return group
 
     def no_more_prompts(self):
-        """Every prompt has retired. For this pacer there is nothing to do."""
+        """Every prompt has retired. Only PPOPacer needs to know."""
 
     def take(self, version):
-        """The P groups of the next step, which trains on weights `version`; None: keep generating.
-        """
+        """The P groups of the step on weights `version`. None: not yet, keep generating."""
         finished = sorted((g for g in self.groups.values() if g.finished),
                           key=lambda g: (g.start, g.group_id))
         taken = finished[: self.P]
@@ -186,11 +167,10 @@ class PipelinePacer:
     def leaves_enough_time(self, taken, version):
         """Can all other groups be consumed by their deadlines if this step takes `taken`?
 
-        The steps after this one, at versions version + 1 to v, consume (v - version) * P groups.
-        So at most that many of the groups left behind may have their deadline at v or earlier: at
-        v = version none, at v = version + 1 at most P. (This is the test of
-        earliest-deadline-first scheduling. Deadlines of version + k and later need no test:
-        admission leaves at most k * P groups behind, and k steps consume them.)
+        The steps at versions version + 1 to v consume (v - version) * P groups. So at most that
+        many of the groups left behind may have a deadline of v or earlier (the test of
+        earliest-deadline-first scheduling). For v >= version + k this always holds: admission
+        leaves at most k * P groups behind.
         """
         chosen = {group.group_id for group in taken}
         deadlines = [g.start + self.k for g in self.groups.values() if g.group_id not in chosen]
@@ -243,48 +223,40 @@ def make_pacer(config):
     return (PPOPacer if scheme == "ppo" else PipelinePacer)(k, config.prompts_per_step)
 
 
-# ---------------------------------------------------------------------------------------------
-# 3. Batch
-
-
+# ------------------------------------------------------------------------------------ 3. Batch
 def effective_batch(rollouts, rewards, config):
-    """Leave out the groups that teach nothing: those whose rewards are all equal.
+    """(rollouts, rewards) of the groups whose rewards differ, and metrics of all P groups.
 
-    Their advantages are zero. They leave before any mean or std is computed, else they would still
-    dilute both. No new groups are generated in their place (paper, sec. 3.2: no refill).
-
-    rollouts (P*G), group by group; rewards (P, G). Returns the same two of the groups kept, and the
-    log's columns about all of them.
+    rollouts (P*G), group by group; rewards (P, G). Equal rewards give zero advantages. Such groups
+    leave before any mean or std is computed, or they would dilute both. No new groups take their
+    place (paper, sec. 3.2: no refill).
     """
     P, G = rewards.shape
     equal = zero_variance(rewards)                                                  # (P,)
     keep = ~equal if config.zero_variance_filter else torch.ones_like(equal)
-    kept = [r for p in keep.nonzero()[:, 0].tolist() for r in rollouts[p * G: (p + 1) * G]]
+    kept = [r for p in range(P) if keep[p] for r in rollouts[p * G: (p + 1) * G]]
     log = {"reward/mean": rewards.mean().item(), "reward/std": rewards.std().item(),
-           # >= 0: with the length penalty, a correct sample may be left with a reward of 0.
+           # A correct sample has 1, less a length penalty of at most 1; a wrong one has -1.
            "pass_rate": (rewards >= 0).float().mean().item(),
            "frac_reward_zero_std": equal.float().mean().item(),
            "prompts/consumed": P, "prompts/trained": int(keep.sum())}
     return kept, rewards[keep], log
 
 
-# ---------------------------------------------------------------------------------------------
-# 4. Trainer
-
-
+# ---------------------------------------------------------------------------------- 4. Trainer
 class Trainer(TrainedModel):
     """One step of training. The base class (engines/trained_model.py) has model, tokenizer, device,
-    `policy` (the forward pass) and `optimizer` (AdamW), and what others need: log-probs, weights
-    for the samplers, save and load.
+    `policy` (the forward pass) and `optimizer` (AdamW), and, for samplers and checkpoints: weights,
+    log-probs, save, load.
 
     config  the settings (config.py)
     team    the processes that train together (scaleout/team.py). One process alone may read
             team.mine(batches, ...) as "all batches, each with share 1", team.backward(loss) as
-            loss.backward(), team.all(x) as [x], and team.whole(x) as x.
+            loss.backward(), team.all(x) as [x], team.whole(x) as x; finish_gradients does nothing.
     """
 
     def step(self, rollouts, rewards, version):
-        """One optimizer step on an effective batch. Returns the log's columns about it.
+        """One optimizer step on an effective batch. Returns metrics of it.
 
         rollouts (P*G), group by group; rewards (P, G), P here: the groups that the filter has kept;
         version: of the weights before the step. Raises FloatingPointError when a log-prob, the loss
@@ -294,18 +266,20 @@ class Trainer(TrainedModel):
         nothing = {"optimizer_step": 0, "tokens/trained": 0}
         if not rollouts:                # the filter has left no group
             return nothing
-        # The tokens whose log-probs are moved: those that were sampled, not the forced ones.
+        # In the loss: tokens that the policy sampled, not those of the forced phrase. `table` makes
+        # (N, T) of a list in each rollout, padded with zeros.
         mask = table(rollouts, "sampled", torch.bool)                                   # (N, T)
         if config.overlong_filter:      # ablation: a truncated sample gives no gradient, but it
                                         # still counts in the mean and the std of the rewards
-            mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])
+            mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])       # (N, 1)
         if not mask.any():
             return nothing
         # Everything that is averaged over the step is computed here, once, over the whole step.
-        # So it does not matter how its samples are dealt to micro-batches and processes.
+        # So it does not matter how its samples are divided among micro-batches and processes.
         advantage = advantages(rewards, norm=config.advantage_norm).flatten()           # (N,)
         weights = token_weights(mask, torch.arange(P * G) // G,
                                 aggregation=config.aggregation)                         # (N, T)
+        # The ratio's denominator: the log-probs that the sampler recorded (paper, sec. 2).
         behavior = table(rollouts, "logprobs", torch.float32)                           # (N, T)
         lags = version - table(rollouts, "versions", torch.long)                        # (N, T)
 
@@ -313,25 +287,22 @@ class Trainer(TrainedModel):
         stats, error = [], ""
         batches = micro_batches(rollouts, config.micro_batch_tokens, self.team.size)
         for batch, share in self.team.mine(batches, rollouts):
-            # The forward pass (engines/policy.py): the tokens of these samples go through the model
-            # as one row, and the last hidden states through `loss.token_logprobs`, the fp32 head.
-            # share is 1, or 0 for a dummy: all processes must run equally many backward passes.
+            # batch: indices of rollouts. The forward pass (engines/policy.py) takes all tokens of
+            # these as one row and ends in `loss.token_logprobs`, the fp32 head. share is 1.0, or
+            # 0.0 for a repeated micro-batch: all processes must run equally many backward passes.
             logprobs, entropy = self.policy([rollouts[i] for i in batch])               # (n, t)
-
-            def rows(x):                    # this micro-batch's part of x (N, T), on its device
-                return x[batch, : logprobs.shape[1]].to(logprobs.device)
-            # The ratio's denominator is the log-prob that the sampler recorded, under the weights
-            # that it had then (paper, sec. 2). "recomputed" (ablation, usual practice) takes the
-            # trainer's own log-prob: the ratio is then always 1, and its cap never matters.
-            old = rows(behavior) if config.behavior == "sampler" else logprobs.detach()
+            old, w, lag = (x[batch, : logprobs.shape[1]].to(logprobs.device)
+                           for x in (behavior, weights, lags))                          # (n, t)
+            if config.behavior == "recomputed":     # ablation, usual practice: the trainer's own
+                old = logprobs.detach()             # log-probs, so the ratio is always 1
             try:
                 loss, stat = policy_loss(
-                    logprobs, old, advantage[batch].to(logprobs.device), share * rows(weights),
+                    logprobs, old, advantage[batch].to(logprobs.device), share * w,
                     loss=config.loss, eps_max=config.eps_max, eps_low=config.eps_low,
-                    eps_high=config.eps_high, lags=rows(lags), entropy=entropy)
-            except ValueError as not_finite:
-                # Raised below: other processes would wait for this one in `backward` for ever.
-                loss, stat, error = 0 * logprobs.sum(), {}, str(not_finite)
+                    eps_high=config.eps_high, lags=lag, entropy=entropy)
+            except ValueError as problem:
+                # Raised after the loop, else other processes would wait in `backward` for ever.
+                loss, stat, error = 0 * logprobs.sum(), {}, str(problem)
             self.team.backward(loss)
             stats.append(stat)
         self.team.finish_gradients(self.policy)
@@ -341,14 +312,13 @@ class Trainer(TrainedModel):
         if errors := [part["error"] for part in parts if part["error"]]:
             raise FloatingPointError(f"version {version}: {errors[0]}")
         log = merge_stats([stat for part in parts for stat in part["stats"]])
-        # The clip of the global norm is ours; a healthy run seldom meets it.
+        # The clip of the global norm is ours.
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), config.grad_clip)
         norm = self.team.whole(norm).item()
         if not (math.isfinite(norm) and math.isfinite(log["loss"])):
             raise FloatingPointError(f"version {version}: loss {log['loss']}, gradient norm {norm}")
 
-        # Linear warm-up, then constant (paper: 100 steps, 5e-7). It counts optimizer steps: a step
-        # whose groups were all filtered out has not warmed anything up.
+        # Linear warm-up over optimizer steps, then constant (paper: 100 steps, 5e-7).
         lr = config.lr * min(1.0, (version + 1) / max(1, config.warmup_steps))
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
@@ -358,38 +328,7 @@ class Trainer(TrainedModel):
                       "lr": lr}
 
 
-# ---------------------------------------------------------------------------------------------
-# 5. Evaluation
-
-
-def evaluate(rollouts, rewards, problems, samples):
-    """Pass rates by task: {"eval/<task>/mean@k": ..., "eval/<task>/pass@k": ...}.
-
-    rollouts, rewards   of `samples` answers to each of the held-out `problems`, {id: Problem}
-    mean@k   the pass rate over all samples: y of the curve (paper: 1,000 prompts, k = 16)
-    pass@k   the estimated chance that at least one of k samples is right, k = 2, 4, ... samples
-    """
-    correct = Counter()
-    for rollout, reward in zip(rollouts, rewards):
-        correct[rollout.prompt_id] += reward > 0
-    result = {}
-    for task in dict.fromkeys(problem.task for problem in problems.values()):
-        solved = [correct[problem.id] for problem in problems.values() if problem.task == task]
-        result |= {f"eval/{task}/mean@{samples}": sum(solved) / samples / len(solved)} | {
-            f"eval/{task}/{name}": rate for name, rate in pass_rates(samples, solved).items()}
-    return result | {
-        "eval/truncated_frac": fmean([r.finish_reason == "length" for r in rollouts]),
-        "eval/mean_length": fmean([len(r.output_ids) for r in rollouts])}
-
-
-# ---------------------------------------------------------------------------------------------
-# 6. Run
-
-
-class Stopped(Exception):
-    """Somebody has asked for the end: Ctrl-C, or a scheduler's SIGTERM."""
-
-
+# -------------------------------------------------------------------------------------- 5. Run
 class Run:
     """One training run: its problems, trainer, samplers and folder, and the loop over its steps.
     The data flow: problem, request, rollout, reward, batch, gradient, weights, back to the sampler.
@@ -408,10 +347,8 @@ class Run:
                 config, trainer, self.problems.prompt_tokens)
         self.curriculum = Curriculum(self.problems.train, config.retire_at, config.seed)
         self.pacer = make_pacer(config)
-        cuda = trainer.device == "cuda"
-        devices = (self.team.size + self.sampler.devices) * (1 if cuda else torch.get_num_threads())
-        self.compute = Compute(trainer.model, devices, "gpu" if cuda else "core")
-        self.step = 0                   # steps taken
+        self.compute = Compute(trainer.model, self.team.size + self.sampler.devices, trainer.device)
+        self.step = 0                   # train steps taken, a number; `train_on` takes one
         self.version = 0                # optimizer steps taken: a step without one is possible
         self.evaluated = None           # the step of the last evaluation
         self.best = -1.0                # pass rate of the best evaluation
@@ -431,16 +368,16 @@ class Run:
         except (Stopped, ServerError) as why:       # between two decode steps, not in a train step
             if self.evaluated is not None:
                 self.folder.save(self)
-            if isinstance(why, ServerError):
-                raise
-            return f"Stopped at step {self.step}; {self.folder.way_on()}."
+            if isinstance(why, Stopped):
+                return f"Stopped at step {self.step}; {self.folder.way_on()}."
+            raise
         self.save_model(self.folder.path / "model")
         return ending
 
     def loop(self):
         """All steps and evaluations that are left. Returns why there are no more."""
-        config, ending = self.config, f"Done: {max(self.config.steps, self.step)} steps."
-        if self.evaluated is None:      # neither in this process nor in the one that it resumes
+        config = self.config
+        if self.evaluated is None:      # a new run: no evaluation so far
             self.push_weights()
             self.folder.append("metrics.jsonl", {"step": 0, "version": 0} | self.problems.log
                                | self_test(self))
@@ -450,20 +387,21 @@ class Run:
                 watch = Stopwatch()
                 # Samples of later steps are in flight already when this step's are complete.
                 groups = self.generate()
-                if groups is None:
-                    ending = (f"Done after {self.step} steps: every prompt has retired (pass rate "
-                              f">= {config.retire_at}); {len(self.pacer.groups)} groups, fewer "
-                              "than a step's worth, are left untrained.")
-                    break
                 watch.lap("generate")
+                if groups is None:
+                    break
                 progress.show(self.train_on(groups, watch))
                 self.evaluate_if_due()
                 if self.step % config.eval_every == 0:
                     self.folder.save(self)
-        if self.evaluated != self.step:             # `steps` is reached, or all have retired
+        if self.evaluated != self.step:
             self.evaluate()
         self.folder.save(self)
-        return ending
+        if self.step >= config.steps:
+            return f"Done: {self.step} steps."
+        return (f"Done after {self.step} steps: every prompt has retired (pass rate >= "
+                f"{config.retire_at}); {len(self.pacer.groups)} groups, fewer than a step's worth, "
+                "are left untrained.")
 
     def train_on(self, groups, watch):
         """One step on the P groups that the pacer has handed out. Returns its line in the log."""
@@ -471,13 +409,13 @@ class Run:
         rollouts, rewards, log = self.reward(groups)
         watch.lap("verify")
         # The promise of the pacer is checked for every token, and not only for every sample.
-        versions = list(chain.from_iterable(rollout.versions for rollout in rollouts))
+        versions = [version for rollout in rollouts for version in rollout.versions]
         lag = self.version - min(versions)
         assert lag <= self.pacer.k, f"lag {lag}, but k = {self.pacer.k}"
         # 2. Train on what is left after the filter.
-        batch, batch_rewards, columns = effective_batch(rollouts, rewards, self.config)
+        batch, batch_rewards, metrics = effective_batch(rollouts, rewards, self.config)
         trained = self.train_step(batch, batch_rewards)
-        log |= columns | trained | {"lag/max": lag,
+        log |= metrics | trained | {"lag/max": lag,
                                     "lag/mean": self.version - sum(versions) / len(versions)}
         watch.lap("train")
         # 3. Push the new weights, in flight: running sequences keep their keys and values, which
@@ -507,7 +445,8 @@ class Run:
             self.collect(self.decode(self.sampler))
 
     def admit(self):
-        """Start groups when pacer and free slots allow it, not before: by the newest pass rates."""
+        """Start groups as soon as pacer and free slots allow it. A prompt that is chosen late is
+        chosen by newer pass rates."""
         G = self.config.samples_per_prompt
         while self.pacer.may_admit() and self.sampler.free_slots >= G:
             prompt_id = self.curriculum.next()
@@ -532,7 +471,7 @@ class Run:
             self.generated += sum(rollout.sampled)
 
     def reward(self, groups):
-        """(rollouts (P*G), rewards (P, G), the verifier's columns); the curriculum takes note."""
+        """(rollouts (P*G), rewards (P, G), the verifier's metrics); also tells the curriculum."""
         config, G = self.config, self.config.samples_per_prompt
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         rewards, log = self.verifier.rewards(rollouts, self.problems.train, self.trainer.tokenizer)
@@ -547,7 +486,7 @@ class Run:
         return rollouts, rewards, log
 
     def train_step(self, rollouts, rewards):
-        """`Trainer.step`. A number that is not finite ends the run, its samples on the disk."""
+        """`Trainer.step`. If a number is not finite, the samples go to a file and the run ends."""
         try:
             with self.team.during("train", self.version):
                 return self.trainer.step(rollouts, rewards, self.version)
@@ -556,7 +495,7 @@ class Run:
                                f"{self.folder.write_bad_step(rollouts)}") from None
 
     def push_weights(self, sampler=None):
-        """Bring a sampler, by default training's, to the trainer's weights between two steps."""
+        """Copy the trainer's weights to a sampler, by default training's, between decode steps."""
         with self.team.during("push", self.version):
             (sampler or self.sampler).push_weights(self.trainer.weights(self.trainer.dtype),
                                                    self.version)
@@ -574,20 +513,20 @@ class Run:
         self.push_weights(self.eval_sampler)
         self.eval_sampler.reseed(config.seed + 1000 + self.step)
         rollouts = self.answers(self.eval_sampler, heldout, config.eval_samples)
-        rewards, columns = self.verifier.rewards(rollouts, heldout, self.trainer.tokenizer)
-        result = evaluate(rollouts, rewards, heldout, config.eval_samples)
+        rewards, metrics = self.verifier.rewards(rollouts, heldout, self.trainer.tokenizer)
+        result = eval_metrics(rollouts, rewards, heldout, config.eval_samples)
         self.evaluated = self.step
         # An answer that could not be verified counts as wrong, so their share is logged as well.
         self.folder.append("evals.jsonl", {"step": self.step, "version": self.version}
                            | self.compute.log() | result
-                           | {f"eval/{name}": share for name, share in columns.items()
+                           | {f"eval/{name}": share for name, share in metrics.items()
                               if name.startswith("verifier/")}
                            | {"time/eval_s": time.perf_counter() - start})
         # The best model by the tasks of the curve alone: further evaluation sets are for testing.
-        means = [result[f"eval/{task}/mean@{config.eval_samples}"]
-                 for task in self.problems.curve_tasks]
-        if sum(means) / len(means) > self.best:
-            self.best = sum(means) / len(means)
+        mean = fmean(result[f"eval/{task}/mean@{config.eval_samples}"]
+                     for task in self.problems.curve_tasks)
+        if mean > self.best:
+            self.best = mean
             self.save_model(self.folder.checkpoints / "best")
 
     def answers(self, sampler, prompts, samples):
@@ -611,29 +550,25 @@ class Run:
             part.close()
 
 
-# ---------------------------------------------------------------------------------------------
-# 7. main
-
-
+# ------------------------------------------------------------------------------------- 6. main
 def main(argv=None):
-    """Returns the exit code: 0 done, 2 wrong input, 1 any other failure, 128 + n signal n (0 of
-    several processes: the launcher that started them says it)."""
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    argv, run = sys.argv[1:] if argv is None else argv, None
+    """Returns the exit code: 0 done, 1 failure, 2 wrong input, 128 + n: signal n has ended the run.
+    (Of several processes rank 0 then returns 0, and its launcher 128 + n.)"""
+    run, argv = None, sys.argv[1:] if argv is None else argv
     try:
-        config, command = parse(argv, __doc__.split("Reinforcement learning")[0])
+        config, flags = parse(argv, "\n\n".join(__doc__.split("\n\n")[:2]))
         # --report and the like; or several processes, which are started and run this file again.
-        if (status := instead_of_training(config, command, argv)) is not None:
+        if (status := instead_of_training(config, flags, argv)) is not None:
             return status
         config.check()
         load.settle_engine(config)
-        folder = RunFolder(config, command.resume)
+        folder = RunFolder(config, flags.resume)
         team = make_team(config)
+        # With several processes rank 0 goes on, and in `lead` the others serve its calls.
         run = Run(config, team.lead(Trainer(config, team)), folder)
-        if command.check is not None:
-            return check(run, command.check)
-        if command.resume:
+        if flags.check is not None:
+            return check(run, flags.check)
+        if flags.resume:
             print(folder.restore(run))
         else:
             folder.make(run.trainer.device)

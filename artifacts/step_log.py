@@ -5,6 +5,8 @@ Columns have the names of other projects where those have one, so that runs can 
 
 import math
 import time
+from collections import Counter
+from statistics import fmean
 
 import torch
 
@@ -81,6 +83,26 @@ def log_step(run, groups, rewards, log, watch):
          "interrupted": r.interrupted, "finish_reason": r.finish_reason,
          "versions": [r.versions[0], r.versions[-1]]} for r, reward in shown[:SAMPLES_LOGGED]))
     return line
+
+
+def eval_metrics(rollouts, rewards, problems, samples):
+    """Metrics of an evaluation, pass rates by task.
+
+    rollouts, rewards   of `samples` answers to each of the held-out `problems`, {id: Problem}
+    mean@k   the pass rate over all samples: y of the curve (paper: 1,000 prompts, k = 16)
+    pass@k   the estimated chance that at least one of k samples is right, k = 2, 4, ... samples
+    """
+    correct = Counter()
+    for rollout, reward in zip(rollouts, rewards):
+        correct[rollout.prompt_id] += reward > 0
+    result = {}
+    for task in dict.fromkeys(problem.task for problem in problems.values()):
+        solved = [correct[problem.id] for problem in problems.values() if problem.task == task]
+        result[f"eval/{task}/mean@{samples}"] = sum(solved) / samples / len(solved)
+        result |= {f"eval/{task}/{k}": rate for k, rate in pass_rates(samples, solved).items()}
+    return result | {
+        "eval/truncated_frac": fmean([r.finish_reason == "length" for r in rollouts]),
+        "eval/mean_length": fmean([len(r.output_ids) for r in rollouts])}
 
 
 def pass_rates(samples, solved):

@@ -175,7 +175,7 @@ def timings(trainer, length, choice, prompt, peak, args):
     device, model, config = trainer.device, trainer.model, trainer.config
     rollouts = fake_rollouts(args.tokens, length, args.vocab, prompt, choice in (MIXED, PADDED))
     rewards = torch.tensor([1.0, -1.0]).repeat(len(rollouts) // GROUP, 1)
-    flops = 3 * Compute(model, 1, "gpu").group_flops(rollouts, GROUP)
+    flops = 3 * Compute(model, 1, "cuda").group_flops(rollouts, GROUP)
     outputs = sum(len(r.output_ids) for r in rollouts)
     step = lambda: trainer.step(rollouts, rewards, 0)                              # noqa: E731
     if device == "cuda":

@@ -10,6 +10,8 @@ interruption) counts once; evaluation and padding do not count. Ours: the paper'
 GPU-hours, and it does not say what is in them.
 """
 
+import torch
+
 from engines.packed import heads
 
 
@@ -41,9 +43,11 @@ class Compute:
     """Training compute so far: FLOPs of generation and training, tokens sampled, and devices *
     hours (GPU-hours as in the paper; on a CPU core-hours, and named so)."""
 
-    def __init__(self, model, devices, device_name):
+    def __init__(self, model, processes, device):
+        cuda = device == "cuda"
         self.model_flops = ModelFlops(model)
-        self.devices, self.hours_name = devices, f"compute/{device_name}_hours"
+        self.devices = processes * (1 if cuda else torch.get_num_threads())
+        self.hours_name = f"compute/{'gpu' if cuda else 'core'}_hours"
         self.flops, self.tokens, self.hours = 0, 0, 0.0
 
     def add_step(self, generated, trained, samples_per_prompt, tokens, seconds):

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from artifacts.run_folder import installed
 from config import LAUNCHED, ConfigError
@@ -65,6 +66,8 @@ def load_model(config, shapes_only=False):
     The weights are fp32: at lr 5e-7 a bf16 weight would round most updates away. With shapes_only
     the model is on the meta device: no memory, no weights read.
     """
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     tokenizer = read_model(AutoTokenizer, config)
     if shapes_only:
         with torch.device("meta"):

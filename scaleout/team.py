@@ -155,6 +155,10 @@ def deal(batches, costs, size):
     return ranks
 
 
+class Stopped(Exception):
+    """Somebody has asked for the end: Ctrl-C, or a scheduler's SIGTERM."""
+
+
 def stop_on_signals(run):
     """The first Ctrl-C or SIGTERM ends `run` with a checkpoint; a second one ends it at once."""
     def interrupt(number, _):

@@ -14,11 +14,11 @@ import torch
 from conftest import SMALL, packed_copy, plain_logprobs, rollouts_of
 
 import scalerl
-from artifacts.step_log import pass_at_k
+from artifacts.step_log import eval_metrics, pass_at_k
 from config import Config
 from engines.policy import Policy, micro_batches
 from sampler import Rollout
-from scalerl import (Curriculum, PipelinePacer, PPOPacer, Trainer, effective_batch, evaluate)
+from scalerl import Curriculum, PipelinePacer, PPOPacer, Trainer, effective_batch
 from scaleout.team import Alone
 from tasks import Problem
 
@@ -408,7 +408,8 @@ def test_an_evaluation_is_the_pass_rate_of_each_task(seed):
                        for n in counts]
             expected[f"eval/{task}/pass@{k}"] = sum(
                 sum(map(any, of_one)) / len(of_one) for of_one in choices) / len(counts)
-    assert evaluate(rollouts, [reward for _, reward in samples], problems, 5) == pytest.approx(
+    rewards = [reward for _, reward in samples]
+    assert eval_metrics(rollouts, rewards, problems, 5) == pytest.approx(
         expected)
 
 
