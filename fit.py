@@ -17,29 +17,25 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
     C_mid  the compute at which half of the gain A - R0 is reached
 
 The file goes through: 1. the laws, 2. least squares, 3. the bootstrap, 4. the fit, 5. reasons to
-doubt it, 6. prediction, 7. comparison of recipes, 8. the command.  It can be copied and used alone:
-`from fit import fit_curve` needs numpy and scipy.  Only the command needs the folder artifacts/
-beside it, and matplotlib for its pictures.
+doubt it, 6. prediction, 7. comparison of recipes, 8. the command.  For `from fit import fit_curve`
+this file, numpy and scipy are enough; the command also needs artifacts/ and matplotlib.
 
 Where this differs from the paper, or the paper is silent ("ours"):
   a. R0 is the measured step-0 evaluation, held fixed in the fit.  The paper does not say how R0
-     enters, and nothing moves the answer more: an exact curve with A .61, B 1.92, R0 .35, fitted
-     from 1.5k to 8k GPU-hours, gives A .659, B .95 with R0 = 0, and A .596, B 2.61 with R0 = .4.
-  b. The default method, `free`, is least squares with A, B and C_mid anywhere in their ranges.
-     `grid` is the paper's: a grid of A and C_mid, and for each pair of them the best B.
-  c. The nodes of C_mid are a setting.  The printed linspace(100, 40000, 100) cannot have made the
-     paper's tables: 2542, 2818, 2936, 3054 are nodes of linspace(100, 4000, 100), rounded down.
-  d. The 90% intervals are ours: a residual bootstrap of the `free` fit.  For a prediction the
-     replicates of two laws are pooled.  The paper gives +-0.015 on A, from three seeds.
-  e. Every evaluation after step 0 is fitted.  The paper leaves out the first 1.5k GPU-hours, about
-     an epoch.  Here you can do so with --c-min.
-  f. Two of the four laws are not the paper's: the stretched exponential is ours, the logistic law
-     in linear compute comes from a popular article about the paper.
+     enters.  No other choice moves A and B more: a noise-free curve with A .61, B 1.92, R0 .35,
+     fitted from 1.5k to 8k GPU-hours, gives A .659, B .95 with R0 = 0, A .596, B 2.61 with R0 = .4.
+  b. `free`, the default method, is least squares with A, B and C_mid anywhere in their ranges.
+     `grid` is the paper's: nodes for A and C_mid, and for each pair of nodes the best B.
+  c. The paper names linspace(100, 40000, 100) as nodes of C_mid, but 2542, 2818, 2936, 3054 in its
+     tables are nodes of linspace(100, 4000, 100), rounded down.  So the nodes are a setting.
+  d. The 90% intervals, a residual bootstrap, are ours.  The paper gives +-0.015 on A (three seeds).
+  e. Every evaluation after step 0 is fitted; the paper omits the first 1.5k GPU-hours (--c-min).
+  f. The stretched law is ours; the logistic one comes from a popular article about the paper.
 
-Where to go next: artifacts/readers.py turns logs into C and R, artifacts/fit_report.py prints,
-artifacts/figures.py draws; bench/fit.py measures how often the intervals hold the truth.
+artifacts/ holds the rest of the command: readers.py turns logs into C and R, fit_report.py prints,
+figures.py draws.  bench/fit.py measures how often the intervals hold the truth.
 
-Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k points where a curve is evaluated.
+Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k values of C.
 """
 import argparse
 import inspect
@@ -51,16 +47,15 @@ from scipy.optimize import leastsq
 from scipy.special import expit, logit, ndtri, stdtrit
 
 # Settings: the first two are the paper's, the others ours.
-SAME_A = 0.02             # ceilings closer than this are the same: three seeds of one recipe moved
-                          # A by up to 0.015
+SAME_A = 0.02             # ceilings this close are the same (A of the paper's three seeds: +-0.015)
 A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
 FEW = 6                   # fewer evaluations than this do not determine three parameters
 LAST = 5                  # "the last evaluation" is the mean of the last 5: one alone is too noisy
 RIVAL = 4                 # two laws fit equally well if their AIC differs by less than this
-THETA = ("A", "B", "C_mid", "R0")         # the parameters of a curve, in this order: "theta"
-POOLED = ("sigmoid", "stretched")         # the two laws behind the interval of a prediction
-RHO_MAX = 0.8             # a higher correlation of neighbors widens the intervals no further
+THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in this order
+POOLED = ("sigmoid", "stretched")         # their replicates together give a prediction's interval
+RHO_MAX = 0.8             # a higher autocorrelation of residuals widens the intervals no further
 
 
 class BadInput(ValueError):
@@ -69,16 +64,16 @@ class BadInput(ValueError):
 
 # -------------------------------------------------------------------------------------- 1. laws
 # Every law is R = R0 + (A - R0) g(c), with c = C / C_mid.  g is the share of the gain A - R0 that
-# is reached: one half at C_mid.  Only the power law has no start: it is R0 at C_mid, and falls
-# without end below it.
+# is reached: 0 at C = 0, one half at C_mid.  Exceptions: the power law has g = 0 at C_mid and falls
+# to -inf before it; the logistic law has g > 0 at C = 0.
 LAWS = {                    # g as a function of c, and its inverse: c as a function of g
     "sigmoid": (lambda c, B: expit(B * np.log(c)),              # Eq. 1: 1 / (1 + c^-B)
                 lambda g, B: np.exp(logit(g) / B)),
     "stretched": (lambda c, B: -np.expm1(-np.log(2) * c ** B),  # ours: 1 - 2^-(c^B)
                   lambda g, B: (-np.log1p(-g) / np.log(2)) ** (1 / B)),
-    "power": (lambda c, B: 1 - c ** -B,                         # A.4: A - D / C^B, with
-              lambda g, B: (1 - g) ** (-1 / B)),                # D = (A - R0) C_mid^B
-    "logistic": (lambda c, B: expit(B * (c - 1)),               # not the paper's; k = B / C_mid
+    "power": (lambda c, B: 1 - c ** -B,                 # A.4: A - D / C^B, D = (A - R0) C_mid^B
+              lambda g, B: (1 - g) ** (-1 / B)),
+    "logistic": (lambda c, B: expit(B * (c - 1)),               # not the paper's: linear in C
                  lambda g, B: 1 + logit(g) / B),
 }
 
@@ -108,8 +103,8 @@ def compute_needed(law, R, A, B, C_mid, R0):
 
 # ------------------------------------------------------------------------------ 2. least squares
 # If B, C_mid and R0 are known, so is g, and the best A has a formula: A - R0 is the slope of a
-# regression of the gains R - R0 on g.  Only B and C_mid have to be searched, which is more robust
-# than a search for all three.  (This is called variable projection.)
+# regression of R - R0 on g, through the origin.  So A is not searched, which is more robust than a
+# search for all parameters.  (This is called variable projection.)
 #
 # A fit with its intervals needs about 2,000 searches.  MINPACK's Levenberg-Marquardt, `leastsq`,
 # takes less than half of the time of `least_squares(bounds=...)` (bench/fit.py speed), but knows no
@@ -117,11 +112,11 @@ def compute_needed(law, R, A, B, C_mid, R0):
 # leaves the range.  For B and C_mid, low and high are logarithms.
 @dataclass(frozen=True)
 class Search:
-    """Where least squares looks: one law, one set of evaluations, one range for each parameter."""
+    """Where least squares looks: one law, the compute of the evaluations, the ranges."""
     law: str
     C: np.ndarray             # (n,) compute
     A_range: tuple            # (low, high); equal numbers fix A
-    box: np.ndarray           # (2 or 3, 2): low and high of log C_mid, log B and, if fitted, R0
+    box: np.ndarray           # (2 or 3, 2): ranges of log C_mid, log B and, if fitted, R0
 
     @property
     def parameters(self):
@@ -129,14 +124,13 @@ class Search:
         return sum(bool(low < high) for low, high in (self.A_range, *self.box))
 
     def at(self, x, R, R0):
-        """The curve of the angles x (2 or 3, ...), with the best A for the rewards R (n,)
-        -> theta = (A, B, C_mid, R0), each (...), and the residuals (..., n).
-
-        With three angles R0 is fitted: it is in x, and the argument R0 is ignored."""
+        """Angles x (2 or 3, ...) -> theta = (A, B, C_mid, R0), each (...), with the best A for the
+        rewards R (n,), and residuals (..., n).  With a third angle R0 is fitted."""
         values = [low + (high - low) * (np.sin(angle) + 1) / 2
                   for angle, (low, high) in zip(x, self.box)]
         C_mid, B = np.exp(values[0]), np.exp(values[1])                              # (...) each
         R0 = np.asarray(values[2] if len(values) > 2 else R0)
+        # With A = 1 and R0 = 0 the law is g.
         g = law_at(self.law, self.C, 1.0, B[..., None], C_mid[..., None], 0.0)       # (..., n)
         gain = R - R0[..., None]
         slope = (gain * g).sum(-1) / np.maximum((g * g).sum(-1), 1e-30)              # (...)
@@ -147,12 +141,11 @@ class Search:
         """Where to begin: the best nodes of a coarse table, at four different C_mid.
         -> a list of their angles, (2 or 3,) each
 
-        The sum of squares has several valleys: curve_fit from its default start ends with a median
-        error in A of 0.125, where 0.0035 is possible.  Four starts found the best known valley in
-        all of 300 artificial runs; 40 starts spread evenly, without the table, in 296.
-        """
+        The sum of squares has several valleys (local minima): curve_fit from its default start
+        ends with a median error in A of 0.125, where 0.0035 is possible.  Four starts found the
+        best known valley in all of 300 artificial runs."""
         nodes = (48, 24, 5)[:len(self.box)]                                   # of C_mid, B, R0
-        axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]
+        axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]    # sin is flat at 1
         x = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(len(axes), 48, -1)
         sse = (self.at(x, R, R0)[1] ** 2).sum(-1)         # (48, 24 or 120): a row for each C_mid
         rows = np.argsort(sse.min(1))[:4]
@@ -160,6 +153,7 @@ class Search:
 
     def solve(self, R, R0, starts):
         """The best fit that the starts lead to -> its theta, as an array, and its angles."""
+        # full_output: without it leastsq warns where it stops early.
         ends = [leastsq(lambda x: self.at(x, R, R0)[1], start, full_output=True)[0]
                 for start in starts]
         best = min(ends, key=lambda x: (self.at(x, R, R0)[1] ** 2).sum())
@@ -187,14 +181,12 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
 
 
 def compare_laws(search, theta, rival, its_theta, R):
-    """How well another law, and a constant, fit the same rewards R (n,).
+    """How well another law (rival, its_theta) and a constant fit our rewards R (n,).
+    -> {rival.law: {"A": its ceiling, "delta_aic": its AIC minus ours}, "constant": the same}
 
-    search and theta are our fit, rival and its_theta the other law's.
-    -> {other law: {"A": its ceiling, "delta_aic": its AIC minus ours}, "constant": the same}
-
-    AIC, Akaike's criterion, is n log(mean squared error) + 2 parameters: the lower, the better.
-    If the stretched law wins, the bend is sharper, and the ceiling may be lower than ours.  If the
-    constant wins, the data do not show a rise.
+    AIC, Akaike's criterion, is n log(mean squared error) + 2 (number of parameters); lower is
+    better.  If the stretched law wins, the curve flattens faster than a sigmoid, and the ceiling
+    may be lower than ours.  If the constant wins, the fitted evaluations show no rise.
     """
     def aic(curve, parameters):               # 1e-12, because log(0) is -inf
         return R.size * np.log(((R - curve) ** 2).mean() + 1e-12) + 2 * parameters
@@ -217,7 +209,7 @@ def interval(values):
 
 
 def neighbors(residual):
-    """The correlation of neighboring residuals (..., n) -> (...)."""
+    """The lag-1 autocorrelation of residuals (..., n), in order of compute -> (...)."""
     return (residual[..., 1:] * residual[..., :-1]).sum(-1) / \
         np.maximum((residual ** 2).sum(-1), 1e-30)
 
@@ -228,7 +220,7 @@ class Replicates:
     law: str
     draws: np.ndarray         # (S, 4) the theta of each
     noise: np.ndarray         # (n,) the widened residuals that were drawn from
-    neighbors: np.ndarray     # (S,) correlation of neighboring residuals, after each fit
+    neighbors: np.ndarray     # (S,) autocorrelation of the residuals after each fit
 
     def paths(self, C, noise=False):
         """Each curve at C (k,) -> (S, k); `noise` adds the noise of one evaluation."""
@@ -246,22 +238,21 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
 
     The residuals are made wider, for three reasons:
     1. The fit of p parameters follows the noise, so they are smaller by sqrt((n - p) / n).
-    2. Few residuals tell the size of the noise only roughly, so Student's t takes the place of the
-       normal distribution: without it 90% intervals held the truth in 65% of runs at n = 4.
+    2. Few residuals tell the size of the noise only roughly.  So they are multiplied by t / z, the
+       95% points of Student's t and of the normal distribution (`stdtrit`, `ndtri`): without this
+       90% intervals held the truth in 65% of runs at n = 4.
     3. If neighbors correlate by rho, the mean of many is noisier by sqrt((1 + rho) / (1 - rho)),
        and so is a curve.  The fit follows the noise here too: with independent noise, residuals
        correlate by about -p / n (measured: -.25 for n = 12, -.10 for 24).  So p / n is added.
 
-    A measured R0 is the mean of `step_0` evaluations, with the same noise.  So it is drawn too.
+    A measured R0 is the mean of `step_0` evaluations.  It is drawn too, assuming the same noise.
     """
-    n, p = R.size, search.parameters
+    n, p, tail = R.size, search.parameters, (1 + LEVEL) / 2
     curve = law_at(search.law, search.C, *theta)
-    residual = R - curve
-    freedom, tail = n - p, (1 + LEVEL) / 2
-    if freedom < 1:
-        freedom, bootstrap = 1, 0             # a curve through every point: no noise to be seen
+    residual, freedom = R - curve, max(n - p, 1)
+    if n <= p:                                # a curve through every point: no noise to be seen
+        bootstrap = 0
     rho = np.clip(neighbors(residual) + p / n, 0, RHO_MAX)
-    # stdtrit and ndtri: the quantiles of Student's t and of the normal distribution
     widen = np.sqrt(n / freedom * (1 + rho) / (1 - rho)) * stdtrit(freedom, tail) / ndtri(tail)
     noise = (residual - residual.mean()) * widen
     rng = np.random.default_rng(seed)
@@ -269,11 +260,10 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     R0 = np.full(bootstrap, theta[3])
     if step_0:
         R0 = np.clip(R0 + rng.choice(noise, (step_0, bootstrap)).mean(0), 0, 1)      # (S,)
-    # Each replicate starts at the fitted curve.  At the very edge of a range sin is flat and the
-    # search would stay there, so it starts a little inside.
+    # Each replicate starts at the fitted curve: the angles are taken back to +-pi/2, and a little
+    # inside, because at the very edge of a range sin is flat, and the search would stay there.
     start = np.clip(np.arcsin(np.sin(angles)), -1.4, 1.4)
-    draws = [search.solve(*values, [start])[0] for values in zip(rewards, R0)]
-    draws = np.array(draws).reshape(-1, 4)                       # (S, 4), also if S = 0
+    draws = np.reshape([search.solve(*each, [start])[0] for each in zip(rewards, R0)], (-1, 4))
     fitted = law_at(search.law, search.C, *draws.T[:, :, None])                      # (S, n)
     return Replicates(search.law, draws, noise, neighbors(rewards - fitted))
 
@@ -282,16 +272,14 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
 def checked(C, R):
     """Float arrays in order of compute, or BadInput with a sentence."""
     try:
-        C, R = np.asarray(C, float).reshape(-1), np.asarray(R, float).reshape(-1)
+        C, R = np.ravel(np.asarray(C, float)), np.ravel(np.asarray(R, float))
     except (TypeError, ValueError) as error:
         raise BadInput(f"compute and reward must be numbers ({error})") from None
     if C.size != R.size:
         raise BadInput(f"compute has {C.size} values and reward has {R.size}: they must pair up")
-    bad = C[~(np.isfinite(C) & (C >= 0))]
-    if bad.size:
+    if (bad := C[~((0 <= C) & (C < np.inf))]).size:
         raise BadInput(f"compute {bad[0]:g} is not a finite number >= 0")
-    bad = R[~((R >= 0) & (R <= 1 + 1e-9))]
-    if bad.size:
+    if (bad := R[~((0 <= R) & (R <= 1 + 1e-9))]).size:
         raise BadInput(f"reward {bad[0]:g} is not a pass rate in [0, 1]; --reward-range LO HI maps "
                        "another scale onto it")
     order = np.argsort(C, kind="stable")
@@ -301,9 +289,9 @@ def checked(C, R):
 def points_to_fit(C, R, R0, law, first, last):
     """Which of all evaluations C, R, in order of compute, are fitted; and R0.
 
-    R0 (a number, "fit" or None) and law as in `fit_curve`; first is its c_min, last its c_max.
-    -> C, R (n,) to fit; R0 (0.0 if it is fitted or unused); `Fit.R0_from`; and the number of step-0
-    evaluations whose mean R0 is (0: it is not measured)
+    R0 (a number, "fit" or None) and law as in fit_curve; first and last are c_min and c_max.
+    -> C, R (n,) to fit; R0 (0.0 if it is fitted or unused); R0_from, as in Fit; of how many step-0
+    evaluations R0 is the mean (0: none)
     """
     step_0 = R[C == 0]
     R0_from = "given"
@@ -312,9 +300,8 @@ def points_to_fit(C, R, R0, law, first, last):
     elif R0 is None:
         R0, R0_from = float(step_0.mean()), "step 0"
     use = (first <= C) & (C <= last)
-    # At C = 0 Eq. 1 is R0, whatever A, B and C_mid.  So these evaluations are only fitted if R0 is,
-    # and then c_min does not leave them out.  The logistic law has begun to rise at C = 0: its A, B
-    # and C_mid are fitted to them too.
+    # At C = 0 Eq. 1 is R0, whatever A, B and C_mid.  So step 0 is fitted only if R0 is (then c_min
+    # does not leave it out), or with the logistic law, which has begun to rise there.
     if R0_from == "fitted":
         use |= (C == 0)
     elif law != "logistic":
@@ -329,7 +316,7 @@ class Fit:
     B: float
     C_mid: float
     R0: float
-    R0_from: str              # "step 0" | "given" | "fitted" | "unused" (power law, not measured)
+    R0_from: str              # "step 0" | "given" | "fitted" | "unused" (power law)
     law: str
     method: str
     n: int
@@ -351,12 +338,12 @@ class Fit:
         return self.pool[0].draws
 
     def paths(self, C, noise=False):
-        """The curves of all laws in the pool at C (k,), one below the other -> (2 S, k)."""
+        """The curves of all laws in the pool at C (k,), one below the other -> (S or 2 S, k)."""
         return np.concatenate([each.paths(C, noise) for each in self.pool])
 
     def predict(self, C):
-        """(mean, low, high) at C, each of C's shape.  The mean is this law's curve, (low, high) the
-        interval of the pool's curves: single evaluations scatter more.  nan without a bootstrap."""
+        """(curve, low, high) at C, each of C's shape: this law's curve, and the interval of all
+        curves of the pool.  Single evaluations scatter more.  nan without a bootstrap."""
         low, high = interval(self.paths(np.ravel(C)))
         return self.curve(C), low.reshape(np.shape(C)), high.reshape(np.shape(C))
 
@@ -365,7 +352,7 @@ class Fit:
         return float(compute_needed(self.law, R, self.A, self.B, self.C_mid, self.R0))
 
     def compute_draws(self, R):
-        """The same for each curve of the pool -> (2 S,)."""
+        """The same for each curve of the pool."""
         return np.concatenate([compute_needed(each.law, R, *each.draws.T) for each in self.pool])
 
     def record(self):
@@ -382,8 +369,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
                 mean of the evaluations at C = 0, which stays fixed, or "fit" if there are none
     method      "free": anywhere in the ranges; "grid": the paper's A.5
     law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4), "logistic" (not the paper's)
-    c_min       evaluations with less compute are left out (the paper: 1.5k GPU-hours, an epoch),
-                but R0 is still taken from C = 0
+    c_min       evaluations with less compute are left out; R0 is still taken from C = 0
     c_max       evaluations with more compute are left out
     bootstrap   replicates for the intervals, 0: none; `seed` makes them repeatable
     A_range     (low, high), by default (R0, 1); equal numbers fix A
@@ -415,7 +401,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
                            "0 < low <= high, for A 0 <= low <= high <= 1")
     box = [np.log(ranges["C_mid"]), np.log(ranges["B"])]
     if R0_from == "fitted":
-        ranges["R0"] = (0.0, R.mean())
+        ranges["R0"] = (0.0, R.mean())        # a curve that rises starts below the mean
         box.append(ranges["R0"])
 
     # The best curve of this law and of a rival, each with its bootstrap.
@@ -427,7 +413,10 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     if law in POOLED:
         pool.append(replicates(rival, its_theta, its_angles, R, bootstrap, seed, step_0))
 
-    # The grid has no intervals: they stay those of `free`.  So does R0, if it is fitted.
+    rivals = compare_laws(search, theta, rival, its_theta, R)
+
+    # Replicates of a grid would all fall on its nodes: the intervals stay those of `free`.  So does
+    # R0, if it is fitted.
     if method == "grid":
         low = A_range[0] if A_range else np.ceil(theta[3] / A_STEP) * A_STEP     # .450, .455, ...
         A_nodes = np.arange(low, ranges["A"][1] + 1e-9, A_STEP).round(12)
@@ -438,8 +427,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
     rmse = float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean()))
     fit = Fit(*map(float, theta), R0_from, law, method, R.size, rmse, C, R, pool=tuple(pool),
-              ci=dict(zip(THETA, map(tuple, interval(pool[0].draws).T.tolist()))),
-              rivals=compare_laws(search, theta, rival, its_theta, R))
+              ci=dict(zip(THETA, map(tuple, interval(pool[0].draws).T.tolist()))), rivals=rivals)
     return replace(fit, warnings=tuple(diagnostics(fit, ranges, search.parameters)))
 
 
@@ -471,7 +459,7 @@ def diagnostics(fit, ranges, parameters):
         if means.max() - means[-1] > max(0.02, 3 * sigma * np.sqrt(2 / k)):
             yield (f"the reward falls at the end: {means[-1]:.3f} over the last {k} evaluations, "
                    f"{means.max():.3f} at its best; no law here describes a collapse")
-    # Trend: neighbors correlate as much in fewer than 2% of the replicates, whose noise has none.
+    # Trend: the replicates' noise is independent.  Fewer than 2% of them have neighbors as alike.
     ours, theirs = neighbors(fit.R - fit.curve(fit.C)), fit.pool[0].neighbors
     share = (1 + (theirs >= ours).sum()) / (1 + theirs.size)
     if n >= 10 and fit.rmse > 1e-6 and share < 0.02:
@@ -482,8 +470,8 @@ def diagnostics(fit, ranges, parameters):
         yield (f"the {law} law fits better (AIC {rival['delta_aic']:+.1f}) and has the ceiling "
                f"{rival['A']:.3f}: the true one may lie outside of our interval")
     if n >= FEW and constant["delta_aic"] < RIVAL:
-        yield (f"a constant fits about as well (AIC {constant['delta_aic']:+.1f}): these "
-               "evaluations do not show that the reward rises")
+        yield (f"a constant fits about as well (AIC {constant['delta_aic']:+.1f}): the "
+               "fitted evaluations do not show that the reward rises")
     for name in ("B", "C_mid"):
         low, high = fit.ci[name]
         if high > 4 * low:
@@ -517,19 +505,16 @@ def held_out(C, R, early):
 def difference(name, a, b):
     """a - b in parameter `name` ("A", "B"): its value, its interval, the verdict of the bootstrap.
 
-    The replicates of a single run do not show how much two seeds of one recipe differ.  So the
-    bootstrap's "differ" is about these two runs; for recipes the paper's 0.02 on A is better.
-    """
+    The verdict is about these two runs: replicates do not show how much seeds of one recipe differ.
+    For recipes use the paper's 0.02 on A."""
     size, column = min(len(a.draws), len(b.draws)), THETA.index(name)
     low, high = interval(a.draws[:size, column] - b.draws[:size, column])
-    verdict = "same" if low <= 0 <= high else "differ"
-    if np.isnan(low):
-        verdict = "unknown"
+    verdict = "unknown" if np.isnan(low) else "same" if low <= 0 <= high else "differ"
     return dict(d=getattr(a, name) - getattr(b, name), lo=low, hi=high, bootstrap=verdict)
 
 
 def same_ceiling(A):
-    """The paper's rule for ceilings A (k,).  Its own case, .590 and .610, must pass."""
+    """The paper's rule for ceilings A (k,).  .61 - .59 is above .02 in floating point: 1e-9."""
     return bool(np.ptp(A) <= SAME_A + 1e-9)
 
 
@@ -547,20 +532,18 @@ def compare(curves, fits, refits):
     """Ceilings against the first run's, then steepness at a shared ceiling.
 
     B means little without A.  So it is compared only if all ceilings are known and the same by the
-    paper's rule; then all runs are refitted at the mean A.
-
-    curves: each with label, C, R; fits {label: Fit}; refits {label: fit_curve with its settings}
-    -> numbers, and the fits to draw
+    paper's rule, and then with all runs refitted at the mean A.
+    curves: each with label, C, R; fits {label: Fit}; refits {label: a function that fits (C, R) as
+    the command asks} -> numbers, and the fits to draw
     """
     (base, first), *others = fits.items()
     A = np.array([fit.A for fit in fits.values()])
-    doubts = {label: ceiling_doubt(fit) for label, fit in fits.items() if ceiling_doubt(fit)}
+    doubts = {label: why for label, fit in fits.items() if (why := ceiling_doubt(fit))}
     summary = dict(first=base, A_mean=A.mean(), A_spread=np.abs(A - A.mean()).max(),
                    A_span=np.ptp(A), doubts=doubts, A={}, B={})
     for label, fit in others:
-        rule = "same" if same_ceiling([fit.A, first.A]) else "differ"
-        if label in doubts or base in doubts:
-            rule = "undetermined"
+        rule = ("undetermined" if {label, base} & doubts.keys() else
+                "same" if same_ceiling([fit.A, first.A]) else "differ")
         summary["A"][label] = difference("A", fit, first) | dict(rule=rule)
     if same_ceiling(A) and not doubts:
         fits = {curve.label: refits[curve.label](curve.C, curve.R, A_range=(A.mean(), A.mean()))
@@ -599,10 +582,10 @@ def arguments(argv):
     add("--C-mid-range", **pair, help="default: from the data")
     add("--C-mid-nodes", type=int, metavar="N", help="grid method: N linear nodes in --C-mid-range")
     add("--c-min", type=float, help="leave out earlier evaluations (the paper: about one epoch)")
-    add("--until", type=float, metavar="C", help="fit up to C, predict the rest; to 1: a share")
+    add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
-    add("--beside", metavar="CSV", help="with --until: how good is the error among those of CSV")
+    add("--beside", metavar="CSV", help="with --until: rank the error among those in CSV")
     add("--bootstrap", type=int, default=1000, metavar="S", help="replicates (1000)")
     add("--strict", action="store_true", help="exit code 3 if there is any warning")
     add("--json", metavar="FILE", help="the numbers, for programs")
@@ -623,5 +606,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    import fit                    # the readers import this file as `fit`, and BadInput must be one
+    import fit    # as a script this file is __main__; the BadInput of the readers is fit.BadInput
     sys.exit(fit.main())

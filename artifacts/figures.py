@@ -13,7 +13,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from fit import LEVEL, BadInput
 
 BLUE, ORANGE, GREY = "#15406f", "#d9822b", "#777777"
-BANDS = 4                 # more intervals than this in one plot hide each other
 COLORS, MARKERS, DASHES = colormaps["tab10"].colors, "osD^vPX*<>", ("-", "--", "-.", ":")
 NAMES = {"compute/flops": "compute (FLOPs)", "compute/gpu_hours": "compute (GPU-hours)"}
 FORMS = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}          # how the parameters of a fit are printed
@@ -31,6 +30,7 @@ def with_interval(fit, name):
 
 
 def empty(width, height, rows, columns, **options):
+    """A Figure with rows x columns of plain axes."""
     fig = Figure(figsize=(width, height), layout="constrained")
     axes = fig.subplots(rows, columns, squeeze=False, **options)
     for ax in axes.flat:
@@ -126,13 +126,13 @@ def plot_compare(curves, fits, title=None):
     # The legend stands below both plots, two runs a row, so it may be long.
     fig, ((left, right),) = empty(11, 4.4 + 0.21 * ((len(curves) + 1) // 2), 1, 2)
     unit, ceilings = fits[curves[0].label].C_mid, [fits[curve.label].A for curve in curves]
-    shared = len(curves) > 1 and np.ptp(ceilings) == 0        # by `compare`
+    shared = np.ptp(ceilings) == 0                            # by `compare`
     for i, curve in enumerate(curves):
         fit, trained = fits[curve.label], curve.C > 0
         color, dash = COLORS[i % 10], DASHES[i % 4]
         dots = dict(color=color, marker=MARKERS[i % 10], markersize=4, linestyle="none")
         C = np.geomspace(curve.C[trained][0], 2 * curve.C[-1], 300)
-        if len(curves) <= BANDS:
+        if len(curves) <= 4:                  # more bands hide each other
             left.fill_between(C, *fit.predict(C)[1:], color=color, alpha=0.18, linewidth=0)
         left.plot(C, fit.curve(C), dash, color=color)
         left.plot(curve.C[trained], curve.R[trained], **dots,

@@ -31,13 +31,12 @@ def fit_table(fits):
 def write_table(path, fits):
     """--table: .tex for a paper; any other, .csv: every number in a cell of its own."""
     if path.suffix == ".tex":
-        header, *lines = [" & ".join(re.sub("([_%&#$])", r"\\\1", cell) for cell in row) + r" \\"
-                          for row in table_rows(fits)]
-        text = "\n".join([header, r"\hline", *lines])
-        text = re.sub(r"([\d.]+)e([+-]\d+)",                # 1.4e+12
-                      lambda power: rf"${power[1]}\cdot10^{{{int(power[2])}}}$", text)
-        path.write_text("\\begin{tabular}{lrllllr}\n\\hline\n" + text
-                        + "\n\\hline\n\\end{tabular}\n")
+        header, *rows = [" & ".join(re.sub("([_%&#$])", r"\\\1", cell) for cell in row) + r" \\"
+                         for row in table_rows(fits)]
+        text = "\n".join([r"\begin{tabular}{lrllllr}", r"\hline", header, r"\hline", *rows,
+                          r"\hline", r"\end{tabular}", ""])
+        path.write_text(re.sub(r"([\d.]+)e([+-]\d+)",                        # 1.4e+12
+                               lambda power: rf"${power[1]}\cdot10^{{{int(power[2])}}}$", text))
         return
     with path.open("w", newline="") as file:
         out = csv.writer(file)
@@ -73,8 +72,7 @@ def held_out_lines(told):
 
 
 def forecast(fit, predict, target):
-    """--predict: the reward at a compute.  --target: the compute for a reward.  -> lines, numbers
-    for --json."""
+    """--predict: the reward at a compute; --target: the reverse -> lines, numbers for --json."""
     lines, summary = [], {"predict": [], "target": None}
     for C in predict:
         mean, low, high = fit.predict(C)
@@ -113,9 +111,8 @@ def compare_lines(told):
 
 
 def beside(path, error, cut):
-    """--beside: this run's error in the company of committed ones -> a line.
-
-    path: a CSV, a row a run, with a column `error` and one `cut`, the share that was fitted."""
+    """--beside: rank this run's error among those in a CSV -> a line.  A row is a run, with columns
+    `error` and `cut`, the share that was fitted."""
     others = np.abs([row["error"] for row in read_rows(path)[0]
                      if row.get("cut") == cut and isinstance(row.get("error"), float)])
     if not others.size:
@@ -146,10 +143,9 @@ def refitter(args, run=0):
         except ValueError:
             raise BadInput(f"--R0 is a number or `fit`, got {args.R0}") from None
     if args.C_mid_nodes is not None:
-        if args.C_mid_nodes < 1:
-            raise BadInput(f"--C-mid-nodes takes a number above 0, got {args.C_mid_nodes}")
-        if not args.C_mid_range:
-            raise BadInput("--C-mid-nodes needs --C-mid-range LO HI")
+        if args.C_mid_nodes < 1 or not args.C_mid_range:
+            raise BadInput(f"--C-mid-nodes {args.C_mid_nodes}: it takes a number above 0, and "
+                           "--C-mid-range LO HI")
         options["C_mid_nodes"] = np.linspace(*args.C_mid_range, args.C_mid_nodes)
     return partial(fit_curve, **options)
 
@@ -176,13 +172,12 @@ def report_run(args, refit, curve):
 
 
 def ahead_lines(curves):
-    """Who is ahead at equal compute, by the seeds alone: no law is asked.  Ours.
+    """Who is ahead at equal compute, by the seeds alone: no law is fitted.  Ours.
 
-    Each seed's evaluations are joined by straight lines; the difference of two recipes' means has
-    Welch's 90% interval over the seeds.  No lines about a recipe of one seed."""
-    several = [curve for curve in curves if curve.seeds]
-    for curve in several[1:]:
-        first = several[0]
+    Seeds are interpolated; the difference of two recipes' means has Welch's 90% interval."""
+    pooled = [curve for curve in curves if curve.seeds]
+    for curve in pooled[1:]:
+        first = pooled[0]
         end = min(C[-1] for _, C, _ in first.seeds + curve.seeds)
         C_at = end * np.array([0.25, 0.5, 0.75, 1])
         theirs, ours = ([np.interp(C_at, C, R) for _, C, R in one.seeds] for one in (curve, first))
@@ -191,10 +186,11 @@ def ahead_lines(curves):
         yield (f"{curve.label} - {first.label} at equal compute, {len(theirs)} and {len(ours)} "
                "seeds: " + ", ".join(f"{value:+.3f} {span(lo, hi, '+.3f')} at {C:.2g}"
                                      for value, lo, hi, C in zip(d, low, high, C_at, strict=True)))
-        sure = np.sign(low) == np.sign(high)
-        if sure[-1]:
-            begun = 1 + max(np.flatnonzero(~sure | (np.sign(d) != np.sign(d[-1]))), default=-1)
-            yield f"  {(curve if d[-1] > 0 else first).label} is ahead from {C_at[begun]:.2g} on"
+        ahead = (low > 0).astype(int) - (high < 0)          # 1: curve, -1: first, 0: nobody
+        if ahead[-1]:
+            begun = 1 + max(np.flatnonzero(ahead != ahead[-1]), default=-1)
+            winner = curve if ahead[-1] > 0 else first
+            yield f"  {winner.label} is ahead from {C_at[begun]:.2g} on"
         else:
             half = (high[-1] - low[-1]) / 2
             needed = np.ceil((len(theirs) + len(ours)) / 2 * (half / SAME_A) ** 2)

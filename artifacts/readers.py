@@ -21,7 +21,7 @@ X_COLUMNS = ("compute/flops", "compute/gpu_hours", "compute/core_hours", "comput
 Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "eval*pass_rate*",
              "eval/*reward*", "eval_reward", "eval_rewards/*/mean", "*pass_rate*")
 STEP_COLUMNS = ("step", "_step", "Step", "global_step", "training/global_step")
-# No pass rates, unless they are asked for by name.  Weights & Biases exports have __MIN and __MAX.
+# Spreads and extremes: only taken if --y names them.  Weights & Biases has __MIN and __MAX.
 SPREAD = re.compile(r"std|[_/](min|max)$", re.IGNORECASE)
 LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",
         "**/*tfevents*", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl", "*/metrics.jsonl")
@@ -120,11 +120,8 @@ def read_tensorboard(path):
 
 
 def flat(row):
-    """{"step": 3, "data": {"a": 1}} (verl's shape) -> {"step": 3.0, "a": 1.0}.  Text that is no
-    number stays text, so that `evaluations` can name it.
-
-    An empty cell is an evaluation that was not made, not a zero.
-    """
+    """{"step": 3, "data": {"a": 1}} (verl's shape) -> {"step": 3.0, "a": 1.0}.  Other text stays,
+    so that a warning can name it.  An empty cell is left out: no evaluation was made there."""
     cells = {}
     for name, value in row.items():
         if isinstance(value, dict):

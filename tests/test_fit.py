@@ -149,7 +149,7 @@ def test_grid_is_the_loop_that_the_paper_describes():
 
 def test_no_steepness_at_any_node_of_the_grid_fits_better():
     """A.5 fits B alone at each node.  A dense table of B's, every node visited, is brute force:
-    golden section search could stop in another valley, and its pair of nodes would be wrong."""
+    a search for the best B could stop in another valley, and its pair of nodes would be wrong."""
     A_nodes, C_nodes = np.arange(0.5, 0.7001, 0.005), np.geomspace(500, 8000, 15)
     B = np.geomspace(0.1, 20, 2000)[:, None]
     for seed, sd, end in ((0, 0.004, 16_000), (1, 0.03, 4000), (2, 0.06, 16_000)):
@@ -225,7 +225,7 @@ def test_every_row_of_table_1_is_recovered(run, A, B, C_mid):
 
 
 def test_the_printed_C_mid_grid_cannot_have_made_the_table():
-    """Header, point 3: a user who takes the printed grid for the real one gets other numbers.
+    """Header, point c: a user who takes the printed grid for the real one gets other numbers.
     The paper's values under 4,000 are the floors of nodes of linspace(100, 4000, 100)."""
     C_mid = {row[3] for row in table_1()} | {2857.0}             # 2857: leave-one-out without fp32
     small = {c for c in C_mid if c < 4000}
@@ -276,7 +276,7 @@ def test_an_unknown_ceiling_is_doubted():
 
 
 def test_R0_moves_everything():
-    """Header, point 1.  A tool that hides R0 hides the largest choice it makes."""
+    """Header, point a.  A tool that hides R0 hides the largest choice it makes."""
     C, R = made(sd=0)
     zero, low, high = (fit_curve(C, R, R0, c_min=1500, c_max=8000, bootstrap=0)
                        for R0 in (0.0, 0.3, 0.4))
