@@ -94,6 +94,7 @@ class Curriculum:
         self.history[prompt] = [old[0] + correct, old[1] + samples]
 
     def state(self):
+        """For a checkpoint: all of it, as JSON."""
         return dict(vars(self))
 
     def load_state(self, state):
@@ -263,7 +264,7 @@ class Trainer(TrainedModel):
         or the gradient is not finite.
         """
         config, (P, G) = self.config, rewards.shape
-        nothing = {"optimizer_step": 0, "tokens/trained": 0}
+        nothing = {"optimizer_step": 0, "tokens/trained": 0}      # the weights stay as they are
         if not rollouts:                # the filter has left no group
             return nothing
         # In the loss: tokens that the policy sampled, not those of the forced phrase. `table` makes
@@ -303,9 +304,9 @@ class Trainer(TrainedModel):
             except ValueError as problem:
                 # Raised after the loop, else other processes would wait in `backward` for ever.
                 loss, stat, error = 0 * logprobs.sum(), {}, str(problem)
-            self.team.backward(loss)
+            self.team.backward(loss)                    # adds to the gradient of the step
             stats.append(stat)
-        self.team.finish_gradients(self.policy)
+        self.team.finish_gradients(self.policy)         # the sum over all processes
 
         # Numbers for the log: sums, minima and maxima of each micro-batch, merged exactly.
         parts = self.team.all({"stats": stats, "error": error})
@@ -322,7 +323,7 @@ class Trainer(TrainedModel):
         lr = config.lr * min(1.0, (version + 1) / max(1, config.warmup_steps))
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
-        self.optimizer.step()
+        self.optimizer.step()                           # AdamW
         self.optimizer.zero_grad(set_to_none=True)
         return log | {"optimizer_step": 1, "tokens/trained": int(mask.sum()), "grad_norm": norm,
                       "lr": lr}
@@ -340,20 +341,24 @@ class Run:
     def __init__(self, config, trainer, folder):
         self.config, self.trainer, self.team, self.folder = config, trainer, trainer.team, folder
         tags = (config.think_open.strip() or "<think>", config.think_close)
+        # Is an answer right?
         self.verifier = Verifier(unsafe_code=config.unsafe_code, think_tags=tags)
+        # What is asked: `train`, `heldout` {id: Problem}, `prompts` {id: token ids}.
         self.problems = load_problems(config, trainer.tokenizer, self.verifier)
-        with self.team.during("start"):     # a deadline on what could hang (scaleout/team.py)
+        # Generation. `during` puts a deadline on what could hang (scaleout/team.py).
+        with self.team.during("start"):
             self.sampler, self.eval_sampler = load.make_samplers(
                 config, trainer, self.problems.prompt_tokens)
         self.curriculum = Curriculum(self.problems.train, config.retire_at, config.seed)
         self.pacer = make_pacer(config)
+        # The compute so far, x of the curve.
         self.compute = Compute(trainer.model, self.team.size + self.sampler.devices, trainer.device)
         self.step = 0                   # train steps taken, a number; `train_on` takes one
         self.version = 0                # optimizer steps taken: a step without one is possible
         self.evaluated = None           # the step of the last evaluation
         self.best = -1.0                # pass rate of the best evaluation
         self.generated = 0              # tokens of the samples that finished since the last step
-        self.stop = 0                   # the signal that has asked for an end
+        self.stop = 0                   # the signal that has asked for an end; 0: none has
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -440,7 +445,7 @@ class Run:
         while True:
             self.admit()
             groups = self.pacer.take(self.version)
-            if groups or not self.sampler.in_flight:
+            if groups or not self.sampler.in_flight:        # nothing in flight: no more prompts
                 return groups
             self.collect(self.decode(self.sampler))
 
@@ -466,6 +471,7 @@ class Run:
             return sampler.step()
 
     def collect(self, rollouts):
+        """Hand finished samples to their groups. Forced tokens are not counted as generated."""
         for rollout in rollouts:
             self.pacer.groups[rollout.group_id].rollouts.append(rollout)
             self.generated += sum(rollout.sampled)
@@ -503,6 +509,7 @@ class Run:
     # -- evaluation ---------------------------------------------------------------------------
 
     def evaluate_if_due(self):
+        """Evaluate before the first step and after every `eval_every` steps, once each."""
         if self.evaluated != self.step and self.step % self.config.eval_every == 0:
             self.evaluate()
 
@@ -511,7 +518,7 @@ class Run:
         seed and step determine the result. vLLM goes on with the running sequences meanwhile."""
         start, config, heldout = time.perf_counter(), self.config, self.problems.heldout
         self.push_weights(self.eval_sampler)
-        self.eval_sampler.reseed(config.seed + 1000 + self.step)
+        self.eval_sampler.reseed(config.seed + 1000 + self.step)    # 1000: not training's numbers
         rollouts = self.answers(self.eval_sampler, heldout, config.eval_samples)
         rewards, metrics = self.verifier.rewards(rollouts, heldout, self.trainer.tokenizer)
         result = eval_metrics(rollouts, rewards, heldout, config.eval_samples)
@@ -541,6 +548,7 @@ class Run:
         return rollouts
 
     def save_model(self, folder):
+        """Write an ordinary Hugging Face folder, which `vllm serve` can load."""
         checkpoint.save_model(self.trainer.model, self.trainer.tokenizer, self.trainer.weights(),
                               folder)
 
@@ -554,16 +562,17 @@ class Run:
 def main(argv=None):
     """Returns the exit code: 0 done, 1 failure, 2 wrong input, 128 + n: signal n has ended the run.
     (Of several processes rank 0 then returns 0, and its launcher 128 + n.)"""
-    run, argv = None, sys.argv[1:] if argv is None else argv
+    argv = sys.argv[1:] if argv is None else argv
+    run = None
     try:
         config, flags = parse(argv, "\n\n".join(__doc__.split("\n\n")[:2]))
         # --report and the like; or several processes, which are started and run this file again.
         if (status := instead_of_training(config, flags, argv)) is not None:
             return status
-        config.check()
-        load.settle_engine(config)
+        config.check()                                  # the settings, each alone and together
+        load.settle_engine(config)                      # vLLM, or transformers alone
         folder = RunFolder(config, flags.resume)
-        team = make_team(config)
+        team = make_team(config)                        # the processes that train; mostly one
         # With several processes rank 0 goes on, and in `lead` the others serve its calls.
         run = Run(config, team.lead(Trainer(config, team)), folder)
         if flags.check is not None:

@@ -3,10 +3,12 @@
 import ast
 import doctest
 import importlib.metadata
+import io
 import json
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 from types import SimpleNamespace
 
@@ -113,6 +115,30 @@ def test_no_line_is_wider_than_100_columns():
     wide = [f"{path.name}:{number}" for path in files
             for number, line in enumerate(path.read_text().splitlines(), 1) if len(line) > 100]
     assert files and not wide
+
+
+@pytest.mark.parametrize("name", ["scalerl", "loss", "sampler", "fit", "config"])
+def test_the_five_files_have_a_line_of_comment_for_two_of_code(name):
+    source = (ROOT / f"{name}.py").read_text()
+    docstrings = {line for node in ast.walk(ast.parse(source))
+                  if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+                  and ast.get_docstring(node) is not None
+                  for line in range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+    comments, code = set(), set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        lines = set(range(token.start[0], token.end[0] + 1)) if token.string.strip() else set()
+        (comments if token.type == tokenize.COMMENT else code).update(lines)
+    written = [line for line in docstrings if source.splitlines()[line - 1].strip()]
+    assert 2 * (len(written) + len(comments)) >= len(code - docstrings) > 100
+
+
+def test_no_file_is_longer_than_700_lines_and_no_class_than_250():
+    for path in PATHS:
+        source = path.read_text()
+        assert len(source.splitlines()) <= 700, path
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                assert node.end_lineno - node.lineno + 1 <= 250, (path, node.name)
 
 
 def test_the_gpu_check_runs_on_a_cpu_too_and_writes_its_table(tmp_path):
