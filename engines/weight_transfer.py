@@ -8,8 +8,6 @@ other end is vLLM's own). While the trainer is in `meet` or `send`, the server i
 Neither gloo nor NCCL knows passwords or encryption: private networks only, even if HTTP has TLS.
 """
 
-from __future__ import annotations
-
 import base64
 import socket
 import threading
@@ -25,21 +23,20 @@ BUCKET_BYTES = 256 * 2**20
 def buckets(named_tensors, dtype):
     """Yield (info, data) of about BUCKET_BYTES each. info: names, types and shapes of the tensors,
     as a server is told them; data: all of them, as `dtype`, in one tensor of bytes."""
-    bucket, size = {}, 0
+    bucket = {}
     for name, tensor in named_tensors:
         bucket[name] = tensor.detach().to(dtype)
-        size += bucket[name].nbytes
-        if size >= BUCKET_BYTES:
-            yield packed(bucket, dtype)
-            bucket, size = {}, 0
+        if sum(tensor.nbytes for tensor in bucket.values()) >= BUCKET_BYTES:
+            yield packed(bucket)
+            bucket = {}
     if bucket:
-        yield packed(bucket, dtype)
+        yield packed(bucket)
 
 
-def packed(bucket, dtype):
+def packed(bucket):
     tensors = bucket.values()
     info = {"names": list(bucket), "shapes": [list(tensor.shape) for tensor in tensors],
-            "dtype_names": [str(dtype).removeprefix("torch.")] * len(bucket)}
+            "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]}
     return info, torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
 
 
