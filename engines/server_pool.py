@@ -89,15 +89,15 @@ class ServerPool:
         start = said = time.monotonic()
         while lost := self.check():
             time.sleep(0.05)
-            if (now := time.monotonic()) - said < SAY_S:
+            if time.monotonic() - said < SAY_S:
                 continue
-            said = now
+            said = time.monotonic()
             for server in lost:
                 log = logs / f"server_{self.servers.index(server)}.log"
                 text = log.read_text(errors="replace").strip() if log.exists() else ""
                 told = text.rpartition("\n")[2][-200:] or server.why
-                say(f"{server.url} is starting, {now - start:.0f} s of {3 * self.deadline_s:.0f} "
-                    f"at most: {told}")
+                say(f"{server.url} is starting, {said - start:.0f} s of "
+                    f"{3 * self.deadline_s:.0f} at most: {told}")
 
     def check(self):
         """The servers that are lost. Raises ServerError: all of them, at the start any one, for too

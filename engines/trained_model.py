@@ -70,8 +70,7 @@ class TrainedModel:
         return -(-len(list(self.model.parameters())) // GATHERED)
 
     def gather(self, number, dtype=None):
-        """[(name, full tensor)] of the number-th few parameters; cast first, it halves the bytes.
-        """
+        """[(name, full tensor)] of the number-th few; cast first, it halves the bytes."""
         group = [*self.model.named_parameters()][number * GATHERED: (number + 1) * GATHERED]
         return [(name, self.team.whole(parameter.detach().to(dtype or parameter.dtype)))
                 for name, parameter in group]

@@ -24,17 +24,11 @@ class ServerSampler(TwoRequests):
     """
 
     def __init__(self, pool, tokenizer, interruption, *, weights, ahead=0, **more):
-        super().__init__(tokenizer, interruption, slots=sum(s.slots for s in pool.servers), **more)
-        self.pool, self.weights, self.ahead = pool, weights, ahead
+        super().__init__(tokenizer, interruption, **more,
+                         slots=sum(server.slots for server in pool.servers) + ahead)
+        self.pool, self.weights = pool, weights
+        self.devices = sum(server.workers for server in pool.servers)
         pool.samplers.append(self)
-
-    @property
-    def devices(self):
-        return sum(server.workers for server in self.pool.servers)
-
-    @property
-    def free_slots(self):
-        return self.slots + self.ahead - self.in_flight
 
     def submit(self, request: Request):
         check_fits(request, self.prompt_tokens, math.inf)           # some may wait for a slot

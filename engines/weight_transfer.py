@@ -41,17 +41,15 @@ def packed(bucket):
 
 
 def own_address(host, port):
-    """This machine's address as `host` sees it: loopback for loopback. Sends nothing."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as unsent:
-        unsent.connect(address)
+    """This machine's IPv4 address as `host` sees it: loopback for loopback. Sends nothing."""
+    with socket.socket(type=socket.SOCK_DGRAM) as unsent:
+        unsent.connect((host, port))
         return unsent.getsockname()[0]
 
 
 def gloo_group(store, rank, address, port, world_size, timeout_s):
     """A process group beside torch's default one, which listens at one address alone. Waits for
-    its members. Raises RuntimeError after `timeout_s`, as its broadcasts do. address, port: the
-    store's."""
+    its members; RuntimeError after `timeout_s`. address, port: the store's."""
     options, own = ProcessGroupGloo._Options(), own_address(address, port)
     options._devices = [ProcessGroupGloo.create_device(hostname=own)]
     options._timeout = timedelta(seconds=timeout_s)
@@ -64,8 +62,7 @@ class GlooChannel:
     def __init__(self, url, world_size, timeout_s):
         address = own_address(url.hostname, url.port)
         # A store that opens its own port would listen on every address of the machine.
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server((address, 0), family=family)
+        listener = socket.create_server((address, 0))
         port, limit = listener.getsockname()[1], timedelta(seconds=timeout_s)
         self.store = TCPStore(address, port, None, True, limit, wait_for_workers=False,
                               master_listen_fd=listener.detach())
