@@ -129,16 +129,14 @@ def make_samplers(config, trainer, prompt_tokens):
     prompt_tokens   tokens of the longest prompt
 
     Two samplers, because an evaluation must not disturb the sequences that are under way. On vLLM
-    they share servers, or the engine in this process. Over transformers the evaluation's has a
-    cache of its own, on a GPU of what memory is left.
+    they share servers, or the engine in this process. Over transformers the training's has a cache
+    of its slots, and the evaluation's one of its own, on a GPU of what memory is left.
     """
     rule = interruption_of(config, trainer.tokenizer)
     output, _ = longest_tokens(config, trainer.tokenizer, trainer.model, prompt_tokens)
     positions = prompt_tokens + output
     eos = trainer.model.generation_config.eos_token_id
     eos = trainer.tokenizer.eos_token_id if eos is None else eos
-    if eos is None:
-        raise ConfigError(f"model = {config.model!r}: names no end-of-sequence token")
     shared = dict(prompt_tokens=prompt_tokens, temperature=config.temperature,
                   eos_ids=set(eos if isinstance(eos, list) else [eos]))
     if config.vllm_url:
@@ -146,7 +144,6 @@ def make_samplers(config, trainer, prompt_tokens):
     slots, left = config.slots, math.inf
     if trainer.device == "cuda":                    # a CPU's memory is not looked at
         left = trainer.team.memory.sequences_left(torch.cuda.mem_get_info()[0])
-    # Over transformers the training's cache has its slots, and the evaluation's what is left.
     slots = min(slots, left if config.engine == "vllm" else left - slots)
     if slots < max(config.samples_per_prompt, config.eval_samples):
         raise ConfigError(

@@ -1,7 +1,6 @@
 """policy.py: log-probs of rollouts in one forward pass, on one device.
 
-Sharing the work among processes is in scaleout/. Ours: the paper names neither a framework nor a
-layout. Axes: n samples, T tokens (padded).
+Sharing the work among processes is in scaleout/. Axes: n samples, T tokens (padded).
 """
 
 import math

@@ -5,8 +5,6 @@ weights behind each token. A CPU build cannot receive weights; vllm_worker.py ad
 Everything here runs in the asyncio loop of server_pool.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import json
@@ -43,11 +41,11 @@ class BadAnswer(ServerFailed):
 
 
 class Server:
-    """One server. state: see server_pool.py; why: the reason for "lost"."""
+    """One server of a pool. state: see server_pool.py; why: the reason for "lost"."""
 
-    def __init__(self, url, session, deadline_s):
-        self.url, self.session, self.deadline_s = url.rstrip("/"), session, deadline_s
-        self.call_s = min(CALL_S, deadline_s)
+    def __init__(self, url, pool):
+        self.url, self.pool = url.rstrip("/"), pool
+        self.call_s = min(CALL_S, pool.deadline_s)
         self.state, self.why = "lost", "no answer yet"
         self.version = self.label = None    # of the last whole push since it was connected
         self.channel, self.workers = None, 0
@@ -65,8 +63,8 @@ class Server:
         seconds = self.call_s if total_s is None else total_s
         limits = aiohttp.ClientTimeout(total=seconds, sock_connect=self.call_s)
         try:
-            async with self.session.request(method, self.url + path, json=body,
-                                            timeout=limits) as response:
+            async with self.pool.session.request(method, self.url + path, json=body,
+                                                 timeout=limits) as response:
                 said = await response.text(errors="replace")
         except TimeoutError:
             raise ServerFailed(f"{path}: no answer for {seconds or self.call_s:g} s") from None
@@ -93,15 +91,15 @@ class Server:
         await self.post(path, body)
         await asyncio.wait_for(asyncio.wrap_future(done), self.call_s)
 
-    async def connect(self, pool):
+    async def connect(self):
         """Check its settings and meet its workers. Raises ServerRefused: it has to be started in
         another way; anything else: try again later."""
         version = (await self.get("/version"))["version"]
         config = (await self.get("/server_info?config_format=json"))["vllm_config"]
-        if wrong := wrong_settings(pool, version, config):
+        if wrong := wrong_settings(self.pool, version, config):
             raise ServerRefused(f"{self.url}: {'; '.join(wrong)}; start it as scaleout/"
                                 "server_command.py does")
-        self.slots = min(pool.slots, config["scheduler_config"]["max_num_seqs"]
+        self.slots = min(self.pool.slots, config["scheduler_config"]["max_num_seqs"]
                          * config["parallel_config"]["data_parallel_size"])
         self.workers = (await self.get("/get_world_size"))["world_size"]
         if config["weight_transfer_config"]["backend"] == "gloo":
@@ -111,6 +109,11 @@ class Server:
         await self.transfer("/init_weight_transfer_engine", {"init_info": self.channel.init_info},
                             self.channel.meet)
         self.connection = secrets.token_hex(4)
+        self.set_state("stale")
+
+    def set_state(self, state):
+        self.pool.count_time()
+        self.state = state
 
     def disconnect(self):
         if self.channel:
@@ -118,8 +121,9 @@ class Server:
         self.channel = self.version = None
 
     async def pause(self):
-        """Begin a push: stop generating (running sequences keep their keys and values) and open
-        an update."""
+        """Begin a push: no new requests, stop generating (running sequences keep their keys and
+        values), open an update."""
+        self.set_state("stale")
         await self.post("/pause?mode=keep&clear_cache=false")
         try:
             await self.post("/start_weight_update")
@@ -133,10 +137,12 @@ class Server:
                             lambda: self.channel.send(data))
 
     async def resume(self, version, label):
-        """End a push: load what came, under the name `label`, and generate again."""
+        """End a push: load what came, under the name `label`, and go on."""
         await self.post("/finish_weight_update", {"weight_version": label})
         await self.post("/resume")
         self.version, self.label, self.progress = version, label, time.monotonic()
+        self.set_state("ready")
+        self.pool.dispatch()
 
     @property
     def salt(self):
@@ -144,7 +150,7 @@ class Server:
         loss the salt is new: blocks from before may be of somebody else's weights."""
         return f"{self.label}-{self.connection}"
 
-    async def generate(self, sampler, sample, pushed):
+    async def generate(self, sampler, sample):
         """(ids, log-probs, versions) that continue sample.ids; see `check_answer`."""
         asked = sampler.budget(sample)
         answer = await self.post("/inference/v1/generate", {
@@ -152,7 +158,7 @@ class Server:
                 "temperature": sampler.temperature, "max_tokens": asked, "logprobs": 0,
                 "stop_token_ids": sampler.eos_ids, "ignore_eos": True, "detokenize": False},
         }, total_s=0)
-        return check_answer(answer, asked=asked, eos_ids=sampler.eos_ids, pushed=pushed)
+        return check_answer(answer, asked=asked, eos_ids=sampler.eos_ids, pushed=self.pool.pushed)
 
     async def check_health(self):
         """Raises ServerFailed: silent, without the weights it should have, or at a stand."""
@@ -167,8 +173,8 @@ class Server:
         tokens, now = sum(map(float, counts)), time.monotonic()
         if tokens != self.tokens or not self.requests:
             self.tokens, self.progress = tokens, now
-        elif now - self.progress > self.deadline_s:
-            raise ServerFailed(f"no new token for {self.deadline_s:.0f} s, with "
+        elif now - self.progress > self.pool.deadline_s:
+            raise ServerFailed(f"no new token for {self.pool.deadline_s:.0f} s, with "
                                f"{len(self.requests)} requests in flight")
 
 

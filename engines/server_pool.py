@@ -10,16 +10,12 @@ A push is: no new requests, pause (running sequences keep their keys and values)
 resume. If any of it fails, the server is lost and stays paused until it was connected again and a
 whole push has succeeded. Its unfinished samples are asked again elsewhere.
 
-Prefix caching and pushes must not meet: the salt of a request names the version when it is sent. If
-its first token is of a later one, a push came before it began: a late start. Its prompt may be in
-part of older weights, so it is asked again. (What vLLM preempts and takes up again keeps its
-tokens: it has begun, and is a running sequence like the others.)
+A request that had not begun when a push came is a late start, asked again (two_requests.py). What
+vLLM preempts and takes up again keeps its tokens: it has begun, and runs like the others.
 
 A long sample may take longer than any deadline, so a request has none. A server that has requests
 and counts no new token for the deadline is lost.
 """
-
-from __future__ import annotations
 
 import asyncio
 import resource
@@ -45,22 +41,6 @@ def say(sentence):
     print(f"servers: {sentence}", file=sys.stderr, flush=True)
 
 
-def allow_open_files(slots, servers):
-    """Each request is a connection, and 1,024 open files are the usual soft limit. Raises it to the
-    hard one, beyond which every server would be lost. Raises ValueError: that is not enough."""
-    files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], slots * servers + 64
-    if needed > files != resource.RLIM_INFINITY:
-        raise ValueError(f"slots = {slots}: {servers} servers need up to {needed} open files and "
-                         f"this process may open {files} (ulimit -Hn); lower slots")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-
-
-def last_line(log):
-    """The end of a log's last line, "" where there is none."""
-    text = log.read_text(errors="replace").strip() if log.exists() else ""
-    return text.rpartition("\n")[2][-200:]
-
-
 class ServerPool:
     """The vLLM servers of a run, and the requests in flight at them. All requests run in one
     asyncio loop in a thread of its own, with the methods below `_open`; those above are for the
@@ -81,7 +61,9 @@ class ServerPool:
     def __init__(self, urls, *, slots, length, dtype, head_fp32=True, cuda=False, tls="",
                  deadline_s=600.0, logs=Path()):
         context = client_context(urls, tls)
-        allow_open_files(slots, len(urls))
+        # Each request is a connection, and 1,024 open files are the usual soft limit.
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self.slots, self.length, self.dtype, self.head_fp32 = slots, length, dtype, head_fp32
         self.cuda, self.deadline_s = cuda, deadline_s
         self.version = -1               # none pushed yet
@@ -105,20 +87,23 @@ class ServerPool:
     def _wait_for_all(self, logs):
         """Servers download, load, compile, capture graphs: how far each is, is said."""
         start = said = time.monotonic()
-        while lost := self._lost():
-            self.check()
+        while lost := self.check():
             time.sleep(0.05)
-            if (now := time.monotonic()) - said < SAY_S:
+            if time.monotonic() - said < SAY_S:
                 continue
-            said = now
+            said = time.monotonic()
             for server in lost:
-                told = last_line(logs / f"server_{self.servers.index(server)}.log") or server.why
-                say(f"{server.url} is starting, {now - start:.0f} s of {3 * self.deadline_s:.0f} "
-                    f"at most: {told}")
+                log = logs / f"server_{self.servers.index(server)}.log"
+                text = log.read_text(errors="replace").strip() if log.exists() else ""
+                told = text.rpartition("\n")[2][-200:] or server.why
+                say(f"{server.url} is starting, {said - start:.0f} s of "
+                    f"{3 * self.deadline_s:.0f} at most: {told}")
 
     def check(self):
-        """Raises ServerError: no server is ready, at the start not every one, for too long."""
-        lost, starting = self._lost(), self.version < 0
+        """The servers that are lost. Raises ServerError: all of them, at the start any one, for too
+        long."""
+        lost = [server for server in self.servers if server.state == "lost"]
+        starting = self.version < 0
         limit = (3 if starting else 1) * self.deadline_s
         if self.error:
             raise self.error
@@ -127,9 +112,7 @@ class ServerPool:
             words = "connect: not every" if starting else f"generate, version {self.version}: no"
             raise ServerError(f"{words} server is ready since {limit:.0f} s; " + "; ".join(
                 f"{s.url} is lost: {s.why}" for s in lost) + "; look at the servers' logs")
-
-    def _lost(self):
-        return [server for server in self.servers if server.state == "lost"]
+        return lost
 
     @property
     def needs_push(self):
@@ -145,21 +128,12 @@ class ServerPool:
         """
         assert version >= self.version, f"version {version} pushed after {self.version}"
         label = f"{self.run_id}-{version}"      # two runs never share the name of a version
-
-        async def begin(server):
-            self._set_state(server, "stale")    # no new requests
-            await server.pause()
-
-        async def end(server):
-            await server.resume(version, label)
-            self._set_state(server, "ready")
-            self.dispatch()
         servers = [s for s in self.servers if s.state != "lost" and s.version != version]
-        servers = self._each(servers, version, begin)
+        servers = self._each(servers, version, Server.pause)
         for info, data in buckets(named_tensors, self.dtype) if servers else ():
             servers = self._each(servers, version, lambda s: s.receive(info, data))  # noqa: B023
         self.version = self.pushed[label] = version     # before a token of it can come back
-        self._each(servers, version, end)
+        self._each(servers, version, lambda s: s.resume(version, label))
 
     def _each(self, servers, version, step):
         """step(server) of a push, of all servers at once: the workers of all wait from the same
@@ -199,7 +173,7 @@ class ServerPool:
         # and a moment after it has answered 500; a request into a closing one fails.
         self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(
             limit=0, ssl=context or False, force_close=True))
-        self.servers = [Server(url, self.session, self.deadline_s) for url in urls]
+        self.servers = [Server(url, self) for url in urls]
         for server in self.servers:
             self.task(self._watch(server))
 
@@ -208,8 +182,7 @@ class ServerPool:
         while True:
             try:
                 if server.state == "lost":
-                    await server.connect(self)
-                    self._set_state(server, "stale")
+                    await server.connect()
                 await asyncio.sleep(HEALTH_S)
                 await server.check_health()
             except (ServerError, ImportError):
@@ -225,19 +198,13 @@ class ServerPool:
                 "as soon as a server is ready")
             self.counters.update(losses=1, resubmitted=len(server.requests))
         server.why = why
-        self._set_state(server, "lost")
+        server.set_state("lost")
         server.disconnect()
         for task, (sampler, sample) in reversed(server.requests.items()):
             task.cancel()
             sampler.waiting.appendleft(sample)
         server.requests.clear()
         self.dispatch()
-
-    def _set_state(self, server, state):
-        self.count_time()
-        if server.state == "ready":
-            self.ready_until = time.monotonic()
-        server.state = state
 
     def task(self, coroutine):
         """A task of the loop. The trainer hears of its failure, instead of waiting."""
@@ -266,9 +233,9 @@ class ServerPool:
 
     async def _generate(self, sampler, server, sample):
         """One request of one sample, from sending to the use of its answer."""
-        version, done = server.version, False
+        version = server.version
         try:
-            answer = await server.generate(sampler, sample, self.pushed)
+            answer = await server.generate(sampler, sample)
         except ServerFailed as error:
             sample.refused += isinstance(error, BadAnswer)
             if sample.refused == 3:
@@ -278,16 +245,7 @@ class ServerPool:
             return
         self.count_time()
         del server.requests[asyncio.current_task()]
-        # Versions only grow. If the first token is of the version in the salt, so is the whole
-        # prompt, and so are all blocks that were found: requests with this salt filled them.
-        if answer[2][0] == version:
-            done = sampler.absorb(sample, *answer, current=self.version)
-        else:
-            self.counters["late_starts"] += 1
-        if done:
-            sampler.done.put(sample)
-        else:                                   # for its second request, or the same one again
-            sampler.waiting.appendleft(sample)
+        self.counters["late_starts"] += not sampler.take(sample, version, *answer, self.version)
         self.dispatch()
 
     def count_time(self):
@@ -296,6 +254,7 @@ class ServerPool:
         for n in [len(s.requests) for s in self.servers if s.state == "ready"]:
             self.busy_s += n * (now - self.counted_at)
             self.decoding_s += (n > 0) * (now - self.counted_at)
+            self.ready_until = now
         self.counted_at = now
 
     async def log(self):

@@ -5,8 +5,6 @@ loopback, or both sides show a certificate of one authority (`make certs` writes
 the user says tls = "none" on a network that nobody else can reach.
 """
 
-from __future__ import annotations
-
 import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,20 +12,9 @@ from urllib.parse import urlsplit
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def tls_context(folder):
-    """A client's side of mutual TLS. Raises ValueError: the folder has not what it needs."""
-    try:
-        context = ssl.create_default_context(cafile=Path(folder) / "ca.pem")
-        context.load_cert_chain(Path(folder) / "cert.pem", Path(folder) / "key.pem")
-    except OSError as error:            # ssl.SSLError is one
-        raise ValueError(f"tls = {str(folder)!r}: ca.pem, cert.pem and key.pem (make certs) "
-                         f"cannot be read from it ({error})") from None
-    return context
-
-
 def client_context(urls, tls):
-    """The context for requests to these servers; None where all of them speak plain http.
-    Raises ValueError: an address that is none, or is not safe."""
+    """A client's side of mutual TLS with these servers; None where all of them speak plain http.
+    Raises ValueError: an address that is none, or is not safe; a folder without certificates."""
     for url in urls:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or not parts.port:
@@ -35,4 +22,12 @@ def client_context(urls, tls):
         if parts.scheme == "http" and parts.hostname not in LOOPBACK and tls != "none":
             raise ValueError(f"vllm_url = {url!r}: everybody who reaches that port can change the "
                              'weights; use https with tls, or tls = "none" on a network you trust')
-    return tls_context(tls) if any(url.startswith("https") for url in urls) else None
+    if not any(url.startswith("https") for url in urls):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=Path(tls) / "ca.pem")
+        context.load_cert_chain(Path(tls) / "cert.pem", Path(tls) / "key.pem")
+    except OSError as error:            # ssl.SSLError is one
+        raise ValueError(f"tls = {tls!r}: ca.pem, cert.pem and key.pem (make certs) cannot be "
+                         f"read from it ({error})") from None
+    return context

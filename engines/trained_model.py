@@ -15,7 +15,6 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from transformers import AttentionInterface
 
 from artifacts import checkpoint
-from config import ConfigError
 from engines import load, packed
 from engines.policy import Policy, micro_batches
 
@@ -71,8 +70,7 @@ class TrainedModel:
         return -(-len(list(self.model.parameters())) // GATHERED)
 
     def gather(self, number, dtype=None):
-        """[(name, full tensor)] of the number-th few parameters; cast first, it halves the bytes.
-        """
+        """[(name, full tensor)] of the number-th few; cast first, it halves the bytes."""
         group = [*self.model.named_parameters()][number * GATHERED: (number + 1) * GATHERED]
         return [(name, self.team.whole(parameter.detach().to(dtype or parameter.dtype)))
                 for name, parameter in group]
@@ -95,12 +93,8 @@ def checkpoint_and_compile(model, recompute, compiled):
     compiled    by torch.compile, once for all layers and lengths: one kernel of the many small
                 steps between two products. Attention stays out of it: its masks are others in every
                 micro-batch.
-    Raises ConfigError: transformers does not name the layers.
     """
     layers = [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
-    if not layers:
-        raise ConfigError("recompute_layers, compile_layers: transformers names no layers of "
-                          f"{type(model).__name__}; set them to false and off")
     if compiled:
         AttentionInterface.register("packed", torch.compiler.disable(packed.packed_attention))
         # Where the compiler fails, torch says so and runs the code as it is. The backward pass is

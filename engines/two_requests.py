@@ -6,9 +6,14 @@ A sample is two requests:
   2. prompt + thinking (+ phrase, if it has not ended) -> answer. It has the answer's budget.
 
 Without a phrase nothing can be interrupted, and one request has both budgets.
+
+The G samples of a prompt share its keys and values through vLLM's prefix cache, and a block that
+other weights computed is never used: the salt of a request is the version when it is sent. A swap
+may come before its server has begun it, so `take` looks at the version of its first token.
 """
 
-from collections import Counter
+import queue
+from collections import Counter, deque
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -21,7 +26,6 @@ class Sample:
     """One sample on its way. Its rollout holds what its requests have produced so far."""
     request: Request
     first: int                          # the budget of its first request
-    last_request: bool                  # the request under way, or due next, is its last one
     rollout: Rollout
     refused: int = 0                    # on servers: times that its own request failed
 
@@ -39,15 +43,20 @@ class Sample:
 
 class TwoRequests:
     """What the samplers on vLLM share: the rule above, and a checkpoint that asks again for what
-    is unfinished. Each keeps its own queues. Arguments as of `TransformersSampler`."""
+    is unfinished. Arguments as of `TransformersSampler`."""
 
     def __init__(self, tokenizer, interruption: Interruption, *, slots, prompt_tokens, eos_ids,
-                 temperature, seed):
+                 temperature=1.0, seed=0):
         self.tokenizer, self.interruption, self.slots = tokenizer, interruption, slots
         self.prompt_tokens, self.eos_ids = prompt_tokens, sorted(eos_ids)
         self.temperature, self.version = temperature, 0
         self.random = torch.Generator().manual_seed(seed)       # of the thinking budgets
+        self.empty()
+
+    def empty(self):
         self.unfinished = {}            # keys: samples submitted and not yet returned, in order
+        self.waiting: deque[Sample] = deque()   # for a slot, or for a server with room
+        self.done = queue.SimpleQueue()         # samples, not yet returned
 
     @property
     def in_flight(self):
@@ -67,7 +76,7 @@ class TwoRequests:
         for think in rule.draw_budgets(request.samples, self.random).tolist():
             rollout = Rollout(request.prompt_id, request.group_id, request.prompt_ids, [], [], [],
                               [], "length", False, request.task)
-            samples.append(Sample(request, think + answer, not rule.phrase_ids, rollout))
+            samples.append(Sample(request, think + answer, rollout))
         self.unfinished |= dict.fromkeys(samples)
         return samples
 
@@ -79,17 +88,32 @@ class TwoRequests:
         """Add the tokens of a finished request: lists of equal length, not empty. Returns whether
         the sample is done; else a second request is due. current: version now, the label of forced
         tokens."""
+        rollout, phrase = sample.rollout, self.interruption.phrase_ids
+        first = not rollout.output_ids
         sample.add(ids, logprobs, versions, sampled=True)
         if ids[-1] in self.eos_ids:
-            sample.rollout.finish_reason = "stop"
-        elif not sample.last_request:
-            sample.last_request = True
-            if self.interruption.end not in self.tokenizer.decode(sample.rollout.output_ids):
-                phrase = self.interruption.phrase_ids
+            rollout.finish_reason = "stop"
+        elif first and phrase:
+            if self.interruption.end not in self.tokenizer.decode(rollout.output_ids):
                 sample.add(phrase, [0.0] * len(phrase), [current] * len(phrase), sampled=False)
-                sample.rollout.interrupted = True
+                rollout.interrupted = True
             return False
         return True
+
+    def take(self, sample, salt, ids, logprobs, versions, current):
+        """Use the answer to a request whose salt is version `salt`. Returns whether it had begun
+        under that version; else it is asked again."""
+        # Versions only grow. If the first token is of the version in the salt, so is the whole
+        # prompt, and so are all blocks that were found: requests with this salt filled them.
+        begun = versions[0] == salt
+        if begun and self.absorb(sample, ids, logprobs, versions, current=current):
+            self.done.put(sample)
+        else:                           # for its second request, or the same one again
+            self.waiting.appendleft(sample)
+        return begun
+
+    def finished(self) -> list[Rollout]:
+        return self.returned([self.done.get() for _ in range(self.done.qsize())])
 
     def returned(self, samples) -> list[Rollout]:
         """The rollouts of these samples, which are finished now."""

@@ -3,10 +3,6 @@
 Weights are swapped between two decode steps, and running sequences keep their cache (PipelineRL).
 The version of each token is vLLM's own record. Interruption takes two requests (two_requests.py).
 
-The G samples of a prompt share its keys and values through vLLM's prefix cache, and a block
-computed under other weights is never used: the salt of a request is the version when it is handed
-over. A swap may come before a request that its first step had no room for; it is handed over again.
-
 Differences from `TransformersSampler`: keys and values older than the current weights are computed
 again for a second request. Tokens are drawn from torch's global generator. vLLM's cache cannot be
 saved, so a resumed run starts unfinished samples again.
@@ -15,7 +11,7 @@ saved, so a resumed run starts unfinished samples again.
 import copy
 import itertools
 import os
-from collections import Counter, deque
+from collections import Counter
 
 import torch
 from transformers import AutoConfig
@@ -43,11 +39,7 @@ def load_vllm(model, **options):
     except ImportError as error:
         raise ValueError(f"engine = 'vllm' cannot be used ({error}); run `make vllm`, or use "
                          "engine = 'transformers'") from None
-    set_num_threads = torch.set_num_threads         # vLLM's worker replaces it by a refusal
-    try:
-        return vllm.LLM(model, **options)
-    finally:
-        torch.set_num_threads = set_num_threads
+    return vllm.LLM(model, **options)
 
 
 def refresh_tied_head(model):
@@ -72,26 +64,22 @@ class VllmSampler(TwoRequests):
     """Caller-driven vLLM in this process. Implements `Sampler`.
 
     slots      sequences decoded at once, at most; memory is taken for all of them
-    dtype      of weights and cache, but not of the LM head: that is fp32, or bf16
     seed       of the thinking budgets, and of torch's global generator
+    dtype      of weights and cache, but not of the LM head: that is fp32, or bf16
     eager      without CUDA graphs on a GPU too
+    more       as of `TwoRequests`
     """
     devices = 0
 
-    def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
-                 eos_ids, temperature=1.0, seed=0, head_fp32=True, dtype=torch.float32,
-                 eager=False):
-        super().__init__(tokenizer, interruption, slots=slots, prompt_tokens=prompt_tokens,
-                         eos_ids=eos_ids, temperature=temperature, seed=seed)
-        self.dtype = dtype
-        self.waiting: deque[Sample] = deque()           # for a slot, in order
-        self.done: list[Sample] = []                    # ended while the other sampler stepped
+    def __init__(self, model, tokenizer, interruption: Interruption, *, slots, seed=0,
+                 head_fp32=True, dtype=torch.float32, eager=False, **more):
+        super().__init__(tokenizer, interruption, slots=slots, seed=seed, **more)
         self.decoded = Counter()                        # "steps", "sequences": for log()
         # By vLLM's name of the request under way, of both samplers: (sampler, sample, its salt).
         self.running: dict[str, tuple[VllmSampler, Sample, int]] = {}
         self.names = itertools.count()                  # of requests
 
-        length = prompt_tokens + interruption.longest
+        length = self.prompt_tokens + interruption.longest
         # The cache has room for all slots to grow to the end. With less, vLLM would sometimes drop
         # a sequence and compute it again, under other weights. One block is vLLM's own.
         blocks = slots * -(-length // BLOCK_TOKENS) + 1
@@ -116,8 +104,8 @@ class VllmSampler(TwoRequests):
         """A second sampler on the same engine, for evaluations. They share weights, cache, slots:
         when one of them steps, what is running of the other goes on as well."""
         other = copy.copy(self)
-        other.random = torch.Generator().manual_seed(seed)
-        other.unfinished, other.waiting, other.done, other.decoded = {}, deque(), [], Counter()
+        other.random, other.decoded = torch.Generator().manual_seed(seed), Counter()
+        other.empty()
         return other
 
     def submit(self, request: Request):
@@ -145,17 +133,8 @@ class VllmSampler(TwoRequests):
                         for _ in range(span.start, span.end)]
             logprobs = list(answer.logprobs.logprobs)
             assert len(answer.token_ids) == len(logprobs) == len(versions) > 0
-            # Begun after a swap, it may have found older blocks: see ServerPool._generate.
-            if versions[0] == salt and owner.absorb(sample, list(answer.token_ids), logprobs,
-                                                    versions, self.version):
-                owner.done.append(sample)
-            else:                               # for its second request, or the same one again
-                owner.waiting.appendleft(sample)
+            owner.take(sample, salt, list(answer.token_ids), logprobs, versions, self.version)
         return self.finished()
-
-    def finished(self) -> list[Rollout]:
-        done, self.done = self.done, []
-        return self.returned(done)
 
     def reseed(self, seed):
         super().reseed(seed)

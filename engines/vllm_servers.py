@@ -5,14 +5,11 @@ slots filled from the queue here. A sample may take two requests (two_requests.p
 what vLLM reports: ids, log-probs of the distribution sampled from, versions of the weights.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import queue
-from collections import deque
 
-from engines.two_requests import Sample, TwoRequests
+from engines.two_requests import TwoRequests
 from sampler import Request, Rollout, check_fits
 
 
@@ -23,25 +20,15 @@ class ServerSampler(TwoRequests):
     weights   function: torch dtype -> (Hugging Face name, full tensor) pairs, called inside `step`
               for a server that comes back
     ahead     samples that may wait here for a slot, so that servers stay busy meanwhile
+    more      as of `TwoRequests`. What waits belongs to the pool's thread.
     """
 
-    def __init__(self, pool, tokenizer, interruption, *, weights, prompt_tokens, eos_ids,
-                 temperature=1.0, seed=0, ahead=0):
-        super().__init__(tokenizer, interruption, slots=sum(s.slots for s in pool.servers),
-                         prompt_tokens=prompt_tokens, eos_ids=eos_ids, temperature=temperature,
-                         seed=seed)
-        self.pool, self.weights, self.ahead = pool, weights, ahead
-        self.waiting: deque[Sample] = deque()   # for a server with room; of the pool's thread
-        self.done = queue.SimpleQueue()         # samples for the trainer
+    def __init__(self, pool, tokenizer, interruption, *, weights, ahead=0, **more):
+        super().__init__(tokenizer, interruption, **more,
+                         slots=sum(server.slots for server in pool.servers) + ahead)
+        self.pool, self.weights = pool, weights
+        self.devices = sum(server.workers for server in pool.servers)
         pool.samplers.append(self)
-
-    @property
-    def devices(self):
-        return sum(server.workers for server in self.pool.servers)
-
-    @property
-    def free_slots(self):
-        return self.slots + self.ahead - self.in_flight
 
     def submit(self, request: Request):
         check_fits(request, self.prompt_tokens, math.inf)           # some may wait for a slot
@@ -64,9 +51,6 @@ class ServerSampler(TwoRequests):
             with contextlib.suppress(queue.Empty):
                 rollouts = self.returned([self.done.get(timeout=1.0)])
         return rollouts
-
-    def finished(self) -> list[Rollout]:
-        return self.returned([self.done.get() for _ in range(self.done.qsize())])
 
     def push_weights(self, named_tensors, version):
         """See `ServerPool.push`: the servers that have this version already are left alone."""

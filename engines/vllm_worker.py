@@ -7,8 +7,6 @@ A worker loads what arrived when the trainer says that it was everything. If the
 breaks off, the server ends: half of the new weights would be worse than none.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import traceback

@@ -8,8 +8,6 @@ other end is vLLM's own). While the trainer is in `meet` or `send`, the server i
 Neither gloo nor NCCL knows passwords or encryption: private networks only, even if HTTP has TLS.
 """
 
-from __future__ import annotations
-
 import base64
 import socket
 import threading
@@ -25,36 +23,33 @@ BUCKET_BYTES = 256 * 2**20
 def buckets(named_tensors, dtype):
     """Yield (info, data) of about BUCKET_BYTES each. info: names, types and shapes of the tensors,
     as a server is told them; data: all of them, as `dtype`, in one tensor of bytes."""
-    bucket, size = {}, 0
+    bucket = {}
     for name, tensor in named_tensors:
         bucket[name] = tensor.detach().to(dtype)
-        size += bucket[name].nbytes
-        if size >= BUCKET_BYTES:
-            yield packed(bucket, dtype)
-            bucket, size = {}, 0
+        if sum(tensor.nbytes for tensor in bucket.values()) >= BUCKET_BYTES:
+            yield packed(bucket)
+            bucket = {}
     if bucket:
-        yield packed(bucket, dtype)
+        yield packed(bucket)
 
 
-def packed(bucket, dtype):
+def packed(bucket):
     tensors = bucket.values()
     info = {"names": list(bucket), "shapes": [list(tensor.shape) for tensor in tensors],
-            "dtype_names": [str(dtype).removeprefix("torch.")] * len(bucket)}
+            "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]}
     return info, torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
 
 
 def own_address(host, port):
-    """This machine's address as `host` sees it: loopback for loopback. Sends nothing."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as unsent:
-        unsent.connect(address)
+    """This machine's IPv4 address as `host` sees it: loopback for loopback. Sends nothing."""
+    with socket.socket(type=socket.SOCK_DGRAM) as unsent:
+        unsent.connect((host, port))
         return unsent.getsockname()[0]
 
 
 def gloo_group(store, rank, address, port, world_size, timeout_s):
     """A process group beside torch's default one, which listens at one address alone. Waits for
-    its members. Raises RuntimeError after `timeout_s`, as its broadcasts do. address, port: the
-    store's."""
+    its members; RuntimeError after `timeout_s`. address, port: the store's."""
     options, own = ProcessGroupGloo._Options(), own_address(address, port)
     options._devices = [ProcessGroupGloo.create_device(hostname=own)]
     options._timeout = timedelta(seconds=timeout_s)
@@ -67,8 +62,7 @@ class GlooChannel:
     def __init__(self, url, world_size, timeout_s):
         address = own_address(url.hostname, url.port)
         # A store that opens its own port would listen on every address of the machine.
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server((address, 0), family=family)
+        listener = socket.create_server((address, 0))
         port, limit = listener.getsockname()[1], timedelta(seconds=timeout_s)
         self.store = TCPStore(address, port, None, True, limit, wait_for_workers=False,
                               master_listen_fd=listener.detach())
