@@ -62,7 +62,10 @@ class ServerPool:
                  deadline_s=600.0, logs=Path()):
         context = client_context(urls, tls)
         # Each request is a connection, and 1,024 open files are the usual soft limit.
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        hard, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], slots * len(urls) + 64
+        if needed > hard != resource.RLIM_INFINITY:         # every server would be lost
+            raise ValueError(f"slots = {slots}: {len(urls)} servers need up to {needed} open files "
+                             f"and this process may open {hard} (ulimit -Hn); lower slots")
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self.slots, self.length, self.dtype, self.head_fp32 = slots, length, dtype, head_fp32
         self.cuda, self.deadline_s = cuda, deadline_s

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from transformers import AttentionInterface
 
 from artifacts import checkpoint
+from config import ConfigError
 from engines import load, packed
 from engines.policy import Policy, micro_batches
 
@@ -93,8 +94,12 @@ def checkpoint_and_compile(model, recompute, compiled):
     compiled    by torch.compile, once for all layers and lengths: one kernel of the many small
                 steps between two products. Attention stays out of it: its masks are others in every
                 micro-batch.
+    Raises ConfigError: transformers does not name the layers.
     """
     layers = [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
+    if not layers:
+        raise ConfigError("recompute_layers, compile_layers: transformers names no layers of "
+                          f"{type(model).__name__}; set them to false and off")
     if compiled:
         AttentionInterface.register("packed", torch.compiler.disable(packed.packed_attention))
         # Where the compiler fails, torch says so and runs the code as it is. The backward pass is

@@ -225,6 +225,21 @@ def test_two_thousand_requests_are_in_flight_at_once_where_1024_files_may_be_ope
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.parametrize("hard, refused", [(1063, True), (1064, False),
+                                           (resource.RLIM_INFINITY, False)])
+def test_more_requests_than_this_process_may_open_files_are_refused(
+        hard, refused, fake, connect, monkeypatch):
+    """Else servers would be lost one after the other, in the middle of a run."""
+    raised = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
+    urls = [fake(whole).url for _ in range(2)]
+    with pytest.raises(ValueError, match="2 servers need up to 1064 open files and this process "
+                       "may open 1063") if refused else contextlib.nullcontext():
+        connect(*urls, slots=500)
+    assert raised == [(hard, hard)] * (not refused)
+
+
 def test_the_samples_of_a_group_go_to_one_server_and_servers_are_kept_equally_busy(fake, connect):
     """One server has their prompt in its cache then. Answers are held back, so what was sent is
     seen: 2 x 7 slots, four groups of three, and the fifth split over the two that are left."""

@@ -9,9 +9,16 @@ import torch
 from conftest import random_llama, rollouts_of
 from transformers import AttentionInterface
 
+from config import ConfigError
 from engines import packed
 from engines.policy import Policy
 from engines.trained_model import checkpoint_and_compile
+
+
+def test_a_model_whose_layers_have_no_name_is_refused(llama):
+    llama._no_split_modules = None
+    with pytest.raises(ConfigError, match="transformers names no layers of LlamaForCausalLM"):
+        checkpoint_and_compile(llama, recompute=True, compiled=False)
 
 
 @pytest.fixture
