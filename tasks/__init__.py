@@ -1,9 +1,5 @@
-"""What is asked, and whether an answer is right.
-
-problems.py   the problems of a run and their prompts: called once, at the start
-sources.py    where they come from: generators, files, the hub
-verifier.py   +1 or -1 for a completion, called after every step; answers.py: reads the answer
-generated.py  Reasoning Gym's own rules; sandbox.py, sandbox_child.py: programs and unit tests
+"""What is asked (problems.py, sources.py), and whether an answer is right (verifier.py, for which
+answers.py reads the text, generated.py asks Reasoning Gym's rules and sandbox.py runs programs).
 
 scalerl.py calls load_problems and the verifier, and nothing else in here. On a first reading this
 folder may be ignored: a problem is a question with a gold answer, and a reward is +1 or -1.
@@ -11,5 +7,3 @@ folder may be ignored: a problem is a question with a gold answer, and a reward 
 
 from tasks.problems import Problem, Problems, load_problems, load_task
 from tasks.verifier import TaskError, Verifier, verify
-
-__all__ = ["Problem", "Problems", "TaskError", "Verifier", "load_problems", "load_task", "verify"]

@@ -1,9 +1,8 @@
 """Problems and prompts: what the model is asked in a run.
 
-The paper (sec. 2, 3) trains on math problems, reward +1 for a correct answer and -1 for any other,
-and holds 1,000 problems out to draw its curve. Ours are the toy and the generated problems.
-load_splits reads a task, check_gold judges its gold answers, prompt_ids writes a question in the
-model's chat format; load_problems does all for a run.
+The paper (sec. 2, 3) trains on math problems and holds 1,000 out to draw its curve. Ours are the
+toy and the generated problems. load_splits reads a task, check_gold judges its gold answers,
+prompt_ids writes a question in the model's chat format; load_problems does all for a run.
 
     >>> load_task("toy", "train", heldout=512)[0].trace
     '4+0=4;4+7=1;1+8=9</think>9'
@@ -28,10 +27,9 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
     """The "train" or "heldout" problems of a task, in a fixed order; any prefix is a fair sample.
 
     spec: a task or a mix such as "a+b" or "a:0.7+b:0.3", and its options: docs/tasks.md.
-    heldout: how many problems are held out in total (the paper: 1,000); a mix divides them by its
-        shares, or equally, so that the mean over them is the pass rate of the mix.
+    heldout: how many are held out in total; a mix divides them by its shares, or equally, so that
+        the mean over them is the pass rate of the mix.
     seed: which problems a generator draws. It does not touch a file, nor the hash of a question.
-    Raises TaskError, also where more than 2% of the records cannot be used.
     """
     train, held, _, bad = load_splits(spec, heldout=heldout, seed=seed, options=options)
     count_unusable({"bad_records": bad}, len(train + held), Config.max_unusable)
@@ -39,8 +37,8 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
 
 
 def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
-    """(training, held-out, evaluation sets' problems, sentences on records that are none), each
-    source read once; else as load_task. eval_spec: only evaluated, "aime-24+math-500"."""
+    """(training, held-out, evaluation sets' problems, sentences on records that are none); else as
+    load_task. eval_spec: only evaluated, "aime-24+math-500"."""
     weights, evaluated = parse_mix(spec), parse_mix(eval_spec) if eval_spec else {}
     options = options_by_part(options or {}, weights, evaluated)
     shares = {part: weight or 1.0 for part, weight in weights.items()}
@@ -119,8 +117,7 @@ def split_pool(name, pool, heldout):
     """(train, heldout): the same share of every level is held out, lowest hashes first.
 
     By a hash a question is on the same side in (nearly) every run, with another seed or size as
-    well, and a smaller `heldout` is a subset of a larger one. Levels are ranked apart, else the
-    pass rate would carry the luck of the draw of levels (a few hundred problems: 0.01).
+    well. Levels are ranked apart, else the pass rate would carry the luck of their draw (0.01).
     """
     if heldout >= len(pool):
         raise TaskError(f"heldout = {heldout} leaves nothing to train on: {name!r} has {len(pool)} "
@@ -133,11 +130,8 @@ def split_pool(name, pool, heldout):
 
 
 def check_gold(problems, verifier=None):
-    """{id: sentence} of the problems whose gold answer their own verifier calls wrong; they would
-    give -1 to every completion. Numbers take microseconds, formulas 0.01 to 0.2 s; of programs the
-    answer is unit tests, and nothing is checked.
-    verifier: a Verifier, whose workers have a deadline; without one, this process does it.
-    """
+    """{id: sentence} of the problems whose gold answer their own verifier calls wrong: they would
+    give -1 to every completion. Without a Verifier there is no deadline."""
     claims = [(p, text) for p in problems for text in as_outputs(p)]
     items = [(text, p.answer, p.kind) for p, text in claims]
     reasons = verifier.score(items).reasons if verifier else [verify(*item)[1] for item in items]
@@ -146,8 +140,7 @@ def check_gold(problems, verifier=None):
 
 
 def as_outputs(problem):
-    """The gold answers as a model would give them; none for programs, nor where a generator tells
-    none."""
+    """The gold answers as a model would give them; none of programs, nor where none is told."""
     if problem.kind == "gym":
         return [gold for gold in [gold_answer(problem.answer)] if gold is not None]
     golds = accepted(problem.answer) if problem.kind != "code" else []
@@ -158,12 +151,9 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
     """Token ids of the question in the model's own chat format, ready for the model's turn.
 
     instruction: the system message where the chat template shows one, else before the question.
-    think_open: ends the prompt, so that the model starts out thinking; not twice, if the template
-        itself ends with it.
+    think_open: ends the prompt, so that the model starts out thinking, unless the template does.
     template_options: the template's own switches, such as {"enable_thinking": True} of Qwen3.
-
     A tokenizer without a template (a base model) gets "question, blank line, Answer:" (ours).
-    Special tokens at the start come once, and nothing is truncated.
     """
     prefixed = f"{instruction}\n\n{problem.question}" if instruction else problem.question
     if tokenizer.chat_template is None:

@@ -1,4 +1,3 @@
-"""Models that need no hub: toy.py makes a toy that reasons a little and wrongly, smollm2.py takes a
-real small model out of a Python package. Both write an ordinary model folder, by hand or by `make`;
-training calls neither. Skip this folder on a first reading.
+"""Models that need no hub, as ordinary folders: toy.py makes a toy that reasons a little and
+wrongly, smollm2.py takes a real small model out of a Python package. Training calls neither.
 """

@@ -114,9 +114,9 @@ def habits(seed):
 def noisy_trace(problem, noise, rng):
     """The problem's worked trace with wrong steps, and the answer that follows from them.
 
-    noise: `habits`, or the probability that a step is wrong, the same for all. A wrong result is
-    what the next step starts from, and the answer repeats the last result: the reasoning is
-    consistent and only its arithmetic unreliable. That is what RL can unlearn.
+    noise: `habits`, or the probability that a step is wrong. The next step starts from the wrong
+    result, and the answer repeats the last one: the reasoning is consistent and only its arithmetic
+    unreliable. That is what RL can unlearn.
 
     >>> problem = tasks.Problem("toy/1", "toy", "6+3+9", "8", trace="6+3=9;9+9=8</think>8")
     >>> noisy_trace(problem, 0.0, None)
@@ -185,9 +185,8 @@ def encode(tokenizer, text):
 def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed):
     """Trains the model in place on (prompt ids, completion ids); returns the loss of each step.
 
-    Cross-entropy per completion token, none on the prompt. The learning rate rises over the first
-    twentieth of the steps and falls linearly to zero, which at these few steps is worth more than
-    any other choice.
+    The learning rate rises over the first twentieth of the steps and falls linearly to zero, which
+    at these few steps is worth more than any other choice.
     """
     rng = random.Random(seed)
     model.train()
@@ -225,9 +224,7 @@ def pad_batch(pairs, pad_id):
 @torch.no_grad()
 def base_rate(model, tokenizer, problems, max_new_tokens=64):
     """Share of the problems that the likeliest (greedy) completion solves; without its end token it
-    is wrong, as in training. What sampling solves is the first evaluation of a run.
-
-    Plain `model.generate`, deliberately: a second opinion, independent of sampler.py.
+    is wrong, as in training. Plain `model.generate`: a second opinion, independent of sampler.py.
     """
     # Generation continues at the right end, so prompts are padded on the left, with a mask.
     prompts = tokenizer.pad({"input_ids": [tasks.prompt_ids(tokenizer, p) for p in problems]},
@@ -259,10 +256,9 @@ def make(args):
     solved = base_rate(model, tokenizer, heldout)
     print(f"greedy: {solved:.3f} of {len(heldout)} held-out problems right")
     if args.task == "toy" and solved < LEARNED:
-        raise tasks.TaskError(
-            f"the toy has not learned to add: its likeliest answer is right in {solved:.2f} of the "
-            f"held-out problems, {LEARNED:g} is needed; nothing is written: another --seed, or "
-            f"more --steps")
+        raise tasks.TaskError("the toy has not learned to add: its likeliest answer is right in "
+                              f"{solved:.2f} of the problems; nothing is written: another "
+                              "--seed, or more --steps")
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
     print(f"wrote {args.out}: {model.num_parameters():,} parameters")
