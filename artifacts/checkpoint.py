@@ -26,9 +26,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
-CHECKSUMS = "checksums.json"
+from config import ConfigError
 
-# -- 1. Rows: the part of a tensor that a rank writes and reads
+CHECKSUMS = "checksums.json"
 
 
 def tensors_of(model, optimizer):
@@ -74,19 +74,15 @@ def load_training_state(folder, model, optimizer):
     stored = {name for file in files for name in file.keys()}               # noqa: SIM118
     for name, parameter in model.named_parameters():
         if f"{name}.step" in stored:                            # else no step has been taken yet
-            # Adam's fused kernel counts its steps on the device, the plain one on the CPU.
-            device = parameter.device if optimizer.defaults["fused"] else "cpu"
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), device=device), "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter)}
+            # Where Adam's fused kernel counts its steps; the plain one would on the CPU.
+            step = torch.zeros((), device=parameter.device)
+            optimizer.state[parameter] = {"step": step, "exp_avg": torch.zeros_like(parameter),
+                                          "exp_avg_sq": torch.zeros_like(parameter)}
     for name, tensor in tensors_of(model, optimizer):
         try:
             read_into(tensor, files, name)
         except (SafetensorError, RuntimeError, ValueError) as error:
             raise OSError(f"{folder}: {name} does not fit the model ({error})") from None
-
-
-# -- 2. A checkpoint, a model
 
 
 def save(folder, state, team, tensors=None, plain=None):
@@ -121,12 +117,9 @@ def saved(folder):
 
 
 def read_state(folder):
-    """The plain part of a checkpoint. Raises ValueError, naming the file, if it is damaged."""
+    """The plain part of a checkpoint. Raises ConfigError, naming the file, if it is damaged."""
     check(folder)
     return json.loads((folder / "state.json").read_text())
-
-
-# -- 3. Folders that are whole, or not there
 
 
 @contextmanager
@@ -140,8 +133,7 @@ def replacing(folder, first=True):
     aside, old = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
     try:
         if first:
-            if aside.exists():
-                shutil.rmtree(aside)
+            shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
         yield aside
         if first:
@@ -174,11 +166,12 @@ def recover(parent):
 
 
 def check(folder):
-    """Raises ValueError, naming the file, unless every file is as it was written."""
+    """Raises ConfigError, naming the file, unless every file is as it was written."""
+    cure = f"remove {folder} to go on from the checkpoint before it"
     try:
         sums = json.loads((folder / CHECKSUMS).read_text())
         wrong = [name for name, expected in sums.items() if sha256(folder / name) != expected]
     except (OSError, ValueError, AttributeError) as error:      # no file, no text, no dictionary
-        raise ValueError(f"{folder} cannot be read ({error})") from None
+        raise ConfigError(f"{folder} cannot be read ({error}): {cure}") from None
     if wrong:
-        raise ValueError(f"{folder / wrong[0]} does not match its checksum")
+        raise ConfigError(f"{folder / wrong[0]} does not match its checksum: {cure}")

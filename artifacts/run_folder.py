@@ -12,7 +12,6 @@ Trackers (TensorBoard, wandb, trackio) get the numbers of metrics.jsonl and eval
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fcntl
 import importlib.metadata
@@ -55,8 +54,6 @@ class RunFolder:
         if resume and not self.path.exists():
             raise ConfigError(f"{self.path} does not exist: nothing to resume")
 
-    # -- a new run ----------------------------------------------------------------------------
-
     def make(self, device):
         """The folder of a new run; device: the trainer's, "cuda" or "cpu". config.toml comes last:
         without it there is no run yet, should this be killed half-way."""
@@ -69,7 +66,8 @@ class RunFolder:
         (self.path / "versions.json").write_text(json.dumps({
             "python": platform.python_version(), "machine": platform.platform(),
             "device": torch.cuda.get_device_name() if device == "cuda"
-            else f"CPU, {torch.get_num_threads()} threads", "git": commit(),
+            else f"CPU, {torch.get_num_threads()} threads",
+            "git": subprocess.getoutput(f"git -C '{CODE}' describe --always --dirty --abbrev=40"),
             **installed(PACKAGES)}, indent=1))
         self.write_config()
 
@@ -89,8 +87,6 @@ class RunFolder:
         aside = self.path / ".config.toml.tmp"          # a kill leaves the old file or the new one
         aside.write_text(to_toml(config), encoding="utf-8")
         aside.replace(self.path / "config.toml")
-
-    # -- its logs -----------------------------------------------------------------------------
 
     def append(self, name, *lines):
         """Lines of JSON at the end of a log; metrics and evaluations go to the tracker as well."""
@@ -124,11 +120,8 @@ class RunFolder:
 
     def write_bad_step(self, rollouts):
         """The samples of a step that has failed, to be looked at. Returns the file's path."""
-        path = self.path / "bad_step.jsonl"
-        path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))
-        return path
-
-    # -- checkpoints, and a run that goes on --------------------------------------------------
+        self.append("bad_step.jsonl", *map(dataclasses.asdict, rollouts))
+        return self.path / "bad_step.jsonl"
 
     def rewind(self):
         """Back to the newest checkpoint: what was logged after it is cut off.
@@ -139,15 +132,8 @@ class RunFolder:
         self.lock()
         for parent in (self.path, self.checkpoints):
             checkpoint.recover(parent)
-        folder, plain = self.newest(), None
-        if folder:
-            try:
-                plain = checkpoint.read_state(folder)
-            except ValueError as error:
-                raise ConfigError(f"{error}: remove {folder} to go on from the checkpoint before "
-                                  "it") from None
-        if plain and "logs" not in plain:
-            raise ConfigError(f"{folder} was written by an older version of this code")
+        folder = self.newest()
+        plain = checkpoint.read_state(folder) if folder else None
         for name, size in self.log_sizes().items():
             os.truncate(self.path / name, min(size, plain["logs"].get(name, 0) if plain else 0))
         return folder, plain
@@ -213,16 +199,6 @@ def installed(names):
     """{name: version} of those of these packages that are installed."""
     return {each.name: each.version for each in importlib.metadata.distributions()
             if each.name in names}
-
-
-def commit():
-    """The commit of this code, with "-dirty" if it was changed since; "" where it is no checkout,
-    or there is no git to ask."""
-    words = ["git", f"--git-dir={CODE / '.git'}", "describe", "--always", "--dirty", "--abbrev=40",
-             "--exclude=*"]                         # .git: git would look further up as well
-    with contextlib.suppress(OSError):
-        return subprocess.run(words, cwd=CODE, text=True, capture_output=True).stdout.strip()
-    return ""
 
 
 class Progress(tqdm):
