@@ -118,8 +118,8 @@ def settle_engine(config, servers=False):
     if config.engine == "auto":
         config.engine = "vllm" if config.vllm_url or servers or importlib.util.find_spec("vllm") \
             else "transformers"
-    if config.vllm_url and config.engine != "vllm":
-        raise ConfigError(f"engine = {config.engine!r}: vllm_url names vLLM servers")
+    if (config.vllm_url or servers) and config.engine != "vllm":
+        raise ConfigError(f"engine = {config.engine!r}: servers are vLLM's")
 
 
 def make_samplers(config, trainer, prompt_tokens):

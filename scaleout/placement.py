@@ -73,9 +73,6 @@ def make_placement(config, estimate):
     if not all(hosts) or len(set(hosts)) < len(hosts) or c.node_rank >= len(hosts):
         raise ConfigError(f"hosts = {c.hosts!r}, node_rank = {c.node_rank}: should be different "
                           "addresses, by commas, and the position of this machine, from 0")
-    if c.engine == "transformers":
-        raise ConfigError("engine = 'transformers': it works in the trainer's process alone; "
-                          "servers are vLLM's, so use engine = \"vllm\" or \"auto\"")
     if c.vllm_url and c.servers:
         raise ConfigError(f"servers = {c.servers}: vllm_url names servers that others have "
                           "started; give one of the two")
