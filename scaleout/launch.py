@@ -39,9 +39,7 @@ ANSWER_S = timedelta(seconds=5)     # of the store, where torch has a limit at a
 
 def instead_of_training(config, command, argv):
     """The exit code, if the command line asks for something else than training in this process.
-
-    config (None with --report) and command are config.parse's; argv is the command line.
-    """
+    config (None with --report) and command are config.parse's."""
     if command.report:
         from artifacts import report, symptoms  # matplotlib, which training never needs
         with load.refused():

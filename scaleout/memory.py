@@ -39,11 +39,7 @@ SPEEDS = {
 
 
 def known_speed(name):
-    """The entry for a GPU that torch calls so, or None.
-
-    >>> known_speed("NVIDIA H100 PCIe") < known_speed("NVIDIA H100 80GB HBM3")
-    True
-    """
+    """The entry for a GPU that torch calls so, or None."""
     words = set(re.split(r"\W+", name))
     return next((speed for key, speed in SPEEDS.items() if set(key.split()) <= words), None)
 

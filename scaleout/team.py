@@ -1,21 +1,13 @@
 """team.py: the processes that train one model together. One process or many, one code path.
 
-The trainer in scalerl.py is written for one process. It has a `team`, and asks it for the five
-things that differ when there are more:
-
-    mine(batches)       the micro-batches that this process computes
-    backward(loss)      the gradient of one of them
-    finish_gradients()  after the last one: every process has the gradient of the whole step
-    all(value)          every process's value, in a list
-    whole(tensor)       the full tensor behind a shard
-
-`Alone` is the team of one process, in which nothing is shared. `Ranks` is that of several, which
-some launcher has started with RANK and WORLD_SIZE in the environment. On GPUs accelerate shards the
-model (FSDP2: fp32 weights, fp32 reduction). On CPUs every rank has the whole model, and gloo sums
-the gradients. Rank 0 runs the training loop with a `SharedTrainer`: each call of it is sent to the
-other ranks, which make the same call of their own trainers (`Ranks.serve`). torch sends calls
-pickled and knows no authentication: private networks only. Ours: the paper names neither a
-framework nor a layout.
+The trainer in scalerl.py is written for one process, and asks its `team` for what differs when
+there are more. `Alone` is the team of one process, in which nothing is shared. `Ranks` is that of
+several, which some launcher has started with RANK and WORLD_SIZE in the environment. On GPUs
+accelerate shards the model (FSDP2: fp32 weights, fp32 reduction). On CPUs every rank has the whole
+model, and gloo sums the gradients. Rank 0 runs the training loop with a `SharedTrainer`: each call
+of it is sent to the other ranks, which make the same call of their own trainers (`Ranks.serve`).
+torch sends calls pickled and knows no authentication: private networks only. Ours: the paper names
+neither a framework nor a layout.
 """
 
 from __future__ import annotations
@@ -37,18 +29,16 @@ from torch.distributed.tensor import DTensor
 from config import ConfigError
 from engines.load import compute_dtype, device_of, longest_tokens
 from engines.policy import cost_tokens
+from engines.trained_model import TrainedModel
 from scaleout.memory import Estimate, device_here
 
 WAIT = "wait for rank 0"                    # the one wait without a deadline: it may be hours
+LOST_S = 5.0                                # a rank waits so long for the cause of a lost line
 
 
 def make_team(config):
     """The `Alone` or `Ranks` of this process, from the environment that its launcher has set."""
     return Ranks(config) if int(os.environ.get("WORLD_SIZE", 1)) > 1 else Alone(config)
-
-
-# ---------------------------------------------------------------------------------------------
-# 1. One process
 
 
 class Alone:
@@ -84,7 +74,7 @@ class Alone:
         loss.backward()
 
     def finish_gradients(self, policy):
-        """Called once a step, after the last micro-batch and before the clip."""
+        """After a step's last micro-batch: every process has the gradient of the whole step."""
 
     def all(self, value):
         """[value of rank 0, of rank 1, ...] on every rank."""
@@ -169,12 +159,6 @@ def stop_on_signals(run):
         signal.signal(number, interrupt)
 
 
-# ---------------------------------------------------------------------------------------------
-# 2. Several processes
-
-LOST_S = 5.0                                # a rank waits so long for the cause of a lost line
-
-
 class Ranks(Alone):
     """One of several processes, as it sees the others.
 
@@ -212,7 +196,6 @@ class Ranks(Alone):
             self.store = dist.PrefixStore("team", dist.distributed_c10d._get_default_store())
 
     def prepare(self, policy, optimizer, tokenizer):
-        super().prepare(policy, optimizer, tokenizer)
         with self.together("start"):
             # A node may have to download the model that others have: wait for the last one.
             limit = datetime.timedelta(seconds=self.config.start_deadline_s)
@@ -311,10 +294,6 @@ class Ranks(Alone):
         return sentence
 
 
-# ---------------------------------------------------------------------------------------------
-# 3. Calls of all ranks
-
-
 class SharedTrainer:
     """Rank 0's trainer, as the training loop calls it: each of its CALLS is one of all ranks. The
     same methods and attributes as `scalerl.Trainer`."""
@@ -333,9 +312,7 @@ class SharedTrainer:
             self.team.call(name, *arguments)
             return getattr(self.trainer, name)(*arguments, **own)
 
-    def weights(self, dtype=None):
-        """A few layers at a time: all ranks gather them, and nobody begins the next before the
-        caller asks for it. What the caller does in between, such as a send to the servers, is
-        never interleaved with a collective of the ranks, which would hang."""
-        for number in range(self.weight_groups):
-            yield from self.gather(number, dtype)
+    # A few layers at a time: all ranks `gather` them, and nobody begins the next before the caller
+    # asks for it. What the caller does in between, such as a send to the servers, is never
+    # interleaved with a collective of the ranks, which would hang.
+    weights = TrainedModel.weights
