@@ -451,7 +451,7 @@ BAD_INPUT = {
     "servers of two minds": (["--engine", "vllm", "--servers", "1", "--vllm-url",
                               "http://127.0.0.1:1"],
                              "servers = 1: vllm_url names servers that others have started"),
-    "an engine that serves nobody": (["--servers", "1"], "engine = 'transformers': it works in"),
+    "an engine that serves nobody": (["--servers", "1"], "engine = 'transformers': servers are vLLM's"),
     "open servers": (["--engine", "vllm", "--hosts", "10.0.0.1,10.0.0.2"],
                      "everybody who reaches that port"),
     "a node too many": (["--engine", "vllm", "--hosts", "10.0.0.1,10.0.0.2", "--node-rank", "2"],
