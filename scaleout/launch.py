@@ -1,9 +1,6 @@
 """scaleout/launch.py: start a run of several processes, or say what would be started.
 
-`python scalerl.py --model M --gpus 8` is the whole command. It starts vLLM servers, which generate,
-and trainers, which run scalerl.py again with the servers' addresses as --vllm-url. It keeps the
-servers alive and ends everything when the trainers end (supervise.py). Nothing here knows of
-weights or samples.
+The trainers that it starts run scalerl.py again, with the servers' addresses as --vllm-url.
 """
 
 from __future__ import annotations

@@ -62,10 +62,8 @@ class LaunchError(RuntimeError):
 
 
 class Child:
-    """One command under its reaper, with everything that the command starts.
-
-    name   for people: "server 1";  log: file for its output; None: our own terminal
-    """
+    """One command under its reaper, with everything that the command starts. log: file for its
+    output; None: our own terminal."""
 
     def __init__(self, name, argv, env=None, *, log=None):
         self.name, self.argv, self.env, self.log = name, argv, env, log
