@@ -12,6 +12,7 @@ Trackers (TensorBoard, wandb, trackio) get the numbers of metrics.jsonl and eval
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import importlib.metadata
@@ -66,8 +67,7 @@ class RunFolder:
         (self.path / "versions.json").write_text(json.dumps({
             "python": platform.python_version(), "machine": platform.platform(),
             "device": torch.cuda.get_device_name() if device == "cuda"
-            else f"CPU, {torch.get_num_threads()} threads",
-            "git": subprocess.getoutput(f"git -C '{CODE}' describe --always --dirty --abbrev=40"),
+            else f"CPU, {torch.get_num_threads()} threads", "git": commit(),
             **installed(PACKAGES)}, indent=1))
         self.write_config()
 
@@ -134,6 +134,8 @@ class RunFolder:
             checkpoint.recover(parent)
         folder = self.newest()
         plain = checkpoint.read_state(folder) if folder else None
+        if plain and "logs" not in plain:
+            raise ConfigError(f"{folder} was written by an older version of this code")
         for name, size in self.log_sizes().items():
             os.truncate(self.path / name, min(size, plain["logs"].get(name, 0) if plain else 0))
         return folder, plain
@@ -199,6 +201,16 @@ def installed(names):
     """{name: version} of those of these packages that are installed."""
     return {each.name: each.version for each in importlib.metadata.distributions()
             if each.name in names}
+
+
+def commit():
+    """The commit of this code, with "-dirty" if it was changed since; "" where it is no checkout,
+    or there is no git to ask."""
+    words = ["git", f"--git-dir={CODE / '.git'}", "describe", "--always", "--dirty", "--abbrev=40",
+             "--exclude=*"]                         # .git: git would look further up as well
+    with contextlib.suppress(OSError):
+        return subprocess.run(words, cwd=CODE, text=True, capture_output=True).stdout.strip()
+    return ""
 
 
 class Progress(tqdm):

@@ -67,7 +67,11 @@ def found(rows):
 
 
 def ranges(steps):
-    """Steps in words: "1-3, 7, 9"."""
+    """Steps in words.
+
+    >>> ranges([1, 2, 3, 7, 9])
+    '1-3, 7, 9'
+    """
     starts = [s for s in steps if s - 1 not in steps]
     ends = [s for s in steps if s + 1 not in steps]
     words = [f"{a}-{b}" if a < b else f"{a}" for a, b in zip(starts, ends)]

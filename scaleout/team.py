@@ -1,13 +1,21 @@
 """team.py: the processes that train one model together. One process or many, one code path.
 
-The trainer in scalerl.py is written for one process, and asks its `team` for what differs when
-there are more. `Alone` is the team of one process, in which nothing is shared. `Ranks` is that of
-several, which some launcher has started with RANK and WORLD_SIZE in the environment. On GPUs
-accelerate shards the model (FSDP2: fp32 weights, fp32 reduction). On CPUs every rank has the whole
-model, and gloo sums the gradients. Rank 0 runs the training loop with a `SharedTrainer`: each call
-of it is sent to the other ranks, which make the same call of their own trainers (`Ranks.serve`).
-torch sends calls pickled and knows no authentication: private networks only. Ours: the paper names
-neither a framework nor a layout.
+The trainer in scalerl.py is written for one process. It has a `team`, and asks it for the five
+things that differ when there are more:
+
+    mine(batches)       the micro-batches that this process computes
+    backward(loss)      the gradient of one of them
+    finish_gradients()  after the last one: every process has the gradient of the whole step
+    all(value)          every process's value, in a list
+    whole(tensor)       the full tensor behind a shard
+
+`Alone` is the team of one process, in which nothing is shared. `Ranks` is that of several, which
+some launcher has started with RANK and WORLD_SIZE in the environment. On GPUs accelerate shards the
+model (FSDP2: fp32 weights, fp32 reduction). On CPUs every rank has the whole model, and gloo sums
+the gradients. Rank 0 runs the training loop with a `SharedTrainer`: each call of it is sent to the
+other ranks, which make the same call of their own trainers (`Ranks.serve`). torch sends calls
+pickled and knows no authentication: private networks only. Ours: the paper names neither a
+framework nor a layout.
 """
 
 from __future__ import annotations
@@ -196,6 +204,7 @@ class Ranks(Alone):
             self.store = dist.PrefixStore("team", dist.distributed_c10d._get_default_store())
 
     def prepare(self, policy, optimizer, tokenizer):
+        super().prepare(policy, optimizer, tokenizer)
         with self.together("start"):
             # A node may have to download the model that others have: wait for the last one.
             limit = datetime.timedelta(seconds=self.config.start_deadline_s)
