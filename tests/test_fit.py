@@ -267,7 +267,7 @@ def test_R0_of_pooled_seeds_is_the_mean_of_their_step_0():
 def test_an_unknown_ceiling_is_doubted():
     """The interval of A is .05 to .17 wide here: wider than the paper's .02 on both sides, and
     wider than the gain that is left.  Without the warning A would be read as a result."""
-    for end, n, sd in ((8000, 21, 0.02), (16_000, 13, 0.03), (6000, 41, 0.012)):
+    for end, n, sd in ((8000, 21, 0.02), (16_000, 13, 0.03), (6000, 41, 0.012), (4000, 31, 0.004)):
         f = fit_curve(*made(end=end, n=n, sd=sd, seed=1), bootstrap=200)
         (low, high), gain = f.ci["A"], f.A - f.curve(end)
         assert max(0.04, gain) < high - low < 0.2

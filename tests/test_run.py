@@ -422,6 +422,39 @@ def test_samplers_and_trainer_compute_log_probs_at_one_temperature_and_with_one_
     run.close()
 
 
+def test_two_seeds_share_neither_order_nor_samples_nor_the_draws_of_an_evaluation(
+        make_trainer, seed, tmp_path, monkeypatch):                             # noqa: F811
+    """Or they would be no replicates: noise that all seeds of a recipe have in common is missing
+    from an interval over them. One seed, twice, is one run."""
+    asked = requests(5, samples=3, length=7)
+
+    def drawn(seed):
+        trainer = make_trainer(seed=seed, engine="transformers", slots=16, eval_samples=4)
+        trainer.model.generation_config.eos_token_id = 1
+        train = {f"p{i}": None for i in range(23)}
+        heldout = {name: Problem(name, "m", "?", "7") for name in "abc"}
+        monkeypatch.setattr(scalerl, "load_problems", lambda *_: SimpleNamespace(
+            train=train, heldout=heldout, curve_tasks={"m"}, prompt_tokens=13,
+            prompts={name: tuple(range(2, 4 + i)) for i, name in enumerate("abc")}))
+        evaluated = []
+        with monkeypatch.context() as patch:
+            patch.setattr(scalerl.Verifier, "rewards", lambda _, rollouts, *__: (
+                evaluated.extend(r.output_ids for r in rollouts) or [-1.0] * len(rollouts), {}))
+            patch.setattr(Run, "save_model", lambda *_: None)
+            run = Run(trainer.config, trainer, SimpleNamespace(
+                append=lambda *_: None, checkpoints=tmp_path, close=lambda: None))
+            order = [run.curriculum.next() for _ in train]
+            sampled = [r.output_ids for r in drain(run.sampler, asked)]
+            run.evaluate()
+        run.close()
+        assert sorted(order) == sorted(train) and len(sampled) == 15 and len(evaluated) == 12
+        return order, sampled, evaluated
+    first, again, other = map(drawn, (seed, seed, seed + 1))
+    assert first == again
+    for one, two in zip(first, other):
+        assert one != two
+
+
 # ---------------------------------------------------------------------------------------------
 # 2. Whole runs
 

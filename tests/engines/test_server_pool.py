@@ -19,7 +19,8 @@ import torch
 from conftest import EOS, ROOT, WORDS, drain, requests
 from served import Fake, connect, drained, free_port, push, until  # noqa: F401
 
-from config import Config
+from config import Config, ConfigError
+from engines import load
 from engines.server import ServerError, ServerFailed, check_answer
 from engines.server_pool import ServerPool
 from engines.tls import client_context
@@ -638,6 +639,51 @@ def test_the_head_must_round_as_the_trainers_does(head, dtype, fp32, fits, fake,
                   model_config__dtype=str(dtype))
     with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="head_dtype in"):
         connect(server.url, dtype=dtype, head_fp32=fp32)
+
+
+class Words:
+    """A tokenizer of which nothing is known but the phrase."""
+    decode = staticmethod(WORDS.decode)
+
+    def __call__(self, text, **_):
+        return {"input_ids": [30, 31, 7]}
+
+
+@pytest.mark.parametrize("head_fp32, head", [(True, "float32"), (False, "bfloat16")])
+def test_the_settings_of_a_run_reach_its_servers(head_fp32, head, fake, micro, seed):
+    """Those of which the trainer's log-probs are made, for training and evaluation; and the seed:
+    two seeds that interrupted their samples at the same points would be no replicates. The server
+    is as our own command starts it, and one with the other head is refused."""
+    config = Config(model=str(micro), head_fp32=head_fp32, temperature=0.7, think_min=9,
+                    think_max=17, answer_tokens=4, samples_per_prompt=2, eval_samples=2, slots=20)
+    trainer = SimpleNamespace(
+        tokenizer=Words(), dtype=torch.float32, device="cpu", weights=lambda dtype: WEIGHT,
+        model=SimpleNamespace(config=None, generation_config=SimpleNamespace(eos_token_id=EOS)))
+    argv, _ = server_command(config, model=micro, length=134, slots=20, dtype=torch.float32,
+                             host="127.0.0.1", port=8100)
+    started = json.loads(argv[argv.index("--hf-overrides") + 1])
+    assert started == {"head_dtype": head}
+    server = fake(whole, model_config__hf_overrides=started)
+
+    def budgets(seed):
+        """At which tokens 20 samples of each sampler are interrupted."""
+        config.vllm_url, config.seed, points = server.url, seed, []
+        training, evaluation = load.make_samplers(config, trainer, 110)
+        with contextlib.closing(training):
+            for sampler in (training, evaluation):
+                sampler.push_weights(iter(WEIGHT), 0)
+                points.append(sorted(r.sampled.index(False)
+                                     for r in drain(sampler, requests(1, samples=20))))
+        return points
+    first, again, other = map(budgets, (seed, seed, seed + 1))
+    assert first == again and first[0] != other[0] and first[1] != other[1]
+    assert len(server.asked) == 3 * 2 * 2 * 20
+    assert {body["sampling_params"]["temperature"] for body in server.asked} == {0.7}
+
+    config.vllm_url = fake(whole, model_config__hf_overrides={
+        "head_dtype": "bfloat16" if head_fp32 else "float32"}).url
+    with pytest.raises(ConfigError, match=f"head_dtype in .* this run needs {head}"):
+        load.make_samplers(config, trainer, 110)
 
 
 def test_a_request_that_begins_after_a_push_is_asked_again_under_the_new_salt(fake, connect):

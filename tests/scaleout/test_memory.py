@@ -260,3 +260,19 @@ def test_vllm_in_the_trainers_process_can_be_asked_to_do_without_graphs(
         beside=lambda seed: eager))
     assert samplers_on_a_gpu(monkeypatch, micro, 40.5, slots=8, engine="vllm",
                              vllm_args=words)[1] is eager
+
+
+def test_vllm_in_the_trainers_process_has_the_temperature_head_and_seed_of_the_run(
+        micro, monkeypatch):
+    """At another temperature, or with another head, than the trainer's, it is another policy. Of
+    one seed for all runs, runs would be no replicates."""
+    made = []
+    monkeypatch.setattr(load, "VllmSampler", lambda *_, **named: made.append(named) or (
+        SimpleNamespace(beside=lambda seed: made.append({"seed": seed}))))
+    for head_fp32, temperature, seed in ((True, 0.7, 3), (False, 1.3, 8)):
+        samplers_on_a_gpu(monkeypatch, micro, 40.5, slots=8, engine="vllm", seed=seed,
+                          head_fp32=head_fp32, temperature=temperature)
+        training, evaluation = made[-2:]
+        assert (training["head_fp32"], training["temperature"], training["seed"]) == (
+            head_fp32, temperature, seed)
+    assert len({named["seed"] for named in made}) == 4
