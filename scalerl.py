@@ -374,7 +374,7 @@ class Run:
             if self.evaluated is not None:
                 self.folder.save(self)
             if isinstance(why, Stopped):
-                return f"Stopped at step {self.step}; {self.folder.way_on()}."
+                return f"Stopped at step {self.step}; {self.folder.resume_hint()}."
             raise
         self.save_model(self.folder.path / "model")
         return ending
@@ -591,14 +591,15 @@ def main(argv=None):
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 2
     except (RuntimeError, OSError) as error:        # servers, processes, memory, the disk
-        where = f"step {run.step + 1}: {error}; {run.folder.way_on()}" if run else error
+        where = f"step {run.step + 1}: {error}; {run.folder.resume_hint()}" if run else error
         print(f"scalerl.py: {where}", file=sys.stderr)
         if run:
             run.team.cause(str(error))              # other processes end with the same sentence
         return 1
     except KeyboardInterrupt:
-        print("scalerl.py:", f"step {run.step + 1}: stopped at once; {run.folder.way_on()}" if run
-              else "interrupted before the run had begun: nothing to save", file=sys.stderr)
+        where = f"step {run.step + 1}: stopped at once; {run.folder.resume_hint()}" if run else \
+            "interrupted before the run had begun: nothing to save"
+        print(f"scalerl.py: {where}", file=sys.stderr)
         return 128 + (run.stop if run and run.stop else signal.SIGINT)
     finally:
         if run:

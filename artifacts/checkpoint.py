@@ -13,8 +13,6 @@ checkpoint before. (A power cut may leave files empty: their checksums tell, and
 checkpoints.) No pickle, which torch's own have: reading one runs the code in it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

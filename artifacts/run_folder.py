@@ -10,8 +10,6 @@
 Trackers (TensorBoard, wandb, trackio) get the numbers of metrics.jsonl and evals.jsonl as well.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fcntl
@@ -170,7 +168,7 @@ class RunFolder:
             for old in checkpoint.saved(self.checkpoints)[KEPT:]:
                 shutil.rmtree(old)
 
-    def way_on(self):
+    def resume_hint(self):
         """What a run that has failed can go on from, in words."""
         return f"--resume goes on from {self.newest() or 'the first step'}"
 

@@ -3,8 +3,6 @@
 The trainers that it starts run scalerl.py again, with the servers' addresses as --vllm-url.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

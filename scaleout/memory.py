@@ -6,8 +6,6 @@ setting; the head's chunk of logits is small. Activations are right within 40%, 
 device is left to what is not counted; times are right within a factor of two, not exact. Ours.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ on it, servers from the tenth after it. Every node computes the same placement f
 same command. Ours: the paper gives 64 GPUs to generation and 16 to training, and names no rule.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import socket

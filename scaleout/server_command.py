@@ -4,8 +4,6 @@ The launcher runs this command, or a person or a cluster does. The trainer only 
 address (engines/server_pool.py), and checks there that the settings below fit the run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -18,8 +18,6 @@ pickled and knows no authentication: private networks only. Ours: the paper name
 framework nor a layout.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import functools

@@ -183,7 +183,7 @@ def test_without_a_checkpoint_a_run_begins_again(make):
     folder = make()
     logged(folder, range(3), (0,))
     folder = again(folder)
-    assert folder.way_on() == "--resume goes on from the first step"
+    assert folder.resume_hint() == "--resume goes on from the first step"
     assert folder.rewind() == (None, None)
     assert all((folder.path / f"{name}.jsonl").read_text() == ""
                for name in ("metrics", "samples", "groups", "evals"))
@@ -245,7 +245,7 @@ def test_the_last_two_checkpoints_are_kept_and_the_best(make, monkeypatch):
         folder.save(run)
     assert [path.name for path in written] == ["step_8", "step_9", "step_10", "step_10", "step_11"]
     assert {path.name for path in folder.checkpoints.iterdir()} == {"step_10", "step_11", "best"}
-    assert folder.way_on() == "--resume goes on from runs/r/checkpoints/step_11"
+    assert folder.resume_hint() == "--resume goes on from runs/r/checkpoints/step_11"
 
 
 # ---------------------------------------------------------------------------------------------
