@@ -16,6 +16,8 @@ A run writes all its settings to runs/NAME/config.toml. --resume reads them back
 FREE_TO_CHANGE may then change. Where to go next: scalerl.py, the training loop that uses them.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import dataclasses
