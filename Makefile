@@ -108,7 +108,7 @@ mutants: $(VENV)/test
 	$(PY) -m course.mutants
 
 test: $(VENV)/test $(VENV)/vllm
-	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 gpu-check: $(VENV)/base
 	$(PY) bench/gpu.py --out results/gpu

@@ -1,4 +1,4 @@
-"""config.py: every setting of a run, its default, and the three ways to give it.
+"""config.py: every setting of a run, its default, and the two ways to change it.
 
     Config            the settings; each comment says whose the default is, the paper's or "ours"
     --config FILE     a TOML file with differences from the defaults; of several the last wins
@@ -13,7 +13,7 @@ prompts x 16 samples and its 14k output tokens. Where we differ from the paper:
    default that could repeat its 8B run; configs/scalerl.toml comes closest.
 
 A run writes all its settings to runs/NAME/config.toml. --resume reads them back; only those in
-FREE_TO_CHANGE may then change. Where to go next: scalerl.py, the training loop that uses them.
+FREE_TO_CHANGE may then change. Where to go next: docs/, or a folder of your choice.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class ConfigError(ValueError):
 # ------------------------------------------------------------------------- 1. The settings
 @dataclass
 class Config:
-    """All settings, in groups. A comment is also the text of --help. It begins with whose the
-    default is: "paper" or "ours". "the paper: X" is the paper's other value. --help placement shows
-    the groups named placement, --help the others."""
+    """All settings, in groups. The comment beside a setting is also its text in --help, and says
+    whose the default is: "paper" or "ours". "the paper: X" is the paper's other value. --help
+    placement shows the groups named placement, --help the others."""
 
     # -- model and problems
     model: str = ""                     # Hugging Face folder or name; the paper: its own 8B model
@@ -121,7 +121,7 @@ class Config:
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed
-    micro_batch_tokens: int = 8192      # ours; of one forward and backward; changes memory only
+    micro_batch_tokens: int = 8192      # ours; of one forward and backward; not the result
     recompute_layers: bool = False      # ours; recompute in backward: slower, far less memory
     compile_layers: Literal["auto", "on", "off"] = "auto"   # ours; torch.compile in training, a
                                         # minute to begin; auto: on a GPU
@@ -226,8 +226,8 @@ class Config:
         to_toml(self)                           # refuses what a resumed run could not read
 
 
-# An environment variable of every trainer that scaleout/launch.py has started: the addresses of the
-# servers that it has started too, for this start only. Such a trainer starts no processes itself.
+# An environment variable of every trainer that scaleout/launch.py has started: the addresses of its
+# servers, for this start only. A trainer that has this variable starts no processes.
 LAUNCHED = "SCALERL_LAUNCHED"
 
 # What --resume may change. The others have already shaped the run: its data, its samples.

@@ -22,8 +22,8 @@ this file, numpy and scipy are enough; the command also needs artifacts/ and mat
 
 Where this differs from the paper, or the paper is silent ("ours"):
   a. R0 is the measured step-0 evaluation, held fixed in the fit.  The paper does not say how R0
-     enters.  No other choice moves A and B more: a noise-free curve with A .61, B 1.92, R0 .35,
-     fitted from 1.5k to 8k GPU-hours, gives A .659, B .95 with R0 = 0, A .596, B 2.61 with R0 = .4.
+     enters.  No other choice moves A and B more: a noise-free curve (A .61, B 1.92, R0 .35; fitted
+     from 1.5k to 8k GPU-hours) gives A .659, B .95 for R0 = 0; A .596, B 2.61 for R0 = .4.
   b. `free`, the default method, is least squares with A, B and C_mid anywhere in their ranges.
      `grid` is the paper's: nodes for A and C_mid, and for each pair of nodes the best B.
   c. The paper names linspace(100, 40000, 100) as nodes of C_mid, but 2542, 2818, 2936, 3054 in its
@@ -54,7 +54,7 @@ FEW = 6                   # fewer evaluations than this do not determine three p
 LAST = 5                  # "the last evaluation" is the mean of the last 5: one alone is too noisy
 RIVAL = 4                 # two laws fit equally well if their AIC differs by less than this
 THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in this order
-POOLED = ("sigmoid", "stretched")         # their replicates together give a prediction's interval
+POOLED = ("sigmoid", "stretched")         # bootstraps of both make the interval of a prediction
 RHO_MAX = 0.8             # a higher autocorrelation of residuals widens the intervals no further
 
 
@@ -237,13 +237,13 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     (To draw evaluations would often lose all of the few early ones, which determine B.)
 
     The residuals are made wider, for three reasons:
-    1. The fit of p parameters follows the noise, so they are smaller by sqrt((n - p) / n).
+    1. A fit of p parameters follows the noise: residuals shrink by the factor sqrt((n - p) / n).
     2. Few residuals tell the size of the noise only roughly.  So they are multiplied by t / z, the
        95% points of Student's t and of the normal distribution (`stdtrit`, `ndtri`): without this
        90% intervals held the truth in 65% of runs at n = 4.
     3. If neighbors correlate by rho, the mean of many is noisier by sqrt((1 + rho) / (1 - rho)),
        and so is a curve.  The fit follows the noise here too: with independent noise, residuals
-       correlate by about -p / n (measured: -.25 for n = 12, -.10 for 24).  So p / n is added.
+       correlate by about -p / n (measured: -.25 for n = 12, -.10 for 24).  So rho gets + p / n.
 
     A measured R0 is the mean of `step_0` evaluations.  It is drawn too, assuming the same noise.
     """
@@ -290,8 +290,8 @@ def points_to_fit(C, R, R0, law, first, last):
     """Which of all evaluations C, R, in order of compute, are fitted; and R0.
 
     R0 (a number, "fit" or None) and law as in fit_curve; first and last are c_min and c_max.
-    -> C, R (n,) to fit; R0 (0.0 if it is fitted or unused); R0_from, as in Fit; of how many step-0
-    evaluations R0 is the mean (0: none)
+    -> C, R (n,) to fit; R0 (0.0 if it is fitted or unused); R0_from, as in Fit; the number of
+    step-0 evaluations in R0 (0: none)
     """
     step_0 = R[C == 0]
     R0_from = "given"
@@ -300,8 +300,8 @@ def points_to_fit(C, R, R0, law, first, last):
     elif R0 is None:
         R0, R0_from = float(step_0.mean()), "step 0"
     use = (first <= C) & (C <= last)
-    # At C = 0 Eq. 1 is R0, whatever A, B and C_mid.  So step 0 is fitted only if R0 is (then c_min
-    # does not leave it out), or with the logistic law, which has begun to rise there.
+    # At C = 0 Eq. 1 is R0, whatever A, B and C_mid.  So step 0 is fitted only if R0 is fitted
+    # (c_min then keeps it), or with the logistic law, where g(0) > 0.
     if R0_from == "fitted":
         use |= (C == 0)
     elif law != "logistic":
@@ -323,9 +323,10 @@ class Fit:
     rmse: float               # of the fitted evaluations: sqrt(mean(residual^2))
     C: np.ndarray             # (n,) the compute that was fitted, ascending
     R: np.ndarray             # (n,)
-    pool: tuple = field(repr=False)              # Replicates of this law, and of its rival
+    pool: tuple = field(repr=False)              # Replicates of this law, and of a rival in POOLED
     ci: dict                  # {"A": (low, high), ...}: 90% intervals, from this law's replicates
-    rivals: dict              # {law: {"A": its ceiling, "delta_aic": below 0 if it fits better}}
+    rivals: dict              # {rival law: {"A": its ceiling, "delta_aic": below 0 if it fits
+                              # better}, "constant": the same}, in this order
     warnings: tuple = ()      # sentences
 
     def curve(self, C):
@@ -415,8 +416,8 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
     rivals = compare_laws(search, theta, rival, its_theta, R)
 
-    # Replicates of a grid would all fall on its nodes: the intervals stay those of `free`.  So does
-    # R0, if it is fitted.
+    # Replicates of a grid would all fall on its nodes.  So the intervals, and a fitted R0, are
+    # those of `free`.
     if method == "grid":
         low = A_range[0] if A_range else np.ceil(theta[3] / A_STEP) * A_STEP     # .450, .455, ...
         A_nodes = np.arange(low, ranges["A"][1] + 1e-9, A_STEP).round(12)
@@ -450,8 +451,8 @@ def diagnostics(fit, ranges, parameters):
         yield f"{n} evaluations for {parameters} parameters: at least {FEW}, better 20"
     if fit.R0_from == "fitted" and fit.C[0] > 0:
         yield "R0 is fitted, not measured, and it moves every other number: evaluate at step 0"
-    # Collapse: the mean of the last fifth is below that of the best stretch of this length by more
-    # than 3 standard errors.  Neighbors tell the noise sigma: median |difference| = .954 sigma.
+    # Collapse: the mean of the last fifth is below that of the best stretch of this length, by more
+    # than 0.02 and 3 standard errors.  Neighbors tell the noise: median |difference| = .954 sigma.
     k = max(3, n // 5)
     if n >= 2 * k:
         means = np.convolve(fit.R, np.ones(k) / k, "valid")
@@ -459,7 +460,7 @@ def diagnostics(fit, ranges, parameters):
         if means.max() - means[-1] > max(0.02, 3 * sigma * np.sqrt(2 / k)):
             yield (f"the reward falls at the end: {means[-1]:.3f} over the last {k} evaluations, "
                    f"{means.max():.3f} at its best; no law here describes a collapse")
-    # Trend: the replicates' noise is independent.  Fewer than 2% of them have neighbors as alike.
+    # Trend: the replicates' noise is independent.  Warn if under 2% of them correlate as strongly.
     ours, theirs = neighbors(fit.R - fit.curve(fit.C)), fit.pool[0].neighbors
     share = (1 + (theirs >= ours).sum()) / (1 + theirs.size)
     if n >= 10 and fit.rmse > 1e-6 and share < 0.02:
@@ -536,15 +537,15 @@ def compare(curves, fits, refits):
     curves: each with label, C, R; fits {label: Fit}; refits {label: a function that fits (C, R) as
     the command asks} -> numbers, and the fits to draw
     """
-    (base, first), *others = fits.items()
+    (base, base_fit), *others = fits.items()
     A = np.array([fit.A for fit in fits.values()])
     doubts = {label: why for label, fit in fits.items() if (why := ceiling_doubt(fit))}
     summary = dict(first=base, A_mean=A.mean(), A_spread=np.abs(A - A.mean()).max(),
                    A_span=np.ptp(A), doubts=doubts, A={}, B={})
     for label, fit in others:
         rule = ("undetermined" if {label, base} & doubts.keys() else
-                "same" if same_ceiling([fit.A, first.A]) else "differ")
-        summary["A"][label] = difference("A", fit, first) | dict(rule=rule)
+                "same" if same_ceiling([fit.A, base_fit.A]) else "differ")
+        summary["A"][label] = difference("A", fit, base_fit) | dict(rule=rule)
     if same_ceiling(A) and not doubts:
         fits = {curve.label: refits[curve.label](curve.C, curve.R, A_range=(A.mean(), A.mean()))
                 for curve in curves}
@@ -556,8 +557,8 @@ def compare(curves, fits, refits):
 # ------------------------------------------------------------------------------ 8. the command
 def arguments(argv):
     """RUN is a run folder, a log of verl, prime-rl, TRL or TensorBoard, or any CSV with a header.
-    NAME=A,B,C pools the seeds A, B, C of one recipe, NAME=FOLDER the runs in FOLDER.  Steps will do
-    for --x if every step costs the same: --x step --x-scale 0.4 --x-label GPU-hours
+    NAME=A,B,C pools the seeds A, B, C of one recipe, NAME=FOLDER the runs in FOLDER.  --x may be
+    steps if every step costs the same: --x step --x-scale 0.4 --x-label GPU-hours
 
     Read the warnings first.  A ceiling fitted before the bend is a guess, and R0 moves everything:
     evaluate at step 0.  --until is the test that counts.
@@ -606,5 +607,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    import fit    # as a script this file is __main__; the BadInput of the readers is fit.BadInput
+    import fit    # readers raise fit.BadInput; a script's own is __main__.BadInput
     sys.exit(fit.main())

@@ -113,7 +113,7 @@ def head_logits(hidden, weight, *, head_fp32=True):
     """(n, H), (V, H) -> (n, V) fp32 logits, by the same products as `token_logprobs`.
 
     For a sampler, which needs a whole row to draw from, but only for the tokens of one decode step.
-    Both sides must round alike: an fp32 head on one of them alone does not bring the ratio
+    Trainer and sampler must round alike: an fp32 head in only one of them does not bring the ratio
     back to 1.
     """
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
@@ -241,13 +241,13 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
         logprobs.shape, behavior_logprobs.shape, weights.shape, advantages.shape)
 
     mask = weights > 0
-    # where, not a product with the mask: 0 · nan is nan, in the loss and again in the gradient.
+    # `where`, not `* mask`: 0 · nan is nan, in the loss and again in the gradient.
     weights = torch.where(mask, weights, 0).detach()
     A = _masked("advantages", advantages[:, None].expand(N, T), mask).detach()
     log_pi = _masked("logprobs", logprobs, mask)
     log_mu = _masked("behavior_logprobs", behavior_logprobs, mask).detach()
 
-    log_ratio = log_pi - log_mu  # of each token; log_rho: of what the loss clips
+    log_ratio = log_pi - log_mu  # per token; log_rho is what the loss clips
     log_rho = _sequence_log_ratio(log_ratio, mask) if loss == "gspo" else log_ratio
     if loss == "cispo":
         objective, clipped = _capped(log_pi, log_rho, A, eps_max)
@@ -261,7 +261,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
 
 
 def _capped(log_pi, log_rho, A, eps_max):
-    """CISPO: (each token's term of J, where the cap acts), both (N, T).
+    """CISPO: (term of J, is it capped?) of each token, both (N, T).
 
     The stop-gradient (`detach`) is the idea: the ratio is only a weight of the gradient. A token
     over the cap keeps a gradient, with weight ε_max. PPO's clip would take it away for Â > 0, and
@@ -278,14 +278,14 @@ def _sequence_log_ratio(log_ratio, mask):
 
 
 def _clipped(log_rho, A, low, high):
-    """GRPO, DAPO, GSPO: (each token's term of J, where the clip takes its gradient), both (N, T).
+    """GRPO, DAPO, GSPO: (term of J, is it clipped?) of each token, both (N, T).
 
     The gradient comes through the ratio, ∇ρ = ρ ∇log π, and a clipped ratio is a constant. The min
     of the formula clips only tokens that have already moved the way their advantage points.
     """
     ratio = log_rho.detach().exp()
     clipped = ((ratio > high) & (A > 0)) | ((ratio < low) & (A < 0))
-    # The 0 goes in before exp: e^89 is inf in fp32, and a gradient of 0 · inf would be nan.
+    # Masked before exp: e^89 is inf in fp32, and a gradient of 0 · inf would be nan.
     zero_gradient = clipped | (A == 0)
     moving = torch.where(zero_gradient, 0, log_rho).exp()
     return torch.where(zero_gradient, ratio.clamp(low, high), moving) * A, clipped
@@ -325,7 +325,7 @@ EXTREMES = {"ratio/min": min, "ratio/max": max, "mismatch/max_abs_dlogp": max}
 
 @torch.no_grad()
 def _statistics(token_loss, clipped, entropy, log_rho, log_ratio, weights, mask, lags):
-    """{"": {name: float, ...} of all tokens, "/lag_0": of those of lag 0, ...}.
+    """{"": {name: float, ...} of all tokens, "/lag_0": the same at lag 0, ...}.
 
     Each float is Σ w x over the tokens of the mask, or one of the EXTREMES. In float64, because the
     square of a ratio of e^80 is no float32.
@@ -358,9 +358,9 @@ def _statistics(token_loss, clipped, entropy, log_rho, log_ratio, weights, mask,
 def merge_stats(stats_list):
     """The metrics of a step from the `stats` of its micro-batches, in any order.
 
-    loss                  the step's. Only its gradient has a meaning.
-    ratio/mean|min|max    ρ, for "gspo" the sequence's. A token's has the mean 1 under μ: far from
-                          it, trainer and sampler differ, or a few ratios dominate.
+    loss                  the step's. Its value has no meaning, only its gradient.
+    ratio/mean|min|max    ρ, for "gspo" the sequence's. A token's has mean 1 under μ. If not,
+                          trainer and sampler differ, or a few ratios dominate.
     ratio/clipped_frac    tokens capped by eps_max, or left without gradient by the clip
     ess                   effective sample size, (Σwρ)² / (Σw Σwρ²) in (0, 1]: the share of the
                           batch that still counts

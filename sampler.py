@@ -123,7 +123,7 @@ class Interruption:
 class Sampler(Protocol):
     """What the loop needs from an engine: one in this process, or servers, which never stop."""
     version: int                # of the weights that the next token will come from
-    devices: int                # of servers; 0 in process: the engine uses the trainer's
+    devices: int                # that servers use; 0 in process: only the trainer's
 
     @property
     def in_flight(self) -> int:
@@ -165,7 +165,7 @@ class Sampler(Protocol):
 def decode_log(counts: Counter) -> dict:
     """The log of an engine in process, from its counted steps and sequences; empties the counts."""
     log = {"decode/steps": counts["steps"],
-           "decode/batch": counts["sequences"] / max(1, counts["steps"])}   # mean, a step
+           "decode/batch": counts["sequences"] / max(1, counts["steps"])}   # mean per step
     counts.clear()
     return log
 
@@ -180,8 +180,8 @@ class TransformersSampler:
     prompt_tokens   the longest prompt; a slot of the cache holds this and the longest output
     eos_ids         ids that end a sample
     seed            of the engine's own generator. It draws all budgets, and one number for each
-                    token, in the order of the slots. On a CPU a run is so reproducible bit by
-                    bit, and `state()` / `load_state()` continue it exactly.
+                    token, in the order of the slots. Thus a CPU run repeats bit by bit, and
+                    `state()` / `load_state()` continue it exactly.
     """
     devices = 0
 
@@ -209,12 +209,12 @@ class TransformersSampler:
             count=integers(slots),              # output tokens so far
             limit=integers(slots),              # output tokens at which the sample is truncated
             think=integers(slots),              # its thinking budget
-            forced=integers(slots) - 1,         # the place in the phrase of the next token;
+            forced=integers(slots) - 1,         # the next token's index in the phrase;
                                                 # -1: the next token is sampled
             interrupted=integers(slots).bool(),
             ids=integers(slots, longest), versions=integers(slots, longest),
             logprobs=torch.zeros(slots, longest, device=device))
-        self.forcing = 0                        # tokens are forced in at most so many more steps
+        self.forcing = 0                        # steps that may still force tokens
 
     @property
     def in_flight(self):
@@ -240,8 +240,8 @@ class TransformersSampler:
 
     @torch.no_grad()
     def step(self) -> list[Rollout]:
-        # The states that predict the next tokens: of the running sequences, then of new ones, as
-        # their slots follow one another.
+        # The states that predict the next tokens, in the order of the slots: running sequences
+        # first, then new ones.
         last = self.rows.last[: len(self.running)]
         hidden = [self.cache.decode(self.model, last)] if self.running else []
         hidden += self._start_waiting()
@@ -289,7 +289,7 @@ class TransformersSampler:
         """Sample from softmax(logits / temperature): (n, hidden) -> token (n,), log-prob (n,).
 
         Inverse-CDF sampling: the first token whose cumulative probability exceeds a uniform u. One
-        random number a sequence; torch.multinomial takes V, and was 8 times slower (64 sequences,
+        random number per sequence; torch.multinomial draws V, and was 8 times slower (64 sequences,
         V = 49k). The sum is in float64: in fp32 a sum of 50k numbers loses the small ones.
         """
         logits = head_logits(hidden, self.head, head_fp32=self.head_fp32)
@@ -386,5 +386,5 @@ class TransformersSampler:
         for name, column in vars(self.rows).items():
             column[: len(self.running)] = tensors[name]
         self.cache.load_state(tensors)
-        self.forcing = len(self.phrase)         # the most that is possible
+        self.forcing = len(self.phrase)         # an upper bound
         self.random.set_state(tensors["random"])

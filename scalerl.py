@@ -11,10 +11,10 @@ verifier marks each answer right or wrong; training makes the right ones more li
 choice at each point of that loop. The parts of this file, in the order of a step:
 
   1. Curriculum   which prompt is asked next; learned prompts are not asked again (paper, sec. 3.2)
-  2. Pacer        generation runs ahead of training, by k steps at most           (sec. 3.1)
+  2. Pacer        a token is at most k steps old when it is trained on            (sec. 3.1)
   3. Batch        groups of equal rewards are left out                            (sec. 3.2)
   4. Trainer      log-probs, advantages, CISPO, AdamW: one optimizer step         (sec. 2 to 4)
-  5. Run          the loop over steps and evaluations, which make the points of the curve
+  5. Run          the loop: generate, reward, train, evaluate (the points of the curve)
   6. main         the command line, and how a run ends
 
 "Ours" marks what the paper does not say: the pacer's rule (part 2), what counts as compute
@@ -72,7 +72,7 @@ class Curriculum:
 
     def next(self):
         """The next prompt's id, or None when all have retired. Each epoch is shuffled by (seed,
-        epoch) alone, so a resumed run visits the same prompts."""
+        epoch), so a resumed run visits the same prompts."""
         if self.cursor == len(self.order):          # an epoch is over
             self.active = [prompt for prompt in self.active if not self.learned(prompt)]
             if not self.active:
@@ -106,7 +106,8 @@ class Curriculum:
 # The lag of a token: optimizer steps between the weights that produced it and the weights that the
 # step updates. The paper's best runs allow up to k = 8. k is only the upper bound: the mean depends
 # on how many sequences are decoded at once (`slots`). Simulated with P 48, G 16, k 8 and lognormal
-# lengths: 1.2 with 256 slots, 6.2 with 6,912 = (k + 1) * P * G, the most that the pacer admits.
+# lengths, the mean lag is 1.2 with 256 slots, and 6.2 with 6,912 = (k + 1) * P * G, the most that
+# the pacer admits.
 @dataclass
 class Group:
     """The G samples of one prompt, from admission until the trainer has consumed them."""
@@ -124,17 +125,17 @@ class Group:
 class PipelinePacer:
     """PipelineRL-k: generation goes on all the time, and no token is more than k versions old.
 
-    admission   A group may start while fewer than (k + 1) * P groups are outstanding: admitted,
-                and not yet used in a step ("consumed"). Why k + 1: a group that starts at version
-                s may be trained on in steps s to s + k, and these consume (k + 1) * P groups.
+    admission   A group may start while fewer than (k + 1) * P groups are outstanding, that is,
+                admitted and not yet consumed by a step. Why k + 1: a group that starts at version s
+                may be trained on in steps s to s + k, and these consume (k + 1) * P groups.
     a step      takes the P finished groups with the oldest start, oldest first.
     deadline    A group that started at version s has to be in a step at version s + k, or earlier.
 
     To wait only for the groups at their deadline is not enough: if young, quick groups keep
     overtaking, more than P slow ones can reach the deadline together, and one step cannot hold
     them. So a step is taken only if the groups that it leaves behind can all still be consumed in
-    time, P a step. Else the trainer waits for older groups to finish. (Ours: the paper says that
-    the trainer waits when it is k steps ahead, and not how.) Nothing is dropped for being old.
+    time, P a step. Else the trainer waits for older groups to finish. (Ours: the paper only says
+    that the trainer waits when it is k steps ahead.) Nothing is dropped for being old.
     """
 
     def __init__(self, k, prompts_per_step):
@@ -168,8 +169,8 @@ class PipelinePacer:
     def leaves_enough_time(self, taken, version):
         """Can all other groups be consumed by their deadlines if this step takes `taken`?
 
-        The steps at versions version + 1 to v consume (v - version) * P groups. So at most that
-        many of the groups left behind may have a deadline of v or earlier (the test of
+        After this step, the steps up to version v consume (v - version) * P groups. So at most
+        that many of the groups left behind may have a deadline of v or earlier (the test of
         earliest-deadline-first scheduling). For v >= version + k this always holds: admission
         leaves at most k * P groups behind.
         """
@@ -226,11 +227,11 @@ def make_pacer(config):
 
 # ------------------------------------------------------------------------------------ 3. Batch
 def effective_batch(rollouts, rewards, config):
-    """(rollouts, rewards) of the groups whose rewards differ, and metrics of all P groups.
+    """(rollouts, rewards) of the groups that are trained on, and metrics of all P groups.
 
-    rollouts (P*G), group by group; rewards (P, G). Equal rewards give zero advantages. Such groups
-    leave before any mean or std is computed, or they would dilute both. No new groups take their
-    place (paper, sec. 3.2: no refill).
+    rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards have zero advantages:
+    they leave before the loss computes any mean or std, or they would dilute both. No new groups
+    take their place (paper, sec. 3.2: no refill).
     """
     P, G = rewards.shape
     equal = zero_variance(rewards)                                                  # (P,)
@@ -251,9 +252,9 @@ class Trainer(TrainedModel):
     log-probs, save, load.
 
     config  the settings (config.py)
-    team    the processes that train together (scaleout/team.py). One process alone may read
-            team.mine(batches, ...) as "all batches, each with share 1", team.backward(loss) as
-            loss.backward(), team.all(x) as [x], team.whole(x) as x; finish_gradients does nothing.
+    team    the processes that train together (scaleout/team.py). With one process,
+            team.mine(batches, ...) is all batches, each with share 1; team.backward(loss) is
+            loss.backward(); team.all(x) is [x]; team.whole(x) is x; finish_gradients does nothing.
     """
 
     def step(self, rollouts, rewards, version):
@@ -292,19 +293,21 @@ class Trainer(TrainedModel):
             # these as one row and ends in `loss.token_logprobs`, the fp32 head. share is 1.0, or
             # 0.0 for a repeated micro-batch: all processes must run equally many backward passes.
             logprobs, entropy = self.policy([rollouts[i] for i in batch])               # (n, t)
-            old, w, lag = (x[batch, : logprobs.shape[1]].to(logprobs.device)
-                           for x in (behavior, weights, lags))                          # (n, t)
-            if config.behavior == "recomputed":     # ablation, usual practice: the trainer's own
-                old = logprobs.detach()             # log-probs, so the ratio is always 1
+            # Column j is the same token in `table` and in logprobs, which is only cut to t tokens.
+            log_mu, w, lag = (x[batch, : logprobs.shape[1]].to(logprobs.device)
+                              for x in (behavior, weights, lags))                       # (n, t)
+            if config.behavior == "recomputed":
+                # Ablation: the log-probs of this same forward pass, so that the ratio is always 1.
+                log_mu = logprobs.detach()
             try:
                 loss, stat = policy_loss(
-                    logprobs, old, advantage[batch].to(logprobs.device), share * w,
+                    logprobs, log_mu, advantage[batch].to(logprobs.device), share * w,
                     loss=config.loss, eps_max=config.eps_max, eps_low=config.eps_low,
                     eps_high=config.eps_high, lags=lag, entropy=entropy)
             except ValueError as problem:
                 # Raised after the loop, else other processes would wait in `backward` for ever.
                 loss, stat, error = 0 * logprobs.sum(), {}, str(problem)
-            self.team.backward(loss)                    # adds to the gradient of the step
+            self.team.backward(loss)            # adds to the gradient of the step
             stats.append(stat)
         self.team.finish_gradients(self.policy)         # the sum over all processes
 
@@ -353,7 +356,7 @@ class Run:
         self.pacer = make_pacer(config)
         # The compute so far, x of the curve.
         self.compute = Compute(trainer.model, self.team.size + self.sampler.devices, trainer.device)
-        self.step = 0                   # train steps taken, a number; `train_on` takes one
+        self.step = 0                   # count of train steps; `train_on` adds one
         self.version = 0                # optimizer steps taken: a step without one is possible
         self.evaluated = None           # the step of the last evaluation
         self.best = -1.0                # pass rate of the best evaluation
@@ -445,13 +448,13 @@ class Run:
         while True:
             self.admit()
             groups = self.pacer.take(self.version)
-            if groups or not self.sampler.in_flight:        # nothing in flight: no more prompts
+            if groups or not self.sampler.in_flight:        # none in flight: prompts ran out
                 return groups
             self.collect(self.decode(self.sampler))
 
     def admit(self):
-        """Start groups as soon as pacer and free slots allow it. A prompt that is chosen late is
-        chosen by newer pass rates."""
+        """Start groups when the pacer and free slots allow it, not earlier: an epoch that begins
+        later knows newer pass rates."""
         G = self.config.samples_per_prompt
         while self.pacer.may_admit() and self.sampler.free_slots >= G:
             prompt_id = self.curriculum.next()
@@ -501,7 +504,7 @@ class Run:
                                f"{self.folder.write_bad_step(rollouts)}") from None
 
     def push_weights(self, sampler=None):
-        """Copy the trainer's weights to a sampler, by default training's, between decode steps."""
+        """Copy the trainer's weights to a sampler (default: training's), between decode steps."""
         with self.team.during("push", self.version):
             (sampler or self.sampler).push_weights(self.trainer.weights(self.trainer.dtype),
                                                    self.version)
@@ -523,7 +526,7 @@ class Run:
         rewards, metrics = self.verifier.rewards(rollouts, heldout, self.trainer.tokenizer)
         result = eval_metrics(rollouts, rewards, heldout, config.eval_samples)
         self.evaluated = self.step
-        # An answer that could not be verified counts as wrong, so their share is logged as well.
+        # Answers that could not be verified count as wrong, so their share is logged as well.
         self.folder.append("evals.jsonl", {"step": self.step, "version": self.version}
                            | self.compute.log() | result
                            | {f"eval/{name}": share for name, share in metrics.items()
@@ -573,7 +576,7 @@ def main(argv=None):
         load.settle_engine(config)                      # vLLM, or transformers alone
         folder = RunFolder(config, flags.resume)
         team = make_team(config)                        # the processes that train; mostly one
-        # With several processes rank 0 goes on, and in `lead` the others serve its calls.
+        # Of several processes only rank 0 returns from `lead`; the others stay and serve its calls.
         run = Run(config, team.lead(Trainer(config, team)), folder)
         if flags.check is not None:
             return check(run, flags.check)

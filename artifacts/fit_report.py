@@ -117,7 +117,7 @@ def beside(path, error, cut):
                      if row.get("cut") == cut and isinstance(row.get("error"), float)])
     if not others.size:
         raise BadInput(f"--beside {path} has no run cut at {cut:g} (column cut) and its error")
-    return (f"error {error:+.3f}: as good as {(others >= abs(error)).mean():.0%} of the "
+    return (f"error {error:+.3f}: no worse than {(others >= abs(error)).mean():.0%} of the "
             f"{others.size} runs in {path} cut at {cut:g} (median {np.median(others):.3f})")
 
 

@@ -213,7 +213,7 @@ def test_ones_own_error_is_shown_beside_the_committed_ones(tmp_path, capsys):
     run = write_run(tmp_path / "r", *made(n=25))
     words = [str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none", "--beside"]
     assert fit.main([*words, str(table)]) == 0
-    assert re.search(r"^error [+-]0\.\d{3}: as good as 75% of the 4 runs in .*errors.csv cut at "
+    assert re.search(r"^error [+-]0\.\d{3}: no worse than 75% of the 4 runs in .*errors.csv cut at "
                      r"0.5 \(median 0.750\)$", capsys.readouterr().out, re.M)
     with pytest.raises(fit.BadInput, match="has no run cut at 0.4"):
         fit_report.beside(table, 0.01, 0.4)
