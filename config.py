@@ -61,7 +61,7 @@ class Config:
     unsafe_code: bool = False           # ours; run the model's programs even without a sandbox
     instruction: str = ""               # ours; stands before every question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
-    think_open: str = ""                # ours; is appended to every prompt, as "<think>\n"
+    think_open: str = ""                # ours; appended to every prompt, as "<think>\n"
     think_close: str = "</think>"       # paper; the verifier reads only what follows it
 
     # -- run
@@ -97,8 +97,8 @@ class Config:
     temperature: float = 1.0            # ours; of sampling, and of every log-prob
     retire_at: float = 0.9              # paper; from this pass rate prompts retire; above 1: none
     zero_variance_filter: bool = True   # paper; leaves out groups with equal rewards
-    advantage_norm: Literal["batch", "prompt", "none"] = "batch"    # paper; divided by the std of
-                                        # the batch; of the prompt's samples: GRPO; none: Dr. GRPO
+    advantage_norm: Literal["batch", "prompt", "none"] = "batch"    # paper; divide by the std of
+                                        # the batch; prompt: of its samples (GRPO); none: Dr. GRPO
     aggregation: Literal["prompt", "sample", "token"] = "prompt"    # paper; mean over the tokens of
                                         # a prompt, then over prompts; sample: GRPO
     # "dapo" needs an eps_high above eps_low: see configs/rivals. GSPO clips the ratio of whole

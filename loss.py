@@ -13,7 +13,7 @@ What the paper leaves open, and what we chose ("ours"):
     counted once over the whole step, so the losses of micro-batches simply add up.
  3. Forced tokens (the interruption phrase) have weight zero: no loss, no ratio, no statistic.
  4. FP32 logits: bf16 operands are multiplied as they are, their products are summed and kept in
-    fp32. In the backward pass a GPU rounds the logits' gradient to bf16 again.
+    fp32. In the backward pass a GPU rounds the logits' gradient to the operands' dtype.
  5. |y| counts trained tokens only, in GSPO's |y|-th root too. REINFORCE has no ratio at all.
 
 Where to go next: sampler.py, where the log μ come from.
@@ -30,7 +30,7 @@ From rewards to a gradient, for two prompts of two samples each (run by tests/te
 [1.0, -1.0]
 >>> mask = torch.tensor([[True, True, False], [True, True, True]])   # (N, T) of prompt 0
 >>> w = token_weights(mask, torch.tensor([0, 0]), aggregation="prompt")
->>> w.mul(10).tolist()                                               # 10 w, since w is 1/5
+>>> w.mul(10).tolist()                                               # 10 w: w is 1/5
 [[2.0, 2.0, 0.0], [2.0, 2.0, 2.0]]
 >>> log_mu = torch.full((2, 3), -1.0)
 >>> log_pi = log_mu.clone().requires_grad_()                         # no lag: every ratio is 1

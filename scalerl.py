@@ -59,9 +59,9 @@ from tasks import TaskError, Verifier, load_problems
 class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
-    A prompt is not asked in later epochs once its pass rate, over all samples that steps have
-    consumed so far, is `retire_at` (0.9) or higher: most of its groups would have equal rewards,
-    and part 3 would leave them out.
+    When an epoch begins, the prompts leave for good whose pass rate, over all samples that steps
+    have consumed so far, is `retire_at` (0.9) or higher: most of their groups would have equal
+    rewards, and part 3 would leave them out.
     """
 
     def __init__(self, prompts, retire_at, seed):

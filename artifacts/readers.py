@@ -120,8 +120,9 @@ def read_tensorboard(path):
 
 
 def flat(row):
-    """{"step": 3, "data": {"a": 1}} (verl's shape) -> {"step": 3.0, "a": 1.0}.  Other text stays,
-    so that a warning can name it.  An empty cell is left out: no evaluation was made there."""
+    """{"step": 3, "data": {"a": 1}} (verl's shape) -> {"step": 3.0, "a": 1.0}.  Text that is no
+    number stays, so that a warning can name it.  An empty cell, an evaluation that was not made, is
+    left out."""
     cells = {}
     for name, value in row.items():
         if isinstance(value, dict):

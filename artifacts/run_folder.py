@@ -118,8 +118,9 @@ class RunFolder:
 
     def write_bad_step(self, rollouts):
         """The samples of a step that has failed, to be looked at. Returns the file's path."""
-        self.append("bad_step.jsonl", *map(dataclasses.asdict, rollouts))
-        return self.path / "bad_step.jsonl"
+        path = self.path / "bad_step.jsonl"
+        path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))
+        return path
 
     def rewind(self):
         """Back to the newest checkpoint: what was logged after it is cut off.

@@ -1,4 +1,4 @@
-"""step_log.py: the columns of a step in metrics.jsonl, and its lines in the other logs.
+"""step_log.py: the metrics of a step and of an evaluation, and the lines of a step in the logs.
 
 Columns have the names of other projects where those have one, so that runs can be compared.
 """

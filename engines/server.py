@@ -112,7 +112,7 @@ class Server:
         self.set_state("stale")
 
     def set_state(self, state):
-        self.pool.count_time()
+        self.pool.count_time()              # the time under the old state
         self.state = state
 
     def disconnect(self):

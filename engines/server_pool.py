@@ -103,8 +103,8 @@ class ServerPool:
                     f"{3 * self.deadline_s:.0f} at most: {told}")
 
     def check(self):
-        """The servers that are lost. Raises ServerError: all of them, at the start any one, for too
-        long."""
+        """The lost servers. Raises ServerError if all of them, or any one at the start, have
+        been lost for too long."""
         lost = [server for server in self.servers if server.state == "lost"]
         starting = self.version < 0
         limit = (3 if starting else 1) * self.deadline_s

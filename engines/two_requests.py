@@ -8,8 +8,8 @@ A sample is two requests:
 Without a phrase nothing can be interrupted, and one request has both budgets.
 
 The G samples of a prompt share its keys and values through vLLM's prefix cache, and a block that
-other weights computed is never used: the salt of a request is the version when it is sent. A swap
-may come before its server has begun it, so `take` looks at the version of its first token.
+other weights computed is never used: the salt of a request is the version when it is sent. New
+weights may come before vLLM has begun it, so `take` looks at the version of its first token.
 """
 
 import queue

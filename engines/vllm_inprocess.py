@@ -27,7 +27,8 @@ HEAD = {True: "float32", False: "bfloat16"}
 
 
 def load_vllm(model, **options):
-    """vLLM's `LLM` in this process. Raises ValueError: not installed, or another version."""
+    """vLLM's `LLM` in this process, where torch.set_num_threads has no effect from then on. Raises
+    ValueError: not installed, or another version."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"          # the engine in this process
     os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")          # its process group: loopback only
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")           # tell nobody

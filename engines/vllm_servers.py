@@ -20,7 +20,7 @@ class ServerSampler(TwoRequests):
     weights   function: torch dtype -> (Hugging Face name, full tensor) pairs, called inside `step`
               for a server that comes back
     ahead     samples that may wait here for a slot, so that servers stay busy meanwhile
-    more      as of `TwoRequests`. What waits belongs to the pool's thread.
+    more      as of `TwoRequests`. Only the pool's thread touches `waiting`.
     """
 
     def __init__(self, pool, tokenizer, interruption, *, weights, ahead=0, **more):

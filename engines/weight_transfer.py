@@ -41,9 +41,10 @@ def packed(bucket):
 
 
 def own_address(host, port):
-    """This machine's IPv4 address as `host` sees it: loopback for loopback. Sends nothing."""
-    with socket.socket(type=socket.SOCK_DGRAM) as unsent:
-        unsent.connect((host, port))
+    """This machine's address as `host` sees it: loopback for loopback. Sends nothing."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as unsent:
+        unsent.connect(address)
         return unsent.getsockname()[0]
 
 
@@ -62,7 +63,8 @@ class GlooChannel:
     def __init__(self, url, world_size, timeout_s):
         address = own_address(url.hostname, url.port)
         # A store that opens its own port would listen on every address of the machine.
-        listener = socket.create_server((address, 0))
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.create_server((address, 0), family=family)
         port, limit = listener.getsockname()[1], timedelta(seconds=timeout_s)
         self.store = TCPStore(address, port, None, True, limit, wait_for_workers=False,
                               master_listen_fd=listener.detach())

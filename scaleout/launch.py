@@ -201,17 +201,19 @@ class Link:
             threading.Thread(target=self.ask, daemon=True).start()
 
     def ask(self):
-        """Ask the first host every second, each time over a new connection: one may be lost."""
-        address, met = (self.hosts[0], self.port), False
+        """Ask the first host every second; connect again whenever the connection is lost."""
+        address, store, met = (self.hosts[0], self.port), None, False
         while self.ended is None:
             try:
-                socket.create_connection(address, timeout=5).close()    # torch's try is noisy
-                store = TCPStore(*address, is_master=False, wait_for_workers=False,
-                                 timeout=ANSWER_S)
+                if store is None:
+                    socket.create_connection(address, timeout=5).close()    # torch's try is noisy
+                    store = TCPStore(*address, is_master=False, wait_for_workers=False,
+                                     timeout=ANSWER_S)
                 if store.check(["ended"]):
                     self.ended = int(store.get("ended"))
                 self.heard, met = time.monotonic(), True
-            except (OSError, DistError) as error:       # `watch` counts how long it is out of reach
+            except (OSError, DistError) as error:
+                store = None            # not there yet, or cut off: `watch` counts how long
                 if met and isinstance(error, ConnectionRefusedError):   # a port without a listener
                     say("the first host's launcher is gone, perhaps by SIGKILL: this node ends")
                     self.ended = 1      # its GPUs and ports are free for the next start

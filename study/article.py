@@ -62,7 +62,8 @@ class EasyFirst(scalerl.Curriculum):
 
 
 def article_loss(log_ref, log_pi, log_mu, advantages, weights, **settings):
-    """loss.policy_loss + KL k3 - ENTROPY entropy, averaged by the same weights; log_ref (N, T).
+    """loss.policy_loss + KL k3 + a term whose gradient is that of -ENTROPY entropy, averaged by the
+    same weights; log_ref (N, T).
 
     k3 is GRPO's: as a loss term its expected gradient is that of KL(reference || policy). The
     gradient of the entropy is -E[log π ∇log π] over the policy's samples; each token is one of

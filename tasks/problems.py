@@ -117,7 +117,8 @@ def split_pool(name, pool, heldout):
     """(train, heldout): the same share of every level is held out, lowest hashes first.
 
     By a hash a question is on the same side in (nearly) every run, with another seed or size as
-    well. Levels are ranked apart, else the pass rate would carry the luck of their draw (0.01).
+    well. Levels are ranked apart, else the pass rate would carry the luck of their draw (0.01 with
+    a few hundred problems).
     """
     if heldout >= len(pool):
         raise TaskError(f"heldout = {heldout} leaves nothing to train on: {name!r} has {len(pool)} "
@@ -140,7 +141,8 @@ def check_gold(problems, verifier=None):
 
 
 def as_outputs(problem):
-    """The gold answers as a model would give them; none of programs, nor where none is told."""
+    """The gold answers as a model would give them; none for programs, and none where a generator
+    gives none."""
     if problem.kind == "gym":
         return [gold for gold in [gold_answer(problem.answer)] if gold is not None]
     golds = accepted(problem.answer) if problem.kind != "code" else []
@@ -151,7 +153,7 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
     """Token ids of the question in the model's own chat format, ready for the model's turn.
 
     instruction: the system message where the chat template shows one, else before the question.
-    think_open: ends the prompt, so that the model starts out thinking, unless the template does.
+    think_open: ends the prompt, so that the model starts out thinking; not if the template has it.
     template_options: the template's own switches, such as {"enable_thinking": True} of Qwen3.
     A tokenizer without a template (a base model) gets "question, blank line, Answer:" (ours).
     """

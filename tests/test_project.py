@@ -132,7 +132,7 @@ def test_the_five_files_have_a_line_of_comment_for_two_of_code(name):
     assert 2 * (len(written) + len(comments)) >= len(code - docstrings) > 100
 
 
-def test_no_file_is_longer_than_700_lines_and_no_class_than_250():
+def test_no_file_of_the_program_is_longer_than_700_lines_and_no_class_than_250():
     for path in PATHS:
         source = path.read_text()
         assert len(source.splitlines()) <= 700, path

@@ -452,7 +452,7 @@ BAD_INPUT = {
                               "http://127.0.0.1:1"],
                              "servers = 1: vllm_url names servers that others have started"),
     "an engine that serves nobody": (["--servers", "1"],
-                                     "engine = 'transformers': servers are vLLM's"),
+                                     "need servers, which are vLLM's"),
     "open servers": (["--engine", "vllm", "--hosts", "10.0.0.1,10.0.0.2"],
                      "everybody who reaches that port"),
     "a node too many": (["--engine", "vllm", "--hosts", "10.0.0.1,10.0.0.2", "--node-rank", "2"],

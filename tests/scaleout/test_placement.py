@@ -64,11 +64,16 @@ def test_every_device_has_one_process_and_every_node_knows_it_all(settings, host
     ({"hosts": "127.0.0.1,127.0.0.3", "node_rank": 2}, "node_rank = 2: .* position of this"),
     ({"hosts": "10.0.0.1,10.0.0.2"}, "10.0.0.2:8110'.* use https with tls, or tls = \"none\""),
     ({"hosts": "10.0.0.1,10.0.0.2", "tls": "nowhere"}, "tls = 'nowhere': ca.pem"),
-    ({"servers": 2, "vllm_url": "http://127.0.0.1:1"}, "give one of the two"),
-    ({"servers": 1, "engine": "transformers"}, "engine = .transformers.: servers are vLLM's")])
+    ({"servers": 2, "vllm_url": "http://127.0.0.1:1"}, "give one of the two")])
 def test_what_does_not_add_up_is_refused(settings, sentence, eight):
+    config, estimate = estimate_of(eight, **settings)
     with pytest.raises(ConfigError, match=sentence):
-        make_placement(*estimate_of(eight, **settings))
+        make_placement(config, estimate)
+
+
+def test_servers_without_vllm_are_refused(eight):
+    with pytest.raises(ConfigError, match="engine = 'transformers': .* need servers, which are"):
+        estimate_of(eight, servers=1, engine="transformers")
 
 
 def test_the_rule_gives_an_8b_model_on_8_gpus_as_many_trainers_as_have_room_for_it(eight):
