@@ -160,8 +160,9 @@ def plain_number(part):
     if not (found := PLAIN.fullmatch(bare(part))) or CHANGED.search(found[1]):
         return None
     _, sign, whole, top, bottom, power, percent, unit = found.groups()
-    number = Fraction(top.replace(",", "")) / int(bottom or 1) + int(whole or 0)
-    number *= Fraction(10) ** int(power or 0)
+    number = Fraction(top.replace(",", ""))
+    if bottom or whole or power:  # most numbers have none; saves a third of the time
+        number = (number / int(bottom or 1) + int(whole or 0)) * Fraction(10) ** int(power or 0)
     return -number if sign == "-" else number, bool(percent), unit and unit.lower()
 
 
