@@ -135,6 +135,9 @@ class RunFolder:
         plain = checkpoint.read_state(folder) if folder else None
         if plain and "logs" not in plain:
             raise ConfigError(f"{folder} was written by an older version of this code")
+        if plain and plain["step"] > self.config.steps:
+            raise ConfigError(f"steps = {self.config.steps}: {self.path} is at step "
+                              f"{plain['step']} already; give a larger number")
         for name, size in self.log_sizes().items():
             os.truncate(self.path / name, min(size, plain["logs"].get(name, 0) if plain else 0))
         return folder, plain

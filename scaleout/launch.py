@@ -98,8 +98,6 @@ def check_machine(config):
         raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; is the driver "
                           f"(nvidia-smi) new enough for CUDA {torch.version.cuda}? gpus = 0 "
                           "computes on the CPU")
-    if wanted(config) and not config.vllm_url and importlib.util.find_spec("vllm") is None:
-        raise ConfigError("servers need vllm, which is not installed here: run `make vllm`")
 
 
 def interface_of(host):
@@ -165,6 +163,8 @@ def launch(config, argv, resume=False):
     check_machine(config)
     estimate, folder = plan(config, resume)
     placement = make_placement(config, estimate)
+    if placement.servers and importlib.util.find_spec("vllm") is None:
+        raise ConfigError("servers need vllm, which is not installed here: run `make vllm`")
     estimate.refuse(sum(placement.trainers), len(placement.servers))
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     say(f"{placement.why}; logs in {folder / 'logs'}")
