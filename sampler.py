@@ -341,7 +341,9 @@ class TransformersSampler:
         move into the holes: so the running ones always fill the first slots, and a decode step
         computes no others."""
         ended, rows = torch.tensor(slots, device=self.device), self.rows
-        columns = (rows.count, rows.think, rows.interrupted, rows.ids, rows.logprobs, rows.versions)
+        end = int(rows.count[ended].max())          # the longest of them: the rest is not copied
+        columns = (rows.count, rows.think, rows.interrupted,
+                   rows.ids[:, :end], rows.logprobs[:, :end], rows.versions[:, :end])
         rollouts = list(map(self._rollout, [self.running[slot] for slot in slots],
                             *(column[ended].tolist() for column in columns)))
         n_left = len(self.running) - len(slots)

@@ -213,6 +213,6 @@ def check_answer(answer, *, asked, eos_ids, pushed):
     if (not 0 < len(ids) == len(logprobs) == len(versions) <= asked or not finite
             or len(ids) < asked and ids[-1] not in eos_ids):
         raise BadAnswer(f"{len(ids)} tokens of {asked}, ended by {choice['finish_reason']!r}, "
-                           f"{len(logprobs)} log-probs, {'' if finite else 'not '}all finite, and "
-                           f"weights {spans}")
+                        f"{len(logprobs)} log-probs, {'' if finite else 'not '}all finite, and "
+                        f"weights {spans}")
     return ids, logprobs, versions

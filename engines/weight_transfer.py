@@ -23,12 +23,13 @@ BUCKET_BYTES = 256 * 2**20
 def buckets(named_tensors, dtype):
     """Yield (info, data) of about BUCKET_BYTES each. info: names, types and shapes of the tensors,
     as a server is told them; data: all of them, as `dtype`, in one tensor of bytes."""
-    bucket = {}
+    bucket, size = {}, 0
     for name, tensor in named_tensors:
         bucket[name] = tensor.detach().to(dtype)
-        if sum(tensor.nbytes for tensor in bucket.values()) >= BUCKET_BYTES:
+        size += bucket[name].nbytes
+        if size >= BUCKET_BYTES:
             yield packed(bucket)
-            bucket = {}
+            bucket, size = {}, 0
     if bucket:
         yield packed(bucket)
 

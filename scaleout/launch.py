@@ -100,6 +100,12 @@ def check_machine(config):
                           "computes on the CPU")
 
 
+def check_vllm(servers):
+    """Raises ConfigError: there are servers to start, and this machine has no vLLM."""
+    if servers and importlib.util.find_spec("vllm") is None:
+        raise ConfigError("servers need vllm, which is not installed here: run `make vllm`")
+
+
 def interface_of(host):
     """The name of this machine's network interface with that address, or None."""
     with contextlib.suppress(socket.gaierror):          # a name that is not known here
@@ -163,8 +169,7 @@ def launch(config, argv, resume=False):
     check_machine(config)
     estimate, folder = plan(config, resume)
     placement = make_placement(config, estimate)
-    if placement.servers and importlib.util.find_spec("vllm") is None:
-        raise ConfigError("servers need vllm, which is not installed here: run `make vllm`")
+    check_vllm(placement.servers)
     estimate.refuse(sum(placement.trainers), len(placement.servers))
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     say(f"{placement.why}; logs in {folder / 'logs'}")
@@ -257,4 +262,5 @@ def describe(config, argv, resume=False):
               shlex.join(map(str, child.argv)))
     if torch.cuda.device_count():
         check_machine(config)
+        check_vllm(counts[1])
     estimate.refuse(*counts)

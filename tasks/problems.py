@@ -30,6 +30,7 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
     heldout: how many are held out in total; a mix divides them by its shares, or equally, so that
         the mean over them is the pass rate of the mix.
     seed: which problems a generator draws. It does not touch a file, nor the hash of a question.
+    Raises TaskError, also where more than 2% of the records cannot be used.
     """
     train, held, _, bad = load_splits(spec, heldout=heldout, seed=seed, options=options)
     count_unusable({"bad_records": bad}, len(train + held), Config.max_unusable)

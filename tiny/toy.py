@@ -185,8 +185,9 @@ def encode(tokenizer, text):
 def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed):
     """Trains the model in place on (prompt ids, completion ids); returns the loss of each step.
 
-    The learning rate rises over the first twentieth of the steps and falls linearly to zero, which
-    at these few steps is worth more than any other choice.
+    Cross-entropy per completion token, none on the prompt. The learning rate rises over the first
+    twentieth of the steps and falls linearly to zero, which at these few steps is worth more than
+    any other choice.
     """
     rng = random.Random(seed)
     model.train()

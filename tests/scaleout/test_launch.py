@@ -114,6 +114,18 @@ def test_gpus_that_are_there_but_do_not_start_are_refused(monkeypatch, eight):
         launch.describe(config, [])
 
 
+@pytest.mark.parametrize("start", ["launch", "describe"])
+def test_servers_without_vllm_are_refused_where_there_are_gpus(start, monkeypatch, eight):
+    """A description too: --dry-run on the machine of the run."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: None)
+    config, estimate = estimate_of(eight, gpus=8, trainers=4)
+    monkeypatch.setattr(launch, "plan", lambda *_: (estimate, ROOT / "runs" / "none"))
+    with pytest.raises(ConfigError, match="^servers need vllm, which is not installed here"):
+        getattr(launch, start)(config, [])
+
+
 def test_a_rank_that_was_given_gpus_and_finds_none_ends(monkeypatch):
     """Each sees those of its own node's trainers, fewer than `gpus`."""
     monkeypatch.setenv("RANK", "3")
