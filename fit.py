@@ -598,7 +598,7 @@ def arguments(argv):
 
 def main(argv=None):
     args = arguments(argv)
-    from artifacts.fit_report import report        # here: the rest of this file works without
+    from fitting.command import report        # here: the rest of this file works without
     try:
         return report(args)
     except (BadInput, OSError) as error:

@@ -39,14 +39,16 @@ from statistics import fmean
 import torch
 
 from artifacts import checkpoint
+from artifacts import settings
 from artifacts.run_folder import Progress, RunFolder
 from artifacts.step_log import Stopwatch, describe, eval_metrics, log_step
-from config import ConfigError, parse
+from command.options import parse
+from config import ConfigError
 from engines import load
-from engines.checks import check, self_test
+from command.check import check, self_test
 from engines.compute import Compute
 from engines.policy import micro_batches, table
-from engines.server_pool import ServerError
+from servers.pool import ServerError
 from engines.trained_model import TrainedModel
 from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,
                   zero_variance)
@@ -572,7 +574,7 @@ def main(argv=None):
         # --report and the like; or several processes, which are started and run this file again.
         if (status := instead_of_training(config, flags, argv)) is not None:
             return status
-        config.check()                                  # the settings, each alone and together
+        settings.check(config)                               # the settings, each alone and together
         load.settle_engine(config)                      # vLLM, or transformers alone
         folder = RunFolder(config, flags.resume)
         team = make_team(config)                        # the processes that train; mostly one

@@ -27,7 +27,8 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 from artifacts import checkpoint
-from config import LAUNCHED, ConfigError, to_toml
+from artifacts.settings import LAUNCHED, to_toml
+from config import ConfigError
 
 CODE = Path(__file__).parent.parent
 KEPT = 2            # checkpoints: the last, and one before it should that be damaged

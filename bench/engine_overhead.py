@@ -29,8 +29,8 @@ from tasks import problems as tasks  # noqa: E402
 from overlap import served  # noqa: E402
 from sampler import Interruption, Request, TransformersSampler  # noqa: E402
 from config import Config  # noqa: E402
-from engines.server_pool import ServerPool  # noqa: E402
-from engines.vllm_servers import ServerSampler  # noqa: E402
+from servers.pool import ServerPool  # noqa: E402
+from servers.sampler import ServerSampler  # noqa: E402
 from engines.vllm_inprocess import VllmSampler  # noqa: E402
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from artifacts.readers import read_curves
+from fitting.readers import read_curves
 from fit import fit_curve, held_out
 
 CUTS = (0.3, 0.5)

@@ -25,7 +25,7 @@ from statistics import median
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from config import read_toml                                                # noqa: E402
+from artifacts.settings import read_toml                                              # noqa: E402
 from study.run import make_toy                                              # noqa: E402
 
 GOAL = 0.80

@@ -37,7 +37,8 @@ from scipy.optimize import nnls
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from config import Config, ConfigError, make_config                         # noqa: E402
+from artifacts.settings import make_config
+from config import Config, ConfigError                         # noqa: E402
 from scalerl import make_pacer                                                  # noqa: E402
 from scaleout.placement import split                                         # noqa: E402
 

@@ -15,7 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from artifacts.readers import read_curves, read_rows
+from fitting.readers import read_curves, read_rows
 from held_out import write_csv
 from study.logs import COLUMNS as LOGGED
 from study.logs import ends, keep

@@ -27,7 +27,7 @@ from types import SimpleNamespace
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from artifacts import symptoms
+from command import symptoms
 from held_out import write_csv
 
 KEPT = ROOT / "results" / "symptoms" / "steps.csv"

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from scipy.special import stdtrit
 
-from artifacts.readers import read_curves
+from fitting.readers import read_curves
 from course.student import BadInput
 from fit import LAST, LEVEL, compare, fit_curve
 

@@ -8,7 +8,7 @@ or a marker beside it.
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch, Rectangle
 
-from artifacts.figures import BLUE, GREY, ORANGE, log_axis
+from fitting.figures import BLUE, GREY, ORANGE, log_axis
 
 plt.rcParams.update({"figure.constrained_layout.use": True, "axes.spines.top": False,
                      "axes.spines.right": False})

@@ -18,11 +18,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from artifacts.run_folder import installed
-from config import LAUNCHED, ConfigError
+from artifacts.settings import LAUNCHED
+from config import ConfigError
 from engines import packed
 from engines.vllm_inprocess import VllmSampler
-from engines.server_pool import ServerPool
-from engines.vllm_servers import ServerSampler
+from servers.pool import ServerPool
+from servers.sampler import ServerSampler
 from sampler import Interruption, TransformersSampler
 
 # The versions that the tests ran with: docs/versions.md tells which, and what was only read.

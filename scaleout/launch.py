@@ -19,7 +19,8 @@ import torch
 from torch.distributed import DistError, TCPStore
 
 from artifacts.run_folder import RunFolder
-from config import LAUNCHED, ConfigError, to_toml
+from artifacts.settings import LAUNCHED, check, to_toml
+from config import ConfigError
 from engines import load
 from scaleout.memory import Estimate, device_here
 from scaleout.placement import make_placement
@@ -34,9 +35,9 @@ ANSWER_S = timedelta(seconds=5)     # of the store, where torch has a limit at a
 
 def instead_of_training(config, command, argv):
     """The exit code, if the command line asks for something else than training in this process.
-    config (None with --report) and command are config.parse's."""
+    config (None with --report) and command are command.options.parse's."""
     if command.report:
-        from artifacts import report, symptoms  # matplotlib, which training never needs
+        from command import report, symptoms  # matplotlib, which training never needs
         with load.refused():
             print(report.write_report(command.report), *symptoms.told(command.report), sep="\n")
     elif command.print_config or command.dry_run:
@@ -69,7 +70,7 @@ def started():
 def plan(config, resume=False):
     """(memory.py's `Estimate` of this run, its folder). Settles `gpus` and `engine` in `config`.
     Raises ConfigError for what the run itself would refuse minutes later."""
-    config.check()
+    check(config)
     if sentence := load.untested():
         print(sentence, file=sys.stderr)
     if config.gpus == -1 and wanted(config):

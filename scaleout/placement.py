@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from config import ConfigError
 from engines.load import refused
-from engines.tls import client_context
+from servers.tls import client_context
 
 
 def split(gpus, generate_rate, train_rate, choices=None):

@@ -1,7 +1,7 @@
 """server_command.py: the command line of a stock vLLM server for a run.
 
 The launcher runs this command, or a person or a cluster does. The trainer only knows the server's
-address (engines/server_pool.py), and checks there that the settings below fit the run.
+address (servers/pool.py), and checks there that the settings below fit the run.
 """
 
 import json
@@ -11,7 +11,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from engines.tls import LOOPBACK
+from servers.tls import LOOPBACK
 from engines.vllm_inprocess import BLOCK_TOKENS, HEAD, block_bytes
 from scaleout.memory import CACHE_SHARE, host_memory
 
@@ -44,7 +44,7 @@ def server_command(config, *, model, length, slots, dtype, host, port, device=No
            # Its log tells how far a start is, then how fast it is once a minute.
            "VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOG_STATS_INTERVAL": "60",
            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",           # an engine in this process sets it to 0
-           # vLLM's worker processes import engines.vllm_worker, from whatever folder they run in.
+           # vLLM's worker processes import servers.worker, from whatever folder they run in.
            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     if host in LOOPBACK:
         env["VLLM_HOST_IP"] = "127.0.0.1"                   # its inner process groups as well
@@ -63,7 +63,7 @@ def server_command(config, *, model, length, slots, dtype, host, port, device=No
         memory = int(CACHE_SHARE * host_memory())
         argv += ["--enforce-eager", "--block-size", str(BLOCK_TOKENS), "--kv-cache-memory-bytes",
                  str(min(blocks * block_bytes(model, dtype), memory)),
-                 "--worker-extension-cls", "engines.vllm_worker.Worker"]       # gloo is ours
+                 "--worker-extension-cls", "servers.worker.Worker"]       # gloo is ours
         # Threads bound to cores would put every server of a machine on the same ones.
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     return argv + shlex.split(config.vllm_args), env

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import t as student
 
-from artifacts import figures
-from artifacts.readers import read_curves, read_rows
+from fitting import figures
+from fitting.readers import read_curves, read_rows
 from bench.held_out import write_csv
 from fit import LEVEL, SAME_A, fit_curve
 from study.logs import ends

@@ -18,8 +18,8 @@ import numpy as np
 
 from artifacts.run_folder import RunFolder
 from bench.held_out import write_csv
-from config import make_config, read_toml
-from engines.checks import ask
+from artifacts.settings import make_config, read_toml
+from command.check import ask
 from scalerl import Curriculum, Run, Trainer
 from scaleout.team import make_team
 

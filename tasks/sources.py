@@ -14,7 +14,7 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from config import did_you_mean
+from artifacts.settings import did_you_mean
 from tasks.answers import BOX
 from tasks.generated import pack
 from tasks.sandbox import read_tests

@@ -12,8 +12,10 @@ import pytest
 from conftest import ROOT
 
 import loss
-from config import (FLAGS, FREE_TO_CHANGE, REPLACED, Config, ConfigError, documented_fields,
-                    make_config, parse, read_toml, to_toml)
+from artifacts.settings import (FREE_TO_CHANGE, REPLACED, check, make_config, read_toml,
+                                to_toml)
+from command.options import FLAGS, documented_fields, parse
+from config import Config, ConfigError
 
 KINDS = get_type_hints(Config)
 FIELDS = [f.name for f in dataclasses.fields(Config)]
@@ -26,7 +28,7 @@ def option(name):
 def refusal(arguments):
     """The sentence with which these words of a command line are refused."""
     with pytest.raises(ConfigError) as error:
-        parse([*map(str, arguments)])[0].check()
+        check(parse([*map(str, arguments)])[0])
     return str(error.value)
 
 
@@ -96,7 +98,7 @@ DECISIONS = {"loss": "loss", "eps_low": "loss", "eps_high": "loss", "eps_max": "
 def test_a_shipped_config_is_valid_and_repeats_no_default(path):
     config, _ = parse([] if path.parent.name == "configs" else [
         "--config", str(ROOT / "configs" / "scalerl.toml"), "--config", str(path)])
-    make_config(dataclasses.asdict(config) | {"model": "m"} | read_toml(path)).check()
+    check(make_config(dataclasses.asdict(config) | {"model": "m"} | read_toml(path)))
     for name, value in tomllib.loads(path.read_text()).items():
         assert value != getattr(Config(), name), f"{name} repeats the default"
 

@@ -27,8 +27,9 @@ import scalerl
 from artifacts import checkpoint, step_log
 from artifacts.run_folder import RunFolder, load_state, state_of
 from artifacts.step_log import Stopwatch
-from config import Config, make_config, read_toml
-from engines.checks import self_test
+from artifacts.settings import make_config, read_toml
+from config import Config
+from command.check import self_test
 from sampler import Rollout, TransformersSampler
 from scalerl import Group, Run
 from scaleout.team import Alone

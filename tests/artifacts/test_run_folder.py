@@ -15,7 +15,8 @@ from conftest import ROOT
 
 from artifacts import checkpoint, run_folder
 from artifacts.run_folder import Progress, RunFolder
-from config import LAUNCHED, Config, ConfigError, make_config, read_toml
+from artifacts.settings import LAUNCHED, make_config, read_toml
+from config import Config, ConfigError
 
 
 class Alone:

@@ -10,7 +10,7 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "bench"))
 import held_out                                                             # noqa: E402
-from artifacts.readers import read_curves                                   # noqa: E402
+from fitting.readers import read_curves                                   # noqa: E402
 from fit import fit_curve                                                   # noqa: E402
 
 DEMO = ROOT / "results" / "demo"

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 from conftest import ROOT
 
-from config import make_config
+from artifacts.settings import check, make_config
 
 sys.path.insert(0, str(ROOT / "bench"))
 import record                                                               # noqa: E402
@@ -36,7 +36,7 @@ def test_one_lucky_evaluation_is_no_record():
 def test_the_records_recipes_keep_the_rules(model):
     """Their evaluation is the rules', and the command line's options win over a config's."""
     *below, told = (tomllib.loads((ROOT / path).read_text()) for path in record.RECORD[model])
-    make_config({name: value for layer in (*below, told) for name, value in layer.items()}).check()
+    check(make_config({name: value for layer in (*below, told) for name, value in layer.items()}))
     ruled = {option[2:].replace("-", "_") for option in record.RULES[model][::2]}
     assert ruled >= {"task", "heldout_prompts", "eval_samples", "eval_every"}
     assert not (ruled | {"seed"}) & set(told)

@@ -10,7 +10,7 @@ from conftest import ROOT, run_command
 from made_runs import made
 from scipy import stats
 
-from config import parse
+from command.options import parse
 from course import experiment
 
 PLAN = """\

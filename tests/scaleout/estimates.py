@@ -1,6 +1,6 @@
 """Helper for tests of what the launcher plans."""
 
-from config import make_config
+from artifacts.settings import make_config
 from scaleout import launch
 
 

@@ -25,7 +25,9 @@ from transformers import Qwen3Config
 
 import scalerl
 from artifacts import checkpoint
-from config import LAUNCHED, Config, ConfigError, parse
+from artifacts.settings import LAUNCHED
+from command.options import parse
+from config import Config, ConfigError
 from scaleout import launch, memory
 from tiny import toy
 

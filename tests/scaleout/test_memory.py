@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConf
 
 import scalerl
 from artifacts.step_log import describe
-from config import Config, ConfigError, make_config
+from artifacts.settings import make_config
+from config import Config, ConfigError
 from engines import load, packed
 from scaleout.memory import (ACTIVATIONS, ASSUMED, CACHE, CURES, FIXED, GIB, Estimate, device_here,
                              SPEEDS, host_memory, known_speed)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import scalerl
 from artifacts import checkpoint
-from engines.server_pool import ServerPool
+from servers.pool import ServerPool
 from scaleout.team import Ranks, make_team
 
 

@@ -11,7 +11,8 @@ import tomllib
 import pytest
 from conftest import ROOT
 
-from config import ConfigError, make_config, read_toml
+from artifacts.settings import check, make_config, read_toml
+from config import ConfigError
 from study import run as study
 
 EXPERIMENT = """
@@ -69,7 +70,7 @@ def test_every_committed_experiment_is_of_known_settings():
             name, value, *words = words
             values |= read_toml(ROOT / value) if name == "--config" else {
                 name[2:].replace("-", "_"): value}
-        make_config(values | {"model": "models/toy"}).check()
+        check(make_config(values | {"model": "models/toy"}))
         assert int(tomllib.loads((ROOT / "configs/stress.toml").read_text())["steps"]) == 140
 
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from engines.vllm_inprocess import HEAD
-from engines.weight_transfer import GlooChannel, NcclChannel
+from servers.weight_transfer import GlooChannel, NcclChannel
 
 CALL_S = 120.0      # for all but generation: in a push the other servers stand still so long
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from artifacts import readers
+from fitting import readers
 
 TERM = re.compile(r"(mean|median|first|best|last|)(\d*)\[([^\]]+)\]")
 

@@ -1,6 +1,6 @@
 """vllm_worker.py: what the workers of a vLLM server load, to receive weights on a CPU.
 
-A stock server imports it through its option `--worker-extension-cls engines.vllm_worker.Worker`.
+A stock server imports it through its option `--worker-extension-cls servers.worker.Worker`.
 It adds a weight transfer backend "gloo"; the trainer's end is weight_transfer.GlooChannel.
 
 A worker loads what arrived when the trainer says that it was everything. If the loading itself
@@ -21,7 +21,7 @@ from vllm.model_executor.model_loader.reload import (finalize_layerwise_reload,
                                                      initialize_layerwise_reload)
 
 from engines.vllm_inprocess import refresh_tied_head
-from engines.weight_transfer import gloo_group
+from servers.weight_transfer import gloo_group
 
 
 class GlooEngine(WeightTransferEngine):

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 import fit
-from artifacts import report
+from command import report
 import scalerl
 from config import Config
 

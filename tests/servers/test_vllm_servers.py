@@ -17,7 +17,7 @@ from conftest import (ROOT, check_cut_thinking, drain, errors, moved, plain_logp
 from served import Served, connect, drained, push, some, until  # noqa: F401
 from transformers import AutoModelForCausalLM
 
-from engines.server import ServerError
+from servers.server import ServerError
 from engines.vllm_inprocess import block_bytes
 from sampler import Interruption
 
@@ -90,7 +90,7 @@ def test_a_push_in_flight_is_in_the_versions_and_running_sequences_keep_their_ca
     both, and log-probs of new weights over keys and values of the old ones. (The answer is a
     second request, whose keys and values are computed anew.) On a busy machine the engine may be
     done with all that it had before the pause reaches it: then once more."""
-    monkeypatch.setattr("engines.server_pool.HEALTH_S", 1e6)     # before the first look
+    monkeypatch.setattr("servers.pool.HEALTH_S", 1e6)     # before the first look
     sampler, new = connect(served.url, eos=()), moved(plain, 0.3)
     sampler.interruption = Interruption(20, 100, 4, (30, 31, 7))
     mixed, gaps = 0, []
@@ -125,7 +125,7 @@ def test_what_a_full_cache_has_preempted_goes_on_after_a_push(micro, connect, pl
     """Eight blocks for twenty samples of two to four: vLLM throws out what it has begun, and takes
     it up again. Only samples that had no token at the push are asked again. (On a busy machine the
     engine may be done with all twenty before the pause reaches it: then twenty more.)"""
-    monkeypatch.setattr("engines.server_pool.HEALTH_S", 1e6)
+    monkeypatch.setattr("servers.pool.HEALTH_S", 1e6)
     blocks = 9 * block_bytes(micro, torch.float32)                  # one is vLLM's own
     server = Served(micro, tmp_path / "log", f"--kv-cache-memory-bytes {blocks}")
     try:
@@ -169,7 +169,7 @@ def test_what_a_full_cache_has_preempted_goes_on_after_a_push(micro, connect, pl
 def test_a_request_that_began_under_newer_weights_than_its_salt_is_asked_again(
         served, connect, plain, monkeypatch):
     """It could have been served blocks computed under other weights."""
-    monkeypatch.setattr("engines.server_pool.HEALTH_S", 1e6)
+    monkeypatch.setattr("servers.pool.HEALTH_S", 1e6)
     sampler, new = connect(served.url), moved(plain, 0.3)
     push(sampler, plain.named_parameters(), 0)
     hold(sampler)
@@ -188,7 +188,7 @@ def test_a_push_that_breaks_off_leaves_nothing_serving_mixed_weights(
     """Half of the buckets arrive. The server stays paused with its old weights, whole; only a
     complete push, of the next trainer, lets it go on."""
     new = moved(plain, 0.3)
-    monkeypatch.setattr("engines.weight_transfer.BUCKET_BYTES", 30_000)
+    monkeypatch.setattr("servers.weight_transfer.BUCKET_BYTES", 30_000)
     label = ask(sampler, "get", "/weight_info")["weight_version"]
     for request in requests(5, samples=4):
         sampler.submit(request)
@@ -212,7 +212,7 @@ def test_a_server_that_stops_answering_is_given_up_after_the_deadline(
         served, connect, plain, monkeypatch):
     """SIGSTOP: its connections stay open, nothing ever fails by itself. When it goes on, all its
     samples come, once."""
-    monkeypatch.setattr("engines.server_pool.HEALTH_S", 0.2)
+    monkeypatch.setattr("servers.pool.HEALTH_S", 0.2)
     sampler = connect(served.url, deadline_s=4)
     push(sampler, plain.named_parameters(), 0)
     for request in requests(6, samples=5):
@@ -297,7 +297,7 @@ def test_a_server_that_breaks_off_a_load_ends_and_started_again_loses_no_sample(
     """Some layers are new by then and some old, so its worker ends, and vLLM ends the rest. The
     server that takes its place has the folder's weights until it gets the current ones. The last
     group is held back, so some are unfinished for sure."""
-    monkeypatch.setattr("engines.server_pool.HEALTH_S", 20)
+    monkeypatch.setattr("servers.pool.HEALTH_S", 20)
     sampler, new = connect(served.url, deadline_s=240), moved(plain, 0.3)
     push(sampler, new.named_parameters(), 5)
     processes = served.tree
@@ -330,7 +330,7 @@ def test_a_server_killed_during_the_send_serves_nobody(
         served, connect, plain, monkeypatch, capfd):
     """After the first bucket of several. Nothing is left that could serve what arrived, and the
     run ends with a sentence once nobody has come back."""
-    monkeypatch.setattr("engines.weight_transfer.BUCKET_BYTES", 30_000)
+    monkeypatch.setattr("servers.weight_transfer.BUCKET_BYTES", 30_000)
     sampler = connect(served.url)
     push(sampler, plain.named_parameters(), 0)
     early, late = requests(6, samples=4)[:5], requests(6, samples=4)[5]

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import ttest_ind
 
-from artifacts.figures import FORMS, plot_compare, plot_run, save, span, with_interval
-from artifacts.readers import read_curves, read_rows
+from fitting.figures import FORMS, plot_compare, plot_run, save, span, with_interval
+from fitting.readers import read_curves, read_rows
 from fit import LAST, LEVEL, SAME_A, BadInput, compare, fit_curve, held_out, interval
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fit
-from artifacts import readers
+from fitting import readers
 from fit import BadInput, fit_curve
 from made_runs import made, write_run
 

@@ -1,51 +1,23 @@
-"""checks.py: do sampler and trainer agree, and is this model ready for this task?
+"""check.py: is this model ready for this task?
 
-Every run begins with `self_test`. `python scalerl.py --check --config ...` does no more than check:
+`python scalerl.py --check --config ...` does no more than check:
 one line for each check; "ok"; "look": the figure says what to doubt; "bad". All of them ask a
 scalerl.Run for its prompts, samples and rewards, so what is checked is what would run.
 docs/is-it-working.md explains the lines. All of it is ours.
 """
 
 import contextlib
-import sys
 import tempfile
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 from statistics import fmean, median, pstdev
 
-import torch
-
 from artifacts.run_folder import Progress
 from artifacts.step_log import Stopwatch
-from engines.policy import table
-from loss import k3
+from engines.agreement import HEALTHY_KL, self_test
 
-HEALTHY_KL = 0.015          # mean k3 KL at lag 0 in healthy runs (ours, from other projects' logs)
 PROMPTS = 32                # that are asked: a standard error of the pass rate of .09 at most
-
-
-def self_test(run):
-    """How far are the log-probs of sampler and trainer apart, before the first step? If the two
-    compute differently, the importance ratio is wrong before anything is stale. The cure is an fp32
-    LM head on both sides (paper, section 3.2). Asked are two answers to each of eight held-out
-    prompts. Returns {"mismatch/fp32_head/kl_k3": ..., ...} for the log, prints one sentence,
-    and warns on stderr if the two disagree.
-    """
-    sampler, head = run.eval_sampler, "fp32" if run.config.head_fp32 else "bf16"
-    rollouts = run.answers(sampler, list(run.problems.heldout)[:8], samples=2)
-    sampler.log()                       # its decode steps belong to no training step
-    log_ratio = (run.trainer.logprobs(rollouts).cpu()
-                 - table(rollouts, "logprobs", torch.float32))                          # (n, T)
-    log_ratio = log_ratio[table(rollouts, "sampled", torch.bool)]                       # (tokens,)
-    log = {"mean_abs_dlogp": log_ratio.abs().mean().item(),
-           "max_abs_dlogp": log_ratio.abs().max().item(), "kl_k3": k3(log_ratio).mean().item()}
-    print(f"Self-test: sampler and trainer differ in log-prob by {log['mean_abs_dlogp']:.1e} with "
-          f"the {head} head (mean over {len(log_ratio)} tokens, no lag)", flush=True)
-    if log["kl_k3"] > HEALTHY_KL:
-        print("warning: sampler and trainer disagree before the first step (mean k3 KL "
-              f"{log['kl_k3']:.3f}, healthy is below {HEALTHY_KL})", file=sys.stderr)
-    return {f"mismatch/{head}_head/{name}": value for name, value in log.items()}
 
 
 def check(run, steps):

@@ -21,10 +21,10 @@ from served import Fake, connect, drained, free_port, push, until  # noqa: F401
 
 from config import Config, ConfigError
 from engines import load
-from engines.server import ServerError, ServerFailed, check_answer
-from engines.server_pool import ServerPool
-from engines.tls import client_context
-from engines.vllm_servers import ServerSampler
+from servers.server import ServerError, ServerFailed, check_answer
+from servers.pool import ServerPool
+from servers.tls import client_context
+from servers.sampler import ServerSampler
 from sampler import Interruption
 from scaleout.server_command import server_command
 
@@ -123,7 +123,7 @@ class NoChannel:
 @pytest.fixture
 def fake(monkeypatch):
     """Makes fake servers; their channels carry nothing."""
-    monkeypatch.setattr("engines.server.GlooChannel", NoChannel)
+    monkeypatch.setattr("servers.server.GlooChannel", NoChannel)
     made = []
 
     def make(*args, **kwargs):
@@ -161,7 +161,7 @@ def whole(body, number):
     lambda answer: b"\x80\x04not json", lambda answer: answer.clear()])
 def test_a_server_that_answers_wrongly_is_connected_again_and_no_sample_is_lost(
         bad, fake, connect, monkeypatch):
-    monkeypatch.setattr("engines.server_pool.HEALTH_S", 0.1)
+    monkeypatch.setattr("servers.pool.HEALTH_S", 0.1)
 
     def say(body, number):
         answer = whole(body, number)
@@ -344,7 +344,7 @@ def test_busy_time_is_counted_by_slot_and_by_server(monkeypatch):
     """Three servers of four slots, by a clock of our own: 10 s with 3, 0 and (not ready) 1
     requests, then 20 s in which the first is lost and the second has 1."""
     now = [100.0]
-    monkeypatch.setattr("engines.server_pool.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("servers.pool.time", SimpleNamespace(monotonic=lambda: now[0]))
     servers = [SimpleNamespace(state=state, requests=dict.fromkeys(range(n)), slots=4)
                for state, n in (("ready", 3), ("ready", 0), ("stale", 1))]
     pool = ServerPool.__new__(ServerPool)
@@ -417,7 +417,7 @@ def test_nothing_is_sent_during_a_push_and_the_salt_is_the_version(fake, connect
 
 
 def test_tensors_travel_in_buckets_of_one_type_and_none_is_left_out(fake, connect, monkeypatch):
-    monkeypatch.setattr("engines.weight_transfer.BUCKET_BYTES", 30)
+    monkeypatch.setattr("servers.weight_transfer.BUCKET_BYTES", 30)
     server = fake(whole, model_config__dtype="torch.bfloat16")
     sampler = connect(server.url, dtype=torch.bfloat16)
     sampler.push_weights(((f"w{i}", torch.full((3, i + 1), i).T) for i in range(7)), 0)
@@ -461,7 +461,7 @@ def test_a_server_without_progress_is_lost_and_its_samples_are_asked_of_another(
         fake, connect, monkeypatch, capfd):
     """It answers every look, but no request. One that is only slow, and counts tokens, is left in
     peace for longer than the deadline: thirty looks, a tenth of a second apart at least."""
-    monkeypatch.setattr("engines.server_pool.HEALTH_S", 0.1)
+    monkeypatch.setattr("servers.pool.HEALTH_S", 0.1)
     stuck, slow = fake(whole), fake(whole)
     stuck.open.clear()
     slow.open.clear()
@@ -601,7 +601,7 @@ def test_workers_that_do_not_come_to_nccl_are_awaited_until_the_deadline_alone(
 
 
 def test_another_who_uses_the_server_is_noticed(fake, connect, monkeypatch):
-    monkeypatch.setattr("engines.server_pool.HEALTH_S", 0.1)
+    monkeypatch.setattr("servers.pool.HEALTH_S", 0.1)
     server = fake(whole)
     sampler = connect(server.url)
     push(sampler, WEIGHT, 0)
@@ -757,7 +757,7 @@ def test_a_push_that_another_trainer_left_open_is_closed_first(fake, connect):
 def test_while_servers_start_the_last_line_of_each_log_is_said_with_the_time(
         connect, tmp_path, monkeypatch, capfd):
     """Where others have their logs, or another machine has one, the last try's error."""
-    monkeypatch.setattr("engines.server_pool.SAY_S", 0.4)
+    monkeypatch.setattr("servers.pool.SAY_S", 0.4)
     urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
     (tmp_path / "server_1.log").write_text("Initializing\nmodel.safetensors: 3%\rLoading 9%\n\n")
     (tmp_path / "empty").mkdir()

@@ -11,8 +11,8 @@ import pytest
 from conftest import ROOT
 
 import scalerl
-from artifacts import symptoms
-from artifacts.symptoms import SYMPTOMS, Symptom
+from command import symptoms
+from command.symptoms import SYMPTOMS, Symptom
 
 sys.path.insert(0, str(ROOT / "bench"))
 import symptoms as made                                                     # noqa: E402

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fit
-from artifacts import figures, readers
+from fitting import figures, readers
 from conftest import ROOT
 from fit import fit_curve
 from made_runs import made, write_run

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import fit
-from artifacts import fit_report
+from fitting import command as fit_report
 from conftest import ROOT
 from fit import fit_curve
 from made_runs import made, write_run

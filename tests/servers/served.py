@@ -17,8 +17,8 @@ from aiohttp import web
 from conftest import EOS, WORDS
 
 from config import Config
-from engines.server_pool import ServerPool
-from engines.vllm_servers import ServerSampler
+from servers.pool import ServerPool
+from servers.sampler import ServerSampler
 from sampler import Interruption
 from scaleout.server_command import server_command
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 import fit
-from artifacts import figures, readers, symptoms
+from command import symptoms
+from fitting import figures, readers
 
 SAMPLES_SHOWN = 24              # at most
 

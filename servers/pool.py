@@ -28,9 +28,9 @@ from pathlib import Path
 
 import aiohttp
 
-from engines.server import BadAnswer, Server, ServerError, ServerFailed
-from engines.tls import client_context
-from engines.weight_transfer import buckets
+from servers.server import BadAnswer, Server, ServerError, ServerFailed
+from servers.tls import client_context
+from servers.weight_transfer import buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
 RETRY_S = 1.0                           # between two tries to connect one

@@ -1,0 +1,181 @@
+"""settings.py: a run's settings as a TOML file, and what is refused of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import importlib.util
+import json
+import math
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+from config import Config, ConfigError
+
+
+# ------------------------------------------------------------------- 1. What cannot work together
+def check(config):
+    """Raises ConfigError for what cannot work, one sentence each. `typed` has already checked
+    types and choices. The GPUs of this machine and the model are checked later."""
+    def refuse(name, right):
+        raise ConfigError(f"{name} = {getattr(config, name)!r}: {right}")
+
+    # 1. Numbers: what each must be. A nan is refused: it fails every comparison.
+    for rule, holds, names in (
+        ("above zero", lambda x: 0 < x < math.inf, "steps prompts_per_step micro_batch_tokens "
+         "slots prompt_tokens think_max answer_tokens eval_every eval_samples heldout_prompts "
+         "temperature lr eps_max grad_clip tensor_parallel deadline_s"),
+        ("zero or above", lambda x: 0 <= x < math.inf,
+         "warmup_steps weight_decay adam_eps node_rank servers trainers"),
+        ("in [0, 1)", lambda x: 0 <= x < 1, "beta1 beta2 eps_low eps_high"),
+        ("a share, in [0, 1]", lambda x: 0 <= x <= 1, "max_unusable"),
+        ("above zero; above 1 no prompt retires", lambda x: x > 0, "retire_at"),
+        ("-1 (one if there is one), 0, or their number", lambda x: x >= -1, "gpus"),
+        ("in 1..64999: the ports after it are used too", lambda x: 0 < x < 65000, "port"),
+    ):
+        for name in names.split():
+            if not holds(getattr(config, name)):
+                refuse(name, f"must be {rule}")
+
+    # 2. Settings that only make sense together: (name, what is wrong, what would be right).
+    config.schedule()
+    group, longest = config.samples_per_prompt, config.think_max + config.answer_tokens
+    phrase, clips = config.interrupt_phrase, (config.eps_low, config.eps_high)
+    for name, wrong, right in (
+        ("samples_per_prompt", group < 2, "must be 2 or more: an advantage compares samples"),
+        ("slots", group > config.slots, f"must hold the {group} samples of a prompt"),
+        ("think_min", not 1 <= config.think_min <= config.think_max,
+         f"must lie in 1..think_max = {config.think_max}"),
+        ("length_penalty", not 0 <= config.length_penalty <= longest,
+         f"must lie in 0..think_max + answer_tokens = {longest}"),
+        ("think_close", not config.think_close, "must be text: the verifier reads what follows"),
+        ("interrupt_phrase", phrase and config.think_close not in phrase,
+         f"must hold think_close = {config.think_close!r}, or be empty"),
+        ("eps_max", config.eps_max < 1, "must be 1 or above: the ratio starts at 1"),
+        ("eps_high", config.loss == "dapo" and clips[0] >= clips[1], "dapo's upper clip is the "
+         f'wider one, 0.26 in the paper; with eps_low = {clips[0]} it is loss = "grpo"'),
+        # GSPO clips a geometric mean over the sequence, which hardly leaves 1.
+        ("eps_high", config.loss == "gspo" and max(clips) > 0.05,
+         "for gspo give eps_low and eps_high of about 1e-3 (paper)"),
+        ("model", not config.model, "give a Hugging Face folder or name, as models/toy"),
+        ("name", Path(config.name).name != config.name or config.name == "..",
+         "must name one folder, which is made in runs/"),
+    ):
+        if wrong:
+            refuse(name, right)
+
+    # 3. What others read: a tracker, vLLM's command line, a resumed run.
+    for package in ("accelerate", config.log_with) if config.log_with else ():
+        if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
+            refuse("log_with", f"needs a package: pip install {package}")
+    try:
+        words = shlex.split(config.vllm_args)
+    except ValueError as error:
+        refuse("vllm_args", f"cannot be split into options ({error})")
+    if any(re.match(r"--tensor.parallel.size|-tp\b", word) for word in words):
+        refuse("vllm_args", "the tensor parallel size has its own setting, tensor_parallel")
+    to_toml(config)                           # refuses what a resumed run could not read
+
+
+# An environment variable of every trainer that scaleout/launch.py has started: the addresses of its
+# servers, for this start only. A trainer that has this variable starts no processes.
+LAUNCHED = "SCALERL_LAUNCHED"
+
+# What --resume may change. The others have already shaped the run: its data, its samples.
+FREE_TO_CHANGE = {"steps", "eval_every", "log_with", "lr", "warmup_steps", "grad_clip", "eps_max",
+                  "eps_low", "eps_high", "micro_batch_tokens", "recompute_layers",
+                  "compile_layers", "gpus", "servers", "trainers", "tensor_parallel", "vllm_args",
+                  "vllm_url", "hosts", "node_rank", "port", "tls", "deadline_s"}
+
+# Settings of earlier versions: what became of each. The text completes an error message.
+REPLACED = {
+    "max_bad_gold": "was merged into max_unusable, with long_prompts",
+    "long_prompts": "was merged into max_unusable, a share, with max_bad_gold",
+    "eval_prompts": "was merged into heldout_prompts: all held-out prompts are evaluated",
+    "checkpoint_every": "was merged into eval_every: a checkpoint is written at each evaluation",
+    "eval_task_options": "was merged into task_options: one table for each part, by its name",
+    "insecure_network": 'was merged into tls: tls = "none"',
+    "pipeline_parallel": "is gone: start such servers yourself and name them in vllm_url",
+    "data_parallel": "is gone: start such servers yourself and name them in vllm_url",
+    "start_deadline_s": "was merged into deadline_s: a start may take 3 times as long",
+    "threads": "is gone: set OMP_NUM_THREADS in the environment",
+    "top_p": "is gone: anything but 1 would bias every importance ratio",
+}
+
+
+# ----------------------------------------------------------------- 2. From files, and back
+def did_you_mean(word, known, form="{!r}", otherwise=""):
+    """The question to add to "... is unknown", with the nearest known word; else `otherwise`.
+
+    >>> did_you_mean("toi", ["toy", "math"])
+    ", did you mean 'toy'?"
+    """
+    near = difflib.get_close_matches(word, known, 1)
+    return f", did you mean {form.format(near[0])}?" if near else otherwise
+
+
+def typed(name, value, kind):
+    """`value`, from TOML or the command line, as the type of its field; an int counts as a float.
+
+    >>> typed("lr", "1e-6", float), typed("steps", "7", int), typed("lr", 1, float)
+    (1e-06, 7, 1.0)
+    """
+    if choices := get_args(kind):                   # a Literal
+        if value not in choices:
+            names = ", ".join(choice or '""' for choice in choices)
+            raise ConfigError(f"{name} = {value!r}: use one of {names}")
+        return value
+    found = float(value) if kind is float and type(value) is int else value
+    if isinstance(value, str) and kind is not str:
+        read = {int: int, float: float, dict: json.loads,
+                bool: {"true": True, "false": False}.get}[kind]
+        with contextlib.suppress(ValueError):       # not readable: still text, refused below
+            found = read(value)
+    if type(found) is not kind:                     # not isinstance: True is an int
+        raise ConfigError(f"{name} = {value!r}: should be of type {kind.__name__}")
+    return found
+
+
+def read_toml(path):
+    """The settings in a TOML file, as {name: value}. Raises ConfigError: there is no file, it is
+    not TOML, or one of its keys is no setting."""
+    try:
+        values = tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except ValueError as error:                     # no TOML, or no text
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    known = [f.name for f in dataclasses.fields(Config)]
+    for name in (name for name in values if name not in known):
+        raise ConfigError(f"{path}: " + (
+            f"{name} {REPLACED[name]}" if name in REPLACED else
+            f"unknown key {name!r}{did_you_mean(name, known)}"))
+    return values
+
+
+def make_config(values):
+    """A Config with these {name: value} over the defaults; a run without a name gets one."""
+    kinds = get_type_hints(Config)
+    config = Config(**{name: typed(name, value, kinds[name]) for name, value in values.items()})
+    if not config.name:
+        config.name = "-".join([Path(config.model).name, config.task.replace(":", "-"),
+                                f"seed{config.seed}"]).replace("/", "-")
+    return config
+
+
+def to_toml(config):
+    """All settings as TOML. Strings are written as in JSON. TOML can read them, if characters
+    beyond ASCII are not escaped. Raises ConfigError for null, which TOML does not have."""
+    def render(value):
+        if value is None:
+            raise ConfigError("options cannot hold null: leave the option out")
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{render(k)} = {render(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, list):
+            return "[" + ", ".join(map(render, value)) + "]"
+        return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    return "".join(f"{k} = {render(v)}\n" for k, v in dataclasses.asdict(config).items())

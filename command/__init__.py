@@ -1,0 +1,1 @@
+"""the command line of scalerl.py."""

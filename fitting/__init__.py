@@ -1,0 +1,1 @@
+"""the command of fit.py."""
