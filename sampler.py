@@ -29,7 +29,7 @@ first n slots.
 
 import functools
 from collections import Counter, deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Iterable, Protocol
 
@@ -63,6 +63,20 @@ class Rollout:
     finish_reason: str          # "stop": ended by itself | "length": truncated at its limit
     interrupted: bool           # the phrase was appended
     task: str = ""
+
+
+@dataclass
+class Group:
+    """The samples of one prompt, from its admission until a step consumes them (scalerl.py)."""
+    group_id: int
+    prompt_id: str
+    start: int                  # the weights' version at admission
+    size: int                   # G
+    rollouts: list[Rollout] = field(default_factory=list)       # the finished samples
+
+    @property
+    def finished(self):
+        return len(self.rollouts) == self.size
 
 
 def restored(kind, fields):

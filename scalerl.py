@@ -1,27 +1,33 @@
 """scalerl.py: train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
     python scalerl.py --config configs/demo.toml               a toy model, on a laptop, in minutes
-    python scalerl.py --config configs/demo.toml --config configs/loo/dapo_loss.toml --name dapo
-                                                               the same, one decision changed
     python scalerl.py --model Qwen/Qwen3-8B --task polaris-53k --gpus 8
     python fit.py runs/demo                                    fit its curve, predict more compute
 
 Reinforcement learning for language models, one step: the model answers P prompts, G times each; a
-verifier marks each answer right or wrong; training makes the right ones more likely. ScaleRL is a
-choice at each point of that loop. The parts of this file, in the order of a step:
+verifier marks each answer right or wrong; training makes the right ones more likely. If you know
+GRPO, you know most of it. ScaleRL is GRPO, but:
 
-  1. Curriculum   which prompt is asked next; learned prompts are not asked again (paper, sec. 3.2)
-  2. Pacer        a token is at most k steps old when it is trained on            (sec. 3.1)
-  3. Batch        groups of equal rewards are left out                            (sec. 3.2)
-  4. Trainer      log-probs, advantages, CISPO, AdamW: one optimizer step         (sec. 2 to 4)
-  5. Run          the loop: generate, reward, train, evaluate (the points of the curve)
-  6. main         the command line, and how a run ends
+    generation never stops: samples go on while weights change, up to 8 steps old    part 2, sec. 3.1
+    the loss weighs a token by its capped ratio (CISPO) where PPO clips              loss.py, 3.2
+    advantages are divided by the std of the batch, tokens averaged by prompt        loss.py, 3.2
+    groups of equal rewards leave the batch; learned prompts are not asked again     part 3, 1, 3.2
+    logits are fp32, in the trainer and in the sampler                               loss.py, 3.2
+    long thinking is interrupted and answered                                        sampler.py, 4
+    no KL penalty, no value network
+
+The parts of this file, in the order of a step; "sec." is a section of the paper:
+
+  1. Curriculum   which prompt is asked next
+  2. Pacer        a token is at most k steps old when it is trained on
+  3. Batch        what is trained on, as tensors: made once
+  4. Trainer      log-probs, loss, gradient, AdamW: one optimizer step
+  5. Run          the loop: generate, reward, train, push the weights, evaluate
 
 "Ours" marks what the paper does not say: the pacer's rule (part 2), what counts as compute
-(engines/compute.py), and some numbers (config.py). "Part" is a part of a file of ours, "sec." a
-section of the paper.
+(engines/compute.py), and some numbers (config.py).
 
-Read next: loss.py, the mathematics of part 4; sampler.py, generation; fit.py, the curve.
+Read before: config.py, the settings. Next: loss.py, then sampler.py, then fit.py.
 
 Axes: P prompts in a step, G samples of a prompt, N = P*G samples, T tokens of the longest output
 (shorter ones are padded on the right). The version of the weights is the number of optimizer steps
@@ -30,32 +36,27 @@ taken. A `Rollout` is one sample, with the log-prob and the version of every tok
 
 import math
 import random
-import signal
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from statistics import fmean
 
 import torch
 
+from loss import (advantages, length_penalty, merge_stats, policy_loss, token_logprobs,
+                  token_weights, zero_variance)
+from sampler import Group, Request, Rollout
+# Machinery, to be skipped at first: how a forward pass is laid out, and what a run writes down.
 from artifacts import checkpoint
-from artifacts import settings
-from artifacts.run_folder import Progress, RunFolder
-from artifacts.step_log import Stopwatch, describe, eval_metrics, log_step
-from command.options import parse
-from config import ConfigError
-from engines import load
-from command.check import check, self_test
+from artifacts.run_folder import Progress
+from artifacts.step_log import Stopwatch, log_evaluation, log_step
+from engines import load, packed
+from engines.agreement import self_test
 from engines.compute import Compute
-from engines.policy import micro_batches, table
-from servers.pool import ServerError
+from engines.head import logits_chunk
+from engines.packed import micro_batches
 from engines.trained_model import TrainedModel
-from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,
-                  zero_variance)
-from sampler import Request, Rollout, restored
-from scaleout.launch import instead_of_training
-from scaleout.team import Stopped, make_team, stop_on_signals
-from tasks import TaskError, Verifier, load_problems
 
 # ------------------------------------------------------------------------------- 1. Curriculum
 class Curriculum:
@@ -75,7 +76,7 @@ class Curriculum:
     def next(self):
         """The next prompt's id, or None when all have retired. Each epoch is shuffled by (seed,
         epoch), so a resumed run visits the same prompts."""
-        if self.cursor == len(self.order):          # an epoch is over
+        if self.cursor == len(self.order):          # an epoch is over, or none has begun (0 == 0)
             self.active = [prompt for prompt in self.active if not self.learned(prompt)]
             if not self.active:
                 return None
@@ -95,13 +96,6 @@ class Curriculum:
         old = self.history.get(prompt, (0, 0))
         self.history[prompt] = [old[0] + correct, old[1] + samples]
 
-    def state(self):
-        """For a checkpoint: all of it, as JSON."""
-        return dict(vars(self))
-
-    def load_state(self, state):
-        vars(self).update(state)
-
 
 # ------------------------------------------------------------------------------------ 2. Pacer
 # Generation does not wait for training (paper, sec. 3.1), so most tokens come from older weights.
@@ -110,20 +104,6 @@ class Curriculum:
 # on how many sequences are decoded at once (`slots`). Simulated with P 48, G 16, k 8 and lognormal
 # lengths, the mean lag is 1.2 with 256 slots, and 6.2 with 6,912 = (k + 1) * P * G, the most that
 # the pacer admits.
-@dataclass
-class Group:
-    """The G samples of one prompt, from admission until the trainer has consumed them."""
-    group_id: int
-    prompt_id: str
-    start: int                                      # the weights' version at admission
-    size: int                                       # G
-    rollouts: list[Rollout] = field(default_factory=list)       # the finished samples
-
-    @property
-    def finished(self):
-        return len(self.rollouts) == self.size
-
-
 class PipelinePacer:
     """PipelineRL-k: generation goes on all the time, and no token is more than k versions old.
 
@@ -155,7 +135,7 @@ class PipelinePacer:
         return group
 
     def no_more_prompts(self):
-        """Every prompt has retired. Only PPOPacer needs to know."""
+        """Every prompt has retired. This pacer goes on with what is outstanding."""
 
     def take(self, version):
         """The P groups of the step on weights `version`. None: not yet, keep generating."""
@@ -175,20 +155,19 @@ class PipelinePacer:
         that many of the groups left behind may have a deadline of v or earlier (the test of
         earliest-deadline-first scheduling). For v >= version + k this always holds: admission
         leaves at most k * P groups behind.
+
+        Example, k = 2 and P = 1. Groups a, b (slow) and c (quick) start at version 0: deadline 2.
+        Version 0 takes c. Groups a and b are left for versions 1 and 2: enough time. Group d
+        starts at version 1 and is quick. Version 1 may not take d: a and b would be left for
+        version 2 alone, which holds one group. The trainer waits until a or b has finished.
         """
         chosen = {group.group_id for group in taken}
         deadlines = [g.start + self.k for g in self.groups.values() if g.group_id not in chosen]
-        return all(sum(deadline <= v for deadline in deadlines) <= (v - version) * self.P
-                   for v in range(version, version + self.k))
-
-    def state(self):
-        return vars(self) | {"groups": [asdict(group) for group in self.groups.values()]}
-
-    def load_state(self, state):
-        groups = [Group(**fields) for fields in state["groups"]]
-        for group in groups:
-            group.rollouts = [restored(Rollout, fields) for fields in group.rollouts]
-        vars(self).update(state | {"groups": {group.group_id: group for group in groups}})
+        for v in range(version, version + self.k):
+            due = [deadline for deadline in deadlines if deadline <= v]
+            if len(due) > (v - version) * self.P:
+                return False
+        return True
 
 
 class PPOPacer(PipelinePacer):
@@ -208,6 +187,7 @@ class PPOPacer(PipelinePacer):
         return group
 
     def no_more_prompts(self):
+        """The last round is smaller, and may begin."""
         self.collecting = False
 
     def take(self, version):
@@ -240,213 +220,270 @@ def effective_batch(rollouts, rewards, config):
     keep = ~equal if config.zero_variance_filter else torch.ones_like(equal)
     kept = [r for p in range(P) if keep[p] for r in rollouts[p * G: (p + 1) * G]]
     log = {"reward/mean": rewards.mean().item(), "reward/std": rewards.std().item(),
-           # A correct sample has 1, less a length penalty of at most 1; a wrong one has -1.
-           "pass_rate": (rewards >= 0).float().mean().item(),
            "frac_reward_zero_std": equal.float().mean().item(),
            "prompts/consumed": P, "prompts/trained": int(keep.sum())}
     return kept, rewards[keep], log
 
 
-# ---------------------------------------------------------------------------------- 4. Trainer
-class Trainer(TrainedModel):
-    """One step of training. The base class (engines/trained_model.py) has model, tokenizer, device,
-    `policy` (the forward pass) and `optimizer` (AdamW), and, for samplers and checkpoints: weights,
-    log-probs, save, load.
+def table(rollouts, name, dtype):
+    """A list that each rollout has, as `sampled` or `versions`, -> one tensor (N, T), padded with
+    zeros on the right. Column t is token t of the output."""
+    rows = [torch.tensor(getattr(r, name), dtype=dtype) for r in rollouts]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
-    config  the settings (config.py)
-    team    the processes that train together (scaleout/team.py). With one process,
-            team.mine(batches, ...) is all batches, each with share 1; team.backward(loss) is
-            loss.backward(); team.all(x) is [x]; team.whole(x) is x; finish_gradients does nothing.
+
+@dataclass
+class Batch:
+    """The samples of one optimizer step, a row each. A micro-batch is some of its rows."""
+    rollouts: list[Rollout]             # N of them
+    behavior_logprobs: torch.Tensor     # (N, T) log μ, as the sampler recorded it
+    lags: torch.Tensor                  # (N, T) the weights' version now minus the token's own
+    advantages: torch.Tensor            # (N,)   one for all tokens of a sample
+    weights: torch.Tensor               # (N, T) share of each token in the loss; 0: not trained on
+
+    def rows(self, indices, device):
+        """A micro-batch: the rows with these indices, cut to the longest output among them."""
+        rollouts = [self.rollouts[i] for i in indices]
+        T = max(len(r.output_ids) for r in rollouts)
+        return Batch(rollouts, *(x.to(device) for x in (
+            self.behavior_logprobs[indices, :T], self.lags[indices, :T], self.advantages[indices],
+            self.weights[indices, :T])))
+
+
+def make_batch(rollouts, rewards, version, config):
+    """The `Batch` of the next optimizer step: all that is averaged over the step is computed here,
+    once. So it does not matter how its samples are divided among micro-batches and processes.
+
+    rollouts (P*G), group by group; rewards (P, G): the groups that `effective_batch` has kept;
+    version: of the weights before the step.
+    """
+    P, G = rewards.shape
+    # In the loss: tokens that the policy sampled, not those of the forced phrase.
+    mask = table(rollouts, "sampled", torch.bool)                                       # (N, T)
+    if config.overlong_filter:          # ablation: a truncated sample gives no gradient, but it
+                                        # still counts in the mean and the std of the rewards
+        mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])           # (N, 1)
+    return Batch(
+        rollouts, table(rollouts, "logprobs", torch.float32),
+        version - table(rollouts, "versions", torch.long),
+        advantages(rewards, norm=config.advantage_norm).flatten(),
+        token_weights(mask, torch.arange(P * G) // G, aggregation=config.aggregation))
+
+
+# ----------------------------------------------------------------------- 4. Policy and trainer
+class Policy(torch.nn.Module):
+    """log π of the tokens that were sampled: one forward pass over some rollouts.
+
+    model        a transformers causal LM after `packed.prepare`, with fp32 weights
+    temperature  the sampler's
+    dtype        of the computation: the weights' own, or bfloat16
+    head_fp32    logits in fp32 (paper, sec. 3.2), or as a bf16 head would round them
+
+    A module, because FSDP2 gathers the shards of a weight only inside a module's `forward`: so
+    log-probs, which need the weight of the head, are computed in there.
     """
 
-    def step(self, rollouts, rewards, version):
-        """One optimizer step on an effective batch. Returns metrics of it.
+    def __init__(self, model, *, temperature=1.0, dtype=torch.float32, head_fp32=True):
+        super().__init__()
+        self.model = model
+        self.temperature, self.dtype, self.head_fp32 = temperature, dtype, head_fp32
+        # The layers that FSDP2 shards. (This class has no `get_input_embeddings`: accelerate would
+        # shard embedding and head alone, around calls of `lm_head` that nobody makes.)
+        self._no_split_modules = model._no_split_modules
+        if dtype == torch.bfloat16:
+            packed.round_between_products(model, dtype)
 
-        rollouts (P*G), group by group; rewards (P, G), P here: the groups that the filter has kept;
-        version: of the weights before the step. Raises FloatingPointError when a log-prob, the loss
-        or the gradient is not finite.
+    def forward(self, rollouts):
+        """log π and entropy (without a gradient) of n rollouts, each (n, T) float32, where T is the
+        longest output; 0 for forced tokens and for padding."""
+        head = self.model.get_output_embeddings().weight                                # (V, H)
+        # One row of tokens: the prompt of each group once, then all outputs (engines/packed.py).
+        row = packed.pack_rollouts(rollouts, dtype=self.dtype, device=head.device)
+        # Forced tokens are part of the row, but nobody needs their log-probs.
+        drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)
+        bf16 = self.dtype == torch.bfloat16
+        with torch.autocast(head.device.type, self.dtype, enabled=bf16):
+            hidden = packed.forward(self.model, row.input_ids, row.position_ids, row.attend)
+            # The shift by one: a token is predicted by the state of the token before it. row.predict
+            # is the place of that one in the row; row.targets are the tokens themselves.
+            logprobs, entropy = token_logprobs(
+                hidden[row.predict[drawn]], head, row.targets[drawn], temperature=self.temperature,
+                head_fp32=self.head_fp32, chunk_tokens=logits_chunk(len(head)))
+        # Back to the shape of `Batch`: token t of sample i stands in [i, t].
+        where = row.sample[drawn], row.column[drawn]
+        T = max(len(r.output_ids) for r in rollouts)
+        return tuple(x.new_zeros(len(rollouts), T).index_put(where, x) for x in (logprobs, entropy))
+
+
+class Trainer(TrainedModel):
+    """The model, its optimizer, and one step of training. `TrainedModel` adds what samplers and
+    checkpoints ask for: logprobs, weights, save, load.
+
+    config  the settings (config.py)
+    team    the processes that train together (scaleout/team.py). With one process
+            team.mine(batches) is all batches; team.loss(f, x, ..) is f(x, ..);
+            team.finish(policy, stats) is stats; team.whole(x) is x.
+    """
+
+    def __init__(self, config, team):
+        self.config, self.team = config, team
+        torch.manual_seed(config.seed)
+        with team.during("start"):              # a deadline, and a sentence if memory is too small
+            # fp32 weights, and so fp32 moments: at lr 5e-7 a bf16 weight would not move.
+            self.model, self.tokenizer, self.device, self.dtype = load.load_trained(
+                config, team.size)
+            policy = Policy(self.model, temperature=config.temperature, dtype=self.dtype,
+                            head_fp32=config.head_fp32)
+            # The paper's epsilon is 1e-15 and its weight decay .01; it does not give the betas.
+            optimizer = torch.optim.AdamW(
+                self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
+                eps=config.adam_eps, weight_decay=config.weight_decay, fused=True)
+            self.policy, self.optimizer = team.prepare(policy, optimizer, self.tokenizer)
+
+    def update(self, rollouts, rewards, version):
+        """Update the weights once. Returns (1, metrics); (0, metrics) if nothing can be learned:
+        then the weights stay as they are.
+
+        rollouts, rewards, version as in `make_batch`. Raises FloatingPointError when a log-prob,
+        the loss or the gradient is not finite.
         """
-        config, (P, G) = self.config, rewards.shape
-        nothing = {"optimizer_step": 0, "tokens/trained": 0}      # the weights stay as they are
-        if not rollouts:                # the filter has left no group
-            return nothing
-        # In the loss: tokens that the policy sampled, not those of the forced phrase. `table` makes
-        # (N, T) of a list in each rollout, padded with zeros.
-        mask = table(rollouts, "sampled", torch.bool)                                   # (N, T)
-        if config.overlong_filter:      # ablation: a truncated sample gives no gradient, but it
-                                        # still counts in the mean and the std of the rewards
-            mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])       # (N, 1)
-        if not mask.any():
-            return nothing
-        # Everything that is averaged over the step is computed here, once, over the whole step.
-        # So it does not matter how its samples are divided among micro-batches and processes.
-        advantage = advantages(rewards, norm=config.advantage_norm).flatten()           # (N,)
-        weights = token_weights(mask, torch.arange(P * G) // G,
-                                aggregation=config.aggregation)                         # (N, T)
-        # The ratio's denominator: the log-probs that the sampler recorded (paper, sec. 2).
-        behavior = table(rollouts, "logprobs", torch.float32)                           # (N, T)
-        lags = version - table(rollouts, "versions", torch.long)                        # (N, T)
+        config = self.config
+        batch = make_batch(rollouts, rewards, version, config) if rollouts else None
+        if batch is None or not batch.weights.any():        # no group, or no token, is left
+            return 0, {"tokens/trained": 0}
 
-        # A micro-batch is what fits into memory together. The gradients add up to the step's.
-        stats, error = [], ""
-        batches = micro_batches(rollouts, config.micro_batch_tokens, self.team.size)
-        for batch, share in self.team.mine(batches, rollouts):
-            # batch: indices of rollouts. The forward pass (engines/policy.py) takes all tokens of
-            # these as one row and ends in `loss.token_logprobs`, the fp32 head. share is 1.0, or
-            # 0.0 for a repeated micro-batch: all processes must run equally many backward passes.
-            logprobs, entropy = self.policy([rollouts[i] for i in batch])               # (n, t)
-            # Column j is the same token in `table` and in logprobs, which is only cut to t tokens.
-            log_mu, w, lag = (x[batch, : logprobs.shape[1]].to(logprobs.device)
-                              for x in (behavior, weights, lags))                       # (n, t)
+        # 1. The gradient. A micro-batch is what fits into memory together; gradients add up.
+        stats = []
+        for indices in self.team.mine(micro_batches(
+                rollouts, config.micro_batch_tokens, self.team.size), rollouts):
+            part = batch.rows(indices, self.device)
+            logprobs, entropy = self.policy(part.rollouts)                              # (n, t)
             if config.behavior == "recomputed":
                 # Ablation: the log-probs of this same forward pass, so that the ratio is always 1.
-                log_mu = logprobs.detach()
-            try:
-                loss, stat = policy_loss(
-                    logprobs, log_mu, advantage[batch].to(logprobs.device), share * w,
-                    loss=config.loss, eps_max=config.eps_max, eps_low=config.eps_low,
-                    eps_high=config.eps_high, lags=lag, entropy=entropy)
-            except ValueError as problem:
-                # Raised after the loop, else other processes would wait in `backward` for ever.
-                loss, stat, error = 0 * logprobs.sum(), {}, str(problem)
-            self.team.backward(loss)            # adds to the gradient of the step
+                part.behavior_logprobs = logprobs.detach()
+            loss, stat = self.team.loss(
+                policy_loss, logprobs, part.behavior_logprobs, part.advantages, part.weights,
+                loss=config.loss, eps_max=config.eps_max, eps_low=config.eps_low,
+                eps_high=config.eps_high, lags=part.lags, entropy=entropy)
+            loss.backward()
             stats.append(stat)
-        self.team.finish_gradients(self.policy)         # the sum over all processes
+        # Sums, minima and maxima of each micro-batch, merged exactly.
+        log = merge_stats(self.team.finish(self.policy, stats))
 
-        # Numbers for the log: sums, minima and maxima of each micro-batch, merged exactly.
-        parts = self.team.all({"stats": stats, "error": error})
-        if errors := [part["error"] for part in parts if part["error"]]:
-            raise FloatingPointError(f"version {version}: {errors[0]}")
-        log = merge_stats([stat for part in parts for stat in part["stats"]])
-        # The clip of the global norm is ours.
+        # 2. Clip the global norm (ours).
         norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), config.grad_clip)
         norm = self.team.whole(norm).item()
         if not (math.isfinite(norm) and math.isfinite(log["loss"])):
             raise FloatingPointError(f"version {version}: loss {log['loss']}, gradient norm {norm}")
 
-        # Linear warm-up over optimizer steps, then constant (paper: 100 steps, 5e-7).
+        # 3. AdamW. Linear warm-up over optimizer steps, then constant (paper: 100 steps, 5e-7).
         lr = config.lr * min(1.0, (version + 1) / max(1, config.warmup_steps))
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = lr
-        self.optimizer.step()                           # AdamW
+        self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return log | {"optimizer_step": 1, "tokens/trained": int(mask.sum()), "grad_norm": norm,
-                      "lr": lr}
+        return 1, log | {"tokens/trained": int((batch.weights > 0).sum()), "grad_norm": norm,
+                         "lr": lr}
 
 
 # -------------------------------------------------------------------------------------- 5. Run
 class Run:
-    """One training run: its problems, trainer, samplers and folder, and the loop over its steps.
-    The data flow: problem, request, rollout, reward, batch, gradient, weights, back to the sampler.
+    """One training run: its parts, and the loop over its steps.
 
-    trainer   a `Trainer`; with several processes a proxy that calls every process's Trainer
-    folder    runs/NAME (artifacts/run_folder.py)
+    trainer                a `Trainer`; with several processes it stands for one in each
+    problems               what is asked: `train` and `heldout` {id: Problem}, `prompts` {id: token
+                           ids} (tasks/problems.py)
+    verifier               is an answer right? (tasks/verifier.py)
+    sampler, eval_sampler  generation (sampler.py), for training and for evaluations
+    folder                 runs/NAME (artifacts/run_folder.py)
     """
 
-    def __init__(self, config, trainer, folder):
+    def __init__(self, config, trainer, problems, verifier, sampler, eval_sampler, folder):
         self.config, self.trainer, self.team, self.folder = config, trainer, trainer.team, folder
-        tags = (config.think_open.strip() or "<think>", config.think_close)
-        # Is an answer right?
-        self.verifier = Verifier(unsafe_code=config.unsafe_code, think_tags=tags)
-        # What is asked: `train`, `heldout` {id: Problem}, `prompts` {id: token ids}.
-        self.problems = load_problems(config, trainer.tokenizer, self.verifier)
-        # Generation. `during` puts a deadline on what could hang (scaleout/team.py).
-        with self.team.during("start"):
-            self.sampler, self.eval_sampler = load.make_samplers(
-                config, trainer, self.problems.prompt_tokens)
-        self.curriculum = Curriculum(self.problems.train, config.retire_at, config.seed)
+        self.problems, self.verifier = problems, verifier
+        self.sampler, self.eval_sampler = sampler, eval_sampler
+        self.curriculum = Curriculum(problems.train, config.retire_at, config.seed)
         self.pacer = make_pacer(config)
         # The compute so far, x of the curve.
-        self.compute = Compute(trainer.model, self.team.size + self.sampler.devices, trainer.device)
-        self.step = 0                   # count of train steps; `train_on` adds one
-        self.version = 0                # optimizer steps taken: a step without one is possible
+        self.compute = Compute(trainer.model, self.team.size + sampler.devices, trainer.device)
+        self.step = 0                   # steps of this loop so far
+        self.version = 0                # optimizer steps taken: a step of the loop may take none
         self.evaluated = None           # the step of the last evaluation
         self.best = -1.0                # pass rate of the best evaluation
         self.generated = 0              # tokens of the samples that finished since the last step
-        self.stop = 0                   # the signal that has asked for an end; 0: none has
 
     # -- the loop -----------------------------------------------------------------------------
 
     def train(self):
-        """Train until `steps`, or until every prompt has retired. Returns the closing sentence.
-
-        Raises ServerError, after a checkpoint, when no server is left to generate.
-        """
-        self.folder.track()
-        try:
-            ending = self.loop()
-        except (Stopped, ServerError) as why:       # between two decode steps, not in a train step
-            if self.evaluated is not None:
-                self.folder.save(self)
-            if isinstance(why, Stopped):
-                return f"Stopped at step {self.step}; {self.folder.resume_hint()}."
-            raise
-        self.save_model(self.folder.path / "model")
-        return ending
-
-    def loop(self):
-        """All steps and evaluations that are left. Returns why there are no more."""
-        config = self.config
-        if self.evaluated is None:      # a new run: no evaluation so far
+        """Train until `steps`, or until every prompt has retired. Returns the closing sentence."""
+        if self.evaluated is None:              # a new run: no evaluation so far
             self.push_weights()
+            agreement = self_test(self)         # do sampler and trainer compute alike?
             self.folder.append("metrics.jsonl", {"step": 0, "version": 0} | self.problems.log
-                               | self_test(self))
+                               | agreement)
         self.evaluate_if_due()
-        with Progress(config.steps, self.step) as progress:
-            while self.step < config.steps:
-                watch = Stopwatch()
-                # Samples of later steps are in flight already when this step's are complete.
-                groups = self.generate()
-                watch.lap("generate")
-                if groups is None:
+        with Progress(self.config.steps, self.step) as progress:
+            while self.step < self.config.steps:
+                line = self.train_step()
+                if line is None:
                     break
-                progress.show(self.train_on(groups, watch))
+                progress.show(line)
+                self.save_if_due()              # first: an evaluation can take hours
                 self.evaluate_if_due()
-                if self.step % config.eval_every == 0:
-                    self.folder.save(self)
         if self.evaluated != self.step:
             self.evaluate()
         self.folder.save(self)
-        if self.step >= config.steps:
+        self.save_model(self.folder.path / "model")
+        if self.step >= self.config.steps:
             return f"Done: {self.step} steps."
         return (f"Done after {self.step} steps: every prompt has retired (pass rate >= "
-                f"{config.retire_at}); {len(self.pacer.groups)} groups, fewer than a step's worth, "
-                "are left untrained.")
+                f"{self.config.retire_at}); {len(self.pacer.groups)} groups, fewer than a step's "
+                "worth, are left untrained.")
 
-    def train_on(self, groups, watch):
-        """One step on the P groups that the pacer has handed out. Returns its line in the log."""
-        # 1. Reward: +1 for a right answer, -1 for any other.
+    def train_step(self):
+        """One step, from prompts to new weights. Returns its line in the log; None: no prompts."""
+        watch, config = Stopwatch(), self.config
+        # 1. Generate. Samples of later steps are in flight already when this step's are complete.
+        groups = self.generate()
+        watch.lap("generate")
+        if groups is None:
+            return None
+
+        # 2. Reward: +1 for a right answer, -1 for any other.
         rollouts, rewards, log = self.reward(groups)
         watch.lap("verify")
+
         # The promise of the pacer is checked for every token, and not only for every sample.
         versions = [version for rollout in rollouts for version in rollout.versions]
-        lag = self.version - min(versions)
+        lag, mean_lag = self.version - min(versions), self.version - fmean(versions)
         assert lag <= self.pacer.k, f"lag {lag}, but k = {self.pacer.k}"
-        # 2. Train on what is left after the filter.
-        batch, batch_rewards, metrics = effective_batch(rollouts, rewards, self.config)
-        trained = self.train_step(batch, batch_rewards)
-        log |= metrics | trained | {"lag/max": lag,
-                                    "lag/mean": self.version - sum(versions) / len(versions)}
+
+        # 3. Train on what is left after the filter. Samples of a step that fails go to a file.
+        batch, batch_rewards, metrics = effective_batch(rollouts, rewards, config)
+        with self.folder.bad_step(self, batch), self.team.during("train", self.version):
+            stepped, trained = self.trainer.update(batch, batch_rewards, self.version)
         watch.lap("train")
-        # 3. Push the new weights, in flight: running sequences keep their keys and values, which
+
+        # 4. Push the new weights, in flight: running sequences keep their keys and values, which
         #    older weights have computed, and go on with the new weights (PipelineRL).
-        self.version += log["optimizer_step"]
+        self.version += stepped
         self.push_weights()
         watch.lap("sync")
-        # 4. Write the step down.
+
+        # 5. Write the step down.
         self.step += 1
-        self.compute.add_step(rollouts, batch if log["optimizer_step"] else [],
-                              self.config.samples_per_prompt, self.generated, watch.total)
+        self.compute.add_step(rollouts, batch if stepped else [], config.samples_per_prompt,
+                              self.generated, watch.total)
+        log |= metrics | trained | {"optimizer_step": stepped, "lag/max": lag, "lag/mean": mean_lag}
         line = log_step(self, groups, rewards, log, watch)
         self.generated = 0
         return line
 
     def generate(self):
         """Generate until the pacer has the next step's groups. None: the prompts have run out."""
-        if self.stop:
-            raise Stopped
         # On servers, samples have finished while the trainer trained: their slots are free now.
-        self.collect(self.sampler.finished())
+        with self.team.during("generate", self.version):
+            self.collect(self.sampler.finished())
         while True:
             self.admit()
             groups = self.pacer.take(self.version)
@@ -470,9 +507,7 @@ class Run:
     def decode(self, sampler):
         """One decode step: a token more for every running sequence in this process; on servers, a
         short wait. Returns the samples that have finished."""
-        if self.stop:
-            raise Stopped
-        with self.team.during("generate", self.version):
+        with self.team.during("generate", self.version):    # a deadline; here a run can be stopped
             return sampler.step()
 
     def collect(self, rollouts):
@@ -482,28 +517,21 @@ class Run:
             self.generated += sum(rollout.sampled)
 
     def reward(self, groups):
-        """(rollouts (P*G), rewards (P, G), the verifier's metrics); also tells the curriculum."""
+        """(rollouts (P*G), rewards (P, G), metrics); also tells the curriculum."""
         config, G = self.config, self.config.samples_per_prompt
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        rewards, log = self.verifier.rewards(rollouts, self.problems.train, self.trainer.tokenizer)
-        rewards = torch.tensor(rewards).view(-1, G)                                     # (P, G)
-        for group, row in zip(groups, rewards):
-            self.curriculum.record(group.prompt_id, int((row > 0).sum()), G)
+        verdicts, log = self.verifier.rewards(
+            rollouts, self.problems.train, self.trainer.tokenizer)
+        right = torch.tensor(verdicts).view(-1, G) > 0                                  # (P, G)
+        for group, row in zip(groups, right):
+            self.curriculum.record(group.prompt_id, int(row.sum()), G)
+        rewards = torch.where(right, 1.0, -1.0)     # paper, sec. 2; truncated ones are wrong (ours)
         if config.length_penalty:       # the paper's ablation: correct samples alone pay for length
             lengths = torch.tensor([len(r.output_ids) for r in rollouts]).float().view(-1, G)
-            rewards += (rewards > 0) * length_penalty(
+            rewards += right * length_penalty(
                 lengths, l_max=config.think_max + config.answer_tokens,
                 l_cache=config.length_penalty)
-        return rollouts, rewards, log
-
-    def train_step(self, rollouts, rewards):
-        """`Trainer.step`. If a number is not finite, the samples go to a file and the run ends."""
-        try:
-            with self.team.during("train", self.version):
-                return self.trainer.step(rollouts, rewards, self.version)
-        except (FloatingPointError, ValueError) as error:
-            raise RuntimeError(f"step {self.step + 1} stopped: {error}; its samples are in "
-                               f"{self.folder.write_bad_step(rollouts)}") from None
+        return rollouts, rewards, {"pass_rate": right.float().mean().item()} | log
 
     def push_weights(self, sampler=None):
         """Copy the trainer's weights to a sampler (default: training's), between decode steps."""
@@ -518,6 +546,11 @@ class Run:
         if self.evaluated != self.step and self.step % self.config.eval_every == 0:
             self.evaluate()
 
+    def save_if_due(self):
+        """A checkpoint before every evaluation, so that one that is killed in it loses no step."""
+        if self.step % self.config.eval_every == 0:
+            self.folder.save(self)
+
     def evaluate(self):
         """Answer the held-out prompts with a separate sampler. With transformers on a CPU, weights,
         seed and step determine the result. vLLM goes on with the running sequences meanwhile."""
@@ -525,18 +558,13 @@ class Run:
         self.push_weights(self.eval_sampler)
         self.eval_sampler.reseed(config.seed + 1000 + self.step)    # 1000: not training's numbers
         rollouts = self.answers(self.eval_sampler, heldout, config.eval_samples)
-        rewards, metrics = self.verifier.rewards(rollouts, heldout, self.trainer.tokenizer)
-        result = eval_metrics(rollouts, rewards, heldout, config.eval_samples)
+        verdicts, metrics = self.verifier.rewards(rollouts, heldout, self.trainer.tokenizer)
+        correct = Counter(r.prompt_id for r, verdict in zip(rollouts, verdicts) if verdict > 0)
+        result = mean_at_k(correct, heldout, config.eval_samples)
         self.evaluated = self.step
-        # Answers that could not be verified count as wrong, so their share is logged as well.
-        self.folder.append("evals.jsonl", {"step": self.step, "version": self.version}
-                           | self.compute.log() | result
-                           | {f"eval/{name}": share for name, share in metrics.items()
-                              if name.startswith("verifier/")}
-                           | {"time/eval_s": time.perf_counter() - start})
+        log_evaluation(self, rollouts, correct, result, metrics, time.perf_counter() - start)
         # The best model by the tasks of the curve alone: further evaluation sets are for testing.
-        mean = fmean(result[f"eval/{task}/mean@{config.eval_samples}"]
-                     for task in self.problems.curve_tasks)
+        mean = fmean(result[task] for task in self.problems.curve_tasks)
         if mean > self.best:
             self.best = mean
             self.save_model(self.folder.checkpoints / "best")
@@ -563,53 +591,18 @@ class Run:
             part.close()
 
 
-# ------------------------------------------------------------------------------------- 6. main
-def main(argv=None):
-    """Returns the exit code: 0 done, 1 failure, 2 wrong input, 128 + n: signal n has ended the run.
-    (Of several processes rank 0 then returns 0, and its launcher 128 + n.)"""
-    argv = sys.argv[1:] if argv is None else argv
-    run = None
-    try:
-        config, flags = parse(argv, "\n\n".join(__doc__.split("\n\n")[:2]))
-        # --report and the like; or several processes, which are started and run this file again.
-        if (status := instead_of_training(config, flags, argv)) is not None:
-            return status
-        settings.check(config)                               # the settings, each alone and together
-        load.settle_engine(config)                      # vLLM, or transformers alone
-        folder = RunFolder(config, flags.resume)
-        team = make_team(config)                        # the processes that train; mostly one
-        # Of several processes only rank 0 returns from `lead`; the others stay and serve its calls.
-        run = Run(config, team.lead(Trainer(config, team)), folder)
-        if flags.check is not None:
-            return check(run, flags.check)
-        if flags.resume:
-            print(folder.restore(run))
-        else:
-            folder.make(run.trainer.device)
-        stop_on_signals(run)
-        print(describe(run))
-        print(run.train())
-        team.close()
-        # Stopped is not done: whoever wrote `&& python fit.py` should know.
-        return 128 + run.stop if run.stop and team.size == 1 else 0
-    except (ConfigError, TaskError) as error:
-        print(f"scalerl.py: {error}", file=sys.stderr)
-        return 2
-    except (RuntimeError, OSError) as error:        # servers, processes, memory, the disk
-        where = f"step {run.step + 1}: {error}; {run.folder.resume_hint()}" if run else error
-        print(f"scalerl.py: {where}", file=sys.stderr)
-        if run:
-            run.team.cause(str(error))              # other processes end with the same sentence
-        return 1
-    except KeyboardInterrupt:
-        where = f"step {run.step + 1}: stopped at once; {run.folder.resume_hint()}" if run else \
-            "interrupted before the run had begun: nothing to save"
-        print(f"scalerl.py: {where}", file=sys.stderr)
-        return 128 + (run.stop if run and run.stop else signal.SIGINT)
-    finally:
-        if run:
-            run.close()
+def mean_at_k(correct, problems, k):
+    """{task: mean@k}, the y of the curve: the pass rate over k samples of each held-out problem
+    (paper, sec. 2.2 and A: 1,000 prompts, k = 16).
+
+    correct {problem id: right samples of k}; problems {id: Problem}
+    """
+    solved = {}                                     # task -> right samples of each problem
+    for problem in problems.values():
+        solved.setdefault(problem.task, []).append(correct[problem.id])
+    return {task: sum(counts) / k / len(counts) for task, counts in solved.items()}
 
 
 if __name__ == "__main__":
+    from command.main import main       # the command line, and how a run ends
     sys.exit(main())

@@ -29,6 +29,7 @@ from tqdm import tqdm
 from artifacts import checkpoint
 from artifacts.settings import LAUNCHED, to_toml
 from config import ConfigError
+from sampler import Group, Rollout, restored
 
 CODE = Path(__file__).parent.parent
 KEPT = 2            # checkpoints: the last, and one before it should that be damaged
@@ -117,11 +118,17 @@ class RunFolder:
         if self.tracker:
             self.tracker.end_training()
 
-    def write_bad_step(self, rollouts):
-        """The samples of a step that has failed, to be looked at. Returns the file's path."""
-        path = self.path / "bad_step.jsonl"
-        path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))
-        return path
+    @contextlib.contextmanager
+    def bad_step(self, run, rollouts):
+        """Around a training step on these samples. If a number is not finite, the samples go to a
+        file, to be looked at, and the run ends: RuntimeError."""
+        try:
+            yield
+        except (FloatingPointError, ValueError) as error:
+            path = self.path / "bad_step.jsonl"
+            path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))
+            raise RuntimeError(f"step {run.step + 1} stopped: {error}; its samples are in {path}"
+                               ) from None
 
     def rewind(self):
         """Back to the newest checkpoint: what was logged after it is cut off.
@@ -179,14 +186,15 @@ class RunFolder:
 
 
 COUNTERS = ("step", "version", "evaluated", "best", "generated")            # of a Run
-PARTS = ("curriculum", "pacer", "compute")
 
 
 def state_of(run):
     """(tensors, plain) of all of a run but weights and optimizer; plain is JSON."""
     tensors, plain = run.sampler.state()
+    groups = [dataclasses.asdict(group) for group in run.pacer.groups.values()]
     return {"sampler": tensors, "random": {"torch": torch.get_rng_state()}}, {
-        "sampler": plain, **{name: getattr(run, name).state() for name in PARTS},
+        "sampler": plain, "curriculum": vars(run.curriculum),
+        "pacer": vars(run.pacer) | {"groups": groups}, "compute": run.compute.state(),
         **{name: getattr(run, name) for name in COUNTERS}}
 
 
@@ -195,8 +203,12 @@ def load_state(run, tensors, plain):
     torch.set_rng_state(tensors["random"]["torch"])
     run.sampler.load_state(tensors["sampler"], plain["sampler"])
     vars(run).update({name: plain[name] for name in COUNTERS})
-    for name in PARTS:
-        getattr(run, name).load_state(plain[name])
+    vars(run.curriculum).update(plain["curriculum"])
+    run.compute.load_state(plain["compute"])
+    groups = [Group(**fields) for fields in plain["pacer"]["groups"]]
+    for group in groups:
+        group.rollouts = [restored(Rollout, fields) for fields in group.rollouts]
+    vars(run.pacer).update(plain["pacer"] | {"groups": {g.group_id: g for g in groups}})
     run.push_weights()              # the sampler may have a copy of its own, still untrained
 
 

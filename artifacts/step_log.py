@@ -5,7 +5,6 @@ Columns have the names of other projects where those have one, so that runs can 
 
 import math
 import time
-from collections import Counter
 from statistics import fmean
 
 import torch
@@ -85,24 +84,25 @@ def log_step(run, groups, rewards, log, watch):
     return line
 
 
-def eval_metrics(rollouts, rewards, problems, samples):
-    """Metrics of an evaluation, pass rates by task.
+def log_evaluation(run, rollouts, correct, mean_at_k, metrics, seconds):
+    """Write an evaluation of scalerl.Run to its log.
 
-    rollouts, rewards   of `samples` answers to each of the held-out `problems`, {id: Problem}
-    mean@k   the pass rate over all samples: y of the curve (paper: 1,000 prompts, k = 16)
-    pass@k   the estimated chance that at least one of k samples is right, k = 2, 4, ... samples
+    rollouts: all samples; correct {problem id: right ones}; mean_at_k {task: pass rate}; metrics:
+    the verifier's; seconds: how long it took. pass@k is the estimated chance that at least one of k
+    samples is right, k = 2, 4, ... samples.
     """
-    correct = Counter()
-    for rollout, reward in zip(rollouts, rewards):
-        correct[rollout.prompt_id] += reward > 0
-    result = {}
-    for task in dict.fromkeys(problem.task for problem in problems.values()):
-        solved = [correct[problem.id] for problem in problems.values() if problem.task == task]
-        result[f"eval/{task}/mean@{samples}"] = sum(solved) / samples / len(solved)
-        result |= {f"eval/{task}/{k}": rate for k, rate in pass_rates(samples, solved).items()}
-    return result | {
-        "eval/truncated_frac": fmean([r.finish_reason == "length" for r in rollouts]),
-        "eval/mean_length": fmean([len(r.output_ids) for r in rollouts])}
+    k, heldout, rates = run.config.eval_samples, run.problems.heldout.values(), {}
+    for task, mean in mean_at_k.items():
+        rates[f"eval/{task}/mean@{k}"] = mean
+        solved = [correct[problem.id] for problem in heldout if problem.task == task]
+        rates |= {f"eval/{task}/{name}": rate for name, rate in pass_rates(k, solved).items()}
+    run.folder.append(
+        "evals.jsonl", {"step": run.step, "version": run.version} | run.compute.log() | rates | {
+            "eval/truncated_frac": fmean([r.finish_reason == "length" for r in rollouts]),
+            "eval/mean_length": fmean([len(r.output_ids) for r in rollouts])}
+        # Answers that could not be verified count as wrong, so their share is logged as well.
+        | {f"eval/{name}": share for name, share in metrics.items() if name.startswith("verifier/")}
+        | {"time/eval_s": seconds})
 
 
 def pass_rates(samples, solved):

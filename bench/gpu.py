@@ -46,9 +46,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import scalerl  # noqa: E402
 from config import Config, ConfigError  # noqa: E402
 from loss import k3, token_logprobs  # noqa: E402
-from engines import head, load, packed, policy, vllm_inprocess  # noqa: E402
+from engines import head, load, packed, vllm_inprocess  # noqa: E402
 from engines.compute import Compute  # noqa: E402
-from engines.policy import Policy, table  # noqa: E402
+from scalerl import Policy, table  # noqa: E402
 from scaleout.memory import known_speed  # noqa: E402
 from scaleout.team import Alone  # noqa: E402
 from sampler import Interruption, Request, Rollout, TransformersSampler  # noqa: E402
@@ -74,7 +74,7 @@ def add_a_copy(self, total, a, b):
 
 # To measure a default that has no setting, a row replaces a function: (where, name, by what).
 REPLACED = {
-    STREAM: (policy, "round_between_products", lambda *_: None),
+    STREAM: (packed, "round_between_products", lambda *_: None),
     COPY: (head.Head, "add_matmul", add_a_copy),
     DENSE: (packed, "uses_flash", lambda *_: False),
 }
@@ -177,7 +177,7 @@ def timings(trainer, length, choice, prompt, peak, args):
     rewards = torch.tensor([1.0, -1.0]).repeat(len(rollouts) // GROUP, 1)
     flops = 3 * Compute(model, 1, "cuda").group_flops(rollouts, GROUP)
     outputs = sum(len(r.output_ids) for r in rollouts)
-    step = lambda: trainer.step(rollouts, rewards, 0)                              # noqa: E731
+    step = lambda: trainer.update(rollouts, rewards, 0)                              # noqa: E731
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     timed(device, step)

@@ -37,6 +37,8 @@ def ours(args):
     import scalerl
     import torch
 
+    from command.main import main
+
     stamps, records = [], []
 
     def show(self, record):
@@ -59,8 +61,8 @@ def ours(args):
         model = Path(args.model).resolve()
         os.chdir(folder)
         settings["model"] = str(model)
-        code = scalerl.main([w for k, v in settings.items()
-                             for w in (f"--{k.replace('_', '-')}", str(v))])
+        code = main([w for k, v in settings.items()
+                     for w in (f"--{k.replace('_', '-')}", str(v))])
         assert code == 0, "scalerl.py failed"
     seconds = [b - a for a, b in zip(stamps, stamps[1:-1])][args.warmup - 1:]
     used = records[args.warmup: -1]

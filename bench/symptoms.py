@@ -84,6 +84,7 @@ def put_in(bug):
     """Change the running program, not its source."""
     import scalerl
     from sampler import TransformersSampler
+    from tasks import Verifier
 
     def around(owner, name, change):
         setattr(owner, name, change(getattr(owner, name)))
@@ -108,7 +109,7 @@ def put_in(bug):
         TransformersSampler.push_weights = lambda self, weights, version: setattr(
             self, "version", version)
     if bug == "listed":                     # as a model that has learned to offer candidates
-        around(scalerl.Verifier, "rewards", lambda old: lambda self, rollouts, asked, words: old(
+        around(Verifier, "rewards", lambda old: lambda self, rollouts, asked, words: old(
             self, rollouts, asked, SimpleNamespace(
                 decode=lambda ids: words.decode(ids) + r" \boxed{3} or \boxed{7}")))
     if bug == "late":                       # only of samples: the gold answers are judged before
@@ -117,7 +118,7 @@ def put_in(bug):
                 self.deadline_s = 1e-3
                 return old(self, *a)
             return rewards
-        around(scalerl.Verifier, "rewards", hurry)
+        around(Verifier, "rewards", hurry)
 
 
 def problems(path, gold, kind="math"):
@@ -128,12 +129,12 @@ def problems(path, gold, kind="math"):
 
 
 def train(argv, bug):
-    import scalerl
+    from command.main import main
     put_in(bug)
     problems("unread.jsonl", lambda n: "even" if sum(map(int, str(n))) % 2 == 0 else "odd", "exact")
     problems("late.jsonl", lambda n: rf"\frac{{x^{{{n}}}}}{{2}}")
     problems("listed.jsonl", lambda n: str(sum(map(int, str(n))) % 10))
-    return scalerl.main(argv)
+    return main(argv)
 
 
 # -- 2. The runs -----------------------------------------------------------------------------------

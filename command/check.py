@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 
 from artifacts.run_folder import Progress
-from artifacts.step_log import Stopwatch
 from engines.agreement import HEALTHY_KL, self_test
 
 PROMPTS = 32                # that are asked: a standard error of the pass rate of .09 at most
@@ -104,9 +103,8 @@ def smoke(run, steps, asked, limit):
     before, old, _ = ask(run, asked)
     with tempfile.TemporaryDirectory() as folder, Progress(steps) as progress:
         run.folder.path = Path(folder)
-        while len(lines) < steps and (watch := Stopwatch()) and (groups := run.generate()):
-            watch.lap("generate")
-            lines.append(run.train_on(groups, watch))
+        while len(lines) < steps and (line := run.train_step()):
+            lines.append(line)
             progress.update(1)
     run.push_weights(run.eval_sampler)
     after, new, _ = ask(run, asked)

@@ -69,7 +69,16 @@ def make_parser(page, about=""):
 FLAGS = ("resume", "dry_run", "print_config", "report", "check")    # options that are no settings
 
 
-def parse(argv, about=""):
+ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
+
+    python scalerl.py --config configs/demo.toml               a toy model, on a laptop, in minutes
+    python scalerl.py --config configs/demo.toml --config configs/loo/dapo_loss.toml --name dapo
+                                                               the same, one decision changed
+    python scalerl.py --model Qwen/Qwen3-8B --task polaris-53k --gpus 8
+    python fit.py runs/demo                                    fit its curve, predict more compute"""
+
+
+def parse(argv, about=ABOUT):
     """(config, flags) from the command line; `about` begins its help. flags has the values of
     FLAGS. If flags.report, the folder of a run, is given, config is None.
 

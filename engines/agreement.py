@@ -4,7 +4,6 @@ import sys
 
 import torch
 
-from engines.policy import table
 from loss import k3
 
 HEALTHY_KL = 0.015          # mean k3 KL at lag 0 in healthy runs (ours, from other projects' logs)
@@ -20,9 +19,11 @@ def self_test(run):
     sampler, head = run.eval_sampler, "fp32" if run.config.head_fp32 else "bf16"
     rollouts = run.answers(sampler, list(run.problems.heldout)[:8], samples=2)
     sampler.log()                       # its decode steps belong to no training step
-    log_ratio = (run.trainer.logprobs(rollouts).cpu()
-                 - table(rollouts, "logprobs", torch.float32))                          # (n, T)
-    log_ratio = log_ratio[table(rollouts, "sampled", torch.bool)]                       # (tokens,)
+    logprobs = run.trainer.logprobs(rollouts).cpu()                                     # (n, T)
+    trained = torch.cat([row[: len(r.output_ids)] for row, r in zip(logprobs, rollouts)])
+    sampled = torch.tensor([s for r in rollouts for s in r.sampled])
+    recorded = torch.tensor([x for r in rollouts for x in r.logprobs])
+    log_ratio = (trained - recorded)[sampled]                                           # (tokens,)
     log = {"mean_abs_dlogp": log_ratio.abs().mean().item(),
            "max_abs_dlogp": log_ratio.abs().max().item(), "kl_k3": k3(log_ratio).mean().item()}
     print(f"Self-test: sampler and trainer differ in log-prob by {log['mean_abs_dlogp']:.1e} with "

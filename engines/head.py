@@ -21,6 +21,11 @@ BLOCK_ELEMENTS_CPU = 2**19  # 2 MB of fp32: the L2 of one core
 BLOCK_ELEMENTS_GPU = 2**24  # 64 MB
 
 
+def logits_chunk(vocab_size):
+    """Tokens whose fp32 logits exist at a time: 512 MiB of them. A matter of memory only."""
+    return min(8192, max(16, 2**27 // vocab_size))
+
+
 class TokenLogprobs(torch.autograd.Function):
     """z = h Wᵀ / temperature;  log π(y) = z_y - log Σ_v exp z_v;  dz = g · (onehot(y) - softmax z).
 

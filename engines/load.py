@@ -1,15 +1,12 @@
-"""load.py: from a config to what computes: the model, its tokenizer, and the samplers.
+"""load.py: from the settings to what computes: the model, its tokenizer, its device, the engine.
 
-Called by scalerl.py when a run is made, and by scaleout/ when one is planned. What the settings and
+Called when a run is made, and by scaleout/ when one is planned. What the settings and
 the model do not allow is refused in one sentence, a ConfigError, before minutes of loading.
 """
 
 import contextlib
-import functools
 import importlib.util
 import math
-import os
-import sys
 from pathlib import Path
 
 import torch
@@ -18,13 +15,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from artifacts.run_folder import installed
-from artifacts.settings import LAUNCHED
 from config import ConfigError
 from engines import packed
-from engines.vllm_inprocess import VllmSampler
-from servers.pool import ServerPool
-from servers.sampler import ServerSampler
-from sampler import Interruption, TransformersSampler
+from engines.trained_model import checkpoint_and_compile
+from sampler import Interruption
 
 # The versions that the tests ran with: docs/versions.md tells which, and what was only read.
 TESTED = {"torch": "2.13", "transformers": "5.19", "accelerate": "1.15", "vllm": "none on a GPU",
@@ -90,6 +84,19 @@ def compute_dtype(config, cuda):
     return auto if config.dtype == "auto" else getattr(torch, config.dtype)
 
 
+def load_trained(config, processes):
+    """(model, tokenizer, device, dtype of the computation) of a trainer, one of `processes`."""
+    device = device_of(config)
+    model, tokenizer = load_model(config)
+    if processes == 1:          # of several, each has its shards on its device, not the whole
+        model.to(device)
+    compiled = config.compile_layers == "on" or (
+        config.compile_layers == "auto" and device == "cuda")
+    if compiled or config.recompute_layers:
+        checkpoint_and_compile(model, config.recompute_layers, compiled)
+    return model, tokenizer, device, compute_dtype(config, device == "cuda")
+
+
 def interruption_of(config, tokenizer):
     phrase = tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"] \
         if config.interrupt_phrase else []
@@ -122,66 +129,3 @@ def settle_engine(config, servers=False):
     if (config.vllm_url or servers) and config.engine != "vllm":
         raise ConfigError(f"engine = {config.engine!r}: several GPUs, processes or hosts, and "
                           "vllm_url, need servers, which are vLLM's: use \"vllm\" or \"auto\"")
-
-
-def make_samplers(config, trainer, prompt_tokens):
-    """(sampler of training, sampler of evaluation) for this run; see `sampler.Sampler`.
-
-    trainer         gives model, tokenizer, dtype, device, and weights(dtype) for a push
-    prompt_tokens   tokens of the longest prompt
-
-    Two samplers, because an evaluation must not disturb the sequences that are under way. On vLLM
-    they share servers, or the engine in this process. Over transformers the training's has a cache
-    of its slots, and the evaluation's one of its own, on a GPU of what memory is left.
-    """
-    rule = interruption_of(config, trainer.tokenizer)
-    output, _ = longest_tokens(config, trainer.tokenizer, trainer.model, prompt_tokens)
-    positions = prompt_tokens + output
-    eos = trainer.model.generation_config.eos_token_id
-    eos = trainer.tokenizer.eos_token_id if eos is None else eos
-    if eos is None:
-        raise ConfigError(f"model = {config.model!r}: names no end-of-sequence token")
-    shared = dict(prompt_tokens=prompt_tokens, temperature=config.temperature,
-                  eos_ids=set(eos if isinstance(eos, list) else [eos]))
-    if config.vllm_url:
-        return server_samplers(config, trainer, rule, positions, shared)
-    slots, left = config.slots, math.inf
-    if trainer.device == "cuda":                    # a CPU's memory is not looked at
-        left = trainer.team.memory.sequences_left(torch.cuda.mem_get_info()[0])
-    slots = min(slots, left if config.engine == "vllm" else left - slots)
-    if slots < max(config.samples_per_prompt, config.eval_samples):
-        raise ConfigError(
-            f"samples_per_prompt = {config.samples_per_prompt}, eval_samples = "
-            f"{config.eval_samples}: the samples of a prompt run together, and there is room for "
-            f"{slots} sequences of {positions} tokens; lower them, think_max or slots")
-    if slots < config.slots:
-        print(f"warning: memory has room for {slots} sequences at once, fewer than slots = "
-              f"{config.slots}", file=sys.stderr)
-    shared |= dict(head_fp32=config.head_fp32)
-    if config.engine == "vllm":
-        with refused():
-            sampler = VllmSampler(config.model, trainer.tokenizer, rule, **shared, slots=slots,
-                                  seed=config.seed, dtype=trainer.dtype,
-                                  eager="--enforce-eager" in config.vllm_args)
-        return sampler, sampler.beside(config.seed + 1)
-    # A bf16 sampler cannot share the trainer's fp32 masters.
-    generator = trainer.model if trainer.dtype == torch.float32 else packed.rounded_copy(
-        trainer.model, trainer.dtype)
-    make = functools.partial(TransformersSampler, generator, trainer.tokenizer, rule, **shared)
-    return make(seed=config.seed, slots=config.slots), make(seed=config.seed + 1, slots=slots)
-
-
-def server_samplers(config, trainer, rule, length, shared):
-    """Both samplers on the servers that vllm_url names."""
-    ours = os.environ.get(LAUNCHED) == config.vllm_url              # started by our launcher
-    urls = [url.strip() for url in config.vllm_url.split(",")]
-    with refused():
-        pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
-                          head_fp32=config.head_fp32, cuda=trainer.device == "cuda", tls=config.tls,
-                          deadline_s=config.deadline_s,
-                          logs=Path("runs", config.name, "logs") if ours else Path())
-    make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,
-                             weights=trainer.weights)
-    # While the trainer trains, slots that fall free are filled from a step's worth in wait.
-    ahead = config.prompts_per_step * config.samples_per_prompt
-    return make(seed=config.seed, ahead=ahead), make(seed=config.seed + 1)

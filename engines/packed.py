@@ -20,7 +20,9 @@ key-value heads, D head size, C / R longest prompt (the context) / output, L = C
 import copy
 import functools
 import importlib.util
+import math
 import random
+from collections import Counter
 
 import torch
 import torch.nn.functional as F
@@ -92,6 +94,14 @@ class Pack:
         self.sample = torch.arange(len(outputs)).repeat_interleave(lengths).to(device)
         kind = FlashAttention if uses_flash(dtype, device) else DenseAttention
         self.attend = kind(asked, answers, prompt_of, dtype, device)
+
+
+def pack_rollouts(rollouts, *, dtype, device):
+    """The `Pack` of some rollouts: the prompt of each group once, and all outputs in their order."""
+    prompts = {r.group_id: r.prompt_ids for r in rollouts}
+    place = {group_id: i for i, group_id in enumerate(prompts)}
+    return Pack(list(prompts.values()), [r.output_ids for r in rollouts],
+                [place[r.group_id] for r in rollouts], dtype=dtype, device=device)
 
 
 class Padding:
@@ -215,7 +225,49 @@ class FlashAttention:
                            window_size=(-1, 0), enable_gqa=q.shape[1] != k.shape[1])
 
 
-# -- 5. Which models can be computed so ------------------------------------------------------------
+# -- 5. How many samples fit into one row ---------------------------------------------------------
+
+def micro_batches(rollouts, budget_tokens, ranks=1):
+    """Indices of `rollouts`, cut into lists of about `budget_tokens` tokens, prompts counted once.
+
+    Groups of similar length come together, since attention pads to the longest sample. The number
+    of lists is a multiple of the ranks where smaller lists allow it: then no rank is idle.
+    """
+    longest = Counter()
+    for r in rollouts:
+        longest[r.group_id] = max(longest[r.group_id], len(r.output_ids))
+    order = sorted(range(len(rollouts)),
+                   key=lambda i: (longest[rollouts[i].group_id], rollouts[i].group_id, i))
+
+    def cut(budget):
+        batches, tokens, group = [], math.inf, None
+        for i in order:
+            r = rollouts[i]
+            cost = len(r.output_ids) + (len(r.prompt_ids) if r.group_id != group else 0)
+            if tokens + cost > budget:
+                batches.append([])
+                tokens, cost = 0, len(r.output_ids) + len(r.prompt_ids)
+            batches[-1].append(i)
+            tokens, group = tokens + cost, r.group_id
+        return batches
+
+    batches = cut(budget_tokens)
+    wanted = len(batches) + -len(batches) % ranks       # the next multiple of the ranks
+    smaller = cost_tokens(rollouts, order) / wanted
+    while len(batches) < wanted and smaller < budget_tokens:
+        if len(even := cut(smaller)) <= wanted:
+            return even
+        smaller *= 1.06                 # a few tries up to the budget, none much too large
+    return batches
+
+
+def cost_tokens(rollouts, indices):
+    """Tokens that these samples cost in one micro-batch: each prompt once, each output."""
+    prompts = {rollouts[i].group_id: len(rollouts[i].prompt_ids) for i in indices}
+    return sum(prompts.values()) + sum(len(rollouts[i].output_ids) for i in indices)
+
+
+# -- 6. Which models can be computed so ------------------------------------------------------------
 
 @torch.no_grad()
 def prepare(model):
@@ -263,3 +315,15 @@ def prepare(model):
         raise ValueError(f"{name} scores a sample otherwise in a packed row than alone: its "
                          f"log-probs are off by up to {worst:.2g}")
     return model
+
+
+def round_between_products(model, dtype):
+    """Have embeddings and norms hand on `dtype`, as weights in `dtype` would make them do.
+
+    Autocast rounds the operands of products alone. With fp32 masters the residual stream, norms and
+    rotary positions would be fp32: twice the memory and its traffic, and other numbers than those
+    of vLLM and of several ranks (FSDP2), whose weights are 16 bits there.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) or "Norm" in type(module).__name__:
+            module.register_forward_hook(lambda _, __, output: output.to(dtype))

@@ -1,7 +1,7 @@
-"""trained_model.py: the model that is trained, without the training.
+"""trained_model.py: what samplers and checkpoints ask of a trainer; how its layers run.
 
-scalerl.Trainer adds the step. With several processes, each has one of these, and scaleout/team.py
-has all of them make the same call at the same time.
+scalerl.Trainer has model, optimizer and the training step. With several processes each has a
+trainer, and scaleout/team.py has all of them make the same call at the same time.
 """
 
 import functools
@@ -16,39 +16,15 @@ from transformers import AttentionInterface
 
 from artifacts import checkpoint
 from config import ConfigError
-from engines import load, packed
-from engines.policy import Policy, micro_batches
+from engines import packed
+from engines.packed import micro_batches
 
 GATHERED = 12               # parameters that the ranks gather at a time: about those of a layer
 
 
 class TrainedModel:
-    """A model with its tokenizer, its forward pass (`policy`) and its optimizer.
-
-    config  the settings (config.py);  team: the processes that train together (scaleout/team.py)
-    """
-
-    def __init__(self, config, team):
-        self.config, self.team = config, team
-        self.device = load.device_of(config)
-        self.dtype = load.compute_dtype(config, self.device == "cuda")
-        torch.manual_seed(config.seed)
-        # during: a deadline, and a clear sentence if the memory is full.
-        with team.during("start"):
-            self.model, self.tokenizer = load.load_model(config)
-            if team.size == 1:      # of several, each has its shards on its device, not the whole
-                self.model.to(self.device)
-            compiled = config.compile_layers == "on" or (
-                config.compile_layers == "auto" and self.device == "cuda")
-            if compiled or config.recompute_layers:
-                checkpoint_and_compile(self.model, config.recompute_layers, compiled)
-            policy = Policy(self.model, temperature=config.temperature, dtype=self.dtype,
-                            head_fp32=config.head_fp32)
-            # The weights are fp32 (load_model), and so are AdamW's moments.
-            optimizer = torch.optim.AdamW(
-                self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
-                eps=config.adam_eps, weight_decay=config.weight_decay, fused=True)
-            self.policy, self.optimizer = team.prepare(policy, optimizer, self.tokenizer)
+    """Log-probs, weights, and a checkpoint of what scalerl.Trainer has made: `config`, `team`,
+    `model`, `policy` (its forward pass) and `optimizer`."""
 
     @torch.no_grad()
     def logprobs(self, rollouts):

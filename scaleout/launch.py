@@ -33,27 +33,14 @@ LATER_S = 20.0                      # the trainers' own deadlines, and their sen
 ANSWER_S = timedelta(seconds=5)     # of the store, where torch has a limit at all
 
 
-def instead_of_training(config, command, argv):
-    """The exit code, if the command line asks for something else than training in this process.
-    config (None with --report) and command are command.options.parse's."""
-    if command.report:
-        from command import report, symptoms  # matplotlib, which training never needs
-        with load.refused():
-            print(report.write_report(command.report), *symptoms.told(command.report), sep="\n")
-    elif command.print_config or command.dry_run:
-        print(to_toml(config), end="\n" * command.dry_run)
-        if command.dry_run:
-            describe(config, argv, command.resume)
-    elif wanted(config):                        # servers and ranks, which run scalerl.py again
-        return launch(config, argv, command.resume)
-    else:
-        check_machine(config)
-        if not started():                       # else the launcher has planned it
-            estimate, _ = plan(config, command.resume)
-            estimate.refuse(1, 0)
-            config.recompute_layers = estimate.recompute
-        return None
-    return 0
+def plan_alone(config, resume=False):
+    """The same for a run in this process, which may itself be one that our launcher has started:
+    then it has been planned. Raises ConfigError for what would fail minutes later."""
+    check_machine(config)
+    if not started():
+        estimate, _ = plan(config, resume)
+        estimate.refuse(1, 0)
+        config.recompute_layers = estimate.recompute
 
 
 def wanted(config):

@@ -16,8 +16,8 @@ import torch
 
 from config import ConfigError
 from engines.compute import ModelFlops
+from engines.head import logits_chunk
 from engines.packed import heads, uses_flash
-from engines.policy import logits_chunk
 from engines.vllm_inprocess import BLOCK_TOKENS, block_bytes
 
 GIB = 2 ** 30

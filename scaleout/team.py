@@ -1,13 +1,15 @@
 """team.py: the processes that train one model together. One process or many, one code path.
 
-The trainer in scalerl.py is written for one process. It has a `team`, and asks it for the five
+The trainer in scalerl.py is written for one process. It has a `team`, and asks it for the four
 things that differ when there are more:
 
-    mine(batches)       the micro-batches that this process computes
-    backward(loss)      the gradient of one of them
-    finish_gradients()  after the last one: every process has the gradient of the whole step
-    all(value)          every process's value, in a list
+    mine(batches)       the micro-batches that this process computes: equally many for each
+    loss(f, ...)        the loss of one of them, f(...), in the share that is its own
+    finish(stats)       after the last one: gradients and statistics of all processes, or the error
+                        of one of them, for each to raise
     whole(tensor)       the full tensor behind a shard
+
+Others ask for `all(value)`: every process's value, in a list.
 
 `Alone` is the team of one process, in which nothing is shared. `Ranks` is that of several, which
 some launcher has started with RANK and WORLD_SIZE in the environment. On GPUs accelerate shards the
@@ -34,7 +36,7 @@ from torch.distributed.tensor import DTensor
 
 from config import ConfigError
 from engines.load import compute_dtype, device_of, longest_tokens
-from engines.policy import cost_tokens
+from engines.packed import cost_tokens
 from engines.trained_model import TrainedModel
 from scaleout.memory import Estimate, device_here
 
@@ -55,6 +57,8 @@ class Alone:
     def __init__(self, config):
         self.config, self.version, self.deadline_s = config, 0, config.deadline_s
         self.memory = None                  # an `Estimate`, as soon as there is a model
+        self.stop = 0                       # the signal that has asked for an end; 0: none has
+        self.share, self.error = 1.0, ""    # of the micro-batch; of the first that has failed
         # What is being done, its ticks, and those that are left of them.
         self.where, self.limit, self.left = "", math.inf, math.inf
         # One thread for all that is watched: a thread for each decode step would cost percents.
@@ -69,18 +73,35 @@ class Alone:
         return policy, optimizer
 
     def mine(self, batches, rollouts):
-        """Yield (micro-batch, share): a list of indices of `rollouts`, and 1.0 or 0.0, the factor
-        of its loss."""
-        costs = [cost_tokens(rollouts, batch) for batch in batches]
-        for item in deal(batches, costs, self.size)[self.rank]:
+        """Yield the micro-batches of this process: lists of indices of `rollouts`."""
+        costs, self.error = [cost_tokens(rollouts, batch) for batch in batches], ""
+        for batch, self.share in deal(batches, costs, self.size)[self.rank]:
             self.left = self.limit          # some progress: each has the whole deadline
-            yield item
+            yield batch
 
-    def backward(self, loss):
-        loss.backward()
+    def loss(self, function, logprobs, *arguments, **options):
+        """function(logprobs, ...) -> (loss, stats) of a micro-batch. An error waits for `finish`:
+        raised here, it would leave other processes waiting in `backward` for ever."""
+        try:
+            loss, stats = function(logprobs, *arguments, **options)
+        except ValueError as error:
+            self.error = self.error or str(error)
+            return 0 * logprobs.sum(), {}
+        return (loss, stats) if self.share else (0 * logprobs.sum(), {})
 
-    def finish_gradients(self, policy):
-        """After a step's last micro-batch: every process has the gradient of the whole step."""
+    def finish(self, policy, stats):
+        """After a step's last micro-batch. Returns the statistics of all micro-batches; every
+        process has the gradient of the whole step then. Raises FloatingPointError: a log-prob of
+        one of them is not finite."""
+        self.sum_gradients(policy)
+        parts = self.all((stats, self.error))
+        for _, error in parts:
+            if error:
+                raise FloatingPointError(f"version {self.version}: {error}")
+        return [stat for stats, _ in parts for stat in stats]
+
+    def sum_gradients(self, policy):
+        """Over all processes: here there is one."""
 
     def all(self, value):
         """[value of rank 0, of rank 1, ...] on every rank."""
@@ -97,8 +118,10 @@ class Alone:
     @contextlib.contextmanager
     def during(self, doing, version=None):
         """Around what may hang: a deadline. doing: "start", "generate", "train", ...; version: of
-        the weights, None: as before."""
+        the weights, None: as before. Raises Stopped if somebody has asked for the end."""
         self.version = self.version if version is None else version
+        if self.stop and doing == "generate":       # between two decode steps, not in a train step
+            raise Stopped
         outer = self.where, self.limit
         self.where = f"{self.name}{doing}, version {self.version}"
         self.limit = self.left = {"start": 3, WAIT: math.inf}.get(doing, 1) * self.TICKS
@@ -155,10 +178,10 @@ class Stopped(Exception):
     """Somebody has asked for the end: Ctrl-C, or a scheduler's SIGTERM."""
 
 
-def stop_on_signals(run):
-    """The first Ctrl-C or SIGTERM ends `run` with a checkpoint; a second one ends it at once."""
+def stop_on_signals(team):
+    """The first Ctrl-C or SIGTERM ends the run with a checkpoint; a second one ends it at once."""
     def interrupt(number, _):
-        run.stop = run.stop or number
+        team.stop = team.stop or number
         signal.signal(number, signal.default_int_handler)
         print("\nstopping, with a checkpoint; Ctrl-C again stops at once", file=sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -214,11 +237,12 @@ class Ranks(Alone):
                 optimizer = optimizer.optimizer
         return policy, optimizer
 
-    def backward(self, loss):
+    def loss(self, function, logprobs, *arguments, **options):
         # The weights of a step sum to 1, so gradients are summed; FSDP2 takes their mean.
-        (loss * self.size if self.sharded else loss).backward()
+        loss, stats = super().loss(function, logprobs, *arguments, **options)
+        return loss * self.size if self.sharded else loss, stats
 
-    def finish_gradients(self, policy):
+    def sum_gradients(self, policy):
         if not self.sharded:                # FSDP2 has reduced them in every backward pass
             for parameter in policy.parameters():
                 if parameter.grad is not None:
@@ -304,7 +328,7 @@ class Ranks(Alone):
 class SharedTrainer:
     """Rank 0's trainer, as the training loop calls it: each of its CALLS is one of all ranks. The
     same methods and attributes as `scalerl.Trainer`."""
-    CALLS = ("step", "logprobs", "gather", "save", "load")
+    CALLS = ("update", "logprobs", "gather", "save", "load")
 
     def __init__(self, trainer, team):
         self.trainer, self.team = trainer, team

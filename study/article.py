@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 import scalerl
-from engines.policy import Policy
+from command.main import main
 from loss import k3
 
 KL, ENTROPY = 0.05, 0.01
@@ -28,7 +28,7 @@ class ArticleTrainer(scalerl.Trainer):
     def __init__(self, config, team):
         super().__init__(config, team)
         # The reference: the model as it was before training.
-        self.reference = Policy(copy.deepcopy(self.policy.model), dtype=self.policy.dtype,
+        self.reference = scalerl.Policy(copy.deepcopy(self.policy.model), dtype=self.policy.dtype,
                                 temperature=self.policy.temperature).requires_grad_(False)
         self.policy.register_forward_hook(self.ask_reference)
 
@@ -36,12 +36,12 @@ class ArticleTrainer(scalerl.Trainer):
         """After each forward pass of the policy: the reference's log-probs of the same rollouts."""
         scalerl.policy_loss = partial(article_loss, self.reference(inputs[0])[0])
 
-    def step(self, rollouts, rewards, version):
+    def update(self, rollouts, rewards, version):
         constant = self.config
         share = 0.5 * (1 + math.cos(math.pi * min(1.0, version / constant.steps)))
         self.config = replace(constant, lr=constant.lr * share)
         try:
-            return super().step(rollouts, rewards, version)
+            return super().update(rollouts, rewards, version)
         finally:
             self.config = constant
 
@@ -81,5 +81,5 @@ def article_loss(log_ref, log_pi, log_mu, advantages, weights, **settings):
 LOSS = scalerl.policy_loss
 
 if __name__ == "__main__":
-    scalerl.Trainer, scalerl.Curriculum = ArticleTrainer, EasyFirst
-    sys.exit(scalerl.main())
+    scalerl.Curriculum = EasyFirst
+    sys.exit(main(make_trainer=ArticleTrainer))

@@ -20,7 +20,8 @@ from artifacts.run_folder import RunFolder
 from bench.held_out import write_csv
 from artifacts.settings import make_config, read_toml
 from command.check import ask
-from scalerl import Curriculum, Run, Trainer
+from command.make_run import make_run
+from scalerl import Curriculum, Trainer
 from scaleout.team import make_team
 
 SAMPLES = 16
@@ -41,7 +42,7 @@ def pass_rates(folder, model, prompts):
     config = make_config(read_toml(folder / "config.toml") | {
         "model": str(model), "name": "study-retired", "samples_per_prompt": SAMPLES})
     team = make_team(config)
-    run = Run(config, team.lead(Trainer(config, team)), RunFolder(config, resume=False))
+    run = make_run(config, team.lead(Trainer(config, team)), RunFolder(config, resume=False))
     try:
         run.push_weights(run.eval_sampler)
         run.eval_sampler.reseed(config.seed)

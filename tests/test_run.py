@@ -2,6 +2,7 @@
 killed and damaged, and go on as if nothing had been."""
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -26,14 +27,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import scalerl
 from artifacts import checkpoint, step_log
 from artifacts.run_folder import RunFolder, load_state, state_of
-from artifacts.step_log import Stopwatch
 from artifacts.settings import make_config, read_toml
+from command import main as command_main
+from command.main import main
+from command import make_run as making
+from command.make_run import make_run
 from config import Config
-from command.check import self_test
+from engines.agreement import self_test
 from sampler import Rollout, TransformersSampler
 from scalerl import Group, Run
-from scaleout.team import Alone
-from tasks import Problem
+from scaleout.team import Alone, Stopped
+from servers.server import ServerError
+from tasks import Problem, Verifier
 from tasks.sandbox import UnitTests
 
 # ---------------------------------------------------------------------------------------------
@@ -97,47 +102,46 @@ def by_hand(monkeypatch, tmp_path, llama):
     """A Run that generates, verifies and trains nothing.
 
     rewards    lists of rewards, one for each call of the verifier
-    optimizer  what `Trainer.step` will say of its steps: 1, or 0 for none
+    optimizer  what `Trainer.update` will say of its steps: 1, or 0 for none
     """
     def make(rewards=(), optimizer=(), free_slots=0, heldout=(), curve_tasks=("m",), **settings):
         config = Config(model="x", **settings)
         rewards, optimizer = iter(rewards), iter(optimizer)
         logs, trained, saved = {}, [], []
 
-        def step(rollouts, rewards, version):
+        def update(rollouts, rewards, version):
             trained.append((rollouts, rewards.tolist(), version))
-            return {"optimizer_step": next(optimizer), "tokens/trained": 1000}
+            return next(optimizer), {"tokens/trained": 1000}
         trainer = SimpleNamespace(
-            model=llama, device="cpu", dtype=torch.float32, team=Alone(config), step=step,
+            model=llama, device="cpu", dtype=torch.float32, team=Alone(config), update=update,
             weights=lambda dtype=None: iter([("weights of", len(trained))]),
             tokenizer=SimpleNamespace(decode=str), save=lambda *_, **__: None)
         folder = SimpleNamespace(
             append=lambda name, *rows: logs.setdefault(name, []).extend(rows),
-            path=tmp_path, checkpoints=tmp_path,
-            write_bad_step=lambda rollouts: f"file of {len(rollouts)} samples")
+            path=tmp_path, checkpoints=tmp_path)
+        folder.bad_step = functools.partial(RunFolder.bad_step, folder)
         verifier = SimpleNamespace(rewards=lambda rollouts, problems, tokenizer: (
             list(map(float, next(rewards))), {"verifier/timeout_frac": 0.25, "time/check_ms": 2}))
         problems = SimpleNamespace(
             train={f"p{i}": Problem(f"p{i}", "m", "?", "7") for i in range(20)},
             heldout={p.id: p for p in heldout}, curve_tasks=set(curve_tasks), prompt_tokens=3,
             prompts={**{f"p{i}": (0, 1, 2) for i in range(20)}, **{p.id: (0,) for p in heldout}})
-        monkeypatch.setattr(scalerl, "Verifier", lambda **_: verifier)
-        monkeypatch.setattr(scalerl, "load_problems", lambda *_: problems)
-        monkeypatch.setattr(scalerl.load, "make_samplers", lambda *_: (
-            FakeSampler(free_slots), FakeSampler(0)))
         monkeypatch.setattr(scalerl.checkpoint, "save_model",
                             lambda *arguments: saved.append(arguments[-1].name))
-        run = Run(config, trainer, folder)
+        run = Run(config, trainer, problems, verifier, FakeSampler(free_slots), FakeSampler(0),
+                  folder)
         run.logs, run.trained, run.saved = logs, trained, saved
         return run
     return make
 
 
-def timed():
-    """A step's Stopwatch, after its samples are there."""
-    watch = Stopwatch()
-    watch.lap("generate")
-    return watch
+def train_on(run, groups):
+    """A step of these groups, as if they had just been generated. Returns its line in the log."""
+    generate, run.generate = run.generate, lambda: groups
+    try:
+        return run.train_step()
+    finally:
+        run.generate = generate
 
 
 def flops_by_hand(model, groups):
@@ -167,7 +171,7 @@ def test_a_step_is_logged_as_counted_by_hand(by_hand, llama):
     for start, group in zip((1, 2, 3, 4), groups):
         run.pacer.admit(group[0].prompt_id, start, 2)
     run.collect([r for group in groups for r in group])
-    line = run.train_on(run.pacer.take(4), timed())
+    line = train_on(run, run.pacer.take(4))
 
     (batch, rewards, version), = run.trained
     assert batch == groups[0] + groups[2] and rewards == [[1, -1], [-1, 1]] and version == 4
@@ -201,10 +205,10 @@ def test_a_step_is_logged_as_counted_by_hand(by_hand, llama):
 def test_a_step_without_an_optimizer_step_leaves_the_version_and_costs_no_training(by_hand, llama):
     run = by_hand([[1, 1], [-1, 1]], [0, 1], prompts_per_step=1, samples_per_prompt=2)
     groups = [Group(i, f"p{i}", 0, 2, [sample(i, 4), sample(i, 3 + i)]) for i in range(2)]
-    first = run.train_on(groups[:1], timed())
+    first = train_on(run, groups[:1])
     assert (first["step"], first["version"]) == (1, 0) == (run.step, run.version)
     assert first["compute/flops"] == flops_by_hand(llama, [groups[0].rollouts])
-    second = run.train_on(groups[1:], timed())
+    second = train_on(run, groups[1:])
     assert (second["step"], second["version"]) == (2, 1) == (run.step, run.version)
     assert second["compute/flops"] == first["compute/flops"] + 4 * flops_by_hand(
         llama, [groups[1].rollouts])
@@ -217,7 +221,7 @@ def test_no_token_may_be_older_than_k_in_the_middle_of_a_sample_either(by_hand):
     run.version = 4
     rollouts = [sample(0, 3, versions=[2, 3, 4]), sample(0, 3, versions=[1, 2, 4])]
     with pytest.raises(AssertionError, match="^lag 3, but k = 2"):
-        run.train_on([Group(0, "p0", 1, 2, rollouts)], timed())
+        train_on(run, [Group(0, "p0", 1, 2, rollouts)])
     assert not run.trained
 
 
@@ -250,15 +254,16 @@ def test_only_right_samples_pay_for_their_length(by_hand):
     assert run.curriculum.history == {"p0": [3, 3], "p1": [1, 3]}
 
 
-def test_a_number_that_is_not_finite_names_the_step_and_the_file_of_its_samples(by_hand):
+def test_a_number_that_is_not_finite_names_the_step_and_the_file_of_its_samples(by_hand, tmp_path):
     run = by_hand([[1, -1]], prompts_per_step=1, samples_per_prompt=2)
 
     def step(*_):
         raise FloatingPointError("version 0: gradient norm nan")
-    run.trainer.step = step
+    run.trainer.update = step
     with pytest.raises(RuntimeError, match="^step 1 stopped: version 0: gradient norm nan; its "
-                                           "samples are in file of 2 samples$"):
-        run.train_on([Group(0, "p0", 0, 2, [sample(0), sample(0)])], timed())
+                                           f"samples are in {tmp_path}/bad_step.jsonl$"):
+        train_on(run, [Group(0, "p0", 0, 2, [sample(0), sample(0)])])
+    assert len(lines(tmp_path, "bad_step.jsonl")) == 2
 
 
 def test_an_evaluation_asks_all_problems_and_the_best_model_is_kept_by_the_curves_alone(by_hand):
@@ -308,7 +313,7 @@ def test_a_resumed_run_is_where_the_saved_one_was(by_hand):
     run = by_hand([[1, -1], [1, 1, 1, 1]], [1], samples_per_prompt=2, prompts_per_step=1,
                   off_policy="ppo-2", free_slots=4, eval_samples=4,
                   heldout=[Problem("m/0", "m", "?", "7")])
-    run.train_on(run.generate(), timed())
+    run.train_step()
     run.evaluate()
     run.generated = 31
     assert run.best == 1 and len(run.pacer.groups) == 1
@@ -344,15 +349,12 @@ def test_device_hours_are_the_steps_seconds_on_all_devices_and_no_evaluations(by
             spent.append(seconds)
             return method(*arguments)
         return wrapped
-    run.sampler.step, run.trainer.step = takes(11, run.sampler.step), takes(50, run.trainer.step)
+    run.sampler.step, run.trainer.update = takes(11, run.sampler.step), takes(50, run.trainer.update)
     run.verifier.rewards = takes(3, run.verifier.rewards)
     run.sampler.push_weights = takes(7, run.sampler.push_weights)
     for _ in range(2):
         spent.append(1000.0)                                    # an evaluation, perhaps
-        watch = Stopwatch()
-        groups = run.generate()
-        watch.lap("generate")
-        line = run.train_on(groups, watch)
+        line = run.train_step()
     assert line["compute/core_hours"] == pytest.approx(2 * 6 * (11 + 3 + 50 + 7) / 3600)
     assert [line[f"time/{part}_s"] for part in ("generate", "verify", "train", "sync", "step")] == [
         11, 3, 50, 7, 71]
@@ -364,26 +366,25 @@ def test_a_last_checkpoint_that_fails_is_told_with_the_cause_of_the_end(by_hand)
 
     def broken(error):
         raise error
-    run.loop = lambda: broken(scalerl.ServerError("no server is ready"))
+    run.train = lambda: broken(ServerError("no server is ready"))
     run.folder.save = lambda run: broken(OSError("the disk is full"))
     with pytest.raises(OSError, match="the disk is full") as caught:
-        run.train()
+        command_main.trained(run)
     assert "no server is ready" in str(caught.value.__context__)
-    run.loop = lambda: broken(scalerl.Stopped())            # a stop is no failure: the disk is
+    run.train = lambda: broken(Stopped())                   # a stop is no failure: the disk is
     with pytest.raises(OSError, match="the disk is full"):
-        run.train()
+        command_main.trained(run)
 
 
-def test_the_verifier_is_told_what_opens_and_closes_this_models_thinking(by_hand, monkeypatch):
-    by_hand()
+def test_the_verifier_is_told_what_opens_and_closes_this_models_thinking(monkeypatch):
     told = []
-    monkeypatch.setattr(scalerl, "Verifier", lambda **options: told.append(options))
+    monkeypatch.setattr(making, "Verifier", lambda **options: told.append(options))
     trainer = SimpleNamespace(tokenizer=None)
-    monkeypatch.setattr(scalerl, "load_problems", lambda *_: sys.exit())
+    monkeypatch.setattr(making, "load_problems", lambda *_: sys.exit())
     for settings in ({}, {"think_open": "[r]\n", "think_close": "[/r]", "unsafe_code": True}):
         trainer.team = Alone(Config())
         with pytest.raises(SystemExit):
-            Run(Config(**settings), trainer, None)
+            make_run(Config(**settings), trainer, None)
     assert told == [{"unsafe_code": False, "think_tags": ("<think>", "</think>")},
                     {"unsafe_code": True, "think_tags": ("[r]", "[/r]")}]
 
@@ -395,10 +396,10 @@ def test_samplers_and_trainer_compute_log_probs_at_one_temperature_and_with_one_
     trainer = make_trainer(temperature=0.7, head_fp32=head_fp32, engine="transformers", slots=16,
                            think_min=5, think_max=17, answer_tokens=3, prompt_tokens=13)
     trainer.model.generation_config.eos_token_id = 1
-    monkeypatch.setattr(scalerl, "load_problems", lambda *_: SimpleNamespace(
+    monkeypatch.setattr(making, "load_problems", lambda *_: SimpleNamespace(
         train={"p": None}, heldout=dict.fromkeys("abc"), prompt_tokens=13,
         prompts={name: tuple(range(2, 4 + i)) for i, name in enumerate("abc")}))
-    run = Run(trainer.config, trainer, SimpleNamespace(close=lambda: None))
+    run = make_run(trainer.config, trainer, SimpleNamespace(close=lambda: None))
     log = self_test(run)
     mean = log[f"mismatch/{'fp32' if head_fp32 else 'bf16'}_head/mean_abs_dlogp"]
     assert mean < (1e-5 if head_fp32 else 1e-3) and len(log) == 3
@@ -434,15 +435,15 @@ def test_two_seeds_share_neither_order_nor_samples_nor_the_draws_of_an_evaluatio
         trainer.model.generation_config.eos_token_id = 1
         train = {f"p{i}": None for i in range(23)}
         heldout = {name: Problem(name, "m", "?", "7") for name in "abc"}
-        monkeypatch.setattr(scalerl, "load_problems", lambda *_: SimpleNamespace(
+        monkeypatch.setattr(making, "load_problems", lambda *_: SimpleNamespace(
             train=train, heldout=heldout, curve_tasks={"m"}, prompt_tokens=13,
             prompts={name: tuple(range(2, 4 + i)) for i, name in enumerate("abc")}))
         evaluated = []
         with monkeypatch.context() as patch:
-            patch.setattr(scalerl.Verifier, "rewards", lambda _, rollouts, *__: (
+            patch.setattr(Verifier, "rewards", lambda _, rollouts, *__: (
                 evaluated.extend(r.output_ids for r in rollouts) or [-1.0] * len(rollouts), {}))
             patch.setattr(Run, "save_model", lambda *_: None)
-            run = Run(trainer.config, trainer, SimpleNamespace(
+            run = make_run(trainer.config, trainer, SimpleNamespace(
                 append=lambda *_: None, checkpoints=tmp_path, close=lambda: None))
             order = [run.curriculum.next() for _ in train]
             sampled = [r.output_ids for r in drain(run.sampler, asked)]
@@ -463,7 +464,7 @@ def test_two_seeds_share_neither_order_nor_samples_nor_the_draws_of_an_evaluatio
 def train(folder, words, monkeypatch):
     """`scalerl.py` with these words, in this process and this folder. Returns the exit code."""
     monkeypatch.chdir(folder)
-    return scalerl.main(list(map(str, words)))
+    return main(list(map(str, words)))
 
 
 @pytest.fixture(autouse=True)
@@ -548,7 +549,7 @@ def test_the_final_model_is_an_ordinary_folder(reference):
 
 
 def main_in(folder, words, log, largest_file=None):
-    """scalerl.main as a command of its own, its output in a file."""
+    """command.main as a command of its own, its output in a file."""
     if largest_file:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     os.setsid()
@@ -557,7 +558,7 @@ def main_in(folder, words, log, largest_file=None):
         for stream in (1, 2):
             os.dup2(out.fileno(), stream)
     torch.set_num_threads(1)
-    sys.exit(scalerl.main(words))
+    sys.exit(main(words))
 
 
 def test_killed_at_ten_random_moments_and_resumed_it_writes_the_same_metrics(reference, micro,
@@ -673,7 +674,7 @@ def test_a_run_that_stops_between_two_tokens_goes_on_as_if_it_had_not(
         def step_of(sampler):
             calls.append(1)
             if len(calls) == 2 and how == "no servers":
-                raise scalerl.ServerError("no server answers")
+                raise ServerError("no server answers")
             if len(calls) == 2:
                 os.kill(os.getpid(), signal.SIGINT if how == "Ctrl-C" else signal.SIGTERM)
             return decode(sampler)
@@ -715,8 +716,8 @@ def test_ctrl_c_while_a_run_is_still_being_built_is_one_sentence(micro, monkeypa
     """Servers take a minute to come up: the moment in which people change their minds."""
     def interrupted(*_):
         raise KeyboardInterrupt
-    monkeypatch.setattr(scalerl, "Run", interrupted)
-    assert scalerl.main(arguments(micro, name="i")) == 130
+    monkeypatch.setattr(command_main, "make_run", interrupted)
+    assert main(arguments(micro, name="i")) == 130
     assert capsys.readouterr().err == ("scalerl.py: interrupted before the run had begun: nothing "
                                        "to save\n")
 
@@ -807,19 +808,19 @@ def test_the_readmes_command_for_a_file_of_ones_own_works_as_written(micro, tmp_
 @pytest.mark.parametrize("how", ["stopped", "failed"])
 def test_a_tracker_ends_however_the_run_does(how, micro, tmp_path, monkeypatch):
     """wandb and trackio send in the background: unless they are ended, the last lines are lost."""
-    ended, train_on = [], scalerl.Run.train_on
+    ended, train_step = [], scalerl.Run.train_step
     tracker = SimpleNamespace(trackers=[], log=lambda *_, **__: None,
                               end_training=lambda: ended.append(how))
     monkeypatch.setattr(RunFolder, "track",
                         lambda folder: setattr(folder, "tracker", tracker))
 
-    def end(run, groups, watch):
-        line = train_on(run, groups, watch)
-        run.stop = signal.SIGINT
+    def end(run):
+        line = train_step(run)
+        run.team.stop = signal.SIGINT
         if how == "failed":
             raise RuntimeError("the disk is on fire")
         return line
-    monkeypatch.setattr(scalerl.Run, "train_on", end)
+    monkeypatch.setattr(scalerl.Run, "train_step", end)
     words = arguments(micro, name="t", log_with="tensorboard")
     assert train(tmp_path, words, monkeypatch) == (1 if how == "failed" else 130)
     assert ended == [how]

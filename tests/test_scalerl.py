@@ -1,12 +1,14 @@
 """The parts of the loop, each by itself: curriculum, pacers, the step's batch, trainer, evaluation;
 and how wrong input is refused. The loop itself is in test_run.py."""
 
+import copy
 import itertools
 import json
 import math
 import os
 import random
 import shutil
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +16,13 @@ import torch
 from conftest import SMALL, packed_copy, plain_logprobs, rollouts_of
 
 import scalerl
-from artifacts.step_log import eval_metrics, pass_at_k
+from artifacts.step_log import log_evaluation, pass_at_k
+from command.main import main
 from config import Config
-from engines.policy import Policy, micro_batches
+from engines.packed import micro_batches
 from sampler import Rollout
-from scalerl import Curriculum, PipelinePacer, PPOPacer, Trainer, effective_batch
+from scalerl import (Curriculum, PipelinePacer, Policy, PPOPacer, Trainer, effective_batch,
+                     mean_at_k)
 from scaleout.team import Alone
 from tasks import Problem
 
@@ -74,9 +78,8 @@ def simulate(pacer_class, k, P, rng, steps=40, G=2):
     sample = Rollout("p", 0, (1, 2), [3], [-0.5], [0], [True], "stop", False)
     while version < steps:
         if rng.random() < 0.05:
-            state = json.loads(json.dumps(pacer.state()))
-            pacer = pacer_class(k, P)
-            pacer.load_state(state)
+            old, pacer = pacer, pacer_class(k, P)
+            vars(pacer).update(copy.deepcopy(vars(old)))
         while pacer.may_admit():
             pacer.admit(f"p{pacer.admitted}", version, G)
         assert len(pacer.groups) <= (k + 1) * P
@@ -147,7 +150,7 @@ def test_quick_groups_may_not_overtake_until_slow_ones_reach_their_last_chance_t
 
 
 def test_groups_with_equal_rewards_leave_the_batch_and_are_counted():
-    """With a length penalty a right sample that has paid all of it earns 0: it is right still."""
+    """Among them one whose rewards differ by a length penalty alone."""
     rollouts = [f"group {p}, sample {i}" for p in range(4) for i in range(3)]
     rewards = torch.tensor([[1., 0, -1], [1, 1, 1], [-1, -1, -1], [0.25, -1, 0.5]])
     kept, kept_rewards, log = effective_batch(rollouts, rewards, Config(model="x"))
@@ -155,8 +158,7 @@ def test_groups_with_equal_rewards_leave_the_batch_and_are_counted():
     assert torch.equal(kept_rewards, rewards[[0, 3]])
     assert log.pop("reward/std") == pytest.approx(rewards.flatten().std().item())
     assert log == pytest.approx({
-        "reward/mean": -0.25 / 12, "pass_rate": 7 / 12, "frac_reward_zero_std": 0.5,
-        "prompts/consumed": 4, "prompts/trained": 2})
+        "reward/mean": -0.25 / 12, "frac_reward_zero_std": 0.5, "prompts/consumed": 4, "prompts/trained": 2})
     kept, kept_rewards, log = effective_batch(
         rollouts, rewards, Config(model="x", zero_variance_filter=False))
     assert kept == rollouts and torch.equal(kept_rewards, rewards)
@@ -179,6 +181,7 @@ def trainer_of(model, config, optimizer):
     trainer = Trainer.__new__(Trainer)
     trainer.config, trainer.team = config, Alone(config)
     trainer.model, trainer.device = model, "cpu"
+    trainer.team.version = 3
     trainer.policy = Policy(model, temperature=config.temperature, head_fp32=config.head_fp32)
     trainer.optimizer = optimizer
     return trainer
@@ -192,7 +195,9 @@ def take_step(model, rollouts, rewards, **settings):
     optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in model.named_parameters()})
     model.zero_grad()
     batch, batch_rewards, log = effective_batch(rollouts, rewards, config)
-    log |= trainer_of(model, config, optimizer).step(batch, batch_rewards, 3)
+    stepped, trained = trainer_of(model, config, optimizer).update(batch, batch_rewards, 3)
+    assert stepped == bool(seen)
+    log |= trained | {"optimizer_step": stepped}
     assert log["tokens/trained"] == sum(sum(r.sampled) for r in batch) or config.overlong_filter
     return seen, log
 
@@ -287,7 +292,7 @@ def test_the_learning_rate_warms_up_and_the_gradient_is_clipped(llama, seed):
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     for version in (0, 3, 4, 9):
         before = {n: p.detach().clone() for n, p in model.named_parameters()}
-        log = trainer_of(model, config, optimizer).step(rollouts, rewards, version)
+        _, log = trainer_of(model, config, optimizer).update(rollouts, rewards, version)
         moved = math.sqrt(sum(((p.detach() - before[n]) ** 2).sum().item()
                               for n, p in model.named_parameters()))
         assert log["grad_norm"] > 0.01                       # as it was before the clip
@@ -304,8 +309,8 @@ def test_each_step_has_a_gradient_of_its_own(llama, seed):
     model = packed_copy(llama)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     twice = trainer_of(model, Config(model="x", lr=0.0), optimizer)
-    twice.step(first, rewards, 3)
-    log = twice.step(second, rewards, 3)
+    twice.update(first, rewards, 3)
+    _, log = twice.update(second, rewards, 3)
     _, alone = take_step(packed_copy(llama), second, rewards)
     assert log["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-4)
 
@@ -353,7 +358,7 @@ def test_a_number_that_is_not_finite_stops_the_step_and_the_version_is_named(wha
 
 @pytest.fixture
 def make_trainer(llama, tmp_path, monkeypatch):
-    """A Trainer with these settings, made as scalerl.main makes it, of the weights of `llama`; it
+    """A Trainer with these settings, made as command.main makes it, of the weights of `llama`; it
     has no tokenizer."""
     llama.config.save_pretrained(tmp_path / "llama")
     monkeypatch.setattr(scalerl.load, "load_model", lambda *_: (packed_copy(llama), None))
@@ -400,7 +405,18 @@ def test_an_evaluation_is_the_pass_rate_of_each_task(seed):
         prompt_id=prompt_id, output_ids=[0] * (3 + i),
         finish_reason="length" if i in (2, 3, 11) else "stop")
         for i, (prompt_id, _) in enumerate(samples)]
-    expected = {"eval/truncated_frac": 3 / 35, "eval/mean_length": 3 + 34 / 2}
+    correct = Counter(prompt_id for prompt_id, reward in samples if reward > 0)
+    means = mean_at_k(correct, problems, 5)
+    assert means == pytest.approx({"m": 10 / 20, "n": 5 / 15})
+
+    logged = []
+    run = SimpleNamespace(
+        config=SimpleNamespace(eval_samples=5), problems=SimpleNamespace(heldout=problems), step=7,
+        version=6, compute=SimpleNamespace(log=lambda: {"compute/flops": 99}),
+        folder=SimpleNamespace(append=lambda name, line: logged.append((name, line))))
+    log_evaluation(run, rollouts, correct, means, {"verifier/error_frac": 0.1, "time/x": 3}, 2.5)
+    expected = {"step": 7, "version": 6, "compute/flops": 99, "eval/verifier/error_frac": 0.1,
+                "time/eval_s": 2.5, "eval/truncated_frac": 3 / 35, "eval/mean_length": 3 + 34 / 2}
     for task, counts in right.items():
         expected[f"eval/{task}/mean@5"] = sum(counts) / 5 / len(counts)
         for k in (2, 4, 5):
@@ -408,9 +424,8 @@ def test_an_evaluation_is_the_pass_rate_of_each_task(seed):
                        for n in counts]
             expected[f"eval/{task}/pass@{k}"] = sum(
                 sum(map(any, of_one)) / len(of_one) for of_one in choices) / len(counts)
-    rewards = [reward for _, reward in samples]
-    assert eval_metrics(rollouts, rewards, problems, 5) == pytest.approx(
-        expected)
+    (name, line), = logged
+    assert name == "evals.jsonl" and line == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("n, correct, k", [(5, 2, 3), (7, 0, 4), (6, 6, 1), (6, 4, 3), (8, 1, 8)])
@@ -491,7 +506,7 @@ def test_bad_input_ends_in_one_clear_sentence_and_exit_code_2(case, micro, tmp_p
     given = {a.lstrip("-").replace("-", "_") for a in arguments}
     words = [w for name, value in base.items() if name not in given
              for w in (f"--{name.replace('_', '-')}", str(value))]
-    assert scalerl.main([*words, *arguments]) == 2
+    assert main([*words, *arguments]) == 2
     message = capsys.readouterr().err
     assert sentence in message and message.startswith("scalerl.py: ")
     assert len(message.strip().splitlines()) == 1 and "Traceback" not in message

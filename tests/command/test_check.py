@@ -7,6 +7,7 @@ import pytest
 from conftest import arguments
 
 import scalerl
+from command.main import main
 from sampler import TransformersSampler
 
 # Long steps at a temperature at which answers have many lengths: a tenth of a second each.
@@ -22,7 +23,7 @@ def check(micro, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def run(steps=0, **settings):
-        code = scalerl.main([*arguments(micro, **settings), "--gpus", "0", "--check", str(steps)])
+        code = main([*arguments(micro, **settings), "--gpus", "0", "--check", str(steps)])
         lines = [re.fullmatch(r"(ok|look|bad) +([\w -]+): (.*)", line).groups()
                  for line in capsys.readouterr().out.splitlines()]
         assert code == any(verdict == "bad" for verdict, _, _ in lines)

@@ -10,7 +10,7 @@ import pytest
 
 import fit
 from command import report
-import scalerl
+from command.main import main
 from config import Config
 
 HOSTILE = '</pre><script>document.title = "hacked"</script><img src=x onerror="alert(1)">'
@@ -126,7 +126,7 @@ def test_a_half_written_last_line_is_left_out(run):
 ])
 def test_no_report_without_a_log(run, damage, sentence, capsys):
     damage(run)
-    assert scalerl.main(["--report", str(run)]) == 2
+    assert main(["--report", str(run)]) == 2
     assert sentence in capsys.readouterr().err
 
 

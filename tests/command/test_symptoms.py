@@ -10,7 +10,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-import scalerl
+from command.main import main
 from command import symptoms
 from command.symptoms import SYMPTOMS, Symptom
 
@@ -119,7 +119,7 @@ def test_a_report_says_which_symptoms_a_run_shows_and_at_which_steps(tmp_path, c
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "evals.jsonl").write_text(json.dumps({
         "step": 30, "compute/flops": 1.0, "eval/a/mean@4": 0.1, "eval/b/mean@4": 0.3}) + "\n")
-    assert scalerl.main(["--report", str(tmp_path)]) == 0
+    assert main(["--report", str(tmp_path)]) == 0
     out = capsys.readouterr().out.splitlines()
     assert [line.split(" (")[0] for line in out[1:]] == [
         "symptom: held-out problems lag behind, step 30",

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 from engines import packed
 from engines.packed import uses_flash
-from engines.policy import Policy, table
+from scalerl import Policy, table
 
 sys.path.insert(0, str(ROOT / "bench"))
 import gpu                                                                     # noqa: E402

@@ -11,8 +11,8 @@ from transformers import AttentionInterface
 
 from config import ConfigError
 from engines import packed
-from engines.policy import Policy
 from engines.trained_model import checkpoint_and_compile
+from scalerl import Policy
 
 
 def test_a_model_whose_layers_have_no_name_is_refused(llama):

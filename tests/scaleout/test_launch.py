@@ -23,7 +23,8 @@ from estimates import estimate_of
 from processes import LIMIT_S, gone, tree, until
 from transformers import Qwen3Config
 
-import scalerl
+from command import main as command_main
+from command.main import main
 from artifacts import checkpoint
 from artifacts.settings import LAUNCHED
 from command.options import parse
@@ -42,7 +43,7 @@ def test_a_dry_run_says_who_would_run_where_and_starts_and_writes_nothing(eight,
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     started = []
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(a))
-    assert scalerl.main(["--model", str(eight), "--gpus", "8", "--trainers", "4", "--dry-run",
+    assert main(["--model", str(eight), "--gpus", "8", "--trainers", "4", "--dry-run",
                          "--name", "paper"]) == 0
     text = capsys.readouterr().out
     assert not started and not list(tmp_path.iterdir())
@@ -66,7 +67,7 @@ def test_what_cannot_fit_is_refused_with_the_number_and_the_cure(settings, sente
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(memory, "VLLM_MEMORY_SHARE", 0.2)
     (tmp_path / "wide.toml").write_text("prompt_tokens = 99999")
-    assert scalerl.main(["--model", str(eight), *settings, "--dry-run"]) == 2
+    assert main(["--model", str(eight), *settings, "--dry-run"]) == 2
     assert re.search(sentence, capsys.readouterr().err)
 
 
@@ -86,7 +87,7 @@ def test_a_dry_run_refuses_what_the_run_would(eight, tmp_path, monkeypatch, caps
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     command = ["--model", str(eight), "--gpus", "0", "--servers", "1", "--dry-run"]
-    assert scalerl.main([*command, "--think-max", "41000"]) == 2
+    assert main([*command, "--think-max", "41000"]) == 2
     assert re.search(r"think_max = 41000: .* may take \d+ tokens, the model has 40960: lower "
                      r"think_max or answer_tokens by \d+$", capsys.readouterr().err.strip())
 
@@ -145,7 +146,7 @@ def test_one_gpu_can_be_planned_without_one_as_eight_can(eight, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     command = ["--model", str(eight), "--gpus", "1", "--name", "one", "--slots", "16"]
-    assert scalerl.main([*command, "--dry-run"]) == 2           # 8B and its moments on one H100
+    assert main([*command, "--dry-run"]) == 2           # 8B and its moments on one H100
     out, error = capsys.readouterr()
     assert "trainer and sampler, on GPU 0" in out and "no GPU here to ask" in out
     assert "a trainer does not fit" in error and not list(tmp_path.iterdir())
@@ -162,18 +163,18 @@ def test_one_gpu_recomputes_layers_where_that_makes_room_for_the_default_lengths
                 architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
     monkeypatch.setattr(launch, "check_machine", lambda _: None)
     for words, recompute in (([], True), (["--think-min", "9", "--think-max", "512"], False)):
-        config, command = parse(["--model", str(tmp_path), "--gpus", "1", "--engine", "vllm",
+        config, _ = parse(["--model", str(tmp_path), "--gpus", "1", "--engine", "vllm",
                                  "--name", "none", *words])
-        assert launch.instead_of_training(config, command, []) is None
+        launch.plan_alone(config)
         assert config.recompute_layers == recompute
 
 
 def test_one_process_refuses_what_its_dry_run_refuses_and_loads_nothing(eight, tmp_path,
                                                                         monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(scalerl, "Trainer", lambda *_: pytest.fail("it would have been loaded"))
+    monkeypatch.setattr(command_main, "make_run", lambda *_: pytest.fail("it would have been loaded"))
     for more in (["--dry-run"], []):
-        assert scalerl.main(["--model", str(eight), "--gpus", "0", "--slots", str(10**7),
+        assert main(["--model", str(eight), "--gpus", "0", "--slots", str(10**7),
                              "--name", "one", *more]) == 2
         assert re.fullmatch(r"scalerl.py: a trainer does not fit, a CPU .* has \d+ GiB: .*; the "
                             "largest is the sampler's cache: lower slots or think_max",

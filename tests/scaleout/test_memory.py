@@ -15,11 +15,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConf
 import scalerl
 from artifacts.step_log import describe
 from artifacts.settings import make_config
+from command.make_run import make_samplers
 from config import Config, ConfigError
 from engines import load, packed
 from scaleout.memory import (ACTIVATIONS, ASSUMED, CACHE, CURES, FIXED, GIB, Estimate, device_here,
                              SPEEDS, host_memory, known_speed)
-from engines.policy import Policy
+from scalerl import Policy
 from scaleout.team import Alone
 from sampler import Rollout
 from tiny import toy
@@ -230,7 +231,7 @@ def samplers_on_a_gpu(monkeypatch, folder, free, **settings):
     need = sum(team.memory.trainer_memory(1).values()) - team.memory.trainer_memory(1)[CACHE]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (
         (free * team.memory.sequence + need - 4 * team.memory.weights) / 0.9, None))
-    return load.make_samplers(config, trainer, 40)
+    return make_samplers(config, trainer, 40)
 
 
 @pytest.mark.gpu_rehearsal

@@ -12,7 +12,7 @@ from estimates import estimate_of
 from pretend_gpu import OnCpu, OnGpu, PretendGpu
 from transformers import AutoModelForCausalLM, Olmo2Config, Qwen2Config, Qwen3Config
 
-import scalerl
+from command.main import main
 from tiny import toy
 from scaleout import launch
 from scaleout.placement import make_placement
@@ -45,7 +45,7 @@ def test_a_whole_run_on_one_gpu_mixes_no_devices(off_policy, micro, tmp_path, mo
     and trainer agree as closely as on a CPU in bf16: 2e-3, and 1e-2 is one kernel gone wrong."""
     monkeypatch.chdir(tmp_path)
     with PretendGpu(monkeypatch) as gpu:
-        assert scalerl.main(arguments(
+        assert main(arguments(
             micro, name="r", gpus=1, steps=3, zero_variance_filter="false", off_policy=off_policy,
             compile_layers="off")) == 0
     assert gpu.calls["backward"] and gpu.calls["_fused_adamw_"] and gpu.calls["copy_"]
@@ -128,7 +128,7 @@ def test_the_gsm8k_configs_are_accepted_on_their_cards_and_only_there(
                          SimpleNamespace(name=card, total_memory=int(gib * 2**30)))):
         monkeypatch.setattr(torch.cuda, what, lambda *_, value=value: value)
     path = launch.ROOT / "configs" / f"{name}.toml"
-    code = scalerl.main(["--config", str(path), "--model", "model", "--gpus", "1", "--engine",
+    code = main(["--config", str(path), "--model", "model", "--gpus", "1", "--engine",
                          engine, "--dry-run"])
     out, error = capsys.readouterr()
     assert f"Estimates for {card} of {gib:.0f} GiB" in out and "GPU 0" in out
@@ -155,7 +155,7 @@ def test_the_commands_of_the_first_gpu_run_are_accepted_and_print_what_is_promis
         words = command.replace("$SMALL", small).split()
         words[words.index("--model") + 1] = "small" if "$SMALL" in command else str(eight)
         gpus = int(words[words.index("--gpus") + 1])
-        assert scalerl.main([*words, "--engine", "vllm", "--dry-run"]) == 0
+        assert main([*words, "--engine", "vllm", "--dry-run"]) == 0
         out = capsys.readouterr().out
         assert ("On this node" in out) == (gpus > 1)
         if "--trainers" in words:

@@ -14,7 +14,7 @@ from served import Served
 from conftest import SMALL, arguments, lines
 from transformers import AutoModelForCausalLM
 
-import scalerl
+from command import main as command_main
 from artifacts import checkpoint
 from servers.pool import ServerPool
 from scaleout.team import Ranks, make_team
@@ -30,7 +30,7 @@ def run_main(words, folder):
         if isinstance(team, Ranks):
             shard_on_cpu(team.plugin)
         return team
-    scalerl.make_team, push = sharded_team, ServerPool.push
+    command_main.make_team, push = sharded_team, ServerPool.push
 
     def push_and_note(pool, named_tensors, version):
         sent = {}
@@ -44,7 +44,7 @@ def run_main(words, folder):
                                                 if s.version == version]}))
             note.with_suffix(".tmp").rename(note.with_suffix(".json"))      # killed any moment
     ServerPool.push = push_and_note
-    return scalerl.main(words)
+    return command_main.main(words)
 
 
 def checksums(url):

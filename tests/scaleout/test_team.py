@@ -24,10 +24,10 @@ from artifacts import checkpoint
 from artifacts.run_folder import RunFolder
 from config import Config, ConfigError
 from engines import load, trained_model
-from engines.policy import Policy, cost_tokens, micro_batches
+from engines.packed import cost_tokens, micro_batches
 from scaleout import team as teams
 from scaleout.team import Alone, deal
-from scalerl import Run, Trainer
+from scalerl import Policy, Run, Trainer
 from tiny import toy
 
 
@@ -111,7 +111,7 @@ def train_or_serve(body, config, sharded, before, prepare, *args):
     assert isinstance(leader.policy, FSDPModule) == sharded
     try:
         answer = body(leader, *args)
-    except RuntimeError as error:               # as scalerl.main does
+    except RuntimeError as error:               # as command.main does
         team.cause(str(error))
         raise
     team.close()
@@ -187,8 +187,9 @@ def note_gradients(trainer):
 def gradients(trainer, seed, P, G):
     """(gradients, the step's log, the log of a step without groups)."""
     rollouts, rewards = step_inputs(seed, P, G)
-    log = trainer.step(rollouts, rewards, 3)
-    return trainer.seen, log, trainer.step([], rewards[:0], 4)
+    stepped, log = trainer.update(rollouts, rewards, 3)
+    assert stepped == 1
+    return trainer.seen, log, trainer.update([], rewards[:0], 4)
 
 
 CASES = {
@@ -240,7 +241,7 @@ def bf16_logprobs(trainer, seed):
     dtypes = {p.dtype for p in trainer.model.parameters()}      # shards again, not bf16 wholes
     trainer.optimizer.register_step_pre_hook(lambda *_: dtypes.update(
         x.dtype for p in trainer.model.parameters() for x in (p, p.grad)))
-    trainer.step(rollouts, rewards, 3)
+    trainer.update(rollouts, rewards, 3)
     return logprobs.tolist(), sorted(map(str, dtypes))
 
 
@@ -273,7 +274,7 @@ def test_a_setting_of_the_machine_changes_how_a_step_is_computed_and_not_its_res
         for module in trainer.model.modules():
             if type(module).__name__ == "LlamaMLP" and setting == "recompute_layers":
                 module.register_forward_pre_hook(lambda *_: calls.append("layer"))  # noqa: B023
-        trainer.step(*step_inputs(seed), 3)
+        trainer.update(*step_inputs(seed), 3)
         results.append(trainer.seen)
         forwards.append(calls.count("layer") / calls.count("pass"))
         assert bool(graphs) == (changes == {"compile_layers": "on"})
@@ -301,7 +302,7 @@ def test_a_tokens_lag_in_the_log_is_its_own_and_not_its_samples(models, seed):
     rollouts, rewards = step_inputs(seed)
     assert any(len(set(r.versions)) > 1 for r in rollouts)
     now = trainer.logprobs(rollouts)
-    log, distances = trainer.step(rollouts, rewards, 3), {}
+    (_, log), distances = trainer.update(rollouts, rewards, 3), {}
     for rollout, row in zip(rollouts, now.tolist()):
         for logprob, old, version, sampled in zip(
                 row, rollout.logprobs, rollout.versions, rollout.sampled):
@@ -322,7 +323,7 @@ def chain_link(trainer, seed, folder, before, step):
     """Load, take a step, save; then the weights as servers get them, and an exported model."""
     if before:
         trainer.load(before)
-    trainer.step(*step_inputs(seed + step), step)
+    trainer.update(*step_inputs(seed + step), step)
     trainer.save(folder, plain={"step": step}, tensors={"random": {}})
     pushed = {name: tensor.float().numpy() for name, tensor in trainer.weights(torch.bfloat16)}
     checkpoint.save_model(trainer.model, SimpleNamespace(save_pretrained=lambda path: None),
@@ -361,7 +362,7 @@ def test_a_checkpoint_of_any_number_of_ranks_goes_on_with_any_other(models, seed
 
     alone = one_process(config)
     for i in range(len(places)):
-        alone.step(*step_inputs(seed + i), i)
+        alone.update(*step_inputs(seed + i), i)
     for (name, want), have in zip(alone.model.named_parameters(), read.model.parameters()):
         assert (want - have).norm() / want.norm() < 1e-5, name
         for moment in ("exp_avg", "exp_avg_sq"):
@@ -382,7 +383,7 @@ def idle(trainer, flag):
         flag.touch()
         while flag.exists():
             time.sleep(0.02)
-    return trainer.step(*step_inputs(0), 7)["optimizer_step"]
+    return trainer.update(*step_inputs(0), 7)[0]
 
 
 @pytest.mark.parametrize("who, how", [(1, signal.SIGKILL), (1, signal.SIGSTOP),
@@ -401,7 +402,7 @@ def test_a_rank_that_dies_or_hangs_is_named_by_all_others(who, how, models, tmp_
     sentence = found[2]
     assert len(sentence.splitlines()) == 1
     if who:
-        assert re.match(r"rank [02]: (step, version 7|wait for rank 0, version 0): .*: rank 1"
+        assert re.match(r"rank [02]: (update, version 7|wait for rank 0, version 0): .*: rank 1"
                         "( or rank 2)? is dead, stuck or cut off, see its log$", sentence), found
     else:
         assert re.match("rank [12]: wait for rank 0, version 0: .*: rank 0 is dead, stuck or cut "
@@ -462,6 +463,12 @@ def sabotage(how, folder, trainer):
             else trainer.policy.register_forward_hook(fail))
 
 
+def update(run, rollouts, rewards):
+    """What scalerl.Run.train_step does with an effective batch."""
+    with run.folder.bad_step(run, rollouts), run.team.during("train", run.version):
+        return run.trainer.update(rollouts, rewards, run.version)
+
+
 def save_step_save_step(trainer, how, folder):
     """A checkpoint, a step, and a second one of either. The ranks' samples are in a Run's hands."""
     folder = Path() if how == "apart" else folder
@@ -470,26 +477,26 @@ def save_step_save_step(trainer, how, folder):
     run.folder = RunFolder(Config(name="n"), resume=False)
     run.folder.path = folder
     trainer.save(folder / "step_4", plain={})
-    run.train_step(*step_inputs(0))
+    update(run, *step_inputs(0))
     rollouts, rewards = step_inputs(1)
     if how == "infinite":           # of one sample: one rank has it, the other has not
         rollouts[3].logprobs[0] = math.inf
-        write = run.folder.write_bad_step
+        dumps = json.dumps
 
-        def slowly(rollouts):       # rank 0 writes its samples down, while the other rank waits
-            time.sleep(2)
-            return write(rollouts)
-        run.folder.write_bad_step = slowly
+        def slowly(row):            # rank 0 writes its samples down, while the other rank waits
+            time.sleep(0.1)
+            return dumps(row)
+        json.dumps = slowly
     if how in ("disk", "killed while saving"):
         trainer.save(folder / "step_5", plain={})
-    run.train_step(rollouts, rewards)
+    update(run, rollouts, rewards)
 
 
 @pytest.mark.parametrize("how, sentence", [
-    ("killed", "rank 0: step, version 5: .*: rank 1 is dead, stuck or cut off, see its log$"),
+    ("killed", "rank 0: update, version 5: .*: rank 1 is dead, stuck or cut off, see its log$"),
     ("killed while saving", "rank 0: save, version 5: .*: rank 1 is dead, stuck or cut off"),
     ("infinite", "version 5: behavior_logprobs of sample"),
-    ("memory", "rank 1: step, version 5: CUDA out of memory. Tried to allocate 2.50 GiB"),
+    ("memory", "rank 1: update, version 5: CUDA out of memory. Tried to allocate 2.50 GiB"),
     ("disk", "rank 1: save, version 5: .*step_5 could not be written: .*File too large"),
     ("apart", "rank 1: save, version 0: step_4 could not be written: .*No such file")])
 def test_what_fails_on_one_rank_ends_all_in_a_sentence_that_names_it(how, sentence, models,
@@ -526,11 +533,11 @@ def hanging(folder, where):
         os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY), stream)
     run, hang = Run.__new__(Run), lambda *_: threading.Event().wait()           # noqa: E731
     run.team = Alone(Config(model="x", deadline_s=0.2))
-    run.trainer = SimpleNamespace(step=hang, weights=iter, dtype=())
+    run.trainer = SimpleNamespace(update=hang, weights=iter, dtype=())
     run.sampler = SimpleNamespace(step=hang, push_weights=hang)
-    run.step, run.version, run.stop = 6, 4, 0
+    run.step, run.version, run.folder = 6, 4, RunFolder(Config(name="n"), resume=False)
     {"generate": lambda: run.decode(run.sampler), "push": run.push_weights,
-     "train": lambda: run.train_step([], [])}[where]()
+     "train": lambda: update(run, [], [])}[where]()
 
 
 @pytest.mark.parametrize("where", ["generate", "push", "train"])
@@ -559,13 +566,13 @@ def test_a_step_of_many_micro_batches_is_in_time_as_long_as_each_of_them_is(mode
             team.tick()
     trainer.policy.register_forward_hook(slow)
     with team.during("a step"):
-        trainer.step(*step_inputs(seed), 3)
+        trainer.update(*step_inputs(seed), 3)
     assert len(batches) > 3 and not ends
     slow(), slow()                                          # between two steps nobody is watched
     assert not ends
     ticks += 2
     with team.during("a step"):
-        trainer.step(*step_inputs(seed), 3)
+        trainer.update(*step_inputs(seed), 3)
     assert set(ends) == {1}
 
 

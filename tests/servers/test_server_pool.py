@@ -20,7 +20,7 @@ from conftest import EOS, ROOT, WORDS, drain, requests
 from served import Fake, connect, drained, free_port, push, until  # noqa: F401
 
 from config import Config, ConfigError
-from engines import load
+from command.make_run import make_samplers
 from servers.server import ServerError, ServerFailed, check_answer
 from servers.pool import ServerPool
 from servers.tls import client_context
@@ -668,7 +668,7 @@ def test_the_settings_of_a_run_reach_its_servers(head_fp32, head, fake, micro, s
     def budgets(seed):
         """At which tokens 20 samples of each sampler are interrupted."""
         config.vllm_url, config.seed, points = server.url, seed, []
-        training, evaluation = load.make_samplers(config, trainer, 110)
+        training, evaluation = make_samplers(config, trainer, 110)
         with contextlib.closing(training):
             for sampler in (training, evaluation):
                 sampler.push_weights(iter(WEIGHT), 0)
@@ -683,7 +683,7 @@ def test_the_settings_of_a_run_reach_its_servers(head_fp32, head, fake, micro, s
     config.vllm_url = fake(whole, model_config__hf_overrides={
         "head_dtype": "bfloat16" if head_fp32 else "float32"}).url
     with pytest.raises(ConfigError, match=f"head_dtype in .* this run needs {head}"):
-        load.make_samplers(config, trainer, 110)
+        make_samplers(config, trainer, 110)
 
 
 def test_a_request_that_begins_after_a_push_is_asked_again_under_the_new_salt(fake, connect):

@@ -11,7 +11,7 @@ from conftest import packed_copy, rollouts_of
 
 import scalerl
 from config import Config
-from engines.policy import table
+from scalerl import table
 from loss import token_weights
 from scaleout.team import Alone
 from study import article
@@ -48,7 +48,7 @@ def test_kl_entropy_and_the_cosine_are_all_that_differs_in_a_step(
                 p.copy_(q + 0.01 * q.sin())
         with torch.no_grad():
             log_p = trainer.policy(rollouts)[0]
-        logs.append(trainer.step(rollouts, rewards, version))
+        logs.append(trainer.update(rollouts, rewards, version)[1])
     with torch.no_grad():
         log_q = trainer.reference(rollouts)[0]
     mask = table(rollouts, "sampled", torch.bool)

@@ -12,8 +12,8 @@ from conftest import packed_copy, plain_logprobs, random_llama
 from test_packed import random_qwen3
 from test_scalerl import rollouts_of
 
-from engines import policy as policy_module
-from engines.policy import Policy, table
+from engines import packed
+from scalerl import Policy, table
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -83,7 +83,7 @@ def test_in_bf16_everything_between_two_products_is_bf16_and_no_farther_from_the
     errors, streams = [], []
     for rounded in (False, True):
         if not rounded:
-            monkeypatch.setattr(policy_module, "round_between_products", lambda *_: None)
+            monkeypatch.setattr(packed, "round_between_products", lambda *_: None)
         policy = Policy(packed_copy(model), dtype=torch.bfloat16)
         monkeypatch.undo()
         found, streamed = scores_and_gradient(policy, rollouts)

@@ -1,0 +1,97 @@
+"""main.py: the command line of scalerl.py: how a run begins, and how it ends."""
+
+import signal
+import sys
+
+from artifacts import settings
+from artifacts.run_folder import RunFolder
+from artifacts.step_log import describe
+from command.check import check
+from command.make_run import make_run
+from command.options import parse
+from config import ConfigError
+from engines import load
+from scalerl import Trainer
+from scaleout import launch
+from scaleout.team import Stopped, make_team, stop_on_signals
+from servers.pool import ServerError
+from tasks import TaskError
+
+
+def main(argv=None, make_trainer=Trainer):
+    """Run `python scalerl.py` with these words (None: those of the command line).
+
+    Returns the exit code: 0 done, 1 failure, 2 wrong input, 128 + n: signal n has ended the run.
+    Of several processes rank 0 then returns 0, and its launcher 128 + n.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    run = None
+    try:
+        config, flags = parse(argv)
+        if flags.report or flags.print_config or flags.dry_run:
+            return only_print(config, flags, argv)
+        if launch.wanted(config):                       # several processes: they run this again
+            return launch.launch(config, argv, flags.resume)
+        launch.plan_alone(config, flags.resume)         # refuses what would fail minutes later
+        settings.check(config)
+        load.settle_engine(config)                      # vLLM, or transformers alone
+        folder = RunFolder(config, flags.resume)
+        team = make_team(config)                        # the processes that train; mostly one
+        # Of several processes only rank 0 returns from `lead`; the others stay and serve its calls.
+        run = make_run(config, team.lead(make_trainer(config, team)), folder)
+        if flags.check is not None:
+            return check(run, flags.check)
+        if flags.resume:
+            print(folder.restore(run))
+        else:
+            folder.make(run.trainer.device)
+        stop_on_signals(team)
+        print(describe(run))
+        print(trained(run))
+        team.close()
+        # Stopped is not done: whoever wrote `&& python fit.py` should know.
+        return 128 + team.stop if team.stop and team.size == 1 else 0
+    except (ConfigError, TaskError) as error:
+        print(f"scalerl.py: {error}", file=sys.stderr)
+        return 2
+    except (RuntimeError, OSError) as error:        # servers, processes, memory, the disk
+        where = f"step {run.step + 1}: {error}; {run.folder.resume_hint()}" if run else error
+        print(f"scalerl.py: {where}", file=sys.stderr)
+        if run:
+            run.team.cause(str(error))              # other processes end with the same sentence
+        return 1
+    except KeyboardInterrupt:
+        where = f"step {run.step + 1}: stopped at once; {run.folder.resume_hint()}" if run else \
+            "interrupted before the run had begun: nothing to save"
+        print(f"scalerl.py: {where}", file=sys.stderr)
+        return 128 + (run.team.stop if run and run.team.stop else signal.SIGINT)
+    finally:
+        if run:
+            run.close()
+
+
+def only_print(config, flags, argv):
+    """--report, --print-config, --dry-run: a page or lines, and no training. Returns 0."""
+    if flags.report:
+        from command import report, symptoms        # matplotlib, which training never needs
+        with load.refused():
+            print(report.write_report(flags.report), *symptoms.told(flags.report), sep="\n")
+        return 0
+    print(settings.to_toml(config), end="\n" if flags.dry_run else "")
+    if flags.dry_run:
+        launch.describe(config, argv, flags.resume)
+    return 0
+
+
+def trained(run):
+    """Train. Returns the closing sentence; after a checkpoint, if somebody has stopped the run.
+    Raises ServerError, after a checkpoint, when no server is left to generate."""
+    run.folder.track()
+    try:
+        return run.train()
+    except (Stopped, ServerError) as why:
+        if run.evaluated is not None:
+            run.folder.save(run)
+        if isinstance(why, Stopped):
+            return f"Stopped at step {run.step}; {run.folder.resume_hint()}."
+        raise

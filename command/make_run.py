@@ -1,0 +1,93 @@
+"""make_run.py: from the settings to a `scalerl.Run` with all of its parts."""
+
+import functools
+import math
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from artifacts.settings import LAUNCHED
+from config import ConfigError
+from engines import load, packed
+from engines.vllm_inprocess import VllmSampler
+from sampler import TransformersSampler
+from scalerl import Run
+from servers.pool import ServerPool
+from servers.sampler import ServerSampler
+from tasks import Verifier, load_problems
+
+
+def make_run(config, trainer, folder):
+    """The `Run` of these settings. trainer: a `Trainer`, or what stands for one in each process;
+    folder: its `RunFolder`. Raises ConfigError or TaskError for settings that cannot be met."""
+    tags = (config.think_open.strip() or "<think>", config.think_close)
+    verifier = Verifier(unsafe_code=config.unsafe_code, think_tags=tags)
+    problems = load_problems(config, trainer.tokenizer, verifier)
+    with trainer.team.during("start"):              # a deadline on what could hang
+        samplers = make_samplers(config, trainer, problems.prompt_tokens)
+    return Run(config, trainer, problems, verifier, *samplers, folder)
+
+
+def make_samplers(config, trainer, prompt_tokens):
+    """(sampler of training, sampler of evaluation) for this run; see `sampler.Sampler`.
+
+    trainer         gives model, tokenizer, dtype, device, and weights(dtype) for a push
+    prompt_tokens   tokens of the longest prompt
+
+    Two samplers, because an evaluation must not disturb the sequences that are under way. On vLLM
+    they share servers, or the engine in this process. Over transformers the training's has a cache
+    of its slots, and the evaluation's one of its own, on a GPU of what memory is left.
+    """
+    rule = load.interruption_of(config, trainer.tokenizer)
+    output, _ = load.longest_tokens(config, trainer.tokenizer, trainer.model, prompt_tokens)
+    positions = prompt_tokens + output
+    eos = trainer.model.generation_config.eos_token_id
+    eos = trainer.tokenizer.eos_token_id if eos is None else eos
+    if eos is None:
+        raise ConfigError(f"model = {config.model!r}: names no end-of-sequence token")
+    shared = dict(prompt_tokens=prompt_tokens, temperature=config.temperature,
+                  eos_ids=set(eos if isinstance(eos, list) else [eos]))
+    if config.vllm_url:
+        return server_samplers(config, trainer, rule, positions, shared)
+    slots, left = config.slots, math.inf
+    if trainer.device == "cuda":                    # a CPU's memory is not looked at
+        left = trainer.team.memory.sequences_left(torch.cuda.mem_get_info()[0])
+    slots = min(slots, left if config.engine == "vllm" else left - slots)
+    if slots < max(config.samples_per_prompt, config.eval_samples):
+        raise ConfigError(
+            f"samples_per_prompt = {config.samples_per_prompt}, eval_samples = "
+            f"{config.eval_samples}: the samples of a prompt run together, and there is room for "
+            f"{slots} sequences of {positions} tokens; lower them, think_max or slots")
+    if slots < config.slots:
+        print(f"warning: memory has room for {slots} sequences at once, fewer than slots = "
+              f"{config.slots}", file=sys.stderr)
+    shared |= dict(head_fp32=config.head_fp32)
+    if config.engine == "vllm":
+        with load.refused():
+            sampler = VllmSampler(config.model, trainer.tokenizer, rule, **shared, slots=slots,
+                                  seed=config.seed, dtype=trainer.dtype,
+                                  eager="--enforce-eager" in config.vllm_args)
+        return sampler, sampler.beside(config.seed + 1)
+    # A bf16 sampler cannot share the trainer's fp32 masters.
+    generator = trainer.model if trainer.dtype == torch.float32 else packed.rounded_copy(
+        trainer.model, trainer.dtype)
+    make = functools.partial(TransformersSampler, generator, trainer.tokenizer, rule, **shared)
+    return make(seed=config.seed, slots=config.slots), make(seed=config.seed + 1, slots=slots)
+
+
+def server_samplers(config, trainer, rule, length, shared):
+    """Both samplers on the servers that vllm_url names."""
+    ours = os.environ.get(LAUNCHED) == config.vllm_url              # started by our launcher
+    urls = [url.strip() for url in config.vllm_url.split(",")]
+    with load.refused():
+        pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
+                          head_fp32=config.head_fp32, cuda=trainer.device == "cuda", tls=config.tls,
+                          deadline_s=config.deadline_s,
+                          logs=Path("runs", config.name, "logs") if ours else Path())
+    make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,
+                             weights=trainer.weights)
+    # While the trainer trains, slots that fall free are filled from a step's worth in wait.
+    ahead = config.prompts_per_step * config.samples_per_prompt
+    return make(seed=config.seed, ahead=ahead), make(seed=config.seed + 1)
