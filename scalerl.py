@@ -8,24 +8,17 @@ Reinforcement learning for language models, one step: the model answers P prompt
 verifier marks each answer right or wrong; training makes the right ones more likely. If you know
 GRPO, you know most of it. ScaleRL is GRPO, but:
 
-    generation never stops: samples go on while weights change, up to 8 steps old    part 2, sec. 3.1
-    the loss weighs a token by its capped ratio (CISPO) where PPO clips              loss.py, 3.2
-    advantages are divided by the std of the batch, tokens averaged by prompt        loss.py, 3.2
-    groups of equal rewards leave the batch; learned prompts are not asked again     part 3, 1, 3.2
-    logits are fp32, in the trainer and in the sampler                               loss.py, 3.2
-    long thinking is interrupted and answered                                        sampler.py, 4
-    no KL penalty, no value network
+    generation never stops: samples go on while weights change, k steps at most      3.1, part 2
+    groups of equal rewards leave the batch; learned prompts are not asked again     3.2, parts 3, 1
+    the loss weighs a token by its capped ratio (CISPO) where PPO clips              3.2, loss.py
+    advantages are divided by the std of the batch; tokens are averaged by prompt    3.2, loss.py
+    logits are fp32, in the trainer and in the sampler                               3.2, loss.py
+    long thinking is interrupted, and answered                                       4, sampler.py
+    no KL penalty, no value network                                                  4
 
-The parts of this file, in the order of a step; "sec." is a section of the paper:
-
-  1. Curriculum   which prompt is asked next
-  2. Pacer        a token is at most k steps old when it is trained on
-  3. Batch        what is trained on, as tensors: made once
-  4. Trainer      log-probs, loss, gradient, AdamW: one optimizer step
-  5. Run          the loop: generate, reward, train, push the weights, evaluate
-
-"Ours" marks what the paper does not say: the pacer's rule (part 2), what counts as compute
-(engines/compute.py), and some numbers (config.py).
+The numbers are sections of the paper ("sec." below). The parts of this file: 1. curriculum,
+2. pacer, 3. batch, 4. policy and trainer, 5. run: the loop. "Ours" marks what the paper does not
+say: the pacer's rule, what counts as compute (engines/compute.py), some numbers (config.py).
 
 Read before: config.py, the settings. Next: loss.py, then sampler.py, then fit.py.
 
@@ -294,7 +287,7 @@ class Policy(torch.nn.Module):
             packed.round_between_products(model, dtype)
 
     def forward(self, rollouts):
-        """log π and entropy (without a gradient) of n rollouts, each (n, T) float32, where T is the
+        """log π and entropy (without a gradient) of n rollouts, each (n, T) float32; T is the
         longest output; 0 for forced tokens and for padding."""
         head = self.model.get_output_embeddings().weight                                # (V, H)
         # One row of tokens: the prompt of each group once, then all outputs (engines/packed.py).
@@ -304,8 +297,8 @@ class Policy(torch.nn.Module):
         bf16 = self.dtype == torch.bfloat16
         with torch.autocast(head.device.type, self.dtype, enabled=bf16):
             hidden = packed.forward(self.model, row.input_ids, row.position_ids, row.attend)
-            # The shift by one: a token is predicted by the state of the token before it. row.predict
-            # is the place of that one in the row; row.targets are the tokens themselves.
+            # The shift by one: a token is predicted by the state of the token before it.
+            # row.predict is that token's place in the row; row.targets are the tokens themselves.
             logprobs, entropy = token_logprobs(
                 hidden[row.predict[drawn]], head, row.targets[drawn], temperature=self.temperature,
                 head_fp32=self.head_fp32, chunk_tokens=logits_chunk(len(head)))
@@ -421,15 +414,16 @@ class Run:
             agreement = self_test(self)         # do sampler and trainer compute alike?
             self.folder.append("metrics.jsonl", {"step": 0, "version": 0} | self.problems.log
                                | agreement)
-        self.evaluate_if_due()
+        self.evaluate_if_due()                  # of step 0; or a stop was in the middle of it
         with Progress(self.config.steps, self.step) as progress:
             while self.step < self.config.steps:
                 line = self.train_step()
                 if line is None:
                     break
                 progress.show(line)
-                self.save_if_due()              # first: an evaluation can take hours
-                self.evaluate_if_due()
+                if self.step % self.config.eval_every == 0:
+                    self.folder.save(self)      # before the evaluation, which can take hours
+                    self.evaluate()
         if self.evaluated != self.step:
             self.evaluate()
         self.folder.save(self)
@@ -542,14 +536,9 @@ class Run:
     # -- evaluation ---------------------------------------------------------------------------
 
     def evaluate_if_due(self):
-        """Evaluate before the first step and after every `eval_every` steps, once each."""
+        """Evaluate if `eval_every` steps are over and this has not been done."""
         if self.evaluated != self.step and self.step % self.config.eval_every == 0:
             self.evaluate()
-
-    def save_if_due(self):
-        """A checkpoint before every evaluation, so that one that is killed in it loses no step."""
-        if self.step % self.config.eval_every == 0:
-            self.folder.save(self)
 
     def evaluate(self):
         """Answer the held-out prompts with a separate sampler. With transformers on a CPU, weights,

@@ -43,8 +43,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def seed(request):
-    """A fresh seed for every run; pytest prints it when the test fails."""
-    value = int.from_bytes(os.urandom(3), "big")
+    """A fresh seed for every run, or that of SEED=; pytest prints it when the test fails."""
+    value = int(os.environ.get("SEED") or int.from_bytes(os.urandom(3), "big"))
     print(f"seed {value}")
     torch.manual_seed(value)
     return value

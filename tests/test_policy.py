@@ -4,6 +4,7 @@ The oracle is a plain forward pass of each sample alone.
 """
 
 import random
+from statistics import median
 
 import pytest
 import torch
@@ -76,8 +77,15 @@ def test_the_head_rounds_as_it_is_asked_to(llama):
 def test_in_bf16_everything_between_two_products_is_bf16_and_no_farther_from_the_truth(
         make, seed, monkeypatch):
     """Autocast alone keeps the residual stream, norms and rotary positions in fp32. The oracle is
-    float64; products in bf16, which both have, are most of the error."""
-    model, rollouts = make(), rollouts_of(3, 4, random.Random(5))
+    float64; products in bf16, which both have, are most of the error. The median of five models:
+    both errors have heavy tails, and one model alone failed in 3% of the draws."""
+    ratios, shares = zip(*(bf16_errors(make(), monkeypatch) for _ in range(5)))
+    assert 0 < median(ratios) < 2 and median(shares) < 0.15
+
+
+def bf16_errors(model, monkeypatch):
+    """(error with all of it in bf16 / with products alone, the latter's share of the truth)."""
+    rollouts = rollouts_of(3, 4, random.Random(5))
     exact = Policy(packed_copy(model).double(), dtype=torch.float64)
     truth = torch.cat([x.double().flatten() for x in scores_and_gradient(exact, rollouts)[0]])
     errors, streams = [], []
@@ -91,7 +99,7 @@ def test_in_bf16_everything_between_two_products_is_bf16_and_no_farther_from_the
         errors.append((torch.cat([x.double().flatten() for x in found]) - truth).norm())
         streams.append(streamed)
     assert streams == [{torch.float32}, {torch.bfloat16}]
-    assert 0 < errors[1] < 2 * errors[0] < 0.3 * truth.norm()
+    return errors[1] / errors[0], errors[0] / truth.norm()
 
 
 def scores_and_gradient(policy, rollouts):

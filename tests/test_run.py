@@ -2,6 +2,7 @@
 killed and damaged, and go on as if nothing had been."""
 
 import contextlib
+import copy
 import functools
 import json
 import math
@@ -22,6 +23,7 @@ import pytest
 import torch
 from conftest import ROOT, SMALL, SPAWN, arguments, drain, lines, requests, run_command
 from test_scalerl import make_trainer                                             # noqa: F401
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import scalerl
@@ -213,6 +215,27 @@ def test_a_step_without_an_optimizer_step_leaves_the_version_and_costs_no_traini
     assert second["compute/flops"] == first["compute/flops"] + 4 * flops_by_hand(
         llama, [groups[1].rollouts])
     assert [version for _, _, version in run.sampler.heard] == [0, 1]
+
+
+def test_groups_that_were_kept_but_not_trained_on_cost_no_training(by_hand, llama):
+    """Their samples were all truncated, say, and the overlong filter is on."""
+    run = by_hand([[1, -1]], [0], prompts_per_step=1, samples_per_prompt=2)
+    rollouts = [sample(0, 4, finish="length"), sample(0, 3, finish="length")]
+    line = train_on(run, [Group(0, "p0", 0, 2, rollouts)])
+    assert line["prompts/trained"] == 1 and line["optimizer_step"] == 0
+    assert line["compute/flops"] == flops_by_hand(llama, [rollouts])
+
+
+def test_an_error_of_the_loss_ends_the_run_as_a_number_that_is_not_finite_does(by_hand, tmp_path):
+    """A reward that is not finite, say: `advantages` refuses it by name."""
+    run = by_hand([[1, -1]], prompts_per_step=1, samples_per_prompt=2)
+
+    def update(*_):
+        raise ValueError("reward of prompt 0, sample 1 is inf: it must be finite")
+    run.trainer.update = update
+    with pytest.raises(RuntimeError, match="^step 1 stopped: reward of prompt 0, sample 1 is inf"):
+        train_on(run, [Group(0, "p0", 0, 2, [sample(0), sample(0)])])
+    assert len(lines(tmp_path, "bad_step.jsonl")) == 2
 
 
 def test_no_token_may_be_older_than_k_in_the_middle_of_a_sample_either(by_hand):
@@ -424,6 +447,20 @@ def test_samplers_and_trainer_compute_log_probs_at_one_temperature_and_with_one_
     run.close()
 
 
+def test_the_self_test_is_about_sampled_tokens_alone():
+    """Forced tokens have no log-prob, and padding is no token: both would count as agreement."""
+    rollouts = [sample(0, 3, forced=1), sample(1, 5)]
+    trained = torch.full((2, 5), -1.5)
+    trained[0, 2:] = torch.tensor([7.0, 8.0, 9.0])          # a forced token, and two of padding
+    run = SimpleNamespace(
+        config=Config(), problems=SimpleNamespace(heldout={"a": None}),
+        eval_sampler=SimpleNamespace(log=dict), answers=lambda *_, **__: rollouts,
+        trainer=SimpleNamespace(logprobs=lambda _: trained))
+    log = self_test(run)
+    assert log["mismatch/fp32_head/mean_abs_dlogp"] == 0.5 == log["mismatch/fp32_head/max_abs_dlogp"]
+    assert log["mismatch/fp32_head/kl_k3"] == pytest.approx(math.exp(-0.5) - 1 + 0.5)
+
+
 def test_two_seeds_share_neither_order_nor_samples_nor_the_draws_of_an_evaluation(
         make_trainer, seed, tmp_path, monkeypatch):                             # noqa: F811
     """Or they would be no replicates: noise that all seeds of a recipe have in common is missing
@@ -531,6 +568,28 @@ def test_every_part_of_the_recipe_leaves_a_trace_in_the_log(reference):
     assert all(0 <= e["eval/toy/mean@2"] <= e["eval/toy/pass@2"] <= 1 for e in evals)
 
 
+def test_a_sampler_with_weights_of_its_own_gets_the_new_ones_after_each_step(
+        micro, tmp_path, monkeypatch):
+    """The run above generates with the trainer's own tensors, where no push can be missing. With a
+    copy each push matters: without them, tokens that seem to have no lag differ."""
+    init, push = TransformersSampler.__init__, TransformersSampler.push_weights
+
+    def apart(self, model, *args, **settings):
+        init(self, copy.deepcopy(model), *args, **settings)
+    monkeypatch.setattr(TransformersSampler, "__init__", apart)
+
+    def farthest(name):
+        words = arguments(micro, name=name, steps=4, off_policy="pipeline-0", retire_at=2)
+        assert train(tmp_path, words, monkeypatch) == 0
+        steps = [r for r in lines(tmp_path / "runs" / name)[1:] if r["optimizer_step"]]
+        assert len(steps) > 1
+        return max(r["mismatch/mean_abs_dlogp/lag_0"] for r in steps)
+    assert farthest("pushed") < 1e-5
+    monkeypatch.setattr(TransformersSampler, "push_weights", lambda self, weights, version: push(
+        self, iter(()), version))
+    assert farthest("stale") > 1e-3
+
+
 def test_a_finished_run_can_be_read_and_its_settings_given_again(reference):
     assert make_config(read_toml(reference / "config.toml")).steps == 8
     assert [p.name for p in sorted((reference / "checkpoints").iterdir())] == [
@@ -546,6 +605,10 @@ def test_the_final_model_is_an_ordinary_folder(reference):
     assert model.generate(ids, max_new_tokens=3, do_sample=False).shape == (1, ids.shape[1] + 3)
     assert "packed" not in (reference / "model" / "config.json").read_text()
     checkpoint.check(reference / "model")
+    # Every tensor of it is the trainer's, as its last checkpoint has it.
+    trained = load_file(reference / "checkpoints" / "step_8" / "model.safetensors")
+    for name, tensor in model.named_parameters():
+        assert torch.equal(tensor, trained[name]), name
 
 
 def main_in(folder, words, log, largest_file=None):

@@ -67,6 +67,16 @@ def test_above_one_nobody_retires():
     assert [curriculum.next() for _ in range(4)] == ["a"] * 4
 
 
+def test_three_seeds_have_nine_different_orders_in_three_epochs():
+    """An order made from seed + epoch would give seed 1 the order that seed 0 has an epoch later:
+    two runs that should be independent would ask the same prompts."""
+    orders = set()
+    for seed in range(3):
+        curriculum = Curriculum([f"p{i}" for i in range(23)], 0.9, seed)
+        orders |= {tuple(curriculum.next() for _ in range(23)) for _ in range(3)}
+    assert len(orders) == 9
+
+
 # ---------------------------------------------------------------------------------------------
 # Pacer
 
@@ -143,6 +153,18 @@ def test_quick_groups_may_not_overtake_until_slow_ones_reach_their_last_chance_t
     assert pacer.take(1) is None
     slow.rollouts.append(None)
     assert pacer.take(1) == [slow]
+
+
+def test_ppo_trains_on_a_last_round_that_is_not_full_when_the_prompts_have_run_out():
+    """k = 2, P = 2: three groups of four, then no more prompts. A step is two of them."""
+    pacer = PPOPacer(2, 2)
+    groups = [pacer.admit(p, 0, 1) for p in "abc"]
+    for group in groups:
+        group.rollouts.append(None)
+    assert pacer.take(0) is None and pacer.may_admit()
+    pacer.no_more_prompts()
+    assert pacer.take(0) == groups[:2]
+    assert pacer.take(1) is None                        # one group is no step
 
 
 # ---------------------------------------------------------------------------------------------
@@ -341,6 +363,44 @@ def test_the_overlong_filter_takes_truncated_samples_out_of_the_gradient(llama, 
         torch.testing.assert_close(gradient, by_hand[name])
     assert any((masked[name] - unmasked[name]).norm() > 1e-3 * unmasked[name].norm()
                for name in masked)
+
+
+def test_interrupted_samples_stay_in_the_step_whatever_the_overlong_filter_does(llama, seed):
+    """They have answered within their budget. Only `finish_reason` says that a sample was cut."""
+    rollouts, rewards = rollouts_of(2, 3, random.Random(seed)), torch.tensor(
+        [[1., -1, -1], [-1, 1, 1]])
+    for r in rollouts:
+        r.finish_reason, r.interrupted = "stop", True
+    _, log = take_step(packed_copy(llama), rollouts, rewards, overlong_filter=True)
+    assert log["tokens/trained"] == sum(sum(r.sampled) for r in rollouts) > 0
+
+
+def test_a_step_whose_samples_are_all_truncated_moves_no_weight_under_the_overlong_filter(
+        llama, seed):
+    """AdamW would move every weight by its decay and its momentum, with a gradient of zero too."""
+    rollouts, rewards = rollouts_of(2, 2, random.Random(seed)), torch.tensor([[1., -1], [-1, 1]])
+    config = Config(model="x", lr=1e-2, warmup_steps=0, overlong_filter=True)
+    model = packed_copy(llama)
+    trainer = trainer_of(model, config, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    assert trainer.update(rollouts, rewards, 3)[0] == 1             # with momentum from now on
+    before = copy.deepcopy(model.state_dict())
+    for r in rollouts:
+        r.finish_reason = "length"
+    assert trainer.update(rollouts, rewards, 4) == (0, {"tokens/trained": 0})
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_an_infinite_log_prob_in_any_micro_batch_ends_the_step(llama, seed):
+    """Of several micro-batches, and not only of the last one, whatever the loss would make of it:
+    PPO's clip turns a ratio of 0 into a constant."""
+    for loss in ("cispo", "grpo"):
+        rollouts = rollouts_of(5, 3, random.Random(seed))
+        rollouts[4].logprobs[0] = -math.inf
+        rewards = torch.tensor([[1., -1, -1]] * 5)
+        model = packed_copy(llama)
+        assert len(micro_batches(rollouts, 40)) > 2
+        with pytest.raises(FloatingPointError, match="^version 3: behavior_logprobs of sample"):
+            take_step(model, rollouts, rewards, loss=loss, micro_batch_tokens=40)
 
 
 @pytest.mark.parametrize("what", ["logprobs of sample", "gradient norm nan"])

@@ -227,7 +227,8 @@ def test_a_disk_that_is_full_leaves_what_was_there_and_nothing_else(tmp_path):
 @pytest.mark.parametrize("what", ["checkpoint", "model"])
 def test_killed_at_any_point_of_a_replacement_one_of_the_two_is_there_whole(what, tmp_path,
                                                                             monkeypatch):
-    """The folder before, or the new one: killed just before each removal and each renaming."""
+    """The folder before, or the new one: killed just before each removal, each renaming, and each
+    file that is written, the list of checksums as well."""
     class Killed(BaseException):
         pass
 
@@ -253,6 +254,8 @@ def test_killed_at_any_point_of_a_replacement_one_of_the_two_is_there_whole(what
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
             patch.setattr(type(folder), "rename",
                           functools.partialmethod(act, do=type(folder).rename))
+            patch.setattr(type(folder), "write_text",
+                          functools.partialmethod(act, do=type(folder).write_text))
             patch.setattr(shutil, "rmtree", functools.partial(act, do=shutil.rmtree))
             write(folder, 2)
         checkpoint.recover(folder.parent)
