@@ -579,11 +579,13 @@ def test_a_sampler_with_weights_of_its_own_gets_the_new_ones_after_each_step(
     monkeypatch.setattr(TransformersSampler, "__init__", apart)
 
     def farthest(name):
-        words = arguments(micro, name=name, steps=4, off_policy="pipeline-0", retire_at=2)
+        words = arguments(micro, name=name, off_policy="pipeline-0", prompts_per_step=12,
+                          slots=48, task_options='{"size": 60}')
         assert train(tmp_path, words, monkeypatch) == 0
-        steps = [r for r in lines(tmp_path / "runs" / name)[1:] if r["optimizer_step"]]
-        assert len(steps) > 1
-        return max(r["mismatch/mean_abs_dlogp/lag_0"] for r in steps)
+        found = [r[column] for r in lines(tmp_path / "runs" / name)
+                 if (column := "mismatch/mean_abs_dlogp/lag_0") in r]
+        assert len(found) > 2
+        return max(found)
     assert farthest("pushed") < 1e-5
     monkeypatch.setattr(TransformersSampler, "push_weights", lambda self, weights, version: push(
         self, iter(()), version))

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConf
 import scalerl
 from artifacts.step_log import describe
 from artifacts.settings import make_config
+from command import make_run as making
 from command.make_run import make_samplers
 from config import Config, ConfigError
 from engines import load, packed
@@ -247,7 +248,7 @@ def test_caches_on_a_gpu_are_as_large_as_what_training_leaves(micro, monkeypatch
                                           "sequences of .* think_max or slots$"):
         samplers_on_a_gpu(monkeypatch, micro, 11.5, slots=8, engine="transformers")
 
-    monkeypatch.setattr(load, "VllmSampler", lambda *_, slots, **__: SimpleNamespace(
+    monkeypatch.setattr(making, "VllmSampler", lambda *_, slots, **__: SimpleNamespace(
         beside=lambda seed: slots))
     for free, slots in ((5.5, 5), (40.5, 8)):
         assert samplers_on_a_gpu(monkeypatch, micro, free, slots=8, engine="vllm")[1] == slots
@@ -258,7 +259,7 @@ def test_caches_on_a_gpu_are_as_large_as_what_training_leaves(micro, monkeypatch
 @pytest.mark.parametrize("words, eager", [("", False), ("--enforce-eager", True)])
 def test_vllm_in_the_trainers_process_can_be_asked_to_do_without_graphs(
         words, eager, micro, monkeypatch):
-    monkeypatch.setattr(load, "VllmSampler", lambda *_, eager, **__: SimpleNamespace(
+    monkeypatch.setattr(making, "VllmSampler", lambda *_, eager, **__: SimpleNamespace(
         beside=lambda seed: eager))
     assert samplers_on_a_gpu(monkeypatch, micro, 40.5, slots=8, engine="vllm",
                              vllm_args=words)[1] is eager
@@ -269,7 +270,7 @@ def test_vllm_in_the_trainers_process_has_the_temperature_head_and_seed_of_the_r
     """At another temperature, or with another head, than the trainer's, it is another policy. Of
     one seed for all runs, runs would be no replicates."""
     made = []
-    monkeypatch.setattr(load, "VllmSampler", lambda *_, **named: made.append(named) or (
+    monkeypatch.setattr(making, "VllmSampler", lambda *_, **named: made.append(named) or (
         SimpleNamespace(beside=lambda seed: made.append({"seed": seed}))))
     for head_fp32, temperature, seed in ((True, 0.7, 3), (False, 1.3, 8)):
         samplers_on_a_gpu(monkeypatch, micro, 40.5, slots=8, engine="vllm", seed=seed,
