@@ -37,7 +37,8 @@ seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
 demo: $(VENV)/base models/toy/config.json
 	$(PY) scalerl.py --config configs/demo.toml --name $(RUN) --seed $(SEED)
-	$(PY) fit.py runs/$(RUN) --until 0.5 --beside results/demo/errors.csv
+	$(PY) fit.py runs/$(RUN) --until 0.5
+	$(PY) bench/held_out.py runs/$(RUN) --beside results/demo/errors.csv
 
 # Seeds of the demo, two at a time on one core each: does the first half predict the second?
 seeds: $(VENV)/base models/toy/config.json

@@ -1,9 +1,6 @@
-"""fit.py: the curve of an RL run, and what more compute would buy.
+"""fit.py: the curve of an RL run, its fit, and what more compute would buy.
 
-    python fit.py runs/demo                                 # law, intervals, warnings, picture
-    python fit.py runs/demo --until 0.5                     # fit the first half, predict the second
-    python fit.py runs/demo --predict 1e15 --target 0.9     # what compute buys; what a reward costs
-    python fit.py ours=runs/s1,runs/s2 grpo=runs/g1         # compare recipes; pool seeds of one
+    python fit.py runs/demo --until 0.5          fit the first half, predict the second
 
 The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper fits it:
 
@@ -16,29 +13,15 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
     B      the steepness: how fast the ceiling is approached (the paper's "compute efficiency")
     C_mid  the compute at which half of the gain A - R0 is reached
 
-The file goes through: 1. the laws, 2. least squares, 3. the bootstrap, 4. the fit, 5. reasons to
-doubt it, 6. prediction, 7. comparison of recipes, 8. the command.  For `from fit import fit_curve`
-this file, numpy and scipy are enough; the command also needs artifacts/ and matplotlib.
+For `from fit import fit_curve` this file, numpy and scipy are enough; the command is in fitting/.
 
-Where this differs from the paper, or the paper is silent ("ours"):
-  a. R0 is the measured step-0 evaluation, held fixed in the fit.  The paper does not say how R0
-     enters.  No other choice moves A and B more: a noise-free curve (A .61, B 1.92, R0 .35; fitted
-     from 1.5k to 8k GPU-hours) gives A .659, B .95 for R0 = 0; A .596, B 2.61 for R0 = .4.
-  b. `free`, the default method, is least squares with A, B and C_mid anywhere in their ranges.
-     `grid` is the paper's: nodes for A and C_mid, and for each pair of nodes the best B.
-  c. The paper names linspace(100, 40000, 100) as nodes of C_mid, but 2542, 2818, 2936, 3054 in its
-     tables are nodes of linspace(100, 4000, 100), rounded down.  So the nodes are a setting.
-  d. The 90% intervals, a residual bootstrap, are ours.  The paper gives +-0.015 on A (three seeds).
-  e. Every evaluation after step 0 is fitted; the paper omits the first 1.5k GPU-hours (--c-min).
-  f. The stretched law is ours; the logistic one comes from a popular article about the paper.
-
-artifacts/ holds the rest of the command: readers.py turns logs into C and R, fit_report.py prints,
-figures.py draws.  bench/fit.py measures how often the intervals hold the truth.
+Ours, where the paper is silent: R0 is the measured step-0 evaluation, held fixed; `free`, least
+squares anywhere in the ranges, is the default beside the paper's grid; the 90% intervals (the paper
+has +-0.015 on A, from three seeds); every evaluation after step 0 is fitted (the paper leaves out
+about an epoch: `c_min`); the stretched law. docs/fit.md has how much each of these moves.
 
 Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k values of C.
 """
-import argparse
-import inspect
 import sys
 from dataclasses import dataclass, field, replace
 
@@ -59,13 +42,13 @@ RHO_MAX = 0.8             # a higher autocorrelation of residuals widens the int
 
 
 class BadInput(ValueError):
-    """Input that cannot be used.  The text is one sentence for the person who gave it."""
+    """Input that cannot be used. The text is one sentence for the person who gave it."""
 
 
 # -------------------------------------------------------------------------------------- 1. laws
-# Every law is R = R0 + (A - R0) g(c), with c = C / C_mid.  g is the share of the gain A - R0 that
-# is reached: 0 at C = 0, one half at C_mid.  Exceptions: the power law has g = 0 at C_mid and falls
-# to -inf before it; the logistic law has g > 0 at C = 0.
+# Every law is R = R0 + (A - R0) g(c), with c = C / C_mid. g is the share of the gain A - R0 that is
+# reached: 0 at C = 0, one half at C_mid. Exceptions: the power law has g = 0 at C_mid and falls to
+# -inf before it; the logistic law, of a popular article about the paper, has g > 0 at C = 0.
 LAWS = {                    # g as a function of c, and its inverse: c as a function of g
     "sigmoid": (lambda c, B: expit(B * np.log(c)),              # Eq. 1: 1 / (1 + c^-B)
                 lambda g, B: np.exp(logit(g) / B)),
@@ -103,13 +86,13 @@ def compute_needed(law, R, A, B, C_mid, R0):
 
 # ------------------------------------------------------------------------------ 2. least squares
 # If B, C_mid and R0 are known, so is g, and the best A has a formula: A - R0 is the slope of a
-# regression of R - R0 on g, through the origin.  So A is not searched, which is more robust than a
-# search for all parameters.  (This is called variable projection.)
+# regression of R - R0 on g, through the origin. So A is not searched, which is more robust than a
+# search for all parameters. (This is called variable projection.)
 #
-# A fit with its intervals needs about 2,000 searches.  MINPACK's Levenberg-Marquardt, `leastsq`,
-# takes less than half of the time of `least_squares(bounds=...)` (bench/fit.py speed), but knows no
-# bounds.  So it searches an angle x for each parameter: low + (high - low) (sin x + 1) / 2 never
-# leaves the range.  For B and C_mid, low and high are logarithms.
+# A fit with its intervals needs about 2,000 searches. `leastsq` takes less than half of the time of
+# `least_squares(bounds=...)` (bench/fit.py speed), but knows no bounds. So it searches an angle x
+# for each parameter: low + (high - low) (sin x + 1) / 2 never leaves the range. For B and C_mid,
+# low and high are logarithms.
 @dataclass(frozen=True)
 class Search:
     """Where least squares looks: one law, the compute of the evaluations, the ranges."""
@@ -125,16 +108,18 @@ class Search:
 
     def at(self, x, R, R0):
         """Angles x (2 or 3, ...) -> theta = (A, B, C_mid, R0), each (...), with the best A for the
-        rewards R (n,), and residuals (..., n).  With a third angle R0 is fitted."""
+        rewards R (n,), and residuals (..., n). With a third angle R0 is fitted."""
+        # 1. From angles to parameters.
         values = [low + (high - low) * (np.sin(angle) + 1) / 2
                   for angle, (low, high) in zip(x, self.box)]
         C_mid, B = np.exp(values[0]), np.exp(values[1])                              # (...) each
         R0 = np.asarray(values[2] if len(values) > 2 else R0)
-        # With A = 1 and R0 = 0 the law is g.
+        # 2. The share of the gain at each evaluation: with A = 1 and R0 = 0 the law is g.
         g = law_at(self.law, self.C, 1.0, B[..., None], C_mid[..., None], 0.0)       # (..., n)
-        gain = R - R0[..., None]
+        # 3. The best A: the slope of gains on shares. A ceiling is not below R0.
+        gain = R - R0[..., None]                                                     # (..., n)
         slope = (gain * g).sum(-1) / np.maximum((g * g).sum(-1), 1e-30)              # (...)
-        A = np.clip(R0 + np.maximum(slope, 0), *self.A_range)      # a ceiling is not below R0
+        A = np.clip(R0 + np.maximum(slope, 0), *self.A_range)
         return (A, B, C_mid, R0), gain - (A - R0)[..., None] * g
 
     def starts(self, R, R0):
@@ -142,8 +127,8 @@ class Search:
         -> a list of their angles, (2 or 3,) each
 
         The sum of squares has several valleys (local minima): curve_fit from its default start
-        ends with a median error in A of 0.125, where 0.0035 is possible.  Four starts found the
-        best known valley in all of 300 artificial runs."""
+        ends with a median error in A of 0.125, where 0.0035 is possible. Four starts found the best
+        known valley in all of 300 artificial runs."""
         nodes = (48, 24, 5)[:len(self.box)]                                   # of C_mid, B, R0
         axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]    # sin is flat at 1
         x = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(len(axes), 48, -1)
@@ -162,7 +147,7 @@ class Search:
 
 def grid_search(search, R, R0, A_nodes, C_mid_nodes):
     """A.5: the best B for each pair of A and C_mid, and of all pairs the one with the least sum of
-    squares -> theta.  All C_mid nodes (m,) are searched at once."""
+    squares -> theta. All C_mid nodes (m,) are searched at once."""
     def sse(A, log_B):                                                          # (m,) -> (m,)
         curve = law_at(search.law, search.C, A, np.exp(log_B)[:, None], C_mid_nodes[:, None], R0)
         return ((R - curve) ** 2).sum(1)
@@ -185,9 +170,7 @@ def compare_laws(search, theta, rival, its_theta, R):
     -> {rival.law: {"A": its ceiling, "delta_aic": its AIC minus ours}, "constant": the same}
 
     AIC, Akaike's criterion, is n log(mean squared error) + 2 (number of parameters); lower is
-    better.  If the stretched law wins, the curve flattens faster than a sigmoid, and the ceiling
-    may be lower than ours.  If the constant wins, the fitted evaluations show no rise.
-    """
+    better. If the constant wins, the fitted evaluations show no rise."""
     def aic(curve, parameters):               # 1e-12, because log(0) is -inf
         return R.size * np.log(((R - curve) ** 2).mean() + 1e-12) + 2 * parameters
 
@@ -198,8 +181,8 @@ def compare_laws(search, theta, rival, its_theta, R):
 
 
 # ------------------------------------------------------------------------------ 3. the bootstrap
-# How far could chance have moved the fit?  Take the fitted curve, add noise of the size that the
-# residuals show, and fit again: that is a replicate.  The interval holds the middle 90% of many.
+# How far could chance have moved the fit? Take the fitted curve, add noise of the size that the
+# residuals show, and fit again: that is a replicate. The interval holds the middle 90% of many.
 def interval(values):
     """The 90% interval over the first axis (S, ...) -> (2, ...); nan if there are no replicates.
     Order statistics, not interpolation: `inf` (a reward never reached) may be among the values."""
@@ -230,31 +213,36 @@ class Replicates:
         return paths
 
 
+def widened(residual, parameters):
+    """The noise that residuals (n,) of a fit with p parameters stand for -> (n,). They are wider:
+
+    1. A fit of p parameters follows the noise: residuals shrink by the factor sqrt((n - p) / n).
+    2. Few residuals tell the size of the noise only roughly. So they are multiplied by t / z, the
+       95% points of Student's t and of the normal distribution: without this 90% intervals held the
+       truth in 65% of runs at n = 4.
+    3. If neighbors correlate by rho, the mean of many is noisier by sqrt((1 + rho) / (1 - rho)),
+       and so is a curve. The fit follows the noise here too: with independent noise, residuals
+       correlate by about -p / n (measured: -.25 for n = 12, -.10 for 24). So rho gets + p / n.
+    """
+    n, p, tail = residual.size, parameters, (1 + LEVEL) / 2
+    freedom = max(n - p, 1)
+    shrunk = n / freedom                                                # 1., squared
+    t, z = stdtrit(freedom, tail), ndtri(tail)                          # 2.
+    rho = np.clip(neighbors(residual) + p / n, 0, RHO_MAX)              # 3.
+    return (residual - residual.mean()) * (np.sqrt(shrunk * (1 + rho) / (1 - rho)) * t / z)
+
+
 def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     """The residual bootstrap of a fit (theta, angles) to the rewards R (n,) -> Replicates.
 
-    A replicate is the fitted curve plus residuals drawn with replacement; each one is fitted again.
-    (To draw evaluations would often lose all of the few early ones, which determine B.)
-
-    The residuals are made wider, for three reasons:
-    1. A fit of p parameters follows the noise: residuals shrink by the factor sqrt((n - p) / n).
-    2. Few residuals tell the size of the noise only roughly.  So they are multiplied by t / z, the
-       95% points of Student's t and of the normal distribution (`stdtrit`, `ndtri`): without this
-       90% intervals held the truth in 65% of runs at n = 4.
-    3. If neighbors correlate by rho, the mean of many is noisier by sqrt((1 + rho) / (1 - rho)),
-       and so is a curve.  The fit follows the noise here too: with independent noise, residuals
-       correlate by about -p / n (measured: -.25 for n = 12, -.10 for 24).  So rho gets + p / n.
-
-    A measured R0 is the mean of `step_0` evaluations.  It is drawn too, assuming the same noise.
+    A replicate is the fitted curve plus widened residuals drawn with replacement; each is fitted
+    again. (To draw evaluations would often lose all of the few early ones, which determine B.)
+    A measured R0 is the mean of `step_0` evaluations. It is drawn too, assuming the same noise.
     """
-    n, p, tail = R.size, search.parameters, (1 + LEVEL) / 2
-    curve = law_at(search.law, search.C, *theta)
-    residual, freedom = R - curve, max(n - p, 1)
-    if n <= p:                                # a curve through every point: no noise to be seen
+    curve, n = law_at(search.law, search.C, *theta), R.size
+    if n <= search.parameters:                # a curve through every point: no noise to be seen
         bootstrap = 0
-    rho = np.clip(neighbors(residual) + p / n, 0, RHO_MAX)
-    widen = np.sqrt(n / freedom * (1 + rho) / (1 - rho)) * stdtrit(freedom, tail) / ndtri(tail)
-    noise = (residual - residual.mean()) * widen
+    noise = widened(R - curve, search.parameters)
     rng = np.random.default_rng(seed)
     rewards = curve + rng.choice(noise, (bootstrap, n))                              # (S, n)
     R0 = np.full(bootstrap, theta[3])
@@ -300,8 +288,8 @@ def points_to_fit(C, R, R0, law, first, last):
     elif R0 is None:
         R0, R0_from = float(step_0.mean()), "step 0"
     use = (first <= C) & (C <= last)
-    # At C = 0 Eq. 1 is R0, whatever A, B and C_mid.  So step 0 is fitted only if R0 is fitted
-    # (c_min then keeps it), or with the logistic law, where g(0) > 0.
+    # At C = 0 Eq. 1 is R0, whatever A, B and C_mid. So step 0 is fitted only if R0 is fitted (c_min
+    # then keeps it), or with the logistic law, where g(0) > 0.
     if R0_from == "fitted":
         use |= (C == 0)
     elif law != "logistic":
@@ -326,8 +314,13 @@ class Fit:
     pool: tuple = field(repr=False)              # Replicates of this law, and of a rival in POOLED
     ci: dict                  # {"A": (low, high), ...}: 90% intervals, from this law's replicates
     rivals: dict              # {rival law: {"A": its ceiling, "delta_aic": below 0 if it fits
-                              # better}, "constant": the same}, in this order
+                              # better}, "constant": the same}
     warnings: tuple = ()      # sentences
+
+    @property
+    def rival(self):
+        """(name, {"A": .., "delta_aic": ..}) of the other law."""
+        return next((law, told) for law, told in self.rivals.items() if law != "constant")
 
     def curve(self, C):
         """The fitted law at C (any shape)."""
@@ -344,7 +337,7 @@ class Fit:
 
     def predict(self, C):
         """(curve, low, high) at C, each of C's shape: this law's curve, and the interval of all
-        curves of the pool.  Single evaluations scatter more.  nan without a bootstrap."""
+        curves of the pool. Single evaluations scatter more. nan without a bootstrap."""
         low, high = interval(self.paths(np.ravel(C)))
         return self.curve(C), low.reshape(np.shape(C)), high.reshape(np.shape(C))
 
@@ -356,17 +349,13 @@ class Fit:
         """The same for each curve of the pool."""
         return np.concatenate([compute_needed(each.law, R, *each.draws.T) for each in self.pool])
 
-    def record(self):
-        """The numbers, intervals and warnings, without data and replicates."""
-        return {name: v for name, v in vars(self).items() if name not in ("C", "R", "pool")}
-
 
 def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=None,
               bootstrap=1000, seed=0, A_range=None, B_range=(0.1, 20), C_mid_range=None,
               C_mid_nodes=None) -> Fit:
     """Fit pass rates R (n,) against compute C (n,).
 
-    R0          the pass rate before training.  A number stays fixed, "fit" is fitted, None is the
+    R0          the pass rate before training. A number stays fixed, "fit" is fitted, None is the
                 mean of the evaluations at C = 0, which stays fixed, or "fit" if there are none
     method      "free": anywhere in the ranges; "grid": the paper's A.5
     law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4), "logistic" (not the paper's)
@@ -377,7 +366,9 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     B_range     the same for B; published B's lie in 1.09-4.55
     C_mid_range the same for C_mid, by default from 1/100 of the first to 10 times the last compute
     C_mid_nodes grid method: an ascending array; by default 400 nodes, evenly in log C, over
-                C_mid_range if given, else from 1/10 of the first to twice the last compute
+                C_mid_range if given, else from 1/10 of the first to twice the last compute. (The
+                paper names linspace(100, 40000, 100), but 2542, 2818, 2936, 3054 in its tables are
+                nodes of linspace(100, 4000, 100), rounded down: hence a setting.)
 
     Raises BadInput (a ValueError) with a sentence.
     """
@@ -413,11 +404,10 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     pool = [replicates(search, theta, angles, R, bootstrap, seed, step_0)]
     if law in POOLED:
         pool.append(replicates(rival, its_theta, its_angles, R, bootstrap, seed, step_0))
-
     rivals = compare_laws(search, theta, rival, its_theta, R)
 
-    # Replicates of a grid would all fall on its nodes.  So the intervals, and a fitted R0, are
-    # those of `free`.
+    # Replicates of a grid would all fall on its nodes. So the intervals, and a fitted R0, are those
+    # of `free`.
     if method == "grid":
         low = A_range[0] if A_range else np.ceil(theta[3] / A_STEP) * A_STEP     # .450, .455, ...
         A_nodes = np.arange(low, ranges["A"][1] + 1e-9, A_STEP).round(12)
@@ -426,15 +416,16 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         ranges |= dict(A=A_nodes[[0, -1]], C_mid=C_mid_nodes[[0, -1]])
         theta = grid_search(search, R, theta[3], A_nodes, C_mid_nodes)
 
-    rmse = float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean()))
-    fit = Fit(*map(float, theta), R0_from, law, method, R.size, rmse, C, R, pool=tuple(pool),
-              ci=dict(zip(THETA, map(tuple, interval(pool[0].draws).T.tolist()))), rivals=rivals)
+    low, high = interval(pool[0].draws).tolist()                                 # (4,) each
+    fit = Fit(**dict(zip(THETA, map(float, theta))), R0_from=R0_from, law=law, method=method,
+              n=R.size, rmse=float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean())), C=C, R=R,
+              pool=tuple(pool), ci=dict(zip(THETA, zip(low, high))), rivals=rivals)
     return replace(fit, warnings=tuple(diagnostics(fit, ranges, search.parameters)))
 
 
 # ---------------------------------------------------------------------------- 5. reasons to doubt
 def diagnostics(fit, ranges, parameters):
-    """The reasons to doubt a fit: sentences, with their numbers.  The rules are ours.
+    """The reasons to doubt a fit: sentences, with their numbers. The rules are ours.
 
     ranges {name: (low, high)} of each parameter; parameters: how many of them were free."""
     for name, (low, high) in ranges.items():
@@ -452,7 +443,7 @@ def diagnostics(fit, ranges, parameters):
     if fit.R0_from == "fitted" and fit.C[0] > 0:
         yield "R0 is fitted, not measured, and it moves every other number: evaluate at step 0"
     # Collapse: the mean of the last fifth is below that of the best stretch of this length, by more
-    # than 0.02 and 3 standard errors.  Neighbors tell the noise: median |difference| = .954 sigma.
+    # than 0.02 and 3 standard errors. Neighbors tell the noise: median |difference| = .954 sigma.
     k = max(3, n // 5)
     if n >= 2 * k:
         means = np.convolve(fit.R, np.ones(k) / k, "valid")
@@ -460,13 +451,13 @@ def diagnostics(fit, ranges, parameters):
         if means.max() - means[-1] > max(0.02, 3 * sigma * np.sqrt(2 / k)):
             yield (f"the reward falls at the end: {means[-1]:.3f} over the last {k} evaluations, "
                    f"{means.max():.3f} at its best; no law here describes a collapse")
-    # Trend: the replicates' noise is independent.  Warn if under 2% of them correlate as strongly.
+    # Trend: the replicates' noise is independent. Warn if under 2% of them correlate as strongly.
     ours, theirs = neighbors(fit.R - fit.curve(fit.C)), fit.pool[0].neighbors
     share = (1 + (theirs >= ours).sum()) / (1 + theirs.size)
     if n >= 10 and fit.rmse > 1e-6 and share < 0.02:
         yield (f"the residuals have a trend (neighbors correlate at {ours:.2f}, in replicates at "
                f"{theirs.mean():.2f}): the law misses part of the shape, or the noise lasts")
-    (law, rival), (_, constant) = fit.rivals.items()
+    (law, rival), constant = fit.rival, fit.rivals["constant"]
     if n >= FEW and rival["delta_aic"] < -RIVAL:
         yield (f"the {law} law fits better (AIC {rival['delta_aic']:+.1f}) and has the ceiling "
                f"{rival['A']:.3f}: the true one may lie outside of our interval")
@@ -485,7 +476,7 @@ def diagnostics(fit, ranges, parameters):
 
 # ------------------------------------------------------------------------------ 6. prediction
 # A curve of three parameters fits any rising run, so a small error on the fitted evaluations
-# proves nothing.  held_out puts beside it the error on evaluations that were not fitted.
+# proves nothing. held_out puts beside it the error on evaluations that were not fitted.
 def held_out(C, R, early):
     """How well `early`, fitted to the first part of C, R (n,), predicted the rest; and how well a
     naive forecast did, which carries the last three fitted evaluations forward -> numbers."""
@@ -502,110 +493,6 @@ def held_out(C, R, early):
                 n_held_out=C.size, naive=naive, naive_error=naive - measured)
 
 
-# ------------------------------------------------------------------------------ 7. comparison
-def difference(name, a, b):
-    """a - b in parameter `name` ("A", "B"): its value, its interval, the verdict of the bootstrap.
-
-    The verdict is about these two runs: replicates do not show how much seeds of one recipe differ.
-    For recipes use the paper's 0.02 on A."""
-    size, column = min(len(a.draws), len(b.draws)), THETA.index(name)
-    low, high = interval(a.draws[:size, column] - b.draws[:size, column])
-    verdict = "unknown" if np.isnan(low) else "same" if low <= 0 <= high else "differ"
-    return dict(d=getattr(a, name) - getattr(b, name), lo=low, hi=high, bootstrap=verdict)
-
-
-def same_ceiling(A):
-    """The paper's rule for ceilings A (k,).  .61 - .59 is above .02 in floating point: 1e-9."""
-    return bool(np.ptp(A) <= SAME_A + 1e-9)
-
-
-def ceiling_doubt(fit):
-    """Why this ceiling cannot be compared with another one, or ""."""
-    (low, high), ((law, rival), _) = fit.ci["A"], fit.rivals.items()
-    if high - low > 0.1:
-        return f"its interval is {high - low:.2f} wide"
-    if rival["delta_aic"] < RIVAL and abs(rival["A"] - fit.A) > SAME_A:
-        return f"the {law} law fits as well and has the ceiling {rival['A']:.3f}"
-    return ""
-
-
-def compare(curves, fits, refits):
-    """Ceilings against the first run's, then steepness at a shared ceiling.
-
-    B means little without A.  So it is compared only if all ceilings are known and the same by the
-    paper's rule, and then with all runs refitted at the mean A.
-    curves: each with label, C, R; fits {label: Fit}; refits {label: a function that fits (C, R) as
-    the command asks} -> numbers, and the fits to draw
-    """
-    (base, base_fit), *others = fits.items()
-    A = np.array([fit.A for fit in fits.values()])
-    doubts = {label: why for label, fit in fits.items() if (why := ceiling_doubt(fit))}
-    summary = dict(first=base, A_mean=A.mean(), A_spread=np.abs(A - A.mean()).max(),
-                   A_span=np.ptp(A), doubts=doubts, A={}, B={})
-    for label, fit in others:
-        rule = ("undetermined" if {label, base} & doubts.keys() else
-                "same" if same_ceiling([fit.A, base_fit.A]) else "differ")
-        summary["A"][label] = difference("A", fit, base_fit) | dict(rule=rule)
-    if same_ceiling(A) and not doubts:
-        fits = {curve.label: refits[curve.label](curve.C, curve.R, A_range=(A.mean(), A.mean()))
-                for curve in curves}
-        summary["B"] = {label: difference("B", fit, fits[base]) | dict(B=fit.B, ci=fit.ci["B"])
-                        for label, fit in fits.items()}
-    return summary, fits
-
-
-# ------------------------------------------------------------------------------ 8. the command
-def arguments(argv):
-    """RUN is a run folder, a log of verl, prime-rl, TRL or TensorBoard, or any CSV with a header.
-    NAME=A,B,C pools the seeds A, B, C of one recipe, NAME=FOLDER the runs in FOLDER.  --x may be
-    steps if every step costs the same: --x step --x-scale 0.4 --x-label GPU-hours
-
-    Read the warnings first.  A ceiling fitted before the bend is a guess, and R0 moves everything:
-    evaluate at step 0.  --until is the test that counts.
-    Exit codes: 0 well; 2 input that cannot be used; 3 there are warnings, with --strict.
-    """
-    p = argparse.ArgumentParser(prog="fit.py", description=__doc__.partition("\nThe file goes")[0],
-                                epilog=inspect.getdoc(arguments),
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
-    add, pair = p.add_argument, dict(type=float, nargs=2, metavar=("LO", "HI"))
-    add("runs", nargs="+", metavar="RUN", help="a log, a run folder, or NAME=LOG,LOG,...")
-    add("--x", help="column of compute")
-    add("--y", action="append", help="column of the pass rate; twice for two tasks of a run")
-    add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
-    add("--x-label", help="name of the compute axis")
-    add("--repeats", metavar="COLUMN", help="two rewards at one compute: the column that tells "
-        "seeds apart, or `last` of a run that was restarted")
-    add("--reward-range", **pair, default=(0.0, 1.0), help="map these rewards onto [0, 1]")
-    add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
-    add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
-    add("--R0", metavar="R|fit", help="pass rate before training, or `fit` (default: step 0)")
-    add("--A-range", **pair, help="default: R0 to 1; equal numbers hold A")
-    add("--C-mid-range", **pair, help="default: from the data")
-    add("--C-mid-nodes", type=int, metavar="N", help="grid method: N linear nodes in --C-mid-range")
-    add("--c-min", type=float, help="leave out earlier evaluations (the paper: about one epoch)")
-    add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
-    add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
-    add("--target", type=float, metavar="R", help="compute that this pass rate takes")
-    add("--beside", metavar="CSV", help="with --until: rank the error among those in CSV")
-    add("--bootstrap", type=int, default=1000, metavar="S", help="replicates (1000)")
-    add("--strict", action="store_true", help="exit code 3 if there is any warning")
-    add("--json", metavar="FILE", help="the numbers, for programs")
-    add("--table", metavar="FILE", help="the table as .csv or .tex")
-    add("--title", help="of the pictures")
-    add("--out", metavar="FILE", help="picture (.png, .pdf, .svg); `none` for none")
-    return p.parse_args(argv)
-
-
-def main(argv=None):
-    args = arguments(argv)
-    from fitting.command import report        # here: the rest of this file works without
-    try:
-        return report(args)
-    except (BadInput, OSError) as error:
-        print(f"fit.py: {error}", file=sys.stderr)
-        return 2
-
-
 if __name__ == "__main__":
-    import fit    # readers raise fit.BadInput; a script's own is __main__.BadInput
-    sys.exit(fit.main())
+    from fitting.command import main        # the command: it reads logs, prints, draws
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
     python bench/held_out.py results/demo/toy*-seed1[5-9] --csv results/demo/errors.csv
     python bench/held_out.py results/demo/toy*-seed1[5-9] --law stretched
+    python bench/held_out.py runs/demo --beside results/demo/errors.csv     # one run among them
 
 Reads evals.jsonl of each run folder toyT-seedS and prints a row for each run and cut: the error of
 fit.py's prediction for the last evaluations, and that of carrying the last value forward.
@@ -50,12 +51,26 @@ def write_csv(path, rows):
         writer.writerows(rows)
 
 
+def beside(folder, path, cut=0.5):
+    """A sentence: where the error of this run's first part stands among those in a CSV of ours."""
+    (curve,) = read_curves([str(folder)])
+    error = held_out(curve.C, curve.R, fit_curve(curve.C, curve.R, c_max=cut * curve.C[-1]))["error"]
+    with open(path, newline="") as file:
+        others = np.abs([float(row["error"]) for row in csv.DictReader(file)
+                         if float(row["cut"]) == cut])
+    return (f"error {error:+.3f}: no worse than {(others >= abs(error)).mean():.0%} of the "
+            f"{others.size} runs in {path} cut at {cut:g} (median {np.median(others):.3f})")
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("runs", nargs="+")
     p.add_argument("--csv", help="write the rows to this file")
     p.add_argument("--law", default="sigmoid", help="that predicts [sigmoid]")
+    p.add_argument("--beside", metavar="CSV", help="rank the error of the one run among those there")
     args = p.parse_args()
+    if args.beside:
+        return print(beside(args.runs[0], args.beside))
     rows = [row for folder in sorted(args.runs) for row in rows_of(folder, args.law)]
     print(*(f"{name:>11}" for name in COLUMNS))
     for row in rows:

@@ -18,6 +18,7 @@ import numpy as np
 
 import fit
 from command import symptoms
+from fitting import command as fitting_command
 from fitting import figures, readers
 
 SAMPLES_SHOWN = 24              # at most
@@ -63,7 +64,7 @@ def curves(folder, rows):
             for half in (["--until", "0.5"], []):       # half of a short run cannot be fitted
                 with contextlib.redirect_stdout(io.StringIO()) as said, \
                         contextlib.redirect_stderr(said):
-                    fit.main(words + half)
+                    fitting_command.main(words + half)
                 if picture.exists():
                     yield inline(picture.read_text())
                     break

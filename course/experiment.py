@@ -27,7 +27,8 @@ from scipy.special import stdtrit
 
 from fitting.readers import read_curves
 from course.student import BadInput
-from fit import LAST, LEVEL, compare, fit_curve
+from fit import LAST, LEVEL, fit_curve
+from fitting.compare import compare
 
 SEEDS = 5
 FIELDS = ("base", "changed", "measure", "smallest", "expected", "seeds")

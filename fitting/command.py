@@ -1,16 +1,43 @@
-"""The output of `python fit.py`: lines, warnings, numbers as JSON, tables, pictures."""
+"""command.py: the command of fit.py: options, lines, warnings, numbers as JSON, tables, pictures."""
+import argparse
 import csv
 import json
-import re
+import sys
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from scipy.stats import ttest_ind
 
+from fit import LAST, LAWS, LEVEL, SAME_A, BadInput, fit_curve, held_out, interval
+from fitting.compare import compare
 from fitting.figures import FORMS, plot_compare, plot_run, save, span, with_interval
-from fitting.readers import read_curves, read_rows
-from fit import LAST, LEVEL, SAME_A, BadInput, compare, fit_curve, held_out, interval
+from fitting.readers import read_curves
+
+ABOUT = """fit.py: the curve of an RL run, and what more compute would buy.
+
+    python fit.py runs/demo                                 # law, intervals, warnings, picture
+    python fit.py runs/demo --until 0.5                     # fit the first half, predict the second
+    python fit.py runs/demo --predict 1e15 --target 0.9     # what compute buys; what a reward costs
+    python fit.py ours=runs/s1,runs/s2 grpo=runs/g1         # compare recipes; pool seeds of one
+
+The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper fits it:
+
+    R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B)
+
+    C      the compute that the run has used: FLOPs, GPU-hours or steps
+    R      the reward: the pass rate on held-out problems
+    R0     the pass rate before training
+    A      the ceiling: no amount of compute brings a higher pass rate
+    B      the steepness: how fast the ceiling is approached (the paper's "compute efficiency")
+    C_mid  the compute at which half of the gain A - R0 is reached"""
+NOTES = """RUN is a run folder, a log of verl, prime-rl, TRL or TensorBoard, or any CSV with a header.
+NAME=A,B,C pools the seeds A, B, C of one recipe, NAME=FOLDER the runs in FOLDER. --x may be
+steps if every step costs the same: --x step --x-scale 0.4 --x-label GPU-hours
+
+Read the warnings first. A ceiling fitted before the bend is a guess, and R0 moves everything:
+evaluate at step 0. --until is the test that counts.
+Exit codes: 0 well; 2 input that cannot be used; 3 there are warnings, with --strict."""
 
 
 # ------------------------------------------------------------------------- 1. numbers as text
@@ -29,15 +56,7 @@ def fit_table(fits):
 
 
 def write_table(path, fits):
-    """--table: .tex for a paper; any other, .csv: every number in a cell of its own."""
-    if path.suffix == ".tex":
-        header, *rows = [" & ".join(re.sub("([_%&#$])", r"\\\1", cell) for cell in row) + r" \\"
-                         for row in table_rows(fits)]
-        text = "\n".join([r"\begin{tabular}{lrllllr}", r"\hline", header, r"\hline", *rows,
-                          r"\hline", r"\end{tabular}", ""])
-        path.write_text(re.sub(r"([\d.]+)e([+-]\d+)",                        # 1.4e+12
-                               lambda power: rf"${power[1]}\cdot10^{{{int(power[2])}}}$", text))
-        return
+    """--table, as .csv: every number in a cell of its own."""
     with path.open("w", newline="") as file:
         out = csv.writer(file)
         ends = [f"{name}{end}" for name in FORMS for end in ("", "_low", "_high")]
@@ -47,11 +66,16 @@ def write_table(path, fits):
             out.writerow([label, f.n, *cells, f.R0, f.rmse])
 
 
+def record(fit):
+    """The numbers, intervals and warnings of a fit, without data and replicates."""
+    return {name: v for name, v in vars(fit).items() if name not in ("C", "R", "pool")}
+
+
 # --------------------------------------------------------------------------- 2. lines to read
 def rival_lines(fits):
     """{label: Fit} -> a line for each: the other laws' ceilings, and whether they fit better."""
     for label, fit in fits.items():
-        (law, rival), (_, constant) = fit.rivals.items()
+        (law, rival), constant = fit.rival, fit.rivals["constant"]
         yield (f"rivals of {label}: {law}, ceiling {rival['A']:.3f}, AIC "
                f"{rival['delta_aic']:+.1f}; a constant, AIC {constant['delta_aic']:+.1f} "
                "(below 0: fits better)")
@@ -110,17 +134,6 @@ def compare_lines(told):
             if label != base else "")
 
 
-def beside(path, error, cut):
-    """--beside: rank this run's error among those in a CSV -> a line.  A row is a run, with columns
-    `error` and `cut`, the share that was fitted."""
-    others = np.abs([row["error"] for row in read_rows(path)[0]
-                     if row.get("cut") == cut and isinstance(row.get("error"), float)])
-    if not others.size:
-        raise BadInput(f"--beside {path} has no run cut at {cut:g} (column cut) and its error")
-    return (f"error {error:+.3f}: no worse than {(others >= abs(error)).mean():.0%} of the "
-            f"{others.size} runs in {path} cut at {cut:g} (median {np.median(others):.3f})")
-
-
 def pool_warnings(fit, seeds):
     """Do the seeds (label, C, R) of a pooled fit differ by more than noise?  Then its intervals are
     too narrow: three seeds of 80 evaluations are three pieces of evidence, not 240."""
@@ -133,7 +146,7 @@ def pool_warnings(fit, seeds):
 
 # ------------------------------------------------------------------------------ 3. the command
 def refitter(args, run=0):
-    """fit_curve with the settings of the command line.  Each run has a seed of its own: with one
+    """fit_curve with the settings of the command line. Each run has a seed of its own: with one
     seed for two runs their replicates would move together, and differences would look sure."""
     options = {name: getattr(args, name) for name in (
         "law", "method", "R0", "c_min", "bootstrap", "A_range", "C_mid_range")} | dict(seed=run)
@@ -157,22 +170,20 @@ def report_run(args, refit, curve):
     print(f"{label}: {R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
           f"({fit.R0_from}); last evaluation {last:.3f} (mean of the last {min(LAST, R.size)})")
     print(*(f"  note: {note}\n" for note in curve.notes), sep="", end="")
-    fits, summary = {label: fit}, dict(x=curve.x, y=curve.y, last=last, fit=fit.record())
+    fits, summary = {label: fit}, dict(x=curve.x, y=curve.y, last=last, fit=record(fit))
     warnings = [*curve.warnings, *fit.warnings, *pool_warnings(fit, curve.seeds)]
     lines, summary["forecast"] = forecast(fit, args.predict, args.target)
     if args.until is not None:
         cut = args.until * C[-1] if args.until <= 1 else args.until
         early = fits[f"{label}, up to {cut:.3g}"] = refit(C, R, c_max=cut)
-        summary["held_out"], summary["early"] = held_out(C, R, early), early.record()
+        summary["held_out"], summary["early"] = held_out(C, R, early), record(early)
         lines = held_out_lines(summary["held_out"]) + lines
         warnings += [f"up to {cut:.3g}: {warning}" for warning in early.warnings]
-        if args.beside:
-            lines.append(beside(Path(args.beside), summary["held_out"]["error"], args.until))
     return fits, lines, summary, warnings
 
 
 def ahead_lines(curves):
-    """Who is ahead at equal compute, by the seeds alone: no law is fitted.  Ours.
+    """Who is ahead at equal compute, by the seeds alone: no law is fitted. Ours.
 
     Seeds are interpolated; the difference of two recipes' means has Welch's 90% interval."""
     pooled = [curve for curve in curves if curve.seeds]
@@ -198,10 +209,40 @@ def ahead_lines(curves):
                    + (f"; for {SAME_A} it takes about {needed:.0f} each" if half > SAME_A else ""))
 
 
+def arguments(argv):
+    """The options of `python fit.py`."""
+    p = argparse.ArgumentParser(prog="fit.py", description=ABOUT, epilog=NOTES,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    add, pair = p.add_argument, dict(type=float, nargs=2, metavar=("LO", "HI"))
+    add("runs", nargs="+", metavar="RUN", help="a log, a run folder, or NAME=LOG,LOG,...")
+    add("--x", help="column of compute")
+    add("--y", action="append", help="column of the pass rate; twice for two tasks of a run")
+    add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
+    add("--x-label", help="name of the compute axis")
+    add("--repeats", metavar="COLUMN", help="two rewards at one compute: the column that tells "
+        "seeds apart, or `last` of a run that was restarted")
+    add("--reward-range", **pair, default=(0.0, 1.0), help="map these rewards onto [0, 1]")
+    add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
+    add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
+    add("--R0", metavar="R|fit", help="pass rate before training, or `fit` (default: step 0)")
+    add("--A-range", **pair, help="default: R0 to 1; equal numbers hold A")
+    add("--C-mid-range", **pair, help="default: from the data")
+    add("--C-mid-nodes", type=int, metavar="N", help="grid method: N linear nodes in --C-mid-range")
+    add("--c-min", type=float, help="leave out earlier evaluations (the paper: about one epoch)")
+    add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
+    add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
+    add("--target", type=float, metavar="R", help="compute that this pass rate takes")
+    add("--bootstrap", type=int, default=1000, metavar="S", help="replicates (1000)")
+    add("--strict", action="store_true", help="exit code 3 if there is any warning")
+    add("--json", metavar="FILE", help="the numbers, for programs")
+    add("--table", metavar="FILE", help="the table as .csv")
+    add("--title", help="of the pictures")
+    add("--out", metavar="FILE", help="picture (.png, .pdf, .svg); `none` for none")
+    return p.parse_args(argv)
+
+
 def report(args):
     """Everything about one run, or about several and their comparison -> exit code."""
-    if args.beside and args.until is None:
-        raise BadInput("--beside compares errors of predictions: it needs --until")
     curves = read_curves(args.runs, args.x, args.y, args.x_scale, args.x_label, args.reward_range,
                          args.repeats)
     refits = {curve.label: refitter(args, i) for i, curve in enumerate(curves)}
@@ -230,3 +271,12 @@ def report(args):
              plot_run(curve, *fits.values(), title=args.title), path)
         print(f"picture: {path}")
     return 3 if args.strict and record["warnings"] else 0
+
+
+def main(argv=None):
+    """The command: reads logs, prints, draws. Returns the exit code, see NOTES."""
+    try:
+        return report(arguments(argv))
+    except (BadInput, OSError) as error:
+        print(f"fit.py: {error}", file=sys.stderr)
+        return 2

@@ -1,6 +1,6 @@
 """The pictures of fit.py: one run, and several runs.
 
-`Figure` objects, never pyplot: no window, no global state, nothing to close.  Each color goes with
+`Figure` objects, never pyplot: no window, no global state, nothing to close. Each color goes with
 a marker, a dash or a fill of its own, so that a print in grey says the same.
 """
 import re
@@ -52,7 +52,7 @@ def human(column):
 
 
 def log_axis(axis):
-    """A logarithmic axis whose labels can be read.  Below two decades matplotlib labels two ticks,
+    """A logarithmic axis whose labels can be read. Below two decades matplotlib labels two ticks,
     or so many that they stand one upon the other."""
     low, high = axis.get_view_interval()
     decades = np.log10(high / low)
@@ -71,7 +71,7 @@ def save(figure, path):
 
 
 def plot_run(curve, fit, early=None, title=None):
-    """Linear and log compute above, residuals below.  With `early`, band, dashes and residuals are
+    """Linear and log compute above, residuals below. With `early`, band, dashes and residuals are
     its prediction, and the points that it had not seen are hollow."""
     fig, axes = empty(10, 5.6, 2, 2, sharex="col", height_ratios=[3, 1])
     shown, end, trained = early or fit, curve.C[-1], curve.C > 0
@@ -115,12 +115,12 @@ def plot_run(curve, fit, early=None, title=None):
 
 
 def plot_compare(curves, fits, title=None):
-    """Left: the curves.  Right: the paper's leave-one-out plot, on log axes,
+    """Left: the curves. Right: the paper's leave-one-out plot, on log axes,
 
         F(R) = C_mid^B / ((A - R0) / (R - R0) - 1) = C^B        a line of slope B
 
     with C in units of the first run's C_mid (ours), so that all lines cross at 1 and their slopes
-    can be compared by eye.  Points outside R0 < R < A have no F: they stand hollow on their line.
+    can be compared by eye. Points outside R0 < R < A have no F: they stand hollow on their line.
     Intervals are drawn for up to four runs.
     """
     # The legend stands below both plots, two runs a row, so it may be long.

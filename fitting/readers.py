@@ -1,6 +1,6 @@
 """Logs of this project and of other trainers -> compute and pass rates (C, R) that fit.py can fit.
 
-Every tool writes rows of names and numbers, some rows with an evaluation and most without.  So a
+Every tool writes rows of names and numbers, some rows with an evaluation and most without. So a
 reader only has to make rows; which columns are compute and reward is decided in one place, `load`.
 """
 import csv
@@ -14,14 +14,14 @@ import numpy as np
 
 from fit import BadInput, checked
 
-# Tried in this order when --x or --y is not given; the choice is always printed.  FLOPs come first
+# Tried in this order when --x or --y is not given; the choice is always printed. FLOPs come first
 # because they are the same on every machine and every day, which hours are not.
 X_COLUMNS = ("compute/flops", "compute/gpu_hours", "compute/core_hours", "compute/tokens",
              "gpu_hours", "num_tokens", "step", "_step", "Step", "training/global_step")
 Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "eval*pass_rate*",
              "eval/*reward*", "eval_reward", "eval_rewards/*/mean", "*pass_rate*")
 STEP_COLUMNS = ("step", "_step", "Step", "global_step", "training/global_step")
-# Spreads and extremes: only taken if --y names them.  Weights & Biases has __MIN and __MAX.
+# Spreads and extremes: only taken if --y names them. Weights & Biases has __MIN and __MAX.
 SPREAD = re.compile(r"std|[_/](min|max)$", re.IGNORECASE)
 LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",
         "**/*tfevents*", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl", "*/metrics.jsonl")
@@ -69,8 +69,8 @@ def log_in(folder):
     for pattern in LOGS:
         # By length first: checkpoint-1000 comes after checkpoint-900.
         found = sorted(folder.glob(pattern), key=lambda p: (len(p.parent.name), p.parent.name))
-        # One run's checkpoints repeat each other, the latest holds all.  Else a second log is
-        # another run.  TensorBoard writes a new file into the same folder when a run is resumed.
+        # One run's checkpoints repeat each other, the latest holds all. Else a second log is
+        # another run. TensorBoard writes a new file into the same folder when a run is resumed.
         logs = {p.parent if "tfevents" in pattern else p for p in found}
         if len(logs) > 1 and not pattern.startswith("checkpoint"):
             names = ", ".join(sorted(str(log.relative_to(folder)) for log in logs))
@@ -120,8 +120,8 @@ def read_tensorboard(path):
 
 
 def flat(row):
-    """{"step": 3, "data": {"a": 1}} (verl's shape) -> {"step": 3.0, "a": 1.0}.  Text that is no
-    number stays, so that a warning can name it.  An empty cell, an evaluation that was not made, is
+    """{"step": 3, "data": {"a": 1}} (verl's shape) -> {"step": 3.0, "a": 1.0}. Text that is no
+    number stays, so that a warning can name it. An empty cell, an evaluation that was not made, is
     left out."""
     cells = {}
     for name, value in row.items():
@@ -178,7 +178,7 @@ def evaluations(rows, x, y, path, repeats):
     """The rows of one run -> compute and reward (n,) of columns x and y, warnings.
 
     Trainers log a step several times (training, evaluation), so rows of one step share their
-    compute.  Two rewards of one step are two seeds in one file, or a restarted run: only the user
+    compute. Two rewards of one step are two seeds in one file, or a restarted run: only the user
     can say.
     """
     compute, found = {}, []                 # {step: compute}, [(step, reward)]

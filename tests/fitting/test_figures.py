@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fit
+from fitting.command import main
 from fitting import figures, readers
 from conftest import ROOT
 from fit import fit_curve
@@ -18,10 +19,10 @@ def test_pictures_are_written_in_each_format(ending, tmp_path, capsys):
     """People put the curve in a paper (pdf), a page (svg) and a chat (png)."""
     run, out = write_run(tmp_path / "r", *made()), tmp_path / f"x.{ending}"
     words = [str(run), "--until", "0.5", "--bootstrap", "20", "--out", str(out)]
-    assert fit.main(words) == 0
+    assert main(words) == 0
     said = capsys.readouterr().out
     assert out.stat().st_size > 5000 and f"picture: {out}" in said
-    fit.main([str(run), "--bootstrap", "20"])
+    main([str(run), "--bootstrap", "20"])
     assert (run / "curve.png").exists()
 
 
@@ -98,7 +99,7 @@ def test_axes_have_human_names():
 def test_drawing_touches_no_global_state(tmp_path):
     """In somebody's notebook an imported fit.py must not close their figures or change backends."""
     run = write_run(tmp_path / "r", *made())
-    code = (f"import sys, fit; fit.main([{str(run)!r}, '--bootstrap', '20']); "
+    code = (f"import sys; from fitting.command import main; main([{str(run)!r}, '--bootstrap', '20']); "
             "print('matplotlib.pyplot' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           cwd=ROOT)

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 import fit
+from fitting.command import main
 from fitting import command as fit_report
 from conftest import ROOT
 from fit import fit_curve
@@ -17,17 +18,17 @@ from made_runs import made, write_run
 def test_strict_turns_a_warning_into_exit_code_3(tmp_path, capsys):
     """A script that launches the next 100k GPU-hours reads exit codes, not sentences."""
     good, early = write_run(tmp_path / "a", *made()), write_run(tmp_path / "b", *made(end=4000))
-    assert fit.main([str(good), "--strict", "--out", "none"]) == 0
-    assert fit.main([str(early), "--out", "none"]) == 0
+    assert main([str(good), "--strict", "--out", "none"]) == 0
+    assert main([str(early), "--out", "none"]) == 0
     assert "warning: b: the data end at" in capsys.readouterr().out
-    assert fit.main([str(early), "--strict", "--out", "none", "--json", str(tmp_path / "j")]) == 3
+    assert main([str(early), "--strict", "--out", "none", "--json", str(tmp_path / "j")]) == 3
     assert any("2 C_mid" in w for w in json.loads((tmp_path / "j").read_text())["warnings"])
 
 
 def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     """The line is printed with every fit, whoever wins."""
     run = write_run(tmp_path / "r", *made(n=25))
-    assert fit.main([str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none"]) == 0
+    assert main([str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none"]) == 0
     told = capsys.readouterr().out
     for label, f in (("r", fit_curve(*made(n=25), bootstrap=0)),
                      ("r, up to 8e+03", fit_curve(*made(n=25), c_max=8000, bootstrap=0))):
@@ -83,7 +84,7 @@ def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_p
     (tmp_path / "void.jsonl").write_text("")
     (tmp_path / "other.json").write_text('{"a": 1}')
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x81")
-    assert fit.main([*words, "--bootstrap", "20"]) == 2
+    assert main([*words, "--bootstrap", "20"]) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.startswith("fit.py: ") and said.count("\n") == 1
 
@@ -95,7 +96,7 @@ def test_until_predicts_from_the_first_part_alone(tmp_path, capsys):
     records = []
     for name, rewards in (("a", R), ("b", spoiled)):
         run, out = write_run(tmp_path / name, C, rewards), tmp_path / f"{name}.json"
-        assert fit.main([str(run), "--until", "0.5", "--bootstrap", "200", "--out", "none",
+        assert main([str(run), "--until", "0.5", "--bootstrap", "200", "--out", "none",
                          "--json", str(out)]) == 0
         records.append(json.loads(out.read_text())["runs"][name])
         said = capsys.readouterr().out
@@ -116,12 +117,12 @@ def test_predict_and_target_are_told_with_intervals(tmp_path, capsys):
     """What more compute buys, and what a reward costs, or that no compute buys it."""
     run = write_run(tmp_path / "r", *made())
     few = ["--bootstrap", "100", "--out", "none"]
-    assert fit.main([str(run), "--predict", "1e5", "--target", "0.58", *few]) == 0
+    assert main([str(run), "--predict", "1e5", "--target", "0.58", *few]) == 0
     said = capsys.readouterr().out
     f = fit_curve(*made(), bootstrap=0)
     assert f"at compute 1e+05 (6.2 times the data): {f.curve(1e5):.3f} [" in said
     assert f"to reach 0.58 takes compute {f.compute_for(0.58):.3g} [" in said
-    fit.main([str(run), "--target", "0.9", *few])
+    main([str(run), "--target", "0.9", *few])
     assert "0.9 is never reached: the ceiling is" in capsys.readouterr().out
 
 
@@ -136,7 +137,7 @@ def test_two_tasks_of_one_run_are_two_curves(tmp_path, capsys):
         + "\n" for i, (c, m, k) in enumerate(zip(C, math, code))))
     numbers = tmp_path / "n.json"
     columns = ["--y", "eval/math/mean@4", "--y", "eval/code/mean@4"]
-    assert fit.main([str(run), *columns, "--out", str(out), "--json", str(numbers)]) == 0
+    assert main([str(run), *columns, "--out", str(out), "--json", str(numbers)]) == 0
     runs = json.loads(numbers.read_text())["runs"]
     assert abs(runs["eval/math/mean@4"]["fit"]["A"] - 0.7) < 0.02
     assert abs(runs["eval/code/mean@4"]["fit"]["A"] - 0.5) < 0.02
@@ -149,7 +150,7 @@ def test_recipes_that_differ_in_steepness_share_a_ceiling(tmp_path, capsys):
     a = write_run(tmp_path / "ours", *made(B=2.01, seed=1))
     b = write_run(tmp_path / "rival", *made(B=1.62, seed=2))
     out, picture = tmp_path / "j.json", tmp_path / "c.png"
-    assert fit.main([str(a), str(b), "--json", str(out), "--out", str(picture)]) == 0
+    assert main([str(a), str(b), "--json", str(out), "--out", str(picture)]) == 0
     told = json.loads(out.read_text())["comparison"]
     assert told["A"]["rival"]["rule"] == "same" and told["B"]["rival"]["bootstrap"] == "differ"
     assert told["B"]["ours"]["B"] == pytest.approx(2.01, abs=0.1)
@@ -164,11 +165,11 @@ def test_no_two_lines_of_a_comparison_contradict_each_other(tmp_path, capsys):
     early = write_run(tmp_path / "e", *made(end=4000, sd=0.01))
     for A in (0.59, 0.591, 0.589):
         b = write_run(tmp_path / f"b{A}", *made(A=A, seed=1))
-        fit.main([str(a), str(b), "--bootstrap", "50", "--out", "none"])
+        main([str(a), str(b), "--bootstrap", "50", "--out", "none"])
         said = capsys.readouterr().out
         assert ("same by the paper's" in said) == ("steepness at the shared" in said)
         assert ("differ by the paper's" in said) == ("B is not compared" in said)
-    fit.main([str(a), str(early), "--bootstrap", "50", "--out", "none"])
+    main([str(a), str(early), "--bootstrap", "50", "--out", "none"])
     said = capsys.readouterr().out
     assert ": undetermined by the paper's 0.02" in said and "A(e) is not determined: its" in said
     assert "a ceiling is not determined: B is not compared" in said
@@ -179,7 +180,7 @@ def test_runs_that_are_compared_have_bootstraps_of_their_own(tmp_path):
     from itself by exactly 0, and any small difference would look sure."""
     a, b = (write_run(tmp_path / name, *made()) for name in "ab")
     out = tmp_path / "j"
-    fit.main([str(a), str(b), "--bootstrap", "50", "--out", "none", "--json", str(out)])
+    main([str(a), str(b), "--bootstrap", "50", "--out", "none", "--json", str(out)])
     told = json.loads(out.read_text())["comparison"]
     assert told["A"]["b"]["d"] == 0 and told["A"]["b"]["lo"] < 0 < told["A"]["b"]["hi"]
     assert told["B"]["b"]["lo"] < 0 < told["B"]["b"]["hi"]
@@ -190,7 +191,7 @@ def test_the_table_can_be_taken_along(tmp_path):
     run = write_run(tmp_path / "my_run", *made(n=21))
     words = [str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none", "--table"]
     for name in ("t.csv", "t.tex"):
-        assert fit.main([*words, str(tmp_path / name)]) == 0
+        assert main([*words, str(tmp_path / name)]) == 0
     with (tmp_path / "t.csv").open() as file:
         whole, early = csv.DictReader(file)
     f = fit_curve(*made(n=21), bootstrap=20)
@@ -212,7 +213,7 @@ def test_ones_own_error_is_shown_beside_the_committed_ones(tmp_path, capsys):
             (0.5, (-0.9, 0.8, 0.0, -0.7)), (0.3, (0.0,) * 9)) for i, error in enumerate(errors)))
     run = write_run(tmp_path / "r", *made(n=25))
     words = [str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none", "--beside"]
-    assert fit.main([*words, str(table)]) == 0
+    assert main([*words, str(table)]) == 0
     assert re.search(r"^error [+-]0\.\d{3}: no worse than 75% of the 4 runs in .*errors.csv cut at "
                      r"0.5 \(median 0.750\)$", capsys.readouterr().out, re.M)
     with pytest.raises(fit.BadInput, match="has no run cut at 0.4"):
@@ -224,7 +225,7 @@ def test_different_ceilings_are_called_different(tmp_path):
     a = write_run(tmp_path / "a", *made())
     b = write_run(tmp_path / "b", *made(A=0.49, B=1.17, seed=5))
     out = tmp_path / "j.json"
-    fit.main([str(a), str(b), "--json", str(out), "--out", str(tmp_path / "c.png")])
+    main([str(a), str(b), "--json", str(out), "--out", str(tmp_path / "c.png")])
     told = json.loads(out.read_text())["comparison"]
     assert told["A"]["b"]["rule"] == told["A"]["b"]["bootstrap"] == "differ" and not told["B"]
 
@@ -234,18 +235,18 @@ def test_seeds_are_pooled_and_their_disagreement_is_told(tmp_path, capsys):
     runs = [str(write_run(tmp_path / f"s{i}", *made(seed=i))) for i in range(3)]
     odd = str(write_run(tmp_path / "odd", *made(seed=7, A=0.55)))
     out = tmp_path / "j.json"
-    fit.main(["ours=" + ",".join(runs), "--out", "none", "--json", str(out)])
+    main(["ours=" + ",".join(runs), "--out", "none", "--json", str(out)])
     told = json.loads(out.read_text())["runs"]["ours"]["fit"]
     assert told["n"] == 240 and told["A"] == pytest.approx(0.61, abs=0.005)
     assert "lies" not in capsys.readouterr().out
-    fit.main(["ours=" + ",".join([*runs, odd]), "--out", "none"])
+    main(["ours=" + ",".join([*runs, odd]), "--out", "none"])
     assert "seed odd lies -" in capsys.readouterr().out
 
 
 def test_help_teaches(capsys):
     """--help is the manual that people read: law, columns, warnings, examples, exit codes."""
     with pytest.raises(SystemExit) as end:
-        fit.main(["--help"])
+        main(["--help"])
     said = capsys.readouterr().out
     assert end.value.code == 0
     for word in ("--until", "exit codes", "NAME=A,B,C", "--x step", "read the warnings"):
@@ -260,7 +261,7 @@ def test_the_readmes_example_is_what_the_command_prints(tmp_path, capsys, monkey
     (tmp_path / "results" / "demo").mkdir(parents=True)
     shutil.copy(ROOT / "results/demo/errors.csv", "results/demo")
     block = re.search(r"^```\n(demo: .*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    assert fit.main(["demo", "--until", "0.5", "--out", "none",
+    assert main(["demo", "--until", "0.5", "--out", "none",
                      "--beside", "results/demo/errors.csv"]) == 0
     assert capsys.readouterr().out == block[1]
 

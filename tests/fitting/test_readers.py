@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fit
+from fitting.command import main
 from fitting import readers
 from fit import BadInput, fit_curve
 from made_runs import made, write_run
@@ -90,7 +91,7 @@ def test_missing_and_nan_evaluations_are_counted_aloud(tmp_path):
 def test_the_choice_among_several_columns_is_told(tmp_path, capsys):
     """Two evaluation tasks in one log: which one was fitted must be seen, not guessed."""
     run = write_run(tmp_path / "r", *made(), **{"eval/hard/mean@4": 0.1})
-    fit.main([str(run), "--out", "none"])
+    main([str(run), "--out", "none"])
     assert "--y is eval/toy/mean@4, not eval/hard/mean@4" in capsys.readouterr().out
 
 
@@ -102,7 +103,7 @@ def test_different_columns_are_compared_if_the_user_says_so(tmp_path, capsys):
     words = [str(tmp_path / "a"), str(tmp_path / "b.jsonl"), "--y", "eval/toy/mean@*",
              "--bootstrap", "20", "--out", "none"]
     for meant in (["--x", "*/flops"], ["--x-label", "FLOPs"]):
-        assert fit.main([*words, *meant]) == 0
+        assert main([*words, *meant]) == 0
         assert "b: 9 evaluations of eval/toy/mean@8 against" in capsys.readouterr().out
     both = f"p={tmp_path / 'a'},{tmp_path / 'b.jsonl'}"
     assert readers.load(both, "*/flops", "eval/toy/mean@*").C.size == 18

@@ -1,0 +1,55 @@
+"""compare.py: are two recipes the same? Ceilings by the paper's rule, steepness at a shared one."""
+import numpy as np
+
+from fit import RIVAL, SAME_A, THETA, interval
+
+
+def difference(name, a, b):
+    """a - b in parameter `name` ("A", "B"): its value, its interval, the verdict of the bootstrap.
+
+    The verdict is about these two runs: replicates do not show how much seeds of one recipe differ.
+    For recipes use the paper's 0.02 on A."""
+    size, column = min(len(a.draws), len(b.draws)), THETA.index(name)
+    low, high = interval(a.draws[:size, column] - b.draws[:size, column])
+    verdict = "unknown" if np.isnan(low) else "same" if low <= 0 <= high else "differ"
+    return dict(d=getattr(a, name) - getattr(b, name), lo=low, hi=high, bootstrap=verdict)
+
+
+def same_ceiling(A):
+    """The paper's rule for ceilings A (k,). .61 - .59 is above .02 in floating point: 1e-9."""
+    return bool(np.ptp(A) <= SAME_A + 1e-9)
+
+
+def ceiling_doubt(fit):
+    """Why this ceiling cannot be compared with another one, or ""."""
+    (low, high), (law, rival) = fit.ci["A"], fit.rival
+    if high - low > 0.1:
+        return f"its interval is {high - low:.2f} wide"
+    if rival["delta_aic"] < RIVAL and abs(rival["A"] - fit.A) > SAME_A:
+        return f"the {law} law fits as well and has the ceiling {rival['A']:.3f}"
+    return ""
+
+
+def compare(curves, fits, refits):
+    """Ceilings against the first run's, then steepness at a shared ceiling.
+
+    B means little without A. So it is compared only if all ceilings are known and the same by the
+    paper's rule, and then with all runs refitted at the mean A.
+    curves: each with label, C, R; fits {label: Fit}; refits {label: a function that fits (C, R) as
+    the command asks} -> numbers, and the fits to draw
+    """
+    (base, base_fit), *others = fits.items()
+    A = np.array([fit.A for fit in fits.values()])
+    doubts = {label: why for label, fit in fits.items() if (why := ceiling_doubt(fit))}
+    summary = dict(first=base, A_mean=A.mean(), A_spread=np.abs(A - A.mean()).max(),
+                   A_span=np.ptp(A), doubts=doubts, A={}, B={})
+    for label, fit in others:
+        rule = ("undetermined" if {label, base} & doubts.keys() else
+                "same" if same_ceiling([fit.A, base_fit.A]) else "differ")
+        summary["A"][label] = difference("A", fit, base_fit) | dict(rule=rule)
+    if same_ceiling(A) and not doubts:
+        fits = {curve.label: refits[curve.label](curve.C, curve.R, A_range=(A.mean(), A.mean()))
+                for curve in curves}
+        summary["B"] = {label: difference("B", fit, fits[base]) | dict(B=fit.B, ci=fit.ci["B"])
+                        for label, fit in fits.items()}
+    return summary, fits
