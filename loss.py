@@ -32,11 +32,11 @@ From rewards to a gradient, for two prompts of two samples each (run by tests/te
 >>> w = token_weights(mask, torch.tensor([0, 0]), aggregation="prompt")
 >>> w.mul(10).tolist()                                               # 10 w: w is 1/5
 [[2.0, 2.0, 0.0], [2.0, 2.0, 2.0]]
->>> log_mu = torch.full((2, 3), -1.0)
->>> log_pi = log_mu.clone().requires_grad_()                         # no lag: every ratio is 1
->>> loss, stats = policy_loss(log_pi, log_mu, A, w, loss="cispo", eps_max=5.0)
+>>> behavior_logprobs = torch.full((2, 3), -1.0)
+>>> logprobs = behavior_logprobs.clone().requires_grad_()            # no lag: every ratio is 1
+>>> loss, stats = policy_loss(logprobs, behavior_logprobs, A, w, loss="cispo", eps_max=5.0)
 >>> loss.backward()
->>> log_pi.grad.mul(10).tolist()                                     # -ρ·w·Â: right answers rise
+>>> logprobs.grad.mul(10).tolist()                                     # -ρ·w·Â: right answers rise
 [[-2.0, -2.0, 0.0], [2.0, 2.0, 2.0]]
 >>> merge_stats([stats])["ess"]
 1.0
@@ -245,9 +245,9 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     weights = torch.where(mask, weights, 0).detach()
     A = _masked("advantages", advantages[:, None].expand(N, T), mask).detach()
     log_pi = _masked("logprobs", logprobs, mask)
-    log_mu = _masked("behavior_logprobs", behavior_logprobs, mask).detach()
+    behavior_logprobs = _masked("behavior_logprobs", behavior_logprobs, mask).detach()
 
-    log_ratio = log_pi - log_mu  # per token; log_rho is what the loss clips
+    log_ratio = log_pi - behavior_logprobs  # per token; log_rho is what the loss clips
     log_rho = _sequence_log_ratio(log_ratio, mask) if loss == "gspo" else log_ratio
     if loss == "cispo":
         objective, clipped = _capped(log_pi, log_rho, A, eps_max)

@@ -57,7 +57,7 @@ class Rollout:
     group_id: int
     prompt_ids: tuple[int, ...]
     output_ids: list[int]
-    logprobs: list[float]       # log μ(token) of the sampler, with temperature; 0 if forced
+    behavior_logprobs: list[float]      # log μ of the sampler, with temperature; 0 if forced
     versions: list[int]         # the number of optimizer steps that its weights had taken
     sampled: list[bool]         # False: forced by the interruption
     finish_reason: str          # "stop": ended by itself | "length": truncated at its limit
@@ -213,7 +213,7 @@ class TransformersSampler:
                                                 # -1: the next token is sampled
             interrupted=integers(slots).bool(),
             ids=integers(slots, longest), versions=integers(slots, longest),
-            logprobs=torch.zeros(slots, longest, device=device))
+            behavior_logprobs=torch.zeros(slots, longest, device=device))
         self.forcing = 0                        # steps that may still force tokens
 
     @property
@@ -314,7 +314,8 @@ class TransformersSampler:
             forced.add_(is_forced)
             forced.masked_fill_(forced == len(self.phrase), -1)
         here = (torch.arange(n, device=self.device), count)
-        rows.ids[here], rows.logprobs[here], rows.versions[here] = token, logprob, self.version
+        rows.ids[here], rows.versions[here] = token, self.version
+        rows.behavior_logprobs[here] = logprob
         rows.last[:n] = token
         count += 1
         stopped = torch.isin(token, self.ends) & ~is_forced
@@ -343,7 +344,7 @@ class TransformersSampler:
         ended, rows = torch.tensor(slots, device=self.device), self.rows
         end = int(rows.count[ended].max())          # the longest of them: the rest is not copied
         columns = (rows.count, rows.think, rows.interrupted,
-                   rows.ids[:, :end], rows.logprobs[:, :end], rows.versions[:, :end])
+                   rows.ids[:, :end], rows.behavior_logprobs[:, :end], rows.versions[:, :end])
         rollouts = list(map(self._rollout, [self.running[slot] for slot in slots],
                             *(column[ended].tolist() for column in columns)))
         n_left = len(self.running) - len(slots)

@@ -284,7 +284,7 @@ class Trainer(TrainedModel):
         weights = token_weights(mask, torch.arange(P * G) // G,
                                 aggregation=config.aggregation)                         # (N, T)
         # The ratio's denominator: the log-probs that the sampler recorded (paper, sec. 2).
-        behavior = table(rollouts, "logprobs", torch.float32)                           # (N, T)
+        behavior = table(rollouts, "behavior_logprobs", torch.float32)                  # (N, T)
         lags = version - table(rollouts, "versions", torch.long)                        # (N, T)
 
         # A micro-batch is what fits into memory together. The gradients add up to the step's.

@@ -21,7 +21,7 @@ def self_test(run):
     rollouts = run.answers(sampler, list(run.problems.heldout)[:8], samples=2)
     sampler.log()                       # its decode steps belong to no training step
     log_ratio = (run.trainer.logprobs(rollouts).cpu()
-                 - table(rollouts, "logprobs", torch.float32))                          # (n, T)
+                 - table(rollouts, "behavior_logprobs", torch.float32))                 # (n, T)
     log_ratio = log_ratio[table(rollouts, "sampled", torch.bool)]                       # (tokens,)
     log = {"mean_abs_dlogp": log_ratio.abs().mean().item(),
            "max_abs_dlogp": log_ratio.abs().max().item(), "kl_k3": k3(log_ratio).mean().item()}

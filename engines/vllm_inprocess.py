@@ -132,9 +132,10 @@ class VllmSampler(TwoRequests):
             answer = output.outputs[0]
             versions = [int(span.version) for span in answer.weight_versions
                         for _ in range(span.start, span.end)]
-            logprobs = list(answer.logprobs.logprobs)
-            assert len(answer.token_ids) == len(logprobs) == len(versions) > 0
-            owner.take(sample, salt, list(answer.token_ids), logprobs, versions, self.version)
+            behavior_logprobs = list(answer.logprobs.logprobs)
+            assert len(answer.token_ids) == len(behavior_logprobs) == len(versions) > 0
+            owner.take(sample, salt, list(answer.token_ids), behavior_logprobs, versions,
+                       self.version)
         return self.finished()
 
     def reseed(self, seed):

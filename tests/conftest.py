@@ -188,8 +188,9 @@ def swapped_logprobs(old, new, rollout, n):
 
 def errors(model, rollouts, temperature=1.0):
     """|difference| of every sampled token's log-prob, engine against plain forward."""
-    return torch.cat([(plain_logprobs(model, r, temperature) - torch.tensor(r.logprobs)).abs()[
-        torch.tensor(r.sampled)] for r in rollouts])
+    return torch.cat([
+        (plain_logprobs(model, r, temperature) - torch.tensor(r.behavior_logprobs)).abs()[
+            torch.tensor(r.sampled)] for r in rollouts])
 
 
 def moved(model, by):
@@ -209,7 +210,7 @@ def check_cut_thinking(rollouts, eos=EOS):
     cut, budgets, of_group = [r for r in rollouts if r.interrupted], Counter(), defaultdict(set)
     assert 0 < len(cut) < len(rollouts)
     for r in rollouts:
-        assert len(r.output_ids) == len(r.logprobs) == len(r.versions) == len(r.sampled)
+        assert len(r.output_ids) == len(r.behavior_logprobs) == len(r.versions) == len(r.sampled)
         assert r.interrupted == (not all(r.sampled))
         assert (r.finish_reason == "stop") == (r.output_ids[-1] == eos)
         if not r.interrupted and len(r.output_ids) > 17:
@@ -221,7 +222,7 @@ def check_cut_thinking(rollouts, eos=EOS):
         assert 9 <= start <= 17 and 7 not in r.output_ids[:start]
         assert r.output_ids[start: start + 3] == [30, 31, 7]
         assert r.sampled == [not start <= t < start + 3 for t in range(len(r.sampled))]
-        assert r.logprobs[start: start + 3] == [0, 0, 0]
+        assert r.behavior_logprobs[start: start + 3] == [0, 0, 0]
         answer = len(r.output_ids) - start - 3
         assert answer == 4 if r.finish_reason == "length" else 1 <= answer <= 4
     assert set(budgets) == set(range(9, 18))

@@ -42,7 +42,7 @@ def test_recorded_logprobs_are_those_of_a_full_forward(llama, temperature):
     assert len(rollouts) == 24
     for rollout in rollouts:
         expected = plain_logprobs(llama, rollout, temperature)
-        for mine, truth, sampled in zip(rollout.logprobs, expected, rollout.sampled):
+        for mine, truth, sampled in zip(rollout.behavior_logprobs, expected, rollout.sampled):
             assert not sampled or abs(mine - truth) < 1e-4
 
 
@@ -54,7 +54,7 @@ def test_on_a_model_of_usual_scale_they_agree_to_1e_5(micro, seed):
     sampler.eos_ids, sampler.ends = {1}, torch.tensor([1])
     rollouts = drain(sampler, requests(5))
     errors = [abs(a - b) for r in rollouts
-              for a, b in zip(r.logprobs, plain_logprobs(plain, r, 1.0))]
+              for a, b in zip(r.behavior_logprobs, plain_logprobs(plain, r, 1.0))]
     assert max(errors) < 1e-5
 
 
@@ -78,7 +78,7 @@ def test_after_a_swap_running_sequences_follow_new_weights_over_the_old_cache(ll
         assert rollout.versions == [0] * 5 + [1] * (n - 5)
         expected = swapped_logprobs(old, new, rollout, 5)
         fresh = plain_logprobs(new, rollout)[5:]
-        assert torch.allclose(torch.tensor(rollout.logprobs[5:]), expected, atol=1e-4)
+        assert torch.allclose(torch.tensor(rollout.behavior_logprobs[5:]), expected, atol=1e-4)
         assert not torch.allclose(expected, fresh, atol=1e-3)
 
 
@@ -132,7 +132,7 @@ def test_the_head_rounds_as_it_is_asked_to(llama):
                 for head_fp32, found in gaps.items():
                     logprobs = head_logits(hidden, weight, head_fp32=head_fp32).log_softmax(-1)
                     own = logprobs.gather(1, torch.tensor(r.output_ids)[:, None])[:, 0]
-                    found.append((own - torch.tensor(r.logprobs)).abs())
+                    found.append((own - torch.tensor(r.behavior_logprobs)).abs())
         mean = {head_fp32: torch.cat(found).mean() for head_fp32, found in gaps.items()}
         assert mean[asked] < 0.3 * mean[not asked]
 
