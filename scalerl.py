@@ -40,6 +40,7 @@ import torch
 
 from artifacts import checkpoint
 from artifacts import settings
+from artifacts.resume import restored
 from artifacts.run_folder import Progress, RunFolder
 from artifacts.step_log import Stopwatch, describe, eval_metrics, log_step
 from command.options import parse
@@ -52,7 +53,7 @@ from servers.pool import ServerError
 from engines.trained_model import TrainedModel
 from loss import (advantages, length_penalty, merge_stats, policy_loss, token_weights,
                   zero_variance)
-from sampler import Request, Rollout, restored
+from sampler import Request, Rollout
 from scaleout.launch import instead_of_training
 from scaleout.team import Stopped, make_team, stop_on_signals
 from tasks import TaskError, Verifier, load_problems

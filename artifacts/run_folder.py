@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 from artifacts import checkpoint
+from artifacts.resume import load_sampler_state, sampler_state
 from artifacts.settings import LAUNCHED, to_toml
 from config import ConfigError
 
@@ -184,7 +185,7 @@ PARTS = ("curriculum", "pacer", "compute")
 
 def state_of(run):
     """(tensors, plain) of all of a run but weights and optimizer; plain is JSON."""
-    tensors, plain = run.sampler.state()
+    tensors, plain = sampler_state(run.sampler)
     return {"sampler": tensors, "random": {"torch": torch.get_rng_state()}}, {
         "sampler": plain, **{name: getattr(run, name).state() for name in PARTS},
         **{name: getattr(run, name) for name in COUNTERS}}
@@ -193,7 +194,7 @@ def state_of(run):
 def load_state(run, tensors, plain):
     """Give a new run what `state_of` has taken from another."""
     torch.set_rng_state(tensors["random"]["torch"])
-    run.sampler.load_state(tensors["sampler"], plain["sampler"])
+    load_sampler_state(run.sampler, tensors["sampler"], plain["sampler"])
     vars(run).update({name: plain[name] for name in COUNTERS})
     for name in PARTS:
         getattr(run, name).load_state(plain[name])

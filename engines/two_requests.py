@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from sampler import Interruption, Request, Rollout, restored
+from artifacts.resume import restored
+from sampler import Interruption, Request, Rollout
 
 
 @dataclass(eq=False)

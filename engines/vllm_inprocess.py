@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from engines.packed import heads
 from engines.two_requests import Sample, TwoRequests
-from sampler import Interruption, Request, Rollout, check_fits, decode_log
+from sampler import Interruption, Request, Rollout, TransformersSampler, check_fits
 
 # Tokens in a block of the cache. Only whole blocks are shared; the CPU build wants multiples of 32.
 BLOCK_TOKENS = 32
@@ -142,8 +142,7 @@ class VllmSampler(TwoRequests):
         super().reseed(seed)
         torch.manual_seed(seed)
 
-    def log(self):
-        return decode_log(self.decoded)
+    log = TransformersSampler.log               # of the same counts
 
     def close(self):
         self.engine.engine_core.shutdown()

@@ -102,18 +102,22 @@ def eight(tmp_path_factory):
 
 
 def rollouts_of(P, G, rng, vocab=30, version=3):
-    """Groups of random samples with random provenance: their tokens are of versions below
-    `version`, and some are forced."""
+    """Groups of random samples with random provenance: the tokens of a sample are of several
+    versions below `version`; every second sample was interrupted, every fifth was truncated."""
     rollouts = []
     for p in range(P):
         prompt = tuple(rng.randrange(vocab) for _ in range(rng.randrange(3, 9)))
-        for _ in range(G):
-            n = rng.randrange(2, 15)
-            sampled = [True] + [rng.random() < 0.8 for _ in range(n - 1)]
+        for g in range(G):
+            interrupted, truncated = (p + g) % 2 == 1, (p + g) % 5 == 4
+            n = rng.randrange(3 if interrupted else 2, 15)
+            # The phrase: not the first token, and not the last.
+            start, end = sorted(rng.sample(range(1, n), 2)) if interrupted else (n, n)
+            sampled = [not start <= t < end for t in range(n)]
             rollouts.append(Rollout(
                 f"p{p}", p, prompt, [rng.randrange(vocab) for _ in range(n)],
                 [-rng.random() * 5 if s else 0.0 for s in sampled],
-                sorted(rng.randrange(version) for _ in range(n)), sampled, "stop", False))
+                [0, *sorted(rng.randrange(version) for _ in range(n - 2)), version - 1], sampled,
+                "length" if truncated else "stop", interrupted))
     return rollouts
 
 

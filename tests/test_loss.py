@@ -391,9 +391,11 @@ def test_cudas_products_of_bf16_into_fp32_give_the_same_gradient_without_a_copy_
 
 
 def test_the_sampler_draws_from_the_logits_the_trainer_scores():
+    """In all dtypes: bf16 states that meet an fp32 head are not to round it in one of the two."""
     hidden, weight, targets, _ = head_inputs(H=65, dtype=torch.float32)
-    for dtype, head_fp32 in itertools.product((torch.float32, torch.bfloat16), (True, False)):
-        h, w = hidden.detach().to(dtype), weight.detach().to(dtype)
+    dtypes = torch.float32, torch.bfloat16
+    for of_hidden, of_weight, head_fp32 in itertools.product(dtypes, dtypes, (True, False)):
+        h, w = hidden.detach().to(of_hidden), weight.detach().to(of_weight)
         sampler = head_logits(h, w, head_fp32=head_fp32).log_softmax(-1)
         trainer, _ = token_logprobs(h, w, targets, head_fp32=head_fp32, chunk_tokens=4)
         torch.testing.assert_close(sampler.gather(-1, targets[:, None]).squeeze(-1), trainer)
@@ -533,10 +535,12 @@ def test_groups_of_one_and_batches_of_none_are_no_special_case(norm):
     assert advantages(torch.tensor([[1, -1, -1]]), norm=norm).dtype == torch.float32  # int rewards
 
 
-def test_a_reward_that_is_not_finite_is_named():
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_is_named(bad):
+    """One of them would make the advantages of the whole batch nan."""
     rewards = random_rewards()
-    rewards[4, 3] = math.nan
-    with pytest.raises(ValueError, match="prompt 4, sample 3 is nan"):
+    rewards[4, 3] = bad
+    with pytest.raises(ValueError, match=f"prompt 4, sample 3 is {bad}:"):
         advantages(rewards)
 
 

@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tasks import problems as tasks
 from engines import vllm_inprocess as vllm_engine
 from loss import head_logits
-from sampler import Interruption, Request, Sampler
+from sampler import Interruption, Request
+from engines.protocol import Sampler
 from engines.vllm_inprocess import VllmSampler
 
 SMOLLM2 = ROOT / "models" / "smollm2-135m"
