@@ -3,18 +3,19 @@
     J = E_x [ 1/Σ_i|y_i| · Σ_i Σ_t  sg(min(ρ_it, ε_max)) · Â_i · log π(y_it) ]
     ρ_it = π(y_it) / μ(y_it)
 
-π is the trainer's policy now, μ the probability that the sampler recorded when it drew the token,
-x a prompt, y_i one of its G samples, Â_i its advantage, sg the stop-gradient. The parts, in this
-order: log π, Â, the weights 1/Σ|y|, the loss, statistics. Pure functions of tensors.
+x is a prompt, y_i one of its G samples, Â_i its advantage, sg the stop-gradient. π is the trainer's
+policy now: log π is `logprobs`. μ is the sampler's when it drew the token: log μ is
+`behavior_logprobs`. The parts, in this order: log π, Â, the weights 1/Σ|y|, the loss.
 
 What the paper leaves open, and what we chose ("ours"):
- 1. The std of the advantages is the population's. "Equal rewards" means equal within 1e-6.
- 2. E_x is a mean over the prompts that have at least one trained token. All denominators are
-    counted once over the whole step, so the losses of micro-batches simply add up.
- 3. Forced tokens (the interruption phrase) have weight zero: no loss, no ratio, no statistic.
+ 1. The advantages are divided by the std of the population (by n, not by n - 1). Rewards count as
+    equal when they differ by at most 1e-6.
+ 2. Some tokens of a sample are not the policy's: the sampler has put them in, to end the thinking.
+    Such a forced token has weight zero: no loss, no ratio, no place in |y|.
+ 3. E_x is a mean over the prompts that have at least one trained token. A step is trained in
+    micro-batches. Its denominators are counted once, for all of them; so their losses add up.
  4. FP32 logits: bf16 operands are multiplied as they are, their products are summed and kept in
     fp32. In the backward pass a GPU rounds the logits' gradient to the operands' dtype.
- 5. |y| counts trained tokens only, in GSPO's |y|-th root too. REINFORCE has no ratio at all.
 
 Where to go next: sampler.py, where the log μ come from.
 
@@ -32,21 +33,20 @@ From rewards to a gradient, for two prompts of two samples each (run by tests/te
 >>> w = token_weights(mask, torch.tensor([0, 0]), aggregation="prompt")
 >>> w.mul(10).tolist()                                               # 10 w: w is 1/5
 [[2.0, 2.0, 0.0], [2.0, 2.0, 2.0]]
->>> log_mu = torch.full((2, 3), -1.0)
->>> log_pi = log_mu.clone().requires_grad_()                         # no lag: every ratio is 1
->>> loss, stats = policy_loss(log_pi, log_mu, A, w, loss="cispo", eps_max=5.0)
+>>> behavior_logprobs = torch.full((2, 3), -1.0)
+>>> logprobs = behavior_logprobs.clone().requires_grad_()            # no lag: every ratio is 1
+>>> loss, stats = policy_loss(logprobs, behavior_logprobs, A, w, loss="cispo", eps_max=5.0)
 >>> loss.backward()
->>> log_pi.grad.mul(10).tolist()                                     # -ρ·w·Â: right answers rise
+>>> logprobs.grad.mul(10).tolist()                                   # -ρ·w·Â: right answers rise
 [[-2.0, -2.0, 0.0], [2.0, 2.0, 2.0]]
 >>> merge_stats([stats])["ess"]
 1.0
 """
 
-import operator
-
 import torch
 
 from engines.head import Head, TokenLogprobs
+from engines.loss_stats import k3, merge_stats, statistics  # noqa: F401  (two are for others)
 
 AGGREGATIONS = ("prompt", "sample", "token")
 NORMS = ("batch", "prompt", "none")
@@ -55,21 +55,18 @@ LOSSES = ("cispo", "grpo", "dapo", "gspo", "reinforce")
 
 # -- 1. log π: the language-model head, in fp32 ----------------------------------------------------
 
-def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=1024,
-                   head_fp32=True):
+def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=1024, head_fp32=True):
     """log π(target) and the policy's entropy at every token, from the last hidden states.
 
     hidden   (..., H)  float; the state that predicts the target (the caller shifts by one)
     weight   (V, H)    float; the head, tied to the embedding or not
     targets  (...)     int64 in [0, V)
-    temperature        the sampler's: log-probs at another one belong to another policy
+    temperature        the sampler's; at another one they are another policy's log-probs
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
     head_fp32          False: logits rounded to bf16, as a bf16 linear layer returns them. The
                        paper's ablation (the ceiling of the curve falls from .61 to .52).
-    Returns (logprobs, entropy), each (...), float32; float64 where an operand is float64, so that
-    gradients can be checked. Entropy is a diagnostic and carries no gradient.
-
-    It computes these plain lines, in any number of dimensions:
+    Returns (logprobs, entropy), each (...), float32 (float64 where an operand is, to check
+    gradients). Entropy is a diagnostic without a gradient. These are the plain lines:
 
     >>> hidden, weight, targets = torch.randn(7, 5), torch.randn(11, 5), torch.randint(11, (7,))
     >>> logits = hidden @ weight.T / 0.8                                                # (T, V)
@@ -80,12 +77,10 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     >>> [torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, (logprobs, entropy))]
     [True, True]
 
-    but never holds the (T, V) logits: 10 GB for 16,384 tokens and a vocabulary of 152k
-    (engines/head.py, the only file of ours that is imported here).
-
-    Operands of two dtypes are promoted to the wider one; under torch.autocast both are cast to its
-    dtype, as in any other linear layer. The logits stay fp32, and an fp32 weight gets an fp32
-    gradient.
+    But their (T, V) logits, 10 GB for 16,384 tokens and a vocabulary of 152k, are never held:
+    engines/head.py computes chunks. Operands of two dtypes are promoted to the wider one. Under
+    torch.autocast both are cast to its dtype, as in any other linear layer; the logits stay fp32,
+    and an fp32 weight gets an fp32 gradient.
     """
     assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
     assert weight.ndim == 2 and weight.shape[1] == hidden.shape[-1], (weight.shape, hidden.shape)
@@ -103,18 +98,17 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
         operand_dtype = torch.promote_types(hidden.dtype, weight.dtype)
 
     with torch.autocast(device, enabled=False):  # or it would round the fp32 products once more
-        logprobs, entropy = TokenLogprobs.apply(
-            hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1), temperature,
-            chunk_tokens, operand_dtype, head_fp32)
+        logprobs, entropy = TokenLogprobs.apply(  # by position: autograd knows no keywords
+            hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1),  # (T, H) (V, H) (T,)
+            temperature, chunk_tokens, operand_dtype, head_fp32)
     return logprobs.view(targets.shape), entropy.view(targets.shape)
 
 
 def head_logits(hidden, weight, *, head_fp32=True):
     """(n, H), (V, H) -> (n, V) fp32 logits, by the same products as `token_logprobs`.
 
-    For a sampler, which needs a whole row to draw from, but only for the tokens of one decode step.
-    Trainer and sampler must round alike: an fp32 head in only one of them does not bring the ratio
-    back to 1.
+    For a sampler, which needs whole rows to draw from, for the tokens of one decode step only. Both
+    must round alike: an fp32 head in trainer or sampler alone does not bring the ratio back to 1.
     """
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
     head = Head(weight, 1.0, operand_dtype, head_fp32)
@@ -125,8 +119,8 @@ def head_logits(hidden, weight, *, head_fp32=True):
 
 def length_penalty(lengths, *, l_max, l_cache):
     """clip((L_max - |y|) / L_cache - 1, -1, 0), added to the reward of a correct sample: 0 up to
-    L_max - L_cache tokens, then linear, -1 from L_max on. Only an ablation in the paper (L_max
-    14k, L_cache 2k): ScaleRL interrupts instead."""
+    L_max - L_cache tokens, then linear, -1 from L_max on. Only an ablation in the paper (14k and
+    2k): ScaleRL interrupts instead."""
     return ((l_max - lengths) / l_cache - 1).clamp(-1, 0)
 
 
@@ -217,17 +211,17 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
                        "grpo"       min(ρ Â, clip(ρ, 1 - eps_low, 1 + eps_high) Â)
                        "dapo"       the same; DAPO has eps_high 0.26 and aggregation "prompt"
-                       "gspo"       the same with one ratio for a sequence: (Π_t ρ_t)^(1/|y|)
-                       "reinforce"  Â · log π, as if there were no lag
+                       "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|)
+                       "reinforce"  Â · log π: no ratio at all (ours), as if there were no lag
     eps_max            cispo's cap on the ratio itself (the paper: 4, 5 and 8 are alike)
-    eps_low, eps_high  the others' clip: how far the ratio may move from 1. gspo's ratio is an
+    eps_low, eps_high  the others' clip: how far the ratio may move from 1. gspo's ratio is a
                        geometric mean, close to 1: 1e-3 is its scale (paper), 0.2 never clips.
-    lags               (N, T) int, optional: optimizer steps since a token was sampled; splits the
-                       statistics
+    lags               (N, T) int, optional: a token's age in optimizer steps; splits the stats
     entropy            (N, T), optional: averaged into the statistics, as the loss is
 
-    Returns (loss, stats): a scalar, and plain floats for `merge_stats`. Raises ValueError for an
-    unknown loss, an impossible clip, or a trained token with an infinite or undefined log-prob.
+    Returns (loss, stats): a scalar, and floats from which `merge_stats` makes a step's metrics
+    (engines/loss_stats.py explains them). Raises ValueError for an unknown loss, an impossible
+    clip, or a trained token with an infinite or undefined log-prob.
     """
     _check_choice("loss", loss, LOSSES)
     if loss == "cispo" and not eps_max >= 1:
@@ -241,26 +235,27 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
         logprobs.shape, behavior_logprobs.shape, weights.shape, advantages.shape)
 
     mask = weights > 0
-    # `where`, not `* mask`: 0 · nan is nan, in the loss and again in the gradient.
     weights = torch.where(mask, weights, 0).detach()
     A = _masked("advantages", advantages[:, None].expand(N, T), mask).detach()
-    log_pi = _masked("logprobs", logprobs, mask)
-    log_mu = _masked("behavior_logprobs", behavior_logprobs, mask).detach()
+    logprobs = _masked("logprobs", logprobs, mask)
+    behavior_logprobs = _masked("behavior_logprobs", behavior_logprobs, mask).detach()
 
-    log_ratio = log_pi - log_mu  # per token; log_rho is what the loss clips
+    log_ratio = logprobs - behavior_logprobs  # of every token
+    # ρ is the ratio that is capped or clipped: the token's own, but in GSPO its sequence's.
     log_rho = _sequence_log_ratio(log_ratio, mask) if loss == "gspo" else log_ratio
     if loss == "cispo":
-        objective, clipped = _capped(log_pi, log_rho, A, eps_max)
+        objective, clipped = _capped(logprobs, log_rho, A, eps_max)
     elif loss == "reinforce":
-        objective, clipped = A * log_pi, torch.zeros_like(mask)
+        objective, clipped = A * logprobs, torch.zeros_like(mask)
     else:
         objective, clipped = _clipped(log_rho, A, 1 - eps_low, 1 + eps_high)
 
-    stats = _statistics(-objective, clipped, entropy, log_rho, log_ratio, weights, mask, lags)
+    stats = statistics(mask=mask, weights=weights, lags=lags, log_ratio=log_ratio, log_rho=log_rho,
+                       clipped=clipped, token_loss=-objective, entropy=entropy)
     return -(weights * objective).sum(), stats
 
 
-def _capped(log_pi, log_rho, A, eps_max):
+def _capped(logprobs, log_rho, A, eps_max):
     """CISPO: (term of J, is it capped?) of each token, both (N, T).
 
     The stop-gradient (`detach`) is the idea: the ratio is only a weight of the gradient. A token
@@ -268,7 +263,7 @@ def _capped(log_pi, log_rho, A, eps_max):
     leave the ratio unbounded for Â < 0. A lower cap is not needed: a small ratio is a small weight.
     """
     ratio = log_rho.detach().exp()
-    return ratio.clamp(max=eps_max) * A * log_pi, ratio > eps_max
+    return ratio.clamp(max=eps_max) * A * logprobs, ratio > eps_max
 
 
 def _sequence_log_ratio(log_ratio, mask):
@@ -281,24 +276,22 @@ def _clipped(log_rho, A, low, high):
     """GRPO, DAPO, GSPO: (term of J, is it clipped?) of each token, both (N, T).
 
     The gradient comes through the ratio, ∇ρ = ρ ∇log π, and a clipped ratio is a constant. The min
-    of the formula clips only tokens that have already moved the way their advantage points.
+    clips only tokens that have already moved the way their advantage points. These are PPO's lines:
+
+    >>> log_rho, A = torch.randn(7, 5), torch.randn(7, 5)
+    >>> ratio = log_rho.exp()
+    >>> objective = torch.minimum(ratio * A, ratio.clamp(0.8, 1.2) * A)
+    >>> torch.equal(objective, _clipped(log_rho, A, 0.8, 1.2)[0])
+    True
+
+    But e^89 is inf in fp32, and then the gradient of their clipped tokens is 0 · inf = nan. So ours
+    says which tokens have a gradient, and puts 0 in place of the others' log ρ before `exp`.
     """
     ratio = log_rho.detach().exp()
     clipped = ((ratio > high) & (A > 0)) | ((ratio < low) & (A < 0))
-    # Masked before exp: e^89 is inf in fp32, and a gradient of 0 · inf would be nan.
     zero_gradient = clipped | (A == 0)
     moving = torch.where(zero_gradient, 0, log_rho).exp()
     return torch.where(zero_gradient, ratio.clamp(low, high), moving) * A, clipped
-
-
-def k3(log_ratio):
-    """exp(x) - 1 - x for x = log(p/q): never below 0, and its mean over samples of q is KL(q ‖ p).
-
-    In float64, returned in the dtype of x: in fp32, expm1(x) - x keeps three digits at x = 1e-4,
-    and at 1e-7 not even the sign.
-    """
-    x = log_ratio.double()
-    return (x.expm1() - x).to(log_ratio.dtype)
 
 
 def _masked(name, x, mask):
@@ -308,84 +301,9 @@ def _masked(name, x, mask):
         n, t = bad.nonzero()[0].tolist()
         raise ValueError(f"{name} of sample {n}, token {t} is {x[n, t].item()}: a trained token "
                          f"needs a finite value ({int(bad.sum())} such tokens)")
-    return torch.where(mask, x, 0)
+    return torch.where(mask, x, 0)  # not x * mask: 0 · nan is nan, in the gradient once more
 
 
 def _check_choice(name, value, choices):
     if value not in choices:
         raise ValueError(f"{name} = {value!r}: give one of {', '.join(map(repr, choices))}")
-
-
-# -- 5. What to watch ------------------------------------------------------------------------------
-# A step is many micro-batches. The mean of their means is wrong when they differ in size, and those
-# of the last micro-batch alone are noise. So `policy_loss` returns sums, minima and maxima, which
-# merge exactly, and only `merge_stats` divides.
-EXTREMES = {"ratio/min": min, "ratio/max": max, "mismatch/max_abs_dlogp": max}
-
-
-@torch.no_grad()
-def _statistics(token_loss, clipped, entropy, log_rho, log_ratio, weights, mask, lags):
-    """{"": {name: float, ...} of all tokens, "/lag_0": the same at lag 0, ...}.
-
-    Each float is Σ w x over the tokens of the mask, or one of the EXTREMES. In float64, because the
-    square of a ratio of e^80 is no float32.
-    """
-    ratio, distance = log_rho.double().exp(), log_ratio.abs().double()
-    columns = {  # each (N, T), averaged with the weights of the loss
-        "weight": torch.ones_like(ratio), "loss": token_loss, "ratio/clipped_frac": clipped,
-        "mismatch/mean_abs_dlogp": distance,
-        "mismatch/kl_k3": k3(log_ratio.double()),  # KL(μ ‖ π): the samples are μ's
-        "ratio/mean": ratio, "ratio_squared": ratio.square()}
-    if entropy is not None:
-        columns["entropy"] = entropy
-    groups = {"": mask}
-    if lags is not None:
-        assert lags.shape == mask.shape, (lags.shape, mask.shape)
-        groups |= {f"/lag_{k}": mask & (lags == k) for k in lags[mask].unique().tolist()}
-
-    stats = {}
-    for suffix, group in groups.items():
-        w, rho = weights[group].double(), ratio[group]
-        if len(w) == 0:
-            continue  # no trained token: no statistics
-        numbers = [(w * x[group]).sum() for x in columns.values()]
-        numbers += [rho.min(), rho.max(), distance[group].max()]  # in the order of EXTREMES
-        # All numbers come from the device in one transfer.
-        stats[suffix] = dict(zip([*columns, *EXTREMES], torch.stack(numbers).tolist()))
-    return stats
-
-
-def merge_stats(stats_list):
-    """The metrics of a step from the `stats` of its micro-batches, in any order.
-
-    loss                  the step's. Its value has no meaning, only its gradient.
-    ratio/mean|min|max    ρ, for "gspo" the sequence's. A token's has mean 1 under μ. If not,
-                          trainer and sampler differ, or a few ratios dominate.
-    ratio/clipped_frac    tokens capped by eps_max, or left without gradient by the clip
-    ess                   effective sample size, (Σwρ)² / (Σw Σwρ²) in (0, 1]: the share of the
-                          batch that still counts
-    mismatch/kl_k3        KL(μ ‖ π). Above 0.015 at lag 0, trainer and sampler compute differently
-                          (ours, from other projects' logs).
-    mismatch/mean_abs_dlogp, mismatch/max_abs_dlogp
-                          |log π - log μ| of tokens
-    entropy               if `policy_loss` was given it
-    All but `loss` again as NAME/lag_k where lags were given. All weighted as the loss is. A step
-    without a trained token has no metrics: {}.
-    """
-    merged = {}  # suffix -> name -> float
-    for stats in stats_list:
-        for suffix, numbers in stats.items():
-            total = merged.setdefault(suffix, {})
-            for name, x in numbers.items():
-                combine = EXTREMES.get(name, operator.add)
-                total[name] = combine(total[name], x) if name in total else x
-
-    metrics = {}
-    for suffix, total in sorted(merged.items()):
-        weight, loss, squared = (total.pop(name) for name in ("weight", "loss", "ratio_squared"))
-        if suffix == "":
-            metrics["loss"] = loss  # already a sum over the step, not to be divided
-        metrics["ess" + suffix] = total["ratio/mean"] ** 2 / (weight * squared)
-        metrics |= {name + suffix: x if name in EXTREMES else x / weight
-                    for name, x in total.items()}
-    return metrics

@@ -6,8 +6,8 @@ or the limit on stale samples: the loop in scalerl.py decides about those.
   1. Records        a `Request` asks for G samples of one prompt; each comes back as a `Rollout`.
   2. Interruption   a sample that thinks beyond its random budget gets a fixed phrase, and answers.
                     The policy did not choose these tokens: `sampled=False`, never trained on.
-  3. The protocol   `Sampler`: what the loop needs from an engine.
-  4. An engine      `TransformersSampler`. The folder engines/ has two more, both on vLLM.
+  3. An engine      `TransformersSampler`. The loop knows it by the methods of the protocol in
+                    engines/protocol.py. Two more engines have them, both on vLLM.
 
 In-flight updates (PipelineRL, paper section 3.1). One `step()` decodes one token of every running
 sequence. Between two steps the caller may push new weights. Running sequences go on: the new
@@ -27,11 +27,9 @@ Axes: n running sequences, V vocabulary. A slot is room for one sequence: the ru
 first n slots.
 """
 
-import functools
 from collections import Counter, deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Iterable, Protocol
 
 import torch
 
@@ -57,7 +55,7 @@ class Rollout:
     group_id: int
     prompt_ids: tuple[int, ...]
     output_ids: list[int]
-    logprobs: list[float]       # log μ(token) of the sampler, with temperature; 0 if forced
+    behavior_logprobs: list[float]      # log μ of the sampler, with temperature; 0 if forced
     versions: list[int]         # the number of optimizer steps that its weights had taken
     sampled: list[bool]         # False: forced by the interruption
     finish_reason: str          # "stop": ended by itself | "length": truncated at its limit
@@ -77,11 +75,6 @@ class Group:
     @property
     def finished(self):
         return len(self.rollouts) == self.size
-
-
-def restored(kind, fields):
-    """A `Request` or a `Rollout` from a checkpoint's fields. JSON knows lists, but no tuples."""
-    return kind(**{**fields, "prompt_ids": tuple(fields["prompt_ids"])})
 
 
 def check_fits(request, prompt_tokens, slots):
@@ -132,70 +125,18 @@ class Interruption:
                              device=generator.device)
 
 
-# -- 3. The protocol -------------------------------------------------------------------------------
-
-class Sampler(Protocol):
-    """What the loop needs from an engine: one in this process, or servers, which never stop."""
-    version: int                # of the weights that the next token will come from
-    devices: int                # that servers use; 0 in process: only the trainer's
-
-    @property
-    def in_flight(self) -> int:
-        """Samples submitted and not yet returned."""
-
-    @property
-    def free_slots(self) -> int:
-        """Slots minus samples in flight. Below zero: some samples are waiting for a slot."""
-
-    def submit(self, request: Request) -> None:
-        """Queue a request; they start in this order. Raises ValueError for one that never fits."""
-
-    def step(self) -> list[Rollout]:
-        """Decode one token of every sequence (servers: wait up to a second until a sample ends).
-        Returns the samples that have ended."""
-
-    def finished(self) -> list[Rollout]:
-        """Samples that ended since the last step, without waiting; mostly for servers."""
-
-    def push_weights(self, named_tensors: Iterable, version: int) -> None:
-        """Tokens from now on come from these weights; running sequences keep their cache."""
-
-    def reseed(self, seed: int) -> None:
-        """Draw from this seed from now on, so that an evaluation can be repeated."""
-
-    def log(self) -> dict:
-        """The engine's own columns of metrics.jsonl: what happened since the last call."""
-
-    def state(self) -> tuple[dict, dict]:
-        """(tensors, plain values) for a checkpoint; `load_state` of a new engine goes on from them.
-        vLLM's cache cannot be saved, so on vLLM unfinished samples start again."""
-
-    def load_state(self, tensors: dict, plain: dict) -> None: ...
-
-    def close(self) -> None:
-        """End the engine, or leave the servers; unfinished samples are dropped."""
-
-
-def decode_log(counts: Counter) -> dict:
-    """The log of an engine in process, from its counted steps and sequences; empties the counts."""
-    log = {"decode/steps": counts["steps"],
-           "decode/batch": counts["sequences"] / max(1, counts["steps"])}   # mean per step
-    counts.clear()
-    return log
-
-
-# -- 4. The engine that needs nothing but transformers ---------------------------------------------
+# -- 3. The engine that needs nothing but transformers ---------------------------------------------
 
 class TransformersSampler:
-    """Continuous batching on the model's own forward, driven by the caller. Implements `Sampler`.
+    """Continuous batching on the model's own forward pass, driven by the caller.
 
     model           a causal LM after `engines.packed.prepare`, maybe the trainer's own
     slots           sequences decoded at once
     prompt_tokens   the longest prompt; a slot of the cache holds this and the longest output
     eos_ids         ids that end a sample
     seed            of the engine's own generator. It draws all budgets, and one number for each
-                    token, in the order of the slots. Thus a CPU run repeats bit by bit, and
-                    `state()` / `load_state()` continue it exactly.
+                    token, in the order of the slots. Thus a CPU run repeats bit by bit, also one
+                    that is saved and resumed between two steps (artifacts/resume.py).
     """
     devices = 0
 
@@ -217,18 +158,19 @@ class TransformersSampler:
                            dtype=self.head.dtype)
 
         # What a slot remembers about its sequence: one row of each of these tensors.
-        integers = functools.partial(torch.zeros, dtype=torch.long, device=device)
+        def zeros(*shape, dtype=torch.long):
+            return torch.zeros(shape, dtype=dtype, device=device)
         self.rows = SimpleNamespace(
-            last=integers(slots),               # the newest token, not yet in the cache
-            count=integers(slots),              # output tokens so far
-            limit=integers(slots),              # output tokens at which the sample is truncated
-            think=integers(slots),              # its thinking budget
-            forced=integers(slots) - 1,         # the next token's index in the phrase;
-                                                # -1: the next token is sampled
-            interrupted=integers(slots).bool(),
-            ids=integers(slots, longest), versions=integers(slots, longest),
-            logprobs=torch.zeros(slots, longest, device=device))
-        self.forcing = 0                        # steps that may still force tokens
+            last=zeros(slots),                  # the newest token, not yet in the cache
+            count=zeros(slots),                 # output tokens so far
+            limit=zeros(slots),                 # output tokens at which the sample is truncated
+            think=zeros(slots),                 # its thinking budget
+            phrase_left=zeros(slots),           # forced tokens to come; 0: the next one is sampled
+            interrupted=zeros(slots, dtype=torch.bool),
+            # A column for each output token, as in a `Rollout`.
+            ids=zeros(slots, longest), versions=zeros(slots, longest),
+            behavior_logprobs=zeros(slots, longest, dtype=torch.float32),
+            sampled=zeros(slots, longest, dtype=torch.bool))
 
     @property
     def in_flight(self):
@@ -256,12 +198,15 @@ class TransformersSampler:
     def step(self) -> list[Rollout]:
         # The states that predict the next tokens, in the order of the slots: running sequences
         # first, then new ones.
-        last = self.rows.last[: len(self.running)]
-        hidden = [self.cache.decode(self.model, last)] if self.running else []
-        hidden += self._start_waiting()
-        if not hidden:
+        states = []
+        if self.running:
+            states.append(self.cache.decode(self.model, self.rows.last[: len(self.running)]))
+        starting = self._waiting_that_fit()
+        if starting:
+            states.append(self._start(starting))
+        if not states:
             return []
-        token, logprob = self._choose(torch.cat(hidden))
+        token, logprob = self._choose(torch.cat(states))
         self.decoded.update(steps=1, sequences=len(token))
         ended = self._record(token, logprob)
         return self._release(ended) if ended else []
@@ -273,7 +218,10 @@ class TransformersSampler:
         self.random.manual_seed(seed)
 
     def log(self):
-        return decode_log(self.decoded)
+        """Decode steps since the last call, and how many sequences each had on average."""
+        steps, sequences = self.decoded["steps"], self.decoded["sequences"]
+        self.decoded.clear()
+        return {"decode/steps": steps, "decode/batch": sequences / max(1, steps)}
 
     def close(self):
         self.waiting.clear()
@@ -281,23 +229,27 @@ class TransformersSampler:
 
     # -- the parts of a step, in their order -------------------------------------------------------
 
-    def _start_waiting(self):
-        """Start the waiting groups that fit as a whole, in order. Returns [] or [states]: for each
-        new sequence the last hidden state of its prompt, (new sequences, hidden)."""
-        starting, first = [], len(self.running)
-        while self.waiting and len(self.running) + self.waiting[0].samples <= self.cache.slots:
+    def _waiting_that_fit(self):
+        """Take the waiting groups that fit as a whole, in order; a large one holds up the next."""
+        starting, free = [], self.cache.slots - len(self.running)
+        while self.waiting and self.waiting[0].samples <= free:
             starting.append(self.waiting.popleft())
-            self.running += [starting[-1]] * starting[-1].samples
-        if not starting:
-            return []
-        n, samples = len(self.running), [request.samples for request in starting]
-        hidden = self.cache.prefill(self.model, [r.prompt_ids for r in starting], samples)
+            free -= starting[-1].samples
+        return starting
 
-        new, rows = slice(first, n), self.rows          # the slots of the new sequences
-        rows.think[new] = self.interruption.draw_budgets(n - first, self.random)
+    def _start(self, requests):
+        """Give slots to the samples of these groups. Returns for each new sequence the last hidden
+        state of its prompt, (new sequences, hidden)."""
+        samples = [request.samples for request in requests]
+        hidden = self.cache.prefill(self.model, [r.prompt_ids for r in requests], samples)
+
+        n, rows = len(self.running), self.rows
+        new = slice(n, n + sum(samples))        # their slots
+        self.running += [request for request in requests for _ in range(request.samples)]
+        rows.think[new] = self.interruption.draw_budgets(sum(samples), self.random)
         rows.limit[new] = rows.think[new] + self.interruption.answer_tokens
-        rows.count[new], rows.forced[new], rows.interrupted[new] = 0, -1, False
-        return [hidden.repeat_interleave(torch.tensor(samples, device=self.device), 0)]
+        rows.count[new], rows.phrase_left[new], rows.interrupted[new] = 0, 0, False
+        return hidden.repeat_interleave(torch.tensor(samples, device=self.device), 0)
 
     def _choose(self, hidden):
         """Sample from softmax(logits / temperature): (n, hidden) -> token (n,), log-prob (n,).
@@ -319,22 +271,22 @@ class TransformersSampler:
     def _record(self, token, logprob):
         """Write down one token of each running sequence; returns the slots of the ended ones."""
         n, rows = len(token), self.rows
-        count, forced = rows.count[:n], rows.forced[:n]         # views: written in place
-        is_forced = forced >= 0
-        if self.forcing:                                        # the phrase replaces the draw
-            self.forcing -= 1
-            token = torch.where(is_forced, self.phrase[forced.clamp(min=0)], token)
-            logprob = logprob.masked_fill(is_forced, 0.0)
-            forced.add_(is_forced)
-            forced.masked_fill_(forced == len(self.phrase), -1)
-        here = (torch.arange(n, device=self.device), count)
-        rows.ids[here], rows.logprobs[here], rows.versions[here] = token, logprob, self.version
+        sampled = rows.phrase_left[:n] == 0
+        if len(self.phrase):                    # phrase[-left] is the next forced token
+            token = torch.where(sampled, token, self.phrase[-rows.phrase_left[:n]])
+            logprob = torch.where(sampled, logprob, 0.0)        # the draw is thrown away
+            rows.phrase_left[:n] -= (~sampled).long()
+        place = torch.arange(n, device=self.device), rows.count[:n]
+        rows.ids[place], rows.versions[place] = token, self.version
+        rows.behavior_logprobs[place], rows.sampled[place] = logprob, sampled
         rows.last[:n] = token
-        count += 1
-        stopped = torch.isin(token, self.ends) & ~is_forced
-        due = (count == rows.think[:n]) & ~stopped              # the budget is spent just now
+        rows.count[:n] += 1
+
+        stopped = torch.isin(token, self.ends) & sampled
+        truncated = rows.count[:n] == rows.limit[:n]
+        due = (rows.count[:n] == rows.think[:n]) & ~stopped     # the budget is spent just now
         # One transfer a step: to read a number, the CPU waits until the GPU has finished its queue.
-        ended, due = torch.stack([stopped | (count == rows.limit[:n]), due]).tolist()
+        ended, due = torch.stack([stopped | truncated, due]).tolist()
         if len(self.phrase):
             self._interrupt([slot for slot in range(n) if due[slot]])
         return [slot for slot in range(n) if ended[slot]]
@@ -346,20 +298,23 @@ class TransformersSampler:
         for slot in due:
             ids = rows.ids[slot, : rows.count[slot]].tolist()
             if self.interruption.end not in self.tokenizer.decode(ids):
-                rows.forced[slot], rows.interrupted[slot] = 0, True
+                rows.phrase_left[slot], rows.interrupted[slot] = len(self.phrase), True
                 rows.limit[slot] += len(self.phrase)
-                self.forcing = len(self.phrase)
 
     def _release(self, slots):
         """Free the slots of ended sequences and return their rollouts. The last running sequences
         move into the holes: so the running ones always fill the first slots, and a decode step
         computes no others."""
-        ended, rows = torch.tensor(slots, device=self.device), self.rows
-        end = int(rows.count[ended].max())          # the longest of them: the rest is not copied
-        columns = (rows.count, rows.think, rows.interrupted,
-                   rows.ids[:, :end], rows.logprobs[:, :end], rows.versions[:, :end])
-        rollouts = list(map(self._rollout, [self.running[slot] for slot in slots],
-                            *(column[ended].tolist() for column in columns)))
+        rows, ended = self.rows, torch.tensor(slots, device=self.device)
+        counts, interrupted = rows.count[ended].tolist(), rows.interrupted[ended].tolist()
+        end, rollouts = max(counts), []         # behind the longest of them nothing is copied
+        ids, logprobs, versions, sampled = (column[:, :end][ended].tolist() for column in (
+            rows.ids, rows.behavior_logprobs, rows.versions, rows.sampled))
+        for i, slot in enumerate(slots):
+            n = counts[i]
+            rollouts.append(self._rollout(self.running[slot], ids[i][:n], logprobs[i][:n],
+                                          versions[i][:n], sampled[i][:n], interrupted[i]))
+
         n_left = len(self.running) - len(slots)
         holes = [slot for slot in slots if slot < n_left]
         movers = sorted({*range(n_left, len(self.running))} - {*slots})
@@ -372,35 +327,8 @@ class TransformersSampler:
             column[holes] = column[movers]
         return rollouts
 
-    def _rollout(self, request, count, think, interrupted, ids, logprobs, versions):
-        """What a slot remembers of an ended sequence (numbers and lists) -> its `Rollout`."""
-        sampled = [True] * count
-        if interrupted:                                         # then the phrase stands here
-            sampled[think: think + len(self.phrase)] = [False] * len(self.phrase)
-        reason = "stop" if ids[count - 1] in self.eos_ids else "length"
-        return Rollout(request.prompt_id, request.group_id, request.prompt_ids, ids[:count],
-                       logprobs[:count], versions[:count], sampled, reason, bool(interrupted),
-                       request.task)
-
-    # -- checkpoint --------------------------------------------------------------------------------
-
-    def state(self):
-        """(tensors, plain values): with the weights, all that is needed to go on exactly. The cache
-        must be saved, because older weights computed it, and they are gone."""
-        n = len(self.running)
-        tensors = {name: column[:n].clone() for name, column in vars(self.rows).items()}
-        tensors |= self.cache.state() | {"random": self.random.get_state()}
-        plain = {"version": self.version, "decoded": dict(self.decoded),
-                 "running": [asdict(request) for request in self.running],
-                 "waiting": [asdict(request) for request in self.waiting]}
-        return tensors, plain
-
-    def load_state(self, tensors, plain):
-        self.running = [restored(Request, fields) for fields in plain["running"]]
-        self.waiting = deque(restored(Request, fields) for fields in plain["waiting"])
-        self.version, self.decoded = plain["version"], Counter(plain["decoded"])
-        for name, column in vars(self.rows).items():
-            column[: len(self.running)] = tensors[name]
-        self.cache.load_state(tensors)
-        self.forcing = len(self.phrase)         # an upper bound
-        self.random.set_state(tensors["random"])
+    def _rollout(self, request, output_ids, behavior_logprobs, versions, sampled, interrupted):
+        """The record of an ended sequence. An end token as its last allowed token is a "stop"."""
+        reason = "stop" if output_ids[-1] in self.eos_ids else "length"
+        return Rollout(request.prompt_id, request.group_id, request.prompt_ids, output_ids,
+                       behavior_logprobs, versions, sampled, reason, interrupted, request.task)

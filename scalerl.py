@@ -257,7 +257,7 @@ def make_batch(rollouts, rewards, version, config):
                                         # still counts in the mean and the std of the rewards
         mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])           # (N, 1)
     return Batch(
-        rollouts, table(rollouts, "logprobs", torch.float32),
+        rollouts, table(rollouts, "behavior_logprobs", torch.float32),
         version - table(rollouts, "versions", torch.long),
         advantages(rewards, norm=config.advantage_norm).flatten(),
         token_weights(mask, torch.arange(P * G) // G, aggregation=config.aggregation))

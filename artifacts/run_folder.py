@@ -27,9 +27,9 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 from artifacts import checkpoint
+from artifacts.resume import load_state, state_of
 from artifacts.settings import LAUNCHED, to_toml
 from config import ConfigError
-from sampler import Group, Rollout, restored
 
 CODE = Path(__file__).parent.parent
 KEPT = 2            # checkpoints: the last, and one before it should that be damaged
@@ -183,33 +183,6 @@ class RunFolder:
     def resume_hint(self):
         """What a run that has failed can go on from, in words."""
         return f"--resume goes on from {self.newest() or 'the first step'}"
-
-
-COUNTERS = ("step", "version", "evaluated", "best", "generated")            # of a Run
-
-
-def state_of(run):
-    """(tensors, plain) of all of a run but weights and optimizer; plain is JSON."""
-    tensors, plain = run.sampler.state()
-    groups = [dataclasses.asdict(group) for group in run.pacer.groups.values()]
-    return {"sampler": tensors, "random": {"torch": torch.get_rng_state()}}, {
-        "sampler": plain, "curriculum": vars(run.curriculum),
-        "pacer": vars(run.pacer) | {"groups": groups}, "compute": run.compute.state(),
-        **{name: getattr(run, name) for name in COUNTERS}}
-
-
-def load_state(run, tensors, plain):
-    """Give a new run what `state_of` has taken from another."""
-    torch.set_rng_state(tensors["random"]["torch"])
-    run.sampler.load_state(tensors["sampler"], plain["sampler"])
-    vars(run).update({name: plain[name] for name in COUNTERS})
-    vars(run.curriculum).update(plain["curriculum"])
-    run.compute.load_state(plain["compute"])
-    groups = [Group(**fields) for fields in plain["pacer"]["groups"]]
-    for group in groups:
-        group.rollouts = [restored(Rollout, fields) for fields in group.rollouts]
-    vars(run.pacer).update(plain["pacer"] | {"groups": {g.group_id: g for g in groups}})
-    run.push_weights()              # the sampler may have a copy of its own, still untrained
 
 
 def installed(names):

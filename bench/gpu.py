@@ -241,7 +241,8 @@ def compared(trainer, sampler, prompt, args):
     seconds = timed(args.device, draw)
     sampler.close()
     log_ratio = (trainer.logprobs(drawn).cpu()
-                 - table(drawn, "logprobs", torch.float32))[table(drawn, "sampled", torch.bool)]
+                 - table(drawn, "behavior_logprobs", torch.float32))[
+                     table(drawn, "sampled", torch.bool)]
     return {"sync_s": sync_s,
             "generated_tok_s": sum(len(r.output_ids) for r in drawn[half:]) / seconds,
             "mismatch/mean_abs_dlogp": log_ratio.abs().mean().item(),

@@ -6,6 +6,8 @@ scalerl.py makes one trainer and one sampler, and sees no more of this folder th
     policy.py                 log-probs of rollouts under the model
     trained_model.py          the model, how its layers run in training, its optimizer
     head.py                   the fp32 head behind loss.token_logprobs
+    loss_stats.py             what to watch: ratios, effective sample size, mismatch
+    protocol.py               the methods by which the loop knows an engine
     kv_cache.py               keys and values of the sequences that sampler.py generates
     load.py                   from the settings to all of these
     compute.py, checks.py     FLOPs so far; what is checked before the first step

@@ -19,10 +19,10 @@ def self_test(run):
     sampler, head = run.eval_sampler, "fp32" if run.config.head_fp32 else "bf16"
     rollouts = run.answers(sampler, list(run.problems.heldout)[:8], samples=2)
     sampler.log()                       # its decode steps belong to no training step
-    logprobs = run.trainer.logprobs(rollouts).cpu()                                     # (n, T)
+    logprobs = run.trainer.behavior_logprobs(rollouts).cpu()                                     # (n, T)
     trained = torch.cat([row[: len(r.output_ids)] for row, r in zip(logprobs, rollouts)])
     sampled = torch.tensor([s for r in rollouts for s in r.sampled])
-    recorded = torch.tensor([x for r in rollouts for x in r.logprobs])
+    recorded = torch.tensor([x for r in rollouts for x in r.behavior_logprobs])
     log_ratio = (trained - recorded)[sampled]                                           # (tokens,)
     log = {"mean_abs_dlogp": log_ratio.abs().mean().item(),
            "max_abs_dlogp": log_ratio.abs().max().item(), "kl_k3": k3(log_ratio).mean().item()}

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from sampler import Interruption, Request, Rollout, restored
+from artifacts.resume import restored
+from sampler import Interruption, Request, Rollout
 
 
 @dataclass(eq=False)
@@ -34,9 +35,9 @@ class Sample:
         """What its next request continues."""
         return [*self.request.prompt_ids, *self.rollout.output_ids]
 
-    def add(self, ids, logprobs, versions, sampled):
+    def add(self, ids, behavior_logprobs, versions, sampled):
         self.rollout.output_ids += ids
-        self.rollout.logprobs += logprobs
+        self.rollout.behavior_logprobs += behavior_logprobs
         self.rollout.versions += versions
         self.rollout.sampled += [sampled] * len(ids)
 
@@ -84,13 +85,13 @@ class TwoRequests:
         """Tokens that the sample's next request may have."""
         return self.interruption.answer_tokens if sample.rollout.output_ids else sample.first
 
-    def absorb(self, sample, ids, logprobs, versions, current):
+    def absorb(self, sample, ids, behavior_logprobs, versions, current):
         """Add the tokens of a finished request: lists of equal length, not empty. Returns whether
         the sample is done; else a second request is due. current: version now, the label of forced
         tokens."""
         rollout, phrase = sample.rollout, self.interruption.phrase_ids
         first = not rollout.output_ids
-        sample.add(ids, logprobs, versions, sampled=True)
+        sample.add(ids, behavior_logprobs, versions, sampled=True)
         if ids[-1] in self.eos_ids:
             rollout.finish_reason = "stop"
         elif first and phrase:
@@ -100,13 +101,13 @@ class TwoRequests:
             return False
         return True
 
-    def take(self, sample, salt, ids, logprobs, versions, current):
+    def take(self, sample, salt, ids, behavior_logprobs, versions, current):
         """Use the answer to a request whose salt is version `salt`. Returns whether it had begun
         under that version; else it is asked again."""
         # Versions only grow. If the first token is of the version in the salt, so is the whole
         # prompt, and so are all blocks that were found: requests with this salt filled them.
         begun = versions[0] == salt
-        if begun and self.absorb(sample, ids, logprobs, versions, current=current):
+        if begun and self.absorb(sample, ids, behavior_logprobs, versions, current=current):
             self.done.put(sample)
         else:                           # for its second request, or the same one again
             self.waiting.appendleft(sample)

@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from engines.packed import heads
 from engines.two_requests import Sample, TwoRequests
-from sampler import Interruption, Request, Rollout, check_fits, decode_log
+from sampler import Interruption, Request, Rollout, TransformersSampler, check_fits
 
 # Tokens in a block of the cache. Only whole blocks are shared; the CPU build wants multiples of 32.
 BLOCK_TOKENS = 32
@@ -132,17 +132,17 @@ class VllmSampler(TwoRequests):
             answer = output.outputs[0]
             versions = [int(span.version) for span in answer.weight_versions
                         for _ in range(span.start, span.end)]
-            logprobs = list(answer.logprobs.logprobs)
-            assert len(answer.token_ids) == len(logprobs) == len(versions) > 0
-            owner.take(sample, salt, list(answer.token_ids), logprobs, versions, self.version)
+            behavior_logprobs = list(answer.logprobs.logprobs)
+            assert len(answer.token_ids) == len(behavior_logprobs) == len(versions) > 0
+            owner.take(sample, salt, list(answer.token_ids), behavior_logprobs, versions,
+                       self.version)
         return self.finished()
 
     def reseed(self, seed):
         super().reseed(seed)
         torch.manual_seed(seed)
 
-    def log(self):
-        return decode_log(self.decoded)
+    log = TransformersSampler.log               # of the same counts
 
     def close(self):
         self.engine.engine_core.shutdown()

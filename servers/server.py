@@ -204,15 +204,15 @@ def check_answer(answer, *, asked, eos_ids, pushed):
     try:
         choice, = answer["choices"]
         ids, spans = choice["token_ids"], choice["weight_versions"]
-        logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
+        behavior_logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
         versions = [pushed[span["version"]] for span in spans
                     for _ in range(span["start"], span["end"])]
     except (KeyError, TypeError, ValueError) as error:
         raise BadAnswer(f"not an answer with weights of this run ({error!r})") from None
-    finite = all(map(math.isfinite, logprobs))
-    if (not 0 < len(ids) == len(logprobs) == len(versions) <= asked or not finite
+    finite = all(map(math.isfinite, behavior_logprobs))
+    if (not 0 < len(ids) == len(behavior_logprobs) == len(versions) <= asked or not finite
             or len(ids) < asked and ids[-1] not in eos_ids):
         raise BadAnswer(f"{len(ids)} tokens of {asked}, ended by {choice['finish_reason']!r}, "
-                        f"{len(logprobs)} log-probs, {'' if finite else 'not '}all finite, and "
-                        f"weights {spans}")
-    return ids, logprobs, versions
+                        f"{len(behavior_logprobs)} log-probs, "
+                        f"{'' if finite else 'not '}all finite, and weights {spans}")
+    return ids, behavior_logprobs, versions

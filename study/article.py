@@ -61,14 +61,14 @@ class EasyFirst(scalerl.Curriculum):
         return prompt
 
 
-def article_loss(log_ref, log_pi, log_mu, advantages, weights, **settings):
+def article_loss(log_ref, log_pi, behavior_logprobs, advantages, weights, **settings):
     """loss.policy_loss + KL k3 + a term whose gradient is that of -ENTROPY entropy, averaged by the
     same weights; log_ref (N, T).
 
     k3 is GRPO's: as a loss term its expected gradient is that of KL(reference || policy). The
     gradient of the entropy is -E[log π ∇log π] over the policy's samples; each token is one of
     them, without bias where there is no lag."""
-    loss, stats = LOSS(log_pi, log_mu, advantages, weights, **settings)
+    loss, stats = LOSS(log_pi, behavior_logprobs, advantages, weights, **settings)
     mask = weights > 0
     log_pi, log_ref = (torch.where(mask, x, 0) for x in (log_pi, log_ref.detach()))
     terms = KL * k3(log_ref - log_pi) + ENTROPY * log_pi.detach() * log_pi

@@ -102,18 +102,22 @@ def eight(tmp_path_factory):
 
 
 def rollouts_of(P, G, rng, vocab=30, version=3):
-    """Groups of random samples with random provenance: their tokens are of versions below
-    `version`, and some are forced."""
+    """Groups of random samples with random provenance: the tokens of a sample are of several
+    versions below `version`; every second sample was interrupted, every fifth was truncated."""
     rollouts = []
     for p in range(P):
         prompt = tuple(rng.randrange(vocab) for _ in range(rng.randrange(3, 9)))
-        for _ in range(G):
-            n = rng.randrange(2, 15)
-            sampled = [True] + [rng.random() < 0.8 for _ in range(n - 1)]
+        for g in range(G):
+            interrupted, truncated = (p + g) % 2 == 1, (p + g) % 5 == 4
+            n = rng.randrange(3 if interrupted else 2, 15)
+            # The phrase: not the first token, and not the last.
+            start, end = sorted(rng.sample(range(1, n), 2)) if interrupted else (n, n)
+            sampled = [not start <= t < end for t in range(n)]
             rollouts.append(Rollout(
                 f"p{p}", p, prompt, [rng.randrange(vocab) for _ in range(n)],
                 [-rng.random() * 5 if s else 0.0 for s in sampled],
-                sorted(rng.randrange(version) for _ in range(n)), sampled, "stop", False))
+                [0, *sorted(rng.randrange(version) for _ in range(n - 2)), version - 1], sampled,
+                "length" if truncated else "stop", interrupted))
     return rollouts
 
 
@@ -188,8 +192,9 @@ def swapped_logprobs(old, new, rollout, n):
 
 def errors(model, rollouts, temperature=1.0):
     """|difference| of every sampled token's log-prob, engine against plain forward."""
-    return torch.cat([(plain_logprobs(model, r, temperature) - torch.tensor(r.logprobs)).abs()[
-        torch.tensor(r.sampled)] for r in rollouts])
+    return torch.cat([
+        (plain_logprobs(model, r, temperature) - torch.tensor(r.behavior_logprobs)).abs()[
+            torch.tensor(r.sampled)] for r in rollouts])
 
 
 def moved(model, by):
@@ -209,7 +214,7 @@ def check_cut_thinking(rollouts, eos=EOS):
     cut, budgets, of_group = [r for r in rollouts if r.interrupted], Counter(), defaultdict(set)
     assert 0 < len(cut) < len(rollouts)
     for r in rollouts:
-        assert len(r.output_ids) == len(r.logprobs) == len(r.versions) == len(r.sampled)
+        assert len(r.output_ids) == len(r.behavior_logprobs) == len(r.versions) == len(r.sampled)
         assert r.interrupted == (not all(r.sampled))
         assert (r.finish_reason == "stop") == (r.output_ids[-1] == eos)
         if not r.interrupted and len(r.output_ids) > 17:
@@ -221,7 +226,7 @@ def check_cut_thinking(rollouts, eos=EOS):
         assert 9 <= start <= 17 and 7 not in r.output_ids[:start]
         assert r.output_ids[start: start + 3] == [30, 31, 7]
         assert r.sampled == [not start <= t < start + 3 for t in range(len(r.sampled))]
-        assert r.logprobs[start: start + 3] == [0, 0, 0]
+        assert r.behavior_logprobs[start: start + 3] == [0, 0, 0]
         answer = len(r.output_ids) - start - 3
         assert answer == 4 if r.finish_reason == "length" else 1 <= answer <= 4
     assert set(budgets) == set(range(9, 18))

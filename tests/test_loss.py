@@ -235,11 +235,12 @@ def test_temperature_is_part_of_the_policy():
     V = len(weight)
     every_target = torch.arange(V).expand(len(hidden), V)
     every_hidden = hidden[:, None].expand(-1, V, -1)
-    log_mu = (hidden @ weight.T / 0.6).log_softmax(-1)  # the sampler, at temperature 0.6
+    behavior_logprobs = (hidden @ weight.T / 0.6).log_softmax(-1)  # the sampler, at temperature 0.6
     kl = {}
     for temperature in (0.6, 1.0):
         log_pi, _ = token_logprobs(every_hidden, weight, every_target, temperature=temperature)
-        kl[temperature] = (log_mu.exp() * (log_mu - log_pi)).sum(-1).mean().item()
+        terms = behavior_logprobs.exp() * (behavior_logprobs - log_pi)
+        kl[temperature] = terms.sum(-1).mean().item()
     assert abs(kl[0.6]) < 1e-12 < 1e-3 < kl[1.0]
 
 
@@ -287,9 +288,9 @@ def two_engines(sampler_fp32, trainer_fp32):
         token_logprobs(hidden[:, None].expand(T, V, H), weight, targets, head_fp32=fp32)[0]
         for fp32 in (sampler_fp32, trainer_fp32)
     ]
-    log_mu, log_pi = log_p
-    kl = (log_mu.exp() * (log_mu - log_pi)).sum(-1).mean().item()
-    return kl, (log_mu.exp() * (log_mu - log_pi).abs()).sum(-1).mean().item()
+    behavior_logprobs, log_pi = log_p
+    kl = (behavior_logprobs.exp() * (behavior_logprobs - log_pi)).sum(-1).mean().item()
+    return kl, (behavior_logprobs.exp() * (behavior_logprobs - log_pi).abs()).sum(-1).mean().item()
 
 
 def test_a_bf16_head_biases_the_ratio_and_a_one_sided_fp32_head_does_not_cure_it():
@@ -390,9 +391,11 @@ def test_cudas_products_of_bf16_into_fp32_give_the_same_gradient_without_a_copy_
 
 
 def test_the_sampler_draws_from_the_logits_the_trainer_scores():
+    """In all dtypes: bf16 states that meet an fp32 head are not to round it in one of the two."""
     hidden, weight, targets, _ = head_inputs(H=65, dtype=torch.float32)
-    for dtype, head_fp32 in itertools.product((torch.float32, torch.bfloat16), (True, False)):
-        h, w = hidden.detach().to(dtype), weight.detach().to(dtype)
+    dtypes = torch.float32, torch.bfloat16
+    for of_hidden, of_weight, head_fp32 in itertools.product(dtypes, dtypes, (True, False)):
+        h, w = hidden.detach().to(of_hidden), weight.detach().to(of_weight)
         sampler = head_logits(h, w, head_fp32=head_fp32).log_softmax(-1)
         trainer, _ = token_logprobs(h, w, targets, head_fp32=head_fp32, chunk_tokens=4)
         torch.testing.assert_close(sampler.gather(-1, targets[:, None]).squeeze(-1), trainer)
@@ -532,10 +535,12 @@ def test_groups_of_one_and_batches_of_none_are_no_special_case(norm):
     assert advantages(torch.tensor([[1, -1, -1]]), norm=norm).dtype == torch.float32  # int rewards
 
 
-def test_a_reward_that_is_not_finite_is_named():
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_is_named(bad):
+    """One of them would make the advantages of the whole batch nan."""
     rewards = random_rewards()
-    rewards[4, 3] = math.nan
-    with pytest.raises(ValueError, match="prompt 4, sample 3 is nan"):
+    rewards[4, 3] = bad
+    with pytest.raises(ValueError, match=f"prompt 4, sample 3 is {bad}:"):
         advantages(rewards)
 
 
@@ -663,21 +668,23 @@ def random_step(P=3, G=5, T=7, spread=0.5, aggregation="prompt", norm="batch", d
     mask = ragged_mask(N, T)
     prompt_index = torch.arange(P).repeat_interleave(G)[order]
     weights = token_weights(mask, prompt_index, aggregation=aggregation)
-    log_mu = -3 * torch.rand(N, T, dtype=dtype) - 0.1
-    log_pi = (log_mu + spread * torch.randn(N, T, dtype=dtype)).requires_grad_()
-    return SimpleNamespace(log_pi=log_pi, log_mu=log_mu, A=A, weights=weights, mask=mask,
-                           lags=torch.randint(3, (N, T)), arguments=(log_pi, log_mu, A, weights))
+    behavior_logprobs = -3 * torch.rand(N, T, dtype=dtype) - 0.1
+    log_pi = (behavior_logprobs + spread * torch.randn(N, T, dtype=dtype)).requires_grad_()
+    return SimpleNamespace(log_pi=log_pi, behavior_logprobs=behavior_logprobs, A=A, weights=weights,
+                           mask=mask, lags=torch.randint(3, (N, T)),
+                           arguments=(log_pi, behavior_logprobs, A, weights))
 
 
 def plain_policy_loss(step, loss, eps_max=5.0, eps_low=0.2, eps_high=0.2):
     """Loss and d loss / d log π, by loops and by hand, from policy_loss's docstring."""
-    log_pi, log_mu, A, weights = (x.tolist() for x in step.arguments)
+    log_pi, behavior_logprobs, A, weights = (x.tolist() for x in step.arguments)
     value, gradient = 0.0, [[0.0] * len(row) for row in log_pi]
     for n, row in enumerate(weights):
         alive = [t for t, w in enumerate(row) if w]
-        s = math.exp(statistics.fmean([log_pi[n][t] - log_mu[n][t] for t in alive] or [0]))
+        s = math.exp(statistics.fmean(
+            [log_pi[n][t] - behavior_logprobs[n][t] for t in alive] or [0]))
         for t in alive:
-            w, rho = row[t], math.exp(log_pi[n][t] - log_mu[n][t])
+            w, rho = row[t], math.exp(log_pi[n][t] - behavior_logprobs[n][t])
             if loss == "cispo":
                 value -= w * min(rho, eps_max) * A[n] * log_pi[n][t]
                 gradient[n][t] -= w * min(rho, eps_max) * A[n]
@@ -716,7 +723,7 @@ def test_cispo_differs_from_ppo_exactly_on_clipped_tokens():
     eps = dict(eps_max=1.2, eps_low=0.2, eps_high=0.2)
     ppo, cispo = (gradients(policy_loss(*step.arguments, loss=loss, **eps)[0], step.log_pi)[0]
                   for loss in ("grpo", "cispo"))
-    rho, A = (step.log_pi - step.log_mu).exp(), step.A[:, None].expand_as(step.log_pi)
+    rho, A = (step.log_pi - step.behavior_logprobs).exp(), step.A[:, None].expand_as(step.log_pi)
     alive = step.weights > 0
     silenced = alive & (((rho > 1.2) & (A > 0)) | ((rho < 0.8) & (A < 0)))
     capped = alive & (rho > 1.2)
@@ -729,10 +736,10 @@ def test_cispo_differs_from_ppo_exactly_on_clipped_tokens():
 def test_the_clip_is_on_the_side_the_advantage_points_to():
     """A good token that became unlikely, or a bad one that became likely, must still be pulled
     back, however far it went. A clip on both sides would leave it there for good."""
-    log_mu = torch.zeros(4, 1)
+    behavior_logprobs = torch.zeros(4, 1)
     log_pi = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]], requires_grad=True)
     A, weights = torch.tensor([1.0, 1.0, -1.0, -1.0]), torch.full((4, 1), 0.25)
-    value, stats = policy_loss(log_pi, log_mu, A, weights, loss="grpo")
+    value, stats = policy_loss(log_pi, behavior_logprobs, A, weights, loss="grpo")
     value.backward()
     e = math.e
     assert log_pi.grad.flatten().tolist() == pytest.approx([0, -1 / e / 4, e / 4, 0])
@@ -785,18 +792,18 @@ def test_gspo_at_1e_4_clips_almost_everything():
     N, T = 33, 401
     A = torch.where(torch.arange(N) % 2 == 0, 1.0, -1.0)
     weights = torch.full((N, T), 1 / (N * T))
-    log_mu = -torch.rand(N, T)
+    behavior_logprobs = -torch.rand(N, T)
     # After some updates tokens have moved by 5%, on average 2e-3 along the advantage.
-    log_pi = (log_mu + 0.002 * A[:, None] + 0.02 * torch.randn(N, T)).requires_grad_()
+    log_pi = (behavior_logprobs + 0.002 * A[:, None] + 0.02 * torch.randn(N, T)).requires_grad_()
     silent = {}
     for eps in (1e-4, 8e-3):
         value, stats = policy_loss(
-            log_pi, log_mu, A, weights, loss="gspo", eps_low=eps, eps_high=eps)
+            log_pi, behavior_logprobs, A, weights, loss="gspo", eps_low=eps, eps_high=eps)
         no_gradient = (gradients(value, log_pi)[0] == 0).float().mean().item()
         silent[eps] = merge_stats([stats])["ratio/clipped_frac"]
         assert silent[eps] == pytest.approx(no_gradient, abs=1e-6)
     assert silent[1e-4] > 0.85 and silent[8e-3] < 0.15
-    token_level = policy_loss(log_pi, log_mu, A, weights, loss="grpo")[1]
+    token_level = policy_loss(log_pi, behavior_logprobs, A, weights, loss="grpo")[1]
     assert merge_stats([token_level])["ratio/clipped_frac"] < 1e-3
 
 
@@ -823,13 +830,13 @@ def test_a_group_of_equal_rewards_has_no_gradient_but_is_not_free():
     filter before the denominators, not after."""
     rewards = torch.cat([random_rewards(P=2), torch.full((1, 5), 0.1)])
     mask, prompts = ragged_mask(15, 7), torch.arange(3).repeat_interleave(5)
-    log_mu = -torch.rand(15, 7)
-    log_pi = (log_mu + 0.1 * torch.randn(15, 7)).requires_grad_()
+    behavior_logprobs = -torch.rand(15, 7)
+    log_pi = (behavior_logprobs + 0.1 * torch.randn(15, 7)).requires_grad_()
     A = advantages(rewards, norm="none").flatten()
 
     def gradient(rows):
         w = token_weights(mask[rows], prompts[rows])
-        value, _ = policy_loss(log_pi[rows], log_mu[rows], A[rows], w)
+        value, _ = policy_loss(log_pi[rows], behavior_logprobs[rows], A[rows], w)
         return gradients(value, log_pi)[0]
 
     kept, filtered = gradient(slice(0, 15)), gradient(slice(0, 10))
@@ -842,9 +849,9 @@ def test_a_log_ratio_of_80_either_way_stays_finite(loss):
     """e^80 fits a float32 and its square does not; nothing may turn into nan, and CISPO's gradient
     is bounded by its cap where the others' is not."""
     log_pi = torch.tensor([[-1.0, -81.0], [-1.0, -81.0], [-0.5, -0.5]], requires_grad=True)
-    log_mu = torch.tensor([[-81.0, -1.0], [-81.0, -1.0], [-0.5, -0.5]])
+    behavior_logprobs = torch.tensor([[-81.0, -1.0], [-81.0, -1.0], [-0.5, -0.5]])
     A, weights = torch.tensor([1.0, -1.0, 0.0]), torch.full((3, 2), 1 / 6)
-    value, stats = policy_loss(log_pi, log_mu, A, weights, loss=loss)
+    value, stats = policy_loss(log_pi, behavior_logprobs, A, weights, loss=loss)
     value.backward()
     metrics = merge_stats([stats])
     assert value.isfinite() and log_pi.grad.isfinite().all() and (log_pi.grad[2] == 0).all()
@@ -865,7 +872,7 @@ def test_beyond_what_exp_can_hold_a_clipped_token_is_silent_and_none_is_nan(loss
     step = random_step(dtype=torch.float32)
     step.A[:3] = torch.tensor([-0.7, 0.0, 1.3])     # a bad, an indifferent and a good sample,
     with torch.no_grad():                           # all their tokens, for gspo's sake
-        step.log_pi[:3] = step.log_mu[:3] + x
+        step.log_pi[:3] = step.behavior_logprobs[:3] + x
     value, stats = policy_loss(*step.arguments, loss=loss)
     value.backward()
     expected, gradient = plain_policy_loss(step, loss)
@@ -900,19 +907,20 @@ def test_tokens_of_weight_zero_do_not_exist(loss, garbage):
     clean_value, clean_stats = policy_loss(*step.arguments, loss=loss, lags=step.lags)
     clean_gradient = gradients(clean_value, step.log_pi)[0]
     dead = step.weights == 0
-    log_pi, log_mu = step.log_pi.detach().clone(), step.log_mu.clone()
-    log_pi[dead], log_mu[dead] = garbage, garbage
+    log_pi, behavior_logprobs = step.log_pi.detach().clone(), step.behavior_logprobs.clone()
+    log_pi[dead], behavior_logprobs[dead] = garbage, garbage
     A, lags, entropy = step.A.clone(), step.lags.clone(), torch.rand_like(log_pi)
     A[4], lags[dead], entropy[dead] = garbage, -9, garbage
     log_pi.requires_grad_()
-    value, stats = policy_loss(log_pi, log_mu, A, step.weights, loss=loss, lags=lags)
+    value, stats = policy_loss(log_pi, behavior_logprobs, A, step.weights, loss=loss, lags=lags)
     assert value.equal(clean_value) and stats == clean_stats
     assert gradients(value, log_pi)[0].equal(clean_gradient)
-    with_entropy = policy_loss(log_pi, log_mu, A, step.weights, loss=loss, entropy=entropy)[1]
+    with_entropy = policy_loss(log_pi, behavior_logprobs, A, step.weights, loss=loss,
+                               entropy=entropy)[1]
     expected = (step.weights * entropy)[~dead].sum() / step.weights.sum()
     assert merge_stats([with_entropy])["entropy"] == pytest.approx(expected.item(), rel=1e-5)
     if loss != "reinforce" and garbage != 1e30:
-        assert (step.weights * (log_pi - log_mu).exp()).sum().isnan()  # the naive mask
+        assert (step.weights * (log_pi - behavior_logprobs).exp()).sum().isnan()  # the naive mask
 
 
 @pytest.mark.parametrize("bad", [-math.inf, math.nan])
@@ -957,10 +965,10 @@ def test_forced_tokens_inside_an_answer_have_no_loss_and_no_ratio():
     probability under the policy would dominate ρ, and GSPO's length would include it."""
     mask = torch.tensor([[True, True, False, False, True]])
     weights = token_weights(mask, torch.tensor([0]))
-    log_mu = torch.tensor([[-1.0, -1.0, 0.0, 0.0, -1.0]])
+    behavior_logprobs = torch.tensor([[-1.0, -1.0, 0.0, 0.0, -1.0]])
     log_pi = torch.tensor([[-0.9, -0.9, -30.0, -30.0, -0.9]], requires_grad=True)
     for loss in ("cispo", "gspo"):
-        value, stats = policy_loss(log_pi, log_mu, torch.ones(1), weights, loss=loss)
+        value, stats = policy_loss(log_pi, behavior_logprobs, torch.ones(1), weights, loss=loss)
         metrics = merge_stats([stats])
         assert metrics["ratio/mean"] == pytest.approx(math.exp(0.1), rel=1e-5)
         assert metrics["mismatch/max_abs_dlogp"] == pytest.approx(0.1, rel=1e-5)
@@ -991,10 +999,10 @@ def test_only_the_trainers_logprobs_receive_a_gradient():
     whatever computed them, a value head or a shared trunk, without a word."""
     step = random_step()
     data = [x.detach().double().clone().requires_grad_() for x in
-            (step.log_mu, step.A, step.weights)]
-    log_mu, A, weights = data
+            (step.behavior_logprobs, step.A, step.weights)]
+    behavior_logprobs, A, weights = data
     for loss in LOSSES:
-        value, _ = policy_loss(step.log_pi, log_mu, A, weights, loss=loss)
+        value, _ = policy_loss(step.log_pi, behavior_logprobs, A, weights, loss=loss)
         assert torch.autograd.grad(value, data, allow_unused=True) == (None,) * 3
 
 
@@ -1033,8 +1041,8 @@ def test_a_wrong_setting_ends_in_a_sentence_with_field_value_and_remedy(call, me
 # --------------------------------------------------------------------------------------------------
 def plain_metrics(step, chosen, clipped):
     """The metrics over the tokens for which chosen(n, t), by loops over lists."""
-    log_pi, log_mu, A, weights = (x.tolist() for x in step.arguments)
-    tokens = [(w, log_pi[n][t] - log_mu[n][t], A[n]) for n, row in enumerate(weights)
+    log_pi, behavior_logprobs, A, weights = (x.tolist() for x in step.arguments)
+    tokens = [(w, log_pi[n][t] - behavior_logprobs[n][t], A[n]) for n, row in enumerate(weights)
               for t, w in enumerate(row) if w and chosen(n, t)]
     total = sum(w for w, _, _ in tokens)
     mean = lambda f: sum(w * f(math.exp(x), x, a) for w, x, a in tokens) / total
@@ -1075,7 +1083,7 @@ def test_gspo_reports_the_ratio_it_uses_and_the_mismatch_of_tokens():
     step = random_step()
     _, stats = policy_loss(*step.arguments, loss="gspo")
     metrics = merge_stats([stats])
-    log_ratio = torch.where(step.weights > 0, step.log_pi - step.log_mu, 0).detach()
+    log_ratio = torch.where(step.weights > 0, step.log_pi - step.behavior_logprobs, 0).detach()
     s = (log_ratio.sum(1) / (step.weights > 0).sum(1)).exp()
     assert metrics["ratio/max"] == pytest.approx(s.max().item())
     assert metrics["ratio/mean"] == pytest.approx((step.weights.sum(1) * s).sum().item())
@@ -1132,7 +1140,7 @@ def test_the_examples_in_the_header_run():
 #   - A sample without tokens counts as a zero in its sample average; ours leaves the average.
 def trl_loss(step, loss_type, *, epsilon_low=0.2, epsilon_high=0.2, level="token"):
     GRPOTrainer = pytest.importorskip("trl", reason="TRL is an oracle only").GRPOTrainer
-    log_pi, log_mu, A, weights = step.arguments
+    log_pi, behavior_logprobs, A, weights = step.arguments
     mask = (weights > 0).long()
     N, T = mask.shape
     accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x,
@@ -1149,7 +1157,7 @@ def trl_loss(step, loss_type, *, epsilon_low=0.2, epsilon_high=0.2, level="token
     )
     ids = torch.zeros(N, T, dtype=torch.int64)
     inputs = dict(prompt_ids=ids[:, :1], prompt_mask=ids[:, :1] + 1, completion_ids=ids,
-                  completion_mask=mask, advantages=A, old_per_token_logps=log_mu,
+                  completion_mask=mask, advantages=A, old_per_token_logps=behavior_logprobs,
                   ref_per_token_logps=None, num_items_in_batch=mask.sum())
     return GRPOTrainer._compute_loss(trainer, None, inputs), trainer._metrics["train"]
 

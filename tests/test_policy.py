@@ -40,7 +40,7 @@ def test_a_token_that_the_sampler_was_certain_of_is_trained_like_any_other(llama
     policy = Policy(packed_copy(llama))
     expected, _ = policy(rollouts)
     for r in rollouts:
-        r.logprobs = [0.0] * len(r.logprobs)
+        r.behavior_logprobs = [0.0] * len(r.behavior_logprobs)
     found, _ = policy(rollouts)
     assert torch.equal(found, expected) and torch.equal(
         found != 0, table(rollouts, "sampled", torch.bool))

@@ -22,15 +22,16 @@ PATHS = sorted([*ROOT.glob("*.py"), *(path for f in FOLDERS for path in (ROOT / 
 README = "".join(path.read_text() for path in [
     ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))])
 
-# Who may import whom. Whoever may import a folder may import all of it, but for loss.py: one file,
-# engines/head.py, which imports nothing of ours. A plain head under torch's checkpoint is 1.65
-# times slower and needs 488 MiB where this one needs 175.
+# Who may import whom. Whoever may import a folder may import all of it, but for loss.py: two files,
+# which import nothing of ours. engines/head.py is there because a plain head under torch's
+# checkpoint is 1.65 times slower and needs 488 MiB where this one needs 175; engines/loss_stats.py
+# is what to watch, no decision of the paper.
 ARROWS = {"scalerl": {"loss", "sampler", "config", "tasks", "engines", "scaleout", "artifacts"},
           "loss": {"engines"}, "fit": {"artifacts"}, "config": set(),
           "sampler": {"loss", "engines"},
           "tasks": {"config"}, "engines": {"loss", "sampler", "config", "artifacts"},
           "scaleout": {"config", "sampler", "engines", "artifacts"},
-          "artifacts": {"config", "fit"}, "tiny": {"config", "tasks"}}
+          "artifacts": {"config", "fit", "sampler"}, "tiny": {"config", "tasks"}}
 ARROWS |= {room: set(ARROWS) for room in ("course", "study")}   # all; nothing imports these two
 # What a room must never import, at any depth of the file.
 BANNED = {"loss": {"transformers", "vllm", "numpy"}, "tasks": {"torch", "transformers"},
@@ -59,9 +60,10 @@ def test_files_import_only_along_the_arrows():
         name = room(path)
         assert imports(path) & set(ARROWS) <= ARROWS[name] | {name}, path
         assert not imports(path) & BANNED.get(name, set()), path
-    assert "from engines.head import" in (ROOT / "loss.py").read_text()
-    assert (ROOT / "loss.py").read_text().count("engines") == 2         # the other is a comment
+    assert set(re.findall(r"\bengines[./]\w+", (ROOT / "loss.py").read_text())) == {
+        "engines.head", "engines/head", "engines.loss_stats", "engines/loss_stats"}
     assert imports(ROOT / "engines" / "head.py") == {"torch"}
+    assert imports(ROOT / "engines" / "loss_stats.py") == {"operator", "torch"}
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -441,7 +441,7 @@ def test_samplers_and_trainer_compute_log_probs_at_one_temperature_and_with_one_
                         for fp32 in (head_fp32, not head_fp32))
         table = trainer.policy(rollouts)[0].detach()
         trained = torch.cat([row[: len(r.output_ids)] for row, r in zip(table, rollouts)])
-        for found in (torch.tensor([x for r in rollouts for x in r.logprobs]), trained):
+        for found in (torch.tensor([x for r in rollouts for x in r.behavior_logprobs]), trained):
             # Mean, not maximum: the last bit of a hidden state may turn the bf16 of a logit.
             assert (found - right).abs().mean() < 0.1 * (other - right).abs().mean()
     run.close()
@@ -694,7 +694,7 @@ def test_a_number_that_is_not_finite_stops_the_run_and_leaves_the_samples(micro,
     def broken(sampler, step=TransformersSampler.step):
         rollouts = step(sampler)
         for rollout in rollouts:
-            rollout.logprobs[0] = -math.inf
+            rollout.behavior_logprobs[0] = -math.inf
         return rollouts
     monkeypatch.setattr(TransformersSampler, "step", broken)
     monkeypatch.setattr(scalerl, "self_test", lambda run: {})
@@ -702,7 +702,7 @@ def test_a_number_that_is_not_finite_stops_the_run_and_leaves_the_samples(micro,
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert re.match(r"scalerl.py: step (\d): step \1 stopped: version 0: behavior_logprobs", error)
     assert "; its samples are in runs/n/bad_step.jsonl; --resume goes on from the first" in error
-    assert lines(tmp_path / "runs" / "n", "bad_step.jsonl")[0]["logprobs"][0] == -math.inf
+    assert lines(tmp_path / "runs" / "n", "bad_step.jsonl")[0]["behavior_logprobs"][0] == -math.inf
 
 
 def test_a_disk_that_is_full_leaves_the_checkpoint_before_whole_and_says_so(reference, micro,

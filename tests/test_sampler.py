@@ -10,8 +10,10 @@ import torch
 from conftest import (ROOT, check_cut_thinking, drain, packed_copy, plain_logprobs,
                       swapped_logprobs)
 
+from artifacts.resume import load_sampler_state, sampler_state
+from engines.protocol import Sampler
 from loss import head_logits
-from sampler import Interruption, Request, Sampler, TransformersSampler
+from sampler import Interruption, Request, TransformersSampler
 
 EOS = 36
 
@@ -42,7 +44,7 @@ def test_recorded_logprobs_are_those_of_a_full_forward(llama, temperature):
     assert len(rollouts) == 24
     for rollout in rollouts:
         expected = plain_logprobs(llama, rollout, temperature)
-        for mine, truth, sampled in zip(rollout.logprobs, expected, rollout.sampled):
+        for mine, truth, sampled in zip(rollout.behavior_logprobs, expected, rollout.sampled):
             assert not sampled or abs(mine - truth) < 1e-4
 
 
@@ -54,7 +56,7 @@ def test_on_a_model_of_usual_scale_they_agree_to_1e_5(micro, seed):
     sampler.eos_ids, sampler.ends = {1}, torch.tensor([1])
     rollouts = drain(sampler, requests(5))
     errors = [abs(a - b) for r in rollouts
-              for a, b in zip(r.logprobs, plain_logprobs(plain, r, 1.0))]
+              for a, b in zip(r.behavior_logprobs, plain_logprobs(plain, r, 1.0))]
     assert max(errors) < 1e-5
 
 
@@ -78,8 +80,25 @@ def test_after_a_swap_running_sequences_follow_new_weights_over_the_old_cache(ll
         assert rollout.versions == [0] * 5 + [1] * (n - 5)
         expected = swapped_logprobs(old, new, rollout, 5)
         fresh = plain_logprobs(new, rollout)[5:]
-        assert torch.allclose(torch.tensor(rollout.logprobs[5:]), expected, atol=1e-4)
+        assert torch.allclose(torch.tensor(rollout.behavior_logprobs[5:]), expected, atol=1e-4)
         assert not torch.allclose(expected, fresh, atol=1e-3)
+
+
+def test_weights_pushed_under_the_current_version_are_used(llama):
+    """A resumed run does this: its sampler was made with the initial weights, its version is read
+    from the checkpoint, and then it gets the trained weights of the same version."""
+    new = copy.deepcopy(llama)
+    with torch.no_grad():
+        for parameter in new.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    sampler, group = make(packed_copy(llama), phrase=(), version=3), requests(2)
+    sampler.push_weights(new.named_parameters(), version=3)
+    for rollout in drain(sampler, group):
+        assert set(rollout.versions) == {3}
+        assert torch.allclose(torch.tensor(rollout.behavior_logprobs),
+                              plain_logprobs(new, rollout), atol=1e-4)
+        assert not torch.allclose(plain_logprobs(new, rollout), plain_logprobs(llama, rollout),
+                                  atol=1e-3)
 
 
 def test_every_token_keeps_its_own_version_while_sequences_move_between_slots(llama):
@@ -100,6 +119,32 @@ def test_every_token_keeps_its_own_version_while_sequences_move_between_slots(ll
 def test_thinking_is_cut_at_a_random_budget_and_the_phrase_is_not_sampled(llama):
     rollouts = drain(make(packed_copy(llama), slots=60), requests(20, samples=12))
     check_cut_thinking(rollouts, EOS)
+
+
+def test_an_end_token_inside_the_phrase_does_not_end_the_sample(llama):
+    """It is forced, not drawn: the whole phrase follows, and an answer of its own length."""
+    rule = Interruption(9, 17, 4, (30, EOS, 7), end="never written")
+    sampler = make(packed_copy(llama), phrase=rule.phrase_ids, slots=40)
+    sampler.interruption = rule
+    cut = [r for r in drain(sampler, requests(10, samples=4)) if r.interrupted]
+    assert cut
+    for r in cut:
+        start = r.sampled.index(False)
+        assert r.output_ids[start: start + 3] == [30, EOS, 7]
+        assert r.sampled[start:] == [False] * 3 + [True] * (len(r.sampled) - start - 3)
+        answer = r.output_ids[start + 3:]
+        assert len(answer) == 4 if r.finish_reason == "length" else answer[-1] == EOS
+
+
+@pytest.mark.parametrize("last, reason", [(EOS, "stop"), (20, "length")])
+def test_a_sample_that_ends_itself_with_its_last_allowed_token_is_not_truncated(llama, last,
+                                                                                reason):
+    """It gave an answer of full length. As "length" it would count as wrong."""
+    sampler = make(packed_copy(llama), phrase=(), think=(9, 9))
+    draws = iter([20] * 12 + [last])
+    sampler._choose = lambda hidden: (torch.tensor([next(draws)]), torch.zeros(1))
+    rollout, = drain(sampler, requests(1, samples=1))
+    assert len(rollout.output_ids) == 9 + 4 and rollout.finish_reason == reason
 
 
 def test_without_a_phrase_nothing_is_interrupted(llama):
@@ -132,7 +177,7 @@ def test_the_head_rounds_as_it_is_asked_to(llama):
                 for head_fp32, found in gaps.items():
                     logprobs = head_logits(hidden, weight, head_fp32=head_fp32).log_softmax(-1)
                     own = logprobs.gather(1, torch.tensor(r.output_ids)[:, None])[:, 0]
-                    found.append((own - torch.tensor(r.logprobs)).abs())
+                    found.append((own - torch.tensor(r.behavior_logprobs)).abs())
         mean = {head_fp32: torch.cat(found).mean() for head_fp32, found in gaps.items()}
         assert mean[asked] < 0.3 * mean[not asked]
 
@@ -189,31 +234,52 @@ def test_the_log_counts_decode_steps_and_the_sequences_in_them(llama):
     assert sampler.log()["decode/steps"] == 0               # nothing ran in that step
 
 
-def test_a_saved_state_goes_on_exactly_running_sequences_included(llama):
-    """The cache is part of the state: half of it was computed under weights that are gone."""
+@pytest.mark.parametrize("inside_the_phrase", [False, True])
+def test_a_saved_state_goes_on_exactly_running_sequences_included(llama, inside_the_phrase):
+    """The cache is part of the state: half of it was computed under weights that are gone. So is
+    the place in the phrase: a sample that forgot it would draw the rest."""
     group = requests(7)
     new = copy.deepcopy(llama)
     with torch.no_grad():
         new.model.layers[0].mlp.up_proj.weight.mul_(1.5)
-    sampler = make(packed_copy(llama))
+
+    def engine(model, **settings):
+        made = make(packed_copy(model), eos_ids={99} if inside_the_phrase else {EOS}, **settings)
+        if inside_the_phrase:           # all samples are interrupted
+            made.interruption = Interruption(9, 17, 4, (30, 31, 7), end="never written")
+        return made
+    sampler = engine(llama)
     for request in group:
         sampler.submit(request)
     done = [r for _ in range(6) for r in sampler.step()]
     sampler.push_weights(new.named_parameters(), 1)
     done += sampler.step()
-    tensors, plain = sampler.state()
+    while inside_the_phrase and not {1, 2} & {*sampler.rows.phrase_left[:9].tolist()}:
+        done += sampler.step()
+    tensors, plain = sampler_state(sampler)
     expected = drain(sampler)
-    resumed = make(packed_copy(new), seed=99)
-    resumed.load_state(tensors, json.loads(json.dumps(plain)))      # as a checkpoint keeps it
+    resumed = engine(new, seed=99)
+    load_sampler_state(resumed, tensors, json.loads(json.dumps(plain)))  # as a checkpoint keeps it
     assert resumed.in_flight == 21 - len(done) > 0
     assert drain(resumed) == expected and resumed.log() == sampler.log()
 
 
-def test_every_sample_of_every_group_comes_back_once_in_order_of_submission(llama):
-    group = requests(9, samples=4)
-    rollouts = drain(make(packed_copy(llama), slots=10), group)
+def test_every_sample_comes_back_once_and_groups_start_in_order_of_submission(llama):
+    """Last in, first out, old groups would wait until their deadline. A push after every step
+    gives a token's version the number of its step."""
+    group, rollouts = requests(9, samples=4), []
+    sampler = make(packed_copy(llama), slots=10)
+    for request in group:
+        sampler.submit(request)
+    while sampler.in_flight:
+        rollouts += sampler.step()
+        sampler.push_weights([], sampler.version + 1)
     assert Counter(r.group_id for r in rollouts) == {i: 4 for i in range(9)}
     assert all(r.prompt_ids == group[r.group_id].prompt_ids for r in rollouts)
+    starts = [{r.versions[0] for r in rollouts if r.group_id == i} for i in range(9)]
+    assert all(len(steps) == 1 for steps in starts)             # a group starts as a whole
+    starts = [step for steps in starts for step in steps]
+    assert starts == sorted(starts) and starts[-1] > starts[0]
 
 
 def test_samples_that_wait_for_a_slot_are_in_flight_and_leave_fewer_than_none_free(llama):
@@ -242,5 +308,5 @@ def test_the_protocol_names_all_that_the_trainer_uses_and_the_engine_has_it(llam
     used = {n.attr for n in owners if getattr(n.value, "id", getattr(n.value, "attr", ""))
             in ("sampler", "eval_sampler")}
     engine = make(packed_copy(llama))
-    assert {"step", "free_slots", "load_state"} < used <= named | {"slots"}
+    assert {"step", "free_slots", "reseed"} < used <= named | {"slots"}
     assert all(hasattr(engine, name) for name in named)

@@ -263,7 +263,7 @@ def test_a_step_has_the_gradient_of_the_formula_in_the_paper(llama, seed):
             for t, token in enumerate(rollout.output_ids):
                 if rollout.sampled[t]:
                     logprob = logprobs[len(rollout.prompt_ids) + t - 1, token]
-                    ratio = min(math.exp(logprob.item() - rollout.logprobs[t]), 2.0)
+                    ratio = min(math.exp(logprob.item() - rollout.behavior_logprobs[t]), 2.0)
                     objective = objective + ratio * a / std * logprob / tokens / len(kept)
     (-objective).backward()
     for name, parameter in llama.named_parameters():
@@ -282,7 +282,7 @@ def test_a_step_has_the_gradient_of_the_formula_in_the_paper(llama, seed):
 def test_every_setting_of_the_objective_reaches_the_gradient(base, change, llama, seed):
     """That each is right is shown in test_loss.py; here, that none is lost on the way."""
     rollouts = rollouts_of(3, 4, random.Random(seed))
-    rollouts[0].logprobs[0] = -30.0             # of a good sample: a ratio above every bound
+    rollouts[0].behavior_logprobs[0] = -30.0    # of a good sample: a ratio above every bound
     rewards = torch.tensor([[1., -1, -1, -1], [1, 1, -1, -1], [-1, 1, 1, 1]])
     default, _ = take_step(packed_copy(llama), rollouts, rewards, **base)
     changed, _ = take_step(packed_copy(llama), rollouts, rewards, **base | change)
@@ -298,8 +298,8 @@ def test_numbers_by_lag_are_about_tokens_and_not_about_samples(llama, seed):
     _, log = take_step(packed_copy(llama), rollouts, rewards, aggregation="token")
     ratios = {}
     for r in rollouts:
-        for ours, theirs, version, sampled in zip(plain_logprobs(llama, r).tolist(), r.logprobs,
-                                                  r.versions, r.sampled):
+        for ours, theirs, version, sampled in zip(
+                plain_logprobs(llama, r).tolist(), r.behavior_logprobs, r.versions, r.sampled):
             if sampled:
                 ratios.setdefault(f"ratio/mean/lag_{3 - version}", []).append(
                     math.exp(ours - theirs))
@@ -395,7 +395,7 @@ def test_an_infinite_log_prob_in_any_micro_batch_ends_the_step(llama, seed):
     PPO's clip turns a ratio of 0 into a constant."""
     for loss in ("cispo", "grpo"):
         rollouts = rollouts_of(5, 3, random.Random(seed))
-        rollouts[4].logprobs[0] = -math.inf
+        rollouts[4].behavior_logprobs[0] = -math.inf
         rewards = torch.tensor([[1., -1, -1]] * 5)
         model = packed_copy(llama)
         assert len(micro_batches(rollouts, 40)) > 2

@@ -226,16 +226,16 @@ def test_gspos_ratio_is_one_for_a_sequence_the_mean_of_its_log_ratios():
 def test_the_loss_of_a_step_and_its_gradient(loss):
     """Your functions inside of policy_loss, which masks, weighs and adds: against loops."""
     log_pi, log_rho, _ = tokens()
-    log_mu, A = (log_pi - log_rho).detach(), torch.randn(N)
+    behavior_logprobs, A = (log_pi - log_rho).detach(), torch.randn(N)
     _, mask = sequences()
     weights = mask / mask.sum()
     high = 1.26 if loss == "dapo" else 1.2
-    value, stats = policy_loss(log_pi, log_mu, A, weights, loss=loss, eps_max=1.3, eps_low=0.2,
-                               eps_high=high - 1)
+    value, stats = policy_loss(log_pi, behavior_logprobs, A, weights, loss=loss, eps_max=1.3,
+                               eps_low=0.2, eps_high=high - 1)
     expected, truth, clipped = 0.0, torch.zeros(N, T, dtype=torch.float64), 0.0
     for n in range(N):
         alive, a = [t for t in range(T) if mask[n, t]], A[n].item()
-        logs = {t: (log_pi[n, t] - log_mu[n, t]).item() for t in alive}
+        logs = {t: (log_pi[n, t] - behavior_logprobs[n, t]).item() for t in alive}
         for t in alive:
             w = weights[n, t].item()
             r = math.exp(statistics.fmean(logs.values()) if loss == "gspo" else logs[t])

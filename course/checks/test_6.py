@@ -276,13 +276,14 @@ def compare(rollout, expected, story):
         f"{story} sampled is {rollout.sampled}, it should be {sampled}: False for the phrase, and "
         "only "
         "there; it begins after `think` tokens.")
-    for t, (mine, right) in enumerate(zip(rollout.logprobs, logprobs)):
+    for t, (mine, right) in enumerate(zip(rollout.behavior_logprobs, logprobs)):
         assert mine == right, (
             f"{story} Token {t} is {'' if sampled[t] else 'not '}sampled and has the log-prob "
             f"{mine}; it "
             f"should be {right}: " + ("that of its own draw." if sampled[t] else
                                       "0 for a token that nobody drew."))
-    assert len(rollout.logprobs) == len(rollout.versions) == len(ids), "Four lists of equal length."
+    assert len(rollout.behavior_logprobs) == len(rollout.versions) == len(ids), (
+        "Four lists of equal length.")
     assert rollout.finish_reason == reason, f"{story} finish_reason is {rollout.finish_reason!r}."
     assert isinstance(rollout.interrupted, bool) and rollout.interrupted == cut, (
         f"{story} interrupted is {rollout.interrupted!r}.")
@@ -402,7 +403,7 @@ def test_after_a_push_the_new_weights_read_the_old_cache(model):
         old(ids[:, :n], past_key_values=cache, use_cache=True)
         logits = new(ids[:, n: -1], past_key_values=cache, use_cache=True).logits[0]
         right = logits.log_softmax(-1).gather(1, ids[0, n + 1:, None])[:, 0]
-        mine = torch.tensor(r.logprobs[5:])
+        mine = torch.tensor(r.behavior_logprobs[5:])
         fresh = new(ids[:, :-1]).logits[0, n:].log_softmax(-1).gather(1, ids[0, n + 1:, None])[:, 0]
         assert (mine - fresh).abs().max() > 1e-3, (
             "After the push, log-probs are those of a cache that the new weights computed. Keep "
@@ -425,8 +426,9 @@ def test_recorded_log_probs_are_those_of_a_full_forward_pass(model, temperature)
         right = (model(ids).logits[0, :-1] / temperature).log_softmax(-1).gather(
             1, ids[0, 1:, None])[len(r.prompt_ids) - 1:, 0]
         for t, sampled in enumerate(r.sampled):
-            assert not sampled or abs(r.logprobs[t] - right[t]) < 1e-4, (
-                f"Token {t} of {len(r.sampled)}, recorded log-prob {r.logprobs[t]:.4f}; the model "
+            assert not sampled or abs(r.behavior_logprobs[t] - right[t]) < 1e-4, (
+                f"Token {t} of {len(r.sampled)}, recorded log-prob {r.behavior_logprobs[t]:.4f}; "
+                "the model "
                 "says "
                 f"{right[t]:.4f} at temperature {temperature}. Is it another token's, or another "
                 "slot's?")

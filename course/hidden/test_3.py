@@ -16,11 +16,11 @@ def fresh_inputs(seed):
 def case(spread=1.0):
     N, T = random.randint(9, 15), random.randint(16, 23)
     log_pi = (-5 * torch.rand(N, T, dtype=torch.float64)).requires_grad_()
-    log_mu = log_pi.detach() - spread * torch.randn(N, T).double()
+    behavior_logprobs = log_pi.detach() - spread * torch.randn(N, T).double()
     A = torch.randn(N, 1).double().expand(N, T)
     mask = torch.rand(N, T) < 0.7
     mask[0] = False
-    return log_pi, log_mu, A, mask
+    return log_pi, behavior_logprobs, A, mask
 
 
 def grad(value, x):
@@ -34,10 +34,10 @@ def agree(name, found, truth):
 
 @pytest.mark.parametrize("number", range(3))
 def test_cispo_at_a_random_cap(number):
-    log_pi, log_mu, A, _ = case()
+    log_pi, behavior_logprobs, A, _ = case()
     cap = random.uniform(1, 3)
-    objective, capped = _capped(log_pi, log_pi - log_mu, A, cap)
-    rho = (log_pi - log_mu).detach().exp()
+    objective, capped = _capped(log_pi, log_pi - behavior_logprobs, A, cap)
+    rho = (log_pi - behavior_logprobs).detach().exp()
     weight = torch.minimum(rho, torch.full_like(rho, cap))
     agree("CISPO's term", objective.detach(), (weight * A * log_pi).detach())
     agree("CISPO's gradient", grad(objective, log_pi), weight * A)
@@ -46,10 +46,10 @@ def test_cispo_at_a_random_cap(number):
 
 @pytest.mark.parametrize("number", range(3))
 def test_ppos_clip_between_random_bounds(number):
-    log_pi, log_mu, A, _ = case()
+    log_pi, behavior_logprobs, A, _ = case()
     low, high = random.uniform(0.5, 0.95), random.uniform(1.05, 1.6)
-    objective, clipped = _clipped(log_pi - log_mu, A, low, high)
-    ratio = (log_pi - log_mu).exp()
+    objective, clipped = _clipped(log_pi - behavior_logprobs, A, low, high)
+    ratio = (log_pi - behavior_logprobs).exp()
     truth = torch.minimum(ratio * A, ratio.clamp(low, high) * A)
     agree("the clip's term", objective.detach(), truth.detach())
     found = grad(objective, log_pi)
@@ -58,8 +58,8 @@ def test_ppos_clip_between_random_bounds(number):
 
 
 def test_gspos_ratio():
-    log_pi, log_mu, _, mask = case()
-    log_ratio = torch.where(mask, log_pi - log_mu, 0)
+    log_pi, behavior_logprobs, _, mask = case()
+    log_ratio = torch.where(mask, log_pi - behavior_logprobs, 0)
     found = _sequence_log_ratio(log_ratio, mask)
     assert found.shape == mask.shape, "one number a token, equal along a sequence."
     for n, row in enumerate(mask):
@@ -72,14 +72,15 @@ def test_gspos_ratio():
 
 @pytest.mark.parametrize("loss", ["cispo", "grpo", "dapo", "gspo"])
 def test_a_step_in_micro_batches_has_the_gradient_of_the_formula(loss):
-    log_pi, log_mu, A, mask = case(0.4)
+    log_pi, behavior_logprobs, A, mask = case(0.4)
     weights = torch.rand(mask.shape) * mask
     low, high, cap = random.uniform(0.02, 0.3), random.uniform(0.02, 0.3), random.uniform(1, 1.5)
     settings = dict(loss=loss, eps_max=cap, eps_low=low, eps_high=high)
     cut = random.randint(2, len(mask) - 2)
-    value = sum(policy_loss(*(x[rows] for x in (log_pi, log_mu, A[:, 0], weights)), **settings)[0]
+    value = sum(policy_loss(*(x[rows] for x in (log_pi, behavior_logprobs, A[:, 0], weights)),
+                            **settings)[0]
                 for rows in (slice(0, cut), slice(cut, None)))
-    log_rho = log_pi - log_mu
+    log_rho = log_pi - behavior_logprobs
     if loss == "gspo":
         log_rho = ((log_rho * mask).sum(1) / mask.sum(1).clamp(min=1))[:, None].expand_as(log_pi)
     ratio = log_rho.exp()

@@ -110,8 +110,8 @@ def test_random_scripts_through_the_slot_loop(model, trial):
             f"{story}The output is {r.output_ids}, it should be {[t for t, *_ in tokens]}.")
         assert r.sampled == [s for *_, s in tokens], (
             f"{story}sampled marks the wrong tokens: {r.sampled}.")
-        assert r.logprobs == [lp for _, lp, _ in tokens], (
-            f"{story}Log-probs are of other draws: {r.logprobs}.")
+        assert r.behavior_logprobs == [lp for _, lp, _ in tokens], (
+            f"{story}Log-probs are of other draws: {r.behavior_logprobs}.")
         assert (r.finish_reason, r.interrupted) == (reason, cut), (
             f"{story}{r.finish_reason}, {r.interrupted}.")
         first = r.versions[0]
@@ -156,9 +156,9 @@ def test_log_probs_and_pushes_against_transformers(model, temperature):
                 logits = weights[version](ids[:, prompt + t - 1: prompt + t], past_key_values=cache,
                                           use_cache=True).logits
             right = (logits[0, -1] / temperature).log_softmax(-1)[r.output_ids[t]].item()
-            assert abs(right - r.logprobs[t]) < 2e-4, (
-                f"Token {t} (version {version}) has the log-prob {r.logprobs[t]:.4f}; weights of "
-                "that "
+            assert abs(right - r.behavior_logprobs[t]) < 2e-4, (
+                f"Token {t} (version {version}) has the log-prob {r.behavior_logprobs[t]:.4f}; "
+                "weights of that "
                 f"version over the older keys and values give {right:.4f} at temperature "
                 f"{temperature}.")
 

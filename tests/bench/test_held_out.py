@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from conftest import ROOT
+from made_runs import made, write_run
 
 sys.path.insert(0, str(ROOT / "bench"))
 import held_out                                                             # noqa: E402
@@ -75,3 +76,15 @@ def test_the_readmes_figures_are_those_of_the_rows():
         n, law, naive, held = held_out.summary(committed(), cut)
         row = f"| first {words} | {law:.3f} ({wanted}) | {naive:.3f} | {round(held * n)} of {n} ("
         assert row.replace(" 0.", " .") in told
+
+
+def test_ones_own_error_is_shown_beside_the_committed_ones(tmp_path):
+    """A newcomer's .012 says nothing without the spread of others. Only errors of the same cut
+    compare: from 30% of the compute every prediction is worse."""
+    table = tmp_path / "errors.csv"
+    table.write_text("toy,seed,cut,predicted,lo,hi,measured,error,naive_error\n" + "".join(
+        f"3,{i},{cut},.8,.7,.9,.8,{error},.3\n" for cut, errors in (
+            (0.5, (-0.9, 0.8, 0.0, -0.7)), (0.3, (0.0,) * 9)) for i, error in enumerate(errors)))
+    run = write_run(tmp_path / "r", *made(n=25))
+    assert re.fullmatch(r"error [+-]0\.\d{3}: no worse than 75% of the 4 runs in .*errors.csv cut at "
+                        r"0.5 \(median 0.750\)", held_out.beside(run, table))

@@ -42,7 +42,7 @@ def test_thinking_is_cut_at_a_random_budget_and_the_phrase_is_not_sampled(seed):
     assert Counter(r.group_id for r in rollouts) == {i: 12 for i in range(20)}
     check_cut_thinking(rollouts)
     assert all(p == (-1.5 if sampled else 0) for r in rollouts
-               for p, sampled in zip(r.logprobs, r.sampled))
+               for p, sampled in zip(r.behavior_logprobs, r.sampled))
 
 
 def test_without_a_phrase_one_request_has_both_budgets(seed):

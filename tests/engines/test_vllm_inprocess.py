@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tasks import problems as tasks
 from engines import vllm_inprocess as vllm_engine
 from loss import head_logits
-from sampler import Interruption, Request, Sampler
+from sampler import Interruption, Request
+from engines.protocol import Sampler
 from engines.vllm_inprocess import VllmSampler
 
 SMOLLM2 = ROOT / "models" / "smollm2-135m"
@@ -127,9 +128,9 @@ def test_after_a_swap_running_sequences_follow_new_weights_over_the_old_cache(pl
         n = len(rollout.output_ids)
         assert rollout.versions == [0] * 5 + [1] * (n - 5)
         expected = swapped_logprobs(old, new, rollout, 5)
-        assert torch.allclose(torch.tensor(rollout.logprobs[5:]), expected, atol=1e-4)
-        assert torch.allclose(torch.tensor(rollout.logprobs[:5]), plain_logprobs(old, rollout)[:5],
-                              atol=1e-4)
+        assert torch.allclose(torch.tensor(rollout.behavior_logprobs[5:]), expected, atol=1e-4)
+        assert torch.allclose(torch.tensor(rollout.behavior_logprobs[:5]),
+                              plain_logprobs(old, rollout)[:5], atol=1e-4)
         gaps.append((expected - plain_logprobs(new, rollout)[5:]).abs().max())
     assert max(gaps) > 1e-3
 
@@ -153,7 +154,7 @@ def test_the_head_can_be_computed_in_fp32_by_a_bf16_model(micro, seed, make):
             kind = torch.float32 if fp32 else torch.bfloat16
             logits = (hidden.to(kind) @ model.lm_head.weight.to(kind).T).float()
             expected = logits.log_softmax(-1).gather(1, torch.tensor(r.output_ids)[:, None])[:, 0]
-            gaps.append((expected - torch.tensor(r.logprobs)).abs())
+            gaps.append((expected - torch.tensor(r.behavior_logprobs)).abs())
         mean[fp32] = torch.cat(gaps).mean().item()
     print(mean)
     assert mean[True] < mean[False]
@@ -172,7 +173,7 @@ def test_a_bf16_head_is_the_engines_own_in_an_fp32_run_too(micro, seed, make):
             for fp32, found in gaps.items():
                 logprobs = head_logits(hidden, model.lm_head.weight, head_fp32=fp32).log_softmax(-1)
                 found.append(logprobs.gather(1, torch.tensor(r.output_ids)[:, None])[:, 0]
-                             - torch.tensor(r.logprobs))
+                             - torch.tensor(r.behavior_logprobs))
     two_sided, one_sided = (torch.cat(gaps[fp32]).abs().mean() for fp32 in (False, True))
     assert two_sided < 0.2 * one_sided and one_sided > 1e-4, (two_sided, one_sided)
 
@@ -323,7 +324,7 @@ def test_a_swap_between_the_two_requests_is_in_the_versions_and_the_log_probs(pl
     for rollout in drain(sampler):
         asked = 15 if rollout.interrupted else 12
         assert rollout.versions == [0] * asked + [1] * (len(rollout.output_ids) - asked)
-        logprobs = torch.tensor(rollout.logprobs)
+        logprobs = torch.tensor(rollout.behavior_logprobs)
         assert torch.allclose(logprobs[:12], plain_logprobs(plain, rollout)[:12], atol=1e-4)
         assert torch.allclose(logprobs[asked:], plain_logprobs(new, rollout)[asked:], atol=1e-4)
 

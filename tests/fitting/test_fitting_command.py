@@ -3,6 +3,7 @@ import csv
 import json
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -42,8 +43,6 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["a="], "NAME=PATH"),
     (["nan.csv"], "no evaluation with both"),
     (["semicolons.csv"], "only 1 different amounts"),
-    (["run", "--beside", "plain.csv"], "it needs --until"),
-    (["run", "--until", "0.5", "--beside", "plain.csv"], "has no run cut at 0.5 (column cut)"),
     (["percent.csv"], "reward 20 is not a pass rate in [0, 1]; --reward-range"),
     (["run", "--until", "2"], "only 0 different amounts of compute are left to fit"),
     (["run", "--until", "-1"], "only 0 different amounts of compute are left to fit"),
@@ -190,34 +189,13 @@ def test_the_table_can_be_taken_along(tmp_path):
     """Copied from the screen, numbers lose digits, and intervals their place."""
     run = write_run(tmp_path / "my_run", *made(n=21))
     words = [str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none", "--table"]
-    for name in ("t.csv", "t.tex"):
-        assert main([*words, str(tmp_path / name)]) == 0
+    assert main([*words, str(tmp_path / "t.csv")]) == 0
     with (tmp_path / "t.csv").open() as file:
         whole, early = csv.DictReader(file)
     f = fit_curve(*made(n=21), bootstrap=20)
     assert whole["fitted on"] == "my_run" and early["fitted on"] == "my_run, up to 8e+03"
     assert (float(whole["A"]), float(whole["B_high"])) == (f.A, f.ci["B"][1])
     assert early["n"] == "10" and float(early["C_mid_low"]) < float(early["C_mid"])
-    tex = (tmp_path / "t.tex").read_text().splitlines()
-    assert tex[0] == r"\begin{tabular}{lrllllr}" and tex[-1] == r"\end{tabular}" and len(tex) == 8
-    assert tex[5].startswith(rf"my\_run, up to $8\cdot10^{{3}}$ & 10 & ")
-    assert all(line.count("&") == 6 and line.endswith(r"\\") for line in (tex[2], *tex[4:6]))
-
-
-def test_ones_own_error_is_shown_beside_the_committed_ones(tmp_path, capsys):
-    """A newcomer's .012 says nothing without the spread of others.  Only errors of the same cut
-    compare: from 30% of the compute every prediction is worse."""
-    table = tmp_path / "errors.csv"
-    table.write_text("toy,seed,cut,predicted,lo,hi,measured,error,naive_error\n" + "".join(
-        f"3,{i},{cut},.8,.7,.9,.8,{error},.3\n" for cut, errors in (
-            (0.5, (-0.9, 0.8, 0.0, -0.7)), (0.3, (0.0,) * 9)) for i, error in enumerate(errors)))
-    run = write_run(tmp_path / "r", *made(n=25))
-    words = [str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none", "--beside"]
-    assert main([*words, str(table)]) == 0
-    assert re.search(r"^error [+-]0\.\d{3}: no worse than 75% of the 4 runs in .*errors.csv cut at "
-                     r"0.5 \(median 0.750\)$", capsys.readouterr().out, re.M)
-    with pytest.raises(fit.BadInput, match="has no run cut at 0.4"):
-        fit_report.beside(table, 0.01, 0.4)
 
 
 def test_different_ceilings_are_called_different(tmp_path):
@@ -254,16 +232,22 @@ def test_help_teaches(capsys):
     assert max(map(len, said.split("\n"))) <= 100
 
 
-def test_the_readmes_example_is_what_the_command_prints(tmp_path, capsys, monkeypatch):
-    """The block shows toy 0, seed 0 under the name that `make demo` gives to a run."""
+def test_the_example_of_the_documents_is_what_the_command_prints(tmp_path, capsys, monkeypatch):
+    """The block shows toy 0, seed 0 under the name that `make demo` gives to a run, and the README
+    two of its lines."""
+    sys.path.insert(0, str(ROOT / "bench"))
+    import held_out
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "results/demo/toy0-seed0", "demo")
-    (tmp_path / "results" / "demo").mkdir(parents=True)
-    shutil.copy(ROOT / "results/demo/errors.csv", "results/demo")
-    block = re.search(r"^```\n(demo: .*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    assert main(["demo", "--until", "0.5", "--out", "none",
-                     "--beside", "results/demo/errors.csv"]) == 0
-    assert capsys.readouterr().out == block[1]
+    block = re.search(r"^```\n(demo: .*?)^```", (ROOT / "docs/fit.md").read_text(), re.M | re.S)[1]
+    assert main(["demo", "--until", "0.5", "--out", "none"]) == 0
+    printed = capsys.readouterr().out
+    *told, last = block.splitlines(keepends=True)
+    assert printed == "".join(told)
+    assert last == held_out.beside("demo", ROOT / "results/demo/errors.csv").replace(
+        f"{ROOT}/", "") + "\n"
+    shown = re.search(r"^```\n(predicted .*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)[1]
+    assert shown in printed
 
 
 def test_who_is_ahead_is_welchs_interval_over_the_seeds_at_equal_compute(tmp_path):

@@ -305,7 +305,7 @@ def test_a_tokens_lag_in_the_log_is_its_own_and_not_its_samples(models, seed):
     (_, log), distances = trainer.update(rollouts, rewards, 3), {}
     for rollout, row in zip(rollouts, now.tolist()):
         for logprob, old, version, sampled in zip(
-                row, rollout.logprobs, rollout.versions, rollout.sampled):
+                row, rollout.behavior_logprobs, rollout.versions, rollout.sampled):
             if sampled:
                 distances.setdefault(3 - version, []).append(abs(logprob - old))
     assert {name for name in log if name.startswith("mismatch/mean_abs_dlogp/")} == {
@@ -480,7 +480,7 @@ def save_step_save_step(trainer, how, folder):
     update(run, *step_inputs(0))
     rollouts, rewards = step_inputs(1)
     if how == "infinite":           # of one sample: one rank has it, the other has not
-        rollouts[3].logprobs[0] = math.inf
+        rollouts[3].behavior_logprobs[0] = math.inf
         dumps = json.dumps
 
         def slowly(row):            # rank 0 writes its samples down, while the other rank waits
@@ -512,7 +512,7 @@ def test_what_fails_on_one_rank_ends_all_in_a_sentence_that_names_it(how, senten
     if how == "infinite":
         rows = [json.loads(line) for line in (tmp_path / "bad_step.jsonl").open()]
         assert list(found) == [0, 1]            # a launcher would have ended rank 0 too early
-        assert len(rows) == 15 and math.isinf(rows[3]["logprobs"][0])
+        assert len(rows) == 15 and math.isinf(rows[3]["behavior_logprobs"][0])
         assert found[0].startswith("step 8 stopped: version 5: behavior")
         assert f"its samples are in {tmp_path}/bad_step.jsonl" in found[0]
     if how == "apart":

@@ -109,7 +109,7 @@ def test_a_push_in_flight_is_in_the_versions_and_running_sequences_keep_their_ca
             assert r.versions == sorted(r.versions) and set(r.versions) <= {old, old + 1}
             first = r.sampled.index(False) if r.interrupted else len(r.versions) - 4
             n = r.versions.index(old + 1) if old + 1 in r.versions else len(r.versions)
-            logprobs, kept = torch.tensor(r.logprobs), min(n, first)
+            logprobs, kept = torch.tensor(r.behavior_logprobs), min(n, first)
             assert torch.allclose(logprobs[:kept], plain_logprobs(plain, r)[:kept], atol=1e-4)
             if 0 < n < first:               # new weights came in the middle of its thinking
                 mixed += 1

@@ -1,0 +1,77 @@
+"""resume.py: what a run must keep, so that a resumed one goes on as one that never stopped.
+
+The five files know nothing of checkpoints. The state of their objects is taken, and given back,
+between two steps. An engine that has state() and load_state() of its own is asked for them: vLLM's
+cache cannot be saved, so the engines on vLLM save which samples are unfinished, and these start
+again.
+"""
+
+from collections import Counter, deque
+from dataclasses import asdict
+
+import torch
+
+from sampler import Group, Request, Rollout
+
+
+COUNTERS = ("step", "version", "evaluated", "best", "generated")            # of a Run
+
+
+def state_of(run):
+    """(tensors, plain) of all of a run but weights and optimizer; plain is JSON."""
+    tensors, plain = sampler_state(run.sampler)
+    groups = [asdict(group) for group in run.pacer.groups.values()]
+    return {"sampler": tensors, "random": {"torch": torch.get_rng_state()}}, {
+        "sampler": plain, "curriculum": vars(run.curriculum),
+        "pacer": vars(run.pacer) | {"groups": groups}, "compute": run.compute.state(),
+        **{name: getattr(run, name) for name in COUNTERS}}
+
+
+def load_state(run, tensors, plain):
+    """Give a new run what `state_of` has taken from another."""
+    torch.set_rng_state(tensors["random"]["torch"])
+    load_sampler_state(run.sampler, tensors["sampler"], plain["sampler"])
+    vars(run).update({name: plain[name] for name in COUNTERS})
+    vars(run.curriculum).update(plain["curriculum"])
+    run.compute.load_state(plain["compute"])
+    groups = [Group(**fields) for fields in plain["pacer"]["groups"]]
+    for group in groups:
+        group.rollouts = [restored(Rollout, fields) for fields in group.rollouts]
+    vars(run.pacer).update(plain["pacer"] | {"groups": {g.group_id: g for g in groups}})
+    run.push_weights()              # the sampler may have a copy of its own, still untrained
+
+
+def sampler_state(sampler):
+    """(tensors, plain values that JSON knows) of an engine, for `load_sampler_state`.
+
+    Of a `TransformersSampler` they are, with the weights, all that is needed to go on exactly. The
+    cache is saved, because older weights computed a part of it, and they are gone.
+    """
+    if hasattr(sampler, "state"):
+        return sampler.state()
+    n = len(sampler.running)                    # the running sequences fill the first slots
+    tensors = {name: column[:n].clone() for name, column in vars(sampler.rows).items()}
+    tensors |= sampler.cache.state() | {"random": sampler.random.get_state()}
+    plain = {"version": sampler.version, "decoded": dict(sampler.decoded),
+             "running": [asdict(request) for request in sampler.running],
+             "waiting": [asdict(request) for request in sampler.waiting]}
+    return tensors, plain
+
+
+def load_sampler_state(sampler, tensors, plain):
+    """Give a new engine, made with the same settings, what `sampler_state` took from another."""
+    if hasattr(sampler, "load_state"):
+        sampler.load_state(tensors, plain)
+        return
+    sampler.running = [restored(Request, fields) for fields in plain["running"]]
+    sampler.waiting = deque(restored(Request, fields) for fields in plain["waiting"])
+    sampler.version, sampler.decoded = plain["version"], Counter(plain["decoded"])
+    for name, column in vars(sampler.rows).items():
+        column[: len(sampler.running)] = tensors[name]
+    sampler.cache.load_state(tensors)
+    sampler.random.set_state(tensors["random"])
+
+
+def restored(kind, fields):
+    """A `Request` or a `Rollout` from a checkpoint's fields. JSON knows lists, but no tuples."""
+    return kind(**{**fields, "prompt_ids": tuple(fields["prompt_ids"])})

@@ -1,0 +1,104 @@
+"""loss_stats.py: what to watch while a policy is trained, from the tensors of `loss.policy_loss`.
+
+A step is many micro-batches. The mean of their means is wrong when they differ in size, and those
+of the last micro-batch alone are noise. So `statistics` returns sums, minima and maxima, which
+merge exactly, and only `merge_stats` divides.
+
+Axes: N samples of a micro-batch, T tokens.
+"""
+
+import operator
+
+import torch
+
+# These merge by min and max; all other numbers are sums over tokens, Σ w x, and are added up.
+EXTREMES = {"ratio/min": min, "ratio/max": max, "mismatch/max_abs_dlogp": max}
+
+
+def k3(log_ratio):
+    """exp(x) - 1 - x for x = log(p/q): never below 0, and its mean over samples of q is KL(q ‖ p).
+
+    In float64, returned in the dtype of x. In fp32 and as written, it is rounding noise of both
+    signs at x = 1e-4. expm1(x) - x is better in fp32, never negative, but has three digits there
+    and none at 1e-7.
+    """
+    x = log_ratio.double()
+    return (x.expm1() - x).to(log_ratio.dtype)
+
+
+@torch.no_grad()
+def statistics(*, mask, weights, lags, log_ratio, log_rho, clipped, token_loss, entropy):
+    """{"": {name: float, ...} of all tokens, "/lag_0": the same at lag 0, ...}.
+
+    mask        (N, T) bool: the trained tokens. The others do not count, whatever they hold.
+    weights     (N, T) of the loss
+    lags        (N, T) int, or None
+    log_ratio   (N, T) log π - log μ of each token
+    log_rho     (N, T) log of the ratio that the loss clips: for "gspo" the sequence's
+    clipped     (N, T) bool
+    token_loss  (N, T)
+    entropy     (N, T), or None
+
+    Each float is Σ w x over the tokens of the mask, or one of the EXTREMES. In float64, because the
+    square of a ratio of e^80 is no float32.
+    """
+    ratio, distance = log_rho.double().exp(), log_ratio.abs().double()
+    columns = {  # each (N, T), averaged with the weights of the loss
+        "weight": torch.ones_like(ratio), "loss": token_loss, "ratio/clipped_frac": clipped,
+        "mismatch/mean_abs_dlogp": distance,
+        "mismatch/kl_k3": k3(log_ratio.double()),  # KL(μ ‖ π): the samples are μ's
+        "ratio/mean": ratio, "ratio_squared": ratio.square()}
+    if entropy is not None:
+        columns["entropy"] = entropy
+    groups = {"": mask}
+    if lags is not None:
+        assert lags.shape == mask.shape, (lags.shape, mask.shape)
+        groups |= {f"/lag_{k}": mask & (lags == k) for k in lags[mask].unique().tolist()}
+
+    stats = {}
+    for suffix, group in groups.items():
+        w, rho = weights[group].double(), ratio[group]
+        if len(w) == 0:
+            continue  # no trained token: no statistics
+        numbers = {name: (w * x[group]).sum() for name, x in columns.items()}
+        numbers |= {"ratio/min": rho.min(), "ratio/max": rho.max(),
+                    "mismatch/max_abs_dlogp": distance[group].max()}
+        # All numbers come from the device in one transfer.
+        stats[suffix] = dict(zip(numbers, torch.stack([*numbers.values()]).tolist()))
+    return stats
+
+
+def merge_stats(stats_list):
+    """The metrics of a step from the `stats` of its micro-batches, in any order.
+
+    loss                  the step's. Its value has no meaning, only its gradient.
+    ratio/mean|min|max    ρ, for "gspo" the sequence's. A token's has mean 1 under μ. If not,
+                          trainer and sampler differ, or a few ratios dominate.
+    ratio/clipped_frac    tokens capped by eps_max, or left without gradient by the clip
+    ess                   effective sample size, (Σwρ)² / (Σw Σwρ²) in (0, 1]: the share of the
+                          batch that still counts
+    mismatch/kl_k3        KL(μ ‖ π). Above 0.015 at lag 0, trainer and sampler compute differently
+                          (ours, from other projects' logs).
+    mismatch/mean_abs_dlogp, mismatch/max_abs_dlogp
+                          |log π - log μ| of tokens
+    entropy               if `policy_loss` was given it
+    All but `loss` again as NAME/lag_k where lags were given. All weighted as the loss is. A step
+    without a trained token has no metrics: {}.
+    """
+    merged = {}  # suffix -> name -> float
+    for stats in stats_list:
+        for suffix, numbers in stats.items():
+            total = merged.setdefault(suffix, {})
+            for name, x in numbers.items():
+                combine = EXTREMES.get(name, operator.add)
+                total[name] = combine(total[name], x) if name in total else x
+
+    metrics = {}
+    for suffix, sums in sorted(merged.items()):  # not yet divided: sums["ratio/mean"] is Σ w ρ
+        weight, loss, squared = (sums.pop(name) for name in ("weight", "loss", "ratio_squared"))
+        if suffix == "":
+            metrics["loss"] = loss  # a sum over the step, and remains one
+        metrics["ess" + suffix] = sums["ratio/mean"] ** 2 / (weight * squared)
+        metrics |= {name + suffix: x if name in EXTREMES else x / weight
+                    for name, x in sums.items()}
+    return metrics
