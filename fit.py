@@ -15,10 +15,9 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
 
 For `from fit import fit_curve` this file, numpy and scipy are enough; the command is in fitting/.
 
-Ours, where the paper is silent: R0 is the measured step-0 evaluation, held fixed; `free`, least
-squares anywhere in the ranges, is the default beside the paper's grid; the 90% intervals (the paper
-has +-0.015 on A, from three seeds); every evaluation after step 0 is fitted (the paper leaves out
-about an epoch: `c_min`); the stretched law. docs/fit.md has how much each of these moves.
+Ours, where the paper is silent: R0 is the measured step-0 evaluation, held fixed; least squares
+anywhere in the ranges beside the paper's grid; the 90% intervals; every evaluation after step 0 is
+fitted (the paper leaves out about an epoch); the stretched law. docs/fit.md: what each moves.
 
 Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k values of C.
 """
@@ -29,7 +28,7 @@ import numpy as np
 from scipy.optimize import leastsq
 from scipy.special import expit, logit, ndtri, stdtrit
 
-# Settings: the first two are the paper's, the others ours.
+# The first two are the paper's, the others ours.
 SAME_A = 0.02             # ceilings this close are the same (A of the paper's three seeds: +-0.015)
 A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
@@ -123,12 +122,10 @@ class Search:
         return (A, B, C_mid, R0), gain - (A - R0)[..., None] * g
 
     def starts(self, R, R0):
-        """Where to begin: the best nodes of a coarse table, at four different C_mid.
-        -> a list of their angles, (2 or 3,) each
-
-        The sum of squares has several valleys (local minima): curve_fit from its default start
-        ends with a median error in A of 0.125, where 0.0035 is possible. Four starts found the best
-        known valley in all of 300 artificial runs."""
+        """Where to begin: the best nodes of a coarse table, at four different C_mid -> a list of
+        angles, (2 or 3,) each. The sum of squares has several valleys: curve_fit from its default
+        start ends with a median error in A of 0.125, where 0.0035 is possible. Four starts found
+        the best known valley in all of 300 artificial runs."""
         nodes = (48, 24, 5)[:len(self.box)]                                   # of C_mid, B, R0
         axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]    # sin is flat at 1
         x = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(len(axes), 48, -1)
@@ -173,7 +170,6 @@ def compare_laws(search, theta, rival, its_theta, R):
     better. If the constant wins, the fitted evaluations show no rise."""
     def aic(curve, parameters):               # 1e-12, because log(0) is -inf
         return R.size * np.log(((R - curve) ** 2).mean() + 1e-12) + 2 * parameters
-
     ours = aic(law_at(search.law, search.C, *theta), search.parameters)
     theirs = aic(law_at(rival.law, rival.C, *its_theta), rival.parameters)
     return {rival.law: dict(A=float(its_theta[0]), delta_aic=float(theirs - ours)),
@@ -277,10 +273,9 @@ def checked(C, R):
 def points_to_fit(C, R, R0, law, first, last):
     """Which of all evaluations C, R, in order of compute, are fitted; and R0.
 
-    R0 (a number, "fit" or None) and law as in fit_curve; first and last are c_min and c_max.
-    -> C, R (n,) to fit; R0 (0.0 if it is fitted or unused); R0_from, as in Fit; the number of
-    step-0 evaluations in R0 (0: none)
-    """
+    R0 (a number, "fit" or None) and law as in fit_curve; first and last are c_min and c_max. -> C,
+    R (n,) to fit; R0 (0.0 if it is fitted or unused); R0_from, as in Fit; the number of step-0
+    evaluations in R0 (0: none)"""
     step_0 = R[C == 0]
     R0_from = "given"
     if R0 == "fit" or (R0 is None and not step_0.size):
@@ -361,18 +356,16 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4), "logistic" (not the paper's)
     c_min       evaluations with less compute are left out; R0 is still taken from C = 0
     c_max       evaluations with more compute are left out
-    bootstrap   replicates for the intervals, 0: none; `seed` makes them repeatable
+    bootstrap   replicates for the intervals; 0: none
     A_range     (low, high), by default (R0, 1); equal numbers fix A
     B_range     the same for B; published B's lie in 1.09-4.55
     C_mid_range the same for C_mid, by default from 1/100 of the first to 10 times the last compute
     C_mid_nodes grid method: an ascending array; by default 400 nodes, evenly in log C, over
                 C_mid_range if given, else from 1/10 of the first to twice the last compute. (The
-                paper names linspace(100, 40000, 100), but 2542, 2818, 2936, 3054 in its tables are
-                nodes of linspace(100, 4000, 100), rounded down: hence a setting.)
-
+                range that the paper prints cannot have made its tables: docs/fit.md.)
     Raises BadInput (a ValueError) with a sentence.
     """
-    # Which evaluations are fitted, and where the parameters are searched.
+    # 1. Which evaluations are fitted, and where the parameters are searched.
     C, R = checked(C, R)
     if law not in LAWS or method not in ("free", "grid"):
         raise BadInput(f"law {law!r}, method {method!r}: it takes {', '.join(LAWS)}; free, grid")
@@ -396,7 +389,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         ranges["R0"] = (0.0, R.mean())        # a curve that rises starts below the mean
         box.append(ranges["R0"])
 
-    # The best curve of this law and of a rival, each with its bootstrap.
+    # 2. The best curve of this law and of a rival, each with its bootstrap.
     search = Search(law, C, ranges["A"], np.array(box))
     rival = replace(search, law="sigmoid" if law == "stretched" else "stretched")
     theta, angles = search.solve(R, R0, search.starts(R, R0))
@@ -406,8 +399,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         pool.append(replicates(rival, its_theta, its_angles, R, bootstrap, seed, step_0))
     rivals = compare_laws(search, theta, rival, its_theta, R)
 
-    # Replicates of a grid would all fall on its nodes. So the intervals, and a fitted R0, are those
-    # of `free`.
+    # 3. The paper's grid. Its replicates would all fall on nodes: the intervals are those of `free`.
     if method == "grid":
         low = A_range[0] if A_range else np.ceil(theta[3] / A_STEP) * A_STEP     # .450, .455, ...
         A_nodes = np.arange(low, ranges["A"][1] + 1e-9, A_STEP).round(12)

@@ -150,9 +150,9 @@ class PipelinePacer:
         leaves at most k * P groups behind.
 
         Example, k = 2 and P = 1. Groups a, b (slow) and c (quick) start at version 0: deadline 2.
-        Version 0 takes c. Groups a and b are left for versions 1 and 2: enough time. Group d
-        starts at version 1 and is quick. Version 1 may not take d: a and b would be left for
-        version 2 alone, which holds one group. The trainer waits until a or b has finished.
+        The step at version 0 takes c; a and b are left for versions 1 and 2: enough time. Group d
+        starts at version 1 and is quick. The step at version 1 may not take it: a and b would be
+        left for version 2, which holds one. The trainer waits until a or b has finished.
         """
         chosen = {group.group_id for group in taken}
         deadlines = [g.start + self.k for g in self.groups.values() if g.group_id not in chosen]
@@ -272,17 +272,14 @@ class Policy(torch.nn.Module):
     dtype        of the computation: the weights' own, or bfloat16
     head_fp32    logits in fp32 (paper, sec. 3.2), or as a bf16 head would round them
 
-    A module, because FSDP2 gathers the shards of a weight only inside a module's `forward`: so
-    log-probs, which need the weight of the head, are computed in there.
-    """
+    A module, because FSDP2 gathers a weight, here that of the head, only inside of `forward`. It
+    has no `get_input_embeddings`, or accelerate would shard embedding and head apart."""
 
     def __init__(self, model, *, temperature=1.0, dtype=torch.float32, head_fp32=True):
         super().__init__()
         self.model = model
         self.temperature, self.dtype, self.head_fp32 = temperature, dtype, head_fp32
-        # The layers that FSDP2 shards. (This class has no `get_input_embeddings`: accelerate would
-        # shard embedding and head alone, around calls of `lm_head` that nobody makes.)
-        self._no_split_modules = model._no_split_modules
+        self._no_split_modules = model._no_split_modules        # the layers that FSDP2 shards
         if dtype == torch.bfloat16:
             packed.round_between_products(model, dtype)
 

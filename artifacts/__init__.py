@@ -1,11 +1,9 @@
-"""What a run leaves behind: its folder, its checkpoints, and what is made of its logs afterwards.
+"""artifacts: what a run writes, and how it goes on from it.
 
+    settings.py                    settings as a TOML file, and what is refused of them
     run_folder.py, step_log.py     runs/NAME: settings, versions, logs, trackers, the progress line
-    checkpoint.py                  all that a killed run needs to go on, by any number of processes
-    resume.py                      what a sampler must keep for that
-    report.py                      one page about one run: python scalerl.py --report runs/NAME
-    readers.py                     evaluations from our logs and those of other trainers, for fit.py
-    fit_report.py, figures.py      what the command of fit.py prints and draws
+    checkpoint.py, resume.py       files of weights and optimizer; the state of everything else
 
-Nothing here knows how a model is trained: skip all of it on a first reading.
+No decision of the paper is in here. resume.py knows the attributes of a `scalerl.Run`; the others
+do not.
 """

@@ -54,7 +54,8 @@ def write_csv(path, rows):
 def beside(folder, path, cut=0.5):
     """A sentence: where the error of this run's first part stands among those in a CSV of ours."""
     (curve,) = read_curves([str(folder)])
-    error = held_out(curve.C, curve.R, fit_curve(curve.C, curve.R, c_max=cut * curve.C[-1]))["error"]
+    early = fit_curve(curve.C, curve.R, c_max=cut * curve.C[-1])
+    error = held_out(curve.C, curve.R, early)["error"]
     with open(path, newline="") as file:
         others = np.abs([float(row["error"]) for row in csv.DictReader(file)
                          if float(row["cut"]) == cut])
@@ -67,7 +68,7 @@ def main():
     p.add_argument("runs", nargs="+")
     p.add_argument("--csv", help="write the rows to this file")
     p.add_argument("--law", default="sigmoid", help="that predicts [sigmoid]")
-    p.add_argument("--beside", metavar="CSV", help="rank the error of the one run among those there")
+    p.add_argument("--beside", metavar="CSV", help="rank the one run's error among those there")
     args = p.parse_args()
     if args.beside:
         return print(beside(args.runs[0], args.beside))

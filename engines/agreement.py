@@ -19,7 +19,7 @@ def self_test(run):
     sampler, head = run.eval_sampler, "fp32" if run.config.head_fp32 else "bf16"
     rollouts = run.answers(sampler, list(run.problems.heldout)[:8], samples=2)
     sampler.log()                       # its decode steps belong to no training step
-    logprobs = run.trainer.behavior_logprobs(rollouts).cpu()                                     # (n, T)
+    logprobs = run.trainer.logprobs(rollouts).cpu()                                     # (n, T)
     trained = torch.cat([row[: len(r.output_ids)] for row, r in zip(logprobs, rollouts)])
     sampled = torch.tensor([s for r in rollouts for s in r.sampled])
     recorded = torch.tensor([x for r in rollouts for x in r.behavior_logprobs])

@@ -97,7 +97,7 @@ class Pack:
 
 
 def pack_rollouts(rollouts, *, dtype, device):
-    """The `Pack` of some rollouts: the prompt of each group once, and all outputs in their order."""
+    """The `Pack` of some rollouts: the prompt of each group once, all outputs in their order."""
     prompts = {r.group_id: r.prompt_ids for r in rollouts}
     place = {group_id: i for i, group_id in enumerate(prompts)}
     return Pack(list(prompts.values()), [r.output_ids for r in rollouts],

@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from engines.packed import heads
 from engines.two_requests import Sample, TwoRequests
-from sampler import Interruption, Request, Rollout, TransformersSampler, check_fits
+from sampler import Interruption, Request, Rollout, check_fits
 
 # Tokens in a block of the cache. Only whole blocks are shared; the CPU build wants multiples of 32.
 BLOCK_TOKENS = 32
@@ -142,7 +142,9 @@ class VllmSampler(TwoRequests):
         super().reseed(seed)
         torch.manual_seed(seed)
 
-    log = TransformersSampler.log               # of the same counts
+    def log(self):
+        steps, sequences = (self.decoded.pop(name, 0) for name in ("steps", "sequences"))
+        return {"decode/steps": steps, "decode/batch": sequences / max(1, steps)}
 
     def close(self):
         self.engine.engine_core.shutdown()

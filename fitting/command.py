@@ -1,4 +1,4 @@
-"""command.py: the command of fit.py: options, lines, warnings, numbers as JSON, tables, pictures."""
+"""command.py: the command of fit.py: options, lines, warnings, JSON, tables, pictures."""
 import argparse
 import csv
 import json
@@ -31,7 +31,8 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
     A      the ceiling: no amount of compute brings a higher pass rate
     B      the steepness: how fast the ceiling is approached (the paper's "compute efficiency")
     C_mid  the compute at which half of the gain A - R0 is reached"""
-NOTES = """RUN is a run folder, a log of verl, prime-rl, TRL or TensorBoard, or any CSV with a header.
+NOTES = """\
+RUN is a run folder, a log of verl, prime-rl, TRL or TensorBoard, or any CSV with a header.
 NAME=A,B,C pools the seeds A, B, C of one recipe, NAME=FOLDER the runs in FOLDER. --x may be
 steps if every step costs the same: --x step --x-scale 0.4 --x-label GPU-hours
 

@@ -180,7 +180,8 @@ def test_groups_with_equal_rewards_leave_the_batch_and_are_counted():
     assert torch.equal(kept_rewards, rewards[[0, 3]])
     assert log.pop("reward/std") == pytest.approx(rewards.flatten().std().item())
     assert log == pytest.approx({
-        "reward/mean": -0.25 / 12, "frac_reward_zero_std": 0.5, "prompts/consumed": 4, "prompts/trained": 2})
+        "reward/mean": -0.25 / 12, "frac_reward_zero_std": 0.5, "prompts/consumed": 4,
+        "prompts/trained": 2})
     kept, kept_rewards, log = effective_batch(
         rollouts, rewards, Config(model="x", zero_variance_filter=False))
     assert kept == rollouts and torch.equal(kept_rewards, rewards)

@@ -99,8 +99,8 @@ def test_axes_have_human_names():
 def test_drawing_touches_no_global_state(tmp_path):
     """In somebody's notebook an imported fit.py must not close their figures or change backends."""
     run = write_run(tmp_path / "r", *made())
-    code = (f"import sys; from fitting.command import main; main([{str(run)!r}, '--bootstrap', '20']); "
-            "print('matplotlib.pyplot' in sys.modules)")
+    code = ("import sys; from fitting.command import main; "
+            f"main([{str(run)!r}, '--bootstrap', '20']); print('matplotlib.pyplot' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           cwd=ROOT)
     assert done.stdout.strip().endswith("False") and done.returncode == 0, done.stderr

@@ -246,7 +246,8 @@ def test_the_example_of_the_documents_is_what_the_command_prints(tmp_path, capsy
     assert printed == "".join(told)
     assert last == held_out.beside("demo", ROOT / "results/demo/errors.csv").replace(
         f"{ROOT}/", "") + "\n"
-    shown = re.search(r"^```\n(predicted .*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)[1]
+    readme = (ROOT / "README.md").read_text()
+    shown = re.search(r"^```\n(predicted .*?)^```", readme, re.M | re.S)[1]
     assert shown in printed
 
 

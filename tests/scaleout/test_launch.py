@@ -172,7 +172,8 @@ def test_one_gpu_recomputes_layers_where_that_makes_room_for_the_default_lengths
 def test_one_process_refuses_what_its_dry_run_refuses_and_loads_nothing(eight, tmp_path,
                                                                         monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command_main, "make_run", lambda *_: pytest.fail("it would have been loaded"))
+    monkeypatch.setattr(command_main, "make_run",
+                        lambda *_: pytest.fail("it would have been loaded"))
     for more in (["--dry-run"], []):
         assert main(["--model", str(eight), "--gpus", "0", "--slots", str(10**7),
                              "--name", "one", *more]) == 2
