@@ -13,7 +13,8 @@ import numpy as np
 
 STEPS = ("lag/mean", "ess", "ratio/clipped_frac")
 # Of an evaluation: pass@k, shares of the verifier and clocks are read by nobody afterwards.
-EVALS = re.compile(r"step|compute/(flops|tokens)|eval/.*/mean@\d+|eval/(truncated_frac|mean_length)")
+EVALS = re.compile(r"step|compute/(flops|tokens)|eval/.*/mean@\d+|"
+                   r"eval/(truncated_frac|mean_length)")
 
 
 def read(path):
@@ -37,8 +38,8 @@ def read_failed(folder):
 
 
 def write(path, rows):
-    """A table of dicts, each with its `run`; an empty cell where a row lacks a column. A kill leaves
-    the old table or the new one."""
+    """A table of dicts, each with its `run`; an empty cell where a row lacks a column. A kill
+    leaves the old table or the new one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     columns = dict.fromkeys(name for row in rows for name in row)

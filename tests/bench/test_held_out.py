@@ -49,8 +49,8 @@ def test_every_error_is_that_of_a_fit_to_the_first_part_of_the_log():
 def test_one_run_of_them_gives_its_whole_row_again():
     """With the intervals, which take two thousand fits each: another CPU rounds them otherwise."""
     *_, at_30, at_50 = committed()
-    name = f"toy{at_30['toy']:g}-seed{at_30['seed']:g}"
-    for row, expected in zip(held_out.rows_of(f"{DEMO}/evals.csv:{name}"), (at_30, at_50), strict=True):
+    run = f"{DEMO}/evals.csv:toy{at_30['toy']:g}-seed{at_30['seed']:g}"
+    for row, expected in zip(held_out.rows_of(run), (at_30, at_50), strict=True):
         assert row == pytest.approx(expected, abs=1e-3)
 
 

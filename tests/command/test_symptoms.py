@@ -45,8 +45,9 @@ def test_what_a_broken_loop_shows_is_what_was_broken():
 def test_runs_without_lag_or_mistakes_raise_no_alarm(tmp_path):
     """Kept parts of the logs of healthy runs. The columns that are not kept cannot show anything;
     results/symptoms tells what the whole logs showed."""
-    evals = logs.read(ROOT / "results/demo/evals.csv") | logs.read(ROOT / "results/stress/evals.csv")
-    steps = logs.read(ROOT / "results/stress/steps.csv")
+    results = ROOT / "results"
+    evals = logs.read(results / "demo/evals.csv") | logs.read(results / "stress/evals.csv")
+    steps = logs.read(results / "stress/steps.csv")
     healthy = [name for name in evals if name.startswith(("toy", "on_policy"))]
     assert len(healthy) > 15
     for name in healthy:
