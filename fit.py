@@ -340,10 +340,6 @@ class Fit:
         """The compute at which the curve reaches R; inf if the ceiling is not above R."""
         return float(compute_needed(self.law, R, self.A, self.B, self.C_mid, self.R0))
 
-    def compute_draws(self, R):
-        """The same for each curve of the pool."""
-        return np.concatenate([compute_needed(each.law, R, *each.draws.T) for each in self.pool])
-
 
 def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=None,
               bootstrap=1000, seed=0, A_range=None, B_range=(0.1, 20), C_mid_range=None,
