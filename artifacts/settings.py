@@ -91,31 +91,16 @@ FREE_TO_CHANGE = {"steps", "eval_every", "log_with", "lr", "warmup_steps", "grad
                   "compile_layers", "gpus", "servers", "trainers", "tensor_parallel", "vllm_args",
                   "vllm_url", "hosts", "node_rank", "port", "tls", "deadline_s"}
 
-# Settings of earlier versions: what became of each. The text completes an error message.
-REPLACED = {
-    "max_bad_gold": "was merged into max_unusable, with long_prompts",
-    "long_prompts": "was merged into max_unusable, a share, with max_bad_gold",
-    "eval_prompts": "was merged into heldout_prompts: all held-out prompts are evaluated",
-    "checkpoint_every": "was merged into eval_every: a checkpoint is written at each evaluation",
-    "eval_task_options": "was merged into task_options: one table for each part, by its name",
-    "insecure_network": 'was merged into tls: tls = "none"',
-    "pipeline_parallel": "is gone: start such servers yourself and name them in vllm_url",
-    "data_parallel": "is gone: start such servers yourself and name them in vllm_url",
-    "start_deadline_s": "was merged into deadline_s: a start may take 3 times as long",
-    "threads": "is gone: set OMP_NUM_THREADS in the environment",
-    "top_p": "is gone: anything but 1 would bias every importance ratio",
-}
-
 
 # ----------------------------------------------------------------- 2. From files, and back
-def did_you_mean(word, known, form="{!r}", otherwise=""):
-    """The question to add to "... is unknown", with the nearest known word; else `otherwise`.
+def did_you_mean(word, known):
+    """The question to add to "unknown ...", with the nearest known word; "" if none is near.
 
-    >>> did_you_mean("toi", ["toy", "math"])
-    ", did you mean 'toy'?"
+    >>> did_you_mean("stepz", ["steps", "slots"])
+    ", did you mean 'steps'?"
     """
     near = difflib.get_close_matches(word, known, 1)
-    return f", did you mean {form.format(near[0])}?" if near else otherwise
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def typed(name, value, kind):
@@ -150,10 +135,9 @@ def read_toml(path):
     except ValueError as error:                     # no TOML, or no text
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     known = [f.name for f in dataclasses.fields(Config)]
-    for name in (name for name in values if name not in known):
-        raise ConfigError(f"{path}: " + (
-            f"{name} {REPLACED[name]}" if name in REPLACED else
-            f"unknown key {name!r}{did_you_mean(name, known)}"))
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"{path}: unknown key {name!r}{did_you_mean(name, known)}")
     return values
 
 
