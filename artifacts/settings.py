@@ -1,7 +1,5 @@
 """settings.py: a run's settings as a TOML file, and what is refused of them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import difflib
@@ -44,7 +42,7 @@ def check(config):
     # 2. Settings that only make sense together: (name, what is wrong, what would be right).
     config.schedule()
     group, longest = config.samples_per_prompt, config.think_max + config.answer_tokens
-    phrase, clips = config.interrupt_phrase, (config.eps_low, config.eps_high)
+    phrase, low, high = config.interrupt_phrase, config.eps_low, config.eps_high
     for name, wrong, right in (
         ("samples_per_prompt", group < 2, "must be 2 or more: an advantage compares samples"),
         ("slots", group > config.slots, f"must hold the {group} samples of a prompt"),
@@ -56,10 +54,10 @@ def check(config):
         ("interrupt_phrase", phrase and config.think_close not in phrase,
          f"must hold think_close = {config.think_close!r}, or be empty"),
         ("eps_max", config.eps_max < 1, "must be 1 or above: the ratio starts at 1"),
-        ("eps_high", config.loss == "dapo" and clips[0] >= clips[1], "dapo's upper clip is the "
-         f'wider one, 0.26 in the paper; with eps_low = {clips[0]} it is loss = "grpo"'),
+        ("eps_high", config.loss == "dapo" and low >= high, "dapo's upper clip is the wider one, "
+         f'0.26 in the paper; with eps_low = {low} it is loss = "grpo"'),
         # GSPO clips a geometric mean over the sequence, which hardly leaves 1.
-        ("eps_high", config.loss == "gspo" and max(clips) > 0.05,
+        ("eps_high", config.loss == "gspo" and max(low, high) > 0.05,
          "for gspo give eps_low and eps_high of about 1e-3 (paper)"),
         ("model", not config.model, "give a Hugging Face folder or name, as models/toy"),
         ("name", Path(config.name).name != config.name or config.name == "..",
@@ -69,9 +67,10 @@ def check(config):
             refuse(name, right)
 
     # 3. What others read: a tracker, vLLM's command line, a resumed run.
-    for package in ("accelerate", config.log_with) if config.log_with else ():
-        if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
-            refuse("log_with", f"needs a package: pip install {package}")
+    if config.log_with:
+        for package in ("accelerate", config.log_with):
+            if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
+                refuse("log_with", f"needs a package: pip install {package}")
     try:
         words = shlex.split(config.vllm_args)
     except ValueError as error:

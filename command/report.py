@@ -101,9 +101,7 @@ def shown_samples(path):
     samples, _ = readers.read_jsonl(path) if path.is_file() else ([], [])
     yield "<table><tr><th>step<th>reward<th>end<th>prompt and output</tr>"
     for row in samples[::-(-len(samples) // SAMPLES_SHOWN) or 1]:
-        end = escape(str(row["finish_reason"]))
-        if row["interrupted"]:
-            end = f"interrupted, {end}"
+        end = ("interrupted, " if row["interrupted"] else "") + escape(str(row["finish_reason"]))
         yield (f"<tr><td>{row['step']:d}<td>{row['reward']:+g}<td>{end}<td>"
                f"<span class=note>{escape(row['prompt'])}</span>{escape(row['output'])}</tr>")
     yield "</table>"

@@ -1,5 +1,5 @@
-"""What symptoms.py promises: rules do what the page writes, each is seen where it was made to happen
-and not in a healthy run, and the documents show the same table."""
+"""What symptoms.py promises: rules do what the page writes, each is seen where it was made to
+happen and not in a healthy run, and the documents show the same table."""
 
 import json
 import math
