@@ -125,12 +125,11 @@ class Config:
     vllm_args: str = ""                 # ours; more options of each server, for example
                                         # "--max-num-batched-tokens 4096"; in the trainer's
                                         # process "--enforce-eager" alone counts
-    vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,..."
-    hosts: str = ""                     # ours; the machines, trainers first, as "a,b,c"
-    node_rank: int = 0                  # ours; which of the hosts this machine is, from 0
-    port: int = 8100                    # ours; the first port that the machines use
+    vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,...",
+                                        # or "@FILE,..." with the addresses of --serve-only
     tls: str = ""                       # ours; folder with ca.pem, cert.pem, key.pem (make certs);
-                                        # "none": hosts without it, on a network you trust
+                                        # "none": servers of other machines without it, on a
+                                        # network you trust
     deadline_s: float = 600.0           # ours; longest wait for a process; 3 times that to start
 
     @property

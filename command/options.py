@@ -52,7 +52,10 @@ def make_parser(page, about=""):
              "learns [30], and stop")
     add("--print-config", action="store_true", help="print all settings and stop")
     add("--dry-run", action="store_true",
-        help="print what would run where, what memory and time it would take, and stop")
+        help="print what would run where, what memory it would take, and stop")
+    add("--serve-only", metavar="ADDRESS", nargs="?", const="127.0.0.1", default="",
+        help="start only this machine's vLLM servers, at this address of it [127.0.0.1], and write "
+             "theirs to runs/NAME/servers_ADDRESS.txt; trainers take --vllm-url @FILE")
     kinds = get_type_hints(Config)
     for title, entries in documented_fields():
         group = parser.add_argument_group(title)
@@ -66,7 +69,7 @@ def make_parser(page, about=""):
     return parser
 
 
-FLAGS = ("resume", "dry_run", "print_config", "report", "check")    # options that are no settings
+FLAGS = ("resume", "dry_run", "serve_only", "print_config", "report", "check")    # options that are no settings
 
 
 ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).

@@ -29,7 +29,7 @@ from pathlib import Path
 import aiohttp
 
 from servers.server import BadAnswer, Server, ServerError, ServerFailed
-from servers.tls import client_context
+from servers.addresses import client_context
 from servers.weight_transfer import buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
