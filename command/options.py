@@ -69,7 +69,8 @@ def make_parser(page, about=""):
     return parser
 
 
-FLAGS = ("resume", "dry_run", "serve_only", "print_config", "report", "check")    # options that are no settings
+# Options that are no settings.
+FLAGS = ("resume", "dry_run", "serve_only", "print_config", "report", "check")
 
 
 ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).

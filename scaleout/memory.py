@@ -3,12 +3,10 @@
 A trainer's memory is four buffers. Weights, gradients and Adam have to be there; a micro-batch's
 activations and the sampler's cache, where sampler and trainer share a device, shrink with a
 setting; the head's chunk of logits is small. Activations are right within 40%, and a tenth of the
-device is left to what is not counted. Two rates, of generation and of training, are assumed and
-were never measured: only the split of the GPUs between the two depends on them. Ours.
+device is left to what is not counted. Ours.
 """
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +14,6 @@ import psutil
 import torch
 
 from config import ConfigError
-from engines.compute import ModelFlops
 from engines.head import logits_chunk
 from engines.packed import heads, uses_flash
 from engines.vllm_inprocess import BLOCK_TOKENS, block_bytes
@@ -26,31 +23,12 @@ CACHE_SHARE = 0.25                  # of a CPU's memory, for one server's cache 
 VLLM_MEMORY_SHARE = 0.9             # of a GPU's memory, what a server takes
 SERVER_OVERHEAD = 2 * GIB           # CUDA context, activations, graphs
 
-# Shares of a GPU's speed that are reached: assumed.
-DECODE_SHARE, TRAIN_SHARE = 0.5, 0.3
-# (bytes a second, dense bf16 FLOPs a second) of a GPU, as its maker says. All words of an entry
-# stand in torch's name of the GPU; the first such entry counts.
-SPEEDS = {
-    "H100 PCIe": (2.0e12, 756e12), "H100 NVL": (3.9e12, 835e12), "H100": (3.35e12, 989e12),
-    "GH200": (4.0e12, 989e12), "H200": (4.8e12, 989e12), "B200": (8e12, 2250e12),
-    "A100 40GB": (1.56e12, 312e12), "A100": (2.0e12, 312e12), "L40S": (0.86e12, 362e12),
-    "L4": (0.3e12, 121e12), "A10": (0.6e12, 125e12), "4090": (1.0e12, 165e12),
-    "3090": (0.94e12, 71e12)}
-
-
-def known_speed(name):
-    """The entry for a GPU that torch calls so, or None."""
-    words = set(re.split(r"\W+", name))
-    return next((speed for key, speed in SPEEDS.items() if set(key.split()) <= words), None)
-
-
 @dataclass(frozen=True)
 class Device:
     """What the estimates need to know of a device, and in its name how that is known."""
     name: str
     memory: float                   # bytes
     cuda: bool
-    speed: tuple = SPEEDS["H100"]   # an entry of SPEEDS; of a CPU nobody asks
 
 
 ASSUMED = Device("an H100 (assumed: no GPU here to ask)", 79 * GIB, cuda=True)
@@ -63,7 +41,7 @@ def device_here(cuda):
     if not torch.cuda.is_available():
         return ASSUMED
     here = torch.cuda.get_device_properties(0)
-    return Device(here.name, here.total_memory, True, known_speed(here.name) or SPEEDS["H100"])
+    return Device(here.name, here.total_memory, cuda=True)
 
 
 def host_memory(limit="/sys/fs/cgroup/memory.max"):
@@ -100,11 +78,9 @@ class Estimate:
         head = model.get_output_embeddings().weight.numel()
         self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
         self.kv_token = block_bytes(config.model, dtype) / BLOCK_TOKENS     # bytes, all layers
-        self.mean_output = output / 2                                       # assumed
-        # Tokens that a token attends to, on average; half of the prompt is assumed filled too.
-        self.context = (length - output) / 2 + self.mean_output / 2
-        flops = ModelFlops(model)               # of one token's forward pass, at the mean context
-        self.token_flops = flops.per_token + flops.per_attended_token * self.context
+        # Of a running sequence, on average: half of the prompt filled, and a quarter of the longest
+        # output, as of samples half finished that become half as long. Assumed.
+        self.mean_length = (length - output) / 2 + output / 4
 
     def trainer_memory(self, trainers):
         """{buffer: bytes} of one trainer of so many."""
@@ -177,7 +153,7 @@ class Estimate:
         if self.alone and not self.cuda:
             return self.config.slots
         _, fits = self.server_memory()
-        held = fits if self.alone else int(fits * self.length / self.context)
+        held = fits if self.alone else int(fits * self.length / self.mean_length)
         return max(1, min(self.config.slots, held))
 
     def refuse(self, trainers, servers):
@@ -191,21 +167,6 @@ class Estimate:
         parts, fits = self.server_memory()
         if servers and not fits:
             raise ConfigError(f"a server {have}: {listed(parts)}; raise tensor_parallel")
-
-    @property
-    def generate_rate(self):
-        """Tokens a second that one GPU of a server generates: a decode step reads all weights and
-        caches, and computes; the slower of the two bounds it."""
-        bandwidth, flops = self.device.speed
-        batch = self.slots                      # large enough for every expert to have work
-        read = self.weights * self.itemsize + batch * self.context * self.kv_token
-        step_s = max(read / bandwidth, batch * self.token_flops / flops)
-        return DECODE_SHARE * batch / step_s    # the GPUs that share a copy share its work
-
-    @property
-    def train_rate(self):
-        """Generated tokens a second that one GPU trains on: three forwards each, or four."""
-        return TRAIN_SHARE * self.device.speed[1] / (3 + self.recompute) / self.token_flops
 
     def text(self, trainers, servers):
         """All of it in words, for --dry-run."""

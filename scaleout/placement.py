@@ -1,7 +1,8 @@
 """scaleout/placement.py: which processes a machine runs, and on which of its devices.
 
 On GPUs trainers come first and servers fill the rest; a machine that only serves has no trainers.
-Ours: the paper gives 64 GPUs to generation and 16 to training, and names no rule.
+The paper gives 64 GPUs to generation and 16 to training, and names no rule. Ours: its share of
+trainers, or as many as the model needs. bench/simulate.py finds a better split from a run's log.
 """
 
 import errno
@@ -13,21 +14,7 @@ from config import ConfigError
 from engines.load import refused
 from servers.addresses import LOOPBACK, client_context
 
-
-def split(gpus, generate_rate, train_rate, choices=None):
-    """(GPUs that generate, GPUs that train) that make the most tokens a second.
-
-    The rates are tokens a second of one GPU; choices: possible numbers of those that train.
-
-    Both sides work at the same time, so the slower one sets the pace of the run. At the ideal, g/t
-    = train_rate / generate_rate, neither waits.
-
-    >>> split(8, generate_rate=1000, train_rate=3000)
-    (6, 2)
-    """
-    trainers = max(choices or range(1, gpus),
-                   key=lambda t: min((gpus - t) * generate_rate, t * train_rate))
-    return gpus - trainers, trainers
+PAPERS_SHARE = 16 / 80              # of the GPUs trains
 
 
 @dataclass(frozen=True)
@@ -103,11 +90,11 @@ def on_gpus(c, estimate, address):
             f"trainers and by servers of {size} on the rest (by trainers alone with vllm_url)")
     # With more trainers the shards are smaller. If no number has room, the estimate refuses.
     fitting = [t for t in possible if t and estimate.trainer_fits(t)]
-    generate, train = estimate.generate_rate, estimate.train_rate
-    generators, trainers = split(gpus, generate, train, fitting or possible)
+    trainers = min(fitting or possible, key=lambda t: abs(t - PAPERS_SHARE * gpus))
+    generators = gpus - trainers
     why = "as asked for" if address or c.trainers or c.servers or c.vllm_url else (
-        f"a GPU generates about {generate:,.0f} tokens a second and trains on {train:,.0f} "
-        "(assumed, never measured); --servers and --trainers override this")
+        "about the paper's share, 1 of 5, trains, or as many as the model needs; --servers and "
+        "--trainers override this")
     return trainers, generators // size, (
         f"{gpus} GPUs: {trainers} train, {generators} generate ({generators // size} servers): "
         f"{why}")

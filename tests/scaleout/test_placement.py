@@ -1,27 +1,12 @@
-"""Who runs where: the split, and a place for every process of a machine."""
+"""Who runs where: the rule, and a place for every process of a machine."""
 
 import dataclasses
-import random
 
 import pytest
 from estimates import estimate_of
 
 from config import ConfigError
-from scaleout.placement import make_placement, split
-
-
-def test_the_split_is_the_fastest_there_is_and_tends_to_the_ratio_of_the_rates(seed):
-    rng = random.Random(seed)
-    for _ in range(200):
-        generate, train, size = rng.uniform(1, 9), rng.uniform(1, 40), rng.choice([1, 2, 4])
-        gpus = rng.randrange(size + 1, 60)
-        choices = [t for t in range(1, gpus) if (gpus - t) % size == 0]
-        generators, trainers = split(gpus, generate, train, choices)
-        assert generators + trainers == gpus and trainers in choices
-        best = max(min((gpus - t) * generate, t * train) for t in choices)
-        assert min(generators * generate, trainers * train) == pytest.approx(best)
-    generators, trainers = split(10_000, generate, train)
-    assert generators / trainers == pytest.approx(train / generate, rel=0.01)
+from scaleout.placement import make_placement
 
 
 @pytest.mark.parametrize("settings, address, shape", [
@@ -72,8 +57,15 @@ def test_servers_without_vllm_are_refused(eight):
         estimate_of(eight, servers=1, engine="transformers")
 
 
+@pytest.mark.parametrize("gpus, trainers", [(2, 1), (4, 1), (8, 2), (20, 4), (80, 16)])
+def test_the_rule_gives_training_the_papers_share(gpus, trainers, micro):
+    config, estimate = estimate_of(micro, gpus=gpus, think_min=9, think_max=99, prompt_tokens=9,
+                                   answer_tokens=9)
+    assert make_placement(config, estimate).trainers == trainers
+
+
 def test_the_rule_gives_an_8b_model_on_8_gpus_as_many_trainers_as_have_room_for_it(eight):
-    """It generates slower than it trains, so fewer trainers would do: but not hold it."""
+    """More than the paper's share."""
     config, estimate = estimate_of(eight, gpus=8)
     for memory, trainers in ((79, 3), (58, 4), (45, 6)):
         estimate.device = dataclasses.replace(estimate.device, memory=memory * 2**30)
