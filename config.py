@@ -1,19 +1,17 @@
 """config.py: every setting of a run, its default, and the two ways to change it.
 
-    Config            the settings; each comment says whose the default is, the paper's or "ours"
+    Config            the settings; each comment begins with whose the default is
     --config FILE     a TOML file with differences from the defaults; of several the last wins
     --SETTING VALUE   wins over every file
 
 Defaults are the recipe of ScaleRL (arXiv 2510.13786, sec. 4 and appendix A), with its batch of 48
-prompts x 16 samples and its 14k output tokens. Where we differ from the paper:
+prompts x 16 samples and its 14k output tokens. We differ from the paper in two points:
 
-1. The paper does not give some numbers: Adam's betas, the gradient clip, the temperature, how many
-   sequences are decoded at once, how many steps a run takes. We chose these, marked "ours".
-2. The paper's own problems, model and verifier are not published. `model` and `task` have no
-   default that could repeat its 8B run; configs/scalerl.toml comes closest.
+1. It does not give some numbers: Adam's betas, the gradient clip, the temperature, `slots`.
+2. Its problems, model and verifier are not published. `model` and `task` have no default that could
+   repeat its 8B run; configs/scalerl.toml comes closest.
 
-A run writes all its settings to runs/NAME/config.toml. --resume reads them back; only those in
-FREE_TO_CHANGE may then change. Where to go next: docs/, or a folder of your choice.
+A run keeps its settings in runs/NAME/config.toml. --resume may change some: artifacts/settings.py.
 """
 
 from __future__ import annotations
@@ -28,22 +26,19 @@ class ConfigError(ValueError):
     """Wrong input: one sentence with the field, the value, and what would be right. Exit code 2."""
 
 
-# ------------------------------------------------------------------------- 1. The settings
 @dataclass
 class Config:
-    """All settings, in groups. The comment beside a setting is also its text in --help, and says
-    whose the default is: "paper" or "ours". "the paper: X" is the paper's other value. --help
-    placement shows the groups named placement, --help the others."""
+    """All settings, in groups. A comment beside one is also its text in `--help`; of the groups
+    named placement, in `--help placement`. "paper": the default is the paper's; "ours": we chose
+    it, and where the paper differs, "the paper has X" follows."""
 
     # -- model and problems
-    model: str = ""                     # Hugging Face folder or name; the paper: its own 8B model
-    task: str = "toy"                   # ours; the paper: "polaris-53k"; a mix: "a:0.7+b:0.3"
-    # A mix (70 and 30% of its problems from two tasks) and eval_tasks have several parts: each has
-    # its own table of options, under its name.
+    model: str = ""                     # ours; Hugging Face folder or name; the paper has its own
+    task: str = "toy"                   # ours; the paper has "polaris-53k"; a mix: "a:0.7+b:0.3"
+    # Each part of a mix, and of eval_tasks, has its own table of options, under its name.
     task_options: dict = field(default_factory=dict)    # ours; as JSON; for a mix: {part: options}
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
-    # A prompt is never cut: a question without its end has another answer, or none.
     max_unusable: float = 0.02          # ours; share of problems that may be left out: their gold
                                         # answer cannot be read, or their prompt is too long
     unsafe_code: bool = False           # ours; run the model's programs even without a sandbox
@@ -55,8 +50,7 @@ class Config:
     # -- run
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
-    steps: int = 100                    # ours; training steps, also those whose groups are all
-                                        # filtered out; the paper's runs take thousands
+    steps: int = 100                    # ours; steps, even without update; the paper has thousands
     eval_every: int = 100               # paper; steps; a checkpoint is written as often (ours)
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
     log_with: Literal["", "tensorboard", "wandb", "trackio"] = ""   # ours; also write the log there
@@ -67,19 +61,19 @@ class Config:
     # Lag of a token: optimizer steps between the weights that wrote it and those now trained.
     off_policy: str = "pipeline-8"      # paper; "pipeline-K": lag <= K, 0 is on-policy; "ppo-K":
                                         # frozen weights write the samples of the next K steps
-    slots: int = 256                    # ours; sequences decoded at once, by each server; fewer if
-                                        # its cache is full; more: faster, but a larger mean lag
+    slots: int = 256                    # ours; sequences that each server decodes at once, at most;
+                                        # more: faster, but a larger mean lag
 
     # -- length, in tokens
-    prompt_tokens: int = 2048           # paper; a problem with a longer prompt is left out
+    prompt_tokens: int = 2048           # paper; a problem with a longer prompt is left out, not cut
     # Each sample draws its own thinking budget from [think_min, think_max]. If it still thinks when
     # the budget is spent, the phrase interrupts it, and it has answer_tokens for its answer.
-    think_min: int = 10240              # paper: interrupted at a random point in [10k, 12k]
+    think_min: int = 10240              # paper; interrupted at a random point in [10k, 12k]
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
     interrupt_phrase: str = PHRASE      # paper; "" turns interruption off
-    length_penalty: int = 0             # paper: off; its ablation: 2048, the last tokens cost more
-    overlong_filter: bool = False       # ours: a truncated sample earns -1; true: it is masked
+    length_penalty: int = 0             # paper; off; its ablation: 2048, the last tokens cost more
+    overlong_filter: bool = False       # ours; false: a truncated sample earns -1; true: is masked
 
     # -- rewards and loss
     temperature: float = 1.0            # ours; of sampling, and of every log-prob
@@ -94,9 +88,9 @@ class Config:
     loss: Literal["cispo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"   # paper
     behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; whose log-probs are the ratio's
                                         # denominator; recomputed: the trainer's own, ratio 1
-    eps_max: float = 5.0                # paper: 4, 5, 8 do equally well; caps the ratio of CISPO
-    eps_low: float = 0.2                # paper: of its grpo and dapo; clips the ratio at 1 - this
-    eps_high: float = 0.2               # paper: of its grpo, at 1 + this; its dapo has 0.26
+    eps_max: float = 5.0                # paper; caps the ratio of CISPO; 4, 5, 8 do equally well
+    eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
+    eps_high: float = 0.2               # paper, for grpo; clips it at 1 + this; its dapo has 0.26
     head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler
 
     # -- optimizer (AdamW)
@@ -122,14 +116,12 @@ class Config:
     servers: int = 0                    # ours; vLLM servers to start; 0: by the launcher's rule
     trainers: int = 0                   # ours; trainer processes; 0: by the launcher's rule
     tensor_parallel: int = 1            # ours; GPUs that share every layer of a server's model
-    vllm_args: str = ""                 # ours; more options of each server, for example
-                                        # "--max-num-batched-tokens 4096"; in the trainer's
-                                        # process "--enforce-eager" alone counts
+    vllm_args: str = ""                 # ours; for each server, as "--max-num-batched-tokens 4096";
+                                        # in the trainer's process "--enforce-eager" alone counts
     vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,...",
                                         # or "@FILE,..." with the addresses of --serve-only
     tls: str = ""                       # ours; folder with ca.pem, cert.pem, key.pem (make certs);
-                                        # "none": servers of other machines without it, on a
-                                        # network you trust
+                                        # "none": without it, on a network you trust
     deadline_s: float = 600.0           # ours; longest wait for a process; 3 times that to start
 
     @property

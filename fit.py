@@ -340,10 +340,6 @@ class Fit:
         """The compute at which the curve reaches R; inf if the ceiling is not above R."""
         return float(compute_needed(self.law, R, self.A, self.B, self.C_mid, self.R0))
 
-    def compute_draws(self, R):
-        """The same for each curve of the pool."""
-        return np.concatenate([compute_needed(each.law, R, *each.draws.T) for each in self.pool])
-
 
 def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=None,
               bootstrap=1000, seed=0, A_range=None, B_range=(0.1, 20), C_mid_range=None,
@@ -399,7 +395,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         pool.append(replicates(rival, its_theta, its_angles, R, bootstrap, seed, step_0))
     rivals = compare_laws(search, theta, rival, its_theta, R)
 
-    # 3. The paper's grid. Its replicates would all fall on nodes: the intervals are those of `free`.
+    # 3. The paper's grid. Its replicates would all fall on nodes: the intervals are `free`'s.
     if method == "grid":
         low = A_range[0] if A_range else np.ceil(theta[3] / A_STEP) * A_STEP     # .450, .455, ...
         A_nodes = np.arange(low, ranges["A"][1] + 1e-9, A_STEP).round(12)

@@ -33,7 +33,7 @@ from types import SimpleNamespace
 
 import torch
 
-from engines.kv_cache import Slots
+from engines.kv_cache import Slots, check_fits
 from loss import head_logits
 
 # -- 1. Records ------------------------------------------------------------------------------------
@@ -75,15 +75,6 @@ class Group:
     @property
     def finished(self):
         return len(self.rollouts) == self.size
-
-
-def check_fits(request, prompt_tokens, slots):
-    """Raises ValueError for a prompt or a group that an engine has no room for."""
-    if len(request.prompt_ids) > prompt_tokens:
-        raise ValueError(f"prompt {request.prompt_id} has {len(request.prompt_ids)} tokens, "
-                         f"more than prompt_tokens = {prompt_tokens}")
-    if request.samples > slots:
-        raise ValueError(f"{request.samples} samples a prompt, {slots} slots")
 
 
 # -- 2. Interruption -------------------------------------------------------------------------------

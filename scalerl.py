@@ -402,8 +402,6 @@ class Run:
         self.best = -1.0                # pass rate of the best evaluation
         self.generated = 0              # tokens of the samples that finished since the last step
 
-    # -- the loop -----------------------------------------------------------------------------
-
     def train(self):
         """Train until `steps`, or until every prompt has retired. Returns the closing sentence."""
         if self.evaluated is None:              # a new run: no evaluation so far

@@ -1,7 +1,5 @@
 """settings.py: a run's settings as a TOML file, and what is refused of them."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import difflib
@@ -43,7 +41,7 @@ def check(config):
     # 2. Settings that only make sense together: (name, what is wrong, what would be right).
     config.schedule()
     group, longest = config.samples_per_prompt, config.think_max + config.answer_tokens
-    phrase, clips = config.interrupt_phrase, (config.eps_low, config.eps_high)
+    phrase, low, high = config.interrupt_phrase, config.eps_low, config.eps_high
     for name, wrong, right in (
         ("samples_per_prompt", group < 2, "must be 2 or more: an advantage compares samples"),
         ("slots", group > config.slots, f"must hold the {group} samples of a prompt"),
@@ -55,10 +53,10 @@ def check(config):
         ("interrupt_phrase", phrase and config.think_close not in phrase,
          f"must hold think_close = {config.think_close!r}, or be empty"),
         ("eps_max", config.eps_max < 1, "must be 1 or above: the ratio starts at 1"),
-        ("eps_high", config.loss == "dapo" and clips[0] >= clips[1], "dapo's upper clip is the "
-         f'wider one, 0.26 in the paper; with eps_low = {clips[0]} it is loss = "grpo"'),
+        ("eps_high", config.loss == "dapo" and low >= high, "dapo's upper clip is the wider one, "
+         f'0.26 in the paper; with eps_low = {low} it is loss = "grpo"'),
         # GSPO clips a geometric mean over the sequence, which hardly leaves 1.
-        ("eps_high", config.loss == "gspo" and max(clips) > 0.05,
+        ("eps_high", config.loss == "gspo" and max(low, high) > 0.05,
          "for gspo give eps_low and eps_high of about 1e-3 (paper)"),
         ("model", not config.model, "give a Hugging Face folder or name, as models/toy"),
         ("name", Path(config.name).name != config.name or config.name == "..",
@@ -68,9 +66,10 @@ def check(config):
             refuse(name, right)
 
     # 3. What others read: a tracker, vLLM's command line, a resumed run.
-    for package in ("accelerate", config.log_with) if config.log_with else ():
-        if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
-            refuse("log_with", f"needs a package: pip install {package}")
+    if config.log_with:
+        for package in ("accelerate", config.log_with):
+            if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
+                refuse("log_with", f"needs a package: pip install {package}")
     try:
         words = shlex.split(config.vllm_args)
     except ValueError as error:
@@ -90,31 +89,16 @@ FREE_TO_CHANGE = {"steps", "eval_every", "log_with", "lr", "warmup_steps", "grad
                   "compile_layers", "gpus", "servers", "trainers", "tensor_parallel", "vllm_args",
                   "vllm_url", "tls", "deadline_s"}
 
-# Settings of earlier versions: what became of each. The text completes an error message.
-REPLACED = {
-    "max_bad_gold": "was merged into max_unusable, with long_prompts",
-    "long_prompts": "was merged into max_unusable, a share, with max_bad_gold",
-    "eval_prompts": "was merged into heldout_prompts: all held-out prompts are evaluated",
-    "checkpoint_every": "was merged into eval_every: a checkpoint is written at each evaluation",
-    "eval_task_options": "was merged into task_options: one table for each part, by its name",
-    "insecure_network": 'was merged into tls: tls = "none"',
-    "pipeline_parallel": "is gone: start such servers yourself and name them in vllm_url",
-    "data_parallel": "is gone: start such servers yourself and name them in vllm_url",
-    "start_deadline_s": "was merged into deadline_s: a start may take 3 times as long",
-    "threads": "is gone: set OMP_NUM_THREADS in the environment",
-    "top_p": "is gone: anything but 1 would bias every importance ratio",
-}
-
 
 # ----------------------------------------------------------------- 2. From files, and back
-def did_you_mean(word, known, form="{!r}", otherwise=""):
-    """The question to add to "... is unknown", with the nearest known word; else `otherwise`.
+def did_you_mean(word, known):
+    """The question to add to "unknown ...", with the nearest known word; "" if none is near.
 
-    >>> did_you_mean("toi", ["toy", "math"])
-    ", did you mean 'toy'?"
+    >>> did_you_mean("stepz", ["steps", "slots"])
+    ", did you mean 'steps'?"
     """
     near = difflib.get_close_matches(word, known, 1)
-    return f", did you mean {form.format(near[0])}?" if near else otherwise
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def typed(name, value, kind):
@@ -149,10 +133,9 @@ def read_toml(path):
     except ValueError as error:                     # no TOML, or no text
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     known = [f.name for f in dataclasses.fields(Config)]
-    for name in (name for name in values if name not in known):
-        raise ConfigError(f"{path}: " + (
-            f"{name} {REPLACED[name]}" if name in REPLACED else
-            f"unknown key {name!r}{did_you_mean(name, known)}"))
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"{path}: unknown key {name!r}{did_you_mean(name, known)}")
     return values
 
 

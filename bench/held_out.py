@@ -1,11 +1,12 @@
 """How well do the demo's first parts predict the rest?  (results/demo/PROTOCOL.md)
 
-    python bench/held_out.py results/demo/toy*-seed1[5-9] --csv results/demo/errors.csv
-    python bench/held_out.py results/demo/toy*-seed1[5-9] --law stretched
+    python bench/held_out.py 'results/demo/evals.csv:*seed1?' --csv results/demo/errors.csv
+    python bench/held_out.py 'results/demo/evals.csv:*seed1?' --law stretched
     python bench/held_out.py runs/demo --beside results/demo/errors.csv     # one run among them
 
-Reads evals.jsonl of each run folder toyT-seedS and prints a row for each run and cut: the error of
-fit.py's prediction for the last evaluations, and that of carrying the last value forward.
+Reads the evaluations of each run folder toyT-seedS, or of the runs of a table whose names fit the
+pattern, and prints a row for each run and cut: the error of fit.py's prediction for the last
+evaluations, and that of carrying the last value forward.
 """
 import argparse
 import csv
@@ -17,16 +18,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from fitting.readers import read_curves
 from fit import fit_curve, held_out
+from fitting.readers import places_of, read_curves
 
 CUTS = (0.3, 0.5)
 COLUMNS = ("toy", "seed", "cut", "predicted", "lo", "hi", "measured", "error", "naive_error")
 
 
 def rows_of(folder, law="sigmoid"):
-    """The two rows of one run, as dicts of COLUMNS."""
-    toy, seed = map(int, re.fullmatch(r"toy(\d+)-seed(\d+)", Path(folder).name).groups())
+    """The two rows of one run (a folder, or TABLE:RUN), as dicts of COLUMNS."""
+    toy, seed = map(int, re.search(r"toy(\d+)-seed(\d+)$", str(folder)).groups())
     (curve,) = read_curves([str(folder)])
     for cut in CUTS:
         early = fit_curve(curve.C, curve.R, c_max=cut * curve.C[-1], law=law)
@@ -72,7 +73,9 @@ def main():
     args = p.parse_args()
     if args.beside:
         return print(beside(args.runs[0], args.beside))
-    rows = [row for folder in sorted(args.runs) for row in rows_of(folder, args.law)]
+    runs = sorted(f"{path}:{run}" if run else str(path)
+                  for text in args.runs for path, run in places_of(text))
+    rows = [row for run in runs for row in rows_of(run, args.law)]
     print(*(f"{name:>11}" for name in COLUMNS))
     for row in rows:
         print(*(f"{row[name]:11.3g}" for name in COLUMNS))

@@ -1,10 +1,11 @@
 """What staleness does to the losses: one line for each run of `make stress`  (results/stress)
 
-    python bench/stress.py results/stress/*/ --csv results/stress/runs.csv
-    python bench/stress.py runs/*-toy*/ --keep results/stress      # the logs, as far as read here
+    python bench/stress.py --csv results/stress/runs.csv           # what is kept in results/stress
+    python bench/stress.py runs/*-toy*/ --keep results/stress      # keep these first
 
-Run folders are named RECIPE-toyT-seedS. A run's end is the mean of its last three evaluations, its
-best that of its best three in a row; it has collapsed if the end is below half of the best.
+Run folders are named RECIPE-toyT-seedS; what is kept of them is in evals.csv and steps.csv. A run's
+end is the mean of its last three evaluations, its best that of its best three in a row; it has
+collapsed if the end is below half of the best.
 """
 import argparse
 import re
@@ -15,37 +16,36 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from fitting.readers import read_curves, read_rows
 from held_out import write_csv
-from study.logs import COLUMNS as LOGGED
-from study.logs import ends, keep
+from study import logs
 
+KEPT = Path(__file__).parent.parent / "results" / "stress"
 COLUMNS = ("recipe", "toy", "seed", "start", "best", "end", "collapsed", "lag", "ess_least",
            "ess_median", "clipped_most")
 
 
-def row_of(folder):
-    """The row of one run, as a dict of COLUMNS."""
-    name = Path(folder).name
+def row_of(name, evals, steps):
+    """The row of one run, as a dict of COLUMNS, from its rows of both tables."""
     recipe, toy, seed = re.fullmatch(r"(\w+)-toy(\d+)-seed(\d+)", name).groups()
-    (curve,) = read_curves([str(folder)])
-    steps, _, _ = read_rows(Path(folder) / "metrics.jsonl")
+    R = np.array([row["eval/toy/mean@1"] for row in evals])
     lag, ess, clipped = (np.array([step[column] for step in steps if column in step])
-                         for column in LOGGED[2:])
-    numbers = (*ends(curve.R).values(), lag[10:].mean(), ess.min(), np.median(ess), clipped.max())
+                         for column in logs.STEPS)
+    numbers = (*logs.ends(R).values(), lag[10:].mean(), ess.min(), np.median(ess), clipped.max())
     return dict(zip(COLUMNS, (recipe, int(toy), int(seed), *(round(float(x), 3) for x in numbers)),
                     strict=True))
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("runs", nargs="+")
+    p.add_argument("runs", nargs="*", type=Path, help="run folders, to be kept first")
     p.add_argument("--csv", help="write the rows to this file")
-    p.add_argument("--keep", help="copy the logs to this folder")
+    p.add_argument("--keep", type=Path, default=KEPT, help="the folder of the tables")
     args = p.parse_args()
-    for folder in args.runs if args.keep else ():
-        keep(folder, Path(args.keep) / Path(folder).name)
-    rows = sorted(map(row_of, args.runs), key=lambda row: (row["recipe"], row["seed"]))
+    for run in args.runs:
+        logs.keep(run, args.keep, run.name)
+    evals, steps = (logs.read(args.keep / f"{name}.csv") for name in ("evals", "steps"))
+    rows = sorted((row_of(name, evals[name], steps[name]) for name in evals),
+                  key=lambda row: (row["recipe"], row["seed"]))
     print(*(f"{name:>17}" for name in COLUMNS))
     for row in rows:
         print(*(f"{value:>17}" for value in row.values()))

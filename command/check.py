@@ -1,9 +1,8 @@
 """check.py: is this model ready for this task?
 
-`python scalerl.py --check --config ...` does no more than check:
-one line for each check; "ok"; "look": the figure says what to doubt; "bad". All of them ask a
-scalerl.Run for its prompts, samples and rewards, so what is checked is what would run.
-docs/is-it-working.md explains the lines. All of it is ours.
+`python scalerl.py --check --config ...` prints a line for each check: "ok"; "look": the figure says
+what to doubt; or "bad". All of them ask a scalerl.Run for its prompts, samples and rewards, so what
+is checked is what would run. docs/is-it-working.md explains the lines. All of it is ours.
 """
 
 import contextlib
@@ -48,13 +47,17 @@ def checks(run, steps):
                   for p, text in zip(asked.values(), texts))
     twice = sum(ids[:1] == ids[1:2] and ids[0] in tokenizer.all_special_ids for ids in prompts)
     template = "the model's own" if tokenizer.chat_template else "none, as for a base model"
-    yield grade((tokenizer.chat_template is None) + 2 * (arrived < n or twice > 0), 0, 1), (
+    verdict = "ok" if tokenizer.chat_template else "look"
+    if arrived < n or twice > 0:
+        verdict = "bad"
+    yield verdict, (
         f"chat template: {template}; the question arrives in {arrived} of {n} prompts; {twice} "
         f"begin with a special token twice; they end in {texts[0][-24:]!r}")
 
     # 2. Problems. Too many unusable ones have already ended the command, with a sentence.
-    used, bad, long = (sum(problems.log[f"problems/{name}"] for name in names) for names in (
-        ("train", "heldout"), ("bad_gold", "bad_records"), ("too_long",)))
+    log = problems.log
+    used, long = log["problems/train"] + log["problems/heldout"], log["problems/too_long"]
+    bad = log["problems/bad_gold"] + log["problems/bad_records"]
     yield grade(bad + long, 0, used), (
         f"problems: {used} are used; left out are {bad} whose gold answer fails its own verifier, "
         f"or cannot be read, and {long} of more than prompt_tokens = {config.prompt_tokens}")
@@ -63,22 +66,25 @@ def checks(run, steps):
     run.push_weights()                              # servers may have other ones
     rollouts, rates, log = ask(run, asked)
     mean, equal = fmean(rates), fmean(rate in (0, 1) for rate in rates)
-    yield "bad" if mean in (0, 1) else grade(equal, 0.8, 1), (
+    verdict = "bad" if mean in (0, 1) else grade(equal, 0.8, 1)
+    yield verdict, (
         f"base pass rate: {mean:.3f}, standard error {pstdev(rates) / n ** 0.5:.3f} ({n} prompts x "
         f"{config.samples_per_prompt} samples); groups of equal rewards: {equal:.0%}")
     cut = fmean(r.finish_reason == "length" for r in rollouts)
     yield grade(cut, 0.05, 0.5), f"answers: {cut:.1%} are truncated"
     forced = fmean(r.interrupted for r in rollouts)
-    yield grade(forced, 0.5, 1), (f"thinking: {forced:.1%} is interrupted, at {config.think_min} "
-                                  f"to {config.think_max} tokens")
+    yield grade(forced, 0.5, 1), (
+        f"thinking: {forced:.1%} is interrupted, at {config.think_min} to {config.think_max} "
+        "tokens")
     late, unread = log["verifier/timeout_frac"], log["verifier/error_frac"]
     yield grade(max(late, unread), 0.02, 0.2), (
         f"verifier: {late:.1%} late, {unread:.1%} unreadable, {log['time/check_ms']:.1f} ms each")
 
     # 4. The two sides of the importance ratio; then the loop.
-    with contextlib.redirect_stdout(None):          # it has a sentence of its own
+    with contextlib.redirect_stdout(None):          # self_test prints a sentence of its own
         apart, _, kl = self_test(run).values()
-    yield "ok" if kl < HEALTHY_KL and apart < 0.03 else "bad", (
+    verdict = "ok" if kl < HEALTHY_KL and apart < 0.03 else "bad"
+    yield verdict, (
         f"self-test: sampler and trainer differ by {apart:.1e} in a token's log-prob, healthy is "
         f"below 0.03, and by a KL of {kl:.1e}, healthy is below {HEALTHY_KL}")
     if steps:
@@ -88,10 +94,10 @@ def checks(run, steps):
 
 def ask(run, asked):
     """(samples of the problems `asked`, each one's pass rate, the verifier's columns)."""
-    G, right = run.config.samples_per_prompt, Counter()
+    G = run.config.samples_per_prompt
     rollouts = run.answers(run.eval_sampler, asked, G)
     rewards, log = run.verifier.rewards(rollouts, asked, run.trainer.tokenizer)
-    right.update(r.prompt_id for r, reward in zip(rollouts, rewards) if reward > 0)
+    right = Counter(r.prompt_id for r, reward in zip(rollouts, rewards) if reward > 0)
     return rollouts, [right[i] / G for i in asked], log
 
 
@@ -99,25 +105,37 @@ def smoke(run, steps, asked, limit):
     """Train with +1 for an answer of fewer than `limit` characters; ask before and after. It needs
     no skill of the model: if it is not learned, the loop is broken, or had no chance."""
     run.problems.train = {i: p.shorter_than(limit) for i, p in run.problems.train.items()}
-    asked, lines = {i: run.problems.train[i] for i in asked}, []
+    asked = {i: run.problems.train[i] for i in asked}
     before, old, _ = ask(run, asked)
+    lines = train(run, steps)
+    run.push_weights(run.eval_sampler)
+    after, new, _ = ask(run, asked)
+
+    gains = [b - a for a, b in zip(old, new)]       # in pass rate, of each problem
+    gain, error = fmean(gains), pstdev(gains) / len(gains) ** 0.5
+    varied = 1 - fmean(line["frac_reward_zero_std"] for line in lines)
+    warmed_up = lines[-1].get("lr") == run.config.lr
+    if gain > 3 * error:
+        verdict, why = "ok", ""
+    elif gain < -3 * error or (varied > 0.2 and warmed_up):
+        verdict, why = "bad", ": not learned: steps too few or too small, or a broken loop"
+    else:
+        verdict = "look"
+        why = ": little to learn from: more steps, --warmup-steps 0, a higher --temperature"
+    long, short = (fmean(len(r.output_ids) for r in rollouts) for rollouts in (before, after))
+    return verdict, (
+        f"smoke reward: in {len(lines)} steps {fmean(old):.0%} -> {fmean(new):.0%} of the answers "
+        f"have fewer than {limit} characters, {long:.1f} -> {short:.1f} tokens; rewards varied in "
+        f"{varied:.0%} of the groups{why}")
+
+
+def train(run, steps):
+    """Train so many steps, or until the prompts run out. Returns their lines of the log, which is
+    written to a folder that is removed."""
+    lines = []
     with tempfile.TemporaryDirectory() as folder, Progress(steps) as progress:
         run.folder.path = Path(folder)
         while len(lines) < steps and (line := run.train_step()):
             lines.append(line)
             progress.update(1)
-    run.push_weights(run.eval_sampler)
-    after, new, _ = ask(run, asked)
-    long, short = (fmean(len(r.output_ids) for r in rollouts) for rollouts in (before, after))
-    gains = [b - a for a, b in zip(old, new)]
-    gain, error = fmean(gains), pstdev(gains) / len(gains) ** 0.5
-    varied = 1 - fmean(line["frac_reward_zero_std"] for line in lines)
-    chance = varied > 0.2 and lines[-1].get("lr") == run.config.lr
-    verdict, why = ("ok", "") if gain > 3 * error else (
-        "bad", ": not learned: steps too few or too small, or a broken loop"
-    ) if chance or gain < -3 * error else (
-        "look", ": little to learn from: more steps, --warmup-steps 0, a higher --temperature")
-    return verdict, (
-        f"smoke reward: in {len(lines)} steps {fmean(old):.0%} -> {fmean(new):.0%} of the answers "
-        f"have fewer than {limit} characters, {long:.1f} -> {short:.1f} tokens; rewards varied in "
-        f"{varied:.0%} of the groups{why}")
+    return lines

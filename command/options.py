@@ -1,41 +1,52 @@
 """options.py: the command line of scalerl.py, and its help."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import inspect
-import re
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from artifacts.settings import (FREE_TO_CHANGE, REPLACED, did_you_mean, make_config, read_toml)
+from artifacts.settings import FREE_TO_CHANGE, did_you_mean, make_config, read_toml
 from config import Config, ConfigError
+
+# Options that are no settings.
+FLAGS = ("resume", "dry_run", "serve_only", "print_config", "report", "check")
+
+ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
+
+    python scalerl.py --config configs/demo.toml            a toy model, on a laptop, in minutes
+    python scalerl.py --config configs/demo.toml --config configs/loo/dapo_loss.toml --name dapo
+                                                            the same, one decision changed
+    python scalerl.py --model Qwen/Qwen3-8B --task polaris-53k --gpus 8
+    python fit.py runs/demo                                 fit its curve, predict more compute"""
 
 
 def documented_fields():
-    """[(title, [[field, comment]])] of Config, read from its source: the comments are the help.
+    """{title: {name: comment}} of Config, read from its source: the comments are the help.
 
-    A title is a line "# -- title". A comment stands after its field. Lines below it that hold only
-    a comment, indented by 20 or more, belong to it.
+    A title is a line "# -- title". A comment stands behind its field, and goes on in lines of only
+    a comment that are indented deeper than the fields.
     """
-    fields, groups = {f.name: f for f in dataclasses.fields(Config)}, []
+    names, groups = [f.name for f in dataclasses.fields(Config)], {}
     for line in inspect.getsource(Config).splitlines():
-        if title := re.fullmatch(r"    # -- (.*)", line):
-            groups.append((title[1], []))
-        elif more := re.fullmatch(r" {20,}# (.*)", line):
-            groups[-1][1][-1][1] += " " + more[1]
-        elif (entry := re.match(r"    (\w+): .*?  # (.*)", line)) and entry[1] in fields:
-            groups[-1][1].append([fields[entry[1]], entry[2]])
+        code, _, comment = line.partition("# ")
+        word = code.partition(":")[0].strip()
+        if comment.startswith("-- "):
+            group = groups[comment.removeprefix("-- ")] = {}
+        elif word in names:
+            name = word
+            group[name] = comment
+        elif comment and len(code) > len("    "):
+            group[name] += " " + comment
     return groups
 
 
-def make_parser(page, about=""):
+def make_parser(page):
     """An argument parser with an option for each setting. Its help shows the groups of one `page`,
     "recipe" or "placement"; it understands the options of both."""
     parser = argparse.ArgumentParser(
         prog="scalerl.py", usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
-        formatter_class=argparse.RawDescriptionHelpFormatter, description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter, description=ABOUT,
         epilog="Every setting is also a key of FILE. [in brackets]: the default.",
         allow_abbrev=False, add_help=False)
     add = parser.add_argument
@@ -57,53 +68,41 @@ def make_parser(page, about=""):
         help="start only this machine's vLLM servers, at this address of it [127.0.0.1], and write "
              "theirs to runs/NAME/servers_ADDRESS.txt; trainers take --vllm-url @FILE")
     kinds = get_type_hints(Config)
-    for title, entries in documented_fields():
+    for title, comments in documented_fields().items():
         group = parser.add_argument_group(title)
         shown = title.startswith("placement") == (page == "placement")
-        for f, comment in entries:
-            default = str(getattr(Config(), f.name))[:40] or '""'
-            metavar = "|".join(filter(None, get_args(kinds[f.name]))) or f.type.upper()
+        for name, comment in comments.items():
+            kind, default = kinds[name], str(getattr(Config(), name))[:40] or '""'
+            metavar = "|".join(filter(None, get_args(kind))) or kind.__name__.upper()
             text = f"{comment} [{default}]".replace("%", "%%")
-            group.add_argument(f"--{f.name.replace('_', '-')}", metavar=metavar,
-                               default=argparse.SUPPRESS, help=text if shown else argparse.SUPPRESS)
+            group.add_argument(option(name), metavar=metavar, default=argparse.SUPPRESS,
+                               help=text if shown else argparse.SUPPRESS)
     return parser
 
 
-# Options that are no settings.
-FLAGS = ("resume", "dry_run", "serve_only", "print_config", "report", "check")
+def option(name):
+    return f"--{name.replace('_', '-')}"
 
 
-ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
-
-    python scalerl.py --config configs/demo.toml               a toy model, on a laptop, in minutes
-    python scalerl.py --config configs/demo.toml --config configs/loo/dapo_loss.toml --name dapo
-                                                               the same, one decision changed
-    python scalerl.py --model Qwen/Qwen3-8B --task polaris-53k --gpus 8
-    python fit.py runs/demo                                    fit its curve, predict more compute"""
-
-
-def parse(argv, about=ABOUT):
-    """(config, flags) from the command line; `about` begins its help. flags has the values of
-    FLAGS. If flags.report, the folder of a run, is given, config is None.
+def parse(argv):
+    """(config, flags) from the command line. flags has the values of FLAGS. If flags.report, the
+    folder of a run, is given, config is None.
 
     Raises ConfigError: an argument is unknown, the value of a setting is wrong, or --resume cannot
     change it. Raises SystemExit(0) after --help.
     """
     def refuse(message):
         raise ConfigError(message)
-    parser = make_parser("recipe", about)
+    parser = make_parser("recipe")
     parser.error = refuse
     options, unknown = parser.parse_known_args(argv)
     given = vars(options)
     if page := given.pop("help"):
-        make_parser(page, about).print_help()
+        make_parser(page).print_help()
         raise SystemExit(0)
     if unknown:
-        name = unknown[0].lstrip("-").split("=")[0].replace("-", "_")
-        if name in REPLACED:
-            refuse(f"{name} {REPLACED[name]}")
-        known = [*FLAGS, "config", "help", *(f.name for f in dataclasses.fields(Config))]
-        hint = did_you_mean(name, known, "--{}").replace("_", "-")
+        names = [*FLAGS, "config", "help", *(f.name for f in dataclasses.fields(Config))]
+        hint = did_you_mean(unknown[0].partition("=")[0], list(map(option, names)))
         refuse(f"unknown argument {unknown[0]!r}{hint}")
     flags = argparse.Namespace(**{key: given.pop(key) for key in FLAGS})
     if flags.report:

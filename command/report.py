@@ -72,8 +72,8 @@ def curves(folder, rows):
 
 
 def charts(rows):
-    """A figure with a chart for each column that a rule of symptoms.toml reads. Many steps are
-    averaged in 300 bins."""
+    """A figure with a chart for each column that a symptom is seen in. Many steps are averaged in
+    300 bins."""
     columns = [column for column in dict.fromkeys(c for s in symptoms.SYMPTOMS for c in s.columns)
                if column != "step" and any(column in row for row in rows)]
     height = -(-len(columns) // 4)
@@ -101,7 +101,7 @@ def shown_samples(path):
     samples, _ = readers.read_jsonl(path) if path.is_file() else ([], [])
     yield "<table><tr><th>step<th>reward<th>end<th>prompt and output</tr>"
     for row in samples[::-(-len(samples) // SAMPLES_SHOWN) or 1]:
-        end = "interrupted, " * bool(row["interrupted"]) + escape(str(row["finish_reason"]))
+        end = ("interrupted, " if row["interrupted"] else "") + escape(str(row["finish_reason"]))
         yield (f"<tr><td>{row['step']:d}<td>{row['reward']:+g}<td>{end}<td>"
                f"<span class=note>{escape(row['prompt'])}</span>{escape(row['output'])}</tr>")
     yield "</table>"

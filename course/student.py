@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # mutants (patches quote the code), no guide, no results/ but the logs that pages and fit.py read.
 TAKEN = ("*.py", "*.toml", "Makefile", "LICENSE", ".gitignore", "tasks/*.*", "engines/*.*",
          "scaleout/*.*", "artifacts/*.*", "tiny/*.*", "configs/**/*.*", "docs/*",
-         "bench/simulate.py", "results/demo/*/evals.jsonl", "results/stress/*/*.jsonl",
-         "results/stress/PROTOCOL.md",
+         "bench/simulate.py", "results/demo/evals.csv", "results/stress/*.csv",
+         "results/stress/PROTOCOL.md", "command/*.*", "fitting/*.*", "servers/*.*",
          "course/*.md", "course/*.ipynb", "course/*.py", "course/checks/*.py",
          "course/exercises.toml", "CONTRIBUTING.md")
 KEPT_BACK = ("course/guide.md", "course/syllabus.md", "course/mutants.md", "course/mutants.py")

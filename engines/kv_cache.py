@@ -12,6 +12,15 @@ import torch
 from engines.packed import MaskedAttention, Padding, forward, heads
 
 
+def check_fits(request, prompt_tokens, slots):
+    """Raises ValueError for a prompt or a group that an engine has no room for."""
+    if len(request.prompt_ids) > prompt_tokens:
+        raise ValueError(f"prompt {request.prompt_id} has {len(request.prompt_ids)} tokens, "
+                         f"more than prompt_tokens = {prompt_tokens}")
+    if request.samples > slots:
+        raise ValueError(f"{request.samples} samples a prompt, {slots} slots")
+
+
 class Slots:
     """Key-value cache of up to `slots` sequences of up to `length` tokens each.
 

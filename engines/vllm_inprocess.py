@@ -16,9 +16,10 @@ from collections import Counter
 import torch
 from transformers import AutoConfig
 
+from engines.kv_cache import check_fits
 from engines.packed import heads
 from engines.two_requests import Sample, TwoRequests
-from sampler import Interruption, Request, Rollout, check_fits
+from sampler import Interruption, Request, Rollout
 
 # Tokens in a block of the cache. Only whole blocks are shared; the CPU build wants multiples of 32.
 BLOCK_TOKENS = 32

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import ttest_ind
 
-from fit import LAST, LAWS, LEVEL, SAME_A, BadInput, fit_curve, held_out, interval
+from fit import (LAST, LAWS, LEVEL, SAME_A, BadInput, compute_needed, fit_curve, held_out,
+                 interval)
 from fitting.compare import compare
 from fitting.figures import FORMS, plot_compare, plot_run, save, span, with_interval
 from fitting.readers import read_curves
@@ -105,7 +106,8 @@ def forecast(fit, predict, target):
         lines.append(f"at compute {C:.3g} ({C / fit.C[-1]:.2g} times the data): {mean:.3f} "
                      f"{span(low, high, '.3f')}")
     if target is not None:
-        C, draws = fit.compute_for(target), fit.compute_draws(target)
+        C, draws = fit.compute_for(target), np.concatenate([
+            compute_needed(each.law, target, *each.draws.T) for each in fit.pool])
         low, high = interval(draws)
         summary["target"] = dict(R=target, C=C, lo=low, hi=high, never=np.isinf(draws).mean())
         lines.append(

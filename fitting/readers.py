@@ -42,6 +42,21 @@ class Curve:
 
 
 # ---------------------------------------------------------------- 1. a log -> rows of numbers
+def places_of(text):
+    """A path -> [(path, "")]. "evals.csv:RUN", in which RUN is a name or a pattern as "toy*", ->
+    [(path, run), ...], those runs of a table that has a column `run`. Raises BadInput: none."""
+    found = re.fullmatch(r"(.+?\.[ct]sv):(.+)", text)
+    if not found:
+        return [(Path(text), "")]
+    path, wanted = Path(found[1]), found[2]
+    runs = dict.fromkeys(str(row["run"]) for row in read_rows(path)[0] if "run" in row)
+    chosen = [run for run in runs if fnmatch.fnmatchcase(run, wanted)]
+    if not chosen:
+        raise BadInput(f"{path} has no run {wanted!r} in a column `run`; it has: "
+                       + (", ".join(runs) or "no such column"))
+    return [(path, run) for run in chosen]
+
+
 def read_rows(path):
     """A log or a run's folder -> (rows {column: number or text}, the file read, notes)."""
     folder, notes = path.is_dir(), []
@@ -207,7 +222,8 @@ def evaluations(rows, x, y, path, repeats):
 
 def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
          repeats=None) -> Curve:
-    """Read "PATH", or "NAME=PATH,PATH,..." or "NAME=FOLDER" (seeds of one recipe, pooled).
+    """Read "PATH", or "NAME=PATH,PATH,..." or "NAME=FOLDER" (seeds of one recipe, pooled). PATH may
+    be TABLE:RUN, see `places_of`.
 
     x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has.
     All logs need it, because FLOPs beside tokens look like any two runs; of x, x_label may say that
@@ -221,16 +237,18 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
         raise BadInput(f"--reward-range takes LO < HI, got {lo:g} {hi:g}")
     if not all(paths.split(",")):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
-    places = [Path(path) for path in paths.split(",")]
+    places = [place for path in paths.split(",") for place in places_of(path)]
     if name and len(places) == 1:                   # NAME=FOLDER of several runs: all are seeds
-        places = sorted(log.parent for log in places[0].glob("*/evals.jsonl")) or places
+        logs = sorted(places[0][0].glob("*/evals.jsonl"))
+        places = [(log.parent, "") for log in logs] or places
     seeds, notes, warnings = [], [], []
-    for given in places:
+    for given, run in places:
         rows, path, more = read_rows(given)
+        rows = [row for row in rows if str(row.get("run")) == run] if run else rows
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
         x_name, _ = pick(rows, x, X_COLUMNS, "--x", path)
         x, y = x or (None if x_label else metric(x_name)), y or metric(y_name)
-        label = given.absolute().name if given.is_dir() else given.stem
+        label = run or (given.absolute().name if given.is_dir() else given.stem)
         parts = {label: rows} if repeats in (None, "last") else seeds_in(rows, y_name, repeats)
         for seed, part in parts.items():
             C, R, doubts = evaluations(part, x_name, y_name, path, repeats)
@@ -238,7 +256,8 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
             warnings += doubts
         notes += more + others
     C, R = checked(*map(np.concatenate, list(zip(*seeds))[1:]))
-    picture = given / "curve.png" if given.is_dir() else given.with_name(f"{given.stem}_curve.png")
+    picture = given / "curve.png" if given.is_dir() else given.with_name(
+        f"{run or given.stem}_curve.png")
     return Curve(name or label, C, R, x_label or x_name, y_name, picture,
                  tuple(seeds) if len(seeds) > 1 else (), tuple(notes), tuple(warnings))
 

@@ -9,8 +9,9 @@ import contextlib
 import math
 import queue
 
+from engines.kv_cache import check_fits
 from engines.two_requests import TwoRequests
-from sampler import Request, Rollout, check_fits
+from sampler import Request, Rollout
 
 
 class ServerSampler(TwoRequests):

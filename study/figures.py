@@ -1,10 +1,11 @@
-"""make study-figures: every table and figure of results/study, from the logs that are kept there.
+"""make study-figures: every table and figure of results/study, from the tables that are kept there.
 
 Writes results/study/runs.csv (a row for each run), the figures, and the tables of
 results/study/README.md between their marks <!-- NAME --> and <!-- end -->. The text around them is
 written by hand; tests/study holds that the tables are those of the logs.
 """
 import argparse
+import functools
 import re
 from pathlib import Path
 
@@ -12,11 +13,10 @@ import numpy as np
 from scipy.stats import t as student
 
 from fitting import figures
-from fitting.readers import read_curves, read_rows
 from bench.held_out import write_csv
 from fit import LEVEL, SAME_A, fit_curve
-from study.logs import ends
-from study.run import HERE, KEPT, experiments
+from study import logs
+from study.run import HERE, KEPT, done, experiments
 
 PAGE = HERE.parent / "results/study/README.md"
 BASELINE = "scalerl"
@@ -25,10 +25,25 @@ CUTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 
 
 # ------------------------------------------------------------------------- 1. a run -> a row
-def curve_of(job):
-    """(C, R) of a kept run."""
-    (curve,) = read_curves([str(job.kept)])
-    return curve.C, curve.R
+def kept(table):
+    """{run: rows} of a table of results/study, read once."""
+    return read_table(KEPT / table, (KEPT / table).stat().st_mtime_ns)
+
+
+@functools.cache
+def read_table(path, written):
+    return logs.read(path)
+
+
+def curve_of(job, task=None):
+    """(C, R) of a kept run: FLOPs and the pass rate on a task, by default its first."""
+    return curve(kept("evals.csv")[job.name], task)
+
+
+def curve(rows, task=None):
+    column = next(name for name in rows[0] if re.fullmatch(
+        rf"eval/{re.escape(task) if task else '.*'}/mean@[0-9]+", name))
+    return tuple(np.array([row[name] for row in rows]) for name in ("compute/flops", column))
 
 
 def row_of(job):
@@ -37,13 +52,13 @@ def row_of(job):
     row = dict(base=job.base, variant=job.variant, toy=job.toy, seed=job.seed, failed=0) | \
         dict.fromkeys(("start", "best", "end", "collapsed", "lag", "ess_least", "A", "B", "C_mid"),
                       np.nan)
-    if (job.kept / "failed.txt").exists():
+    if job.name not in kept("evals.csv"):
         return row | {"failed": 1}
     C, R = curve_of(job)
-    steps, _, _ = read_rows(job.kept / "metrics.jsonl")
+    steps = kept("steps.csv")[job.name]
     lag, ess = (np.array([step[name] for step in steps if name in step])
                 for name in ("lag/mean", "ess"))
-    row |= ends(R) | dict(lag=lag.mean(), ess_least=ess.min())
+    row |= logs.ends(R) | dict(lag=lag.mean(), ess_least=ess.min())
     if job.base == CALM:
         fit = fit_curve(C, R, bootstrap=0)
         row |= dict(A=fit.A, B=fit.B, C_mid=fit.C_mid)
@@ -191,11 +206,10 @@ def tasks_of(jobs):
     lines = ["| task | n | before | end | A | B |", "|---|--:|--:|--:|--:|--:|"]
     curves = {}
     for task in TASKS:
-        found = read_curves([str(job.kept) for job in jobs.values()], y=[f"eval/{task}/mean@4"])
-        curves[f"two tasks: {task}"] = [(curve.C, curve.R) for curve in found]
-        fits = [fit_curve(curve.C, curve.R, bootstrap=0) for curve in found]
+        found = curves[f"two tasks: {task}"] = [curve_of(job, task) for job in jobs.values()]
+        fits = [fit_curve(C, R, bootstrap=0) for C, R in found]
         cells = [told(paired(values), ".3f") for values in (
-            [curve.R[0] for curve in found], [curve.R[-3:].mean() for curve in found],
+            [R[0] for _, R in found], [R[-3:].mean() for _, R in found],
             [fit.A for fit in fits], [fit.B for fit in fits])]
         lines.append(f"| `{task}` | {len(found)} | " + " | ".join(cells) + " |")
     return "\n".join(lines), curves
@@ -305,7 +319,8 @@ def filled(page, tables):
 def results():
     """(rows, tables, figures) from what is kept: all that the page shows."""
     planned = experiments()
-    found = {stem: {job.name: job for job in jobs if job.is_done}
+    ended = set().union(*done())
+    found = {stem: {job.name: job for job in jobs if job.name in ended}
              for stem, jobs in planned.items()}
     rows = {name: row_of(job) for jobs in found.values() for name, job in jobs.items()}
     everything = {name: job for jobs in found.values() for name, job in jobs.items()}
@@ -337,10 +352,10 @@ def results():
             plots[stem] = plot_comparisons(comparisons, columns)
     calm = [curve_of(job) for job in {**found["1_leave_one_out"], **found["2_rivals"]}.values()
             if job.base == CALM and not rows[job.name]["failed"]]
-    demo = [read_curves([str(folder)])[0]
-            for folder in sorted((HERE.parent / "results/demo").glob("toy*-seed1*"))]
+    demo = logs.read(HERE.parent / "results/demo/evals.csv")
     tables["extrapolation"] = extrapolation(
-        {"calm, all recipes": calm, "demo": [(curve.C, curve.R) for curve in demo]}
+        {"calm, all recipes": calm, "demo": [curve(demo[run]) for run in sorted(demo)
+                                             if "seed1" in run]}
         | other_curves)
     return rows, tables, plots
 
@@ -348,11 +363,11 @@ def results():
 def main():
     argparse.ArgumentParser(description=__doc__.split("\n")[0]).parse_args()
     rows, tables, plots = results()
-    write_csv(KEPT.parent / "runs.csv", [
+    write_csv(KEPT / "runs.csv", [
         {name: round(value, 4) if isinstance(value, float) else value
          for name, value in row.items()} for row in rows.values()])
     for name, plot in plots.items():
-        figures.save(plot, Path(KEPT.parent) / f"{name}.png")
+        figures.save(plot, KEPT / f"{name}.png")
     PAGE.write_text(filled(PAGE.read_text(), tables))
     for name, text in tables.items():
         print(f"{name}\n{text}\n")

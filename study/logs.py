@@ -1,22 +1,79 @@
-"""What is kept of a run, its evaluations and some columns of metrics.jsonl; and how it ended."""
+"""logs.py: what is kept of runs, in three tables of a folder; and how a run ended.
+
+    evals.csv     a row an evaluation: run, step, compute, pass rate of each task, lengths
+    steps.csv     a row a step: run, step and the columns of STEPS
+    failed.csv    a row for each run that failed: run, why
+"""
+import csv
 import json
-import shutil
+import re
 from pathlib import Path
 
 import numpy as np
 
-COLUMNS = ("step", "pass_rate", "lag/mean", "ess", "ratio/clipped_frac")
+STEPS = ("lag/mean", "ess", "ratio/clipped_frac")
+# Of an evaluation: pass@k, shares of the verifier and clocks are read by nobody afterwards.
+EVALS = re.compile(r"step|compute/(flops|tokens)|eval/.*/mean@\d+|"
+                   r"eval/(truncated_frac|mean_length)")
 
 
-def keep(run, folder):
-    """Write evals.jsonl and a thinned metrics.jsonl of the run folder `run` into `folder`."""
+def read(path):
+    """{run: [{column: number}]} of a table; {} if there is none."""
+    runs = {}
+    if Path(path).exists():
+        with open(path, newline="") as file:
+            for row in csv.DictReader(file):
+                runs.setdefault(row.pop("run"), []).append(
+                    {name: float(cell) for name, cell in row.items() if cell})
+    return runs
+
+
+def read_failed(folder):
+    """{run: its last words} of the runs that failed."""
+    path = Path(folder) / "failed.csv"
+    if not path.exists():
+        return {}
+    with open(path, newline="") as file:
+        return {row["run"]: row["why"] for row in csv.DictReader(file)}
+
+
+def write(path, rows):
+    """A table of dicts, each with its `run`; an empty cell where a row lacks a column. A kill
+    leaves the old table or the new one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = dict.fromkeys(name for row in rows for name in row)
+    aside = path.with_suffix(".tmp")
+    with open(aside, "w", newline="") as file:
+        out = csv.DictWriter(file, columns, lineterminator="\n")
+        out.writeheader()
+        out.writerows(rows)
+    aside.rename(path)
+
+
+def add(path, run, rows):
+    """Put the rows of a run into a table, in the place of those that it had there."""
+    runs = read(path) | {run: rows}
+    write(path, [{"run": name} | {column: short(value) for column, value in row.items()}
+                 for name, lines in runs.items() for row in lines])
+
+
+def short(value):
+    """Whole numbers without a point."""
+    return int(value) if float(value).is_integer() and abs(value) < 2**53 else value
+
+
+def keep(run, folder, name, digits=17):
+    """Put the run folder `run` into the tables of `folder`, as `name`. digits: of steps.csv."""
     run, folder = Path(run), Path(folder)
-    folder.mkdir(parents=True)
-    steps = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    (folder / "metrics.jsonl").write_text("".join(
-        json.dumps({name: step[name] for name in COLUMNS if name in step}) + "\n"
-        for step in steps))
-    shutil.copy(run / "evals.jsonl", folder)        # last: with it the run counts as kept
+    steps, evals = ([json.loads(line) for line in (run / f"{log}.jsonl").read_text().splitlines()]
+                    for log in ("metrics", "evals"))
+    add(folder / "steps.csv", name, [
+        {"step": step["step"]} | {column: float(f"{step[column]:.{digits}g}") for column in STEPS
+                                  if column in step} for step in steps if "pass_rate" in step])
+    add(folder / "evals.csv", name, [            # last: with it the run counts as kept
+        {column: value for column, value in row.items() if EVALS.fullmatch(column)}
+        for row in evals])
 
 
 def ends(R):

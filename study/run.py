@@ -23,10 +23,10 @@ a base's pairs are complete but for the last one. A run is named BASE-VARIANT-to
 BASE-VARIANT-seedS.
 Experiments share runs of one name and settings; one name with two settings is refused.
 
-A run works in runs/study-NAME. When it is finished, its logs are kept in results/study/runs/NAME,
-and it is never made again. A killed run resumes from its checkpoint. A run that fails after its
-first step (a gradient that is not finite, say) is a result: its last line of output is kept in
-NAME/failed.txt. One that fails before (a package is missing) ends the series.
+A run works in runs/study-NAME. When it is finished, what is read of its logs is kept in the tables
+of results/study (logs.py), and it is never made again. A killed run resumes from its checkpoint. A
+run that fails after its first step (a gradient that is not finite, say) is a result: its last line
+of output is kept in failed.csv. One that fails before (a package is missing) ends the series.
 """
 import argparse
 import itertools
@@ -42,10 +42,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from config import ConfigError
-from study.logs import keep
+from study import logs
 
 HERE = Path(__file__).parent
-KEPT = HERE.parent / "results/study/runs"
+KEPT = HERE.parent / "results/study"
+DIGITS = 8                  # of what is kept of each step
 
 
 @dataclass(frozen=True)
@@ -77,14 +78,6 @@ class Job:
     def folder(self):
         """Where it works. (Its logs are kept elsewhere.)"""
         return Path("runs") / f"study-{self.name}"
-
-    @property
-    def kept(self):
-        return KEPT / self.name
-
-    @property
-    def is_done(self):
-        return (self.kept / "evals.jsonl").exists() or (self.kept / "failed.txt").exists()
 
     def command(self):
         resume = ["--resume"] if any(self.folder.glob("checkpoints/*")) else []
@@ -138,15 +131,19 @@ def experiments(paths=()):
     return found
 
 
+def done():
+    """({runs that are kept}, {runs that failed})"""
+    return logs.read(KEPT / "evals.csv").keys(), logs.read_failed(KEPT).keys()
+
+
 def table(found, seconds, lanes):
     """The progress table: an experiment a line, and the time left."""
-    lines = []
+    lines, ended = [], done()
     for stem, jobs in found.items():
-        kept, failed = (sum((job.kept / name).exists() for job in jobs)
-                        for name in ("evals.jsonl", "failed.txt"))
+        kept, failed = (sum(job.name in names for job in jobs) for names in ended)
         lines.append(f"{stem:24}{kept + failed:4} of {len(jobs):4}"
                      + (f"   {failed} failed" if failed else ""))
-    left = len({job.name for jobs in found.values() for job in jobs if not job.is_done})
+    left = len({job.name for jobs in found.values() for job in jobs} - ended[0] - ended[1])
     if seconds:
         seconds = sum(seconds) / len(seconds)
         lines.append(f"{left} runs left, {seconds:.0f} s each: "
@@ -185,7 +182,7 @@ def start(job):
 def finish(job, code):
     """Keep what a run of exit code `code` has left."""
     if code == 0:
-        keep(job.folder, job.kept)
+        logs.keep(job.folder, KEPT, job.name, DIGITS)
         shutil.rmtree(job.folder / "checkpoints")
     else:
         last = job.folder.with_suffix(".log").read_text().strip().split("\n")[-1]
@@ -195,15 +192,17 @@ def finish(job, code):
 
 
 def fail(job, why):
-    job.kept.mkdir(parents=True, exist_ok=True)
-    (job.kept / "failed.txt").write_text(why + "\n")
+    failed = logs.read_failed(KEPT) | {job.name: why}
+    logs.write(KEPT / "failed.csv", [{"run": run, "why": why} for run, why in failed.items()])
     print(f"{job.name} failed: {why}")
 
 
 def work(found, lanes):
     """Run what is missing. Ctrl-C and SIGTERM stop the runs with a checkpoint each."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    todo = [job for job in dict.fromkeys(itertools.chain(*found.values())) if not job.is_done]
+    kept, failed = done()
+    todo = [job for job in dict.fromkeys(itertools.chain(*found.values()))
+            if job.name not in kept | failed]
     running, seconds = {}, []
     Path("runs").mkdir(exist_ok=True)
     try:

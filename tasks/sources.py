@@ -5,6 +5,7 @@ and data sets. No randomness that is not seeded, and no problem is left out in s
 """
 
 import csv
+import difflib
 import hashlib
 import json
 import math
@@ -14,7 +15,6 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from artifacts.settings import did_you_mean
 from tasks.answers import BOX
 from tasks.generated import pack
 from tasks.sandbox import read_tests
@@ -69,10 +69,12 @@ def load_pool(name, heldout, seed, options):
             problems, bad = record_problems(
                 name, checked_options(name, options, COLUMNS | PRESETS.get(name, {})))
         else:
+            near = difflib.get_close_matches(name, ["toy", *PRESETS], 1)
+            hint = f", did you mean {near[0]!r}?" if near else ":"
             raise TaskError(
-                f"task {name!r} is unknown" + did_you_mean(name, ["toy", *PRESETS], otherwise=":")
-                + f" use toy, reasoning_gym:NAME, {', '.join(PRESETS)}, hf:OWNER/NAME, a file "
-                f"({', '.join(FILES)}), or a mix such as toy:0.7+my.jsonl:0.3")
+                f"task {name!r} is unknown{hint} use toy, reasoning_gym:NAME, "
+                f"{', '.join(PRESETS)}, hf:OWNER/NAME, a file ({', '.join(FILES)}), or a mix such "
+                "as toy:0.7+my.jsonl:0.3")
     except ImportError as error:
         raise TaskError(f"task {name!r} needs a package: pip install {error.name}") from error
     return problems if limit is None else [p.shorter_than(limit) for p in problems], bad
@@ -256,9 +258,9 @@ def record_problems(name, options):
             bad.append(f"{name!r}, record {number} {error}")
     if not problems:
         raise TaskError(f"no record can be used; the first: {bad[0]}")
+    level = f", {columns['level']}" if any(p.level for p in problems.values()) else ""
     print(f"{name}: {len(problems)} problems in {len(records)} records, read as "
-          f"{columns['question']}, {columns['answer']}{MARKS.get(mark, '')}"
-          + f", {columns['level']}" * any(problem.level for problem in problems.values()))
+          f"{columns['question']}, {columns['answer']}{MARKS.get(mark, '')}{level}")
     return list(problems.values()), bad
 
 

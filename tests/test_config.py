@@ -12,17 +12,12 @@ import pytest
 from conftest import ROOT
 
 import loss
-from artifacts.settings import (FREE_TO_CHANGE, REPLACED, check, make_config, read_toml,
-                                to_toml)
-from command.options import FLAGS, documented_fields, parse
+from artifacts.settings import FREE_TO_CHANGE, check, make_config, read_toml, to_toml
+from command.options import FLAGS, documented_fields, option, parse
 from config import Config, ConfigError
 
 KINDS = get_type_hints(Config)
 FIELDS = [f.name for f in dataclasses.fields(Config)]
-
-
-def option(name):
-    return f"--{name.replace('_', '-')}"
 
 
 def refusal(arguments):
@@ -127,29 +122,29 @@ def help_text(capsys, *page):
 def test_the_help_explains_every_setting_and_says_whose_default_it_is(capsys):
     """The comments of Config are the help: a setting without one would have no help either."""
     groups = documented_fields()
-    assert [f.name for _, entries in groups for f, _ in entries] == FIELDS
+    assert [name for comments in groups.values() for name in comments] == FIELDS
     assert len(groups) >= 8
     recipe, placement = help_text(capsys), help_text(capsys, "placement")
-    for title, entries in groups:
+    for title, comments in groups.items():
         shown, other = (placement, recipe) if title.startswith("placement") else (recipe, placement)
         assert f"\n{title}:\n" in shown and f"\n{title}:\n" not in other
-        for f, comment in entries:
-            assert "paper" in comment or "ours" in comment, f.name
-            assert f"\n  {option(f.name)} " in shown and f"\n  {option(f.name)} " not in other
+        for name, comment in comments.items():
+            assert re.match("(paper|ours)([;,]|$)", comment), name
+            assert f"\n  {option(name)} " in shown and f"\n  {option(name)} " not in other
             assert comment.split()[-1] in shown
     for flag in FLAGS:
         assert option(flag) in recipe
 
 
 def test_a_comment_of_two_lines_is_one_text_in_the_help(capsys):
-    comments = {f.name: comment for _, entries in documented_fields() for f, comment in entries}
-    assert comments["dtype"] == \
+    groups = documented_fields()
+    assert groups["placement: memory and speed"]["dtype"] == \
         "ours; to compute in; auto: bfloat16 on a GPU, float32 on a CPU"
-    assert comments["interrupt_phrase"] == 'paper; "" turns interruption off'
+    assert groups["length, in tokens"]["interrupt_phrase"] == 'paper; "" turns interruption off'
 
 
 def test_the_recipe_is_in_one_list_and_what_only_moves_it_in_another():
-    count = {page: sum(len(entries) for title, entries in documented_fields()
+    count = {page: sum(len(comments) for title, comments in documented_fields().items()
                        if title.startswith("placement") == page) for page in (False, True)}
     assert count[False] <= 46 and count[True] <= 17
 
@@ -173,12 +168,12 @@ BAD_INPUT = {
     "neither true nor false": (["--head-fp32", "yes"], "head_fp32 = 'yes': should be of type bool"),
     "missing file": (["--config", "none.toml"], "none.toml: No such file"),
     "unknown option": (["--learning-rate", "1"], "unknown argument '--learning-rate'"),
-    "typo": (["--stepz", "1"], "did you mean --steps?"),
-    "typo of a flag": (["--resumee"], "'--resumee', did you mean --resume?"),
-    "typo of a longer one": (["--print-confg"], "did you mean --print-config?"),
-    "typo without its dash": (["--dryrun"], "did you mean --dry-run?"),
-    "typo of the file": (["--confg", "a.toml"], "did you mean --config?"),
-    "typo with a near setting": (["--reprot", "runs/a"], "did you mean --report?"),
+    "typo": (["--stepz", "1"], "did you mean '--steps'?"),
+    "typo of a flag": (["--resumee"], "'--resumee', did you mean '--resume'?"),
+    "typo of a longer one": (["--print-confg"], "did you mean '--print-config'?"),
+    "typo without its dash": (["--dryrun"], "did you mean '--dry-run'?"),
+    "typo of the file": (["--confg", "a.toml"], "did you mean '--config'?"),
+    "typo with a near setting": (["--reprot", "runs/a"], "did you mean '--report'?"),
     "a page that is none": (["--help", "rocm"], "invalid choice: 'rocm' (choose from "),
     "no model": (["--model", ""], "model = '': give a Hugging Face folder or name"),
     "phrase without the tag": (["--think-close", "</r>"], "must hold think_close = '</r>'"),
@@ -233,22 +228,6 @@ def test_what_is_wrong_in_a_file_is_refused_in_one_sentence(text, sentence, tmp_
     (tmp_path / "bad.toml").write_text(text)
     said = refusal(["--config", tmp_path / "bad.toml"])
     assert sentence in said and len(said.splitlines()) == 1
-
-
-@pytest.mark.parametrize("name", REPLACED)
-def test_a_setting_of_an_earlier_version_is_told_what_became_of_it(name, tmp_path, monkeypatch):
-    """On the command line, in a file, and in the settings of a run that is to go on."""
-    monkeypatch.chdir(tmp_path)
-    assert name not in FIELDS
-    new = re.search(r"was merged into (\w+)", REPLACED[name])
-    assert new[1] in FIELDS if new else REPLACED[name].startswith("is gone: ")
-    sentence = f"{name} {REPLACED[name]}"
-    assert refusal([option(name), "1"]) == sentence
-    (tmp_path / "old.toml").write_text(f"steps = 3\n{name} = 1\n")
-    assert refusal(["--config", "old.toml"]) == f"old.toml: {sentence}"
-    (tmp_path / "runs" / "r").mkdir(parents=True)
-    (tmp_path / "old.toml").rename(tmp_path / "runs" / "r" / "config.toml")
-    assert refusal(["--name", "r", "--resume"]) == f"runs/r/config.toml: {sentence}"
 
 
 def test_the_choices_are_those_of_the_functions_they_choose():

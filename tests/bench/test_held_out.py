@@ -26,17 +26,18 @@ def test_the_rows_are_those_of_the_protocol_from_its_first_to_its_last():
     """A run that is left out because of its result would be a lie."""
     order = re.findall(r"\b(8|9|1[0-2]):(1[5-9])\b", (DEMO / "PROTOCOL.md").read_text())
     told = {(row["toy"], row["seed"]) for row in committed()}
-    folders = {path.name for path in DEMO.glob("toy*-seed*")} - {"toy0-seed0"}
+    with open(DEMO / "evals.csv", newline="") as file:
+        kept = {line["run"] for line in csv.DictReader(file)} - {"toy0-seed0"}
     assert len(set(order)) == 25
     assert told == {(int(toy), int(seed)) for toy, seed in order[:len(told)]}
-    assert folders == {f"toy{toy}-seed{seed}" for toy, seed in order[:len(told)]}
+    assert kept == {f"toy{toy}-seed{seed}" for toy, seed in order[:len(told)]}
     assert len(committed()) == 2 * len(told)
 
 
 def test_every_error_is_that_of_a_fit_to_the_first_part_of_the_log():
     """The forecasts by hand: fit up to the cut, look at the last five; carry three forward."""
     for row in committed():
-        (curve,) = read_curves([str(DEMO / f"toy{row['toy']:g}-seed{row['seed']:g}")])
+        (curve,) = read_curves([f"{DEMO}/evals.csv:toy{row['toy']:g}-seed{row['seed']:g}"])
         early = curve.C <= row["cut"] * curve.C[-1]
         fit = fit_curve(curve.C[early], curve.R[early], bootstrap=0)
         measured = np.mean(curve.R[-5:])
@@ -48,8 +49,8 @@ def test_every_error_is_that_of_a_fit_to_the_first_part_of_the_log():
 def test_one_run_of_them_gives_its_whole_row_again():
     """With the intervals, which take two thousand fits each: another CPU rounds them otherwise."""
     *_, at_30, at_50 = committed()
-    name = f"toy{at_30['toy']:g}-seed{at_30['seed']:g}"
-    for row, expected in zip(held_out.rows_of(DEMO / name), (at_30, at_50), strict=True):
+    run = f"{DEMO}/evals.csv:toy{at_30['toy']:g}-seed{at_30['seed']:g}"
+    for row, expected in zip(held_out.rows_of(run), (at_30, at_50), strict=True):
         assert row == pytest.approx(expected, abs=1e-3)
 
 

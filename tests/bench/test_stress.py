@@ -16,9 +16,13 @@ STRESS = ROOT / "results" / "stress"
 RECIPES = ("scalerl", "reinforce_loss", "recomputed_ratio", "grpo_loss", "on_policy")
 
 
-def committed():
-    with open(STRESS / "runs.csv", newline="") as file:
+def lines(table):
+    with open(STRESS / f"{table}.csv", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def committed():
+    return lines("runs")
 
 
 def test_the_rows_are_all_runs_of_the_protocol():
@@ -27,30 +31,43 @@ def test_the_rows_are_all_runs_of_the_protocol():
     wanted = {(recipe, toy, seed) for recipe in RECIPES for toy, seed in pairs}
     assert len(wanted) == 25
     assert {(row["recipe"], row["toy"], row["seed"]) for row in committed()} == wanted
-    assert {path.name for path in STRESS.glob("*-toy*")} == {
-        f"{recipe}-toy{toy}-seed{seed}" for recipe, toy, seed in wanted}
+    for table in ("evals", "steps"):
+        assert {line["run"] for line in lines(table)} == {
+            f"{recipe}-toy{toy}-seed{seed}" for recipe, toy, seed in wanted}
 
 
 def test_each_row_is_what_its_logs_say():
     """By hand, from the lines: the mean of the last three, and of the best three in a row."""
+    all_evals, all_steps = lines("evals"), lines("steps")
     for row in committed():
-        folder = STRESS / f"{row['recipe']}-toy{row['toy']}-seed{row['seed']}"
-        evals = [json.loads(line)["eval/toy/mean@1"]
-                 for line in (folder / "evals.jsonl").read_text().splitlines()]
-        steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        assert len(evals) == 15 and [step["step"] for step in steps if "pass_rate" in step] == [
-            *range(1, 141)]
+        run = f"{row['recipe']}-toy{row['toy']}-seed{row['seed']}"
+        evals = [float(line["eval/toy/mean@1"]) for line in all_evals if line["run"] == run]
+        steps = [line for line in all_steps if line["run"] == run]
+        assert len(evals) == 15 and [int(step["step"]) for step in steps] == [*range(1, 141)]
         end, best = np.mean(evals[-3:]), max(np.mean(evals[i: i + 3]) for i in range(13))
-        ess = [step["ess"] for step in steps if "ess" in step]
+        ess = [float(step["ess"]) for step in steps if step["ess"]]
         expected = [evals[0], best, end, float(end < best / 2), min(ess), np.median(ess)]
         assert [float(row[name]) for name in ("start", "best", "end", "collapsed", "ess_least",
                                               "ess_median")] == pytest.approx(expected, abs=6e-4)
 
 
-def test_what_is_kept_of_a_log_gives_the_same_row(tmp_path):
-    folder = STRESS / "scalerl-toy8-seed15"
-    stress.keep(folder, tmp_path / folder.name)
-    assert stress.row_of(tmp_path / folder.name) == stress.row_of(folder)
+def test_what_is_kept_of_a_run_is_its_logs_number_by_number(tmp_path):
+    """Beside another run that was kept before, and in the place of its own earlier rows."""
+    name, run = "scalerl-toy8-seed15", tmp_path / "scalerl-toy8-seed15"
+    run.mkdir()
+    logs = {log: [{key: json.loads(cell) for key, cell in line.items() if cell and key != "run"}
+                  for line in lines(table) if line["run"] == name]
+            for log, table in (("evals", "evals"), ("metrics", "steps"))}
+    for log, rows in logs.items():
+        (run / f"{log}.jsonl").write_text("".join(
+            json.dumps(row | {"pass_rate": 0.5, "time/step_s": 3.0}) + "\n" for row in rows))
+    for kept in ("other", name, name):
+        stress.logs.keep(run, tmp_path, kept)
+    evals, steps = (stress.logs.read(tmp_path / f"{table}.csv") for table in ("evals", "steps"))
+    assert list(evals) == list(steps) == ["other", name]
+    found = stress.row_of(name, evals[name], steps[name])
+    (row,) = [row for row in committed() if (row["recipe"], row["toy"]) == ("scalerl", "8")]
+    assert {key: str(value) for key, value in found.items()} == row
 
 
 def test_the_table_of_the_page_is_that_of_the_rows():

@@ -1,5 +1,6 @@
 """What the course's README, guide and syllabus say of other files is so."""
 
+import ast
 import csv
 import re
 import statistics
@@ -35,6 +36,27 @@ def test_every_link_leads_to_a_file(page):
     assert links
     for link in links:
         assert (COURSE / link).exists() or (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "course/questions.md"])
+def test_every_place_in_the_code_that_a_page_names_is_there(page):
+    """"`loss.py::advantages`": a function, a class, or a method of one."""
+    places = re.findall(r"`([\w/]+\.py)::([\w.]+)`", (ROOT / page).read_text())
+    assert places
+    for path, name in places:
+        body = ast.parse((ROOT / path).read_text()).body
+        for part in name.split("."):
+            (found,) = [node for node in body if getattr(node, "name", None) == part]
+            body = getattr(found, "body", [])
+
+
+def test_there_are_twenty_questions_each_with_an_answer_and_its_place():
+    questions = re.split(r"^\d+\. ", (COURSE / "questions.md").read_text(), flags=re.M)[1:]
+    assert len(questions) == 20
+    for question in questions:
+        asked, answer = question.split("<details>")
+        answer, places = answer.split("</details>")
+        assert "?" in asked and len(answer) > 40 and "::" in places, asked
 
 
 def test_the_table_has_every_exercise_with_its_page():

@@ -58,8 +58,9 @@ KINDS = {kind: number for number, kind in enumerate(BODIES, 1)}
 def project(tmp_path_factory):
     """An instructor's tree: the course's own code around the small project."""
     root = tmp_path_factory.mktemp("project")
-    for path in ("fit.py", "artifacts/__init__.py", "fitting/readers.py", "course/__init__.py",
-                 "course/student.py", "course/grade.py", "course/experiment.py"):
+    for path in ("fit.py", "fitting/__init__.py", "fitting/readers.py", "fitting/compare.py",
+                 "course/__init__.py", "course/student.py", "course/grade.py",
+                 "course/experiment.py"):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, root / path)
     functions = "".join(f'def f{n}(numbers):\n    """The sum of the squares of numbers."""\n'

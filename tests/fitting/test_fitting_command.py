@@ -2,7 +2,6 @@
 import csv
 import json
 import re
-import shutil
 import sys
 
 import numpy as np
@@ -238,7 +237,8 @@ def test_the_example_of_the_documents_is_what_the_command_prints(tmp_path, capsy
     sys.path.insert(0, str(ROOT / "bench"))
     import held_out
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(ROOT / "results/demo/toy0-seed0", "demo")
+    (curve,) = fit_report.read_curves([f"{ROOT}/results/demo/evals.csv:toy0-seed0"])
+    write_run(tmp_path / "demo", curve.C, curve.R)
     block = re.search(r"^```\n(demo: .*?)^```", (ROOT / "docs/fit.md").read_text(), re.M | re.S)[1]
     assert main(["demo", "--until", "0.5", "--out", "none"]) == 0
     printed = capsys.readouterr().out

@@ -39,6 +39,28 @@ def test_one_run_is_the_same_in_every_tools_log(log, options, unit):
     assert (f.A, f.B, f.C_mid) == pytest.approx((0.8, 1.5, 400 * unit), rel=0.06)
 
 
+def test_one_run_of_a_table_of_many_is_read_by_its_name(tmp_path):
+    """And its label is that name; a name that is not there is answered by those that are."""
+    (C, R), table = made(n=9), tmp_path / "many.csv"
+    table.write_text("run,step,compute/flops,eval/toy/mean@4\n" + "".join(
+        f"{run},{i},{c},{r / part}\n" for run, part in (("a", 1), ("b:2", 2))
+        for i, (c, r) in enumerate(zip(C, R))))
+    for run, part in (("a", 1), ("b", None), ("b:2", 2)):
+        if part is None:
+            with pytest.raises(BadInput, match=r"many.csv has no run 'b' .*; it has: a, b:2$"):
+                readers.load(f"{table}:b")
+            continue
+        curve = readers.load(f"{table}:{run}")
+        assert curve.label == run and curve.picture == tmp_path / f"{run}_curve.png"
+        np.testing.assert_allclose((curve.C, curve.R), (C, R / part))
+    pooled = readers.load(f"both={table}:a,{table}:b:2")
+    assert pooled.C.size == 18 and [seed[0] for seed in pooled.seeds] == ["a", "b:2"]
+    assert [run for _, run in readers.places_of(f"{table}:*")] == ["a", "b:2"]
+    (tmp_path / "plain.csv").write_text("gpu_hours,pass_rate\n0,.2\n1,.3\n")
+    with pytest.raises(BadInput, match="it has: no such column"):
+        readers.load(f"{tmp_path}/plain.csv:a")
+
+
 def test_a_running_log_may_end_in_the_middle_of_a_line(tmp_path, capsys):
     """The trainer writes while we read: half a line is not an error, and not silence either."""
     log = write_run(tmp_path / "r", *made()) / "evals.jsonl"

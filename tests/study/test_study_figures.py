@@ -1,15 +1,13 @@
 """The study's comparisons by hand, and its page, whose numbers are those of the kept logs."""
 
 import csv
-import json
 import math
-import re
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from study import figures
+from study import figures, logs
 from study.run import Job
 
 
@@ -72,17 +70,15 @@ def test_the_line_through_the_smaller_sizes_is_straight_in_the_logarithm():
 
 
 def test_each_of_two_tasks_has_its_own_curve(tmp_path, monkeypatch):
-    monkeypatch.setattr("study.run.KEPT", tmp_path)
+    monkeypatch.setattr(figures, "KEPT", tmp_path)
     jobs, C = jobs_of(["mix"], ["two_tasks"], [13, 14]), np.arange(17) * 1e9
     laws = {"toy": (0.9, 2.0), "reasoning_gym:chain_sum": (0.7, 1.5)}
     R = {task: 0.2 + (A - 0.2) / (1 + np.divide(4e9, C, out=np.full(17, np.inf), where=C > 0) ** B)
          for task, (A, B) in laws.items()}
-    for job in jobs.values():
-        job.kept.mkdir()
-        (job.kept / "evals.jsonl").write_text("".join(json.dumps(
-            {"step": i, "compute/flops": C[i]} | {f"eval/{task}/mean@4": rates[i]
-                                                  for task, rates in R.items()}) + "\n"
-            for i in range(17)))
+    logs.write(tmp_path / "evals.csv", [
+        {"run": job.name, "step": i, "compute/flops": C[i]}
+        | {f"eval/{task}/mean@4": rates[i] for task, rates in R.items()}
+        for job in jobs.values() for i in range(17)])
     table, curves = figures.tasks_of(jobs)
     for line, (task, (A, B)) in zip(table.split("\n")[2:], laws.items(), strict=True):
         end = R[task][-3:].mean()
@@ -103,7 +99,7 @@ def test_the_pages_tables_and_rows_are_those_of_the_kept_logs(results):
     rows, tables, _ = results
     page = figures.PAGE.read_text()
     assert tables and figures.filled(page, tables) == page
-    with open(figures.KEPT.parent / "runs.csv", newline="") as file:
+    with open(figures.KEPT / "runs.csv", newline="") as file:
         committed = list(csv.DictReader(file))
     assert len(committed) == len(rows)
     for row, now in zip(committed, rows.values(), strict=True):
@@ -113,10 +109,11 @@ def test_the_pages_tables_and_rows_are_those_of_the_kept_logs(results):
 
 
 def test_a_run_of_the_page_by_hand(results):
-    """The end of a run from its log, without our readers."""
+    """The end of a run from its rows of the table, without our readers."""
     rows, _, _ = results
     name, row = next((name, row) for name, row in rows.items() if not row["failed"])
-    text = (figures.KEPT / name / "evals.jsonl").read_text()
-    rates = [float(rate) for rate in re.findall(r'"eval/toy/mean@1": ([0-9.e-]+)', text)]
+    titles, *lines = (figures.KEPT / "evals.csv").read_text().splitlines()
+    column = titles.split(",").index("eval/toy/mean@1")
+    rates = [float(line.split(",")[column]) for line in lines if line.startswith(f"{name},")]
     assert row["end"] == pytest.approx(np.mean(rates[-3:]))
     assert row["start"] == rates[0]

@@ -1,6 +1,5 @@
 """The study's runner: what is missing is run, what is there is left alone, a kill loses nothing."""
 
-import json
 import os
 import signal
 import subprocess
@@ -95,7 +94,7 @@ def test_an_experiment_may_train_another_model_from_seed_to_seed(place):
     (place / "own.toml").write_text(EXPERIMENT.replace('"0:7"', '"7", "8"').replace(
         "[bases]", 'model = "models/small"\n[bases]'))
     study.work(study.experiments(["own.toml"]), lanes=2)       # and no toy is made
-    assert sorted(folder.name for folder in (place / "kept").iterdir()) == [
+    assert sorted(study.logs.read("kept/evals.csv")) == [
         f"small-{name}-seed{seed}" for name in ("clip", "scalerl") for seed in (7, 8)]
     assert "models/small" in study.read_experiment("own.toml")[0].command()
 
@@ -106,8 +105,9 @@ def test_what_is_finished_is_kept_and_never_run_again(place):
     study.work(study.experiments(["one.toml"]), lanes=2)
     assert sorted((place / "started.txt").read_text().split()) == [
         "study-small-clip-toy0-seed7", "study-small-scalerl-toy0-seed7"]
-    row = json.loads((place / "kept/small-clip-toy0-seed7/metrics.jsonl").read_text())
-    assert row == {"step": 1, "pass_rate": 0.5, "ess": 0.9}
+    titles, *lines = (place / "kept/steps.csv").read_text().splitlines()
+    assert titles == "run,step,ess" and sorted(lines) == [
+        "small-clip-toy0-seed7,1,0.9", "small-scalerl-toy0-seed7,1,0.9"]
     assert "2 of    2" in study.table(found, [], 2)
 
 
@@ -115,8 +115,8 @@ def test_a_failed_run_is_a_result_with_its_last_words(place, capsys):
     (place / "fail").touch()
     found = study.experiments(["one.toml"])
     study.work(found, lanes=1)
-    kept = place / "kept/small-clip-toy0-seed7"
-    assert (kept / "failed.txt").read_text() == "step 3: the gradient is nan\n"
+    assert study.logs.read_failed("kept") == {
+        "small-clip-toy0-seed7": "step 3: the gradient is nan"}
     assert "clip-toy0-seed7 failed: step 3" in capsys.readouterr().out
     assert "1 failed" in study.table(found, [], 1)
 
@@ -128,9 +128,9 @@ def test_a_toy_that_is_refused_is_a_result_and_any_other_failure_of_it_ends_the_
                    "sys.exit(2)")
     (place / "one.toml").write_text(EXPERIMENT.replace("0:7", "1:7"))
     study.work(study.experiments(["one.toml"]), lanes=2)
-    for name in ("scalerl", "clip"):
-        kept = place / f"kept/small-{name}-toy1-seed7"
-        assert (kept / "failed.txt").read_text() == "toy.py: it has not learned to add\n"
+    assert study.logs.read_failed("kept") == {
+        f"small-{name}-toy1-seed7": "toy.py: it has not learned to add"
+        for name in ("scalerl", "clip")}
     assert not (place / "started.txt").exists()
     toy.write_text("import nowhere")
     (place / "one.toml").write_text(EXPERIMENT.replace("0:7", "2:7"))
@@ -164,7 +164,7 @@ def test_after_a_kill_the_same_command_resumes_what_had_begun(place):
     study.work(study.experiments(["one.toml"]), lanes=2)
     assert sorted((place / "started.txt").read_text().split("\n")[2:-1]) == [
         "study-small-clip-toy0-seed7 resumed", "study-small-scalerl-toy0-seed7 resumed"]
-    assert (place / "kept/small-scalerl-toy0-seed7/evals.jsonl").exists()
+    assert "small-scalerl-toy0-seed7" in study.logs.read("kept/evals.csv")
 
 
 @pytest.mark.parametrize(("text", "words"), [
