@@ -20,9 +20,9 @@ def client_context(urls, tls):
     """A client's side of mutual TLS with these servers; None where all of them speak plain http.
     Raises ValueError: an address that is none, or is not safe; a folder without certificates."""
     for url in urls:
-        parts = urlsplit(url)
         if not is_address(url):
             raise ValueError(f"vllm_url = {url!r}: give addresses like http://127.0.0.1:8100")
+        parts = urlsplit(url)
         if parts.scheme == "http" and parts.hostname not in LOOPBACK and tls != "none":
             raise ValueError(f"vllm_url = {url!r}: everybody who reaches that port can change the "
                              'weights; use https with tls, or tls = "none" on a network you trust')
