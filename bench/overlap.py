@@ -49,7 +49,7 @@ def served(config, length):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     argv, env = server_command(config, length=length, slots=config.slots,
-                               dtype=torch.float32, host="127.0.0.1", port=port)
+                               dtype=torch.float32, url=f"http://127.0.0.1:{port}")
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)
         try:

@@ -111,8 +111,7 @@ def commands(config, argv, placement, estimate, logs, port):
     for index, server in enumerate(placement.servers):
         command, its_env = server_command(
             config, length=estimate.length, slots=estimate.slots, dtype=estimate.dtype,
-            host=server.host, port=server.port,
-            device=visible(server.devices) if server.devices else None)
+            url=server.url, device=visible(server.devices) if server.devices else None)
         servers.append(Child(f"server {index} ({server.url})", command, env | its_env,
                              log=logs / f"server_{index}.log"))
     script = [sys.executable, str(ROOT / "scalerl.py"), *(w for w in argv if w != "--dry-run")]
@@ -124,7 +123,7 @@ def commands(config, argv, placement, estimate, logs, port):
         LAUNCHED: ",".join(urls), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": LOOPBACK[0], "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True"}     # the store is ours, so it outlives every rank
-    if placement.gpus:
+    if config.gpus > 0:
         env["CUDA_VISIBLE_DEVICES"] = visible(range(ranks))
     return [Child(f"rank {rank}", script, env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                   log=logs / f"rank_{rank}.log" if rank else None)

@@ -19,17 +19,14 @@ PAPERS_SHARE = 16 / 80              # of the GPUs trains
 
 @dataclass(frozen=True)
 class Server:
-    """One vLLM server, where it listens, and its devices: GPUs, () on a CPU."""
-    host: str
-    port: int
+    """One vLLM server: its address, and its devices: GPUs, () on a CPU."""
     url: str
     devices: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """All processes of a machine, and the reason in one line. gpus: 0 on CPUs."""
-    gpus: int
+    """All processes of a machine, and the reason in one line."""
     trainers: int
     servers: tuple[Server, ...]
     why: str
@@ -66,15 +63,13 @@ def make_placement(config, estimate, address=""):
         trainers = 0 if address else c.trainers or 1
         count = 0 if c.vllm_url else c.servers or 1
         why = f"no GPU: {trainers} train, {count} servers generate"
-    ports, servers = sorted(free_ports(count, host)), []
-    for i, port in enumerate(ports):
-        first = trainers + i * c.tensor_parallel
-        devices = tuple(range(first, first + c.tensor_parallel)) if c.gpus > 0 else ()
-        url = f"http{'s' if c.tls_folder else ''}://{host}:{port}"
-        servers.append(Server(host, port, url, devices))
+    urls = [f"{'https' if c.tls_folder else 'http'}://{host}:{port}"
+            for port in free_ports(count, host)]
     with refused():     # on a network servers need tls = FOLDER, or tls = "none" in so many words
-        client_context([server.url for server in servers], c.tls)
-    return Placement(max(0, c.gpus), trainers, tuple(servers), why)
+        client_context(urls, c.tls)
+    size, devices = c.tensor_parallel, range(trainers, c.gpus)      # none on CPUs
+    return Placement(trainers, tuple(
+        Server(url, tuple(devices[i * size:(i + 1) * size])) for i, url in enumerate(urls)), why)
 
 
 def on_gpus(c, estimate, address):

@@ -10,6 +10,7 @@ import secrets
 import shlex
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from servers.addresses import LOOPBACK
 from engines.vllm_inprocess import BLOCK_TOKENS, HEAD, block_bytes
@@ -18,16 +19,18 @@ from scaleout.memory import CACHE_SHARE, host_memory
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def server_command(config, *, length, slots, dtype, host, port, device=None):
+def server_command(config, *, length, slots, dtype, url, device=None):
     """(argv, environment) of one server, for a process group of its own.
 
     length   tokens of the longest sequence: prompt, thinking, phrase and answer
     slots    sequences that the server decodes at once
+    url      its address, as "http://127.0.0.1:8100"
     dtype    torch dtype of weights and cache. The LM head's is fp32 or, without head_fp32, bf16.
     device   its GPUs as CUDA_VISIBLE_DEVICES has them, "0,1"; None: the CPU
     """
+    parts = urlsplit(url)
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", config.model,
-            "--host", host, "--port", str(port), "--seed", str(secrets.randbits(32)),
+            "--host", parts.hostname, "--port", str(parts.port), "--seed", str(secrets.randbits(32)),
             "--dtype", str(dtype).removeprefix("torch."),
             "--max-model-len", str(length), "--max-num-seqs", str(slots),
             "--hf-overrides", json.dumps({"head_dtype": HEAD[config.head_fp32]}),

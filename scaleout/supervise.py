@@ -57,10 +57,6 @@ def reap(argv):
     return status if status >= 0 else 128 - status
 
 
-class LaunchError(RuntimeError):
-    """A process that the run needs is gone for good: the sentence names it and its log."""
-
-
 class Child:
     """One command under its reaper, with everything that the command starts. log: file for its
     output; None: our own terminal."""
@@ -99,16 +95,17 @@ class Child:
         return "\n    ".join([f"{words}; the end of {self.log}:", *text.splitlines()[-lines:]])
 
     def restart(self):
-        """Start it again. Raises LaunchError if it has ended too often."""
+        """Start it again, unless it has ended too often. Says what it does, and returns it."""
         now = time.monotonic()
         self.deaths = [then for then in self.deaths if now - then < DEATHS_WITHIN_S] + [now]
         if len(self.deaths) == 3:
-            raise LaunchError(f"for the third time in {DEATHS_WITHIN_S / 60:g} minutes "
-                              + self.ending())
+            say(f"for the third time in {DEATHS_WITHIN_S / 60:g} minutes {self.ending()}")
+            return False
         say(f"is started again: {self.ending(lines=1)}")
         if "--seed" in self.argv:               # with the old one it would draw the same samples
             self.argv[self.argv.index("--seed") + 1] = str(secrets.randbits(32))
         self.start()
+        return True
 
 
 def say(sentence):
@@ -159,15 +156,13 @@ class Supervisor:
         if self.signals and self.status is None:
             self.finish(128 + self.signals[0])
         for server in self.servers:
-            if server.status is not None and self.status is None:
-                if not self.trainers:
-                    say(server.ending())
-                    return 1
-                try:
-                    server.restart()
-                except LaunchError as error:
-                    say(error)
-                    self.finish(1)
+            if server.status is None or self.status is not None:
+                continue
+            if not self.trainers:
+                say(server.ending())
+                return 1
+            if not server.restart():
+                self.finish(1)
 
     def finish(self, status):
         """The run ends with this status as soon as rank 0 has saved what it has. One that hangs

@@ -77,7 +77,7 @@ def test_the_main_commands_servers_have_command_lines_that_the_installed_vllm_ta
         parsed = cli_args.make_arg_parser(FlexibleArgumentParser()).parse_args(argv)
         cli_args.validate_parsed_serve_args(parsed)
         engine = AsyncEngineArgs.from_cli_args(parsed)
-        assert (parsed.host, parsed.port) == ("127.0.0.1", server.port)
+        assert f"http://{parsed.host}:{parsed.port}" == server.url
         assert (engine.model, engine.dtype) == (str(eight), "bfloat16")
         assert (engine.max_model_len, engine.max_num_seqs) == (estimate.length, estimate.slots)
         assert engine.hf_overrides == {"head_dtype": "float32"} and engine.enable_prefix_caching
