@@ -1,4 +1,4 @@
-"""server_pool.py: the vLLM servers of a run, connected, watched, given weights and samples.
+"""pool.py: the vLLM servers of a run, connected, watched, given weights and samples.
 
 A server's states:
 

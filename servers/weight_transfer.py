@@ -1,7 +1,7 @@
 """weight_transfer.py: how weights travel from the trainer to the workers of one vLLM server.
 
 The trainer, rank 0, and the workers of one server form a process group of their own, so a dead
-server breaks no other: gloo between CPUs (the other end is vllm_worker.py), NCCL between GPUs (the
+server breaks no other: gloo between CPUs (the other end is worker.py), NCCL between GPUs (the
 other end is vLLM's own). While the trainer is in `meet` or `send`, the server is told over HTTP the
 `init_info` or which tensors come. They travel in buckets, each one tensor of bytes.
 
