@@ -180,6 +180,10 @@ class RunFolder:
             for old in checkpoint.saved(self.checkpoints)[KEPT:]:
                 shutil.rmtree(old)
 
+    def save_model(self, trainer, name):
+        """Write an ordinary Hugging Face folder, which `vllm serve` can load."""
+        checkpoint.save_model(trainer.model, trainer.tokenizer, trainer.weights(), self.path / name)
+
     def resume_hint(self):
         """What a run that has failed can go on from, in words."""
         return f"--resume goes on from {self.newest() or 'the first step'}"

@@ -13,6 +13,8 @@ import numpy as np
 
 from fitting import readers
 
+PAGE = Path(__file__).parents[1] / "docs" / "is-it-working.md"
+
 
 # ------------------------------------------------------------------------------ 1. Means of columns
 # A column is an array of a number a step; nan where a step has none, which makes every comparison
@@ -48,14 +50,12 @@ def first(x, n):
 # ------------------------------------------------------------------------------------ 2. The table
 @dataclass(frozen=True)
 class Symptom:
-    """One row of the table of docs/is-it-working.md, which explains the notation of `rule`."""
+    """A symptom and its rule. What the rule means, a likely cause and what to try stand beside its
+    name in the table of docs/is-it-working.md, and there alone."""
 
     name: str
     columns: tuple      # that `holds` is called with; the first is the one that shows the symptom
-    rule: str           # `holds` as the page and the report write it
     holds: Callable     # of the columns: in which steps it holds
-    cause: str
-    advice: str
 
     def steps(self, rows):
         """The steps of rows [{column: number}] in which the rule holds."""
@@ -65,158 +65,59 @@ class Symptom:
 
 
 SYMPTOMS = [
-    Symptom("nothing is ever right", ("pass_rate",),
-            "mean10[pass_rate] == 0",
-            lambda rate: mean(rate, 10) == 0,
-            "the answer is not found: chat template, `think_close`, its form; or the task is too "
-            "hard",
-            "read `samples.jsonl`; `--check`; easier problems, a warm start"),
+    Symptom("nothing is ever right", ("pass_rate",), lambda rate: mean(rate, 10) == 0),
     Symptom("the pass rate stays flat", ("pass_rate", "step"),
-            "([step] >= 60) & (mean20[pass_rate] < first20[pass_rate] + .02)",
-            lambda rate, step: (step >= 60) & (mean(rate, 20) < first(rate, 20) + .02),
-            "steps too small; rewards that go to other samples; a model that cannot do it",
-            "`--check`: is the smoke reward learned? then a tenfold `lr`"),
+            lambda rate, step: (step >= 60) & (mean(rate, 20) < first(rate, 20) + .02)),
     Symptom("the pass rate falls below its start", ("pass_rate",),
-            "mean10[pass_rate] < .5 * first10[pass_rate]",
-            lambda rate: mean(rate, 10) < .5 * first(rate, 10),
-            "a wrong sign: of advantages, loss or rewards; far too large steps; or only hard "
-            "problems are left",
-            "print a group's rewards and advantages; a tenth of the `lr`"),
+            lambda rate: mean(rate, 10) < .5 * first(rate, 10)),
     Symptom("the pass rate rose and fell", ("pass_rate",),
-            "(mean10[pass_rate] < .5 * best10[pass_rate]) & "
-            "(best10[pass_rate] > 1.2 * first10[pass_rate])",
-            lambda rate: (mean(rate, 10) < .5 * best(rate, 10)) &
-                         (best(rate, 10) > 1.2 * first(rate, 10)),
-            "steps too large for samples so old",
-            "a smaller `lr`; fewer `slots` (less lag); `checkpoints/best` has the model before"),
+            lambda rate: ((mean(rate, 10) < .5 * best(rate, 10))
+                          & (best(rate, 10) > 1.2 * first(rate, 10)))),
     Symptom("held-out problems lag behind", ("pass_rate", "held_out"),
-            "mean20[pass_rate] - [held_out] > .2",
-            lambda rate, held_out: mean(rate, 20) - held_out > .2,
-            "few problems, seen often: they are learned by heart",
-            "more problems; stop earlier"),
+            lambda rate, held_out: mean(rate, 20) - held_out > .2),
     Symptom("groups are all wrong", ("frac_reward_zero_std", "pass_rate"),
-            "(mean10[frac_reward_zero_std] > .75) & (mean10[pass_rate] < .2)",
-            lambda equal, rate: (mean(equal, 10) > .75) & (mean(rate, 10) < .2),
-            "the problems are too hard",
-            "easier problems; more samples a prompt; a warm start"),
+            lambda equal, rate: (mean(equal, 10) > .75) & (mean(rate, 10) < .2)),
     Symptom("groups are all right", ("frac_reward_zero_std", "pass_rate"),
-            "(mean10[frac_reward_zero_std] > .75) & (mean10[pass_rate] > .8)",
-            lambda equal, rate: (mean(equal, 10) > .75) & (mean(rate, 10) > .8),
-            "the problems are too easy, or learned by now",
-            "harder problems; stop here"),
+            lambda equal, rate: (mean(equal, 10) > .75) & (mean(rate, 10) > .8)),
     Symptom("samples of a group are alike", ("frac_reward_zero_std", "step"),
-            "([step] == 10) & (first10[frac_reward_zero_std] > .75)",
-            lambda equal, step: (step == 10) & (first(equal, 10) > .75),
-            "a low `temperature`; one random seed for a group; or far too hard or easy problems",
-            "`temperature = 1`; compare the outputs of a group"),
-    Symptom("no optimizer steps", ("optimizer_step",),
-            "mean10[optimizer_step] < .5",
-            lambda taken: mean(taken, 10) < .5,
-            "hardly a group is left after the filter",
-            "see the rows on groups"),
+            lambda equal, step: (step == 10) & (first(equal, 10) > .75)),
+    Symptom("no optimizer steps", ("optimizer_step",), lambda taken: mean(taken, 10) < .5),
     Symptom("problems run out", ("curriculum/active", "curriculum/retired"),
-            "[curriculum/active] < .1 * ([curriculum/active] + [curriculum/retired])",
-            lambda active, retired: active < .1 * (active + retired),
-            "nearly all are learned: pass rate at `retire_at`",
-            "more or harder problems; stop here"),
-    Symptom("problems come back often", ("curriculum/epoch",),
-            "[curriculum/epoch] > 25",
-            lambda epoch: epoch > 25,
-            "there are too few of them",
-            "more problems; watch the held-out pass rate"),
+            lambda active, retired: active < .1 * (active + retired)),
+    Symptom("problems come back often", ("curriculum/epoch",), lambda epoch: epoch > 25),
     Symptom("sampler and trainer disagree", ("mismatch/fp32_head/mean_abs_dlogp",),
-            "[mismatch/fp32_head/mean_abs_dlogp] > .03",
-            lambda apart: apart > .03,
-            "they compute differently before training: temperature, head, template, attention",
-            "the same settings on both sides; log-probs of the policy that draws"),
+            lambda apart: apart > .03),
     Symptom("they drift apart without lag", ("mismatch/kl_k3/lag_0", "step"),
-            "([step] > 5) & (median20[mismatch/kl_k3/lag_0] > .015)",
-            lambda kl, step: (step > 5) & (median(kl, 20) > .015),
-            "new weights do not reach the sampler; or old keys and values in its cache, with large "
-            "steps",
-            '`off_policy = "pipeline-0"`: does it stay? then compare a weight on both sides after '
-            "a push"),
-    Symptom("they are far apart under lag", ("mismatch/kl_k3",),
-            "mean10[mismatch/kl_k3] > .3",
-            lambda kl: mean(kl, 10) > .3,
-            "steps too large for samples so old; or new weights that do not reach the sampler",
-            'a smaller `lr`; `off_policy = "pipeline-0"`: does it stay?'),
+            lambda kl, step: (step > 5) & (median(kl, 20) > .015)),
+    Symptom("they are far apart under lag", ("mismatch/kl_k3",), lambda kl: mean(kl, 10) > .3),
     Symptom("the ratio's mean leaves 1", ("ratio/mean",),
-            "abs(mean10[ratio/mean] - 1) > .05",
-            lambda ratio: abs(mean(ratio, 10) - 1) > .05,
-            "mismatch, or samples too old for such steps",
-            "the rows above; a smaller `lr`"),
+            lambda ratio: abs(mean(ratio, 10) - 1) > .05),
     Symptom("the ratio is 1 under lag", ("lag/mean", "ratio/max", "ratio/min"),
-            "([lag/mean] > .5) & ([ratio/max] - [ratio/min] == 0)",
-            lambda lag, highest, lowest: (lag > .5) & (highest - lowest == 0),
-            "the trainer's own log-probs stand in the denominator; or the weights do not move",
-            '`behavior = "sampler"`'),
-    Symptom("few samples carry the step", ("ess",),
-            "[ess] < .5",
-            lambda ess: ess < .5,
-            "steps too large for samples so old",
-            "a smaller `lr`; fewer `slots`; a lower `eps_max`"),
+            lambda lag, highest, lowest: (lag > .5) & (highest - lowest == 0)),
+    Symptom("few samples carry the step", ("ess",), lambda ess: ess < .5),
     Symptom("many tokens are clipped", ("ratio/clipped_frac",),
-            "mean10[ratio/clipped_frac] > .05",
-            lambda clipped: mean(clipped, 10) > .05,
-            "PPO's clip takes away the gradient of old samples",
-            '`loss = "cispo"`; a smaller `lr`'),
-    Symptom("samples are old", ("lag/mean",),
-            "mean10[lag/mean] > 8",
-            lambda lag: mean(lag, 10) > 8,
-            "more is in flight than the paper's 8 steps",
-            "fewer `slots`; a lower K in `off_policy`"),
+            lambda clipped: mean(clipped, 10) > .05),
+    Symptom("samples are old", ("lag/mean",), lambda lag: mean(lag, 10) > 8),
     Symptom("answers are cut off", ("completions/truncated_frac",),
-            "mean10[completions/truncated_frac] > .1",
-            lambda truncated: mean(truncated, 10) > .1,
-            "small budgets, no `interrupt_phrase`, or a model that never ends",
-            "larger budgets; is the end token the model's own?"),
+            lambda truncated: mean(truncated, 10) > .1),
     Symptom("thinking is interrupted", ("completions/interrupted_frac",),
-            "mean10[completions/interrupted_frac] > .5",
-            lambda interrupted: mean(interrupted, 10) > .5,
-            "`think_max` is below what the model needs",
-            "a larger `think_max`; read the samples"),
+            lambda interrupted: mean(interrupted, 10) > .5),
     Symptom("answers grow", ("completions/mean_length",),
-            "mean10[completions/mean_length] > 1.5 * first10[completions/mean_length]",
-            lambda length: mean(length, 10) > 1.5 * first(length, 10),
-            "longer answers are paid, or being wrong at length is cheap",
-            'read them; `aggregation = "prompt"`; `length_penalty`'),
+            lambda length: mean(length, 10) > 1.5 * first(length, 10)),
     Symptom("answers shrink", ("completions/mean_length",),
-            "mean10[completions/mean_length] < .5 * first10[completions/mean_length]",
-            lambda length: mean(length, 10) < .5 * first(length, 10),
-            "the model drops what is not needed, or the verifier pays answers without work",
-            "read them"),
+            lambda length: mean(length, 10) < .5 * first(length, 10)),
     Symptom("entropy rises", ("entropy",),
-            "mean10[entropy] > 1.5 * first10[entropy]",
-            lambda entropy: mean(entropy, 10) > 1.5 * first(entropy, 10),
-            "the policy is being destroyed: wrong sign, or steps too large",
-            "see the pass rate's rows"),
+            lambda entropy: mean(entropy, 10) > 1.5 * first(entropy, 10)),
     Symptom("the gradient is zero", ("grad_norm", "tokens/trained"),
-            "([grad_norm] == 0) & ([tokens/trained] > 0)",
-            lambda norm, tokens: (norm == 0) & (tokens > 0),
-            "the loss does not reach the weights: detached, frozen, or zero weights",
-            "loss, mask and `requires_grad` of a micro-batch"),
+            lambda norm, tokens: (norm == 0) & (tokens > 0)),
+    # step[-1:], not step[-1]: a log may be empty.
     Symptom("still warming up at the end", ("lr", "step"),
-            "([step] > 20) & ([step] == last[step]) & ([lr] > mean10[lr])",
-            # step[-1:], not step[-1]: a log may be empty.
-            lambda lr, step: (step > 20) & (step == step[-1:]) & (lr > mean(lr, 10)),
-            "`warmup_steps` is longer than the run",
-            "fewer `warmup_steps`, or more steps"),
-    Symptom("checks come late", ("verifier/timeout_frac",),
-            "[verifier/timeout_frac] > .02",
-            lambda late: late > .02,
-            "answers that are slow to judge; they count as wrong",
-            "which ones? a simpler form; more cores"),
+            lambda lr, step: (step > 20) & (step == step[-1:]) & (lr > mean(lr, 10))),
+    Symptom("checks come late", ("verifier/timeout_frac",), lambda late: late > .02),
     Symptom("several answers in one", ("verifier/several_frac",),
-            "mean10[verifier/several_frac] > .05",
-            lambda several: mean(several, 10) > .05,
-            "the model lists candidates, or its thinking is read as its answer",
-            "is `think_close` the model's own? read the samples"),
+            lambda several: mean(several, 10) > .05),
     Symptom("the verifier takes the time", ("time/verify_s", "time/step_s"),
-            "([time/verify_s] > 1) & ([time/verify_s] > .5 * [time/step_s])",
-            lambda verify, whole: (verify > 1) & (verify > .5 * whole),
-            "slow checks stand in the step's way",
-            "simpler answers; more cores"),
+            lambda verify, whole: (verify > 1) & (verify > .5 * whole)),
 ]
 
 
@@ -253,8 +154,18 @@ def ranges(steps):
     return ", ".join(words[:5]) + more
 
 
+def explained():
+    """{symptom: [its column, rule, likely cause, what to try]}: the rows of the page's table."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]]
+            for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    return {name: cells for name, *cells in rows if name in {s.name for s in SYMPTOMS}}
+
+
 def told(folder):
     """Sentences for a terminal and a page: one for each symptom that a run's folder shows."""
-    sentences = [f"symptom: {s.name}, step {ranges(steps)} ({s.rule}). Likely: {s.cause}. "
-                 f"Try: {s.advice}." for s, steps in found(read(folder))]
+    sentences, page = [], explained()
+    for symptom, steps in found(read(folder)):
+        _, rule, cause, advice = page[symptom.name]
+        sentences.append(f"symptom: {symptom.name}, step {ranges(steps)} ({rule.strip('`')}). "
+                         f"Likely: {cause}. Try: {advice}.")
     return sentences or ["no symptom of docs/is-it-working.md"]

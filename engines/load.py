@@ -30,7 +30,9 @@ def untested():
     other = [f"{name} {version} (tested: {TESTED[name]})"
              for name, version in installed(TESTED).items()
              if not version.startswith(f"{TESTED[name]}.")]
-    return f"note: not tested here: {', '.join(sorted(other))}; see docs/versions.md" * bool(other)
+    if not other:
+        return ""
+    return f"note: not tested here: {', '.join(sorted(other))}; see docs/versions.md"
 
 
 @contextlib.contextmanager

@@ -283,11 +283,11 @@ def prepare(model):
     # What short outputs need not show: a window, a cap, layers that mix the tokens of a row, and
     # frequencies that depend on the longest sequence of a batch.
     mixers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "attention"}
-    longrope = "longrope" in str(getattr(config, "rope_parameters", ""))
+    rope = str(getattr(config, "rope_parameters", ""))
     for name, value in (("sliding_window", getattr(config, "sliding_window", None)),
                         ("attn_logit_softcapping", getattr(config, "attn_logit_softcapping", None)),
                         ("layer_types", ", ".join(sorted(mixers))),
-                        ("rope_parameters", "longrope" * longrope)):
+                        ("rope_parameters", "longrope" if "longrope" in rope else "")):
         if value:
             raise ValueError(f"model config has {name} = {value}: packed attention ignores it")
     weight, name = model.eval().get_output_embeddings().weight, type(model).__name__

@@ -129,7 +129,7 @@ def last_number(text):
     """[the last number of the prose with the words around it]; [] if there is none, or a list."""
     found = LAST_NUMBER.search(bare(text[-LONGEST_ANSWER // 2 :]))
     # "|" stands for the number before it: a word has to follow, or the two are a list.
-    part = found and "|" * (found.start() > 0) + found[0]
+    part = found and ("|" if found.start() > 0 else "") + found[0]
     return [part] if part and plain_number(part) else []
 
 

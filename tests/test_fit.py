@@ -274,7 +274,7 @@ def test_an_unknown_ceiling_is_doubted():
 
 
 def test_R0_moves_everything():
-    """Header, point a.  A tool that hides R0 hides the largest choice it makes."""
+    """docs/fit.md, the row on R0: a tool that hides R0 hides the largest choice it makes."""
     C, R = made(sd=0)
     zero, low, high = (fit_curve(C, R, R0, c_min=1500, c_max=8000, bootstrap=0)
                        for R0 in (0.0, 0.3, 0.4))
