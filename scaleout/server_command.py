@@ -30,8 +30,8 @@ def server_command(config, *, length, slots, dtype, url, device=None):
     """
     parts = urlsplit(url)
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", config.model,
-            "--host", parts.hostname, "--port", str(parts.port), "--seed", str(secrets.randbits(32)),
-            "--dtype", str(dtype).removeprefix("torch."),
+            "--host", parts.hostname, "--port", str(parts.port),
+            "--seed", str(secrets.randbits(32)), "--dtype", str(dtype).removeprefix("torch."),
             "--max-model-len", str(length), "--max-num-seqs", str(slots),
             "--hf-overrides", json.dumps({"head_dtype": HEAD[config.head_fp32]}),
             "--logprobs-mode", "processed_logprobs",        # after temperature
