@@ -120,12 +120,10 @@ class Config:
     tensor_parallel: int = 1            # ours; GPUs that share every layer of a server's model
     vllm_args: str = ""                 # ours; for each server, as "--max-num-batched-tokens 4096";
                                         # in the trainer's process "--enforce-eager" alone counts
-    vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,..."
-    hosts: str = ""                     # ours; the machines, trainers first, as "a,b,c"
-    node_rank: int = 0                  # ours; which of the hosts this machine is, from 0
-    port: int = 8100                    # ours; the first port that the machines use
+    vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,...",
+                                        # or "@FILE,..." with the addresses of --serve-only
     tls: str = ""                       # ours; folder with ca.pem, cert.pem, key.pem (make certs);
-                                        # "none": hosts without it, on a network you trust
+                                        # "none": without it, on a network you trust
     deadline_s: float = 600.0           # ours; longest wait for a process; 3 times that to start
 
     @property

@@ -30,8 +30,8 @@ def main(argv=None, make_trainer=Trainer):
         config, flags = parse(argv)
         if flags.report or flags.print_config or flags.dry_run:
             return only_print(config, flags, argv)
-        if launch.wanted(config):                       # several processes: they run this again
-            return launch.launch(config, argv, flags.resume)
+        if flags.serve_only or launch.wanted(config):   # several processes: trainers run this again
+            return launch.launch(config, argv, flags.resume, flags.serve_only)
         launch.plan_alone(config, flags.resume)         # refuses what would fail minutes later
         settings.check(config)
         load.settle_engine(config)                      # vLLM, or transformers alone
@@ -79,7 +79,7 @@ def only_print(config, flags, argv):
         return 0
     print(settings.to_toml(config), end="\n" if flags.dry_run else "")
     if flags.dry_run:
-        launch.describe(config, argv, flags.resume)
+        launch.describe(config, argv, flags.resume, flags.serve_only)
     return 0
 
 

@@ -201,7 +201,6 @@ BAD_INPUT = {
     "tracker": (["--log-with", "wandb"], "log_with = 'wandb': needs a package"),
     "fewer than no GPUs": (["--gpus", "-2"], "gpus = -2: must be -1"),
     "fewer than no servers": (["--servers", "-1"], "servers = -1: must be zero"),
-    "a port too high": (["--port", "65000"], "port = 65000: must be in 1..64999"),
     "tensor parallel twice": (["--vllm-args=--tensor-parallel-size=2"],
                               "has its own setting, tensor_parallel"),
     "an open quote": (["--vllm-args", "'-pp 2"], "cannot be split into options (No closing"),
