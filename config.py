@@ -53,7 +53,8 @@ class Config:
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
     steps: int = 100                    # ours; steps, even without update; the paper has thousands
-    eval_every: int = 100               # paper; steps; a checkpoint is written as often (ours)
+    eval_every: int = 100               # paper; steps; before each evaluation a checkpoint (ours)
+    save_minutes: float = 15.0          # ours; a checkpoint also when the last one is so old
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
     log_with: Literal["", "tensorboard", "wandb", "trackio"] = ""   # ours; also write the log there
 

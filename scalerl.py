@@ -417,8 +417,8 @@ class Run:
                 if line is None:
                     break
                 progress.show(line)
+                self.folder.save_if_due(self)   # by the clock, and before an evaluation of hours
                 if self.step % self.config.eval_every == 0:
-                    self.folder.save(self)      # before the evaluation, which can take hours
                     self.evaluate()
         if self.evaluated != self.step:
             self.evaluate()

@@ -764,6 +764,22 @@ def test_a_run_that_stops_between_two_tokens_goes_on_as_if_it_had_not(
     assert same_logs(folder, reference)
 
 
+@pytest.mark.parametrize("where, save_minutes, step", [("evaluate", 15, 3), ("generate", 1e-9, 4)])
+def test_a_checkpoint_is_written_before_an_evaluation_and_by_the_clock(
+        where, save_minutes, step, reference, micro, tmp_path, monkeypatch):
+    """Killed without a word in the evaluation after step 3, or long after the last evaluation."""
+    whole = getattr(scalerl.Run, where)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(scalerl.Run, where,
+                      lambda run: sys.exit() if run.step == step else whole(run))
+        train(tmp_path, arguments(micro, name="r", save_minutes=save_minutes), patch)
+    folder = tmp_path / "runs" / "r"
+    assert RunFolder.newest(SimpleNamespace(checkpoints=folder / "checkpoints")).name == \
+        f"step_{step}"
+    assert train(tmp_path, ["--name", "r", "--resume"], monkeypatch) == 0
+    assert same_logs(folder, reference)
+
+
 def test_a_second_ctrl_c_stops_at_once_in_a_sentence(micro, tmp_path, monkeypatch, capsys):
     def interrupted(run):
         os.kill(os.getpid(), signal.SIGINT)
