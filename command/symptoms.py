@@ -147,8 +147,9 @@ def ranges(steps):
     >>> ranges([1, 2, 3, 7, 9])
     '1-3, 7, 9'
     """
-    starts = [s for s in steps if s - 1 not in steps]
-    ends = [s for s in steps if s + 1 not in steps]
+    shown = set(steps)
+    starts = [s for s in steps if s - 1 not in shown]
+    ends = [s for s in steps if s + 1 not in shown]
     words = [f"{a}-{b}" if a < b else f"{a}" for a, b in zip(starts, ends)]
     more = f" and {len(words) - 5} times more" if len(words) > 5 else ""
     return ", ".join(words[:5]) + more

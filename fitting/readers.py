@@ -209,11 +209,12 @@ def evaluations(rows, x, y, path, repeats):
     used = [pair for pair in pairs if all(isinstance(v, float) and np.isfinite(v) for v in pair)]
     if not used:
         raise BadInput(f"{path} has no evaluation with both {x} and {y}")
-    lost = [f"{x} = {C}, {y} = {reward}" for C, reward in pairs if (C, reward) not in used]
+    kept = set(used)
+    lost = [f"{x} = {C}, {y} = {reward}" for C, reward in pairs if (C, reward) not in kept]
     warnings = [f"{len(lost)} of {len(pairs)} evaluations in {path} have no number in {x} or {y}: "
                 f"left out (the first: {lost[0]})"] if lost else []
     last = dict(used)                       # {compute: reward}: of several rewards the last
-    if (differ := len(set(used)) - len(last)) and repeats != "last":
+    if (differ := len(kept) - len(last)) and repeats != "last":
         raise BadInput(
             f"{path} repeats {x} with another {y} {differ} times: --repeats COLUMN names the "
             "column that tells seeds apart, --repeats last keeps the last (of a restarted run)")

@@ -3,6 +3,7 @@
 import copy
 import random
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from transformers import AttentionInterface
 
 from config import ConfigError
 from engines import packed
-from engines.trained_model import checkpoint_and_compile
+from engines.trained_model import TrainedModel, checkpoint_and_compile
 from scalerl import Policy
 
 
@@ -109,3 +110,19 @@ def test_layers_are_recomputed_for_the_backward_pass_and_never_while_sampling(se
         for parameter in model.parameters():
             parameter.zero_()
         assert torch.equal(twin(ids, use_cache=False).logits, logits)
+
+
+def test_a_push_yields_every_parameter_once_and_lists_them_once():
+    """A mixture of experts has 18,000: to list them for each few would take minutes of a push."""
+    trained, walks = TrainedModel(), []
+    trained.model = torch.nn.Sequential(*(torch.nn.Linear(2, 3) for _ in range(20)))
+    trained.team = SimpleNamespace(whole=lambda tensor: tensor)
+    expected = dict(trained.model.named_parameters())
+    walk = trained.model.named_parameters
+    trained.model.named_parameters = lambda: walks.append(1) or walk()
+    for _ in range(2):
+        pushed = list(trained.weights(torch.bfloat16))
+        assert [name for name, _ in pushed] == list(expected)
+        assert all(tensor.dtype == torch.bfloat16 and torch.equal(
+            tensor, expected[name].bfloat16()) for name, tensor in pushed)
+    assert len(walks) == 1
