@@ -15,7 +15,7 @@ from scalerl import Trainer
 from scaleout import launch
 from scaleout.team import Stopped, make_team, stop_on_signals
 from servers.pool import ServerError
-from tasks import TaskError
+from tasks import TaskError, check_files
 
 
 def main(argv=None, make_trainer=Trainer):
@@ -30,6 +30,7 @@ def main(argv=None, make_trainer=Trainer):
         config, flags = parse(argv)
         if flags.report or flags.print_config or flags.dry_run:
             return only_print(config, flags, argv)
+        check_files(config)                             # their sentences come before any model
         if launch.wanted(config):                       # several processes: they run this again
             return launch.launch(config, argv, flags.resume)
         launch.plan_alone(config, flags.resume)         # refuses what would fail minutes later
