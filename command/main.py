@@ -30,6 +30,7 @@ def main(argv=None, make_trainer=Trainer):
         config, flags = parse(argv)
         if flags.report or flags.print_config or flags.dry_run:
             return only_print(config, flags, argv)
+        check_platform(config)
         check_files(config)                             # their sentences come before any model
         if launch.wanted(config):                       # several processes: they run this again
             return launch.launch(config, argv, flags.resume)
@@ -69,6 +70,20 @@ def main(argv=None, make_trainer=Trainer):
     finally:
         if run:
             run.close()
+
+
+def check_platform(config):
+    """Off Linux a run is one process, over transformers. Raises ConfigError: it is to be more."""
+    if sys.platform == "linux":
+        return
+    if config.engine == "vllm" or config.vllm_url:
+        raise ConfigError(f"engine = {config.engine!r}, vllm_url = {config.vllm_url!r}: vLLM needs "
+                          "Linux; here generation is transformers', with neither of the two")
+    if launch.wanted(config):
+        raise ConfigError(f"gpus = {config.gpus}, servers = {config.servers}, trainers = "
+                          f"{config.trainers}, hosts = {config.hosts!r}: several processes need "
+                          "Linux, whose kernel ends them together; here a run is one process")
+    config.engine = "transformers"                  # "auto", and a vLLM may be installed
 
 
 def only_print(config, flags, argv):

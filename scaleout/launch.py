@@ -22,7 +22,7 @@ from artifacts.run_folder import RunFolder
 from artifacts.settings import LAUNCHED, check, to_toml
 from config import ConfigError
 from engines import load
-from scaleout.memory import Estimate, device_here
+from scaleout.memory import Estimate, cores_here, device_here
 from scaleout.placement import make_placement
 from scaleout.server_command import server_command
 from scaleout.supervise import Child, LaunchError, Supervisor, say
@@ -118,7 +118,7 @@ def commands(config, argv, placement, estimate, folder, port):
     ranks, urls = placement.trainers[node], [server.url for server in placement.servers]
     here = [(i, server) for i, server in enumerate(placement.servers) if server.node == node]
     # With a thread a core each, processes would stand in each other's way.
-    threads = max(1, len(os.sched_getaffinity(0)) // max(1, ranks + len(here)))
+    threads = max(1, cores_here() // max(1, ranks + len(here)))
     env = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     # gloo and NCCL would take the address of the machine's name, or its first interface: often not
     # the network that `hosts` means.

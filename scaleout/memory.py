@@ -58,7 +58,7 @@ ASSUMED = Device("an H100 (assumed: no GPU here to ask)", 79 * GIB, *SPEEDS["H10
 def device_here(cuda):
     """The first GPU as a Device, or the CPU; an assumption where there is none to ask."""
     if not cuda:
-        cores = len(os.sched_getaffinity(0))
+        cores = cores_here()
         return Device(f"a CPU of {cores} cores (20 GB/s, 30 GFLOP/s a core assumed)",
                       host_memory(), 20e9, cores * 30e9, cuda=False)
     if not torch.cuda.is_available():
@@ -67,6 +67,11 @@ def device_here(cuda):
     speed = known_speed(here.name)
     return Device(here.name + ("" if speed else " (an H100's speed assumed)"), here.total_memory,
                   *(speed or SPEEDS["H100"]))
+
+
+def cores_here():
+    """The cores that this process may use; macOS cannot say, and has all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def host_memory(limit="/sys/fs/cgroup/memory.max"):

@@ -177,7 +177,7 @@ BAD_FILES = {
     "no file": (None, "is not there"),
     "a bad line": (f"{PROBLEM}def reward(problem, text) return True", "SyntaxError"),
     "raises": (f"x = 1\n{PROBLEM}y = x / 0\n{REWARD}", "ZeroDivisionError in line 3: division by"),
-    "ends": (f"import sys\n{PROBLEM}sys.exit('no data')\n{REWARD}", "SystemExit in line 2: no"),
+    "ends": (f"import sys\n{PROBLEM}sys.exit('no data')\n{REWARD}", "SystemExit in line 3: no"),
     "its problems raise": (f"def problems(): return open('/no/data')\n{REWARD}",
                            "FileNotFoundError in line 1: .*/no/data"),
     "no reward": (PROBLEM, "must define one function of reward"),
