@@ -1,17 +1,19 @@
 """config.py: every setting of a run, its default, and the two ways to change it.
 
     Config            the settings; each comment begins with whose the default is
-    --config FILE     a TOML file with differences from the defaults; of several the last wins
+    --config FILE     a TOML file with differences from the defaults; the last of several files wins
     --SETTING VALUE   wins over every file
 
 Defaults are the recipe of ScaleRL (arXiv 2510.13786, sec. 4 and appendix A), with its batch of 48
-prompts x 16 samples and its 14k output tokens. We differ from the paper in two points:
+prompts x 16 samples and its 14k output tokens. What could not be taken from the paper:
 
 1. It does not give some numbers: Adam's betas, the gradient clip, the temperature, `slots`.
 2. Its problems, model and verifier are not published. `model` and `task` have no default that could
    repeat its 8B run; configs/scalerl.toml comes closest.
 
-A run keeps its settings in runs/NAME/config.toml. --resume may change some: artifacts/settings.py.
+A run keeps its settings in runs/NAME/config.toml. --resume may change some of them, as `steps`
+and `lr`: artifacts/settings.py. What a word means (lag, advantage, ratio) is told in the file that
+has the mathematics: scalerl.py and loss.py.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ class ConfigError(ValueError):
 
 @dataclass
 class Config:
-    """All settings, in groups. A comment beside one is also its text in `--help`; of the groups
-    named placement, in `--help placement`. "paper": the default is the paper's; "ours": we chose
-    it, and where the paper differs, "the paper has X" follows."""
+    """All settings, in groups. The comment beside a setting is also its text in `--help` (for the
+    groups named placement: `--help placement`). "paper": the default is the paper's; "ours": we
+    chose it, and where the paper differs, "the paper has X" follows."""
 
     # -- model and problems
     model: str = ""                     # ours; Hugging Face folder or name; the paper has its own
@@ -40,18 +42,19 @@ class Config:
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
     max_unusable: float = 0.02          # ours; share of problems that may be left out: their gold
-                                        # answer cannot be read, or their prompt is too long
+                                        # answer cannot be read, prompt too long; more: refused
     unsafe_code: bool = False           # ours; run the model's programs even without a sandbox
     instruction: str = ""               # ours; stands before every question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
-    think_open: str = ""                # ours; appended to every prompt, as "<think>\n"
+    think_open: str = ""                # ours; appended to every prompt: "<think>\n"
     think_close: str = "</think>"       # paper; the verifier reads only what follows it
 
     # -- run
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
     steps: int = 100                    # ours; steps, even without update; the paper has thousands
-    eval_every: int = 100               # paper; steps; a checkpoint is written as often (ours)
+    eval_every: int = 100               # paper; steps; before each evaluation a checkpoint (ours)
+    save_minutes: float = 15.0          # ours; a checkpoint also when the last one is so old
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
     log_with: Literal["", "tensorboard", "wandb", "trackio"] = ""   # ours; also write the log there
 
@@ -71,13 +74,13 @@ class Config:
     think_min: int = 10240              # paper; interrupted at a random point in [10k, 12k]
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
-    interrupt_phrase: str = PHRASE      # paper; "" turns interruption off
-    length_penalty: int = 0             # paper; off; its ablation: 2048, the last tokens cost more
+    interrupt_phrase: str = PHRASE      # paper; it holds think_close; "": no interruption
+    length_penalty: int = 0             # paper; 0: off; its ablation: the last 2048 cost more
     overlong_filter: bool = False       # ours; false: a truncated sample earns -1; true: is masked
 
     # -- rewards and loss
     temperature: float = 1.0            # ours; of sampling, and of every log-prob
-    retire_at: float = 0.9              # paper; from this pass rate prompts retire; above 1: none
+    retire_at: float = 0.9              # paper; prompts of this pass rate are not asked again
     zero_variance_filter: bool = True   # paper; leaves out groups with equal rewards
     advantage_norm: Literal["batch", "prompt", "none"] = "batch"    # paper; divide by the std of
                                         # the batch; prompt: of its samples (GRPO); none: Dr. GRPO
@@ -103,7 +106,7 @@ class Config:
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed
-    micro_batch_tokens: int = 8192      # ours; of one forward and backward; not the result
+    micro_batch_tokens: int = 8192      # ours; in one forward pass; the result is the same
     recompute_layers: bool = False      # ours; recompute in backward: slower, far less memory
     compile_layers: Literal["auto", "on", "off"] = "auto"   # ours; torch.compile in training, a
                                         # minute to begin; auto: on a GPU
@@ -118,12 +121,10 @@ class Config:
     tensor_parallel: int = 1            # ours; GPUs that share every layer of a server's model
     vllm_args: str = ""                 # ours; for each server, as "--max-num-batched-tokens 4096";
                                         # in the trainer's process "--enforce-eager" alone counts
-    vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,..."
-    hosts: str = ""                     # ours; the machines, trainers first, as "a,b,c"
-    node_rank: int = 0                  # ours; which of the hosts this machine is, from 0
-    port: int = 8100                    # ours; the first port that the machines use
+    vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,...",
+                                        # or "@FILE,..." with the addresses of --serve-only
     tls: str = ""                       # ours; folder with ca.pem, cert.pem, key.pem (make certs);
-                                        # "none": hosts without it, on a network you trust
+                                        # "none": without it, on a network you trust
     deadline_s: float = 600.0           # ours; longest wait for a process; 3 times that to start
 
     @property

@@ -15,9 +15,9 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
 
 For `from fit import fit_curve` this file, numpy and scipy are enough; the command is in fitting/.
 
-Ours, where the paper is silent: R0 is the measured step-0 evaluation, held fixed; least squares
-anywhere in the ranges beside the paper's grid; the 90% intervals; every evaluation after step 0 is
-fitted (the paper leaves out about an epoch); the stretched law. docs/fit.md: what each moves.
+Ours, where the paper is silent: R0 is the measured step-0 evaluation, fixed in a fit and drawn in
+the bootstrap; least squares anywhere in the ranges, not on the paper's grid alone; 90% intervals;
+every evaluation after step 0 is fitted; the stretched law. docs/fit.md: how far each moves a fit.
 
 Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k values of C.
 """
@@ -28,7 +28,7 @@ import numpy as np
 from scipy.optimize import leastsq
 from scipy.special import expit, logit, ndtri, stdtrit
 
-# The first two are the paper's, the others ours.
+# Rules of the paper (the first two) and ours.
 SAME_A = 0.02             # ceilings this close are the same (A of the paper's three seeds: +-0.015)
 A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
@@ -395,7 +395,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         pool.append(replicates(rival, its_theta, its_angles, R, bootstrap, seed, step_0))
     rivals = compare_laws(search, theta, rival, its_theta, R)
 
-    # 3. The paper's grid. Its replicates would all fall on nodes: the intervals are `free`'s.
+    # 3. The paper's grid. Its replicates would all fall on nodes: intervals are the free fit's.
     if method == "grid":
         low = A_range[0] if A_range else np.ceil(theta[3] / A_STEP) * A_STEP     # .450, .455, ...
         A_nodes = np.arange(low, ranges["A"][1] + 1e-9, A_STEP).round(12)
@@ -455,7 +455,7 @@ def diagnostics(fit, ranges, parameters):
     for name in ("B", "C_mid"):
         low, high = fit.ci[name]
         if high > 4 * low:
-            yield f"{name} is only known to lie in [{low:.3g}, {high:.3g}]: nearly any value fits"
+            yield f"{name} is only known to lie in [{low:.3g}, {high:.3g}]: more than a factor of 4"
     (low, high), remaining = fit.ci["A"], fit.A - float(fit.curve(end))
     if high - low > max(2 * SAME_A, remaining):
         yield (f"the ceiling is only known to lie in [{low:.3f}, {high:.3f}], wider than the gain "

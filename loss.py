@@ -1,4 +1,4 @@
-"""The mathematics of ScaleRL (arXiv 2510.13786, section 4), and nothing else.
+"""The mathematics of ScaleRL (arXiv 2510.13786, section 4).
 
     J = E_x [ 1/Σ_i|y_i| · Σ_i Σ_t  sg(min(ρ_it, ε_max)) · Â_i · log π(y_it) ]
     ρ_it = π(y_it) / μ(y_it)
@@ -14,8 +14,6 @@ What the paper leaves open, and what we chose ("ours"):
     Such a forced token has weight zero: no loss, no ratio, no place in |y|.
  3. E_x is a mean over the prompts that have at least one trained token. A step is trained in
     micro-batches. Its denominators are counted once, for all of them; so their losses add up.
- 4. FP32 logits: bf16 operands are multiplied as they are, their products are summed and kept in
-    fp32. In the backward pass a GPU rounds the logits' gradient to the operands' dtype.
 
 Where to go next: sampler.py, where the log μ come from.
 
@@ -39,8 +37,6 @@ From rewards to a gradient, for two prompts of two samples each (run by tests/te
 >>> loss.backward()
 >>> logprobs.grad.mul(10).tolist()                                   # -ρ·w·Â: right answers rise
 [[-2.0, -2.0, 0.0], [2.0, 2.0, 2.0]]
->>> merge_stats([stats])["ess"]
-1.0
 """
 
 import torch
@@ -61,9 +57,11 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     hidden   (..., H)  float; the state that predicts the target (the caller shifts by one)
     weight   (V, H)    float; the head, tied to the embedding or not
     targets  (...)     int64 in [0, V)
-    temperature        the sampler's; at another one they are another policy's log-probs
+    temperature        the sampler's; another temperature would be another policy
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
-    head_fp32          False: logits rounded to bf16, as a bf16 linear layer returns them. The
+    head_fp32          bf16 operands are multiplied as they are, products are summed and kept in
+                       fp32 (ours: in the backward pass a GPU rounds the logits' gradient to bf16).
+                       False: logits rounded to bf16, as a bf16 linear layer returns them. The
                        paper's ablation (the ceiling of the curve falls from .61 to .52).
     Returns (logprobs, entropy), each (...), float32 (float64 where an operand is, to check
     gradients). Entropy is a diagnostic without a gradient. These are the plain lines:
@@ -138,8 +136,8 @@ def zero_variance(rewards, tol=1e-6):
 def advantages(rewards, *, norm="batch"):
     """Â = r - mean(group), divided by a std: (P, G) -> (P, G).
 
-    norm  "batch"   the std of all advantages in the batch (ScaleRL): one divisor for all prompts.
-                    Prompts that are nearly always or nearly never solved keep small advantages.
+    norm  "batch"   the std of r - mean(group) over the batch (ScaleRL): one divisor for all. A
+                    prompt that is nearly always or never solved weighs little in sum.
           "prompt"  the std of the group (GRPO): the advantages of every prompt have the same
                     scale. One success among 16 gets the advantage sqrt(15).
           "none"    no division (Dr. GRPO).
@@ -205,7 +203,8 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
 
     logprobs           (N, T)  log π, the trainer's now; the only argument to receive a gradient
     behavior_logprobs  (N, T)  log μ as the sampler recorded it. If the trainer recomputed it, the
-                               ratio would be 1 and no clip would ever act.
+                               ratio would be 1 (its weights are the present ones), and no clip
+                               would ever act.
     advantages         (N,)    Â
     weights            (N, T)  rows of `token_weights`; tokens of weight 0 are ignored everywhere
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
@@ -284,8 +283,8 @@ def _clipped(log_rho, A, low, high):
     >>> torch.equal(objective, _clipped(log_rho, A, 0.8, 1.2)[0])
     True
 
-    But e^89 is inf in fp32, and then the gradient of their clipped tokens is 0 · inf = nan. So ours
-    says which tokens have a gradient, and puts 0 in place of the others' log ρ before `exp`.
+    But e^89 is inf in fp32, and then PPO's gradient of a clipped token is 0 · inf = nan. So here it
+    is first said which tokens have a gradient; 0 takes the place of the others' log ρ before `exp`.
     """
     ratio = log_rho.detach().exp()
     clipped = ((ratio > high) & (A > 0)) | ((ratio < low) & (A < 0))

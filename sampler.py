@@ -19,7 +19,7 @@ What the paper leaves open, and what is ours:
  b. A sample that ends its thinking early may spend the rest of its budget on its answer.
  c. Top-p and top-k are not offered, only a temperature. They renormalize the sampler's
     probabilities, but not the trainer's. The importance ratio, trainer's probability / sampler's,
-    would be biased for every token (0.896 on average at top-p 0.8 on a small model).
+    would be biased for every token (its mean: 0.896, not 1, at top-p 0.8 on a small model).
 
 Where to go next: fit.py, what the curve of a run says.
 
@@ -56,7 +56,7 @@ class Rollout:
     prompt_ids: tuple[int, ...]
     output_ids: list[int]
     behavior_logprobs: list[float]      # log μ of the sampler, with temperature; 0 if forced
-    versions: list[int]         # the number of optimizer steps that its weights had taken
+    versions: list[int]         # of the weights that wrote the token: their optimizer steps
     sampled: list[bool]         # False: forced by the interruption
     finish_reason: str          # "stop": ended by itself | "length": truncated at its limit
     interrupted: bool           # the phrase was appended
@@ -129,7 +129,7 @@ class TransformersSampler:
                     token, in the order of the slots. Thus a CPU run repeats bit by bit, also one
                     that is saved and resumed between two steps (artifacts/resume.py).
     """
-    devices = 0
+    devices = 0                 # of its own: it shares the trainer's
 
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
                  eos_ids, temperature=1.0, seed=0, head_fp32=True, version=0):
@@ -140,7 +140,7 @@ class TransformersSampler:
         self.device, self.prompt_tokens = device, prompt_tokens
         self.random = torch.Generator(device).manual_seed(seed)
         self.eos_ids = set(eos_ids)
-        self.ends = torch.tensor(sorted(eos_ids), device=device)        # the same
+        self.ends = torch.tensor(sorted(eos_ids), device=device)        # eos_ids, as a tensor
         self.phrase = torch.tensor(interruption.phrase_ids, dtype=torch.long, device=device)
         self.decoded = Counter()                        # "steps", "sequences": for log()
         self.waiting: deque[Request] = deque()          # groups that must wait for slots
@@ -203,7 +203,7 @@ class TransformersSampler:
         return self._release(ended) if ended else []
 
     def finished(self) -> list[Rollout]:
-        return []
+        return []               # of servers alone: what has ended while nobody called `step`
 
     def reseed(self, seed):
         self.random.manual_seed(seed)
@@ -263,7 +263,7 @@ class TransformersSampler:
         """Write down one token of each running sequence; returns the slots of the ended ones."""
         n, rows = len(token), self.rows
         sampled = rows.phrase_left[:n] == 0
-        if len(self.phrase):                    # phrase[-left] is the next forced token
+        if len(self.phrase):    # phrase[-left] is the next forced token (left 0: not looked at)
             token = torch.where(sampled, token, self.phrase[-rows.phrase_left[:n]])
             logprob = torch.where(sampled, logprob, 0.0)        # the draw is thrown away
             rows.phrase_left[:n] -= (~sampled).long()
@@ -276,15 +276,15 @@ class TransformersSampler:
         stopped = torch.isin(token, self.ends) & sampled
         truncated = rows.count[:n] == rows.limit[:n]
         due = (rows.count[:n] == rows.think[:n]) & ~stopped     # the budget is spent just now
-        # One transfer a step: to read a number, the CPU waits until the GPU has finished its queue.
+        # Both in one transfer: for each the CPU would wait until the GPU has finished its queue.
         ended, due = torch.stack([stopped | truncated, due]).tolist()
         if len(self.phrase):
             self._interrupt([slot for slot in range(n) if due[slot]])
         return [slot for slot in range(n) if ended[slot]]
 
     def _interrupt(self, due):
-        """Start the phrase in each of these slots that still thinks: its budget is spent just now.
-        We look for `end` in the text, so it may be any number of tokens."""
+        """Start the phrase in each of these slots that still thinks. We look for `end` in the text,
+        so it may be any number of tokens."""
         rows = self.rows
         for slot in due:
             ids = rows.ids[slot, : rows.count[slot]].tolist()
@@ -319,7 +319,7 @@ class TransformersSampler:
         return rollouts
 
     def _rollout(self, request, output_ids, behavior_logprobs, versions, sampled, interrupted):
-        """The record of an ended sequence. An end token as its last allowed token is a "stop"."""
+        """The record of an ended sequence. If the last allowed token ends it, that is a "stop"."""
         reason = "stop" if output_ids[-1] in self.eos_ids else "length"
         return Rollout(request.prompt_id, request.group_id, request.prompt_ids, output_ids,
                        behavior_logprobs, versions, sampled, reason, interrupted, request.task)

@@ -4,23 +4,26 @@
     python scalerl.py --model Qwen/Qwen3-8B --task polaris-53k --gpus 8
     python fit.py runs/demo                                    fit its curve, predict more compute
 
-Reinforcement learning for language models, one step: the model answers P prompts, G times each; a
-verifier marks each answer right or wrong; training makes the right ones more likely. If you know
-GRPO, you know most of it. ScaleRL is GRPO, but:
+Reinforcement learning for language models, one step: the model (the policy) answers P prompts, G
+times each; a verifier marks each answer right or wrong. The advantage of an answer is how much
+better it is than the other G - 1. Training makes its tokens more likely where the advantage is
+positive, and less likely where it is negative. That is GRPO. ScaleRL is GRPO, but:
 
-    generation never stops: samples go on while weights change, k steps at most      3.1, part 2
-    groups of equal rewards leave the batch; learned prompts are not asked again     3.2, parts 3, 1
-    the loss weighs a token by its capped ratio (CISPO) where PPO clips              3.2, loss.py
-    advantages are divided by the std of the batch; tokens are averaged by prompt    3.2, loss.py
-    logits are fp32, in the trainer and in the sampler                               3.2, loss.py
-    long thinking is interrupted, and answered                                       4, sampler.py
-    no KL penalty, no value network                                                  4
+    paper   here                what
+    3.1     part 2              generation never stops: samples go on while weights change, by at
+                                most k steps. So a token's probability has changed since it was
+                                drawn; the loss corrects for it by the ratio, new / old.
+    3.2     parts 1 and 3       groups of equal rewards leave the batch; learned prompts retire
+    3.2     loss.py             CISPO caps the ratio, PPO clips it; one std for the whole batch;
+                                tokens are averaged by prompt; fp32 logits, also in the sampler
+    4       sampler.py          who thinks too long is interrupted, and has to answer
+    4                           no KL penalty, no value network
 
-The numbers are sections of the paper ("sec." below). The parts of this file: 1. curriculum,
-2. pacer, 3. batch, 4. policy and trainer, 5. run: the loop. "Ours" marks what the paper does not
-say: the pacer's rule, what counts as compute (engines/compute.py), some numbers (config.py).
+The parts: 1. curriculum, 2. pacer, 3. batch, 4. policy and trainer, 5. run. The loop is
+`Run.train_step`, in part 5: you may begin there. "Ours" marks what the paper does not say, for
+example the pacer's rule, or what counts as compute (engines/compute.py: no evaluation does).
 
-Read before: config.py, the settings. Next: loss.py, then sampler.py, then fit.py.
+Read before: config.py, and part 1 of sampler.py. Next: loss.py, then sampler.py, then fit.py.
 
 Axes: P prompts in a step, G samples of a prompt, N = P*G samples, T tokens of the longest output
 (shorter ones are padded on the right). The version of the weights is the number of optimizer steps
@@ -41,7 +44,6 @@ from loss import (advantages, length_penalty, merge_stats, policy_loss, token_lo
                   token_weights, zero_variance)
 from sampler import Group, Request, Rollout
 # Machinery, to be skipped at first: how a forward pass is laid out, and what a run writes down.
-from artifacts import checkpoint
 from artifacts.run_folder import Progress
 from artifacts.step_log import Stopwatch, log_evaluation, log_step
 from engines import load, packed
@@ -55,8 +57,8 @@ from engines.trained_model import TrainedModel
 class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
-    When an epoch begins, the prompts leave for good whose pass rate, over all samples that steps
-    have consumed so far, is `retire_at` (0.9) or higher: most of their groups would have equal
+    When an epoch begins, a prompt leaves for good if its pass rate, over all samples that steps
+    have consumed so far, is `retire_at` (0.9) or higher: most of its groups would have equal
     rewards, and part 3 would leave them out.
     """
 
@@ -74,8 +76,8 @@ class Curriculum:
             if not self.active:
                 return None
             self.epoch += 1
-            order = random.Random(f"{self.seed}/{self.epoch}")
-            self.order, self.cursor = order.sample(self.active, len(self.active)), 0
+            rng = random.Random(f"{self.seed}/{self.epoch}")
+            self.order, self.cursor = rng.sample(self.active, len(self.active)), 0
         self.cursor += 1
         return self.order[self.cursor - 1]
 
@@ -94,15 +96,14 @@ class Curriculum:
 # Generation does not wait for training (paper, sec. 3.1), so most tokens come from older weights.
 # The lag of a token: optimizer steps between the weights that produced it and the weights that the
 # step updates. The paper's best runs allow up to k = 8. k is only the upper bound: the mean depends
-# on how many sequences are decoded at once (`slots`). Simulated with P 48, G 16, k 8 and lognormal
-# lengths, the mean lag is 1.2 with 256 slots, and 6.2 with 6,912 = (k + 1) * P * G, the most that
-# the pacer admits.
+# on how many sequences are decoded at once (`slots`; docs/metrics.md has figures).
 class PipelinePacer:
     """PipelineRL-k: generation goes on all the time, and no token is more than k versions old.
 
     admission   A group may start while fewer than (k + 1) * P groups are outstanding, that is,
                 admitted and not yet consumed by a step. Why k + 1: a group that starts at version s
-                may be trained on in steps s to s + k, and these consume (k + 1) * P groups.
+                may be trained on at versions s to s + k, and these steps consume (k + 1) * P
+                groups. With fewer, generation would wait for training.
     a step      takes the P finished groups with the oldest start, oldest first.
     deadline    A group that started at version s has to be in a step at version s + k, or earlier.
 
@@ -128,7 +129,7 @@ class PipelinePacer:
         return group
 
     def no_more_prompts(self):
-        """Every prompt has retired. This pacer goes on with what is outstanding."""
+        """Called when every prompt has retired. This pacer goes on with what is outstanding."""
 
     def take(self, version):
         """The P groups of the step on weights `version`. None: not yet, keep generating."""
@@ -205,8 +206,8 @@ def effective_batch(rollouts, rewards, config):
     """(rollouts, rewards) of the groups that are trained on, and metrics of all P groups.
 
     rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards have zero advantages:
-    they leave before the loss computes any mean or std, or they would dilute both. No new groups
-    take their place (paper, sec. 3.2: no refill).
+    they leave (if `zero_variance_filter` is on) before the loss computes any mean or std, or they
+    would make both smaller. No new groups take their place (paper, sec. 3.2: no refill).
     """
     P, G = rewards.shape
     equal = zero_variance(rewards)                                                  # (P,)
@@ -311,20 +312,19 @@ class Trainer(TrainedModel):
 
     config  the settings (config.py)
     team    the processes that train together (scaleout/team.py). With one process
-            team.mine(batches) is all batches; team.loss(f, x, ..) is f(x, ..);
-            team.finish(policy, stats) is stats; team.whole(x) is x.
+            team.mine(batches, rollouts) is all batches; team.loss(f, x, ..) is f(x, ..), which
+            several scale; team.finish(policy, stats) is stats; team.whole(x) is x.
     """
 
     def __init__(self, config, team):
         self.config, self.team = config, team
         torch.manual_seed(config.seed)
-        with team.during("start"):              # a deadline, and a sentence if memory is too small
+        with team.during("start"):              # a deadline; a clear error if memory is too small
             # fp32 weights, and so fp32 moments: at lr 5e-7 a bf16 weight would not move.
             self.model, self.tokenizer, self.device, self.dtype = load.load_trained(
                 config, team.size)
             policy = Policy(self.model, temperature=config.temperature, dtype=self.dtype,
                             head_fp32=config.head_fp32)
-            # The paper's epsilon is 1e-15 and its weight decay .01; it does not give the betas.
             optimizer = torch.optim.AdamW(
                 self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
                 eps=config.adam_eps, weight_decay=config.weight_decay, fused=True)
@@ -368,8 +368,8 @@ class Trainer(TrainedModel):
 
         # 3. AdamW. Linear warm-up over optimizer steps, then constant (paper: 100 steps, 5e-7).
         lr = config.lr * min(1.0, (version + 1) / max(1, config.warmup_steps))
-        for parameters in self.optimizer.param_groups:
-            parameters["lr"] = lr
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return 1, log | {"tokens/trained": int((batch.weights > 0).sum()), "grad_norm": norm,
@@ -409,20 +409,21 @@ class Run:
             agreement = self_test(self)         # do sampler and trainer compute alike?
             self.folder.append("metrics.jsonl", {"step": 0, "version": 0} | self.problems.log
                                | agreement)
-        self.evaluate_if_due()                  # of step 0; or a stop was in the middle of it
+        if self.evaluated != self.step and self.step % self.config.eval_every == 0:
+            self.evaluate()                     # step 0, or an evaluation that a stop interrupted
         with Progress(self.config.steps, self.step) as progress:
             while self.step < self.config.steps:
                 line = self.train_step()
                 if line is None:
                     break
                 progress.show(line)
+                self.folder.save_if_due(self)   # by the clock, and before an evaluation of hours
                 if self.step % self.config.eval_every == 0:
-                    self.folder.save(self)      # before the evaluation, which can take hours
                     self.evaluate()
         if self.evaluated != self.step:
             self.evaluate()
         self.folder.save(self)
-        self.save_model(self.folder.path / "model")
+        self.folder.save_model(self.trainer, "model")
         if self.step >= self.config.steps:
             return f"Done: {self.step} steps."
         return (f"Done after {self.step} steps: every prompt has retired (pass rate >= "
@@ -433,6 +434,7 @@ class Run:
         """One step, from prompts to new weights. Returns its line in the log; None: no prompts."""
         watch, config = Stopwatch(), self.config
         # 1. Generate. Samples of later steps are in flight already when this step's are complete.
+        #    Servers go on with them during 2 to 4; a sampler in this process waits meanwhile.
         groups = self.generate()
         watch.lap("generate")
         if groups is None:
@@ -448,9 +450,9 @@ class Run:
         assert lag <= self.pacer.k, f"lag {lag}, but k = {self.pacer.k}"
 
         # 3. Train on what is left after the filter. Samples of a step that fails go to a file.
-        batch, batch_rewards, metrics = effective_batch(rollouts, rewards, config)
-        with self.folder.bad_step(self, batch), self.team.during("train", self.version):
-            stepped, trained = self.trainer.update(batch, batch_rewards, self.version)
+        kept, kept_rewards, metrics = effective_batch(rollouts, rewards, config)
+        with self.folder.bad_step(self, kept), self.team.during("train", self.version):
+            stepped, trained = self.trainer.update(kept, kept_rewards, self.version)
         watch.lap("train")
 
         # 4. Push the new weights, in flight: running sequences keep their keys and values, which
@@ -461,7 +463,7 @@ class Run:
 
         # 5. Write the step down.
         self.step += 1
-        self.compute.add_step(rollouts, batch if stepped else [], config.samples_per_prompt,
+        self.compute.add_step(rollouts, kept if stepped else [], config.samples_per_prompt,
                               self.generated, watch.total)
         log |= metrics | trained | {"optimizer_step": stepped, "lag/max": lag, "lag/mean": mean_lag}
         line = log_step(self, groups, rewards, log, watch)
@@ -506,7 +508,8 @@ class Run:
             self.generated += sum(rollout.sampled)
 
     def reward(self, groups):
-        """(rollouts (P*G), rewards (P, G), metrics); also tells the curriculum."""
+        """(rollouts (P*G), rewards (P, G), metrics); also tells the curriculum. To the verifier a
+        truncated sample is wrong, whatever its text says (ours)."""
         config, G = self.config, self.config.samples_per_prompt
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         verdicts, log = self.verifier.rewards(
@@ -514,7 +517,7 @@ class Run:
         right = torch.tensor(verdicts).view(-1, G) > 0                                  # (P, G)
         for group, row in zip(groups, right):
             self.curriculum.record(group.prompt_id, int(row.sum()), G)
-        rewards = torch.where(right, 1.0, -1.0)     # paper, sec. 2; truncated ones are wrong (ours)
+        rewards = torch.where(right, 1.0, -1.0)     # paper, sec. 2
         if config.length_penalty:       # the paper's ablation: correct samples alone pay for length
             lengths = torch.tensor([len(r.output_ids) for r in rollouts]).float().view(-1, G)
             rewards += right * length_penalty(
@@ -530,17 +533,12 @@ class Run:
 
     # -- evaluation ---------------------------------------------------------------------------
 
-    def evaluate_if_due(self):
-        """Evaluate if `eval_every` steps are over and this has not been done."""
-        if self.evaluated != self.step and self.step % self.config.eval_every == 0:
-            self.evaluate()
-
     def evaluate(self):
-        """Answer the held-out prompts with a separate sampler. With transformers on a CPU, weights,
-        seed and step determine the result. vLLM goes on with the running sequences meanwhile."""
+        """Answer the held-out prompts with a separate sampler, which on vLLM shares the engine with
+        training's. With transformers on a CPU, weights, seed and step determine the result."""
         start, config, heldout = time.perf_counter(), self.config, self.problems.heldout
         self.push_weights(self.eval_sampler)
-        self.eval_sampler.reseed(config.seed + 1000 + self.step)    # 1000: not training's numbers
+        self.eval_sampler.reseed(config.seed + 1000 + self.step)    # other numbers than training's
         rollouts = self.answers(self.eval_sampler, heldout, config.eval_samples)
         verdicts, metrics = self.verifier.rewards(rollouts, heldout, self.trainer.tokenizer)
         correct = Counter(r.prompt_id for r, verdict in zip(rollouts, verdicts) if verdict > 0)
@@ -551,23 +549,18 @@ class Run:
         mean = fmean(result[task] for task in self.problems.curve_tasks)
         if mean > self.best:
             self.best = mean
-            self.save_model(self.folder.checkpoints / "best")
+            self.folder.save_model(self.trainer, "checkpoints/best")
 
-    def answers(self, sampler, prompts, samples):
-        """All finished rollouts of `samples` answers to each prompt, from an idle sampler."""
-        for i, prompt_id in enumerate(prompts):
-            sampler.submit(Request(i, prompt_id, self.problems.prompts[prompt_id], samples))
+    def answers(self, sampler, problem_ids, samples):
+        """All finished rollouts of `samples` answers to each problem, from an idle sampler."""
+        for i, problem_id in enumerate(problem_ids):
+            sampler.submit(Request(i, problem_id, self.problems.prompts[problem_id], samples))
         rollouts = []
-        with Progress(len(prompts) * samples, unit="sample") as progress:
+        with Progress(len(problem_ids) * samples, unit="sample") as progress:
             while sampler.in_flight:
                 rollouts += self.decode(sampler)
                 progress.update(len(rollouts) - progress.n)
         return rollouts
-
-    def save_model(self, folder):
-        """Write an ordinary Hugging Face folder, which `vllm serve` can load."""
-        checkpoint.save_model(self.trainer.model, self.trainer.tokenizer, self.trainer.weights(),
-                              folder)
 
     def close(self):
         """However the run ended: no process stays behind, and no log line is lost."""

@@ -19,6 +19,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 try:
@@ -54,6 +55,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.tracker = self.locked = None
         self.saved = None           # (step, evaluated) of the last checkpoint
+        self.saved_at = time.monotonic()
         if (self.path / "config.toml").exists() and not resume:     # else: a launcher's logs
             raise ConfigError(f"{self.path} exists: add --resume to go on with it, or choose "
                               "another --name")
@@ -175,15 +177,26 @@ class RunFolder:
         """The folder of the newest checkpoint, or None."""
         return next(iter(checkpoint.saved(self.checkpoints)), None)
 
+    def save_if_due(self, run):
+        """Write a checkpoint before each evaluation, and `save_minutes` after the last one: a step
+        of a large model takes minutes, an evaluation hours."""
+        if run.step % self.config.eval_every == 0 or \
+                time.monotonic() - self.saved_at >= 60 * self.config.save_minutes:
+            self.save(run)
+
     def save(self, run):
         """Write a checkpoint of a `scalerl.Run`, unless nothing has changed since the last one."""
         if self.saved != (run.step, run.evaluated):
             tensors, plain = state_of(run)
             run.trainer.save(self.checkpoints / f"step_{run.step}", tensors=tensors,
                              plain=plain | {"logs": self.log_sizes()})
-            self.saved = run.step, run.evaluated
+            self.saved, self.saved_at = (run.step, run.evaluated), time.monotonic()
             for old in checkpoint.saved(self.checkpoints)[KEPT:]:
                 shutil.rmtree(old)
+
+    def save_model(self, trainer, name):
+        """Write an ordinary Hugging Face folder, which `vllm serve` can load."""
+        checkpoint.save_model(trainer.model, trainer.tokenizer, trainer.weights(), self.path / name)
 
     def resume_hint(self):
         """What a run that has failed can go on from, in words."""

@@ -26,14 +26,13 @@ def check(config):
     for rule, holds, names in (
         ("above zero", lambda x: 0 < x < math.inf, "steps prompts_per_step micro_batch_tokens "
          "slots prompt_tokens think_max answer_tokens eval_every eval_samples heldout_prompts "
-         "temperature lr eps_max grad_clip tensor_parallel deadline_s"),
+         "temperature lr eps_max grad_clip tensor_parallel deadline_s save_minutes"),
         ("zero or above", lambda x: 0 <= x < math.inf,
-         "warmup_steps weight_decay adam_eps node_rank servers trainers"),
+         "warmup_steps weight_decay adam_eps servers trainers"),
         ("in [0, 1)", lambda x: 0 <= x < 1, "beta1 beta2 eps_low eps_high"),
         ("a share, in [0, 1]", lambda x: 0 <= x <= 1, "max_unusable"),
         ("above zero; above 1 no prompt retires", lambda x: x > 0, "retire_at"),
         ("-1 (one if there is one), 0, or their number", lambda x: x >= -1, "gpus"),
-        ("in 1..64999: the ports after it are used too", lambda x: 0 < x < 65000, "port"),
     ):
         for name in names.split():
             if not holds(getattr(config, name)):
@@ -81,14 +80,14 @@ def check(config):
 
 
 # An environment variable of every trainer that scaleout/launch.py has started: the addresses of its
-# servers, for this start only. A trainer that has this variable starts no processes.
+# servers, for this start only.
 LAUNCHED = "SCALERL_LAUNCHED"
 
 # What --resume may change. The others have already shaped the run: its data, its samples.
-FREE_TO_CHANGE = {"steps", "eval_every", "log_with", "lr", "warmup_steps", "grad_clip", "eps_max",
-                  "eps_low", "eps_high", "micro_batch_tokens", "recompute_layers",
-                  "compile_layers", "gpus", "servers", "trainers", "tensor_parallel", "vllm_args",
-                  "vllm_url", "hosts", "node_rank", "port", "tls", "deadline_s"}
+FREE_TO_CHANGE = {"steps", "eval_every", "save_minutes", "log_with", "lr", "warmup_steps",
+                  "grad_clip", "eps_max", "eps_low", "eps_high", "micro_batch_tokens",
+                  "recompute_layers", "compile_layers", "gpus", "servers", "trainers",
+                  "tensor_parallel", "vllm_args", "vllm_url", "tls", "deadline_s"}
 
 
 # ----------------------------------------------------------------- 2. From files, and back

@@ -28,11 +28,10 @@ class Stopwatch:
 
 
 def describe(run):
-    """What begins, for the terminal; also if a first evaluation takes longer than a minute."""
+    """What begins, for the terminal; of a new run also the evaluation before its first step, which
+    can take hours."""
     config, samples = run.config, len(run.problems.heldout) * run.config.eval_samples
-    seconds = run.team.memory.generate_s(samples, run.sampler.devices)
-    first = f"\nFirst it is evaluated: {samples:,} samples, about {seconds / 60:,.0f} minutes." \
-        if run.evaluated is None and seconds > 60 else ""
+    first = f"\nFirst it is evaluated: {samples:,} samples." if run.evaluated is None else ""
     return (f"{config.model} on {config.task}: {len(run.problems.train)} problems, "
             f"{len(run.problems.heldout)} held out, {config.prompts_per_step} x "
             f"{config.samples_per_prompt} samples a step, {config.off_policy}, {config.engine} on "

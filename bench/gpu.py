@@ -30,6 +30,7 @@ import gc
 import importlib.util
 import json
 import random
+import re
 import statistics
 import sys
 import tempfile
@@ -49,7 +50,6 @@ from loss import k3, token_logprobs  # noqa: E402
 from engines import head, load, packed, vllm_inprocess  # noqa: E402
 from engines.compute import Compute  # noqa: E402
 from scalerl import Policy, table  # noqa: E402
-from scaleout.memory import known_speed  # noqa: E402
 from scaleout.team import Alone  # noqa: E402
 from sampler import Interruption, Request, Rollout, TransformersSampler  # noqa: E402
 
@@ -66,6 +66,23 @@ CHOICES = {
     STREAM: {}, COPY: {}, PLAIN: {},
     MIXED: {}, PADDED: {},
 } | ({VLLM: {}, EAGER: {}} if importlib.util.find_spec("vllm") else {})
+
+
+# Dense bf16 FLOPs a second of a GPU, as its maker says. All words of an entry stand in torch's name
+# of the GPU; the first such entry counts.
+PEAKS = {"H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "GH200": 989e12, "H200": 989e12,
+         "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12, "A10": 125e12,
+         "4090": 165e12, "3090": 71e12}
+
+
+def known_peak(name):
+    """The entry for a GPU that torch calls so, or None.
+
+    >>> [known_peak(f"NVIDIA {name}") for name in ("H100 PCIe", "H100 80GB HBM3", "H20", "A10G")]
+    [756000000000000.0, 989000000000000.0, None, None]
+    """
+    words = set(re.split(r"\W+", name))
+    return next((peak for key, peak in PEAKS.items() if set(key.split()) <= words), None)
 
 
 def add_a_copy(self, total, a, b):
@@ -268,7 +285,7 @@ def main():
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("torch finds no GPU here; --device cpu with a small model tries the script out")
     device = torch.cuda.get_device_name() if args.device == "cuda" else "a CPU"
-    peak = known[1] if (known := known_speed(device)) else None
+    peak = known_peak(device)
     torch.manual_seed(0)
     heads = args.hidden // 64
     model = Qwen3ForCausalLM(Qwen3Config(

@@ -48,8 +48,8 @@ def served(config, length):
     """(process, address) of one server on loopback, up; its whole process group ends with this."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    argv, env = server_command(config, model=config.model, length=length, slots=config.slots,
-                               dtype=torch.float32, host="127.0.0.1", port=port)
+    argv, env = server_command(config, length=length, slots=config.slots,
+                               dtype=torch.float32, url=f"http://127.0.0.1:{port}")
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)
         try:

@@ -9,7 +9,7 @@
   2. Generator   a batch of slots; one decode step gives every sequence in it a token
   3. Model       generators, trainers and the real pacer, on simpy's clock
   4. Calibrate   rates and lengths of a run's metrics.jsonl
-  5. Split       the best g : t, beside the closed form that the launcher uses
+  5. Split       the best g : t, beside the closed form
 
 Events are samples that end, steps and pushes, not tokens: between two events a generator's batch is
 constant, and so is its speed. So the cost grows with the samples of a step, not with their tokens
@@ -40,7 +40,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from artifacts.settings import make_config
 from config import Config, ConfigError                         # noqa: E402
 from scalerl import make_pacer                                                  # noqa: E402
-from scaleout.placement import split                                         # noqa: E402
 
 PHRASE_TOKENS = 20          # at most, of the interruption phrase: a sample may be so much longer
 
@@ -416,6 +415,20 @@ def measured(folder):
 # 5. Split
 
 
+def split(devices, generate_rate, train_rate):
+    """(g, t) of the closed form. The rates are tokens a second of one device.
+
+    Both sides work at the same time, so the slower one sets the pace of the run. At the ideal, g/t
+    = train_rate / generate_rate, neither waits.
+
+    >>> split(8, generate_rate=1000, train_rate=3000)
+    (6, 2)
+    """
+    trainers = max(range(1, devices), key=lambda t: min((devices - t) * generate_rate,
+                                                        t * train_rate))
+    return devices - trainers, trainers
+
+
 def best_split(work, devices):
     """((g, t), {g: Prediction}): the split with the shortest step, and all that were tried: every
     one of few devices; of many, the launcher's and those of a golden-section search, which fits,
@@ -481,7 +494,7 @@ def report(args):
         more = seen[rule[0]].step_s / seen[g].step_s - 1
         print(f"\n{devices} devices, {work.prompts} x {work.samples} samples a step, "
               f"{work.off_policy}: best {g} : {t}. The closed form is {rate_t / rate_g:.2f} : 1, "
-              f"the launcher's rule {rule[0]} : {rule[1]}, whose step takes {more:+.1%}")
+              f"in whole devices {rule[0]} : {rule[1]}, whose step takes {more:+.1%}")
         print(f"{'g : t':>12} {'step s':>9} {'tokens/s':>10} {'g idle':>7} {'t idle':>7} "
               f"{'batch':>7} {'lag mean':>9} {'max':>4} {'50 90 99%':>10}")
         for one, p in sorted(seen.items()):

@@ -30,10 +30,10 @@ def main(argv=None, make_trainer=Trainer):
         config, flags = parse(argv)
         if flags.report or flags.print_config or flags.dry_run:
             return only_print(config, flags, argv)
-        check_platform(config)
+        check_platform(config, flags.serve_only)
         check_files(config)                             # their sentences come before any model
-        if launch.wanted(config):                       # several processes: they run this again
-            return launch.launch(config, argv, flags.resume)
+        if flags.serve_only or launch.wanted(config):   # several processes: trainers run this again
+            return launch.launch(config, argv, flags.resume, flags.serve_only)
         launch.plan_alone(config, flags.resume)         # refuses what would fail minutes later
         settings.check(config)
         load.settle_engine(config)                      # vLLM, or transformers alone
@@ -72,17 +72,17 @@ def main(argv=None, make_trainer=Trainer):
             run.close()
 
 
-def check_platform(config):
+def check_platform(config, serve_only=""):
     """Off Linux a run is one process, over transformers. Raises ConfigError: it is to be more."""
     if sys.platform == "linux":
         return
     if config.engine == "vllm" or config.vllm_url:
         raise ConfigError(f"engine = {config.engine!r}, vllm_url = {config.vllm_url!r}: vLLM needs "
                           "Linux; here generation is transformers', with neither of the two")
-    if launch.wanted(config):
+    if serve_only or launch.wanted(config) or launch.started():
         raise ConfigError(f"gpus = {config.gpus}, servers = {config.servers}, trainers = "
-                          f"{config.trainers}, hosts = {config.hosts!r}: several processes need "
-                          "Linux, whose kernel ends them together; here a run is one process")
+                          f"{config.trainers}: several processes need Linux, whose kernel ends "
+                          "them together; here a run is one process")
     config.engine = "transformers"                  # "auto", and a vLLM may be installed
 
 
@@ -95,7 +95,7 @@ def only_print(config, flags, argv):
         return 0
     print(settings.to_toml(config), end="\n" if flags.dry_run else "")
     if flags.dry_run:
-        launch.describe(config, argv, flags.resume)
+        launch.describe(config, argv, flags.resume, flags.serve_only)
     return 0
 
 

@@ -14,6 +14,7 @@ from engines import load, packed
 from engines.vllm_inprocess import VllmSampler
 from sampler import TransformersSampler
 from scalerl import Run
+from servers.addresses import read_addresses
 from servers.pool import ServerPool
 from servers.sampler import ServerSampler
 from tasks import Verifier, load_problems
@@ -80,8 +81,8 @@ def make_samplers(config, trainer, prompt_tokens):
 def server_samplers(config, trainer, rule, length, shared):
     """Both samplers on the servers that vllm_url names."""
     ours = os.environ.get(LAUNCHED) == config.vllm_url              # started by our launcher
-    urls = [url.strip() for url in config.vllm_url.split(",")]
     with load.refused():
+        urls = read_addresses(config.vllm_url, config.start_deadline_s)
         pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
                           head_fp32=config.head_fp32, cuda=trainer.device == "cuda", tls=config.tls,
                           deadline_s=config.deadline_s,

@@ -9,7 +9,8 @@ from typing import get_args, get_type_hints
 from artifacts.settings import FREE_TO_CHANGE, did_you_mean, make_config, read_toml
 from config import Config, ConfigError
 
-FLAGS = ("resume", "dry_run", "print_config", "report", "check")    # options that are no settings
+# Options that are no settings.
+FLAGS = ("resume", "dry_run", "serve_only", "print_config", "report", "check")
 
 ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
@@ -62,7 +63,10 @@ def make_parser(page):
              "learns [30], and stop")
     add("--print-config", action="store_true", help="print all settings and stop")
     add("--dry-run", action="store_true",
-        help="print what would run where, what memory and time it would take, and stop")
+        help="print what would run where, what memory it would take, and stop")
+    add("--serve-only", metavar="ADDRESS", nargs="?", const="127.0.0.1", default="",
+        help="start only this machine's vLLM servers, at this address of it [127.0.0.1], and write "
+             "theirs to runs/NAME/servers_ADDRESS.txt; trainers take --vllm-url @FILE")
     kinds = get_type_hints(Config)
     for title, comments in documented_fields().items():
         group = parser.add_argument_group(title)

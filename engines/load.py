@@ -129,5 +129,5 @@ def settle_engine(config, servers=False):
         config.engine = "vllm" if config.vllm_url or servers or importlib.util.find_spec("vllm") \
             else "transformers"
     if (config.vllm_url or servers) and config.engine != "vllm":
-        raise ConfigError(f"engine = {config.engine!r}: several GPUs, processes or hosts, and "
-                          "vllm_url, need servers, which are vLLM's: use \"vllm\" or \"auto\"")
+        raise ConfigError(f"engine = {config.engine!r}: several GPUs or processes, --serve-only "
+                          "and vllm_url need servers, which are vLLM's: use \"vllm\" or \"auto\"")

@@ -1,13 +1,12 @@
-"""scaleout/memory.py: does a run fit, and how fast is it? From the shapes of its model alone.
+"""scaleout/memory.py: does a run fit? From the shapes of its model alone.
 
 A trainer's memory is four buffers. Weights, gradients and Adam have to be there; a micro-batch's
 activations and the sampler's cache, where sampler and trainer share a device, shrink with a
 setting; the head's chunk of logits is small. Activations are right within 40%, and a tenth of the
-device is left to what is not counted; times are right within a factor of two, not exact. Ours.
+device is left to what is not counted. Ours.
 """
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,58 +14,34 @@ import psutil
 import torch
 
 from config import ConfigError
-from engines.compute import ModelFlops
 from engines.head import logits_chunk
 from engines.packed import heads, uses_flash
 from engines.vllm_inprocess import BLOCK_TOKENS, block_bytes
 
 GIB = 2 ** 30
 CACHE_SHARE = 0.25                  # of a CPU's memory, for one server's cache at most
-# Shares of a device's numbers that are reached; assumed, and printed as such.
-DECODE_SHARE, TRAIN_SHARE, VLLM_MEMORY_SHARE = 0.5, 0.3, 0.9
+VLLM_MEMORY_SHARE = 0.9             # of a GPU's memory, what a server takes
 SERVER_OVERHEAD = 2 * GIB           # CUDA context, activations, graphs
-
-# (bytes a second, dense bf16 FLOPs a second) of a GPU, as its maker says. All words of an entry
-# stand in torch's name of the GPU; the first such entry counts.
-SPEEDS = {
-    "H100 PCIe": (2.0e12, 756e12), "H100 NVL": (3.9e12, 835e12), "H100": (3.35e12, 989e12),
-    "GH200": (4.0e12, 989e12), "H200": (4.8e12, 989e12), "B200": (8e12, 2250e12),
-    "A100 40GB": (1.56e12, 312e12), "A100": (2.0e12, 312e12), "L40S": (0.86e12, 362e12),
-    "L4": (0.3e12, 121e12), "A10": (0.6e12, 125e12), "4090": (1.0e12, 165e12),
-    "3090": (0.94e12, 71e12)}
-
-
-def known_speed(name):
-    """The entry for a GPU that torch calls so, or None."""
-    words = set(re.split(r"\W+", name))
-    return next((speed for key, speed in SPEEDS.items() if set(key.split()) <= words), None)
-
 
 @dataclass(frozen=True)
 class Device:
     """What the estimates need to know of a device, and in its name how that is known."""
     name: str
     memory: float                   # bytes
-    bandwidth: float                # bytes a second
-    flops: float                    # dense, bf16, a second
-    cuda: bool = True
+    cuda: bool
 
 
-ASSUMED = Device("an H100 (assumed: no GPU here to ask)", 79 * GIB, *SPEEDS["H100"])
+ASSUMED = Device("an H100 (assumed: no GPU here to ask)", 79 * GIB, cuda=True)
 
 
 def device_here(cuda):
     """The first GPU as a Device, or the CPU; an assumption where there is none to ask."""
     if not cuda:
-        cores = cores_here()
-        return Device(f"a CPU of {cores} cores (20 GB/s, 30 GFLOP/s a core assumed)",
-                      host_memory(), 20e9, cores * 30e9, cuda=False)
+        return Device(f"a CPU of {cores_here()} cores", host_memory(), cuda=False)
     if not torch.cuda.is_available():
         return ASSUMED
     here = torch.cuda.get_device_properties(0)
-    speed = known_speed(here.name)
-    return Device(here.name + ("" if speed else " (an H100's speed assumed)"), here.total_memory,
-                  *(speed or SPEEDS["H100"]))
+    return Device(here.name, here.total_memory, cuda=True)
 
 
 def cores_here():
@@ -91,7 +66,7 @@ FIXED, ACTIVATIONS, LOGITS, CACHE = CURES
 
 
 class Estimate:
-    """What a run needs in memory, and the time of a step, from the shapes of its model.
+    """What a run needs in memory, from the shapes of its model.
 
     model    the transformers model, on the meta device if need be: shapes, no memory
     output   tokens of the longest output;  length: of the longest sequence, prompt included
@@ -108,11 +83,9 @@ class Estimate:
         head = model.get_output_embeddings().weight.numel()
         self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
         self.kv_token = block_bytes(config.model, dtype) / BLOCK_TOKENS     # bytes, all layers
-        self.mean_output = output / 2                                       # assumed
-        # Tokens that a token attends to, on average; half of the prompt is assumed filled too.
-        self.context = (length - output) / 2 + self.mean_output / 2
-        flops = ModelFlops(model)               # of one token's forward pass, at the mean context
-        self.token_flops = flops.per_token + flops.per_attended_token * self.context
+        # Of a running sequence, on average: half of the prompt filled, and a quarter of the longest
+        # output, as of samples half finished that become half as long. Assumed.
+        self.mean_length = (length - output) / 2 + output / 4
 
     def trainer_memory(self, trainers):
         """{buffer: bytes} of one trainer of so many."""
@@ -185,13 +158,13 @@ class Estimate:
         if self.alone and not self.cuda:
             return self.config.slots
         _, fits = self.server_memory()
-        held = fits if self.alone else int(fits * self.length / self.context)
+        held = fits if self.alone else int(fits * self.length / self.mean_length)
         return max(1, min(self.config.slots, held))
 
     def refuse(self, trainers, servers):
         """Raises ConfigError for what cannot fit in a run of so many, with numbers and a cure."""
         have = f"does not fit, {self.device.name} has {self.device.memory / GIB:.0f} GiB"
-        if not self.trainer_fits(trainers):
+        if trainers and not self.trainer_fits(trainers):
             sizes = self.trainer_memory(trainers)
             largest = max(sizes, key=sizes.get)
             raise ConfigError(f"a trainer {have}: {listed(sizes)}; the largest is {largest}: "
@@ -200,46 +173,18 @@ class Estimate:
         if servers and not fits:
             raise ConfigError(f"a server {have}: {listed(parts)}; raise tensor_parallel")
 
-    @property
-    def generate_rate(self):
-        """Tokens a second that one GPU of a server generates: a decode step reads all weights and
-        caches, and computes; the slower of the two bounds it."""
-        batch = self.slots                      # large enough for every expert to have work
-        read = self.weights * self.itemsize + batch * self.context * self.kv_token
-        step_s = max(read / self.device.bandwidth, batch * self.token_flops / self.device.flops)
-        return DECODE_SHARE * batch / step_s    # the GPUs that share a copy share its work
-
-    @property
-    def train_rate(self):
-        """Generated tokens a second that one GPU trains on: three forwards each, or four."""
-        return TRAIN_SHARE * self.device.flops / (3 + self.recompute) / self.token_flops
-
-    def generate_s(self, samples, gpus):
-        """Seconds to generate so many samples, on `gpus` of servers; 0: in this process."""
-        return samples * self.mean_output / self.generate_rate / max(1, gpus)
-
     def text(self, trainers, servers):
         """All of it in words, for --dry-run."""
-        c, gpus = self.config, servers * self.config.tensor_parallel
-        samples = c.prompts_per_step * c.samples_per_prompt
-        train_s = samples * self.mean_output / self.train_rate / trainers
-        evaluation_s = self.generate_s(c.heldout_prompts * c.eval_samples, gpus)
-        server = generate = "unknown, the servers are others'"
+        lines = [f"Estimates for {self.device.name} of {self.device.memory / GIB:.0f} GiB:"]
+        if trainers:
+            lines.append(f"  trainer   {listed(self.trainer_memory(trainers))}")
+        if trainers and self.recompute:
+            lines[-1] += "; layers are recomputed in the backward pass"
         if servers or self.alone:
             parts, fits = self.server_memory()
-            server = f"{listed(parts)}; {fits} whole sequences fit; {self.slots} are decoded at " \
-                f"once, of slots = {self.config.slots}"
-            generate = f"{self.generate_s(samples, gpus):.3g} s to generate" \
-                + ", at the same time" * (not self.alone) \
-                + f"; {evaluation_s:.3g} s to evaluate, before the first step too"
-        return "\n".join([
-            f"Estimates for {self.device.name} of {self.device.memory / GIB:.0f} GiB:",
-            f"  trainer   {listed(self.trainer_memory(trainers))}"
-            + "; layers are recomputed in the backward pass" * self.recompute,
-            f"  server    {server}",
-            f"  step      {train_s:.3g} s to train; {generate} ({DECODE_SHARE:.0%} and "
-            f"{TRAIN_SHARE:.0%} of the device's speed, outputs of "
-            f"{self.mean_output:.0f} tokens on average: assumed)"])
+            lines.append(f"  server    {listed(parts)}; {fits} whole sequences fit; {self.slots} "
+                         f"are decoded at once, of slots = {self.config.slots}")
+        return "\n".join(lines)
 
 
 def listed(sizes):

@@ -10,25 +10,28 @@ import secrets
 import shlex
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from servers.tls import LOOPBACK
+from servers.addresses import LOOPBACK
 from engines.vllm_inprocess import BLOCK_TOKENS, HEAD, block_bytes
 from scaleout.memory import CACHE_SHARE, host_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def server_command(config, *, model, length, slots, dtype, host, port, device=None):
+def server_command(config, *, length, slots, dtype, url, device=None):
     """(argv, environment) of one server, for a process group of its own.
 
     length   tokens of the longest sequence: prompt, thinking, phrase and answer
     slots    sequences that the server decodes at once
+    url      its address, as "http://127.0.0.1:8100"
     dtype    torch dtype of weights and cache. The LM head's is fp32 or, without head_fp32, bf16.
     device   its GPUs as CUDA_VISIBLE_DEVICES has them, "0,1"; None: the CPU
     """
-    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
-            "--host", host, "--port", str(port), "--seed", str(secrets.randbits(32)),
-            "--dtype", str(dtype).removeprefix("torch."),
+    parts = urlsplit(url)
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", config.model,
+            "--host", parts.hostname, "--port", str(parts.port),
+            "--seed", str(secrets.randbits(32)), "--dtype", str(dtype).removeprefix("torch."),
             "--max-model-len", str(length), "--max-num-seqs", str(slots),
             "--hf-overrides", json.dumps({"head_dtype": HEAD[config.head_fp32]}),
             "--logprobs-mode", "processed_logprobs",        # after temperature
@@ -46,8 +49,7 @@ def server_command(config, *, model, length, slots, dtype, host, port, device=No
            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",           # an engine in this process sets it to 0
            # vLLM's worker processes import servers.worker, from whatever folder they run in.
            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
-    if host in LOOPBACK:
-        env["VLLM_HOST_IP"] = "127.0.0.1"                   # its inner process groups as well
+    env["VLLM_HOST_IP"] = LOOPBACK[0]           # its inner process groups: all are on this machine
     if config.tls_folder:
         folder = Path(config.tls_folder)
         argv += ["--ssl-keyfile", str(folder / "key.pem"),
@@ -62,7 +64,7 @@ def server_command(config, *, model, length, slots, dtype, host, port, device=No
         blocks = slots * -(-length // BLOCK_TOKENS) + 1
         memory = int(CACHE_SHARE * host_memory())
         argv += ["--enforce-eager", "--block-size", str(BLOCK_TOKENS), "--kv-cache-memory-bytes",
-                 str(min(blocks * block_bytes(model, dtype), memory)),
+                 str(min(blocks * block_bytes(config.model, dtype), memory)),
                  "--worker-extension-cls", "servers.worker.Worker"]       # gloo is ours
         # Threads bound to cores would put every server of a machine on the same ones.
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"

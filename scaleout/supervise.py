@@ -27,8 +27,8 @@ LIBC = ctypes.CDLL(None)
 GRACE_S = 15.0                      # between SIGTERM and SIGKILL
 # A dead server is started again, but not after its third death within so many seconds.
 DEATHS_WITHIN_S = 600.0
-# Of a trainer that is done, or was stopped and has written its checkpoint.
-FINE = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+# Of a trainer that was stopped and has written its checkpoint.
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def reap(argv):
@@ -55,10 +55,6 @@ def reap(argv):
                 process.kill()
         psutil.wait_procs(left, timeout=1)
     return status if status >= 0 else 128 - status
-
-
-class LaunchError(RuntimeError):
-    """A process that the run needs is gone for good: the sentence names it and its log."""
 
 
 class Child:
@@ -99,16 +95,17 @@ class Child:
         return "\n    ".join([f"{words}; the end of {self.log}:", *text.splitlines()[-lines:]])
 
     def restart(self):
-        """Start it again. Raises LaunchError if it has ended too often."""
+        """Start it again, unless it has ended too often. Says what it does, and returns it."""
         now = time.monotonic()
         self.deaths = [then for then in self.deaths if now - then < DEATHS_WITHIN_S] + [now]
         if len(self.deaths) == 3:
-            raise LaunchError(f"for the third time in {DEATHS_WITHIN_S / 60:g} minutes "
-                              + self.ending())
+            say(f"for the third time in {DEATHS_WITHIN_S / 60:g} minutes {self.ending()}")
+            return False
         say(f"is started again: {self.ending(lines=1)}")
         if "--seed" in self.argv:               # with the old one it would draw the same samples
             self.argv[self.argv.index("--seed") + 1] = str(secrets.randbits(32))
         self.start()
+        return True
 
 
 def say(sentence):
@@ -116,18 +113,17 @@ def say(sentence):
 
 
 class Supervisor:
-    """One node's trainers (rank 0 first) and servers, from start to end: lists of Children.
-
-    link    to the other nodes, launch.py's `Link`
+    """One machine's trainers (rank 0 first) and servers, from start to end: lists of Children.
 
     Ctrl-C, or the SIGTERM of a cluster's scheduler, goes on to rank 0, which ends its step, writes
     a checkpoint and ends; so it does when the run cannot go on. A second signal ends all at once.
-    The other nodes end with the first, whose launcher has to get the signal too. After a SIGKILL to
-    this process the reapers end all.
+    Without trainers (--serve-only) the first signal does, and so does a server that ends: the
+    trainers are others', and wait for it no longer than their deadline. After a SIGKILL to this
+    process the reapers end all.
     """
 
-    def __init__(self, trainers, servers, link):
-        self.trainers, self.servers, self.link = trainers, servers, link
+    def __init__(self, trainers, servers):
+        self.trainers, self.servers = trainers, servers
         self.signals = []               # all that have come
         self.status = None              # the run's, from when it is to end with a checkpoint
 
@@ -146,37 +142,34 @@ class Supervisor:
 
     def look(self):
         """One look at everybody: the exit status of the run, None while it goes on."""
-        if len(self.signals) > 1:
-            return 128 + self.signals[1]
+        if len(self.signals) > 1 or self.signals and not self.trainers:
+            return 128 + self.signals[-1]
         ended = [trainer for trainer in self.trainers if trainer.status is not None]
-        asked = self.signals or self.status is not None or len(self.trainers) == 1
+        stopping = self.signals or self.status is not None
         for trainer in ended:
-            if trainer.status not in (FINE if asked else (0,)):
+            # By a signal that nobody has sent to the launcher, a trainer has failed.
+            if trainer.status and not (stopping and trainer.status in STOPPED):
                 say(trainer.ending())
                 return 2 if trainer.status == 2 else 1              # 2: bad input
-        # On another node than rank 0's, only the first host can say how the run has ended.
-        if self.link.rank == 0 and len(ended) == len(self.trainers):
+        if self.trainers and len(ended) == len(self.trainers):
             return self.status or ended[0].status
         if self.signals and self.status is None:
             self.finish(128 + self.signals[0])
-        try:
-            for server in self.servers:
-                if server.status is not None and self.status is None:
-                    server.restart()
-            return self.link.watch()
-        except LaunchError as error:
-            say(error)
-            if self.link.rank:
+        for server in self.servers:
+            if server.status is None or self.status is not None:
+                continue
+            if not self.trainers:
+                say(server.ending())
                 return 1
-            self.finish(1)
+            if not server.restart():
+                self.finish(1)
 
     def finish(self, status):
         """The run ends with this status as soon as rank 0 has saved what it has. One that hangs
         ends by its own deadline."""
         self.status = status
         say("waiting for rank 0's last checkpoint; Ctrl-C again ends every process at once")
-        if self.link.rank == 0:
-            self.trainers[0].send(signal.SIGINT)
+        self.trainers[0].send(signal.SIGINT)
 
     def end(self):
         """End all of them, at once after a second signal; returns when they are gone."""

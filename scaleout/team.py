@@ -40,7 +40,7 @@ from engines.packed import cost_tokens
 from engines.trained_model import TrainedModel
 from scaleout.memory import Estimate, device_here
 
-WAIT = "wait for rank 0"                    # the one wait without a deadline: it may be hours
+WAIT = "wait for rank 0"                    # for its next call, which may be hours away
 LOST_S = 5.0                                # a rank waits so long for the cause of a lost line
 
 
@@ -124,7 +124,7 @@ class Alone:
             raise Stopped
         outer = self.where, self.limit
         self.where = f"{self.name}{doing}, version {self.version}"
-        self.limit = self.left = {"start": 3, WAIT: math.inf}.get(doing, 1) * self.TICKS
+        self.limit = self.left = self.TICKS * (3 if doing == "start" else 1)
         try:
             yield
         finally:
@@ -179,10 +179,12 @@ class Stopped(Exception):
 
 
 def stop_on_signals(team):
-    """The first Ctrl-C or SIGTERM ends the run with a checkpoint; a second one ends it at once."""
+    """The first Ctrl-C or SIGTERM ends the run with a checkpoint; a second Ctrl-C ends it at once.
+    A second SIGTERM does not: a scheduler and torchrun both send one."""
     def interrupt(number, _):
         team.stop = team.stop or number
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT
+                      else signal.SIG_IGN)
         print("\nstopping, with a checkpoint; Ctrl-C again stops at once", file=sys.stderr)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
@@ -272,7 +274,11 @@ class Ranks(Alone):
 
     def serve(self, trainer):
         """The others: make the calls that rank 0 makes, until the end. Returns the exit code."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)        # rank 0 hears it, and ends the run
+        # Rank 0 hears them, and ends the run, with a checkpoint that needs this rank. torchrun and
+        # Slurm signal every rank.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        threading.Thread(target=self.hear, daemon=True).start()
         while True:
             with self.together(WAIT):       # gloo notices at once that rank 0 has died
                 name, version, arguments = self.call()
@@ -284,6 +290,16 @@ class Ranks(Alone):
                 # run. A launcher ends all ranks as soon as one ends, so this one waits for it.
                 with contextlib.suppress(FloatingPointError):
                     getattr(trainer, name)(*arguments)
+
+    def hear(self):
+        """A thread of the others. Their wait has no end while the store of the rendezvous, on rank
+        0's machine, answers. Behind a cut cable gloo notices nothing: then it has a deadline."""
+        with contextlib.suppress(dist.DistError):
+            while True:
+                self.store.check(["cause"])                 # may have no end
+                if WAIT in self.where:
+                    self.left = self.limit
+                time.sleep(self.deadline_s / self.TICKS)
 
     def close(self):                        # only rank 0 comes here
         with self.together("close"):

@@ -5,7 +5,7 @@
     server.py             one server: its routes over HTTP, and what its answers must be
     weight_transfer.py    new weights from the trainer to the workers: NCCL, or gloo on a CPU
     worker.py             what a worker of a vLLM server loads, to receive them on a CPU
-    tls.py                certificates, and the addresses that do without them
+    addresses.py          where servers listen, who may reach them, how trainers hear of it
 
 With one process none of it runs, and a reader of the method needs none of it.
 """

@@ -1,4 +1,4 @@
-"""server_pool.py: the vLLM servers of a run, connected, watched, given weights and samples.
+"""pool.py: the vLLM servers of a run, connected, watched, given weights and samples.
 
 A server's states:
 
@@ -29,7 +29,7 @@ from pathlib import Path
 import aiohttp
 
 from servers.server import BadAnswer, Server, ServerError, ServerFailed
-from servers.tls import client_context
+from servers.addresses import client_context
 from servers.weight_transfer import buckets
 
 HEALTH_S = 2.0                          # between two looks at a server

@@ -1,6 +1,6 @@
-"""vllm_servers.py: samples from a pool of vLLM servers, behind the `Sampler` protocol.
+"""sampler.py: samples from a pool of vLLM servers, behind the `Sampler` protocol.
 
-The servers generate while the trainer trains: server_pool.py, in a thread of its own, keeps their
+The servers generate while the trainer trains: pool.py, in a thread of its own, keeps their
 slots filled from the queue here. A sample may take two requests (two_requests.py). Its record is
 what vLLM reports: ids, log-probs of the distribution sampled from, versions of the weights.
 """

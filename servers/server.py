@@ -1,8 +1,8 @@
 """server.py: one vLLM server: its routes over HTTP, its settings, its part in a weight push.
 
 Nothing in vLLM is replaced: its token route, its pause, its weight transfer, its record of the
-weights behind each token. A CPU build cannot receive weights; vllm_worker.py adds that.
-Everything here runs in the asyncio loop of server_pool.py.
+weights behind each token. A CPU build cannot receive weights; worker.py adds that.
+Everything here runs in the asyncio loop of pool.py.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class BadAnswer(ServerFailed):
 
 
 class Server:
-    """One server of a pool. state: see server_pool.py; why: the reason for "lost"."""
+    """One server of a pool. state: see pool.py; why: the reason for "lost"."""
 
     def __init__(self, url, pool):
         self.url, self.pool = url.rstrip("/"), pool

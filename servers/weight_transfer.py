@@ -1,7 +1,7 @@
 """weight_transfer.py: how weights travel from the trainer to the workers of one vLLM server.
 
 The trainer, rank 0, and the workers of one server form a process group of their own, so a dead
-server breaks no other: gloo between CPUs (the other end is vllm_worker.py), NCCL between GPUs (the
+server breaks no other: gloo between CPUs (the other end is worker.py), NCCL between GPUs (the
 other end is vLLM's own). While the trainer is in `meet` or `send`, the server is told over HTTP the
 `init_info` or which tensors come. They travel in buckets, each one tensor of bytes.
 
@@ -58,19 +58,23 @@ def gloo_group(store, rank, address, port, world_size, timeout_s):
     return ProcessGroupGloo(PrefixStore("weights", store), rank, world_size, options)
 
 
+def listening_store(address, timeout_s=300.0):
+    """A TCPStore on a free port of this address. One that opens its own port would listen on every
+    address of the machine."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family)
+    port = listener.getsockname()[1]
+    return TCPStore(address, port, None, True, timedelta(seconds=timeout_s),
+                    wait_for_workers=False, master_listen_fd=listener.detach())
+
+
 class GlooChannel:
     """The trainer's end towards a server's workers on CPUs. url: the server's, from urlsplit."""
 
     def __init__(self, url, world_size, timeout_s):
-        address = own_address(url.hostname, url.port)
-        # A store that opens its own port would listen on every address of the machine.
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server((address, 0), family=family)
-        port, limit = listener.getsockname()[1], timedelta(seconds=timeout_s)
-        self.store = TCPStore(address, port, None, True, limit, wait_for_workers=False,
-                              master_listen_fd=listener.detach())
-        self.init_info = {"address": address, "port": port, "world_size": world_size,
-                          "timeout_s": timeout_s}
+        self.store = listening_store(own_address(url.hostname, url.port), timeout_s)
+        self.init_info = {"address": self.store.host, "port": self.store.port,
+                          "world_size": world_size, "timeout_s": timeout_s}
 
     def meet(self):
         self.group = gloo_group(self.store, 0, **self.init_info)

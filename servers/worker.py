@@ -1,4 +1,4 @@
-"""vllm_worker.py: what the workers of a vLLM server load, to receive weights on a CPU.
+"""worker.py: what the workers of a vLLM server load, to receive weights on a CPU.
 
 A stock server imports it through its option `--worker-extension-cls servers.worker.Worker`.
 It adds a weight transfer backend "gloo"; the trainer's end is weight_transfer.GlooChannel.

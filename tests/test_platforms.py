@@ -79,8 +79,9 @@ def test_the_demo_is_trained_resumed_and_fitted_and_its_numbers_are_linuxs(
 
 
 def test_the_verifier_of_mathematics_works_without_the_limit_of_memory(elsewhere):
-    done = elsewhere("-c", "from tasks import Verifier\nwith Verifier(workers=1) as v: print(v.score("
-                     "[(r'\\boxed{2x}', 'x+x', 'math'), (r'\\boxed{3x}', 'x+x', 'math')]).reasons)")
+    items = [(r"\boxed{2x}", "x+x", "math"), (r"\boxed{3x}", "x+x", "math")]
+    done = elsewhere("-c", "from tasks import Verifier\nwith Verifier(workers=1) as verifier:\n"
+                     f"    print(verifier.score({items}).reasons)")
     assert done.stdout.strip() == "['correct', 'wrong']", done.stderr
 
 
@@ -100,8 +101,7 @@ def test_what_needs_linux_is_refused_in_one_sentence(elsewhere, micro, tmp_path)
 @pytest.mark.parametrize(("settings", "sentence"), [
     ({"engine": "vllm"}, "vLLM needs Linux"), ({"vllm_url": "http://a:1"}, "vLLM needs Linux"),
     ({"servers": 1}, "several processes need Linux"), ({"gpus": 8}, "several processes need Linux"),
-    ({"trainers": 2}, "several processes need Linux"),
-    ({"hosts": "a,b"}, "several processes need Linux")])
+    ({"trainers": 2}, "several processes need Linux")])
 def test_each_setting_that_needs_linux_is_named(settings, sentence, monkeypatch):
     config = Config(model="x", **settings)
     check_platform(config)
@@ -110,6 +110,11 @@ def test_each_setting_that_needs_linux_is_named(settings, sentence, monkeypatch)
     with pytest.raises(ConfigError, match=sentence):
         check_platform(config)
     plain = Config(model="x")
+    with pytest.raises(ConfigError, match="several processes need Linux"):
+        check_platform(plain, serve_only="a:8000")
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="several processes need"):
+        patch.setenv("RANK", "1")
+        check_platform(plain)
     check_platform(plain)
     assert plain.engine == "transformers"
     for unsafe in (False, True):

@@ -146,6 +146,13 @@ def test_every_option_in_the_readme_exists():
     assert {"scalerl.py", "fit.py"} <= set(help_of)
 
 
+def test_the_readme_is_short_and_the_index_of_docs_names_every_page():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 180
+    index = (ROOT / "docs" / "README.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "README.md" or f"({page.name})" in index, page.name
+
+
 def test_every_target_in_the_readme_is_in_the_makefile():
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert set(re.findall(r"^make ([\w-]+)", README, re.M)) <= targets

@@ -120,7 +120,8 @@ def by_hand(monkeypatch, tmp_path, llama):
             tokenizer=SimpleNamespace(decode=str), save=lambda *_, **__: None)
         folder = SimpleNamespace(
             append=lambda name, *rows: logs.setdefault(name, []).extend(rows),
-            path=tmp_path, checkpoints=tmp_path)
+            path=tmp_path, checkpoints=tmp_path,
+            save_model=lambda _, name: saved.append(name.rpartition("/")[2]))
         folder.bad_step = functools.partial(RunFolder.bad_step, folder)
         verifier = SimpleNamespace(rewards=lambda rollouts, problems, tokenizer: (
             list(map(float, next(rewards))), {"verifier/timeout_frac": 0.25, "time/check_ms": 2}))
@@ -128,8 +129,6 @@ def by_hand(monkeypatch, tmp_path, llama):
             train={f"p{i}": Problem(f"p{i}", "m", "?", "7") for i in range(20)},
             heldout={p.id: p for p in heldout}, curve_tasks=set(curve_tasks), prompt_tokens=3,
             prompts={**{f"p{i}": (0, 1, 2) for i in range(20)}, **{p.id: (0,) for p in heldout}})
-        monkeypatch.setattr(scalerl.checkpoint, "save_model",
-                            lambda *arguments: saved.append(arguments[-1].name))
         run = Run(config, trainer, problems, verifier, FakeSampler(free_slots), FakeSampler(0),
                   folder)
         run.logs, run.trained, run.saved = logs, trained, saved
@@ -327,8 +326,6 @@ def test_an_evaluation_asks_all_problems_and_the_best_model_is_kept_by_the_curve
         ("push", [("weights of", 0)], version) for version in (0, 5, 10, 15)]
     seeds = [call[1] for call in heard if call[0] == "reseed"]
     assert len(set(seeds)) == 4
-    run.evaluate_if_due()
-    assert len(logs) == 4                                               # this step has been
 
 
 def test_a_resumed_run_is_where_the_saved_one_was(by_hand):
@@ -481,9 +478,8 @@ def test_two_seeds_share_neither_order_nor_samples_nor_the_draws_of_an_evaluatio
         with monkeypatch.context() as patch:
             patch.setattr(Verifier, "rewards", lambda _, rollouts, *__: (
                 evaluated.extend(r.output_ids for r in rollouts) or [-1.0] * len(rollouts), {}))
-            patch.setattr(Run, "save_model", lambda *_: None)
             run = make_run(trainer.config, trainer, SimpleNamespace(
-                append=lambda *_: None, checkpoints=tmp_path, close=lambda: None))
+                append=lambda *_: None, save_model=lambda *_: None, close=lambda: None))
             order = [run.curriculum.next() for _ in train]
             sampled = [r.output_ids for r in drain(run.sampler, asked)]
             run.evaluate()
@@ -765,6 +761,22 @@ def test_a_run_that_stops_between_two_tokens_goes_on_as_if_it_had_not(
     assert train(tmp_path, ["--name", "r", "--resume"], monkeypatch) == 0
     assert where != "generate" or re.search("[1-9][0-9]* unfinished samples go on where they were",
                                             capsys.readouterr().out)
+    assert same_logs(folder, reference)
+
+
+@pytest.mark.parametrize("where, save_minutes, step", [("evaluate", 15, 3), ("generate", 1e-9, 4)])
+def test_a_checkpoint_is_written_before_an_evaluation_and_by_the_clock(
+        where, save_minutes, step, reference, micro, tmp_path, monkeypatch):
+    """Killed without a word in the evaluation after step 3, or long after the last evaluation."""
+    whole = getattr(scalerl.Run, where)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(scalerl.Run, where,
+                      lambda run: sys.exit() if run.step == step else whole(run))
+        train(tmp_path, arguments(micro, name="r", save_minutes=save_minutes), patch)
+    folder = tmp_path / "runs" / "r"
+    assert RunFolder.newest(SimpleNamespace(checkpoints=folder / "checkpoints")).name == \
+        f"step_{step}"
+    assert train(tmp_path, ["--name", "r", "--resume"], monkeypatch) == 0
     assert same_logs(folder, reference)
 
 

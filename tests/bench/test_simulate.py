@@ -100,8 +100,20 @@ def test_drawn_lengths_have_the_moments_that_were_measured(seed):
     assert drawn.max(1).mean() == pytest.approx(410, rel=0.04)
 
 
+def test_the_closed_form_is_the_fastest_there_is_and_tends_to_the_ratio_of_the_rates(seed):
+    rng = random.Random(seed)
+    for _ in range(200):
+        generate, train, devices = rng.uniform(1, 9), rng.uniform(1, 40), rng.randrange(3, 60)
+        generators, trainers = simulate.split(devices, generate, train)
+        assert generators + trainers == devices
+        best = max(min((devices - t) * generate, t * train) for t in range(1, devices))
+        assert min(generators * generate, trainers * train) == pytest.approx(best)
+    generators, trainers = simulate.split(10_000, generate, train)
+    assert generators / trainers == pytest.approx(train / generate, rel=0.01)
+
+
 def test_the_best_split_is_the_closed_forms_where_that_is_exact():
-    """Even lengths, full batches, no fixed costs: n_g / n_t = rate_t / rate_g, as launched.
+    """Even lengths, full batches, no fixed costs: n_g / n_t = rate_t / rate_g.
 
     One trainer takes in 6,000 tokens a second, one generator makes 2,000: 3 : 1.
     """

@@ -50,7 +50,7 @@ def test_a_dry_run_says_who_would_run_where_and_starts_and_writes_nothing(eight,
     for part in ('name = "paper"', "8 GPUs: 4 train, 4 generate (4 servers): as asked for",
                  "rank 0, log: the terminal", "rank 3, log: runs/paper/logs/rank_3.log",
                  "runs/paper/logs/server_3.log",
-                 "whole sequences fit", "s to train; ", "at the same time", "no GPU here to ask",
+                 "whole sequences fit", "no GPU here to ask",
                  "CUDA_VISIBLE_DEVICES=0,1,2,3", "CUDA_VISIBLE_DEVICES=7",
                  "WORLD_SIZE=4", "vllm.entrypoints.openai.api_server"):
         assert part in text, part
@@ -120,10 +120,10 @@ def test_gpus_that_are_there_but_do_not_start_are_refused(monkeypatch, eight):
 @pytest.mark.parametrize("start", ["launch", "describe"])
 def test_servers_without_vllm_are_refused_where_there_are_gpus(start, monkeypatch, eight):
     """A description too: --dry-run on the machine of the run."""
+    config, estimate = estimate_of(eight, gpus=8, trainers=4)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: None)
-    config, estimate = estimate_of(eight, gpus=8, trainers=4)
     monkeypatch.setattr(launch, "plan", lambda *_: (estimate, ROOT / "runs" / "none"))
     with pytest.raises(ConfigError, match="^servers need vllm, which is not installed here"):
         getattr(launch, start)(config, [])
@@ -187,44 +187,29 @@ def test_one_process_refuses_what_its_dry_run_refuses_and_loads_nothing(eight, t
 # Commands
 
 
-def test_every_node_starts_its_own_ranks_and_servers_and_all_know_each_other(eight, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7,3,2")
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ours")
-    monkeypatch.setattr(launch, "interface_of", lambda host: f"to {host}")
-    hosts = [f"10.0.0.{i}" for i in (1, 2, 3)]
-    config, estimate = estimate_of(eight, gpus=4, hosts=",".join(hosts), tls="none", trainers=8,
-                                   tensor_parallel=2, port=9000)
+def test_ranks_are_started_as_torchrun_would_start_them_beside_their_servers(eight, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7,3,2,9,1")
+    monkeypatch.setenv("RANK", "5")
+    config, estimate = estimate_of(eight, gpus=6, trainers=2, tensor_parallel=2)
     placement = launch.make_placement(config, estimate)
-    given = ["--dry-run", "--lr", "1e-6"]
-
-    def on(node):
-        config.node_rank = node
-        return launch.commands(config, given, placement, estimate, Path("f"), 9000)
-    for node in (0, 1):
-        estimate.recompute = bool(node)
-        trainers, servers = on(node)
-        assert not servers and len(trainers) == 4
-        for i, trainer in enumerate(trainers):
-            rank, words, env = 4 * node + i, " ".join(map(str, trainer.argv)), trainer.env
-            assert trainer.name == f"rank {rank}"
-            assert trainer.log == (Path(f"f/logs/rank_{rank}.log") if rank else None)
-            assert words.endswith("scalerl.py --lr 1e-6 --vllm-url http://10.0.0.3:9010,http://10."
-                                  "0.0.3:9011" + " --recompute-layers true" * node)
-            assert [env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
-                                           "MASTER_ADDR", "MASTER_PORT")] == \
-                [str(rank), str(i), "8", "4", "10.0.0.1", "9000"]
-            assert env["CUDA_VISIBLE_DEVICES"] == "6,7,3,2"
-            assert env[LAUNCHED] == "http://10.0.0.3:9010,http://10.0.0.3:9011"
-            assert env["GLOO_SOCKET_IFNAME"] == f"to {hosts[node]}"
-            assert env["NCCL_SOCKET_IFNAME"] == "ours"
-    trainers, servers = on(2)
-    assert not trainers and len(servers) == 2
-    assert [server.env["CUDA_VISIBLE_DEVICES"] for server in servers] == ["6,7", "3,2"]
+    estimate.recompute = True
+    trainers, servers = launch.commands(config, ["--dry-run", "--lr", "1e-6"], placement, estimate,
+                                        Path("f"), 9000)
+    urls = ",".join(server.url for server in placement.servers)
+    assert len(trainers) == len(servers) == 2
+    for rank, trainer in enumerate(trainers):
+        words, env = " ".join(map(str, trainer.argv)), trainer.env
+        assert trainer.name == f"rank {rank}"
+        assert trainer.log == (Path(f"f/rank_{rank}.log") if rank else None)
+        assert words.endswith(f"scalerl.py --lr 1e-6 --vllm-url {urls} --recompute-layers true")
+        assert [env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+                                       "MASTER_ADDR", "MASTER_PORT")] == \
+            [str(rank), str(rank), "2", "2", "127.0.0.1", "9000"]
+        assert env["CUDA_VISIBLE_DEVICES"] == "6,7" and env[LAUNCHED] == urls
+    assert [server.env["CUDA_VISIBLE_DEVICES"] for server in servers] == ["3,2", "9,1"]
     for i, server in enumerate(servers):
-        assert server.log == Path(f"f/logs/server_{i}.log") and LAUNCHED not in server.env
-        assert f"--port {9010 + i} " in " ".join(map(str, server.argv))
-        assert server.env["GLOO_SOCKET_IFNAME"] == "to 10.0.0.3"
+        assert server.log == Path(f"f/server_{i}.log") and LAUNCHED not in server.env
+        assert f"--port {placement.servers[i].url[-5:]} " in " ".join(map(str, server.argv))
 
 
 def test_servers_that_others_started_are_not_taken_for_the_launchers_own(eight):
@@ -243,40 +228,60 @@ def test_processes_that_share_a_machines_cores_share_them_evenly(eight, monkeypa
     placement = launch.make_placement(config, estimate)
     (trainer,), servers = launch.commands(config, [], placement, estimate, Path("f"), None)
     assert [child.env["OMP_NUM_THREADS"] for child in (trainer, *servers)] == ["3"] * 3
-    assert trainer.argv[1].endswith("scalerl.py") and "RANK" not in trainer.env     # only one
 
 
-def test_only_one_process_launches(monkeypatch):
-    for name in ("RANK", LAUNCHED):
-        monkeypatch.delenv(name, raising=False)
-    several = [Config(gpus=2), Config(servers=1), Config(trainers=2), Config(hosts="a,b")]
+def test_only_a_process_that_nobody_has_started_as_a_rank_launches(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    several = [Config(gpus=2), Config(servers=1), Config(trainers=2)]
     assert all(map(launch.wanted, several))
     assert not any(launch.wanted(Config(gpus=gpus, trainers=1)) for gpus in (-1, 0, 1))
-    for name in ("RANK", LAUNCHED):
-        monkeypatch.setenv(name, "0")
-        assert not any(map(launch.wanted, several))
-        monkeypatch.delenv(name)
+    monkeypatch.setenv("RANK", "0")
+    assert not any(map(launch.wanted, several))
 
 
-def test_the_slurm_script_hands_each_node_its_own_rank_and_every_word_whole(tmp_path):
-    """Over stand-ins for Slurm's commands: there is no cluster here. A node that fails does not
-    make Slurm kill the others, who have a checkpoint to write first."""
+def test_the_slurm_script_serves_on_some_nodes_and_hands_each_rank_every_word_whole(tmp_path):
+    """Over stand-ins for Slurm's commands: there is no cluster here. A rank that fails does not
+    make Slurm kill the others, who have a sentence to say first."""
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    srun = 'test "$1 $2" = "--kill-on-bad-exit=0 --cpu-bind=none" && shift 2 && exec "$@"'
-    for name, body in {"scontrol": "printf '%s\\n' n1 n2", "srun": srun,
-                       ".venv/bin/python": "printf '%s\\n' \"$@\""}.items():
+    srun = """
+        while [[ $1 == --* ]]; do
+            [[ $1 == --nodelist=* ]] && nodes=${1#*=}
+            echo "$1" >> "options $nodes"
+            shift
+        done
+        export SLURM_PROCID=9 SLURM_LOCALID=1
+        exec "$@" > "words $nodes" """
+    python = """printf '%s\\n' "$@"
+        env | grep -E '^(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR)=' | sort"""
+    for name, body in {"scontrol": "printf '%s\\n' n1 n2 n3 n4", "srun": srun,
+                       ".venv/bin/python": python}.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     given = ["--model", "a b", "--task-options", '{"x": 1}']
-    done = subprocess.run(
-        ["bash", ROOT / "configs/slurm.sh", *given], cwd=tmp_path, check=True, text=True,
-        capture_output=True, timeout=LIMIT_S, env=os.environ | {
-            "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[1-2]",
-            "SLURM_GPUS_ON_NODE": "8", "SLURM_NODEID": "1"})
-    script, *words = done.stdout.splitlines()
-    config, _ = parse(words)
-    assert script == "scalerl.py" and words[4:8] == given
-    assert (config.hosts, config.node_rank, config.gpus, config.tls) == ("n1,n2", 1, 8, "certs")
+    subprocess.run(
+        ["bash", ROOT / "configs/cluster/slurm.sh", *given], cwd=tmp_path, check=True,
+        timeout=LIMIT_S, env={name: value for name, value in os.environ.items()
+                              if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")} | {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[1-4]",
+            "SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_ON_NODE": "64", "SLURM_JOB_NAME": "big",
+            "SLURM_JOB_ID": "77", "GENERATE": "2"})
+
+    def words(nodes):
+        script, *words = (tmp_path / f"words {nodes}").read_text().splitlines()
+        assert script == "scalerl.py" and words[:4] == given
+        return words
+    for node in ("n3", "n4"):
+        config, flags = parse(words(node))
+        assert (flags.serve_only, config.gpus, config.tls, config.name) == (node, 8, "certs", "big")
+    *trainer, local, master, rank, size = words("n1,n2")
+    assert [local, master, rank, size] == ["LOCAL_RANK=1", "MASTER_ADDR=n1", "RANK=9",
+                                           "WORLD_SIZE=16"]
+    config, flags = parse(trainer)
+    assert not flags.serve_only and (config.name, config.tls) == ("big", "certs")
+    assert config.vllm_url == "@runs/big/servers_n3.txt,@runs/big/servers_n4.txt"
+    assert {"--nodes=2", "--ntasks=16", "--kill-on-bad-exit=0"} <= set(
+        (tmp_path / "options ").read_text().splitlines()
+        + (tmp_path / "options n1,n2").read_text().splitlines())
 
 
 # ---------------------------------------------------------------------------------------------
@@ -417,9 +422,10 @@ def test_a_killed_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, 
 
 
 @pytest.fixture
-def hosts():
-    """Three network namespaces on a switch, as three machines: (names, addresses, cable), where
-    cable("c", "down") cuts the last one off. Skips where namespaces are not allowed."""
+def machines():
+    """Three network namespaces on a switch, as three machines: [(the words before a command on it,
+    its address)], and cable("down"), which cuts the last one off. Where namespaces are not allowed,
+    loopback three times, and None."""
     names = [f"scalerl{os.getpid()}{side}" for side in "abc"]
     addresses = ["10.77.0.1", "10.77.0.2", "10.77.0.3"]
 
@@ -437,79 +443,107 @@ def hosts():
                 ip("link", "add", port, "netns", names[0], "type", "veth", "peer", "name", "wire",
                    "netns", name)
                 ip("-n", names[0], "link", "set", port, "master", "wire", "up")
+            for name, address in zip(names, addresses):
+                ip("-n", name, "addr", "add", f"{address}/24", "dev", "wire")
+                ip("-n", name, "link", "set", "wire", "up")
         except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"no network namespaces here: {getattr(error, 'stderr', error)}")
-        for name, address in zip(names, addresses):
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", "wire")
-            ip("-n", name, "link", "set", "wire", "up")
-        yield names, addresses, lambda side, state: ip("-n", names[0], "link", "set", f"to{side}",
-                                                       state)
+            print(f"no network namespaces here: {getattr(error, 'stderr', error)}")
+            yield [([], "127.0.0.1")] * 3, None
+            return
+        # torch would take the address of the machine's name.
+        inside = ["env", "GLOO_SOCKET_IFNAME=wire"]
+        yield [(["ip", "netns", "exec", name, *inside], address)
+               for name, address in zip(names, addresses)], lambda state: ip(
+                   "-n", names[0], "link", "set", "toc", state)
     finally:
         for name in names:
             ip("netns", "del", name, check=False)
 
 
-@pytest.fixture
-def certs(tmp_path):
-    """`make certs` for the addresses of these tests."""
-    folder = tmp_path / "certs"
-    subprocess.run(["make", "-s", "certs", "HOSTS=127.0.0.1,10.77.0.1,10.77.0.2,10.77.0.3",
-                    f"CERTS={folder}"], cwd=ROOT, check=True, capture_output=True, timeout=LIMIT_S)
-    assert {p.name for p in folder.iterdir()} == {"ca.pem", "cert.pem", "key.pem"}
-    return folder
+def test_servers_on_one_machine_and_torchrun_on_two_others_with_mutual_tls(micro, machines,
+                                                                           tmp_path):
+    """The commands of configs/cluster/two_machines.sh, which wait for each other. A run of two
+    steps ends well on both. Resumed on the same servers, it has the servers' cable cut: it pauses,
+    and goes on. A SIGTERM to every process of torchrun's, as from a scheduler, brings a checkpoint.
+    Resumed again, it loses the servers for good: every process ends at the deadline, and rank 0
+    says which server, which version, and what it has saved. Nothing is lost or done twice."""
+    (first, second, (inside, server)), cable = machines
+    certs = tmp_path / "certs"
+    subprocess.run(["make", "-s", "certs", f"HOSTS={server}", f"CERTS={certs}"], cwd=ROOT,
+                   check=True, capture_output=True, timeout=LIMIT_S)
+    assert {p.name for p in certs.iterdir()} == {"ca.pem", "cert.pem", "key.pem"}
+    (tmp_path / "scalerl.py").symlink_to(ROOT / "scalerl.py")
+    settings = command(micro, deadline_s=40, eval_every=3)[2:]
+    file = tmp_path / "runs" / "r" / f"servers_{server}.txt"
 
+    def script(side, before, torchrun="", **changes):
+        more = [w for name, value in changes.items() for w in (f"--{name}", value)]
+        return [*before, "env", f"PYTHON={sys.executable}", f"TORCHRUN={torchrun}",
+                ROOT / "configs/cluster/two_machines.sh", side, server, "r", *settings, *more]
 
-def test_three_hosts_with_mutual_tls_wait_out_a_cut_cable_and_end_if_it_stays_cut(
-        micro, hosts, certs, tmp_path):
-    """Two with a trainer rank each, one with a server, nothing but a network between them. The
-    server's cable is cut: the run pauses with a sentence. Back again, it goes on. Cut for good,
-    every launcher ends at the deadline, and rank 0 says which server, which version, and what it
-    has saved. Resumed, the other trainer's cable is cut: nobody can save then, so the sentence
-    says which rank and where it can go on from. Nothing is lost, nothing is done twice."""
-    names, addresses, cable = hosts
-    words = command(micro, hosts=",".join(addresses), tls=certs, trainers=2, deadline_s=40,
-                    eval_every=3)
-    launchers = [["ip", "netns", "exec", names[i], *words, "--node-rank", i] for i in range(3)]
-    said = lambda: (tmp_path / "launcher.log").read_text()                     # noqa: E731
+    def trainers(**changes):
+        return [script("train", before, f"--nproc-per-node 1 --nnodes 2 --node-rank {node} "
+                       f"--master-addr {first[1]} --master-port 29511", **changes)
+                for node, (before, _) in enumerate((first, second))]
 
-    def cut_for_good(side):
-        """Returns the step that the run says it can go on from, and its sentence."""
-        seen = [p for process in processes for p in tree(process)]
-        assert find(seen, "EngineCore")
-        cable(side, "down")
-        until(lambda: all(process.poll() is not None for process in processes), said(), 240)
-        assert [process.returncode for process in processes] == [1, 1, 1]
-        assert gone(seen)
-        cable(side, "up")
-        sentence, = re.findall("^scalerl.py: step .*", said(), re.MULTILINE)[-1:]
-        found = re.search(r"; --resume goes on from runs/r/checkpoints/step_(\d+)$", sentence)
-        return int(found[1]), sentence
+    def ended(processes, limit_s):
+        until(lambda: all(process.poll() is not None for process in processes), "the end", limit_s)
+        return [process.returncode for process in processes]
 
-    with running(tmp_path, *launchers) as processes:
-        steps_reach(tmp_path, processes[0], 4)
-        cable("c", "down")
-        time.sleep(15)                      # a pause, far below the deadline
-        during = len(steps(tmp_path))
-        cable("c", "up")
-        steps_reach(tmp_path, processes[0], during + 9)
-        step, sentence = cut_for_good("c")
-    assert re.search(r"generate, version \d+: no server is ready since 40 s; "
-                     r"https://10.77.0.3:8110 is lost: ", sentence)
-    assert step == steps(tmp_path)[-1]
-    nothing_is_lost(tmp_path)
+    with running(tmp_path, *trainers(steps=2), script("serve", inside)) as (*ranks, serving):
+        assert ended(ranks, 300) == [0, 0], (tmp_path / "launcher.log").read_text()[-3000:]
+        assert steps(tmp_path) == [0, 1, 2] and serving.poll() is None
+        assert file.read_text().startswith(f"https://{server}:")
 
-    again = [[*words, "--resume"] for words in launchers]
-    with running(tmp_path, *again) as processes:
-        steps_reach(tmp_path, processes[0], step + 9)
-        later, sentence = cut_for_good("b")
-    assert re.search(r"version \d+: .*rank 1 is dead, stuck or cut off", sentence)
-    last = steps(tmp_path)[-1]
-    assert step < later and later in (last // 3 * 3, last - 3)      # or it was being written
-    nothing_is_lost(tmp_path, later)
-
-    if THOROUGH:
-        with running(tmp_path, *again) as processes:
-            steps_reach(tmp_path, processes[0], later + 9)
-            processes[0].send_signal(signal.SIGINT)
-            assert [process.wait(LIMIT_S) for process in processes] == [130, 130, 130]
+        again = trainers(steps=5000)
+        again = [[*words, "--resume"] for words in again]
+        with running(tmp_path, *again) as ranks:
+            steps_reach(tmp_path, ranks[0], 6)
+            if cable:
+                cable("down")
+                time.sleep(10)                  # a pause, far below the deadline
+                during = len(steps(tmp_path))
+                cable("up")
+                steps_reach(tmp_path, ranks[0], during + 6)
+            for p in [p for process in ranks for p in tree(process)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    p.send_signal(signal.SIGTERM)
+            ended(ranks, LIMIT_S)
         nothing_is_lost(tmp_path)
+
+        step = len(steps(tmp_path))
+        with running(tmp_path, *again) as ranks:
+            steps_reach(tmp_path, ranks[0], step + 3)
+            left = tree(serving)
+            assert find(left, "EngineCore")
+            serving.kill()
+            until(lambda: gone(left), "the end of the servers")
+            assert 0 not in ended(ranks, 120)
+        said = (tmp_path / "launcher.log").read_text()
+        sentence = re.findall("^scalerl.py: step .*", said, re.MULTILINE)[-1]
+        found = re.search(rf"generate, version \d+: no server is ready since 40 s; https://{server}"
+                          r":\d+ is lost: .*; --resume goes on from runs/r/checkpoints/step_(\d+)$",
+                          sentence)
+        assert found and int(found[1]) == steps(tmp_path)[-1], sentence
+        nothing_is_lost(tmp_path)
+
+
+def test_serve_only_ends_with_its_file_when_it_is_stopped_or_a_server_ends(micro, tmp_path):
+    """And its address is loopback as long as nobody says another one."""
+    file = tmp_path / "runs" / "r" / "servers_127.0.0.1.txt"
+    file.parent.mkdir(parents=True)
+    file.write_text("")                                 # of a start that was killed
+    for end, code in ((signal.SIGINT, 130), (None, 1)):
+        with running(tmp_path, [*command(micro), "--serve-only"]) as (process,):
+            url = until(lambda: file.exists() and file.read_text().strip(),
+                        "the addresses")
+            assert re.fullmatch(r"http://127.0.0.1:\d+", url)
+            server, = until(lambda: find(tree(process), "api_server"), "a server")  # noqa: B023
+            processes = tree(process)
+            process.send_signal(end) if end else server.kill()
+            assert process.wait(LIMIT_S) == code
+            assert gone(processes) and not file.exists()
+    said = (tmp_path / "launcher.log").read_text()
+    assert f"{url}; trainers find them with --vllm-url @runs/r/servers_127.0.0.1.txt" in said
+    assert f"server 0 ({url}) has ended with exit status 137" in said
+    assert (tmp_path / "runs/r/logs/127.0.0.1/server_0.log").exists()

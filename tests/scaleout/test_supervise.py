@@ -44,29 +44,20 @@ def notes(path):
 
 
 @contextlib.contextmanager
-def launcher(folder, trainer, *servers, others=(), linked=0):
+def launcher(folder, trainer, *servers, others=()):
     """The supervisor in a process of its own, over these stand-ins. Kills what a failed test
-    would leave, and says so.
-
-    others    further ranks, with logs of their own;  linked: this node's rank among several
-    """
+    would leave, and says so. trainer: None: servers alone; others: further ranks, with logs of
+    their own."""
     script = folder / "launcher.py"
     script.write_text(textwrap.dedent(f"""
-        import os, sys
-        from types import SimpleNamespace
-        from scaleout.supervise import Child, LaunchError, Supervisor
-        def watch():
-            if os.path.exists({str(folder / "silence")!r}):
-                raise LaunchError("the first host is silent")
-            if os.path.exists({str(folder / "run ended")!r}):
-                return 143
+        import sys
+        from scaleout.supervise import Child, Supervisor
         def children(name, paths):
             return [Child(f"{{name}} {{i}}", [sys.executable, path], log=f"{{path}}.log")
                     for i, path in enumerate(paths)]
-        trainers = [Child("trainer", [sys.executable, {str(trainer)!r}])]
+        trainers = [Child("trainer", [sys.executable, {str(trainer)!r}])][:{bool(trainer):d}]
         trainers += children("another rank,", {[str(o) for o in others]})
-        link = SimpleNamespace(rank={linked}, watch=watch)
-        sys.exit(Supervisor(trainers, children("server", {[str(s) for s in servers]}), link).run())
+        sys.exit(Supervisor(trainers, children("server", {[str(s) for s in servers]})).run())
     """))
     process = subprocess.Popen([sys.executable, script], cwd=ROOT, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -190,6 +181,20 @@ def test_a_killed_trainer_leaves_no_server(parts, tmp_path):
         assert "trainer has ended with exit status 137 (killed; out of" in process.stderr.read()
 
 
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_rank_that_ended_by_a_signal_of_somebody_else_has_failed(number, who, parts, tmp_path):
+    """Whoever waits for the run would take it for one that was stopped on purpose."""
+    other = stand_in(tmp_path, "other", "note('up'); signal.signal(2, signal.SIG_DFL)\n"
+                     "while True: time.sleep(1)")
+    with launcher(tmp_path, *parts, others=[other]) as process:
+        processes = all_up(process, *parts, other)
+        os.kill(pid_of((parts[0], other)[who]), number)
+        assert process.wait(LIMIT_S) == 1
+        assert gone(processes)
+        assert f"has ended with exit status {(130, 128 + number)[who]}" in process.stderr.read()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_ctrl_c_or_sigterm_lets_the_trainer_write_its_checkpoint(number, parts, tmp_path):
     with launcher(tmp_path, *parts) as process:
@@ -301,35 +306,23 @@ def test_a_signal_after_a_failure_lets_the_checkpoint_be_written_and_a_second_on
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_after_a_signal_another_node_than_rank_0_s_waits_for_the_first_hosts_end(number, parts,
-                                                                                 tmp_path):
-    """A scheduler signals all nodes: a rank that ended now would cost the checkpoint."""
-    with launcher(tmp_path, *parts, linked=1) as process:
-        processes = all_up(process, *parts)
+def test_a_machine_that_only_serves_ends_at_the_first_signal(number, parts, tmp_path):
+    """There is no checkpoint to wait for."""
+    with launcher(tmp_path, None, *parts[1:]) as process:
+        processes = all_up(process, *parts[1:])
         process.send_signal(number)
-        time.sleep(0.5)                         # the supervisor looks a few times
-        assert process.poll() is None and notes(parts[0])[-1][0] == "up"
-        (tmp_path / "run ended").write_text("")
-        assert process.wait(LIMIT_S) == 143
+        assert process.wait(LIMIT_S) == 128 + number
         assert gone(processes)
 
 
-def test_another_node_than_rank_0_s_ends_when_the_first_host_is_silent(parts, tmp_path):
-    with launcher(tmp_path, *parts, linked=1) as process:
-        processes = all_up(process, *parts)
-        (tmp_path / "silence").write_text("")
+def test_a_machine_that_only_serves_ends_with_a_server_that_ends(parts, tmp_path):
+    with launcher(tmp_path, None, *parts[1:]) as process:
+        processes = all_up(process, *parts[1:])
+        os.kill(pid_of(parts[2]), signal.SIGKILL)
         assert process.wait(LIMIT_S) == 1
-        assert gone(processes) and "the first host is silent" in process.stderr.read()
-
-
-def test_another_node_than_rank_0_s_ends_as_the_first_host_says(parts, tmp_path):
-    """Its own ranks end with 0 whenever rank 0 has closed, be it after a failure."""
-    with launcher(tmp_path, parts[0], linked=1) as process:
-        processes = all_up(process, parts[0])
-        ends_and_the_run_goes_on(process, parts[0])
-        (tmp_path / "run ended").write_text("")
-        assert process.wait(LIMIT_S) == 143
         assert gone(processes)
+        error = process.stderr.read()
+        assert "server 1 has ended with exit status 137" in error and "started again" not in error
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import SPAWN, packed_copy, random_llama, rollouts_of
 from ranks import answers, shard_on_cpu, started, wait_for
 from torch.distributed.fsdp import FSDPModule
@@ -118,9 +119,9 @@ def train_or_serve(body, config, sharded, before, prepare, *args):
     return answer
 
 
-def processes(body, size, config, *args, sharded=False, before=None, prepare=None):
+def processes(body, size, config, *args, sharded=False, before=None, prepare=None, port=None):
     """`started` with a trainer each; before(team) and prepare(trainer) may change them."""
-    return started(size, train_or_serve, body, config, sharded, before, prepare, *args)
+    return started(size, train_or_serve, body, config, sharded, before, prepare, *args, port=port)
 
 
 def run_ranks(body, size, config, *args, **options):
@@ -416,6 +417,30 @@ def test_ranks_that_are_idle_for_longer_than_the_deadline_go_on(models, tmp_path
         time.sleep(5)
         flag.unlink()
         assert answers(children, results, {0, 1}) == {0: 1, 1: 0}
+
+
+def keep_a_store(ports):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ports.put(store.port)
+    threading.Event().wait()
+
+
+def test_a_rank_does_not_wait_for_ever_for_a_machine_that_has_fallen_silent(models, tmp_path):
+    """Rank 0 and the store of the rendezvous are stopped, as if behind a cut cable: no connection
+    is closed, and gloo notices nothing."""
+    flag, ports = tmp_path / "flag", SPAWN.SimpleQueue()
+    keeper = SPAWN.Process(target=keep_a_store, args=(ports,), daemon=True)
+    keeper.start()
+    try:
+        with processes(idle, 2, settings(models["tied"], deadline_s=2), flag,
+                       port=ports.get()) as (children, results):
+            wait_for(flag, results)
+            for process in (keeper, children[0]):
+                os.kill(process.pid, signal.SIGSTOP)
+            children[1].join(60)                        # two deadlines and ten seconds
+            assert children[1].exitcode == 1
+    finally:
+        keeper.kill()
 
 
 def load_late(seconds, team):

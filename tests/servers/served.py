@@ -193,8 +193,8 @@ class Served:
 
     def start(self):
         config = Config(model=str(self.model), vllm_args=self.vllm_args)
-        argv, env = server_command(config, model=self.model, length=134, slots=20,
-                                   dtype=torch.float32, host="127.0.0.1", port=self.port)
+        argv, env = server_command(config, length=134, slots=20,
+                                   dtype=torch.float32, url=self.url)
         with open(self.log, "a") as log:
             self.process = subprocess.Popen(argv, env=env | {"OMP_NUM_THREADS": "1"}, stdout=log,
                                             stderr=log, start_new_session=True)

@@ -23,7 +23,7 @@ from config import Config, ConfigError
 from command.make_run import make_samplers
 from servers.server import ServerError, ServerFailed, check_answer
 from servers.pool import ServerPool
-from servers.tls import client_context
+from servers.addresses import client_context
 from servers.sampler import ServerSampler
 from sampler import Interruption
 from scaleout.server_command import server_command
@@ -376,8 +376,8 @@ def test_thinking_budgets_depend_on_the_seed_alone(fake, connect):
 def test_a_server_is_started_in_the_shape_and_with_the_locks_that_were_asked_for(micro):
     config = Config(model=str(micro), tensor_parallel=2, tls="certs",
                     vllm_args="--pipeline-parallel-size 3 --data-parallel-size 5")
-    argv, env = server_command(config, model=micro, length=134, slots=20, dtype=torch.bfloat16,
-                               host="10.0.0.7", port=8100, device="4,6")
+    argv, env = server_command(config, length=134, slots=20, dtype=torch.bfloat16,
+                               url="https://10.0.0.7:8100", device="4,6")
     given = dict(zip(argv, argv[1:]))
     assert [given[f"--{name}-parallel-size"] for name in ("tensor", "pipeline", "data")] == \
         ["2", "3", "5"]
@@ -385,8 +385,8 @@ def test_a_server_is_started_in_the_shape_and_with_the_locks_that_were_asked_for
     assert given["--ssl-ca-certs"] == os.path.join("certs", "ca.pem")
     assert given["--host"] == "10.0.0.7" and env["CUDA_VISIBLE_DEVICES"] == "4,6"
     config.tls = "none"
-    argv, _ = server_command(config, model=micro, length=134, slots=20, dtype=torch.bfloat16,
-                             host="10.0.0.7", port=8100)
+    argv, _ = server_command(config, length=134, slots=20, dtype=torch.bfloat16,
+                             url="https://10.0.0.7:8100")
     assert "--ssl-certfile" not in argv
     # Two servers with one seed would draw the same numbers.
     assert int(given["--seed"]) != int(argv[argv.index("--seed") + 1])
@@ -659,8 +659,8 @@ def test_the_settings_of_a_run_reach_its_servers(head_fp32, head, fake, micro, s
     trainer = SimpleNamespace(
         tokenizer=Words(), dtype=torch.float32, device="cpu", weights=lambda dtype: WEIGHT,
         model=SimpleNamespace(config=None, generation_config=SimpleNamespace(eos_token_id=EOS)))
-    argv, _ = server_command(config, model=micro, length=134, slots=20, dtype=torch.float32,
-                             host="127.0.0.1", port=8100)
+    argv, _ = server_command(config, length=134, slots=20, dtype=torch.float32,
+                             url="http://127.0.0.1:8100")
     started = json.loads(argv[argv.index("--hf-overrides") + 1])
     assert started == {"head_dtype": head}
     server = fake(whole, model_config__hf_overrides=started)

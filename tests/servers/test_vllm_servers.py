@@ -313,7 +313,7 @@ def test_a_server_that_breaks_off_a_load_ends_and_started_again_loses_no_sample(
            for name, tensor in new.named_parameters()}
     sampler.push_weights(bad.items(), 6)        # version 6 is named, and no server has it
     served.process.wait(30)
-    assert 'vllm_worker.py", line' in served.log.read_text()
+    assert 'servers/worker.py", line' in served.log.read_text()
     gone, alive = psutil.wait_procs(processes, 30)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
     served.start()

@@ -1,0 +1,32 @@
+#!/bin/bash
+# ScaleRL on two machines, rented for example, without a cluster's scheduler: the vLLM servers on
+# one, on the other one trainer rank for each GPU, started by torchrun. Here 10.0.0.2 generates. Once
+#
+#   make certs HOSTS=10.0.0.2       both need certs/: they show each other its certificate
+#
+# and then, with the same settings, on the first and on the second machine:
+#
+#   configs/cluster/two_machines.sh serve 10.0.0.2 two --model Qwen/Qwen3-8B --task gsm8k
+#   configs/cluster/two_machines.sh train 10.0.0.2 two --model Qwen/Qwen3-8B --task gsm8k
+#
+# The servers' addresses are in runs/two/servers_10.0.0.2.txt. Where the machines share no folder,
+# copy that file when it is there: the trainers wait for it. Ctrl-C ends either side; the trainers
+# have a checkpoint to write, for which torchrun leaves them 30 s, and --resume goes on from it.
+#
+# More machines may generate: name them all, as 10.0.0.2,10.0.0.3, in `train`. More may train: give
+# each TORCHRUN="--nnodes 2 --node-rank 0 (or 1) --master-addr 10.0.0.1", and a folder runs/ that
+# all of them see. torch takes the network that a machine's own name leads to: if that is not the
+# one between the machines, set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to an interface.
+# Tried on CPUs (with --gpus 0, in the tests), not on GPUs.
+
+side=$1 generators=$2 name=$3
+shift 3
+python=${PYTHON:-.venv/bin/python}
+words=("$@" --name "$name" --tls "${TLS:-certs}")           # TLS=none: a network you trust
+
+if [ "$side" = serve ]; then
+    exec "$python" scalerl.py "${words[@]}" --serve-only "$generators"
+fi
+files=$(printf ",@runs/$name/servers_%s.txt" ${generators//,/ })
+exec "$python" -m torch.distributed.run --nproc-per-node gpu $TORCHRUN scalerl.py "${words[@]}" \
+    --vllm-url "${files:1}"
