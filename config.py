@@ -52,7 +52,7 @@ class Config:
     # -- run
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
-    steps: int = 100                    # ours; steps, even without update; the paper has thousands
+    steps: int = 1000                   # ours; steps, even without update; the paper has thousands
     eval_every: int = 100               # paper; steps; before each evaluation a checkpoint (ours)
     save_minutes: float = 15.0          # ours; a checkpoint also when the last one is so old
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
@@ -63,7 +63,7 @@ class Config:
     samples_per_prompt: int = 16        # paper; G; a group: the samples of one prompt
     # Lag of a token: optimizer steps between the weights that wrote it and those now trained.
     off_policy: str = "pipeline-8"      # paper; "pipeline-K": lag <= K, 0 is on-policy; "ppo-K":
-                                        # frozen weights write the samples of the next K steps
+                                        # frozen weights write K steps' samples, then K steps follow
     slots: int = 256                    # ours; sequences that each server decodes at once, at most;
                                         # more: faster, but a larger mean lag
 
@@ -93,7 +93,7 @@ class Config:
                                         # denominator; recomputed: the trainer's own, ratio 1
     eps_max: float = 5.0                # paper; caps the ratio of CISPO; 4, 5, 8 do equally well
     eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
-    eps_high: float = 0.2               # paper, for grpo; clips it at 1 + this; its dapo has 0.26
+    eps_high: float = 0.2               # paper, for grpo; at 1 + this; the paper's dapo: 0.26
     head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler
 
     # -- optimizer (AdamW)
@@ -102,7 +102,7 @@ class Config:
     beta1: float = 0.9                  # ours, the usual one
     beta2: float = 0.95                 # ours, as usual for language models
     adam_eps: float = 1e-15             # paper
-    weight_decay: float = 0.01          # paper
+    weight_decay: float = 0.01          # paper; at lr 5e-7 it rounds away: 1 - 5e-9 is 1 in fp32
     grad_clip: float = 1.0              # ours, of the global norm
 
     # -- placement: memory and speed

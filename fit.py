@@ -1,6 +1,6 @@
 """fit.py: the curve of an RL run, its fit, and what more compute would buy.
 
-    python fit.py runs/demo --until 0.5          fit the first half, predict the second
+    python fit.py runs/demo --until 0.5     fit the first half of the compute, predict the second
 
 The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper fits it:
 
@@ -21,7 +21,6 @@ every evaluation after step 0 is fitted; the stretched law. docs/fit.md: how far
 
 Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k values of C.
 """
-import sys
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -152,7 +151,7 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
     best = (np.inf,)
     for A in A_nodes:
         low, high = (np.full(len(C_mid_nodes), end) for end in search.box[1])   # of log B
-        for _ in range(25):         # bisection, to 4e-7: does the sum rise or fall in the middle?
+        for _ in range(25):         # to 4e-7: the side of the middle where the sum is lower
             middle, step = (low + high) / 2, 0.02 * (high - low)
             rises = sse(A, middle - step) < sse(A, middle + step)
             low, high = np.where(rises, low, middle - step), np.where(rises, middle + step, high)
@@ -483,4 +482,4 @@ def held_out(C, R, early):
 
 if __name__ == "__main__":
     from fitting.command import main        # the command: it reads logs, prints, draws
-    sys.exit(main())
+    raise SystemExit(main())

@@ -210,7 +210,8 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
                        "grpo"       min(ρ Â, clip(ρ, 1 - eps_low, 1 + eps_high) Â)
                        "dapo"       the same; DAPO has eps_high 0.26 and aggregation "prompt"
-                       "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|)
+                       "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|), and
+                                    aggregation "sample"
                        "reinforce"  Â · log π: no ratio at all (ours), as if there were no lag
     eps_max            cispo's cap on the ratio itself (the paper: 4, 5 and 8 are alike)
     eps_low, eps_high  the others' clip: how far the ratio may move from 1. gspo's ratio is a
@@ -285,6 +286,7 @@ def _clipped(log_rho, A, low, high):
 
     But e^89 is inf in fp32, and then PPO's gradient of a clipped token is 0 · inf = nan. So here it
     is first said which tokens have a gradient; 0 takes the place of the others' log ρ before `exp`.
+    (Where Â < 0 PPO has no bound above: such a ratio makes the loss inf, and the run stops.)
     """
     ratio = log_rho.detach().exp()
     clipped = ((ratio > high) & (A > 0)) | ((ratio < low) & (A < 0))

@@ -32,7 +32,6 @@ taken. A `Rollout` is one sample, with the log-prob and the version of every tok
 
 import math
 import random
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -50,7 +49,6 @@ from engines import load, packed
 from engines.agreement import self_test
 from engines.compute import Compute
 from engines.head import logits_chunk
-from engines.packed import micro_batches
 from engines.trained_model import TrainedModel
 
 # ------------------------------------------------------------------------------- 1. Curriculum
@@ -145,10 +143,10 @@ class PipelinePacer:
     def leaves_enough_time(self, taken, version):
         """Can all other groups be consumed by their deadlines if this step takes `taken`?
 
-        After this step, the steps up to version v consume (v - version) * P groups. So at most
-        that many of the groups left behind may have a deadline of v or earlier (the test of
-        earliest-deadline-first scheduling). For v >= version + k this always holds: admission
-        leaves at most k * P groups behind.
+        After this step, the steps up to version v consume (v - version) * P groups: none for v =
+        version. At most that many of the groups left behind may have a deadline of v or earlier
+        (the test of earliest-deadline-first scheduling). For v >= version + k this always holds:
+        admission leaves at most k * P groups behind.
 
         Example, k = 2 and P = 1. Groups a, b (slow) and c (quick) start at version 0: deadline 2.
         The step at version 0 takes c; a and b are left for versions 1 and 2: enough time. Group d
@@ -166,7 +164,7 @@ class PipelinePacer:
 
 class PPOPacer(PipelinePacer):
     """PPO-off-policy-k, the usual practice: generate k * P groups with frozen weights, then train
-    k steps on them. The lag goes from 0 in the first of these steps to k - 1 in the last."""
+    k steps on them; no sample runs meanwhile. The lag goes from 0 in the first step to k - 1."""
 
     def __init__(self, k, prompts_per_step):
         super().__init__(k, prompts_per_step)
@@ -344,12 +342,12 @@ class Trainer(TrainedModel):
 
         # 1. The gradient. A micro-batch is what fits into memory together; gradients add up.
         stats = []
-        for indices in self.team.mine(micro_batches(
+        for indices in self.team.mine(packed.micro_batches(
                 rollouts, config.micro_batch_tokens, self.team.size), rollouts):
             part = batch.rows(indices, self.device)
             logprobs, entropy = self.policy(part.rollouts)                              # (n, t)
             if config.behavior == "recomputed":
-                # Ablation: the log-probs of this same forward pass, so that the ratio is always 1.
+                # Ablation: those of this same forward pass, so that the ratio is 1 in every step.
                 part.behavior_logprobs = logprobs.detach()
             loss, stat = self.team.loss(
                 policy_loss, logprobs, part.behavior_logprobs, part.advantages, part.weights,
@@ -440,7 +438,7 @@ class Run:
         if groups is None:
             return None
 
-        # 2. Reward: +1 for a right answer, -1 for any other.
+        # 2. Reward: +1 for a right answer, -1 for any other (and a penalty, in an ablation).
         rollouts, rewards, log = self.reward(groups)
         watch.lap("verify")
 
@@ -582,4 +580,4 @@ def mean_at_k(correct, problems, k):
 
 if __name__ == "__main__":
     from command.main import main       # the command line, and how a run ends
-    sys.exit(main())
+    raise SystemExit(main())
