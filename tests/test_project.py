@@ -22,7 +22,8 @@ FOLDERS = ("command", "fitting", "tasks", "engines", "servers", "scaleout", "art
            "course", "study")
 PATHS = sorted([*ROOT.glob("*.py"), *(path for f in FOLDERS for path in (ROOT / f).glob("*.py"))])
 README = "".join(path.read_text() for path in [
-    ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md"))])
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "AGENTS")),
+    *sorted((ROOT / "docs").glob("*.md"))])
 
 # Who may import whom. Of the five files, the folders below take records, the law, the losses and
 # the settings alone: FROM_THE_FIVE. command/ and fitting/ stand above the five, which reach them in
