@@ -12,7 +12,6 @@ Trackers (TensorBoard, wandb, trackio) get the numbers of metrics.jsonl and eval
 
 import contextlib
 import dataclasses
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -22,6 +21,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:     # it is the first of many such modules that a run imports
+    sys.exit("scalerl.py: Windows has no locks, signals and limits as a run needs them: use WSL, "
+             "the Windows Subsystem for Linux, where everything is as on Linux")
 
 import torch
 from safetensors.torch import load_file

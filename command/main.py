@@ -15,7 +15,7 @@ from scalerl import Trainer
 from scaleout import launch
 from scaleout.team import Stopped, make_team, stop_on_signals
 from servers.pool import ServerError
-from tasks import TaskError
+from tasks import TaskError, check_files
 
 
 def main(argv=None, make_trainer=Trainer):
@@ -30,6 +30,8 @@ def main(argv=None, make_trainer=Trainer):
         config, flags = parse(argv)
         if flags.report or flags.print_config or flags.dry_run:
             return only_print(config, flags, argv)
+        check_platform(config, flags.serve_only)
+        check_files(config)                             # their sentences come before any model
         if flags.serve_only or launch.wanted(config):   # several processes: trainers run this again
             return launch.launch(config, argv, flags.resume, flags.serve_only)
         launch.plan_alone(config, flags.resume)         # refuses what would fail minutes later
@@ -68,6 +70,20 @@ def main(argv=None, make_trainer=Trainer):
     finally:
         if run:
             run.close()
+
+
+def check_platform(config, serve_only=""):
+    """Off Linux a run is one process, over transformers. Raises ConfigError: it is to be more."""
+    if sys.platform == "linux":
+        return
+    if config.engine == "vllm" or config.vllm_url:
+        raise ConfigError(f"engine = {config.engine!r}, vllm_url = {config.vllm_url!r}: vLLM needs "
+                          "Linux; here generation is transformers', with neither of the two")
+    if serve_only or launch.wanted(config) or launch.started():
+        raise ConfigError(f"gpus = {config.gpus}, servers = {config.servers}, trainers = "
+                          f"{config.trainers}: several processes need Linux, whose kernel ends "
+                          "them together; here a run is one process")
+    config.engine = "transformers"                  # "auto", and a vLLM may be installed
 
 
 def only_print(config, flags, argv):

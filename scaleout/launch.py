@@ -17,7 +17,7 @@ from artifacts.run_folder import RunFolder
 from artifacts.settings import LAUNCHED, check
 from config import ConfigError
 from engines import load
-from scaleout.memory import Estimate, device_here
+from scaleout.memory import Estimate, cores_here, device_here
 from scaleout.placement import make_placement
 from scaleout.server_command import ROOT, server_command
 from scaleout.supervise import Child, Supervisor, say
@@ -105,7 +105,7 @@ def commands(config, argv, placement, estimate, logs, port):
     """
     ranks, urls = placement.trainers, [server.url for server in placement.servers]
     # With a thread a core each, processes would stand in each other's way.
-    threads = max(1, len(os.sched_getaffinity(0)) // max(1, ranks + len(urls)))
+    threads = max(1, cores_here() // max(1, ranks + len(urls)))
     env = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     servers = []
     for index, server in enumerate(placement.servers):

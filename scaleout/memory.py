@@ -37,11 +37,16 @@ ASSUMED = Device("an H100 (assumed: no GPU here to ask)", 79 * GIB, cuda=True)
 def device_here(cuda):
     """The first GPU as a Device, or the CPU; an assumption where there is none to ask."""
     if not cuda:
-        return Device(f"a CPU of {len(os.sched_getaffinity(0))} cores", host_memory(), cuda=False)
+        return Device(f"a CPU of {cores_here()} cores", host_memory(), cuda=False)
     if not torch.cuda.is_available():
         return ASSUMED
     here = torch.cuda.get_device_properties(0)
     return Device(here.name, here.total_memory, cuda=True)
+
+
+def cores_here():
+    """The cores that this process may use; macOS cannot say, and has all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def host_memory(limit="/sys/fs/cgroup/memory.max"):

@@ -19,7 +19,7 @@ from jinja2.exceptions import TemplateError
 from config import Config
 from tasks.generated import gold_answer
 from tasks.sandbox import SandboxError, check_sandbox
-from tasks.sources import Problem, load_pool, question_hash
+from tasks.sources import Problem, load_pool, own_problems, question_hash
 from tasks.verifier import TaskError, accepted, verify
 
 
@@ -142,11 +142,11 @@ def check_gold(problems, verifier=None):
 
 
 def as_outputs(problem):
-    """The gold answers as a model would give them; none for programs, and none where a generator
-    gives none."""
+    """The gold answers as a model would give them; none for programs and rewards of one's own, and
+    none where a generator gives none."""
     if problem.kind == "gym":
         return [gold for gold in [gold_answer(problem.answer)] if gold is not None]
-    golds = accepted(problem.answer) if problem.kind != "code" else []
+    golds = accepted(problem.answer) if problem.kind in ("math", "exact", "short") else []
     return [rf"\boxed{{{gold}}}" if problem.kind == "math" else gold for gold in golds]
 
 
@@ -190,6 +190,14 @@ class Problems:
     def prompt_tokens(self):
         """Tokens of the longest prompt: it sizes the cache."""
         return max(len(self.prompts[i]) for i in [*self.train, *self.heldout])
+
+
+def check_files(config):
+    """Before a model is loaded: run the Python files that the tasks name. Raises TaskError."""
+    for spec in filter(None, (config.task, config.eval_tasks)):
+        for part in parse_mix(spec):
+            if part.endswith(".py"):
+                own_problems(part)
 
 
 def load_problems(config, tokenizer, verifier):

@@ -206,6 +206,9 @@ def system_call_filter(machine):
 
 def check_sandbox(unsafe=False):
     """Makes sure once, before a run starts, that programs can be run. Raises SandboxError."""
+    if sys.platform != "linux":
+        raise SandboxError("code cannot be verified here: the sandbox needs Linux, also with "
+                           "unsafe_code; a container or a virtual machine with Linux will do")
     reason, cause = run_tests("print('ready')", UnitTests([""], ["ready"]), unsafe=unsafe)
     if reason != "correct":
         raise SandboxError(f"code cannot be verified: no sandbox can be made here ({cause}); allow "

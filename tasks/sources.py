@@ -15,6 +15,7 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tasks import own_reward
 from tasks.answers import BOX
 from tasks.generated import pack
 from tasks.sandbox import read_tests
@@ -28,7 +29,7 @@ class Problem:
     id: str  # "task/hash of the question": the same in every run, whatever the seed or file order
     task: str  # the name evaluation is reported under
     question: str
-    answer: str | tuple  # the gold one or accepted ones; of "code" and "gym" what judges it
+    answer: str | tuple  # the gold one or accepted ones; of other kinds what judges it
     kind: str = "math"  # which rule of `verify` judges it
     level: int = 0  # graded difficulty, 0 where nobody graded it
     trace: str | None = None  # a correct completion, "thinking</think>answer", for warm starts
@@ -68,13 +69,17 @@ def load_pool(name, heldout, seed, options):
         elif name in PRESETS or name.startswith("hf:") or name.lower().endswith(FILES):
             problems, bad = record_problems(
                 name, checked_options(name, options, COLUMNS | PRESETS.get(name, {})))
+        elif name.endswith(".py"):
+            checked_options(name, options, {})  # its options are its own constants
+            problems = own_problems(name)
+            print(f"{name}: {len(problems)} problems, judged by its own {problems[0].kind}")
         else:
             near = difflib.get_close_matches(name, ["toy", *PRESETS], 1)
             hint = f", did you mean {near[0]!r}?" if near else ":"
             raise TaskError(
                 f"task {name!r} is unknown{hint} use toy, reasoning_gym:NAME, "
-                f"{', '.join(PRESETS)}, hf:OWNER/NAME, a file ({', '.join(FILES)}), or a mix such "
-                "as toy:0.7+my.jsonl:0.3")
+                f"{', '.join(PRESETS)}, hf:OWNER/NAME, a file ({', '.join(FILES)}, .py), or a mix "
+                "such as toy:0.7+my.jsonl:0.3")
     except ImportError as error:
         raise TaskError(f"task {name!r} needs a package: pip install {error.name}") from error
     return problems if limit is None else [p.shorter_than(limit) for p in problems], bad
@@ -162,6 +167,18 @@ def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
         warnings.warn(f"task {name!r} has only {len(problems)} distinct problems with options "
                       f"{options}, {wanted} were asked for", stacklevel=2)
     return list(problems.values())
+
+
+def own_problems(path):
+    """The problems of a Python file with a reward of its own (own_reward.py), each question once.
+    Raises TaskError."""
+    try:
+        kind, questions, packed = own_reward.problems_of(path)
+    except ValueError as error:
+        raise TaskError(f"{path!r} {error}") from error
+    problems = [make_problem(Path(path).stem, question, how, kind=kind)
+                for question, how in zip(questions, packed, strict=True)]
+    return list({p.id: p for p in reversed(problems)}.values())[::-1]
 
 
 # Which column holds what; "a.b" looks into a table, "a.0" into a list; "" is found out.

@@ -20,14 +20,16 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tasks import answers, generated, sandbox
+from tasks import answers, generated, own_reward, sandbox
 
 THINK_TAGS = ("<think>", "</think>")
+START_S = 120.0  # for a worker to start and to import what it needs; far more than that takes
 Scores = namedtuple("Scores", "rewards reasons log")  # in the order of the batch
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limit is off
@@ -43,9 +45,10 @@ def verify(text, answer, kind="math", question=""):
     answer: the gold one, or a tuple of accepted ones, of which any counts.
     kind: "math" compares values, "exact" the stripped text. "code": the last program passes all
     unit tests, which are the answer, as JSON. "gym": full credit by the generator's own rule.
-    "short": any text of fewer characters than the answer says.
+    "short": any text of fewer characters than the answer says. "reward", "reward_func": above 0 by
+    the function of that name in a file of one's own (own_reward.py).
     reason: "correct", "wrong", "no answer" or "several answers"; or, where it could not be judged,
-    "unreadable", "timeout" or "error".
+    "unreadable", "bad reward", "timeout" or "error".
 
     Without a deadline, for gold answers and toys: a text can keep SymPy busy for ever. Samples of a
     model go through `Verifier`. Raises TaskError: unknown kind.
@@ -68,7 +71,11 @@ def read(text, answer, kind, question="", think_tags=THINK_TAGS):
     opens, closes = think_tags
     if kind == "short":  # thinking counts, and a truncated sample has no text
         return "correct" if 0 < len(text.removeprefix(opens)) < int(answer) else "wrong"
+    if kind == "reward_func":  # TRL's functions read all of it, and some the tags of the thinking
+        return (kind, answer, (text,)) if text else "no answer"
     text = text.rpartition(closes)[2].partition(opens)[0].strip()
+    if kind == "reward":  # an empty text has no reward: a truncated sample is never right
+        return (kind, answer, (text,)) if text else "no answer"
     if kind == "exact":
         return "correct" if text == answer.strip() else "wrong" if text else "no answer"
     if kind == "code":
@@ -97,6 +104,8 @@ def grade(kind, answer, parts, asked=(), unsafe_code=False):
     """The reason for the parts of a text. asked: the formulas of the question."""
     if kind == "code":
         return sandbox.run_tests(parts[0], sandbox.parse_tests(answer), unsafe=unsafe_code)[0]
+    if kind in own_reward.FUNCTIONS:
+        return own_reward.judge(kind, answer, parts[0])
     if kind == "gym":
         return verdict([generated.score(parts[0], answer)])
     gold, *found = map(expression, [answer, *parts])
@@ -186,7 +195,9 @@ class Verifier(contextlib.AbstractContextManager):
         reasons = [best([graded.get(one, one) for one in row]) for row in found]
         n = max(1, len(items))
         return Scores([1.0 if r == "correct" else -1.0 for r in reasons], reasons, {
-            "verifier/error_frac": sum(r in ("error", "unreadable") for r in reasons) / n,
+            "verifier/error_frac": sum(
+                r in ("error", "unreadable", "bad reward") for r in reasons) / n,
+            "verifier/bad_reward_frac": reasons.count("bad reward") / n,
             "verifier/timeout_frac": reasons.count("timeout") / n,
             "verifier/several_frac": reasons.count("several answers") / n,
             "verifier/slow_frac": sum(not graded.keys().isdisjoint(row) for row in found) / n,
@@ -230,14 +241,26 @@ class Verifier(contextlib.AbstractContextManager):
                 [sys.executable, "-c", "from tasks.verifier import serve; serve()"], text=True,
                 cwd=Path(__file__).parents[1].resolve(), start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        reason = None
+        reason, late = None, threading.Event()
+        # A user's function may stop the worker's clock, or leave a process that holds its pipe.
+        clock = threading.Timer(START_S + self.deadline_s, lambda: (late.set(), end_all(worker)))
+        clock.daemon = True
+        clock.start()
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps([self.deadline_s, *job]), file=worker.stdin, flush=True)
             reason = worker.stdout.readline().strip()
+        clock.cancel()
         if reason:
             self.idle.append(worker)
             return reason
-        return "timeout" if worker.wait() == -signal.SIGALRM else "error"
+        end_all(worker)  # and what it has started
+        return "timeout" if worker.wait() == -signal.SIGALRM or late.is_set() else "error"
+
+
+def end_all(worker):
+    """Kill a worker and its descendants: it is the first of a process group of their own."""
+    with contextlib.suppress(OSError):  # none of them is left
+        os.killpg(worker.pid, signal.SIGKILL)
 
 
 def serve():
@@ -248,12 +271,19 @@ def serve():
     process, too, and the other side starts the next one.
     """
     memory = 4 << 30  # of address space: 10**10**10 wants more than there is
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    out, sys.stdout = sys.stdout, sys.stderr  # a rule of others that prints gives no reasons
+    with contextlib.suppress(ValueError):  # macOS has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    # A rule of others that prints, or a program that it starts, gives no reasons.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     for line in sys.stdin:
         deadline_s, *job = json.loads(line)
-        # Before the clock starts: this takes seconds. The trainer itself imports neither.
-        importlib.import_module({"math": "math_verify", "gym": "reasoning_gym"}[job[0]])
+        # Before the clock starts: this takes seconds. The trainer itself imports neither package.
+        if job[0] in own_reward.FUNCTIONS:
+            own_reward.load(job[1])
+        else:
+            importlib.import_module({"math": "math_verify", "gym": "reasoning_gym"}[job[0]])
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, deadline_s)
         reason = grade(*job)
         signal.setitimer(signal.ITIMER_REAL, 0)

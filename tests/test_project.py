@@ -22,7 +22,8 @@ FOLDERS = ("command", "fitting", "tasks", "engines", "servers", "scaleout", "art
            "course", "study")
 PATHS = sorted([*ROOT.glob("*.py"), *(path for f in FOLDERS for path in (ROOT / f).glob("*.py"))])
 README = "".join(path.read_text() for path in [
-    ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))])
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "AGENTS")),
+    *sorted((ROOT / "docs").glob("*.md"))])
 
 # Who may import whom. Of the five files, the folders below take records, the law, the losses and
 # the settings alone: FROM_THE_FIVE. command/ and fitting/ stand above the five, which reach them in
@@ -148,6 +149,7 @@ def test_every_option_in_the_readme_exists():
 
 def test_the_readme_is_short_and_the_index_of_docs_names_every_page():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 180
+    assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 40
     index = (ROOT / "docs" / "README.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name == "README.md" or f"({page.name})" in index, page.name

@@ -26,6 +26,8 @@ try:
 except SandboxError as error:
     SANDBOX, WHY = False, str(error)
 sandboxed = pytest.mark.skipif(not SANDBOX, reason=SANDBOX or WHY)
+in_and_without_the_sandbox = pytest.mark.parametrize(
+    "unsafe", [pytest.param(False, marks=sandboxed), True])
 # For programs that end by themselves: a busy machine must not make them late.
 PATIENT = Limits(cpu_s=20, wall_s=100.0, memory_bytes=256 << 20)
 # For the others: small, so that a program which only waits does not make the tests wait.
@@ -94,7 +96,7 @@ def test_names_that_programs_take_for_granted_are_there():
 
 
 @sandboxed
-@pytest.mark.parametrize("unsafe", [False, True])
+@in_and_without_the_sandbox
 def test_a_program_that_needs_too_much_cpu_time_is_late_and_not_wrong(unsafe):
     """Its shares of the log are told apart: late programs ask for another limit, wrong ones do not.
 
@@ -491,7 +493,7 @@ def test_without_the_sandbox_the_deadline_still_ends_all_that_a_program_is(what)
     wait_until(lambda: name not in running(), "the programs have ended")
 
 
-@pytest.mark.parametrize("unsafe", [False, True])
+@in_and_without_the_sandbox
 def test_a_program_may_start_threads_and_no_process(unsafe):
     """Many solutions recurse in a thread of their own, with a larger stack."""
     program = ("import os, sys, threading\nthreading.stack_size(64 << 20)\n"
@@ -539,7 +541,7 @@ def test_unit_tests_in_another_form_are_one_sentence(fields):
     assert parse_tests(PRODUCT.to_json()) == PRODUCT
 
 
-@pytest.mark.parametrize("unsafe", [False, True])
+@in_and_without_the_sandbox
 def test_a_program_cannot_take_back_that_it_ends_with_its_caller(unsafe):
     """prctl(PR_SET_PDEATHSIG, 0); its other options, a thread's name for one, stay allowed."""
     program = ("import ctypes\nprctl = ctypes.CDLL(None).prctl\n"

@@ -1,0 +1,141 @@
+"""On macOS: what is missing there is taken away, in every process of a command, and what a page
+promises for it is run. No Mac has run it: docs/machines.md says so."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, arguments, lines, run_command
+
+from command.main import check_platform
+from config import Config, ConfigError
+from scaleout.memory import cores_here
+from tasks import sandbox
+
+# Python runs a file of this name before all else, also in processes that a command starts.
+PRETENDED = """
+import ctypes, os, resource, sys
+import psutil, sysconfig, urllib.request        # these ask for whom they were built
+sysconfig.get_config_vars()
+def setrlimit(what, limits, real=resource.setrlimit):
+    if what == resource.RLIMIT_AS:
+        raise ValueError("current limit exceeds maximum limit")
+    real(what, limits)
+class Library(ctypes.CDLL):
+    def __getattr__(self, name):
+        if name in ("prctl", "unshare", "setns"):
+            raise AttributeError(f"dlsym(RTLD_DEFAULT, {name}): symbol not found")
+        return super().__getattr__(name)
+del os.sched_getaffinity
+resource.setrlimit, ctypes.CDLL, sys.platform = setrlimit, Library, "darwin"
+"""
+# Packages have their own way there; the project's own files find no such module.
+WINDOWS = """
+import builtins
+def find(name, globals=None, *rest, real=builtins.__import__, **named):
+    if name == "fcntl" and globals["__name__"].startswith("artifacts"):
+        raise ModuleNotFoundError("No module named 'fcntl'")
+    return real(name, globals, *rest, **named)
+builtins.__import__ = find
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """Runs a command as on another system: macOS, or what is written instead."""
+    def run(*words, pretended=PRETENDED):
+        (tmp_path / "site").mkdir(exist_ok=True)
+        (tmp_path / "site" / "sitecustomize.py").write_text(pretended)
+        env = os.environ | {"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+        return subprocess.run([sys.executable, *map(str, words)], cwd=tmp_path, env=env, text=True,
+                              capture_output=True, timeout=600)
+    return run
+
+
+def test_the_demo_is_trained_resumed_and_fitted_and_its_numbers_are_linuxs(
+        elsewhere, micro, tmp_path):
+    """Short. auto must not take the vLLM that is installed here."""
+    demo = [ROOT / "scalerl.py", "--config", ROOT / "configs/demo.toml", *arguments(
+        micro, name="demo", eval_every=2)]
+    done = elsewhere(*demo, "--engine", "auto", "--steps", 3)
+    assert done.returncode == 0, done.stderr
+    done = elsewhere(ROOT / "scalerl.py", "--name", "demo", "--steps", 6, "--resume")
+    assert done.returncode == 0 and "Done: 6 steps." in done.stdout, done.stderr
+    there = tmp_path / "runs" / "demo"
+    assert 'engine = "transformers"' in (there / "config.toml").read_text()
+    here = tmp_path / "here"
+    here.mkdir()
+    assert run_command([*demo, "--steps", 6], here).returncode == 0
+    for one, two in zip(lines(there), lines(here / "runs" / "demo"), strict=True):
+        assert [one.get(name) for name in ("step", "pass_rate", "loss", "grad_norm")] == [
+            two.get(name) for name in ("step", "pass_rate", "loss", "grad_norm")]
+    table = "".join(f"{x},{.1 + .7 / (1 + (9 / x) ** 1.3)}\n" for x in range(1, 60))
+    (tmp_path / "log.csv").write_text("flops,rate\n" + table)
+    done = elsewhere(ROOT / "fit.py", "log.csv", "--x", "flops", "--y", "rate", "--until", 0.5)
+    assert done.returncode == 0 and "predicted from the first part" in done.stdout, done.stderr
+    assert list(tmp_path.rglob("*.png"))
+
+
+def test_the_verifier_of_mathematics_works_without_the_limit_of_memory(elsewhere):
+    items = [(r"\boxed{2x}", "x+x", "math"), (r"\boxed{3x}", "x+x", "math")]
+    done = elsewhere("-c", "from tasks import Verifier\nwith Verifier(workers=1) as verifier:\n"
+                     f"    print(verifier.score({items}).reasons)")
+    assert done.stdout.strip() == "['correct', 'wrong']", done.stderr
+
+
+def test_what_needs_linux_is_refused_in_one_sentence(elsewhere, micro, tmp_path):
+    """The command first; then each setting, where a second of its own would tell nothing more."""
+    done = elsewhere(ROOT / "scalerl.py", *arguments(micro, trainers=2, gpus=0))
+    assert done.returncode == 2 and "trainers = 2" in done.stderr and done.stderr.count("\n") == 1
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps(
+        {"question": f"{i}?", "answer": {"inputs": ["1"], "outputs": ["2"]}, "kind": "code"}) + "\n"
+        for i in range(30)))
+    code = [*arguments(micro, task="code.jsonl+toy", task_options="{}", unsafe_code="true")]
+    done = elsewhere(ROOT / "scalerl.py", *code)
+    assert done.returncode == 2 and "the sandbox needs Linux" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("settings", "sentence"), [
+    ({"engine": "vllm"}, "vLLM needs Linux"), ({"vllm_url": "http://a:1"}, "vLLM needs Linux"),
+    ({"servers": 1}, "several processes need Linux"), ({"gpus": 8}, "several processes need Linux"),
+    ({"trainers": 2}, "several processes need Linux")])
+def test_each_setting_that_needs_linux_is_named(settings, sentence, monkeypatch):
+    config = Config(model="x", **settings)
+    check_platform(config)
+    assert config == Config(model="x", **settings)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ConfigError, match=sentence):
+        check_platform(config)
+    plain = Config(model="x")
+    with pytest.raises(ConfigError, match="several processes need Linux"):
+        check_platform(plain, serve_only="a:8000")
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="several processes need"):
+        patch.setenv("RANK", "1")
+        check_platform(plain)
+    check_platform(plain)
+    assert plain.engine == "transformers"
+    for unsafe in (False, True):
+        with pytest.raises(sandbox.SandboxError, match="needs Linux"):
+            sandbox.check_sandbox(unsafe)
+
+
+def test_the_plan_of_a_cluster_can_be_made_without_linux(elsewhere, eight):
+    """--dry-run starts nothing."""
+    done = elsewhere(ROOT / "scalerl.py", "--model", eight, "--gpus", 8, "--dry-run")
+    assert done.returncode == 0 and "trainer" in done.stdout, done.stderr
+
+
+def test_cores_are_those_that_this_process_may_use_or_all(monkeypatch):
+    assert cores_here() == len(os.sched_getaffinity(0))
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert cores_here() == os.cpu_count()
+
+
+def test_windows_is_one_sentence_that_names_wsl(elsewhere):
+    for words in (["--config", "demo.toml"], ["--help"]):
+        done = elsewhere(ROOT / "scalerl.py", *words, pretended=WINDOWS)
+        assert done.returncode and done.stderr.count("\n") == 1, done.stderr
+        assert "use WSL, the Windows Subsystem for Linux" in done.stderr
