@@ -78,11 +78,10 @@ def check_platform(config, serve_only=""):
         return
     if config.engine == "vllm" or config.vllm_url:
         raise ConfigError(f"engine = {config.engine!r}, vllm_url = {config.vllm_url!r}: vLLM needs "
-                          "Linux; here generation is transformers', with neither of the two")
+                          'Linux; use engine = "transformers"')
     if serve_only or launch.wanted(config) or launch.started():
         raise ConfigError(f"gpus = {config.gpus}, servers = {config.servers}, trainers = "
-                          f"{config.trainers}: several processes need Linux, whose kernel ends "
-                          "them together; here a run is one process")
+                          f"{config.trainers}: several processes need Linux; use one")
     config.engine = "transformers"                  # "auto", and a vLLM may be installed
 
 

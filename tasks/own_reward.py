@@ -7,14 +7,12 @@
 Pass rate, retirement and the curve are about right and wrong, and so is the paper's reward. So an
 answer is right if its reward is True or above 0, whatever the size, and then it earns +1, else -1.
 
-The file is the user's own code and is trusted; what it makes of a model's text is not. It runs once
-in the trainer, which takes the problems, and once in each worker of the verifier, where the
-function has a deadline and 4 GiB of memory.
+The file runs once in the trainer, for its problems, and once in each worker of the verifier, where
+the function has a deadline and 4 GiB of memory.
 """
 
 import ast
 import functools
-import inspect
 import reprlib
 import runpy
 import sys
@@ -34,10 +32,8 @@ def run_file(path):
 
 @functools.cache
 def problems_of(path):
-    """(function's name, questions, packed problems, for `judge`) of a file. Raises ValueError with
+    """(function's name, [(question, packed problem for `judge`)]) of a file. Raises ValueError with
     the rest of a sentence that begins with its name."""
-    if not Path(path).is_file():
-        raise ValueError("is not there")
     path = str(Path(path).resolve())  # a worker is started in another folder
     try:
         offered = run_file(path)
@@ -45,45 +41,26 @@ def problems_of(path):
         problems = list(problems() if callable(problems) else problems or [])
     except (Exception, SystemExit) as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-        where = f" in line {lines[-1]}" if lines else ""
-        raise ValueError(f"cannot be run: {type(error).__name__}{where}: {error}") from error
+        where = "".join(f", line {line}" for line in lines[-1:])
+        raise ValueError(f"cannot be run: {error!r}{where}") from error
     names = [name for name in FUNCTIONS if callable(offered.get(name))]
-    if len(names) != 1:
-        raise ValueError("must define one function of reward(problem, answer_text) and "
-                         f"reward_func(prompts, completions, **columns), and has {names}")
-    if not problems:
-        raise ValueError("must define problems, a list of tables, or a function that returns it")
+    if len(names) != 1 or not problems:
+        raise ValueError(f"must define problems, and has {len(problems)}, and one function of "
+                         "reward(problem, answer_text) and reward_func(prompts, completions, "
+                         f"**columns), and has {names}")
     for number, problem in enumerate(problems, start=1):
-        text = question(problem) if isinstance(problem, dict) else None
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f'has a problem without a text as "question": number {number}, '
-                             f"{str(problem)[:60]!r}")
         try:
-            same = ast.literal_eval(repr(problem)) == problem
-            positional, named = arguments(names[0], problem, "")
-            inspect.signature(offered[names[0]]).bind(*positional, **named)
-        except (SyntaxError, ValueError):
-            same = False
-        except TypeError as error:
-            raise ValueError(f"has a {names[0]} that cannot be called for problem {number}: "
-                             f"{error}") from None
-        if not same:
-            raise ValueError(f"has a problem with more than numbers, texts, lists and tables: "
-                             f"number {number}, {str(problem)[:60]!r}")
-    return names[0], [question(p) for p in problems], [repr((path, p)) for p in problems]
+            plain = question(problem).strip() and ast.literal_eval(repr(problem)) == problem
+        except (AttributeError, SyntaxError, ValueError):
+            plain = False
+        if not plain:
+            raise ValueError('has a problem that is no table of numbers, texts, lists and tables, '
+                             f'with a "question": number {number}, {str(problem)[:60]!r}')
+    return names[0], [(question(problem), repr((path, problem))) for problem in problems]
 
 
 def question(problem):
     return problem.get("question", problem.get("prompt"))
-
-
-def arguments(name, problem, text):
-    """What the function is called with: its own copy of the columns, or lists of one, as in TRL."""
-    if name == "reward":
-        return (problem, text), {}
-    columns = {key: [value] for key, value in problem.items()
-               if key not in ("prompt", "completion")}
-    return (), columns | {"prompts": [question(problem)], "completions": [text]}
 
 
 def load(packed):
@@ -95,18 +72,19 @@ def judge(name, packed, text):
     """The reason for a text: "correct" or "wrong"; "bad reward": no number from -1 to 1; "error":
     the function has raised. The last two are told, each once in this process."""
     path, problem = ast.literal_eval(packed)  # a copy: the function may write into it
-    positional, named = arguments(name, problem, text)
     try:
-        value = run_file(path)[name](*positional, **named)
-        if name == "reward_func":
-            (value,) = value
+        if name == "reward":
+            value = run_file(path)[name](problem, text)
+        else:  # lists of one, as in TRL
+            columns = {k: [v] for k, v in problem.items() if k not in ("prompt", "completion")}
+            columns |= {"prompts": [question(problem)], "completions": [text]}
+            (value,) = run_file(path)[name](**columns)
         value = value.item() if hasattr(value, "item") else value  # NumPy's, torch's
     except Exception as error:  # whatever it is, it is one answer's: the run goes on
         tell(path, type(error).__name__, traceback.format_exc())
         return "error"
     if not isinstance(value, int | float) or not -1 <= value <= 1:  # nan neither
-        tell(path, type(value).__name__,
-             f"a reward is True, False, or from -1 to 1: got {reprlib.repr(value)}")
+        tell(path, type(value).__name__, f"{reprlib.repr(value)} is no reward from -1 to 1")
         return "bad reward"
     return "correct" if value > 0 else "wrong"
 

@@ -194,10 +194,9 @@ class Problems:
 
 def check_files(config):
     """Before a model is loaded: run the Python files that the tasks name. Raises TaskError."""
-    for spec in filter(None, (config.task, config.eval_tasks)):
-        for part in parse_mix(spec):
-            if part.endswith(".py"):
-                own_problems(part)
+    for part in [*parse_mix(config.task), *parse_mix(config.eval_tasks or config.task)]:
+        if part.endswith(".py"):
+            own_problems(part)
 
 
 def load_problems(config, tokenizer, verifier):

@@ -173,12 +173,11 @@ def own_problems(path):
     """The problems of a Python file with a reward of its own (own_reward.py), each question once.
     Raises TaskError."""
     try:
-        kind, questions, packed = own_reward.problems_of(path)
+        kind, problems = own_reward.problems_of(path)
     except ValueError as error:
         raise TaskError(f"{path!r} {error}") from error
-    problems = [make_problem(Path(path).stem, question, how, kind=kind)
-                for question, how in zip(questions, packed, strict=True)]
-    return list({p.id: p for p in reversed(problems)}.values())[::-1]
+    made = [make_problem(Path(path).stem, *problem, kind=kind) for problem in problems]
+    return list({problem.id: problem for problem in made[::-1]}.values())[::-1]
 
 
 # Which column holds what; "a.b" looks into a table, "a.0" into a list; "" is found out.

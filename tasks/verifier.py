@@ -71,10 +71,9 @@ def read(text, answer, kind, question="", think_tags=THINK_TAGS):
     opens, closes = think_tags
     if kind == "short":  # thinking counts, and a truncated sample has no text
         return "correct" if 0 < len(text.removeprefix(opens)) < int(answer) else "wrong"
-    if kind == "reward_func":  # TRL's functions read all of it, and some the tags of the thinking
-        return (kind, answer, (text,)) if text else "no answer"
-    text = text.rpartition(closes)[2].partition(opens)[0].strip()
-    if kind == "reward":  # an empty text has no reward: a truncated sample is never right
+    if kind != "reward_func":  # TRL's read all of it, and some the tags of the thinking
+        text = text.rpartition(closes)[2].partition(opens)[0].strip()
+    if kind in own_reward.FUNCTIONS:  # an empty text has none: a truncated sample is never right
         return (kind, answer, (text,)) if text else "no answer"
     if kind == "exact":
         return "correct" if text == answer.strip() else "wrong" if text else "no answer"
@@ -244,7 +243,6 @@ class Verifier(contextlib.AbstractContextManager):
         reason, late = None, threading.Event()
         # A user's function may stop the worker's clock, or leave a process that holds its pipe.
         clock = threading.Timer(START_S + self.deadline_s, lambda: (late.set(), end_all(worker)))
-        clock.daemon = True
         clock.start()
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps([self.deadline_s, *job]), file=worker.stdin, flush=True)

@@ -151,8 +151,8 @@ def test_trls_reward_function_is_called_as_trl_calls_it(file, seed):
     expected = ["correct" if len(text) == target else "wrong" if text else "no answer"
                 for text in texts]
     assert reasons(problems, texts)[0] == expected and expected.count("correct") == 1
-    with pytest.raises(TaskError, match="cannot be called for problem 1: .*'ids'"):
-        file(f"{PROBLEM}def reward_func(prompts, completions, ids, **_): return [1]", "ids.py")
+    _, problems = file(f"{PROBLEM}def reward_func(prompts, completions, ids, **_): return [1]")
+    assert reasons(problems, ["a"])[0] == ["error"]
 
 
 def test_a_file_is_a_part_of_a_mix_and_can_be_evaluated_and_be_paid_for_brevity(file, tmp_path):
@@ -174,24 +174,23 @@ def test_a_file_is_a_part_of_a_mix_and_can_be_evaluated_and_be_paid_for_brevity(
 
 REWARD = "def reward(problem, text): return True\n"
 BAD_FILES = {
-    "no file": (None, "is not there"),
+    "no file": (None, "cannot be run: FileNotFoundError"),
     "a bad line": (f"{PROBLEM}def reward(problem, text) return True", "SyntaxError"),
-    "raises": (f"x = 1\n{PROBLEM}y = x / 0\n{REWARD}", "ZeroDivisionError in line 3: division by"),
-    "ends": (f"import sys\n{PROBLEM}sys.exit('no data')\n{REWARD}", "SystemExit in line 3: no"),
+    "raises": (f"x = 1\n{PROBLEM}y = x / 0\n{REWARD}", "ZeroDivisionError.*by.*line 3$"),
+    "ends": (f"import sys\n{PROBLEM}sys.exit('no data')\n{REWARD}", "SystemExit.*no data.*line 3$"),
     "its problems raise": (f"def problems(): return open('/no/data')\n{REWARD}",
-                           "FileNotFoundError in line 1: .*/no/data"),
-    "no reward": (PROBLEM, "must define one function of reward"),
-    "a reward that is none": (PROBLEM + "reward = 1.0", "must define one function of reward"),
+                           "FileNotFoundError.*line 1$"),
+    "no reward": (PROBLEM, "must define .*one function of reward.*has .."),
+    "a reward that is none": (PROBLEM + "reward = 1.0", "must define .*function of reward.*has .."),
     "both": (f"{PROBLEM}{REWARD}reward_func = reward", r"has \['reward', 'reward_func'\]"),
     "no problems": (REWARD, "must define problems"),
     "an empty list": ("problems = []\n" + REWARD, "must define problems"),
     "a number": ("problems = 7\n" + REWARD, "TypeError"),
-    "texts": ("problems = ['a', 'b']\n" + REWARD, 'problem without a text as "question": number 1'),
+    "texts": ("problems = ['a', 'b']\n" + REWARD, 'has a problem that is no table .*: number 1'),
     "no question": (f"problems = [{{'question': 'q'}}, {{'n': 5}}]\n{REWARD}",
-                    "a problem without a text as \"question\": number 2"),
-    "an empty question": (f"problems = [{{'question': ' '}}]\n{REWARD}", "without a text"),
-    "an object": (f"problems = [{{'question': 'q', 'f': print}}]\n{REWARD}", "more than numbers"),
-    "one argument": (PROBLEM + "def reward(text): return 1", "cannot be called .*too many pos"),
+                    "has a problem that is no table .*: number 2"),
+    "an empty question": (f"problems = [{{'question': ' '}}]\n{REWARD}", "is no table .*: number 1"),
+    "an object": (f"problems = [{{'question': 'q', 'f': print}}]\n{REWARD}", "no table of numbers"),
 }
 
 
@@ -211,7 +210,7 @@ def test_the_command_refuses_a_bad_file_and_trains_on_a_good_one(micro, tmp_path
     (tmp_path / "bad.py").write_text(PROBLEM)
     start = [ROOT / "scalerl.py", *arguments(tmp_path / "no-model", task="bad.py")]
     done = run_command(start, tmp_path)
-    assert done.returncode == 2 and done.stderr.startswith("scalerl.py: 'bad.py' must define one ")
+    assert done.returncode == 2 and done.stderr.startswith("scalerl.py: 'bad.py' must define ")
     assert done.stderr.count("\n") == 1
     (tmp_path / "even.py").write_text(
         "problems = [{'question': f'{i // 10}+{i % 10}', 'last': i % 10} for i in range(60)]\n"
@@ -226,4 +225,4 @@ def test_the_command_refuses_a_bad_file_and_trains_on_a_good_one(micro, tmp_path
     steps = [line for line in lines(tmp_path / "runs" / "even") if line["step"]]
     assert len(steps) == 3 and any(0 < line["pass_rate"] < 1 for line in steps)
     assert max(line["verifier/error_frac"] for line in steps) > 0
-    assert "ZeroDivisionError" in done.stderr and "got 7.0" in done.stderr
+    assert "ZeroDivisionError" in done.stderr and "7.0 is no reward" in done.stderr
