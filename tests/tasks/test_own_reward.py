@@ -189,7 +189,7 @@ BAD_FILES = {
     "texts": ("problems = ['a', 'b']\n" + REWARD, 'has a problem that is no table .*: number 1'),
     "no question": (f"problems = [{{'question': 'q'}}, {{'n': 5}}]\n{REWARD}",
                     "has a problem that is no table .*: number 2"),
-    "an empty question": (f"problems = [{{'question': ' '}}]\n{REWARD}", "is no table .*: number 1"),
+    "an empty question": (f"problems = [{{'question': ' '}}]\n{REWARD}", "no table .*: number 1"),
     "an object": (f"problems = [{{'question': 'q', 'f': print}}]\n{REWARD}", "no table of numbers"),
 }
 
