@@ -14,7 +14,7 @@ from tiny import toy
 
 def test_a_checkpoint_of_16_bits_is_trained_with_fp32_weights(tmp_path, seed):
     """At the paper's learning rate a bf16 weight would round most updates away."""
-    random_llama(dtype=torch.bfloat16).save_pretrained(tmp_path)
+    random_llama(vocab=41, dtype=torch.bfloat16).save_pretrained(tmp_path)
     toy.make_tokenizer().save_pretrained(tmp_path)
     model, _ = load.load_model(Config(model=str(tmp_path)))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
