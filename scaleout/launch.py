@@ -64,7 +64,7 @@ def plan(config, resume=False):
         config.gpus = torch.cuda.device_count()
     cuda = torch.cuda.is_available() if config.gpus == -1 else config.gpus > 0
     model, tokenizer = load.load_model(config, shapes_only=True)
-    load.settle_engine(config, servers=wanted(config))
+    load.settle_engine(config, servers=wanted(config), family=model.config.model_type)
     output, length = load.longest_tokens(config, tokenizer, model)
     estimate = Estimate(config, model, output, length, load.compute_dtype(config, cuda),
                         device_here(cuda), alone=not (wanted(config) or config.vllm_url))
