@@ -92,6 +92,7 @@ class Config:
     eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
     eps_high: float = 0.2               # paper, for grpo; clips it at 1 + this; its dapo has 0.26
     head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler
+    allow_mismatch: bool = False        # ours; begin even if the two disagree before step 1
 
     # -- optimizer (AdamW)
     lr: float = 5e-7                    # paper, constant after warm-up
