@@ -92,7 +92,6 @@ class Config:
     eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
     eps_high: float = 0.2               # paper, for grpo; clips it at 1 + this; its dapo has 0.26
     head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler
-    allow_mismatch: bool = False        # ours; begin even if the two disagree before step 1
 
     # -- optimizer (AdamW)
     lr: float = 5e-7                    # paper, constant after warm-up
@@ -110,6 +109,7 @@ class Config:
                                         # minute to begin; auto: on a GPU
     gpus: int = -1                      # ours; -1: one if there is one; 0: none
     engine: Literal["auto", "vllm", "transformers"] = "auto"    # ours; auto: vllm if installed
+    allow_mismatch: bool = False        # ours; begin even if engine and trainer disagree
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"      # ours; to compute in; auto:
                                         # bfloat16 on a GPU, float32 on a CPU
 

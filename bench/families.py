@@ -12,6 +12,7 @@ compared with the model's own logits.
 
 import argparse
 import copy
+import re
 import sys
 from pathlib import Path
 from statistics import median
@@ -42,8 +43,8 @@ SIZES = {name: size for size, names in {
     4: "num_attention_heads n_head n_heads num_heads decoder_attention_heads num_experts "
        "encoder_attention_heads num_local_experts n_routed_experts linear_num_key_heads "
        "linear_num_value_heads",
-    16: "mamba_chunk_size chunk_size head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim d_kv d_head kv_channels "
-        "attention_head_dim dim_head hidden_size_per_layer_input index_head_dim "
+    16: "mamba_chunk_size chunk_size head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim d_kv "
+        "d_head kv_channels attention_head_dim dim_head hidden_size_per_layer_input index_head_dim "
         "linear_key_head_dim linear_value_head_dim global_head_dim",
     512: "max_position_embeddings n_positions n_ctx max_seq_len",
 }.items() for name in names.split()}
@@ -97,8 +98,9 @@ def build(family):
 def differences(model, own):
     """(of packed rows, of the cache): the worst difference of any token's log-prob from those of
     `own`, the same model as transformers computes it, over 3 x 34 tokens of two prompts."""
-    draw = lambda n: torch.randint(2, len(own.get_input_embeddings().weight), (n,)).tolist()  # noqa: E731
-    prompts, outputs, prompt_of = [draw(17), draw(31)], [draw(34) for _ in range(3)], [0, 1, 1]
+    tokens = torch.randint(2, 97, (3, 65)).tolist()
+    prompts, outputs = [tokens[0][:17], tokens[1][:31]], [row[31:] for row in tokens]
+    prompt_of = [0, 1, 1]
     weight = model.get_output_embeddings().weight
     expected = torch.stack([
         own(torch.tensor([prompts[p] + output]), use_cache=False).logits[0, len(prompts[p]) - 1: -1]
@@ -138,18 +140,25 @@ def judge(family):
 
 
 def table(rows):
-    """Markdown: the accepted ones with figures, the refused ones with their sentences."""
+    """Markdown: the accepted ones with figures, the refused ones by the setting that tells it, or
+    with their sentences."""
     of = {verdict: [row for row in rows if row["verdict"] == verdict]
           for verdict in ("accepted", "refused", "not built", "FAILED")}
-    lines = [f"{len(rows)} families; transformers {transformers.__version__}, torch "
-             f"{torch.__version__}, fp32: " + ", ".join(f"{len(found)} {verdict}" for verdict, found in of.items()), "",
+    counts = ", ".join(f"{len(found)} {verdict}" for verdict, found in of.items())
+    lines = [f"{len(rows)} families: {counts}; transformers {transformers.__version__}, torch "
+             f"{torch.__version__}, fp32.", "",
              "| accepted | worst difference, packed rows | from the cache |", "|---|--:|--:|"]
     lines += [f"| {r['family']} (`{r['class']}`) | {r['rows']:.0e} | {r['slots']:.0e} |"
               for r in of["accepted"]]
-    lines += ["", "| refused | by | sentence |", "|---|---|---|"]
-    lines += [f"| {r['family']} | {'settings' if r['dry'] else 'weights'} | {r['says']} |"
-              for r in of["refused"]]
-    lines += [f"| {r['family']} | **FAILED** | {r['says']} |" for r in of["FAILED"]]
+    lines += ["", "| refused for | families |", "|---|---|"]
+    reasons = {}
+    for row in of["refused"]:       # windows of other lengths are one reason
+        reason = re.sub(r"( = (\d[\d.]*|True))?, which.*", "", row["says"]) if row["dry"] else \
+            f"by its weights: {row['says']}"
+        reasons.setdefault(reason, []).append(row["family"])
+    lines += [f"| {reason.removeprefix('model config has ')} | {', '.join(names)} |"
+              for reason, names in reasons.items()]
+    lines += [f"| **FAILED**: {r['says']} | {r['family']} |" for r in of["FAILED"]]
     lines += ["", "Not built: " + ", ".join(r["family"] for r in of["not built"]) + "."]
     return "\n".join(lines) + "\n"
 

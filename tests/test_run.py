@@ -475,7 +475,7 @@ def test_a_run_whose_sampler_and_trainer_disagree_ends_before_it_begins(
     """The ratio would be wrong before anything is stale, and the curve that of another method."""
     init = TransformersSampler.__init__
     monkeypatch.setattr(TransformersSampler, "__init__", lambda self, *args, **settings: init(
-        self, *args, **(settings | {"temperature": 0.5})))
+        self, *args, **(settings | {"temperature": 3.0})))
     words = arguments(micro, name="r", steps=1, allow_mismatch=str(allowed).lower())
     assert train(tmp_path, words, monkeypatch) == (0 if allowed else 1)
     said = capsys.readouterr().err

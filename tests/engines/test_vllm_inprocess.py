@@ -106,8 +106,9 @@ def of_family(family, folder):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_with_a_way_of_their_own_agree_before_and_after_a_swap(
         family, seed, tmp_path, make):
-    """Experts are packed on the first load only: after a swap they would be read as nonsense. OLMo 2
-    is computed by transformers' own class, whose __call__ vLLM replaces: the trainer's too."""
+    """Experts are packed on the first load only: after a swap they would be read as nonsense.
+    OLMo 2 is computed by transformers' own class, whose __call__ vLLM replaces: the trainer's
+    too."""
     old = of_family(family, tmp_path)
     new = moved(old, 0.3)
     trainers = [packed_copy(model) for model in (old, new)]
