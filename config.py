@@ -112,6 +112,7 @@ class Config:
                                         # minute to begin; auto: on a GPU
     gpus: int = -1                      # ours; -1: one if there is one; 0: none
     engine: Literal["auto", "vllm", "transformers"] = "auto"    # ours; auto: vllm if installed
+    allow_mismatch: bool = False        # ours; begin even if engine and trainer disagree
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"      # ours; to compute in; auto:
                                         # bfloat16 on a GPU, float32 on a CPU
 

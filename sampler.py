@@ -121,7 +121,7 @@ class Interruption:
 class TransformersSampler:
     """Continuous batching on the model's own forward pass, driven by the caller.
 
-    model           a causal LM after `engines.packed.prepare`, maybe the trainer's own (in fp32)
+    model           a causal LM after `engines.accept.prepare`, maybe the trainer's own (in fp32)
     slots           sequences decoded at once
     prompt_tokens   the longest prompt; a slot of the cache holds this and the longest output
     eos_ids         ids that end a sample

@@ -266,7 +266,7 @@ def make_batch(rollouts, rewards, version, config):
 class Policy(torch.nn.Module):
     """log π of the tokens that were sampled: one forward pass over some rollouts.
 
-    model        a transformers causal LM after `packed.prepare`, with fp32 weights
+    model        a transformers causal LM after `accept.prepare`, with fp32 weights
     temperature  the sampler's
     dtype        of the computation: the weights' own, or bfloat16
     head_fp32    logits in fp32 (paper, sec. 3.2), or as a bf16 head would round them

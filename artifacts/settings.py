@@ -87,7 +87,8 @@ LAUNCHED = "SCALERL_LAUNCHED"
 FREE_TO_CHANGE = {"steps", "eval_every", "save_minutes", "log_with", "lr", "warmup_steps",
                   "grad_clip", "eps_max", "eps_low", "eps_high", "micro_batch_tokens",
                   "recompute_layers", "compile_layers", "gpus", "servers", "trainers",
-                  "tensor_parallel", "vllm_args", "vllm_url", "tls", "deadline_s"}
+                  "tensor_parallel", "vllm_args", "vllm_url", "tls", "deadline_s",
+                  "allow_mismatch"}
 
 
 # ----------------------------------------------------------------- 2. From files, and back

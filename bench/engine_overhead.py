@@ -24,7 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from engines import packed  # noqa: E402
+from engines import accept  # noqa: E402
 from tasks import problems as tasks  # noqa: E402
 from overlap import served  # noqa: E402
 from sampler import Interruption, Request, TransformersSampler  # noqa: E402
@@ -48,7 +48,7 @@ def main():
     torch.set_num_threads(args.threads)
     os.environ["OMP_NUM_THREADS"] = str(args.threads)           # of the server
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    plain = packed.prepare(AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32))
+    plain = accept.prepare(AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32))
     problems = tasks.load_task(args.task, "train", heldout=8)
     ids = [tasks.prompt_ids(tokenizer, problem) for problem in problems[: args.prompts]]
     longest = max(map(len, ids))

@@ -47,7 +47,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import scalerl  # noqa: E402
 from config import Config, ConfigError  # noqa: E402
 from loss import k3, token_logprobs  # noqa: E402
-from engines import head, load, packed, vllm_inprocess  # noqa: E402
+from engines import accept, head, load, packed, vllm_inprocess  # noqa: E402
 from engines.compute import Compute  # noqa: E402
 from scalerl import Policy, table  # noqa: E402
 from scaleout.team import Alone  # noqa: E402
@@ -100,7 +100,7 @@ REPLACED = {
 def trainer_of(weights, config):
     """A run's own trainer, around random weights instead of a folder's."""
     from_folder = load.load_model
-    load.load_model = lambda config: (packed.prepare(copy.deepcopy(weights)), None)
+    load.load_model = lambda config: (accept.prepare(copy.deepcopy(weights)), None)
     try:
         return scalerl.Trainer(config, Alone(config))
     finally:

@@ -21,7 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from engines import packed  # noqa: E402
+from engines import accept  # noqa: E402
 from tasks import problems as tasks  # noqa: E402
 from sampler import Interruption, Request, TransformersSampler  # noqa: E402
 
@@ -40,7 +40,7 @@ def main():
     torch.set_num_threads(args.threads)
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
     plain = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    ours = packed.prepare(AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32))
+    ours = accept.prepare(AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32))
     problems = tasks.load_task(args.task, "train", heldout=8)
     ids = [tasks.prompt_ids(tokenizer, problem) for problem in problems[: args.prompts]]
     eos = plain.generation_config.eos_token_id

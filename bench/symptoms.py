@@ -143,7 +143,7 @@ def arguments(name, model):
     """The words of scalerl.py's command line."""
     steps, settings, _, _ = RUNS[name]
     base = (f"--config {ROOT}/configs/stress.toml --model {model} --gpus 0 --steps {steps} "
-            "--eval-every 20 --heldout-prompts 128")
+            "--eval-every 20 --heldout-prompts 128 --allow-mismatch true")
     return [*base.split(), "--name", f"symptom-{name}",
             *(word for word in settings.split(" ") if word)]
 

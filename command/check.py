@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 
 from artifacts.run_folder import Progress
-from engines.agreement import HEALTHY_KL, self_test
+from engines.agreement import HEALTHY_KL, disagreement
 
 PROMPTS = 32                # that are asked: a standard error of the pass rate of .09 at most
 
@@ -81,8 +81,8 @@ def checks(run, steps):
         f"verifier: {late:.1%} late, {unread:.1%} unreadable, {log['time/check_ms']:.1f} ms each")
 
     # 4. The two sides of the importance ratio; then the loop.
-    with contextlib.redirect_stdout(None):          # self_test prints a sentence of its own
-        apart, _, kl = self_test(run).values()
+    with contextlib.redirect_stdout(None):          # it prints a sentence of its own
+        apart, _, kl = disagreement(run).values()
     verdict = "ok" if kl < HEALTHY_KL and apart < 0.03 else "bad"
     yield verdict, (
         f"self-test: sampler and trainer differ by {apart:.1e} in a token's log-prob, healthy is "

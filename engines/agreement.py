@@ -10,11 +10,24 @@ HEALTHY_KL = 0.015          # mean k3 KL at lag 0 in healthy runs (ours, from ot
 
 
 def self_test(run):
+    """The columns of `disagreement`, for the log. Raises RuntimeError: sampler and trainer disagree
+    before the first step, and `allow_mismatch` does not let the run begin so."""
+    log = disagreement(run)
+    *_, kl = log.values()
+    if not kl <= HEALTHY_KL:
+        sentence = (f"sampler and trainer disagree before the first step (mean k3 KL {kl:.3f}, "
+                    f"healthy is below {HEALTHY_KL})")
+        if not run.config.allow_mismatch:
+            raise RuntimeError(f"{sentence}; --allow-mismatch true begins nevertheless")
+        print(f"warning: {sentence}", file=sys.stderr)
+    return log
+
+
+def disagreement(run):
     """How far are the log-probs of sampler and trainer apart, before the first step? If the two
     compute differently, the importance ratio is wrong before anything is stale. The cure is an fp32
     LM head on both sides (paper, section 3.2). Asked are two answers to each of eight held-out
-    prompts. Returns {"mismatch/fp32_head/kl_k3": ..., ...} for the log, prints one sentence,
-    and warns on stderr if the two disagree.
+    prompts. Returns {"mismatch/fp32_head/kl_k3": ..., ...}, this last, and prints one sentence.
     """
     sampler, head = run.eval_sampler, "fp32" if run.config.head_fp32 else "bf16"
     rollouts = run.answers(sampler, list(run.problems.heldout)[:8], samples=2)
@@ -28,7 +41,4 @@ def self_test(run):
            "max_abs_dlogp": log_ratio.abs().max().item(), "kl_k3": k3(log_ratio).mean().item()}
     print(f"Self-test: sampler and trainer differ in log-prob by {log['mean_abs_dlogp']:.1e} with "
           f"the {head} head (mean over {len(log_ratio)} tokens, no lag)", flush=True)
-    if log["kl_k3"] > HEALTHY_KL:
-        print("warning: sampler and trainer disagree before the first step (mean k3 KL "
-              f"{log['kl_k3']:.3f}, healthy is below {HEALTHY_KL})", file=sys.stderr)
     return {f"mismatch/{head}_head/{name}": value for name, value in log.items()}

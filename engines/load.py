@@ -10,13 +10,14 @@ import math
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from artifacts.run_folder import installed
 from config import ConfigError
-from engines import packed
+from engines import accept
 from engines.trained_model import checkpoint_and_compile
 from sampler import Interruption
 
@@ -35,26 +36,37 @@ def untested():
     return f"note: not tested here: {', '.join(sorted(other))}; see docs/versions.md"
 
 
+# Families that vLLM 0.32's CPU build computes with old weights after a push, or cannot be pushed to
+# (measured on tiny random ones: docs/models.md).
+WRONG_ON_VLLM = {"gpt_oss", "mixtral", "qwen3_next"}
+
+
 @contextlib.contextmanager
-def refused(about=""):
-    """A ValueError of what is called inside is the user's wrong input: a ConfigError."""
+def refused(about="", errors=ValueError):
+    """These errors of what is called inside are the user's wrong input: a ConfigError."""
     try:
         yield
-    except ValueError as error:
-        raise ConfigError(f"{about}{error}") from None
+    except errors as error:
+        raise ConfigError(f"{about}{str(error).strip().splitlines()[0]}") from None
 
 
 def read_model(what, config, **options):
     """`what.from_pretrained` of the config's model: AutoConfig, AutoTokenizer, or the model's."""
     name, about = config.model, f"model = {config.model!r}: "
+    if Path(name, "adapter_config.json").exists():      # transformers would take the base model
+        raise ConfigError(f"{about}an adapter (adapter_config.json): merge it into its base model "
+                          "(peft's merge_and_unload), save that, and give its folder")
     on_hub = name.count("/") == 1 and not name.startswith("models/")
     if not on_hub and not Path(name, "config.json").exists():
+        if any(Path(name).glob("*.gguf")):
+            raise ConfigError(f"{about}only GGUF files: give the folder that they were made from, "
+                              "with config.json and safetensors of 16 or 32 bits")
         raise ConfigError(f"{about}no such folder, or it has no config.json; `make toy` and `make "
                           "smollm2` make those of configs/; a name on the hub reads OWNER/NAME")
-    try:
+    # Damaged files, other shapes, packages that are not installed, values of a wrong type.
+    with refused(f"{about}cannot be read: ", (OSError, ValueError, SafetensorError, RuntimeError,
+                                              ImportError, StrictDataclassError)):
         return what.from_pretrained(name, **options)
-    except (OSError, ValueError, SafetensorError) as error:     # the last: a damaged file
-        raise ConfigError(f"{about}cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def load_model(config, shapes_only=False):
@@ -65,14 +77,26 @@ def load_model(config, shapes_only=False):
     """
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    about, settings = f"model = {config.model!r}: ", read_model(AutoConfig, config)
+    if quantized := getattr(settings, "quantization_config", None):
+        raise ConfigError(f"{about}quantized ({quantized.get('quant_method')}): what is trained "
+                          "must be the weights of 16 or 32 bits that it was made from")
     tokenizer = read_model(AutoTokenizer, config)
     if shapes_only:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(read_model(AutoConfig, config))
+        with refused(about), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(settings)
     else:
-        model = read_model(AutoModelForCausalLM, config, dtype=torch.float32)
-    with refused(f"model = {config.model!r}: "):
-        return packed.prepare(model), tokenizer
+        model, info = read_model(AutoModelForCausalLM, config, dtype=torch.float32,
+                                 output_loading_info=True)
+        if missing := sorted(info["missing_keys"]):
+            raise ConfigError(f"{about}the files lack {len(missing)} of its tensors, which would "
+                              f"be random: {', '.join(missing[:4])}{' ...' * (len(missing) > 4)}")
+    rows = model.get_input_embeddings().num_embeddings
+    if len(tokenizer) > rows:
+        raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "
+                          f"{rows}: take the tokenizer that belongs to it")
+    with refused(about):
+        return accept.prepare(model), tokenizer
 
 
 def device_of(config):
@@ -122,12 +146,15 @@ def longest_tokens(config, tokenizer, model, prompt_tokens=1):
     return output, min(config.prompt_tokens + output, limit)
 
 
-def settle_engine(config, servers=False):
+def settle_engine(config, servers=False, family=""):
     """Turn engine = "auto" into "vllm", where there is one, or into "transformers"; once, so that a
-    resumed run keeps it."""
+    resumed run keeps it. family: the model's type, if it is known. Raises ConfigError."""
     if config.engine == "auto":
         config.engine = "vllm" if config.vllm_url or servers or importlib.util.find_spec("vllm") \
             else "transformers"
     if (config.vllm_url or servers) and config.engine != "vllm":
         raise ConfigError(f"engine = {config.engine!r}: several GPUs or processes, --serve-only "
                           "and vllm_url need servers, which are vLLM's: use \"vllm\" or \"auto\"")
+    if config.engine == "vllm" and family in WRONG_ON_VLLM:
+        raise ConfigError(f"model = {config.model!r}: vLLM does not take new weights of {family} "
+                          'rightly; use engine = "transformers"')

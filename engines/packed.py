@@ -21,7 +21,6 @@ import copy
 import functools
 import importlib.util
 import math
-import random
 from collections import Counter
 
 import torch
@@ -267,55 +266,7 @@ def cost_tokens(rollouts, indices):
     return sum(prompts.values()) + sum(len(rollouts[i].output_ids) for i in indices)
 
 
-# -- 6. Which models can be computed so ------------------------------------------------------------
-
-@torch.no_grad()
-def prepare(model):
-    """Switch `model` (a transformers causal LM) to packed attention, in place; returns it. It is in
-    eval mode then: with dropout sampler and trainer would differ.
-
-    Raises ValueError for a model that this layout cannot compute. Settings tell, and numbers: two
-    short outputs are scored in a row and one by one (scaled logits, a bias of the head, ...).
-    """
-    config = model.config
-    if config._attn_implementation == "packed":
-        return model
-    # What short outputs need not show: a window, a cap, layers that mix the tokens of a row, and
-    # frequencies that depend on the longest sequence of a batch.
-    mixers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "attention"}
-    rope = str(getattr(config, "rope_parameters", ""))
-    for name, value in (("sliding_window", getattr(config, "sliding_window", None)),
-                        ("attn_logit_softcapping", getattr(config, "attn_logit_softcapping", None)),
-                        ("layer_types", ", ".join(sorted(mixers))),
-                        ("rope_parameters", "longrope" if "longrope" in rope else "")):
-        if value:
-            raise ValueError(f"model config has {name} = {value}: packed attention ignores it")
-    weight, name = model.eval().get_output_embeddings().weight, type(model).__name__
-    if weight.is_meta:
-        model.set_attn_implementation("packed")
-        return model
-    # Its own generator: a run draws the same numbers as if nothing had been checked.
-    ids = random.Random(0).choices(range(len(weight)), k=12)
-    prompt, outputs = ids[:4], [ids[4:9], ids[9:]]
-    pack = Pack([prompt], outputs, [0, 0], dtype=weight.dtype, device=weight.device)
-    try:
-        alone = torch.cat([
-            model(torch.tensor([prompt + output], device=weight.device), use_cache=False)
-            .logits[0, len(prompt) - 1: -1] for output in outputs])
-        model.set_attn_implementation("packed")
-        hidden = forward(model, pack.input_ids, pack.position_ids, pack.attend)
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"{name} cannot compute a packed row ({error!r:.200})") from None
-    alone, packed = (logits.float().log_softmax(-1).gather(1, pack.targets[:, None])
-                     for logits in (alone, F.linear(hidden[pack.predict], weight)))
-    worst = (alone - packed).abs().max().item()
-    # Rounding was 6e-6 in fp32 and 0.3 in bf16 (135M); of samples that saw each other, 0.7 to 4.3.
-    tolerance = 0.01 if weight.dtype.itemsize > 2 else 1.0
-    if not worst <= tolerance:
-        raise ValueError(f"{name} scores a sample otherwise in a packed row than alone: its "
-                         f"log-probs are off by up to {worst:.2g}")
-    return model
-
+# -- 6. Rounding -----------------------------------------------------------------------------------
 
 def round_between_products(model, dtype):
     """Have embeddings and norms hand on `dtype`, as weights in `dtype` would make them do.

@@ -44,15 +44,20 @@ def load_vllm(model, **options):
     return vllm.LLM(model, **options)
 
 
-def refresh_tied_head(model):
-    """Repack the LM head of a vLLM model on the CPU after its weights were reloaded.
+def repack(model):
+    """Pack head and experts of a vLLM model on the CPU again, after its weights were reloaded.
 
     The CPU build multiplies with packed copies of the weights. A reload packs what it loads, but a
-    tied head is loaded as the embedding: new hidden states, old logits, no error.
+    tied head is loaded as the embedding: new hidden states, old logits, no error. Experts are
+    packed on the first load only: the kernel then reads plain numbers as packed ones.
     """
     head = getattr(model, "lm_head", None)
     if hasattr(head, "quant_method"):               # not so in all models and pipeline stages
         head.quant_method.process_weights_after_loading(head)
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def block_bytes(model, dtype):
@@ -118,7 +123,7 @@ class VllmSampler(TwoRequests):
         weights = [(name, tensor.detach()) for name, tensor in named_tensors]
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         if weights[0][1].device.type == "cpu":
-            self.llm.apply_model(refresh_tied_head)
+            self.llm.apply_model(repack)
         self.engine.set_weight_version(str(version))
         self.version = version
 

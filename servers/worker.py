@@ -20,7 +20,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import (finalize_layerwise_reload,
                                                      initialize_layerwise_reload)
 
-from engines.vllm_inprocess import refresh_tied_head
+from engines.vllm_inprocess import repack
 from servers.weight_transfer import gloo_group
 
 
@@ -58,7 +58,7 @@ class GlooEngine(WeightTransferEngine):
             initialize_layerwise_reload(self.model)
             self.model.load_weights(weights)
             finalize_layerwise_reload(self.model, self.model_config)
-            refresh_tied_head(self.model)
+            repack(self.model)
         except BaseException:           # layers half loaded, and vLLM cannot begin them anew
             traceback.print_exc()
             os._exit(1)                 # vLLM ends the rest

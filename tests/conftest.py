@@ -20,7 +20,7 @@ import torch
 from transformers import (AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM,
                           Qwen3Config)
 
-from engines import packed
+from engines import accept
 from tasks import problems as tasks
 from tiny import toy
 from sampler import Request, Rollout
@@ -72,7 +72,7 @@ def llama(seed):
 
 def packed_copy(model):
     """The same weights behind packed attention, to be compared with the plain model."""
-    return packed.prepare(copy.deepcopy(model))
+    return accept.prepare(copy.deepcopy(model))
 
 
 @pytest.fixture(scope="session")

@@ -451,13 +451,36 @@ def test_the_self_test_is_about_sampled_tokens_alone():
     trained = torch.full((2, 5), -1.5)
     trained[0, 2:] = torch.tensor([7.0, 8.0, 9.0])          # a forced token, and two of padding
     run = SimpleNamespace(
-        config=Config(), problems=SimpleNamespace(heldout={"a": None}),
+        config=Config(allow_mismatch=True), problems=SimpleNamespace(heldout={"a": None}),
         eval_sampler=SimpleNamespace(log=dict), answers=lambda *_, **__: rollouts,
         trainer=SimpleNamespace(logprobs=lambda _: trained))
     log = self_test(run)
     for name in ("mean_abs_dlogp", "max_abs_dlogp"):
         assert log[f"mismatch/fp32_head/{name}"] == 0.5
     assert log["mismatch/fp32_head/kl_k3"] == pytest.approx(math.exp(-0.5) - 1 + 0.5)
+    run.config.allow_mismatch = False
+    with pytest.raises(RuntimeError, match=r"disagree before the first step .mean k3 KL 0\.107, "):
+        self_test(run)
+    trained[0, 0] = math.nan
+    with pytest.raises(RuntimeError, match="KL nan"):
+        self_test(run)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_run_whose_sampler_and_trainer_disagree_ends_before_it_begins(
+        allowed, micro, tmp_path, monkeypatch, capsys):
+    """The ratio would be wrong before anything is stale, and the curve that of another method."""
+    init = TransformersSampler.__init__
+    monkeypatch.setattr(TransformersSampler, "__init__", lambda self, *args, **settings: init(
+        self, *args, **(settings | {"temperature": 3.0})))
+    words = arguments(micro, name="r", steps=1, allow_mismatch=str(allowed).lower())
+    assert train(tmp_path, words, monkeypatch) == (0 if allowed else 1)
+    said = capsys.readouterr().err
+    assert "Traceback" not in said and said.count("disagree before the first step") == 1
+    assert ("warning: " in said) == allowed and ("--allow-mismatch true" in said) != allowed
+    assert (tmp_path / "runs" / "r" / "metrics.jsonl").exists() == allowed
+    if not allowed:                         # what the sentence says is true
+        assert train(tmp_path, [*words[:-1], "true", "--resume"], monkeypatch) == 0
 
 
 def test_two_seeds_share_neither_order_nor_samples_nor_the_draws_of_an_evaluation(

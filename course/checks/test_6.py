@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from engines import packed
+from engines import accept
 from loss import head_logits
 from sampler import Interruption, Request, TransformersSampler
 
@@ -41,7 +41,7 @@ def model():
 
 
 def make(model, rule=Interruption(5, 9, 3, PHRASE), slots=7, **settings):
-    return TransformersSampler(packed.prepare(copy.deepcopy(model)), Words(), rule, slots=slots,
+    return TransformersSampler(accept.prepare(copy.deepcopy(model)), Words(), rule, slots=slots,
                                prompt_tokens=11, **{"eos_ids": {EOS}, "seed": 5, **settings})
 
 

@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from course.checks.test_6 import drain
-from engines import packed
+from engines import accept
 from sampler import Interruption, Request, TransformersSampler
 
 SEED = int(os.environ.get("COURSE_SEED") or 0)
@@ -41,7 +41,7 @@ def model():
 
 
 def make(model, rule, slots, **settings):
-    return TransformersSampler(packed.prepare(copy.deepcopy(model)), Words(), rule, slots=slots,
+    return TransformersSampler(accept.prepare(copy.deepcopy(model)), Words(), rule, slots=slots,
                                prompt_tokens=17, **{"eos_ids": ENDS, "seed": SEED, **settings})
 
 

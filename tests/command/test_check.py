@@ -94,7 +94,7 @@ def test_a_broken_loop_does_not_learn_the_smoke_reward(check, monkeypatch, bug):
         def apart(self, model, *args, **settings):
             own = type(model)(model.config)
             own.load_state_dict(model.state_dict())
-            init(self, scalerl.load.packed.prepare(own), *args, **settings)
+            init(self, scalerl.load.accept.prepare(own), *args, **settings)
         monkeypatch.setattr(TransformersSampler, "__init__", apart)
         monkeypatch.setattr(TransformersSampler, "push_weights",
                             lambda self, weights, version: setattr(self, "version", version))

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import (AutoConfig, AutoModelForCausalLM, DynamicCache, LlamaConfig,
                           LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig)
 
-from engines import packed
+from engines import accept
 from engines.compute import Compute, ModelFlops
 
 
@@ -56,7 +56,7 @@ def test_of_the_experts_those_count_that_a_token_is_sent_to(kind, own, seed):
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=10,
         num_experts_per_tok=3, tie_word_embeddings=False, eos_token_id=1, bos_token_id=1,
         pad_token_id=None, **own), attn_implementation="eager", experts_implementation="eager")
-    packed.prepare(copy.deepcopy(model))                # a model that can be trained here
+    accept.prepare(copy.deepcopy(model))                # a model that can be trained here
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(1, 1, dtype=torch.long))
     found, counted = ModelFlops(model).of_group(1, []), counter.get_total_flops()

@@ -16,7 +16,7 @@ from conftest import ROOT, packed_copy, random_llama
 from test_scalerl import rollouts_of
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
-from engines import packed
+from engines import accept, packed
 from engines.packed import uses_flash
 from scalerl import Policy, table
 
@@ -204,7 +204,7 @@ def test_a_model_whose_arithmetic_would_change_in_silence_is_refused(llama, sett
     for name, value in setting.items():
         setattr(llama.config, name, value)
     with pytest.raises(ValueError, match=next(iter(setting))):
-        packed.prepare(llama)
+        accept.prepare(llama)
 
 
 @pytest.mark.parametrize("family, sizes", [("granite", {"logits_scaling": 8.0}), ("phi", {}),
@@ -214,7 +214,7 @@ def test_a_model_with_another_head_than_a_plain_product_is_refused(family, sizes
     if model.lm_head.bias is not None:
         torch.nn.init.normal_(model.lm_head.bias)
     with pytest.raises(ValueError, match="scores a sample otherwise in a packed row"):
-        packed.prepare(model)
+        accept.prepare(model)
 
 
 # Small ones of families whose layers, or some of them, are no attention that we are asked for.
@@ -239,11 +239,11 @@ def test_a_model_whose_samples_would_see_each_other_is_refused(family, seed):
     """A convolution or a state walks along the row, from one sample into the next."""
     model = random_model(family, **MIXERS[family])
     with pytest.raises(ValueError, match="layer_types = |scores a sample otherwise"):
-        packed.prepare(copy.deepcopy(model))
+        accept.prepare(copy.deepcopy(model))
     if family in ("lfm2", "qwen3_next"):        # the numbers tell it too, whatever they are called
         model.config.layer_types = ["full_attention"] * 3
         with pytest.raises(ValueError, match="scores a sample otherwise in a packed row"):
-            packed.prepare(model)
+            accept.prepare(model)
 
 
 @pytest.mark.parametrize("family, sizes", [
@@ -253,19 +253,20 @@ def test_a_model_whose_samples_would_see_each_other_is_refused(family, seed):
 def test_a_model_that_cannot_be_run_on_a_row_is_refused_in_a_sentence(family, sizes, seed):
     model = random_model(family, **sizes)
     with pytest.raises(ValueError, match=f"{type(model).__name__} cannot compute a packed row"):
-        packed.prepare(model)
+        accept.prepare(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "olmo2", "gpt2", "mixtral"])
 def test_models_of_full_attention_pass_and_no_random_number_is_drawn(family, dtype, seed):
     """A run's numbers are those that it would draw without the check; dropout is off."""
-    model = random_model(family, **{"gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 6},
+    model = random_model(family, **{"gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 6,
+                                             "num_key_value_heads": 6},
                                     "mixtral": {"num_local_experts": 4}}.get(family, {})).to(dtype)
     model.train()
     weights = [parameter.clone() for parameter in model.parameters()]
     state = torch.get_rng_state()
-    assert packed.prepare(packed.prepare(model)) is model       # twice is once
+    assert accept.prepare(accept.prepare(model)) is model       # twice is once
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(module.training for module in model.modules())
     assert all(map(torch.equal, weights, model.parameters()))
@@ -274,9 +275,9 @@ def test_models_of_full_attention_pass_and_no_random_number_is_drawn(family, dty
 
 def test_a_model_without_numbers_is_judged_by_its_settings_alone():
     with torch.device("meta"):
-        assert packed.prepare(AutoModelForCausalLM.from_config(random_llama().config))
+        assert accept.prepare(AutoModelForCausalLM.from_config(random_llama().config))
         with pytest.raises(ValueError, match="layer_types = conv"):
-            packed.prepare(random_model("lfm2", **MIXERS["lfm2"]))
+            accept.prepare(random_model("lfm2", **MIXERS["lfm2"]))
 
 
 def test_a_forward_without_packed_attention_is_refused(llama):

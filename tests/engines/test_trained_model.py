@@ -11,7 +11,7 @@ from conftest import random_llama, rollouts_of
 from transformers import AttentionInterface
 
 from config import ConfigError
-from engines import packed
+from engines import accept
 from engines.trained_model import TrainedModel, checkpoint_and_compile
 from scalerl import Policy
 
@@ -50,7 +50,7 @@ def test_compiled_layers_compute_the_same_and_without_a_compiler_plain_ones_say_
     is compiled again. A machine without a compiler trains, only slower, instead of ending."""
     if compiler == "g++" and not shutil.which(compiler):
         pytest.skip("no g++ here")
-    model = packed.prepare(random_llama(layers=2))
+    model = accept.prepare(random_llama(layers=2))
     with torch.no_grad():               # larger weights: bf16 rounds off up to 15% of a gradient
         for parameter in model.parameters():
             parameter *= 0.5 if parameter.ndim > 1 else 1
@@ -82,7 +82,7 @@ def test_layers_whose_compiler_fails_half_way_are_recomputed_as_plain_ones(
         return graph.forward
     monkeypatch.setattr(torch, "compile", lambda step, **choices: compiled(
         step, backend=backend, **choices))
-    plain = packed.prepare(random_llama(layers=3))
+    plain = accept.prepare(random_llama(layers=3))
     model = copy.deepcopy(plain)
     checkpoint_and_compile(model, recompute=True, compiled=True)
     for G in (3, 4):

@@ -13,14 +13,15 @@ from collections import Counter
 import psutil
 import pytest
 import torch
-from conftest import (EOS, ROOT, V, WORDS, check_cut_thinking, drain, errors, moved,
+from conftest import (EOS, ROOT, V, WORDS, check_cut_thinking, drain, errors, moved, packed_copy,
                       plain_logprobs, requests, run_command, swapped_logprobs)
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from tasks import problems as tasks
 from engines import vllm_inprocess as vllm_engine
 from loss import head_logits
 from sampler import Interruption, Request
+from scalerl import Policy
 from engines.protocol import Sampler
 from engines.vllm_inprocess import VllmSampler
 
@@ -77,11 +78,61 @@ def test_log_probs_are_those_of_a_full_forward_before_and_after_a_swap(name, mic
 
 
 def test_without_the_repacking_a_tied_head_would_be_stale(plain, make, monkeypatch):
-    """What `refresh_tied_head` is for: vLLM's CPU build reloads everything but the head."""
-    monkeypatch.setattr(vllm_engine, "refresh_tied_head", lambda model: None)
+    """What `repack` is for: vLLM's CPU build reloads everything but the head."""
+    monkeypatch.setattr(vllm_engine, "repack", lambda model: None)
     sampler, new = make(), moved(plain, 0.3)
     sampler.push_weights(new.named_parameters(), 1)
     assert errors(new, drain(sampler, requests(5))).mean() > 1e-2
+
+
+FAMILIES = {"qwen3_moe": {"head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2,
+                          "moe_intermediate_size": 64},
+            "olmo2": {"hidden_size": 192}}
+
+
+def of_family(family, folder):
+    """A random model of another family of transformers, written to the folder."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{
+        "vocab_size": V, "hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 512,
+        "eos_token_id": EOS, "bos_token_id": 0, "pad_token_id": 0} | FAMILIES[family])).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_with_a_way_of_their_own_agree_before_and_after_a_swap(
+        family, seed, tmp_path, make):
+    """Experts are packed on the first load only: after a swap they would be read as nonsense.
+    OLMo 2 is computed by transformers' own class, whose __call__ vLLM replaces: the trainer's
+    too."""
+    old = of_family(family, tmp_path)
+    new = moved(old, 0.3)
+    trainers = [packed_copy(model) for model in (old, new)]
+    for model in (old, new):                        # the oracle must live beside vLLM as well
+        model.model.do_not_compile = True
+    sampler = make(tmp_path, phrase=(), slots=12)
+    for version, (model, trainer) in enumerate(zip((old, new, new), (*trainers, trainers[1]))):
+        if version:                                 # other weights, and then the same once more
+            sampler.push_weights(trainer.named_parameters(), version)
+        rollouts = drain(sampler, requests(4))
+        assert {v for r in rollouts for v in r.versions} == {version}
+        assert errors(model, rollouts).max() < 1e-4
+        found, _ = Policy(trainer)(rollouts)
+        recorded = [torch.tensor(r.behavior_logprobs) for r in rollouts]
+        assert max((row[: len(r)] - r).abs().max() for row, r in zip(found, recorded)) < 1e-4
+    assert errors(old, rollouts).mean() > 1e-2      # the weights did differ
+
+
+def test_without_the_repacking_experts_would_be_read_as_nonsense(seed, tmp_path, make, monkeypatch):
+    model = of_family("qwen3_moe", tmp_path)
+    monkeypatch.setattr(vllm_engine, "repack", lambda model: None)
+    sampler = make(tmp_path, phrase=())
+    sampler.push_weights(model.named_parameters(), 1)       # the same weights
+    assert errors(model, drain(sampler, requests(3))).mean() > 1e-2
 
 
 @pytest.mark.gpu_rehearsal

@@ -18,7 +18,7 @@ from artifacts.settings import make_config
 from command import make_run as making
 from command.make_run import make_samplers
 from config import Config, ConfigError
-from engines import load, packed
+from engines import accept, load
 from scaleout.memory import (ACTIVATIONS, ASSUMED, CACHE, CURES, FIXED, GIB, Estimate, device_here,
                              host_memory)
 from scalerl import Policy
@@ -150,7 +150,7 @@ def test_what_a_forward_keeps_until_the_backward_pass_is_what_was_estimated(
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logprobs, _ = Policy(packed.prepare(model), dtype=dtype)([Rollout(
+        logprobs, _ = Policy(accept.prepare(model), dtype=dtype)([Rollout(
             "", 0, (3,) * prompt, [5] * output, [0.0] * output, [0] * output, [True] * output,
             "stop", False)])
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
