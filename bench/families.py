@@ -52,7 +52,7 @@ SIZES = {name: size for size, names in {
 ALSO = {
     "granite": {"logits_scaling": 8.0}, "granitemoe": {"logits_scaling": 6.0},
     "granitemoeshared": {"logits_scaling": 6.0}, "cohere": {"logit_scale": 0.0625},
-    "mistral": {"sliding_window": None},                    # as from version 0.3
+    "mistral": {"sliding_window": None},                    # as in version 0.3
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},

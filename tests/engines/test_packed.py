@@ -273,6 +273,36 @@ def test_models_of_full_attention_pass_and_no_random_number_is_drawn(family, dty
     assert model.config._attn_implementation == "packed"
 
 
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "bloom"])
+def test_a_leak_is_seen_in_16_bits_too(family, seed, monkeypatch):
+    """There a token may be off by 1 for rounding alone, sent to another expert: the mean tells."""
+    monkeypatch.setattr(accept, "check_settings", lambda model: None)
+    with pytest.raises(ValueError, match="scores a sample otherwise in a packed row"):
+        accept.prepare(random_model(family, **MIXERS[family]).bfloat16())
+
+
+@pytest.mark.parametrize("family, says", [("diffllama", "from the cache than alone"),
+                                          ("hrm_text", "from the cache than alone"),
+                                          ("nanochat", "in a packed row than alone")])
+def test_what_a_dozen_tokens_in_a_row_did_not_show_is_seen(family, says, seed, monkeypatch):
+    """Layers that share a place in the cache, and a soft cap of 15 on logits of 3."""
+    monkeypatch.setattr(accept, "check_settings", lambda model: None)
+    with pytest.raises(ValueError, match=f"scores a sample otherwise {says}"):
+        accept.prepare(random_model(family, num_key_value_heads=6, **(
+            {"num_layers_per_stack": 2} if family == "hrm_text" else {})))
+
+
+def test_the_window_of_a_text_model_inside_another_is_seen(seed):
+    config = AutoConfig.for_model("gemma3", vision_config={"num_hidden_layers": 1})
+    config.text_config.num_hidden_layers = 2
+    with torch.device("meta"), pytest.raises(ValueError, match="has sliding_window = "):
+        accept.prepare(AutoModelForCausalLM.from_config(config))
+    config.text_config.sliding_window = None
+    config.text_config.layer_types = ["full_attention"] * 2
+    with torch.device("meta"), pytest.raises(ValueError, match="only its text part, gemma3_text"):
+        accept.prepare(AutoModelForCausalLM.from_config(config))
+
+
 def test_a_model_without_numbers_is_judged_by_its_settings_alone():
     with torch.device("meta"):
         assert accept.prepare(AutoModelForCausalLM.from_config(random_llama().config))
