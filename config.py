@@ -108,8 +108,7 @@ class Config:
     # -- placement: memory and speed
     micro_batch_tokens: int = 8192      # ours; in one forward pass; the result is the same
     recompute_layers: bool = False      # ours; recompute in backward: slower, far less memory
-    compile_layers: Literal["auto", "on", "off"] = "auto"   # ours; torch.compile in training, a
-                                        # minute to begin; auto: on a GPU
+    compile_layers: Literal["auto", "on", "off"] = "auto"   # ours; torch.compile; auto: on a GPU
     gpus: int = -1                      # ours; -1: one if there is one; 0: none
     engine: Literal["auto", "vllm", "transformers"] = "auto"    # ours; auto: vllm if installed
     allow_mismatch: bool = False        # ours; begin even if engine and trainer disagree
