@@ -7,6 +7,7 @@
 # make test      the whole test suite
 # make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
 # make held-out  five other toys with five other seeds: how good are the demo's predictions
+# make public    forty-two published curves of others: how good is fit.py's forecast there
 # make study     the paper's findings, looked for on a laptop: the runs that are missing (hours)
 # make record    seconds to .80 of fresh toys, beside the record's (results/baselines)
 # make study-figures  the tables and figures of results/study, from the kept logs
@@ -32,7 +33,7 @@ SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
-.PHONY: demo seeds held-out stress study study-figures record mix check test student grade mutants gpu-check gpu-rehearsal toy smollm2 vllm certs clean
+.PHONY: demo seeds held-out public stress study study-figures record mix check test student grade mutants gpu-check gpu-rehearsal toy smollm2 vllm certs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -57,6 +58,10 @@ held-out: $(VENV)/base
 		$(PY) -m tiny.toy --seed $$t --out models/toy-$$t > runs/$$n.log 2>&1 && $(PY) scalerl.py \
 		--config configs/demo.toml --model models/toy-$$t --name $$n --seed $$s > runs/$$n.log 2>&1'
 	$(PY) bench/held_out.py runs/toy*-seed*/
+
+# Other people's curves, committed with their sources: results/public.
+public: $(VENV)/base
+	OMP_NUM_THREADS=1 $(PY) bench/public.py
 
 # Each recipe on toys and seeds that were not looked at: results/stress/PROTOCOL.md.
 RECIPES ?= scalerl reinforce_loss recomputed_ratio grpo_loss on_policy

@@ -1,0 +1,150 @@
+"""How good is the forecast on other people's curves?  (results/public, `make public`)
+
+    python bench/public.py             # every forecast anew, into results/public/errors.csv
+    python bench/public.py --tables    # the tables of the kept errors.csv alone
+
+Each curve of results/public/curves.csv is cut at .3 and at .5 of its x. What lies before the cut is
+fitted; the mean of the last fifth of the curve (3 points at least) is to be foretold:
+
+    sigmoid   fit.py's default fit; its 90% interval is for a mean of so many noisy points
+    naive     the mean of the last three fitted points
+    line      least squares of y on log x over the last half of the fitted points after step 0,
+              at least three of them; what it foretells is clipped to [0, 1]
+    logit     the same for the logit of y, of a y clipped to [.01, .99]: 0 and 1 have none
+
+A forecast that cannot be made is an empty cell with its reason, and the row stays; means are over
+the curves on which all four exist.
+"""
+import argparse
+import csv
+import sys
+from pathlib import Path
+
+import numpy as np
+from scipy.special import expit, logit
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from fit import BadInput, fit_curve, interval
+
+HERE = Path(__file__).parent.parent / "results" / "public"
+CUTS = (0.3, 0.5)
+FORECASTS = ("sigmoid", "naive", "line", "logit")
+KINDS = ("evaluations", "training", "robots")
+CLIP = 0.01
+
+
+# ---------------------------------------------------------------------------------- 1. one curve
+def curves():
+    """{run: (x, y), each (n,) in order of x}, {run: its row of sources.csv}."""
+    with open(HERE / "sources.csv", newline="") as file:
+        sources = {row["run"]: row for row in csv.DictReader(file)}
+    points = {run: [] for run in sources}
+    with open(HERE / "curves.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            points[row["run"]].append((float(row["x"]), float(row["y"])))
+    return {run: np.array(sorted(pairs)).T for run, pairs in points.items()}, sources
+
+
+def line(x, y, at):
+    """The line in log x through the last half of the fitted points, at `at` (k,) -> (k,)."""
+    x, y = x[x > 0], y[x > 0]                                 # step 0 has no logarithm
+    if x.size < 2:
+        raise BadInput("a line needs two points after step 0")
+    half = max(3, x.size // 2)
+    return np.polyval(np.polyfit(np.log(x[-half:]), y[-half:], 1), np.log(at))
+
+
+def collapses(y, fitted, last):
+    """Does the run fall for good after the cut? The rule of fit.py's warning, asked of the last
+    `last` fitted points and all that follow: the mean of the end is below that of the best stretch
+    of this length, by more than .02 and 3 standard errors. (median |difference| = .954 sigma)"""
+    after = y[max(fitted - last, 0):]
+    means = np.convolve(after, np.ones(last) / last, "valid")
+    sigma = np.median(np.abs(np.diff(y))) / 0.954
+    return bool(means.max() - means[-1] > max(0.02, 3 * sigma * np.sqrt(2 / last)))
+
+
+def forecast(x, y, cut):
+    """-> one row, a dict: forecasts minus what was measured, and the interval."""
+    early, last = x <= cut * x[-1], max(3, x.size // 5)
+    measured, end = y[-last:].mean(), x[-last:]
+    row = dict(points=x.size, fitted=int(early.sum()), last=last, measured=measured,
+               lo="", hi="", reason="")
+
+    def sigmoid():
+        fit = fit_curve(x, y, c_max=cut * x[-1])
+        lo, hi = interval(fit.paths(end, noise=True).mean(1))
+        if np.isfinite(lo):
+            row.update(lo=lo, hi=hi)
+        else:
+            row["reason"] = f"no interval: {fit.n} points, no more than parameters"
+        return fit.curve(end)
+
+    ways = dict(sigmoid=sigmoid, naive=lambda: y[early][-3:],
+                line=lambda: np.clip(line(x[early], y[early], end), 0, 1),
+                logit=lambda: expit(line(x[early], logit(np.clip(y[early], CLIP, 1 - CLIP)), end)))
+    for name in FORECASTS:
+        try:
+            row[name] = ways[name]().mean() - measured
+        except BadInput as error:
+            row[name], row["reason"] = "", f"{row['reason']} {name}: {error}".strip()
+    row["collapse"] = int(collapses(y, row["fitted"], last))
+    return {name: round(float(cell), 4) if isinstance(cell, float) else cell
+            for name, cell in row.items()}
+
+
+# ----------------------------------------------------------------------------------- 2. tables
+def table_row(name, cut, rows):
+    """Markdown: n, mean and median |error| of each forecast, intervals that hold, collapses."""
+    rows = [row for row in rows if row["cut"] == cut]
+    whole = [row for row in rows if all(row[way] != "" for way in FORECASTS)]
+    errors = np.abs([[row[way] for row in whole] for way in FORECASTS])          # (4, n)
+    inside = [row["lo"] <= row["measured"] <= row["hi"] for row in rows if row["lo"] != ""]
+    n = str(len(rows)) if len(whole) == len(rows) else f"{len(whole)} of {len(rows)}"
+    cells = [name, f"{cut:g}"[1:], n,
+             *(f"{each.mean():.3f}"[1:] for each in errors),
+             *(f"{np.median(each):.3f}"[1:] for each in errors),
+             f"{sum(inside)} of {len(inside)}", f"{sum(row['collapse'] for row in rows):g}"]
+    return "| " + " | ".join(cells) + " |"
+
+
+def tables(rows):
+    """Two tables: by kind; and by step 0, and by what nobody knows at the cut, the fall."""
+    head = ("| curves | cut | n | " + " | ".join(FORECASTS) + " | median: " + " | ".join(FORECASTS)
+            + " | hold | fall |\n|---" + "|--:" * 12 + "|\n")
+    kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in KINDS} | {"all": rows}
+    where = {"fall": [row for row in rows if row["collapse"]]}
+    for step_0, name in (("yes", "step 0 measured"), ("no", "no step 0")):
+        where[name] = [row for row in rows if row["step_0"] == step_0]
+        where[f"{name}, no fall"] = [row for row in where[name] if not row["collapse"]]
+    return [head + "\n".join(table_row(name, cut, part[name]) for cut in CUTS[::-1]
+                             for name in part) for part in (kinds, where)]
+
+
+def kept():
+    """The rows of errors.csv: numbers where there are numbers, "" where a cell is empty."""
+    text = ("run", "kind", "step_0", "reason")
+    with open(HERE / "errors.csv", newline="") as file:
+        return [{name: cell if name in text or not cell else float(cell)
+                 for name, cell in row.items()} for row in csv.DictReader(file)]
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--tables", action="store_true", help="print those of the kept errors.csv")
+    if not p.parse_args().tables:
+        data, sources = curves()
+        rows = [dict(run=run, kind=sources[run]["kind"], step_0=sources[run]["step_0"], cut=cut)
+                | forecast(*data[run], cut) for run in data for cut in CUTS]
+        with open(HERE / "errors.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    print("Mean absolute errors of the four forecasts, then medians; 90% intervals that hold what "
+          "was measured,\nof those that exist; runs that fall for good after the cut.\n")
+    print("\n\n".join(tables(kept())))
+
+
+if __name__ == "__main__":
+    main()
