@@ -56,7 +56,7 @@ def models(tmp_path, seed):
     """Two random Llamas as folders, with and without a head of their own."""
     paths = {}
     for name in ("tied", "untied"):
-        model = random_llama()
+        model = random_llama(vocab=41)
         if name == "untied":
             model.config.tie_word_embeddings = False
             model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 0.9)
