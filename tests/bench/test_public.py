@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
 import public                                                               # noqa: E402
 from fit import fit_curve                                                   # noqa: E402
 from fitting.readers import read_curves                                     # noqa: E402

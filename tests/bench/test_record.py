@@ -9,7 +9,7 @@ from conftest import ROOT
 
 from artifacts.settings import check, make_config
 
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
 import record                                                               # noqa: E402
 
 

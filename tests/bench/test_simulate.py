@@ -7,7 +7,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
 import simulate                                                             # noqa: E402
 from simulate import Model, Work, best_split                                # noqa: E402
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
 import stress                                                               # noqa: E402
 
 STRESS = ROOT / "results" / "stress"

@@ -16,7 +16,7 @@ from command import symptoms
 from command.symptoms import SYMPTOMS
 from study import logs
 
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
 import symptoms as made                                                     # noqa: E402
 
 KEPT = made.read_kept()

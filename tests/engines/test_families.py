@@ -9,7 +9,7 @@ from transformers.utils import logging
 
 from engines import accept
 
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
 import families                                                                # noqa: E402
 
 

@@ -20,7 +20,7 @@ from engines import accept, packed
 from engines.packed import uses_flash
 from scalerl import Policy, table
 
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
 import gpu                                                                     # noqa: E402
 
 
