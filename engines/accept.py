@@ -30,7 +30,7 @@ def check_settings(model):
     longrope = "longrope" in str(getattr(config, "rope_parameters", ""))
     caps = [name for name in vars(config) if "softcap" in name or "soft_cap" in name]
     found = {name: getattr(config, name, None) for name in (*WINDOWS, *caps)} | {
-        "layer_types": ", ".join(sorted(mixers)), "rope_parameters": "longrope" * longrope}
+        "layer_types": ", ".join(sorted(mixers)), "rope_parameters": "longrope" if longrope else ""}
     if (head := model.get_output_embeddings()) is None:
         raise ValueError(f"{type(model).__name__} does not name its output head")
     if head.weight.is_meta:             # a dry run: no numbers, which would tell these

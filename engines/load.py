@@ -89,8 +89,9 @@ def load_model(config, shapes_only=False):
         model, info = read_model(AutoModelForCausalLM, config, dtype=torch.float32,
                                  output_loading_info=True)
         if missing := sorted(info["missing_keys"]):
+            more = " ..." if len(missing) > 4 else ""
             raise ConfigError(f"{about}the files lack {len(missing)} of its tensors, which would "
-                              f"be random: {', '.join(missing[:4])}{' ...' * (len(missing) > 4)}")
+                              f"be random: {', '.join(missing[:4])}{more}")
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "
