@@ -2,7 +2,7 @@
 # make check     the tests of the method alone: two minutes, no vLLM
 # make check EX=3  the public checks of exercise 3 of the course (course/README.md)
 # make student   student/: this project with the bodies of the course's exercises taken out
-# make grade     the exercises' points (STUDENT=FOLDER: of that tree, with the hidden checks too)
+# make grade     the exercises' points, in a sandbox (STUDENT=FOLDER: of that tree)
 # make mutants   real bugs, one at a time, and which test finds each of them
 # make test      the whole test suite
 # make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
@@ -101,13 +101,13 @@ check: $(VENV)/test
 	$(PY) -m $(if $(filter 8,$(EX)),course.experiment experiment,pytest -q $(if $(EX),--tb=short \
 		course/checks/test_$(EX).py,$(if $(wildcard tests),-n 2 $(METHOD),course/checks)))
 
-# A students' tree: course/README.md.
-student: $(VENV)/base
-	$(PY) -m course.student $(if $(EX),--only $(EX))
+# A students' tree: course/README.md. Any Python 3.11 will do, and no package is installed for it.
+student:
+	$(PYTHON) -B -m course.student $(if $(EX),--only $(EX))
 
 STUDENT ?= $(if $(wildcard course/handed_out.json),.,student)
 grade: $(VENV)/test
-	$(PY) -m course.grade $(STUDENT) --json grade.json \
+	$(PY) -m course.grade "$(STUDENT)" --json grade.json \
 		$(if $(filter command line,$(origin SEED)),--seed $(SEED))
 
 mutants: $(VENV)/test

@@ -1,0 +1,261 @@
+"""values.py: grading by values, in two processes.
+
+The submission runs in the sandbox of tasks/sandbox.py, as a service (service.py) that gets inputs
+and returns plain numbers: no network, no files but its own and the libraries', no new process, a
+limit on memory and one on time. This process never imports it. It draws the inputs, holds the truth
+(the project's own functions, and plain formulas), and compares.
+
+A `Part` of an exercise is a number of comparisons, fixed before; its weight is earned if that
+number was made and every one holds. A submission that ends its process, hangs, or answers with
+something else than the value asked for has lost this part, and the next one gets a fresh process.
+"""
+import json
+import marshal
+import os
+import select
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from course.hidden import wire
+from tasks import sandbox
+from tasks.sandbox import SandboxError
+
+HERE = Path(__file__).resolve().parent
+START_S, ASK_S = 60, 40             # until a process is ready; for one answer
+MEMORY = 3 << 30                    # bytes more than the libraries take
+PROGRAM = """
+import os, sys
+os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+sys.path[:0] = ["/grader", {packages!r}]
+exec(compile(open("/grader/service.py").read(), "/grader/service.py", "exec"))
+"""
+
+
+class Failed(Exception):
+    """The submission gave no value: one sentence."""
+
+
+class Wrong(Exception):
+    """A comparison does not hold: one sentence."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A share of an exercise's points. `work(rng, ask)` makes `count` comparisons: it yields the
+    name of each that holds, and raises Wrong at the first one that does not."""
+    name: str
+    weight: float
+    count: int
+    work: object
+
+
+def parts():
+    """([], a decorator that adds to it)."""
+    found = []
+
+    def part(name, weight, count):
+        def keep(work):
+            found.append(Part(name, weight, count, work))
+            return work
+        return keep
+    return found, part
+
+
+# ------------------------------------------------------------------------------- 1. comparisons
+def plain(x):
+    """Arrays as lists, down to the numbers."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        return x.tolist()
+    if isinstance(x, (list, tuple)):
+        return [plain(each) for each in x]
+    return {key: plain(each) for key, each in x.items()} if isinstance(x, dict) else x
+
+
+def numbers(x):
+    """A float64 array of an array or of (nested) lists of numbers. Raises Wrong."""
+    try:
+        return np.asarray(x if isinstance(x, np.ndarray) else plain(x), dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise Wrong(f"numbers were asked for, {str(x)[:60]!r} came") from None
+
+
+def close(name, found, truth, rtol=1e-5, atol=1e-7):
+    """Equal shapes, and equal numbers within rtol, atol. -> name; raises Wrong."""
+    found, truth = numbers(found), np.asarray(getattr(truth, "tolist", lambda: truth)(), float)
+    if found.shape != truth.shape:
+        raise Wrong(f"{name}: the shape is {found.shape}, it must be {truth.shape}")
+    bad = ~np.isclose(found, truth, rtol, atol)
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise Wrong(f"{name}: {int(bad.sum())} of {bad.size} numbers are wrong; the first, at "
+                    f"{list(where)}, is {found[where]:.6g} and must be {truth[where]:.6g}")
+    return name
+
+
+def equal(name, found, truth):
+    """The same plain value, type for type but for int and float. -> name; raises Wrong."""
+    found, truth = plain(found), plain(truth)
+    if found != truth:
+        raise Wrong(f"{name}: {str(found)[:90]}, it must be {str(truth)[:90]}")
+    return name
+
+
+def holds(name, condition):
+    if not condition:
+        raise Wrong(name)
+    return name
+
+
+# ----------------------------------------------------------------------------- 2. the process
+class Service:
+    """A submission in the sandbox. tree: {path: text}, our files without this exercise's bodies;
+    sources: {path: text}, the student's; others: {path: [functions that are not asked for]};
+    extra: {path: text}, new files of theirs; libraries: the folder of installed packages."""
+
+    def __init__(self, tree, sources, others, extra, limit_s, memory=MEMORY):
+        self.process, self.problems = None, []
+        self.deadline, self.limit_s = time.monotonic() + limit_s, limit_s
+        self.folder = tempfile.TemporaryDirectory(prefix="grade-")
+        root = Path(self.folder.name)
+        for path, text in {**extra, **tree}.items():
+            (root / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / "tree" / path).write_text(text)
+        (root / "grader").mkdir()
+        for name in ("service.py", "calls.py", "wire.py"):
+            (root / "grader" / name).write_text((HERE / name).read_text())
+        (root / "grader" / "submission.json").write_text(json.dumps(dict(
+            sources=sources, others=others, extra=[*extra], memory=memory)))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+        self.folder.cleanup()
+
+    def command(self):
+        """bubblewrap's, of the tasks' sandbox, with our folders and the libraries."""
+        packages, root = sysconfig.get_path("purelib"), self.folder.name
+        own = [path.name for path in (Path(root) / "tree").iterdir()]
+        if there := [name for name in own if (Path(packages) / name).exists()]:
+            raise SandboxError(f"{packages} holds a {there[0]}: where the project itself is "
+                               "installed as a package the answers are in reach")
+        command = sandbox.child_command(False)
+        at = command.index("--remount-ro")
+        command[at:at] = ["--size", str(64 << 20), "--tmpfs", "/tmp",
+                          "--dev-bind", "/dev/urandom", "/dev/urandom",
+                          "--ro-bind", packages, packages]
+        for name in ("tree", "grader"):
+            command[at:at] = ["--ro-bind", f"{root}/{name}", f"/{name}"]
+        return command, PROGRAM.format(packages=packages)
+
+    def start(self):
+        command, program = self.command()
+        limits = dict(CPU=int(self.limit_s) + 60, FSIZE=64 << 20, NOFILE=256, CORE=0)
+        with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as complaint:
+            marshal.dump((limits, sandbox.system_call_filter(os.uname().machine), program, None,
+                          ""), request)
+            request.seek(0)
+            self.process = subprocess.Popen(
+                [*command, str(request.fileno())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=complaint, env={}, cwd="/", start_new_session=True, bufsize=0,
+                pass_fds=(request.fileno(),))
+            for stream in (self.process.stdin, self.process.stdout):
+                os.set_blocking(stream.fileno(), False)
+            self.rest = b""
+            try:
+                ready = self.line(b"", time.monotonic() + START_S) == b'{"value": "ready"}'
+            except Failed:
+                ready = False
+            if not ready:
+                self.stop()
+                why = os.pread(complaint.fileno(), 4000, 0).decode(errors="replace").strip()
+                raise SandboxError("nothing can be graded: no sandbox can be made here ("
+                                   f"{(why.splitlines() or ['no answer'])[-1]})")
+
+    def stop(self):
+        if self.process:
+            try:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            self.process.wait()
+            for stream in (self.process.stdin, self.process.stdout):
+                stream.close()
+        self.process = None
+
+    def line(self, data, deadline):
+        """Write the bytes, read one line. Raises Failed."""
+        into, out = self.process.stdin.fileno(), self.process.stdout.fileno()
+        while data or b"\n" not in self.rest:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Failed("no answer in time: an endless loop?")
+            readable, writable, _ = select.select([out], [into] if data else [], [], left)
+            try:
+                if writable:
+                    data = data[os.write(into, data[:1 << 16]):]
+                if readable:
+                    more = os.read(out, 1 << 20)
+                    if not more:
+                        raise Failed("its process has ended")
+                    self.rest += more
+            except OSError:
+                raise Failed("its process has ended") from None
+            if len(self.rest) > wire.LONGEST:
+                raise Failed("an answer without end")
+        answer, self.rest = self.rest.split(b"\n", 1)
+        return answer
+
+    def ask(self, call, **args):
+        """The value of a function of calls.py. Raises Failed, SandboxError."""
+        if time.monotonic() > self.deadline:
+            raise Failed(f"the exercise has used its {self.limit_s} s")
+        if self.process is None:
+            self.start()
+        try:
+            answer = wire.decode(self.line(wire.encode(dict(call=call, args=args)),
+                                           min(self.deadline, time.monotonic() + ASK_S)))
+        except (Failed, ValueError, RecursionError) as error:
+            self.stop()                     # the next question gets a fresh process
+            raise Failed(str(error) if isinstance(error, Failed) else "no value came") from None
+        if not isinstance(answer, dict):
+            raise Failed("no value came")
+        if isinstance(said := answer.get("problems"), list):
+            self.problems = [str(each)[:400] for each in said[:20]]
+        if "value" not in answer:
+            raise Failed(str(answer.get("error"))[:400])
+        return answer["value"]
+
+
+# -------------------------------------------------------------------------------- 3. the points
+def earned(all_parts, service, seed):
+    """[(part, "" or why it is not earned)]. Raises SandboxError."""
+    result = []
+    for place, part in enumerate(all_parts):
+        why, made = "", 0
+        try:
+            for _ in part.work(np.random.default_rng([seed, place]), service.ask):
+                made += 1
+            if made != part.count:
+                why = f"{made} comparisons were made, {part.count} were expected"
+        except (Failed, Wrong) as error:
+            why = str(error)
+        except SandboxError:
+            raise
+        except Exception as error:          # a value of another kind than was asked for
+            why = f"no value of the kind asked for ({type(error).__name__}: {str(error)[:100]})"
+        result.append((part, why))
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit("values.py is a part of grade.py")
