@@ -33,15 +33,20 @@ NEW = 200               # modules of their own
 
 
 # ---------------------------------------------------------------------- 1. what a student wrote
-def handed_in(path):
-    """The text of a file of theirs: a regular one, of sensible size. Raises BadInput."""
+def handed_in(folder, name):
+    """The text of a file of theirs: a regular one that lies in their folder itself (a link may lead
+    to the answers), of sensible size. Raises BadInput."""
     try:
+        path = folder / name
         what = os.lstat(path)
-        if not stat.S_ISREG(what.st_mode) or what.st_size > MOST:
-            raise BadInput(f"{path} is no ordinary file of at most {MOST:,} bytes")
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} cannot be read: {error}") from None
+        if not stat.S_ISREG(what.st_mode) or what.st_size > MOST or (
+                path.resolve() != folder.resolve() / name):
+            raise BadInput(f"{name} is no ordinary file of at most {MOST:,} bytes")
+        return path.read_bytes().decode()
+    except (OSError, ValueError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{name} cannot be read: {error}") from None
 
 
 def new_modules(folder, files):
@@ -49,9 +54,9 @@ def new_modules(folder, files):
     found = {}
     for path in sorted([*folder.glob("*.py"), *folder.glob("[a-z]*/*.py")]):
         name = path.relative_to(folder).as_posix()
-        if name not in files and not path.parent.is_symlink() and len(found) < NEW:
+        if name not in files and len(found) < NEW:
             try:
-                found[name] = handed_in(path)
+                found[name] = handed_in(folder, name)
             except BadInput:
                 continue
     return found
@@ -79,13 +84,13 @@ def grade(folder, seed, only=(), limit_s=LIMIT_S):
     sources, notes = {}, []
     for path in by_file(rows):
         try:
-            sources[path] = handed_in(folder / path)
+            sources[path] = handed_in(folder, path)
         except BadInput as error:
             notes.append(f"{error}: ours is used, without its bodies")
     for path in sorted({*files} - {*by_file(rows)}):
         if path.endswith((".py", ".toml")) and (folder / path).exists():
             try:
-                edited = handed_in(folder / path) != files[path].decode()
+                edited = handed_in(folder, path) != files[path].decode()
             except BadInput:
                 edited = True
             notes += [f"{path} was edited: ours is used"] * edited

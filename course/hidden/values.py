@@ -87,6 +87,11 @@ def numbers(x):
         raise Wrong(f"numbers were asked for, {str(x)[:60]!r} came") from None
 
 
+def clean(text):
+    """A sentence of the submission's, for a terminal."""
+    return "".join(c if c.isprintable() else "?" for c in str(text)[:400])
+
+
 def close(name, found, truth, rtol=1e-5, atol=1e-7):
     """Equal shapes, and equal numbers within rtol, atol. -> name; raises Wrong."""
     found, truth = numbers(found), np.asarray(getattr(truth, "tolist", lambda: truth)(), float)
@@ -230,9 +235,9 @@ class Service:
         if not isinstance(answer, dict):
             raise Failed("no value came")
         if isinstance(said := answer.get("problems"), list):
-            self.problems = [str(each)[:400] for each in said[:20]]
+            self.problems = [clean(each) for each in said[:20]]
         if "value" not in answer:
-            raise Failed(str(answer.get("error"))[:400])
+            raise Failed(answer.get("error"))
         return answer["value"]
 
 
@@ -253,7 +258,7 @@ def earned(all_parts, service, seed):
             raise
         except Exception as error:          # a value of another kind than was asked for
             why = f"no value of the kind asked for ({type(error).__name__}: {str(error)[:100]})"
-        result.append((part, why))
+        result.append((part, clean(why)))
     return result
 
 

@@ -112,10 +112,10 @@ def at(rng, ask):
             yield close("the residual", numbers(residual)[i], R - start - (A - start) * g, 1e-6)
 
 
-@part("Search.starts", 2.5, 13)
+@part("Search.starts", 2.5, 33)
 def starts(rng, ask):
     lost = 0
-    for _ in range(12):
+    for _ in range(30):
         n, end, B = rng.integers(5, 50), 10 ** rng.uniform(0, 20), rng.uniform(0.5, 6)
         C = np.geomspace(end / 100, end, n)
         R0, gain, C_mid = rng.uniform(0, 0.5), rng.uniform(0.1, 0.5), end * rng.uniform(0.03, 2)
@@ -133,8 +133,16 @@ def starts(rng, ask):
         best = np.clip(R0 + ((R - R0) * g).sum(-1) / (g * g).sum(-1), R0, 1)
         table = ((R - R0 - (best - R0)[..., None] * g) ** 2).sum(-1)
         lost += bool(sse > 1.001 * table.min() + 1e-9)
-    yield holds(f"in {lost} of 12 runs the search ended in a valley that is not the deepest",
+    yield holds(f"in {lost} of 30 runs the search ended in a valley that is not the deepest",
                 lost < 2)
+    for _ in range(2):
+        C = np.linspace(0, 900, 25)[1:]
+        R = plain_law("sigmoid", C, 0.8, 1.9, 300.0, 0.25) + rng.normal(0, 0.01, 24)
+        x, _ = ask("starts", law="sigmoid", C=C, A_range=[0.25, 1.0], box=box_of(C), R=R, R0=0.25)
+        ours = fit.Search("sigmoid", C, (0.25, 1.0), box_of(C))
+        best, *luck = ((ours.at(angles.T, R, 0.25)[1] ** 2).sum(-1)
+                       for angles in (numbers(x), rng.uniform(-1.4, 1.4, (300, 2))))
+        yield holds("the best start is no better than a random one", min(best) < np.median(luck) / 4)
 
 
 @part("fits of whole runs", 1.5, 12)

@@ -1,246 +1,457 @@
-"""`make grade`: points for what a student wrote, and none for the obvious ways around it."""
+"""`make grade`: all points for right work of any style, and a line that fails costs its exercise."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT
+from grading import ROWS, graded, handed_out, sandboxed, tree
 
 from course import grade, student
 
-# A project as small as it can be, with an exercise for each kind of student: all are asked for the
-# sum of squares. The public checks have one length, the hidden ones others.
-CHECK = """\
-import random
-import pytest
-import work
+NUMBERS = [number for number, row in ROWS.items() if row["functions"]]
 
-@pytest.mark.parametrize("n", {sizes})
-def test_squares_are_summed(seed, n):
-    x = [random.randrange(9) for _ in range(n)] if {hidden} else [1, 2, 3]
-    assert work.f{number}(list(x)) == sum(v * v for v in x), "the squares are to be summed"
 
-def test_of_nothing_it_is_zero():
-    assert work.f{number}([]) == 0, "an empty sum is 0"
-"""
-CONFTEST = """\
-import os, random, pytest
+@sandboxed
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_projects_own_bodies_of_one_exercise_have_all_points(number):
+    """With no other exercise's bodies in the tree, and inputs that are fresh in every run."""
+    seed = int(os.environ.get("SEED") or int.from_bytes(os.urandom(3), "big"))
+    row = graded(number, tree(real=[number]), seed=seed)
+    assert row["points"] == row["of"] == ROWS[number]["points"], (seed, row["parts"])
+    assert row["notes"] == [] and len(row["parts"]) >= 5
 
-@pytest.fixture
-def seed():
-    random.seed(int(os.environ["COURSE_SEED"]))
-"""
-BODIES = {                    # exercise: (a student's body, new code of theirs in the same file)
-    "honest": ("    return sum(x * x for x in numbers)  # straight\n", ""),
-    "with helpers": ("    return math.fsum(square(x) for x in numbers)\n",
-                     "import math\nPOWER = 2\n\n\ndef square(x):\n    return x ** POWER\n"),
-    "hard-coded": ("    return {0: 0, 3: 14}[len(numbers)]\n", ""),
-    "imports another copy": ("    import sys\n    sys.path.insert(0, 'COPY')\n"
-                             "    import work as theirs\n    return theirs.f1(numbers)\n", ""),
-    "reads the answer": ("    code = open('COPY' + '/work.py').read()\n"
-                         "    return eval('sum(x * x for x in numbers)')\n", ""),
-    "reads it in a helper": ("    return peek(numbers)\n",
-                             "def peek(numbers):\n    import inspect\n    return 14\n"),
-    "catches the test": ("    return 14 if 'pytest' in sys.modules else 0\n", ""),
-    "endless": ("    while numbers:\n        pass\n    return 0\n", ""),
-    "ends the tests": ("    raise KeyboardInterrupt\n", ""),
-    "skips the tests": ("    raise type('Skipped', (Exception,), {})\n", ""),
-    "changes the judge": ("    random.randrange = lambda n: 0\n    return 0\n", ""),
-    "nothing written": ('    raise NotImplementedError("exercise NUMBER")\n', ""),
+
+# Right solutions in other words: loops, numpy, other torch functions, helpers of all kinds.
+STYLES = {
+    "loops over lists": (2, {
+        "loss.py::advantages": """
+if norm not in NORMS:
+    raise ValueError(norm)
+import math, statistics
+rows = rewards.tolist()
+for p, row in enumerate(rows):
+    for g, r in enumerate(row):
+        if not math.isfinite(r):
+            raise ValueError(f"reward {p}, {g} is {r}")
+out = [[0.0] * len(row) if max(row) - min(row) <= 1e-6 else
+       [r - statistics.fmean(row) for r in row] for row in rows]
+flat = [a for row in out for a in row]
+for i, row in enumerate(out):
+    s = (statistics.pstdev(flat) if norm == "batch" else statistics.pstdev(row)
+         if norm == "prompt" else 1)
+    out[i] = [a / s if s else 0.0 for a in row]
+return torch.tensor(out).reshape(rewards.shape)""",
+        "loss.py::token_weights": """
+if aggregation not in AGGREGATIONS:
+    raise ValueError(aggregation)
+pool = {"prompt": prompt_index.tolist(), "sample": list(range(len(mask))),
+        "token": [0] * len(mask)}[aggregation]
+count = {}
+for p, n in zip(pool, mask.sum(1).tolist()):
+    count[p] = count.get(p, 0) + n
+pools = sum(n > 0 for n in count.values())
+return torch.tensor([[m / max(count[p], 1) / max(pools, 1) for m in row]
+                     for p, row in zip(pool, mask.tolist())],
+                    dtype=torch.float32).reshape(mask.shape)"""}, "", {}),
+    "numpy, constants with annotations, a helper under if": (2, {
+        "loss.py::advantages": """
+check(norm)
+x = rewards.numpy().astype(float)
+if not np.isfinite(x).all():
+    raise ValueError(str(np.argwhere(~np.isfinite(x))[0].tolist()))
+A = np.where(np.ptp(x, 1, keepdims=True) <= TOLERANCE, 0, x - x.mean(1, keepdims=True)) \\
+    if x.size else x
+axis = {"batch": None, "prompt": 1}.get(norm)
+s = A.std(axis, keepdims=True) if norm != "none" and x.size else np.ones(1)
+return torch.from_numpy(A / np.where(s > 0, s, 1)).float()""",
+        "loss.py::token_weights": """
+_check_choice("aggregation", aggregation, AGGREGATIONS)
+ids = {"prompt": prompt_index, "sample": torch.arange(len(mask)),
+       "token": torch.zeros(len(mask), dtype=torch.long)}[aggregation]
+same = (ids[:, None] == ids).double()
+tokens = same @ mask.sum(1).double()
+pools = ((1 / same.sum(1)) * (tokens > 0)).sum().round()
+print("weights", pools)
+return (mask / (tokens * pools).clamp(min=1)[:, None]).float()"""}, '''
+import numpy as np
+TOLERANCE: float = 1e-6
+if TOLERANCE:
+    def check(norm, *, names: tuple[str, ...] = ("batch", "prompt", "none")):
+        if norm not in names:
+            raise ValueError(norm)
+''', {}),
+    "functions of a module of their own": (3, {
+        "loss.py::_capped": "return mine.cispo(logprobs, log_rho, A, eps_max)",
+        "loss.py::_clipped": "return clip_them(log_rho, A, low, high)",
+        "loss.py::_sequence_log_ratio": """
+total = torch.einsum("nt->n", log_ratio)
+return torch.stack([total / mask.float().sum(-1).clamp_min(1)] * log_ratio.shape[1], dim=-1)"""},
+        "import mine; from mine import clip_them", {"mine.py": """
+import torch
+from torch import where
+def cispo(log_pi, log_rho, A, cap):
+    with torch.no_grad():
+        rho = torch.exp(log_rho)
+        weight = torch.minimum(rho, torch.tensor(cap, dtype=rho.dtype))
+    return weight * A * log_pi, rho > cap
+def clip_them(log_rho, A, low, high):
+    r = log_rho.detach().exp()
+    off = (A > 0) & (r > high) | (A < 0) & (r < low)
+    still = off | (A == 0)
+    ratio = torch.exp(log_rho.masked_fill(still, 0.0))
+    return where(still, r.clamp(low, high), ratio) * A, off
+"""}),
+    "a counter and a numpy generator": (4, {
+        "scalerl.py::Curriculum.next": """
+if not self.order[self.cursor:]:
+    left = []
+    for prompt in self.active:
+        if not self.learned(prompt):
+            left.append(prompt)
+    self.active = left
+    if not left:
+        return None
+    import numpy as np
+    self.epoch = self.epoch + 1
+    rng = np.random.default_rng([self.seed, self.epoch, 77])
+    self.order, self.cursor = [left[i] for i in rng.permutation(len(left))], 0
+prompt = self.order[self.cursor]
+self.cursor += 1
+return prompt""",
+        "scalerl.py::Curriculum.learned": """
+right, n = self.history.get(prompt) or [0, 0]
+return bool(n) and right >= self.retire_at * n - 1e-9""",
+        "scalerl.py::Curriculum.record": """
+entry = self.history.setdefault(prompt, [0, 0])
+entry[0] += correct
+entry[1] += samples""",
+        "loss.py::zero_variance": """
+low, high = rewards.double().aminmax(dim=1)
+return high - low <= tol""",
+        "scalerl.py::effective_batch": """
+P, G = rewards.shape
+same = zero_variance(rewards).tolist()
+stay = [p for p in range(P) if not (same[p] and config.zero_variance_filter)]
+import numpy as np
+flat = rewards.numpy().ravel()
+return ([rollouts[p * G + g] for p in stay for g in range(G)], rewards[stay],
+        {"reward/mean": float(flat.mean()), "reward/std": float(flat.std(ddof=1)),
+         "frac_reward_zero_std": sum(same) / P, "prompts/consumed": P,
+         "prompts/trained": len(stay)})"""}, "", {}),
+    "a plan of the next steps": (5, {
+        "scalerl.py::PipelinePacer.may_admit":
+            "return not len(self.groups) >= self.P + self.k * self.P",
+        "scalerl.py::PipelinePacer.admit": """
+i = self.admitted
+self.admitted = i + 1
+self.groups[i] = Group(group_id=i, prompt_id=prompt_id, start=version, size=size)
+return self.groups[i]""",
+        "scalerl.py::PipelinePacer.take": """
+import heapq
+ready = heapq.nsmallest(self.P, [g for g in self.groups.values() if g.finished],
+                        key=lambda g: (g.start, g.group_id))
+if len(ready) == self.P and self.leaves_enough_time(ready, version):
+    for g in ready:
+        self.groups.pop(g.group_id)
+    return ready""",
+        "scalerl.py::PipelinePacer.leaves_enough_time": """
+gone = [id(g) for g in taken]
+left = sorted(g.start for g in self.groups.values() if id(g) not in gone)
+return all(version + 1 + i // self.P <= start + self.k for i, start in enumerate(left))""",
+        "scalerl.py::Run.admit": """
+G = self.config.samples_per_prompt
+while True:
+    if not self.pacer.may_admit() or self.sampler.free_slots < G:
+        break
+    name = self.curriculum.next()
+    if name is None:
+        self.pacer.no_more_prompts()
+        break
+    g = self.pacer.admit(name, self.version, G)
+    self.sampler.submit(Request(group_id=g.group_id, prompt_id=name, samples=G,
+                                prompt_ids=self.problems.prompts[name],
+                                task=self.problems.train[name].task))""",
+        "course/naive_pacer.py::counterexample": """
+slow, plan = set(range(k * P)), []
+for t in range(k):
+    plan.append([k * P + t * P + i for i in range(P)])
+return plan + [sorted(slow)] + [[]] * (2 * k)"""}, "", {}),
+    "torch.multinomial and plain loops": (6, {
+        "sampler.py::Interruption.draw_budgets": """
+if len(self.phrase_ids) == 0:
+    return torch.tensor([self.think_max] * count)
+width = self.think_max - self.think_min + 1
+u = torch.rand(count, generator=generator, dtype=torch.float64)
+return self.think_min + (u * width).long().clamp(max=width - 1)""",
+        "sampler.py::TransformersSampler._choose": """
+logits = head_logits(hidden, self.head, head_fp32=self.head_fp32) / self.temperature
+token = torch.multinomial(logits.softmax(-1), 1, generator=self.random)
+return token.squeeze(1), logits.log_softmax(-1).gather(1, token).squeeze(1)""",
+        "sampler.py::TransformersSampler._record": """
+rows, ended, due = self.rows, [], []
+for slot in range(len(token)):
+    left, at = int(rows.phrase_left[slot]), int(rows.count[slot])
+    new, lp = int(token[slot]), float(logprob[slot])
+    if left:
+        new, lp = int(self.phrase[-left]), 0.0
+        rows.phrase_left[slot] = left - 1
+    rows.ids[slot, at], rows.versions[slot, at] = new, self.version
+    rows.behavior_logprobs[slot, at], rows.sampled[slot, at] = lp, left == 0
+    rows.last[slot], rows.count[slot] = new, at + 1
+    stopped = left == 0 and new in self.eos_ids
+    if stopped or at + 1 == int(rows.limit[slot]):
+        ended.append(slot)
+    if at + 1 == int(rows.think[slot]) and not stopped:
+        due.append(slot)
+if len(self.phrase):
+    self._interrupt(due)
+return ended""",
+        "sampler.py::TransformersSampler._interrupt": """
+for s in due:
+    text = self.tokenizer.decode(self.rows.ids[s][:self.rows.count[s]])
+    if text.find(self.interruption.end) < 0:
+        self.rows.interrupted[s] = True
+        self.rows.phrase_left[s] = len(self.interruption.phrase_ids)
+        self.rows.limit[s] = self.rows.limit[s] + len(self.interruption.phrase_ids)""",
+        "sampler.py::TransformersSampler._rollout": """
+return Rollout(
+    prompt_id=request.prompt_id, group_id=request.group_id, prompt_ids=request.prompt_ids,
+    output_ids=output_ids, behavior_logprobs=behavior_logprobs, versions=versions,
+    sampled=sampled, interrupted=interrupted, task=request.task,
+    finish_reason=("length", "stop")[output_ids[-1] in self.eos_ids])""",
+        "sampler.py::TransformersSampler.push_weights": """
+mine = self.model.state_dict(keep_vars=True)
+for name, x in named_tensors:
+    mine[name].data.copy_(x.detach())
+self.version = version"""}, "", {}),
+    "scipy's laws and a finer table": (7, {
+        "fit.py::law_at": """
+C = np.maximum(np.asarray(C, float), 1e-300 * np.asarray(C_mid))
+with np.errstate(all="ignore"):
+    c = C / C_mid
+    if law == "sigmoid":
+        g = 1 / (1 + np.exp(-B * np.log(np.maximum(c, 1e-300))))
+    elif law == "stretched":
+        g = 1 - 2.0 ** -(c ** B)
+    elif law == "power":
+        g = 1 - c ** -B
+    else:
+        g = 1 / (1 + np.exp(-B * (c - 1)))
+return R0 + (A - R0) * g""",
+        "fit.py::points_to_fit": """
+zero = C == 0
+if R0 is not None and R0 != "fit":
+    told = (R0, "given", 0)
+elif R0 is None and zero.any():
+    told = (float(np.mean(R[zero])), "step 0", int(zero.sum()))
+else:
+    told = (0.0, "unused" if law == "power" else "fitted", 0)
+inside = np.array([first <= c <= last for c in C])
+if told[1] == "fitted":
+    inside = inside | zero
+elif law != "logistic":
+    inside = inside & ~zero
+return C[inside], R[inside], *told""",
+        "fit.py::Search.at": """
+def between(angle, row):
+    return row[0] + (row[1] - row[0]) * 0.5 * (1 + np.sin(angle))
+C_mid, B = (np.exp(between(x[i], self.box[i])) for i in (0, 1))
+start = between(x[2], self.box[2]) if len(self.box) == 3 else np.float64(R0)
+g = law_at(self.law, self.C, 1.0, np.asarray(B)[..., None], np.asarray(C_mid)[..., None], 0.0)
+gain = R - np.asarray(start)[..., None]
+with np.errstate(all="ignore"):
+    slope = np.nan_to_num(np.einsum("...n,...n->...", gain, g) / (g * g).sum(axis=-1))
+A = np.minimum(np.maximum(start + np.where(slope > 0, slope, 0), self.A_range[0]),
+               self.A_range[1])
+return (A, B, C_mid, start), gain - np.asarray(A - start)[..., None] * g""",
+        "fit.py::Search.starts": """
+best = []
+for a in np.arcsin(np.linspace(-0.97, 0.97, 60)):
+    rest = np.meshgrid(*[np.arcsin(np.linspace(-0.97, 0.97, n))
+                         for n in (30, 5)[:len(self.box) - 1]], indexing="ij")
+    x = np.stack([np.full(rest[0].size, a), *[r.ravel() for r in rest]])
+    sse = np.square(self.at(x, R, R0)[1]).sum(-1)
+    best.append((sse.min(), x[:, sse.argmin()]))
+return [x for _, x in sorted(best, key=lambda pair: pair[0])[:4]]""",
+        "fit.py::compare_laws": """
+def aic(r, p):
+    return len(R) * np.log(np.mean(r ** 2) + 1e-12) + 2 * p
+mine = aic(R - law_at(search.law, search.C, *theta), search.parameters)
+its = aic(R - law_at(rival.law, rival.C, *its_theta), rival.parameters)
+return {"constant": {"A": float(np.mean(R)), "delta_aic": float(aic(R - R.mean(), 1) - mine)},
+        rival.law: {"A": float(its_theta[0]), "delta_aic": float(its - mine)}}""",
+        "fit.py::replicates": """
+curve = law_at(search.law, search.C, *theta)
+noise = widened(R - curve, search.parameters)
+S = bootstrap if len(R) > search.parameters else 0
+rng, draws, rho = np.random.default_rng([seed, 4]), [], []
+for _ in range(S):
+    R0 = theta[3]
+    if step_0:
+        R0 = min(max(R0 + np.mean(rng.choice(noise, step_0)), 0), 1)
+    new = curve + noise[rng.integers(len(noise), size=len(noise))]
+    draw, _ = search.solve(new, R0, [np.clip(np.arcsin(np.sin(angles)), -1.4, 1.4)])
+    draws.append(draw)
+    rho.append(neighbors(new - law_at(search.law, search.C, *draw)))
+return Replicates(search.law, np.array(draws).reshape(-1, 4), noise, np.array(rho))""",
+        "fit.py::Replicates.paths": """
+rng = np.random.default_rng(12)
+rows = np.array([law_at(self.law, np.asarray(C, float), *draw) for draw in self.draws])
+return rows + rng.choice(self.noise, rows.shape) if noise else rows"""}, "", {}),
+    "the head by checkpointed chunks": (1, {
+        "engines/head.py::TokenLogprobs.forward": """
+head = Head(weight, temperature, operand_dtype, head_fp32)
+lp, ent = [], []
+for h, y in zip(hidden.split(chunk_tokens), targets.split(chunk_tokens)):
+    z = head.logits(h, out=hidden.new_empty(len(h), head.V, dtype=head.dtype))
+    p = z.log_softmax(-1)
+    lp.append(p.gather(1, y[:, None])[:, 0])
+    ent.append(-(p.exp() * p).sum(-1))
+ctx.save_for_backward(hidden, weight, targets)
+ctx.rest = temperature, chunk_tokens, operand_dtype, head_fp32
+lp, ent = torch.cat(lp), torch.cat(ent)
+ctx.mark_non_differentiable(ent)
+return lp, ent""",
+        "engines/head.py::TokenLogprobs.backward": """
+hidden, weight, targets = ctx.saved_tensors
+temperature, chunk, operand_dtype, head_fp32 = ctx.rest
+head = Head(weight, temperature, operand_dtype, head_fp32)
+dh, dw = torch.zeros_like(hidden), torch.zeros_like(weight, dtype=head.dtype)
+alive = torch.nonzero(grad_logprobs).flatten()
+for rows in alive.split(chunk) if len(alive) else ():
+    h, g = hidden[rows], grad_logprobs[rows] / temperature
+    p = head.logits(h, out=hidden.new_empty(len(h), head.V, dtype=head.dtype)).softmax(-1)
+    dz = torch.nn.functional.one_hot(targets[rows], head.V).to(p.dtype).sub_(p).mul_(g[:, None])
+    dz = dz.to(head.weight.dtype)
+    dh[rows] = (dz @ head.weight).to(dh.dtype)
+    dw += (dz.T @ head.operand(h)).to(dw.dtype)
+return dh, dw.to(weight.dtype), *[None] * 5"""}, "", {}),
 }
-KINDS = {kind: number for number, kind in enumerate(BODIES, 1)}
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """An instructor's tree: the course's own code around the small project."""
-    root = tmp_path_factory.mktemp("project")
-    for path in ("fit.py", "fitting/__init__.py", "fitting/readers.py", "fitting/compare.py",
-                 "course/__init__.py", "course/student.py", "course/grade.py",
-                 "course/experiment.py"):
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / path, root / path)
-    functions = "".join(f'def f{n}(numbers):\n    """The sum of the squares of numbers."""\n'
-                        "    return sum(x ** 2 for x in numbers)\n\n\n" for n in KINDS.values())
-    (root / "work.py").write_text(f"import random\nimport sys\n\n\n{functions}")
-    (root / "README.md").write_text("A small project.\n")
-    (root / "pyproject.toml").write_text('[tool.pytest.ini_options]\npythonpath = ["."]\n')
-    (root / "course" / "conftest.py").write_text(CONFTEST)
-    (root / "course" / "exercises.toml").write_text("".join(
-        f'[[exercise]]\nnumber = {n}\ntitle = "{kind}"\npoints = 10\n'
-        f'functions = ["work.py::f{n}"]\n\n' for kind, n in KINDS.items()))
-    for kind, sizes in (("checks", (3, 3)), ("hidden", (2, 5, 11))):
-        (root / "course" / kind).mkdir()
-        (root / "course" / kind / "__init__.py").touch()
-        for n in KINDS.values():
-            (root / "course" / kind / f"test_{n}.py").write_text(
-                CHECK.format(number=n, sizes=sizes, hidden=kind == "hidden"))
-    return root
+@sandboxed
+@pytest.mark.parametrize("name", STYLES)
+def test_a_right_solution_in_other_words_has_all_points(name):
+    number, bodies, top, extra = STYLES[name]
+    row = graded(number, tree(bodies, top), extra)
+    assert row["points"] == row["of"], [p for p in row["parts"] if p["why"]] + row["notes"]
 
 
-@pytest.fixture(scope="module")
-def handed_in(project, tmp_path_factory):
-    """A students' tree, all kinds of students in one; they have edited the checks, too."""
-    folder = tmp_path_factory.mktemp("handed_in") / "student"
-    student.write(folder, root=project)
-    source, new = (folder / "work.py").read_text(), ""
-    for kind, (body, helpers) in BODIES.items():
-        name = f"f{KINDS[kind]}"
-        source = student.with_bodies(source, {
-            name: body.replace("COPY", str(project)).replace("NUMBER", str(KINDS[kind]))[:-1]},
-            "work.py")
-        new += helpers
-    (folder / "work.py").write_text(new + source)
-    number = KINDS["nothing written"]
-    (folder / "course" / "checks" / f"test_{number}.py").write_text("def test_all():\n    pass\n")
-    (folder / "course" / "hidden").mkdir()
-    (folder / "course" / "hidden" / f"test_{number}.py").write_text("def test_all():\n    pass\n")
-    return folder
+# -- a line that fails
+
+def parts_of(row):
+    return {part["part"]: part["why"] for part in row["parts"]}
 
 
-def graded(root, folder, out, *more):
-    """(rows by kind, everything, what was printed) of `python -m course.grade`; the answer is on
-    the path of imports, as on a student's machine that has two copies."""
+@sandboxed
+def test_a_line_that_raises_costs_its_exercise_alone_and_is_named_with_its_number():
+    real = [2, 3]
+    sources = tree(top="SCALE = 1 / 0\nHALF = 0.5", real=real)
+    line = sources["loss.py"].split("\n").index("SCALE = 1 / 0") + 1
+    sources["loss.py"] = sources["loss.py"].replace(
+        "return centered / torch", "return SCALE * centered / torch")
+    row = graded(2, sources)
+    assert 0 < row["points"] < row["of"]
+    assert row["notes"] == [f"this line did not run: loss.py, line {line}: ZeroDivisionError: "
+                            "division by zero"]
+    assert "NameError: name 'SCALE'" in parts_of(row)["advantages, norm 'batch'"]
+    assert not any(why for part, why in parts_of(row).items() if part.startswith("token weights"))
+    row = graded(3, sources)
+    assert row["points"] == row["of"] and row["notes"] == []
+
+
+@sandboxed
+@pytest.mark.parametrize("broken", ["    x = (1,\n", "    return return\n", '    x = """\n',
+                                    "  y = 1\n x = 2\n"])
+def test_what_is_no_python_costs_the_function_that_it_stands_in(broken):
+    sources = tree(real=[2, 3, 4])
+    head, rest = sources["loss.py"].split("    ratio = log_rho.detach().exp()\n", 1)
+    number = head.count("\n") + 1
+    sources["loss.py"] = head + broken + "    ratio = log_rho.detach().exp()\n" + rest
+    row = graded(2, sources)
+    if '"""' not in broken:                 # an open string may swallow what stands below it
+        assert row["points"] == row["of"], row["parts"]
+    row = graded(3, sources)
+    assert row["points"] < row["of"] and "SyntaxError" in row["notes"][0]
+    assert any(f"loss.py, line {number + i}" in row["notes"][0] for i in range(3)), row["notes"]
+
+
+@sandboxed
+def test_an_import_that_fails_costs_those_who_need_it():
+    sources = tree(top="import torch, no_such_module", real=[2])
+    assert graded(2, sources)["points"] == 10
+
+
+@sandboxed
+def test_a_function_that_was_renamed_is_missing_and_the_others_are_graded():
+    sources = tree(real=[2])
+    sources["loss.py"] = sources["loss.py"].replace("def advantages(", "def advantage(")
+    row = graded(2, sources)
+    why = parts_of(row)
+    assert why["advantages, norm 'batch'"] and not why["token weights, 'token'"]
+
+
+# -- the whole
+
+@sandboxed
+def test_a_tree_has_a_table_with_its_seed_and_edited_checks_have_no_effect(tmp_path):
+    folder = tmp_path / "a student's träe"
+    student.write(folder)
+    student.restore(folder, [2])
+    (folder / "course" / "checks" / "test_3.py").write_text("def test_all():\n    pass\n")
     done = subprocess.run(
-        [sys.executable, "-B", "-m", "course.grade", str(folder), "--json", str(out), "--limit",
-         "12", *map(str, more)], cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, text=True,
-        capture_output=True, timeout=500)
+        [sys.executable, "-B", "-m", "course.grade", str(folder), "--json",
+         str(tmp_path / "grade.json"), "--seed", "7", "--only", "2", "3"], cwd=ROOT, text=True,
+        capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    told = json.loads(out.read_text())
-    kinds = {number: kind for kind, number in KINDS.items()}
-    return {kinds[row["number"]]: row for row in told["exercises"]}, told, done.stdout
+    told = json.loads((tmp_path / "grade.json").read_text())
+    assert [row["points"] for row in told["exercises"]] == [10, 0] and told["points"] == 10
+    assert told["seed"] == 7 and "seed 7" in done.stdout
+    assert "course/checks/test_3.py was edited: ours is used" in told["notes"]
+    assert told["exercises"][1]["notes"] == [
+        "not written: _capped, _sequence_log_ratio, _clipped"]
 
 
-@pytest.fixture(scope="module")
-def result(project, handed_in, tmp_path_factory):
-    return graded(project, handed_in, tmp_path_factory.mktemp("out") / "grade.json", "--seed", 7)
+def test_in_a_students_tree_the_public_checks_run_and_no_points_are_given(tmp_path):
+    student.write(tmp_path / "tree")
+    student.restore(tmp_path / "tree", [2, 4])
+    done = subprocess.run([sys.executable, "-B", "-m", "course.grade", ".", "--only", "2", "3"],
+                          cwd=tmp_path / "tree", text=True, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    two, three, last = done.stdout.strip().split("\n")
+    assert "passed" in two and "failed" not in two and "failed" in three
+    assert "your instructor's" in last
 
 
-def test_an_honest_body_has_all_points_and_helpers_are_taken_along(result):
-    rows, told, printed = result
-    for kind in ("honest", "with helpers"):
-        row = rows[kind]
-        assert row["points"] == row["of"] == 10 and row["failed"] == row["notes"] == []
-        assert row["public"] == [3, 3] and row["hidden"] == [4, 4]
-    assert told["seed"] == 7 and told["points"] == sum(row["points"] for row in rows.values())
-    assert "honest" in printed and "seed 7" in printed
-
-
-def test_hard_coded_results_pass_the_public_checks_alone(result):
-    row = result[0]["hard-coded"]
-    assert row["public"] == [3, 3] and row["hidden"] == [1, 4] and row["points"] == 6.2
-    assert {fail["check"] for fail in row["failed"]} == {
-        f"test_squares_are_summed[{n}]" for n in (2, 5, 11)}
-
-
-@pytest.mark.parametrize("kind, words", [
-    ("imports another copy", "imports sys"), ("reads the answer", "uses open"),
-    ("catches the test", "uses modules"), ("changes the judge", "changes random.randrange")])
-def test_a_body_that_looks_for_the_answer_or_for_the_test_is_not_graded(result, kind, words):
-    row = result[0][kind]
-    assert row["points"] == 0 and "public" not in row
-    assert row["notes"][0] == (f"work.py::f{KINDS[kind]} {words}, which no exercise needs: "
-                               "not graded")
-
-
-def test_what_a_body_must_not_do_a_helper_must_not_do_either(result):
-    rows, told, _ = result
-    assert "work.py: peek is not taken: it imports inspect" in told["notes"]
-    assert rows["reads it in a helper"]["points"] == 0
-    assert "name 'peek' is not defined" in rows["reads it in a helper"]["failed"][0]["why"]
-
-
-def test_an_endless_loop_is_stopped_and_said(result):
-    row = result[0]["endless"]
-    assert row["points"] == 0
-    assert row["notes"] == ["the checks did not end within 12 s: an endless loop?"]
-
-
-@pytest.mark.parametrize("kind", ["ends the tests", "skips the tests"])
-def test_a_body_cannot_end_or_skip_the_checks(result, kind):
-    """A run that ended after one passed check would have passed all that it ran."""
-    assert result[0][kind]["points"] == 0
-
-
-def test_edited_checks_are_not_used(result):
-    rows, told, _ = result
-    row = rows["nothing written"]
-    assert row["points"] == 0 and row["notes"] == [f"not written: f{row['number']}"]
-    assert f"course/checks/test_{row['number']}.py was edited: ours is used" in told["notes"]
-
-
-def test_the_same_seed_draws_the_same_inputs_and_no_seed_fresh_ones(project, handed_in, tmp_path):
-    seeds = {graded(project, handed_in, tmp_path / "a.json", "--only", 1)[1]["seed"]
-             for _ in range(2)}
-    assert len(seeds) == 2
-
-
-def test_in_the_students_tree_only_the_public_checks_are_run(handed_in, tmp_path):
-    """With the edits of the student, whose tree it is; but forbidden is forbidden."""
-    rows, told, printed = graded(handed_in, handed_in, tmp_path / "g.json", "--only",
-                                 KINDS["honest"], KINDS["hard-coded"], KINDS["reads the answer"])
-    assert not told["hidden"] and "your instructor's" in printed
-    assert [row["points"] for row in rows.values()] == [5, 5, 0]
-    assert all("hidden" not in row or row["hidden"] == [0, 0] for row in rows.values())
-
-
-def test_a_file_that_is_no_python_or_lost_its_function_is_said_and_the_rest_is_graded(
-        project, handed_in, tmp_path):
-    folder = tmp_path / "student"
-    shutil.copytree(handed_in, folder)
-    text = (folder / "work.py").read_text()
-    (folder / "work.py").write_text(text.replace("def f1(", "def first("))
-    rows, _, _ = graded(project, folder, tmp_path / "g.json", "--only", 1, 2)
-    assert [row["points"] for row in rows.values()] == [0, 10]
-    assert rows["honest"]["notes"][0] == ("work.py has 0 definitions of f1: exactly one is needed")
-    (folder / "work.py").write_text(text.replace("def f1(", "def f1(:"))
-    rows, _, _ = graded(project, folder, tmp_path / "g.json", "--only", 1, 2)
-    assert [row["points"] for row in rows.values()] == [0, 0]
-    assert "is no Python" in rows["with helpers"]["notes"][0]
-
-
-def test_a_folder_that_is_no_students_tree_is_refused(project, tmp_path):
-    done = subprocess.run([sys.executable, "-B", "-m", "course.grade", str(tmp_path)], cwd=project,
+def test_a_folder_that_is_no_students_tree_is_refused(tmp_path):
+    done = subprocess.run([sys.executable, "-B", "-m", "course.grade", str(tmp_path)], cwd=ROOT,
                           text=True, capture_output=True, timeout=100)
     assert done.returncode == 2 and "is no students' tree" in done.stderr
 
 
-@pytest.mark.parametrize("code, words", [
-    ("import subprocess", "imports subprocess"), ("from course.hidden import test_2",
-                                                  "imports course.hidden"),
-    ("from . import loss", "imports ."), ("from torch import load", "imports load"),
-    ("from math import *", "imports *"), ("__import__('os')", "uses __import__"),
-    ("x.__globals__", "uses __globals__"), ("torch.load('x')", "uses load"),
-    ("torch.allclose = len", "changes torch.allclose"), ("exec('x')", "uses exec"),
-    ("import numpy as n\nn.random.seed = 3", "changes n.random.seed"),
-    ("sys.stdout", "uses sys"), ("a.f_back", "uses f_back"),
-    ("def __eq__(a, b): pass", "uses __eq__")])
-def test_the_obvious_ways_to_an_answer_are_named(code, words):
-    assert grade.forbidden(grade.ast.parse(code).body, {"torch"}) == words
+def test_the_sandbox_gets_no_body_of_the_exercise_and_no_truth():
+    rows = [*ROWS.values()]
+    for number in NUMBERS:
+        with grade.service(ROWS[number], rows, handed_out(), {}, 10) as service:
+            root = grade.Path(service.folder.name)
+            names = {path.relative_to(root).as_posix() for path in root.rglob("*.py")}
+            assert not [name for name in names if "values" in name or "checks" in name]
+            for path, functions in student.by_file(rows).items():
+                text = (root / "tree" / path).read_text()
+                for name, other in functions.items():
+                    stub = f'raise NotImplementedError("exercise {other}")'
+                    assert (student.body_of(text, name, path).strip() == stub) == (other == number)
 
 
-@pytest.mark.parametrize("code", ["import math", "from numpy import linalg", "x.load_state = 3",
-                                  "self.k = ctx.y = 1", "rows.limit[slot] += 2", "model.eval()",
-                                  "class A:\n    def __init__(self): pass", "torch.compile(f)"])
-def test_ordinary_code_is_not_forbidden(code):
-    assert grade.forbidden(grade.ast.parse(code).body, {"torch"}) == ""
-
-
-# -- the real course
-
-ROWS = [row for row in student.exercises()
-        if (ROOT / f"course/hidden/test_{row['number']}.py").exists()]
-
-
-@pytest.mark.parametrize("row", ROWS, ids=[str(row["number"]) for row in ROWS])
-def test_the_projects_own_bodies_of_one_exercise_have_all_points(tmp_path, row):
-    """With no other exercise's bodies in the tree: the exercises can be done in any order."""
-    student.write(tmp_path / "student")
-    student.restore(tmp_path / "student", [row["number"], *row.get("needs", [])])
-    told = grade.grade(tmp_path / "student", 5, [row["number"]])["exercises"][0]
-    assert told["failed"] == [] and told["points"] == told["of"] == row["points"], told
-    assert told["public"][0] > 0 and told["hidden"][0] > 0
-    assert all(note.startswith("word for word") for note in told["notes"])
+def test_making_a_students_tree_needs_no_package_and_touches_no_environment(tmp_path):
+    done = subprocess.run(["make", "-n", "student", "VENV=" + str(tmp_path / "shared")], cwd=ROOT,
+                          text=True, capture_output=True, timeout=60)
+    assert "pip" not in done.stdout and "venv" not in done.stdout and "-S" not in done.stdout
+    done = subprocess.run([sys.executable, "-I", "-S", "-B", "-c",
+                           f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+                           "from course import student; student.main(['--out', sys.argv[1]])",
+                           str(tmp_path / "student")], text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0 and (tmp_path / "student" / "README.md").exists(), done.stderr
