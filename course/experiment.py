@@ -213,12 +213,6 @@ def grade(tree):
     return done, ""
 
 
-def points(tree, of):
-    """A stub for now."""
-    done, why = grade(tree)
-    return 0.0, [*done, *([why] if why else RUBRIC)]
-
-
 def main(argv=None):
     p = argparse.ArgumentParser(prog="experiment.py", description=__doc__.split("\n")[0])
     p.add_argument("folder", type=Path, help="the folder of plan.md and conclusion.md")

@@ -7,7 +7,8 @@
 Points are given for values (hidden/values.py): the submission runs in a sandbox and answers, this
 process asks and compares, and never imports it. Of the students' files those of the exercises
 count, and modules that are new; each exercise runs by itself, beside our bodies of all others.
-Where no sandbox can be made nothing is graded. Exercise 8 is graded by experiment.py.
+Where no sandbox can be made nothing is graded. Exercise 8 is graded from its runs, one of which is
+made again in part (hidden/replay.py).
 
 In a students' tree there are no hidden values and no points: the public checks run, as in `make
 check`, and say what is wrong.
@@ -21,9 +22,9 @@ import stat
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
-from course import experiment
 from course.student import (MANIFEST, ROOT, BadInput, by_file, exercises, find, handed_out)
 from tasks.sandbox import SandboxError, check_sandbox
 
@@ -108,7 +109,8 @@ def grade_one(row, rows, folder, sources, extra, seed, limit_s):
     result = dict(number=number, title=row["title"], points=0.0, of=row["points"], notes=[],
                   parts=[])
     if not row["functions"]:
-        points, notes = experiment.points(folder, row["points"])
+        from course.hidden import replay
+        points, notes = replay.points(folder, row["points"], seed, partial(of_a_run, rows))
         return result | dict(points=points, notes=notes)
     functions = [name.split("::") for name in row["functions"]]
     missing = [name for path, name in functions
@@ -143,6 +145,22 @@ def service(row, rows, sources, extra, limit_s, memory=None):
     tree = {path: text.decode() for path, text in files.items() if path.endswith(".py")
             and (not path.startswith("course/") or path in names or path == "course/__init__.py")}
     return values.Service(tree, sources, names, extra, limit_s, memory or values.MEMORY)
+
+
+def of_a_run(rows, sources, folders):
+    """The sandbox of a run of exercise 8: the exercises' files as its source/ has them, and ours.
+    Raises BadInput where it had other code besides."""
+    from course.hidden import replay, values
+    tree = {path: (ROOT / path).read_bytes().decode() for path in handed_out()
+            if path.endswith(".py") and not path.startswith("course/")}
+    own = {path: text for path, text in sources.items() if path in by_file(rows)}
+    for path in sorted({*sources} & {*tree} - {*own}):
+        if sources[path] != tree[path]:
+            raise BadInput(f"its source/{path} is not the one that was handed out")
+    extra = {path: text for path, text in sources.items()
+             if path not in tree and path not in own and not path.startswith("course/")}
+    own = {path: text for path, text in own.items() if path in tree}
+    return values.Service(tree, own, {}, extra, replay.LIMIT_S, folders=folders)
 
 
 # ------------------------------------------------------------- 3. in a student's own tree

@@ -464,3 +464,23 @@ def paths(law, draws, noise, C, with_noise):
 
 def module_problems(name):
     importlib.import_module(name)
+
+
+# ------------------------------------------------------------------------------------ exercise 8
+def replay(config, steps):
+    """The first steps of a run with these settings, again -> the lines of its log. Its checkpoint
+    at the end is larger than the files that the sandbox allows: the log is written by then."""
+    import contextlib
+    import io
+    import os
+    from command.main import main
+    os.chdir("/tmp")
+    with open("replay.toml", "w") as file:
+        file.write(config)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        code = main(["--config", "replay.toml", "--model", "/model", "--name", "replay",
+                     "--steps", str(steps), "--eval-every", str(steps)])
+    if code and not os.path.exists("runs/replay/metrics.jsonl"):
+        raise RuntimeError(said.getvalue().strip().split("\n")[-1])
+    with open("runs/replay/metrics.jsonl") as file:
+        return [json.loads(line) for line in file]

@@ -123,10 +123,10 @@ def holds(name, condition):
 class Service:
     """A submission in the sandbox. tree: {path: text}, our files without this exercise's bodies;
     sources: {path: text}, the student's; others: {path: [functions that are not asked for]};
-    extra: {path: text}, new files of theirs; libraries: the folder of installed packages."""
+    extra: {path: text}, new files of theirs; folders: {name in the sandbox: folder}, to be read."""
 
-    def __init__(self, tree, sources, others, extra, limit_s, memory=MEMORY):
-        self.process, self.problems = None, []
+    def __init__(self, tree, sources, others, extra, limit_s, memory=MEMORY, folders=()):
+        self.process, self.problems, self.folders = None, [], dict(folders)
         self.deadline, self.limit_s = time.monotonic() + limit_s, limit_s
         self.folder = tempfile.TemporaryDirectory(prefix="grade-")
         root = Path(self.folder.name)
@@ -158,8 +158,9 @@ class Service:
         command[at:at] = ["--size", str(64 << 20), "--tmpfs", "/tmp",
                           "--dev-bind", "/dev/urandom", "/dev/urandom",
                           "--ro-bind", packages, packages]
-        for name in ("tree", "grader"):
-            command[at:at] = ["--ro-bind", f"{root}/{name}", f"/{name}"]
+        for name, path in {"/tree": f"{root}/tree", "/grader": f"{root}/grader",
+                           **self.folders}.items():
+            command[at:at] = ["--ro-bind", str(path), name]
         return command, PROGRAM.format(packages=packages)
 
     def start(self):
@@ -171,7 +172,9 @@ class Service:
             request.seek(0)
             self.process = subprocess.Popen(
                 [*command, str(request.fileno())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=complaint, env={}, cwd="/", start_new_session=True, bufsize=0,
+                # Each large tensor is mapped, and given back where it ends: a heap that is torn to
+                # pieces would count as memory that an honest loop has used.
+                stderr=complaint, env=dict(MALLOC_MMAP_THRESHOLD_="65536"), cwd="/", start_new_session=True, bufsize=0,
                 pass_fds=(request.fileno(),))
             for stream in (self.process.stdin, self.process.stdout):
                 os.set_blocking(stream.fileno(), False)

@@ -376,7 +376,8 @@ def test_what_is_no_python_costs_the_function_that_it_stands_in(broken):
         assert row["points"] == row["of"], row["parts"]
     row = graded(3, sources)
     assert row["points"] < row["of"] and "SyntaxError" in row["notes"][0]
-    assert any(f"loss.py, line {number + i}" in row["notes"][0] for i in range(3)), row["notes"]
+    if '"""' not in broken:
+        assert any(f"loss.py, line {number + i}:" in row["notes"][0] for i in range(3)), row["notes"]
 
 
 @sandboxed

@@ -1,0 +1,85 @@
+"""replay.py: the points of exercise 8.
+
+Logs can be made up. So the first steps of one of the ten runs, drawn by chance, are made again: in
+the sandbox, from the settings, the code and the model that are handed in. Its log must tell the
+same; without that no part of the exercise counts. (Two machines round differently: counts must be
+equal, other numbers nearly. Somebody who makes the first steps of all ten runs and invents the rest
+is not found by this.)
+"""
+import os
+import random
+import stat
+import tempfile
+from pathlib import Path
+
+from course import experiment
+from course.hidden.values import Failed, Wrong, close
+from course.student import BadInput
+
+STEPS = 4
+EQUAL = ("pass_rate", "reward/mean", "completions/mean_length", "tokens/trained")
+NEAR = ("entropy", "grad_norm")
+MOST_FILE, MOST = 32 << 20, 512 << 20           # bytes of a file, and of all
+LIMIT_S = 300
+
+
+def copied(folder, place, names):
+    """Copy these subfolders: ordinary files, no links and no pipes."""
+    left = MOST
+    for name in names:
+        for top, folders, files in os.walk(folder / name):
+            folders[:] = [f for f in folders if not os.path.islink(os.path.join(top, f))
+                          and f != "checkpoints"]
+            for file in files:
+                path = Path(top, file)
+                what = os.lstat(path)
+                if not stat.S_ISREG(what.st_mode) or what.st_size > min(MOST_FILE, left):
+                    continue
+                left -= what.st_size
+                target = place / path.relative_to(folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(path.read_bytes())
+
+
+def points(folder, of, seed, service):
+    """(points, notes). `service(sources, folders)` makes the sandbox of a run's own code.
+    Raises SandboxError."""
+    with tempfile.TemporaryDirectory(prefix="experiment-") as place:
+        place = Path(place)
+        copied(folder, place, [name for name in ("experiment", "runs", "models")
+                               if (folder / name).is_dir() and not (folder / name).is_symlink()])
+        try:
+            done, why = experiment.grade(place)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, RecursionError) as error:
+            done, why = [], f"the runs cannot be read: {error!r}"
+        if not done:
+            return 0.0, [why]
+        try:
+            told = same_again(place, seed, service)
+        except (BadInput, Failed, Wrong, OSError, LookupError, TypeError, ValueError) as error:
+            return 0.0, [*done, f"no points: a run could not be made again: {error}"]
+        rest = [why] if why else experiment.RUBRIC
+        return round(of * len(done) / experiment.PARTS, 1), [told, *done, *rest]
+
+
+def same_again(tree, seed, service):
+    """A sentence about the run that was made again. Raises Wrong, Failed, BadInput."""
+    plan = experiment.read_plan(tree / "experiment")
+    name = random.Random(f"replay/{seed}").choice(
+        [name for pair in experiment.run_names(plan) for name in pair])
+    run = tree / "runs" / name
+    config = experiment.settings(run)
+    model = tree / Path(config["model"])
+    if model.resolve() != tree.resolve() / config["model"] or not (model / "config.json").exists():
+        raise BadInput(f"{config['model']}, the model of {name}, was not handed in")
+    log = experiment.log(run, "metrics.jsonl")
+    sources = {path.relative_to(run / "source").as_posix(): path.read_text()
+               for path in (run / "source").glob("**/*.py")}
+    with service(sources, {"/model": model, "/proc/meminfo": "/proc/meminfo"}) as process:
+        lines = process.ask("replay", config=(run / "config.toml").read_text(), steps=STEPS)
+    again = {line["step"]: line for line in lines}
+    for step in range(1, STEPS + 1):
+        for names, tolerance in ((EQUAL, 1e-6), (NEAR, 0.02)):
+            close(f"{name}, step {step}: {', '.join(names)}", [log[step][key] for key in names],
+                  [float(again[step][key]) for key in names], tolerance)
+    return f"{name}: {STEPS} steps were made again, and are those of its log"
