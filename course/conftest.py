@@ -1,4 +1,4 @@
-"""What all checks share, the public and the hidden ones."""
+"""What all checks share."""
 
 import os
 

@@ -164,14 +164,15 @@ def of_a_run(rows, sources, folders):
 
 
 # ------------------------------------------------------------- 3. in a student's own tree
-def public(folder, only):
+def public(folder, only, seed):
     """Runs the public checks -> lines to read."""
+    env = os.environ | ({} if seed is None else {"COURSE_SEED": str(seed)})
     for row in exercises(folder):
         path = folder / "course" / "checks" / f"test_{row['number']}.py"
         if only and row["number"] not in only or not path.exists():
             continue
         done = subprocess.run([sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:xdist",
-                               str(path)], cwd=folder, text=True, capture_output=True)
+                               str(path)], cwd=folder, env=env, text=True, capture_output=True)
         last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
         yield f"{row['number']} {textwrap.shorten(row['title'], 50, placeholder=' ...'):<52}{last}"
     yield "what a check has to say: make check EX=N; the points are your instructor's to give"
@@ -204,7 +205,7 @@ def main(argv=None):
     args = p.parse_args(argv)
     try:
         if (ROOT / MANIFEST).exists():
-            print(*public(args.folder.resolve(), args.only), sep="\n")
+            print(*public(args.folder.resolve(), args.only, args.seed), sep="\n")
             return 0
         seed = int.from_bytes(os.urandom(3), "big") if args.seed is None else args.seed
         told = grade(args.folder.resolve(), seed, args.only, args.limit)

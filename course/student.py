@@ -18,8 +18,8 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# No tests/ and no bench/head.py: their oracles are the answers in plain lines. No hidden checks, no
-# mutants (patches quote the code), no guide, no results/ but the logs that pages and fit.py read.
+# No tests/ and no bench/head.py: their oracles are the answers in plain lines. No hidden values,
+# no mutants (patches quote the code), no guide, of results/ only logs that pages and fit.py read.
 TAKEN = ("*.py", "*.toml", "Makefile", "LICENSE", ".gitignore", "tasks/*.*", "engines/*.*",
          "scaleout/*.*", "artifacts/*.*", "tiny/*.*", "configs/**/*.*", "docs/*",
          "bench/simulate.py", "results/demo/evals.csv", "results/stress/*.csv",
@@ -37,7 +37,7 @@ its docstring says what it does, and a page in `course/` what to know. Do them i
 
 ```bash
 make check EX=3     # what is right and what is wrong with exercise 3
-make grade          # all exercises, with points (your instructor has more checks)
+make grade          # the checks of all exercises, a line each (points are your instructor's)
 make toy            # a language model of 0.8M parameters, for runs
 make demo           # train it and fit its curve: needs exercises 1 to 7
 git init            # a history of your own
@@ -48,15 +48,15 @@ A run needs the functions of exercises 1 to 7; `make check` needs those of its o
 that ends with "exercise 6" has met a function of exercise 6 that is not written; remove its folder
 (`rm -r runs/NAME`) before you start it again.
 
-Graded are the bodies of the functions in `course/exercises.toml`, their signatures as they are, and
-what you add at the top level of the same files under new names: functions, classes, imports,
-constants. New methods of a class, and edits of other code or of the checks, are not. A body may
-import torch, numpy, scipy, the usual modules for numbers and lists, and the project's own. It may
-not open files, or look at modules, the environment, or the source of anything.
+Graded is what the functions in `course/exercises.toml` return, signatures as they are, for inputs
+that nobody has seen. They run in a sandbox, without network and without files but yours and the
+libraries'. Write them in any style: with helpers, constants, imports, new methods anywhere in the
+same files, or new modules beside them. Edits of other files, and of the checks, are not taken. An
+exercise runs beside our functions of all others; a line that raises costs what needs it.
 
 Left out: the tests and the scripts of `bench/` (they repeat the functions in plain lines; only
 `bench/simulate.py` is here), the project's figures (of `results/` only logs are here), its history,
-the hidden checks, the instructor's guide. The project's own README is [PROJECT.md](PROJECT.md);
+the instructor's values and guide. The project's own README is [PROJECT.md](PROJECT.md);
 what it says about these files does not hold here.
 """
 

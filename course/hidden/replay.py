@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from course import experiment
-from course.hidden.values import Failed, Wrong, close
+from course.hidden.values import Failed, Wrong, clean, close
 from course.student import BadInput
 
 STEPS = 4
@@ -57,7 +57,9 @@ def points(folder, of, seed, service):
         try:
             told = same_again(place, seed, service)
         except (BadInput, Failed, Wrong, OSError, LookupError, TypeError, ValueError) as error:
-            return 0.0, [*done, f"no points: a run could not be made again: {error}"]
+            said = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else error
+            return 0.0, [*done, *[why] * bool(why),
+                         f"no points: a run could not be made again: {clean(said)}"]
         rest = [why] if why else experiment.RUBRIC
         return round(of * len(done) / experiment.PARTS, 1), [told, *done, *rest]
 
@@ -69,9 +71,10 @@ def same_again(tree, seed, service):
         [name for pair in experiment.run_names(plan) for name in pair])
     run = tree / "runs" / name
     config = experiment.settings(run)
-    model = tree / Path(config["model"])
-    if model.resolve() != tree.resolve() / config["model"] or not (model / "config.json").exists():
-        raise BadInput(f"{config['model']}, the model of {name}, was not handed in")
+    wanted = str(config.get("model", "models/toy"))
+    model = tree / wanted
+    if model.resolve() != tree.resolve() / wanted or not (model / "config.json").exists():
+        raise BadInput(f"{wanted}, the model of {name}, was not handed in")
     log = experiment.log(run, "metrics.jsonl")
     sources = {path.relative_to(run / "source").as_posix(): path.read_text()
                for path in (run / "source").glob("**/*.py")}

@@ -174,8 +174,8 @@ class Service:
                 [*command, str(request.fileno())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 # Each large tensor is mapped, and given back where it ends: a heap that is torn to
                 # pieces would count as memory that an honest loop has used.
-                stderr=complaint, env=dict(MALLOC_MMAP_THRESHOLD_="65536"), cwd="/", start_new_session=True, bufsize=0,
-                pass_fds=(request.fileno(),))
+                stderr=complaint, env=dict(MALLOC_MMAP_THRESHOLD_="65536"), cwd="/",
+                start_new_session=True, bufsize=0, pass_fds=(request.fileno(),))
             for stream in (self.process.stdin, self.process.stdout):
                 os.set_blocking(stream.fileno(), False)
             self.rest = b""

@@ -137,7 +137,8 @@ def of_scripts(name, weight, kinds):
     def work(rng, ask):
         settings, weights = model_of(rng)
         for phrase, letters in kinds:
-            count, slots, answer = (int(rng.integers(*ends)) for ends in ((12, 40), (3, 11), (2, 6)))
+            count, slots, answer = (int(rng.integers(*ends))
+                                    for ends in ((12, 40), (3, 11), (2, 6)))
             scripts = [[int(i) for i in rng.choice(letters, 60)] for _ in range(count)]
             budgets = [int(i) for i in rng.integers(1, 14, count)]
             prompts = prompts_of(rng, count, settings["vocab_size"])

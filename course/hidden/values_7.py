@@ -142,7 +142,8 @@ def starts(rng, ask):
         ours = fit.Search("sigmoid", C, (0.25, 1.0), box_of(C))
         best, *luck = ((ours.at(angles.T, R, 0.25)[1] ** 2).sum(-1)
                        for angles in (numbers(x), rng.uniform(-1.4, 1.4, (300, 2))))
-        yield holds("the best start is no better than a random one", min(best) < np.median(luck) / 4)
+        yield holds("the best start is no better than a random one",
+                    min(best) < np.median(luck) / 4)
 
 
 @part("fits of whole runs", 1.5, 12)

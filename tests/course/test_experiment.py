@@ -1,6 +1,8 @@
 """Exercise 8: a plan, ten runs that bear its hash, and a conclusion that the interval allows."""
 
 import json
+import os
+import random
 import shutil
 import tomllib
 
@@ -11,7 +13,8 @@ from made_runs import made
 from scipy import stats
 
 from command.options import parse
-from course import experiment
+from course import experiment, grade, student
+from course.hidden import replay
 
 PLAN = """\
 # A plan
@@ -205,3 +208,83 @@ def test_the_page_shows_a_plan_that_can_be_used(tmp_path):
     page = (ROOT / "course" / "8_experiment.md").read_text()
     (tmp_path / "plan.md").write_text(page.split("```text\n")[1].split("```")[0])
     assert experiment.read_plan(tmp_path)["measure"] in ("end", "A")
+
+
+# -- points, from what an instructor makes again
+
+class Again:
+    """In place of the sandbox: the first steps of the run that is asked for, made again."""
+
+    def __init__(self, lines):
+        self.lines = lines
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def ask(self, call, config, steps):
+        assert (call, steps) == ("replay", replay.STEPS) and 'name = "' in config
+        return self.lines
+
+
+def with_model(tree):
+    """The made runs again, with a model, and logs that have the columns of a real one."""
+    (tree / "models" / "toy").mkdir(parents=True)
+    (tree / "models" / "toy" / "config.json").write_text("{}")
+    for run in (tree / "runs").iterdir():
+        replaced(run / "config.toml", "lr = ", 'model = "models/toy"\nlr = ')
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        (run / "metrics.jsonl").write_text("".join(
+            json.dumps(line | dict.fromkeys((*replay.EQUAL[1:], *replay.NEAR), 0.5)) + "\n"
+            for line in lines))
+    return [line | dict.fromkeys((*replay.EQUAL[1:], *replay.NEAR), 0.5) for line in lines]
+
+
+def test_points_are_given_only_where_the_first_steps_of_a_run_come_out_again(tree):
+    lines = with_model(tree)
+    runs = {path.name: [json.loads(line) for line in (path / "metrics.jsonl").read_text()
+                        .splitlines()] for path in (tree / "runs").iterdir()}
+    asked = []
+
+    def honest(sources, folders):
+        assert {*sources} == {"loss.py", "engines/head.py"}
+        assert (folders["/model"] / "config.json").exists()
+        return Again(runs[asked[-1]])
+    for seed in range(3):
+        asked.append(random_name(tree, seed))
+        points, notes = replay.points(tree, 14, seed, honest)
+        assert points == 6 and asked[-1] in notes[0], notes
+    wrong = [dict(line, pass_rate=line["pass_rate"] + 0.01) for line in lines]
+    points, notes = replay.points(tree, 14, 0, lambda *_: Again(wrong))
+    assert points == 0 and "a run could not be made again" in notes[-1]
+    rough = [dict(line, entropy=line["entropy"] * 1.01) for line in runs[asked[0]]]
+    assert replay.points(tree, 14, 0, lambda *_: Again(rough))[0] == 6
+
+
+def random_name(tree, seed):
+    names = [name for pair in experiment.run_names(experiment.read_plan(tree / "experiment"))
+             for name in pair]
+    return random.Random(f"replay/{seed}").choice(names)
+
+
+def test_made_up_logs_have_no_point(tree):
+    points, notes = replay.points(tree, 14, 0, lambda *_: Again([]))
+    assert points == 0 and "a run could not be made again" in notes[-1]
+    with_model(tree)
+    assert replay.points(tree, 14, 0, lambda *_: Again([]))[0] == 0
+    assert replay.points(tree, 14, 0, lambda *_: Again([{"step": 1}]))[0] == 0
+
+
+def test_a_pipe_or_a_link_among_the_runs_is_not_read(tree):
+    run = run_of(tree, "base", 3)
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
+    points, notes = replay.points(tree, 14, 0, None)
+    assert points == 0 and "metrics.jsonl cannot be read" in notes[1]
+
+
+def test_code_that_was_not_handed_out_is_not_run():
+    with pytest.raises(experiment.BadInput, match="source/config.py is not the one"):
+        grade.of_a_run(student.exercises(), {"loss.py": "", "config.py": "x = 1\n"}, {})

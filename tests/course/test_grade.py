@@ -1,4 +1,4 @@
-"""`make grade`: all points for right work of any style, and a line that fails costs its exercise."""
+"""`make grade`: all points for right work of any style; a line that fails costs its exercise."""
 
 import json
 import os
@@ -377,7 +377,8 @@ def test_what_is_no_python_costs_the_function_that_it_stands_in(broken):
     row = graded(3, sources)
     assert row["points"] < row["of"] and "SyntaxError" in row["notes"][0]
     if '"""' not in broken:
-        assert any(f"loss.py, line {number + i}:" in row["notes"][0] for i in range(3)), row["notes"]
+        said = row["notes"][0]
+        assert any(f"loss.py, line {number + i}:" in said for i in range(3)), said
 
 
 @sandboxed

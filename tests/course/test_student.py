@@ -128,10 +128,10 @@ def test_make_check_and_grade_know_where_they_are(tree):
         assert said(folder, "check", "EX=8")[-2:] == ["course.experiment", "experiment"]
     assert "tests/test_loss.py" in said(ROOT, "check")
     assert said(tree, "check")[-1] == "course/checks"
-    assert said(ROOT, "grade")[-3:] == ["student", "--json", "grade.json"]
-    assert said(tree, "grade")[-3:] == [".", "--json", "grade.json"]
+    assert said(ROOT, "grade")[-3:] == ['"student"', "--json", "grade.json"]
+    assert said(tree, "grade")[-3:] == ['"."', "--json", "grade.json"]
     assert said(ROOT, "grade", "STUDENT=ada", "SEED=7")[-5:] == [
-        "ada", "--json", "grade.json", "--seed", "7"]
+        '"ada"', "--json", "grade.json", "--seed", "7"]
     assert said(ROOT, "student", "EX=3 5")[-3:] == ["--only", "3", "5"]
 
 
