@@ -182,6 +182,12 @@ json.loads = json.dumps = lambda *a, **k: "{}"
 }
 
 
+@pytest.fixture(autouse=True)
+def not_patient(monkeypatch):
+    """Of a question: an honest answer takes 5 s at most here."""
+    monkeypatch.setattr(values, "ASK_S", 20)
+
+
 def cheating(body, top):
     weights = "rewards = mask\nnorm = aggregation\n" + body
     return tree({"loss.py::advantages": body, "loss.py::token_weights": weights}, top, real=[3])
@@ -204,8 +210,7 @@ def test_and_costs_no_other_exercise(name):
 
 
 @sandboxed
-def test_an_endless_loop_costs_the_part_that_it_is_in(monkeypatch):
-    monkeypatch.setattr(values, "ASK_S", 8)
+def test_an_endless_loop_costs_the_part_that_it_is_in():
     row = graded(4, tree({"loss.py::zero_variance": "while True: pass"}, real=[]) | {
         "scalerl.py": (ROOT / "scalerl.py").read_text()})
     why = {part["part"]: part["why"] for part in row["parts"]}
