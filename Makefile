@@ -3,6 +3,7 @@
 # make check EX=3  the public checks of exercise 3 of the course (course/README.md)
 # make student   student/: this project with the bodies of the course's exercises taken out
 # make grade     the exercises' points, in a sandbox (STUDENT=FOLDER: of that tree)
+# make submit    in a student's tree: submission.zip; make grade-all DIR=FOLDER grades a folder of them
 # make mutants   real bugs, one at a time, and which test finds each of them
 # make test      the whole test suite
 # make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
@@ -33,7 +34,7 @@ SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
-.PHONY: demo seeds held-out public stress study study-figures record mix check test student grade mutants gpu-check gpu-rehearsal toy smollm2 vllm certs clean
+.PHONY: demo seeds held-out public stress study study-figures record mix check test student grade submit grade-all mutants gpu-check gpu-rehearsal toy smollm2 vllm certs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -108,6 +109,13 @@ student:
 STUDENT ?= $(if $(wildcard course/handed_out.json),.,student)
 grade: $(VENV)/test
 	$(PY) -m course.grade "$(STUDENT)" --json grade.json \
+		$(if $(filter command line,$(origin SEED)),--seed $(SEED))
+
+# What is graded, for the instructor; and a folder of such archives: make grade-all DIR=handed_in
+submit:
+	$(PYTHON) -B -m course.batch --pack "$(or $(OUT),submission.zip)"
+grade-all: $(VENV)/test
+	$(PY) -m course.batch "$(DIR)" --out "$(or $(OUT),graded)" \
 		$(if $(filter command line,$(origin SEED)),--seed $(SEED))
 
 mutants: $(VENV)/test

@@ -38,6 +38,7 @@ its docstring says what it does, and a page in `course/` what to know. Do them i
 ```bash
 make check EX=3     # what is right and what is wrong with exercise 3
 make grade          # the checks of all exercises, a line each (points are your instructor's)
+make submit         # submission.zip, to be handed in
 make toy            # a language model of 0.8M parameters, for runs
 make demo           # train it and fit its curve: needs exercises 1 to 7
 git init            # a history of your own
