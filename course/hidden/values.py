@@ -178,7 +178,7 @@ class Service:
                 start_new_session=True, bufsize=0, pass_fds=(request.fileno(),))
             for stream in (self.process.stdin, self.process.stdout):
                 os.set_blocking(stream.fileno(), False)
-            self.rest = b""
+            self.rest = bytearray()
             try:
                 ready = self.line(b"", time.monotonic() + START_S) == b'{"value": "ready"}'
             except Failed:
@@ -203,7 +203,8 @@ class Service:
     def line(self, data, deadline):
         """Write the bytes, read one line. Raises Failed."""
         into, out = self.process.stdin.fileno(), self.process.stdout.fileno()
-        while data or b"\n" not in self.rest:
+        ended = b"\n" in self.rest
+        while data or not ended:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise Failed("no answer in time: an endless loop?")
@@ -216,12 +217,13 @@ class Service:
                     if not more:
                         raise Failed("its process has ended")
                     self.rest += more
+                    ended = ended or b"\n" in more
             except OSError:
                 raise Failed("its process has ended") from None
             if len(self.rest) > wire.LONGEST:
                 raise Failed("an answer without end")
         answer, self.rest = self.rest.split(b"\n", 1)
-        return answer
+        return bytes(answer)
 
     def ask(self, call, **args):
         """The value of a function of calls.py. Raises Failed, SandboxError."""

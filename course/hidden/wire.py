@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 DTYPES = ("float32", "float64", "int64", "bool")
-LONGEST = 64 << 20              # bytes of a line
+LONGEST = 16 << 20              # bytes of a line
 
 
 def encode(value):
