@@ -15,7 +15,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import sysconfig
 import tempfile
 import time
@@ -265,7 +264,3 @@ def earned(all_parts, service, seed):
             why = f"no value of the kind asked for ({type(error).__name__}: {str(error)[:100]})"
         result.append((part, clean(why)))
     return result
-
-
-if __name__ == "__main__":
-    sys.exit("values.py is a part of grade.py")
