@@ -3,8 +3,8 @@
 Logs can be made up. So the first steps of one of the ten runs, drawn by chance, are made again: in
 the sandbox, from the settings, the code and the model that are handed in. Its log must tell the
 same; without that no part of the exercise counts. (Two machines round differently: counts must be
-equal, other numbers nearly. Somebody who makes the first steps of all ten runs and invents the rest,
-or whose own code writes an invented log, is not found by this.)
+equal, other numbers nearly. Who makes the first steps of all ten runs and invents the rest, or
+whose own code writes an invented log, is not found by this.)
 """
 import os
 import random
