@@ -48,6 +48,7 @@ class ServerPool:
 
     slots       requests in flight at each server, at most; it may be started for fewer
     length      tokens of the longest sequence they must take
+    vocab       rows of the model's embedding: every token id is below
     dtype       torch dtype of their weights, and of the tensors that are sent
     head_fp32   their LM head must compute in fp32, else in bf16
     cuda        the tensors that are sent are on a GPU, so NCCL can send them
@@ -58,7 +59,7 @@ class ServerPool:
     ServerError: not all came up.
     """
 
-    def __init__(self, urls, *, slots, length, dtype, head_fp32=True, cuda=False, tls="",
+    def __init__(self, urls, *, slots, length, vocab, dtype, head_fp32=True, cuda=False, tls="",
                  deadline_s=600.0, logs=Path()):
         context = client_context(urls, tls)
         # Each request is a connection, and 1,024 open files are the usual soft limit.
@@ -67,8 +68,8 @@ class ServerPool:
             raise ValueError(f"slots = {slots}: {len(urls)} servers need up to {needed} open files "
                              f"and this process may open {hard} (ulimit -Hn); lower slots")
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self.slots, self.length, self.dtype, self.head_fp32 = slots, length, dtype, head_fp32
-        self.cuda, self.deadline_s = cuda, deadline_s
+        self.slots, self.length, self.vocab = slots, length, vocab
+        self.dtype, self.head_fp32, self.cuda, self.deadline_s = dtype, head_fp32, cuda, deadline_s
         self.version = -1               # none pushed yet
         self.run_id = secrets.token_hex(4)
         self.pushed = {}                # {name of a version on the servers: version}
@@ -240,7 +241,8 @@ class ServerPool:
         try:
             answer = await server.generate(sampler, sample)
         except ServerFailed as error:
-            sample.refused += isinstance(error, BadAnswer)
+            self.counters["bad_answers"] += (bad := isinstance(error, BadAnswer))
+            sample.refused += bad
             if sample.refused == 3:
                 raise ServerError(f"generate, version {self.version}: {server.url}: a sample has "
                                   f"got three bad answers: {error}") from None
@@ -269,7 +271,7 @@ class ServerPool:
         log = {"off_policy/busy_share": busy, "off_policy/waited_s": seconds * (1 - busy),
                "off_policy/decoding_share": self.decoding_s / len(self.servers) / seconds}
         log |= {f"servers/{name}": self.counters[name]
-                for name in ("late_starts", "resubmitted", "losses")}
+                for name in ("late_starts", "bad_answers", "resubmitted", "losses")}
         self.busy_s, self.decoding_s, self.logged_at = 0.0, 0.0, self.counted_at
         self.counters.clear()
         return log
