@@ -21,6 +21,7 @@ from engines.vllm_inprocess import HEAD
 from servers.weight_transfer import GlooChannel, NcclChannel
 
 CALL_S = 120.0      # for all but generation: in a push the other servers stand still so long
+LOOK_S = 30.0       # for a look and a pause, which cost a server little: it hangs if it is silent
 
 
 # A log-prob is above the first, which vLLM sends for nan, -inf and for none, and below the second:
@@ -50,7 +51,7 @@ class Server:
 
     def __init__(self, url, pool):
         self.url, self.pool = url.rstrip("/"), pool
-        self.call_s = min(CALL_S, pool.deadline_s)
+        self.call_s, self.look_s = min(CALL_S, pool.deadline_s), min(LOOK_S, pool.deadline_s)
         self.state, self.why = "lost", "no answer yet"
         self.version = self.label = None    # of the last whole push since it was connected
         self.channel, self.workers = None, 0
@@ -59,8 +60,8 @@ class Server:
         self.requests = {}              # in flight: {task: (sampler, sample)}
         self.tokens, self.progress = 0.0, 0.0   # its own count of tokens; the time it last grew
 
-    async def get(self, path):
-        return await self.post(path, method="GET")
+    async def get(self, path, total_s=None):
+        return await self.post(path, total_s=total_s, method="GET")
 
     async def post(self, path, body=None, total_s=None, method="POST"):
         """What a route says, JSON or text. total_s: how long it may take, 0: for ever. Raises
@@ -72,6 +73,7 @@ class Server:
                                                  timeout=limits) as response:
                 said = await response.text(errors="replace")
         except TimeoutError:
+            self.pool.restart(self)
             raise ServerFailed(f"{path}: no answer for {seconds or self.call_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ServerFailed(f"{path}: {error or type(error).__name__}") from None
@@ -96,8 +98,11 @@ class Server:
             except Exception as error:          # the loop raises it
                 done.set_exception(error)
         threading.Thread(target=run, daemon=True).start()   # the process may end without it
-        await self.post(path, body)
-        await asyncio.wait_for(asyncio.wrap_future(done), self.call_s)
+        told = asyncio.ensure_future(self.post(path, body))
+        try:                            # the first failure is the reason: the other end waits then
+            await asyncio.gather(told, asyncio.wait_for(asyncio.wrap_future(done), self.call_s))
+        finally:
+            told.cancel()
 
     async def connect(self):
         """Check its settings and meet its workers. Raises ServerRefused: it has to be started in
@@ -132,7 +137,7 @@ class Server:
         """Begin a push: no new requests, stop generating (running sequences keep their keys and
         values), open an update."""
         self.set_state("stale")
-        await self.post("/pause?mode=keep&clear_cache=false")
+        await self.post("/pause?mode=keep&clear_cache=false", total_s=self.look_s)
         try:
             await self.post("/start_weight_update")
         except ServerFailed:            # a trainer that was killed has left one open
@@ -175,7 +180,8 @@ class Server:
         if self.state != "ready":
             return
         label = self.label
-        info, metrics = await asyncio.gather(self.get("/weight_info"), self.get("/metrics"))
+        info, metrics = await asyncio.gather(self.get("/weight_info", self.look_s),
+                                             self.get("/metrics", self.look_s))
         if info["weight_version"] != label == self.label:       # else a push has come meanwhile
             raise ServerFailed("it has other weights than were pushed: it was started again, or "
                                "another trainer uses it")
@@ -184,6 +190,7 @@ class Server:
         if tokens != self.tokens or not self.requests:
             self.tokens, self.progress = tokens, now
         elif now - self.progress > self.pool.deadline_s:
+            self.pool.restart(self)
             raise ServerFailed(f"no new token for {self.pool.deadline_s:.0f} s, with "
                                f"{len(self.requests)} requests in flight")
 

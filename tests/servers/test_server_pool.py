@@ -237,7 +237,7 @@ def test_a_mistake_of_the_clients_ends_the_run_instead_of_leaving_it_to_wait(
     sampler = connect(fake(whole).url)
     push(sampler, WEIGHT, 0)
     monkeypatch.setattr(sampler, "absorb", lambda sample: None)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'current'"):
+    with pytest.raises(TypeError, match="takes 1 positional argument but 5 were given"):
         drain(sampler, requests(1))
 
 
@@ -545,12 +545,60 @@ def test_a_silent_server_takes_no_other_down_in_a_push(fake, connect, monkeypatc
     assert silent.version.endswith("-0") and good.version.endswith("-1") and not good.paused
 
     until(lambda: sampler.pool.needs_push)
-    sampler.pool.servers[0].call_s = 0.5
+    sampler.pool.servers[0].look_s = 0.5
     silent.hung.add("/pause")
     push(sampler, WEIGHT, 2)
     assert silent.version.endswith("-0") and good.version.endswith("-2") and not good.paused
     assert (f"{silent.url} is lost: push of version 2: /pause?mode=keep&clear_cache=false: no "
             "answer for 0.5 s") in capfd.readouterr().err
+
+
+def test_a_failure_of_the_trainers_end_of_a_push_is_told_while_the_server_still_waits(
+        fake, connect, capfd):
+    """Its workers wait for the rest of the bucket, NCCL's for 30 minutes. The server's silence
+    would hide the cause, and hold up the other servers for as long."""
+    waits, good = fake(whole), fake(whole)
+    sampler = connect(waits.url, good.url)
+    push(sampler, WEIGHT, 0)
+
+    def fail(data):
+        raise RuntimeError("unhandled cuda error")
+    channel_of(sampler, waits).send = fail
+    waits.hung.add("/update_weights")
+    push(sampler, WEIGHT, 1)
+    assert f"{waits.url} is lost: push of version 1: unhandled cuda error;" in \
+        capfd.readouterr().err
+    assert good.version.endswith("-1") and not good.paused
+
+
+@pytest.mark.parametrize("path, words", [
+    ("/weight_info", "no answer"), ("/metrics", "no answer"), (None, "no new token")])
+def test_the_launcher_is_told_of_a_server_that_hangs_and_the_other_one_goes_on(
+        path, words, fake, connect, monkeypatch, tmp_path, capfd):
+    """Not of one that has ended, which the launcher sees itself; and of none of somebody else's."""
+    monkeypatch.setattr("servers.pool.HEALTH_S", 0.1)
+    monkeypatch.setattr("servers.server.LOOK_S", 0.5)
+    dead, hangs, good = fake(whole), fake(whole), fake(whole)
+    sampler = connect(dead.url, hangs.url, good.url, logs=tmp_path, deadline_s=30 if path else 2)
+    push(sampler, WEIGHT, 0)
+    dead.stop()
+    good.count = float                                      # it counts a token at each look
+    hangs.open.clear()
+    hangs.hung |= {path} - {None}
+    for request in requests(3, samples=4):
+        sampler.submit(request)
+    until((tmp_path / "server_1.hangs").exists)
+    assert len(drained(sampler)) == 12
+    assert [path.name for path in tmp_path.iterdir()] == ["server_1.hangs"]
+    assert f"{hangs.url} is lost: " in (said := capfd.readouterr().err) and words in said
+
+
+def test_a_server_that_is_silent_while_all_start_is_left_to_start(fake, connect, tmp_path):
+    slow = fake(whole)
+    slow.hung.add("/server_info")
+    with pytest.raises(ServerError, match="no answer for 1 s"):
+        connect(slow.url, logs=tmp_path, deadline_s=1)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
@@ -726,9 +774,10 @@ def test_the_settings_of_a_run_reach_its_servers(head_fp32, head, fake, micro, s
         make_samplers(config, trainer, 110)
 
 
-def test_a_request_that_begins_after_a_push_is_asked_again_under_the_new_salt(fake, connect):
+def test_a_request_that_begins_after_a_push_keeps_its_tokens_and_is_counted(fake, connect):
     """The second of three: its server had not begun it when the push came, and may have found
-    blocks of the older weights for it. The other two had begun and go on."""
+    blocks of the older weights for its prompt, as the other two have. Thrown away, it would cost
+    as many tokens again."""
     def say(body, number):
         answer = whole(body, number)
         if number == 2:                                     # whatever version is current then
@@ -744,8 +793,8 @@ def test_a_request_that_begins_after_a_push_is_asked_again_under_the_new_salt(fa
     server.release()
     assert sorted(r.versions[0] for r in drain(sampler)) == [0, 0, 1]
     salts = [body["cache_salt"] for body in server.asked]
-    assert salts[:3] == salts[:1] * 3 and salts[3:] == [sampler.pool.servers[0].salt]
-    assert salts[3] != salts[0] and sampler.log()["servers/late_starts"] == 1
+    assert salts == salts[:1] * 3 and sampler.pool.servers[0].salt != salts[0]
+    assert sampler.log()["servers/late_starts"] == 1
 
 
 def test_a_server_that_was_started_for_fewer_slots_gets_no_more_requests_at_once(fake, connect):
