@@ -336,7 +336,7 @@ def test_an_evaluation_on_the_same_engine_leaves_no_sample_of_the_training_behin
     for request in requests(9, samples=7):
         sampler.submit(request)
     got = []
-    while not any(sample.rollout.output_ids for _, sample, _ in sampler.running.values()):
+    while not any(sample.rollout.output_ids for _, sample in sampler.running.values()):
         got += sampler.step()
     # One has at most 4 tokens of its second request to go: it ends while the evaluation runs.
     evaluation = sampler.beside(seed=3)

@@ -366,10 +366,10 @@ def find(processes, word):
 
 
 def test_a_lost_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, tmp_path, seed):
-    """One run: its server killed, the next one stopped (SIGSTOP), then Ctrl-C; resumed on two ranks, a rank killed while vLLM is
-    still starting (in the middle of a run: test_ranks.py). THOROUGH: between the two, the whole
-    tree of processes is killed at ten random moments, with two ranks and two servers or one of
-    each by turns; the set of groups and samples stays complete."""
+    """One run: its server killed, the next one stopped (SIGSTOP), then Ctrl-C; resumed on two
+    ranks, a rank killed while vLLM is still starting (in the middle of a run: test_ranks.py).
+    THOROUGH: between the two, the whole tree of processes is killed at ten random moments, with two
+    ranks and two servers or one of each by turns; the set of groups and samples stays complete."""
     with running(tmp_path, command(micro)) as (process,):
         steps_reach(tmp_path, process, 4)
         processes = tree(process)
