@@ -65,7 +65,8 @@ def measure(args, tokenizer, plain, ids, process, url):
     ours = VllmSampler(args.model, tokenizer, whole, **settings)
     slots = TransformersSampler(plain, tokenizer, whole, **settings)
     length = settings["prompt_tokens"] + args.tokens + 1
-    pool = ServerPool([url], slots=settings["slots"], length=length, dtype=torch.float32)
+    pool = ServerPool([url], slots=settings["slots"], length=length, dtype=torch.float32,
+                      vocab=plain.get_input_embeddings().num_embeddings)
     server = ServerSampler(pool, tokenizer, whole, weights=lambda _: plain.named_parameters(),
                            prompt_tokens=settings["prompt_tokens"], eos_ids=())
     server.push_weights(plain.named_parameters(), 0)

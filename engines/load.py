@@ -31,9 +31,8 @@ def untested():
     other = [f"{name} {version} (tested: {TESTED[name]})"
              for name, version in installed(TESTED).items()
              if not version.startswith(f"{TESTED[name]}.")]
-    if not other:
-        return ""
-    return f"note: not tested here: {', '.join(sorted(other))}; see docs/versions.md"
+    said = f"note: not tested here: {', '.join(sorted(other))}; see docs/versions.md"
+    return said if other else ""
 
 
 # Families that vLLM 0.32's CPU build computes with old weights after a push, or cannot be pushed to

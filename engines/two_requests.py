@@ -7,9 +7,9 @@ A sample is two requests:
 
 Without a phrase nothing can be interrupted, and one request has both budgets.
 
-The G samples of a prompt share its keys and values through vLLM's prefix cache, and a block that
-other weights computed is never used: the salt of a request is the version when it is sent. New
-weights may come before vLLM has begun it, so `take` looks at the version of its first token.
+The G samples of a prompt share its keys and values through vLLM's prefix cache: the salt of a
+request is the version when it is sent, so it never finds a block of older weights. If new weights
+come before its first token, its prompt may be of the older ones, as that of every running sample.
 """
 
 import queue
@@ -87,8 +87,8 @@ class TwoRequests:
 
     def absorb(self, sample, ids, behavior_logprobs, versions, current):
         """Add the tokens of a finished request: lists of equal length, not empty. Returns whether
-        the sample is done; else a second request is due. current: version now, the label of forced
-        tokens."""
+        the sample is done; else it waits for its second request. current: version now, the label
+        of forced tokens."""
         rollout, phrase = sample.rollout, self.interruption.phrase_ids
         first = not rollout.output_ids
         sample.add(ids, behavior_logprobs, versions, sampled=True)
@@ -98,20 +98,10 @@ class TwoRequests:
             if self.interruption.end not in self.tokenizer.decode(rollout.output_ids):
                 sample.add(phrase, [0.0] * len(phrase), [current] * len(phrase), sampled=False)
                 rollout.interrupted = True
-            return False
-        return True
-
-    def take(self, sample, salt, ids, behavior_logprobs, versions, current):
-        """Use the answer to a request whose salt is version `salt`. Returns whether it had begun
-        under that version; else it is asked again."""
-        # Versions only grow. If the first token is of the version in the salt, so is the whole
-        # prompt, and so are all blocks that were found: requests with this salt filled them.
-        begun = versions[0] == salt
-        if begun and self.absorb(sample, ids, behavior_logprobs, versions, current=current):
-            self.done.put(sample)
-        else:                           # for its second request, or the same one again
             self.waiting.appendleft(sample)
-        return begun
+            return False
+        self.done.put(sample)
+        return True
 
     def finished(self) -> list[Rollout]:
         return self.returned([self.done.get() for _ in range(self.done.qsize())])

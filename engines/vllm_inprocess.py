@@ -82,8 +82,8 @@ class VllmSampler(TwoRequests):
                  head_fp32=True, dtype=torch.float32, eager=False, **more):
         super().__init__(tokenizer, interruption, slots=slots, seed=seed, **more)
         self.decoded = Counter()                        # "steps", "sequences": for log()
-        # By vLLM's name of the request under way, of both samplers: (sampler, sample, its salt).
-        self.running: dict[str, tuple[VllmSampler, Sample, int]] = {}
+        # By vLLM's name of the request under way, of both samplers.
+        self.running: dict[str, tuple[VllmSampler, Sample]] = {}
         self.names = itertools.count()                  # of requests
 
         length = self.prompt_tokens + interruption.longest
@@ -134,14 +134,13 @@ class VllmSampler(TwoRequests):
             return self.finished()
         self.decoded.update(steps=1, sequences=len(self.running))
         for output in self.engine.step():
-            owner, sample, salt = self.running.pop(output.request_id)
+            owner, sample = self.running.pop(output.request_id)
             answer = output.outputs[0]
             versions = [int(span.version) for span in answer.weight_versions
                         for _ in range(span.start, span.end)]
             behavior_logprobs = list(answer.logprobs.logprobs)
             assert len(answer.token_ids) == len(behavior_logprobs) == len(versions) > 0
-            owner.take(sample, salt, list(answer.token_ids), behavior_logprobs, versions,
-                       self.version)
+            owner.absorb(sample, list(answer.token_ids), behavior_logprobs, versions, self.version)
         return self.finished()
 
     def reseed(self, seed):
@@ -168,4 +167,4 @@ class VllmSampler(TwoRequests):
             detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
         prompt = {"type": "token", "cache_salt": str(self.version), "prompt_token_ids": sample.ids}
         self.engine.add_request(name, prompt, parameters)
-        self.running[name] = self, sample, self.version
+        self.running[name] = self, sample

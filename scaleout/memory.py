@@ -7,7 +7,7 @@ device is left to what is not counted. Ours.
 """
 
 import os
-from dataclasses import dataclass
+from collections import namedtuple
 from pathlib import Path
 
 import psutil
@@ -23,14 +23,8 @@ CACHE_SHARE = 0.25                  # of a CPU's memory, for one server's cache 
 VLLM_MEMORY_SHARE = 0.9             # of a GPU's memory, what a server takes
 SERVER_OVERHEAD = 2 * GIB           # CUDA context, activations, graphs
 
-@dataclass(frozen=True)
-class Device:
-    """What the estimates need to know of a device, and in its name how that is known."""
-    name: str
-    memory: float                   # bytes
-    cuda: bool
-
-
+# What the estimates need to know of a device: how that is known is in its name; memory in bytes.
+Device = namedtuple("Device", "name memory cuda")
 ASSUMED = Device("an H100 (assumed: no GPU here to ask)", 79 * GIB, cuda=True)
 
 

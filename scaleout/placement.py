@@ -8,7 +8,7 @@ trainers, or as many as the model needs. bench/simulate.py finds a better split 
 import errno
 import random
 import socket
-from dataclasses import dataclass
+from collections import namedtuple
 
 from config import ConfigError
 from engines.load import refused
@@ -17,19 +17,10 @@ from servers.addresses import LOOPBACK, client_context
 PAPERS_SHARE = 16 / 80              # of the GPUs trains
 
 
-@dataclass(frozen=True)
-class Server:
-    """One vLLM server: its address, and its devices: GPUs, () on a CPU."""
-    url: str
-    devices: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Placement:
-    """All processes of a machine, and the reason in one line."""
-    trainers: int
-    servers: tuple[Server, ...]
-    why: str
+# One vLLM server: its address, and its devices: numbers of GPUs, () on a CPU.
+Server = namedtuple("Server", "url devices")
+# All processes of a machine: how many trainers, a tuple of Servers; and the reason in one line.
+Placement = namedtuple("Placement", "trainers servers why")
 
 
 def free_ports(count, host=LOOPBACK[0]):

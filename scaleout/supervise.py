@@ -63,9 +63,12 @@ class Child:
 
     def __init__(self, name, argv, env=None, *, log=None):
         self.name, self.argv, self.env, self.log = name, argv, env, log
+        self.hangs = log and Path(log).with_suffix(".hangs")    # a file, when the trainer says so
         self.process, self.log_start, self.deaths = None, 0, []
 
     def start(self):
+        if self.hangs:
+            self.hangs.unlink(missing_ok=True)              # of an earlier process
         with open(self.log, "ab", 0) if self.log else contextlib.nullcontext() as output:
             self.log_start = output.tell() if output else 0     # after what an earlier start wrote
             self.process = subprocess.Popen(
@@ -79,7 +82,7 @@ class Child:
         return self.process.poll()
 
     def send(self, number):
-        with contextlib.suppress(BrokenPipeError):      # it has just ended
+        with contextlib.suppress(BrokenPipeError, ValueError):      # it has ended, or will
             self.process.stdin.write(bytes([number]))
 
     def kill(self):
@@ -156,6 +159,10 @@ class Supervisor:
         if self.signals and self.status is None:
             self.finish(128 + self.signals[0])
         for server in self.servers:
+            if server.hangs and server.hangs.exists():
+                say(f"{server.name} hangs, and is ended")
+                server.hangs.unlink()
+                server.kill()
             if server.status is None or self.status is not None:
                 continue
             if not self.trainers:

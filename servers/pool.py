@@ -10,9 +10,6 @@ A push is: no new requests, pause (running sequences keep their keys and values)
 resume. If any of it fails, the server is lost and stays paused until it was connected again and a
 whole push has succeeded. Its unfinished samples are asked again elsewhere.
 
-A request that had not begun when a push came is a late start, asked again (two_requests.py). What
-vLLM preempts and takes up again keeps its tokens: it has begun, and runs like the others.
-
 A long sample may take longer than any deadline, so a request has none. A server that has requests
 and counts no new token for the deadline is lost.
 """
@@ -24,7 +21,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import aiohttp
 
@@ -48,18 +44,20 @@ class ServerPool:
 
     slots       requests in flight at each server, at most; it may be started for fewer
     length      tokens of the longest sequence they must take
+    vocab       rows of the model's embedding: every token id is below
     dtype       torch dtype of their weights, and of the tensors that are sent
     head_fp32   their LM head must compute in fp32, else in bf16
     cuda        the tensors that are sent are on a GPU, so NCCL can send them
     deadline_s  no wait is longer, but three times that for all to come up
-    logs        folder with the server_0.log, .. of those that our launcher has started
+    logs        folder with the server_0.log, .. of those that our launcher has started, and where
+                it looks for server_0.hangs, ..: it ends that server and starts it again
 
     Raises ValueError: a setting or an address of a server, or the certificates, are wrong.
     ServerError: not all came up.
     """
 
-    def __init__(self, urls, *, slots, length, dtype, head_fp32=True, cuda=False, tls="",
-                 deadline_s=600.0, logs=Path()):
+    def __init__(self, urls, *, slots, length, vocab, dtype, head_fp32=True, cuda=False, tls="",
+                 deadline_s=600.0, logs=None):
         context = client_context(urls, tls)
         # Each request is a connection, and 1,024 open files are the usual soft limit.
         hard, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], slots * len(urls) + 64
@@ -67,9 +65,9 @@ class ServerPool:
             raise ValueError(f"slots = {slots}: {len(urls)} servers need up to {needed} open files "
                              f"and this process may open {hard} (ulimit -Hn); lower slots")
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self.slots, self.length, self.dtype, self.head_fp32 = slots, length, dtype, head_fp32
-        self.cuda, self.deadline_s = cuda, deadline_s
-        self.version = -1               # none pushed yet
+        self.slots, self.length, self.vocab = slots, length, vocab
+        self.dtype, self.head_fp32, self.cuda, self.deadline_s = dtype, head_fp32, cuda, deadline_s
+        self.version, self.logs = -1, logs      # none pushed yet
         self.run_id = secrets.token_hex(4)
         self.pushed = {}                # {name of a version on the servers: version}
         self.samplers = []              # the last one's samples come first
@@ -82,12 +80,12 @@ class ServerPool:
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.wait(self._open(urls, context))
         try:
-            self._wait_for_all(logs)
+            self._wait_for_all()
         except BaseException:
             self.close()
             raise
 
-    def _wait_for_all(self, logs):
+    def _wait_for_all(self):
         """Servers download, load, compile, capture graphs: how far each is, is said."""
         start = said = time.monotonic()
         while lost := self.check():
@@ -96,8 +94,8 @@ class ServerPool:
                 continue
             said = time.monotonic()
             for server in lost:
-                log = logs / f"server_{self.servers.index(server)}.log"
-                text = log.read_text(errors="replace").strip() if log.exists() else ""
+                log = self.logs and self.logs / f"server_{self.servers.index(server)}.log"
+                text = log.read_text(errors="replace").strip() if log and log.exists() else ""
                 told = text.rpartition("\n")[2][-200:] or server.why
                 say(f"{server.url} is starting, {said - start:.0f} s of "
                     f"{3 * self.deadline_s:.0f} at most: {told}")
@@ -194,6 +192,11 @@ class ServerPool:
                 self._lose(server, str(error) or repr(error))
                 await asyncio.sleep(RETRY_S)
 
+    def restart(self, server):
+        """Have our launcher end and start a server that is silent; while all start, it is early."""
+        if self.logs and self.version >= 0:
+            (self.logs / f"server_{self.servers.index(server)}.hangs").touch()
+
     def _lose(self, server, why):
         """Expect nothing more of this server until it is connected again."""
         if server.state != "lost":
@@ -240,7 +243,8 @@ class ServerPool:
         try:
             answer = await server.generate(sampler, sample)
         except ServerFailed as error:
-            sample.refused += isinstance(error, BadAnswer)
+            self.counters["bad_answers"] += (bad := isinstance(error, BadAnswer))
+            sample.refused += bad
             if sample.refused == 3:
                 raise ServerError(f"generate, version {self.version}: {server.url}: a sample has "
                                   f"got three bad answers: {error}") from None
@@ -248,7 +252,8 @@ class ServerPool:
             return
         self.count_time()
         del server.requests[asyncio.current_task()]
-        self.counters["late_starts"] += not sampler.take(sample, version, *answer, self.version)
+        self.counters["late_starts"] += answer[2][0] > version      # begun after a push
+        sampler.absorb(sample, *answer, self.version)
         self.dispatch()
 
     def count_time(self):
@@ -269,7 +274,7 @@ class ServerPool:
         log = {"off_policy/busy_share": busy, "off_policy/waited_s": seconds * (1 - busy),
                "off_policy/decoding_share": self.decoding_s / len(self.servers) / seconds}
         log |= {f"servers/{name}": self.counters[name]
-                for name in ("late_starts", "resubmitted", "losses")}
+                for name in ("late_starts", "bad_answers", "resubmitted", "losses")}
         self.busy_s, self.decoding_s, self.logged_at = 0.0, 0.0, self.counted_at
         self.counters.clear()
         return log

@@ -7,8 +7,8 @@ Everything here runs in the asyncio loop of pool.py.
 
 import asyncio
 import concurrent.futures
+import itertools
 import json
-import math
 import re
 import secrets
 import threading
@@ -21,6 +21,12 @@ from engines.vllm_inprocess import HEAD
 from servers.weight_transfer import GlooChannel, NcclChannel
 
 CALL_S = 120.0      # for all but generation: in a push the other servers stand still so long
+LOOK_S = 30.0       # for a look and a pause, which cost a server little: it hangs if it is silent
+
+
+# A log-prob is above the first, which vLLM sends for nan, -inf and for none, and below the second:
+# that of a sure token may come out above 0 by rounding.
+NO_LOGPROB, ROUNDING = -9999.0, 1e-3
 
 
 class ServerError(RuntimeError):
@@ -45,7 +51,7 @@ class Server:
 
     def __init__(self, url, pool):
         self.url, self.pool = url.rstrip("/"), pool
-        self.call_s = min(CALL_S, pool.deadline_s)
+        self.call_s, self.look_s = min(CALL_S, pool.deadline_s), min(LOOK_S, pool.deadline_s)
         self.state, self.why = "lost", "no answer yet"
         self.version = self.label = None    # of the last whole push since it was connected
         self.channel, self.workers = None, 0
@@ -54,8 +60,8 @@ class Server:
         self.requests = {}              # in flight: {task: (sampler, sample)}
         self.tokens, self.progress = 0.0, 0.0   # its own count of tokens; the time it last grew
 
-    async def get(self, path):
-        return await self.post(path, method="GET")
+    async def get(self, path, total_s=None):
+        return await self.post(path, total_s=total_s, method="GET")
 
     async def post(self, path, body=None, total_s=None, method="POST"):
         """What a route says, JSON or text. total_s: how long it may take, 0: for ever. Raises
@@ -67,6 +73,7 @@ class Server:
                                                  timeout=limits) as response:
                 said = await response.text(errors="replace")
         except TimeoutError:
+            self.pool.restart(self)
             raise ServerFailed(f"{path}: no answer for {seconds or self.call_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ServerFailed(f"{path}: {error or type(error).__name__}") from None
@@ -74,7 +81,10 @@ class Server:
             kind = ServerRefused if 400 <= response.status < 500 and not self.connection \
                 else BadAnswer
             raise kind(f"{self.url}{path} answered {response.status}: {said[:300]}")
-        return json.loads(said) if said.startswith("{") else said
+        try:
+            return json.loads(said) if said.startswith("{") else said
+        except (ValueError, RecursionError) as error:       # cut off, or nested without end
+            raise BadAnswer(f"{path} answered no JSON ({error!s:.80}): {said[:80]!r}") from None
 
     async def transfer(self, path, body, work):
         """A request, and at the same time work() in a thread: the two ends of a transfer. Raises
@@ -88,8 +98,11 @@ class Server:
             except Exception as error:          # the loop raises it
                 done.set_exception(error)
         threading.Thread(target=run, daemon=True).start()   # the process may end without it
-        await self.post(path, body)
-        await asyncio.wait_for(asyncio.wrap_future(done), self.call_s)
+        told = asyncio.ensure_future(self.post(path, body))
+        try:                            # the first failure is the reason: the other end waits then
+            await asyncio.gather(told, asyncio.wait_for(asyncio.wrap_future(done), self.call_s))
+        finally:
+            told.cancel()
 
     async def connect(self):
         """Check its settings and meet its workers. Raises ServerRefused: it has to be started in
@@ -124,7 +137,7 @@ class Server:
         """Begin a push: no new requests, stop generating (running sequences keep their keys and
         values), open an update."""
         self.set_state("stale")
-        await self.post("/pause?mode=keep&clear_cache=false")
+        await self.post("/pause?mode=keep&clear_cache=false", total_s=self.look_s)
         try:
             await self.post("/start_weight_update")
         except ServerFailed:            # a trainer that was killed has left one open
@@ -152,20 +165,23 @@ class Server:
 
     async def generate(self, sampler, sample):
         """(ids, log-probs, versions) that continue sample.ids; see `check_answer`."""
-        asked = sampler.budget(sample)
+        asked, name, version = sampler.budget(sample), secrets.token_hex(8), self.version
         answer = await self.post("/inference/v1/generate", {
-            "token_ids": sample.ids, "cache_salt": self.salt, "sampling_params": {
+            "request_id": name, "token_ids": sample.ids, "cache_salt": self.salt,
+            "sampling_params": {
                 "temperature": sampler.temperature, "max_tokens": asked, "logprobs": 0,
                 "stop_token_ids": sampler.eos_ids, "ignore_eos": True, "detokenize": False},
         }, total_s=0)
-        return check_answer(answer, asked=asked, eos_ids=sampler.eos_ids, pushed=self.pool.pushed)
+        return check_answer(answer, name=name, asked=asked, vocab=self.pool.vocab,
+                            eos_ids=sampler.eos_ids, pushed=self.pool.pushed, oldest=version)
 
     async def check_health(self):
         """Raises ServerFailed: silent, without the weights it should have, or at a stand."""
         if self.state != "ready":
             return
         label = self.label
-        info, metrics = await asyncio.gather(self.get("/weight_info"), self.get("/metrics"))
+        info, metrics = await asyncio.gather(self.get("/weight_info", self.look_s),
+                                             self.get("/metrics", self.look_s))
         if info["weight_version"] != label == self.label:       # else a push has come meanwhile
             raise ServerFailed("it has other weights than were pushed: it was started again, or "
                                "another trainer uses it")
@@ -174,6 +190,7 @@ class Server:
         if tokens != self.tokens or not self.requests:
             self.tokens, self.progress = tokens, now
         elif now - self.progress > self.pool.deadline_s:
+            self.pool.restart(self)
             raise ServerFailed(f"no new token for {self.pool.deadline_s:.0f} s, with "
                                f"{len(self.requests)} requests in flight")
 
@@ -198,21 +215,34 @@ def wrong_settings(pool, version, config):
             for name, has, fits in settings if has not in fits]
 
 
-def check_answer(answer, *, asked, eos_ids, pushed):
-    """(ids, log-probs, versions) of a server's answer to a request for at most `asked` tokens.
-    pushed: {name: version} of this run's weights. Raises BadAnswer with what is wrong."""
+def check_answer(answer, *, name, asked, vocab, eos_ids, pushed, oldest):
+    """(ids, log-probs, versions) of a server's answer to the request `name` for at most `asked`
+    tokens below `vocab`. pushed: {name: version} of this run's weights; oldest: the server's
+    version when it was asked. Raises BadAnswer with all that is wrong."""
     try:
         choice, = answer["choices"]
-        ids, spans = choice["token_ids"], choice["weight_versions"]
-        behavior_logprobs = [float(entry["logprob"]) for entry in choice["logprobs"]["content"]]
-        versions = [pushed[span["version"]] for span in spans
-                    for _ in range(span["start"], span["end"])]
+        ids, spans = list(choice["token_ids"]), choice["weight_versions"]
+        behavior_logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+        labels = ((place, pushed[span["version"]]) for span in spans
+                  for place in range(span["start"], span["end"]))
+        # However long a span says it is, no more is read than was asked for.
+        places, versions = zip(*itertools.islice(labels, asked + 1), strict=True)
     except (KeyError, TypeError, ValueError) as error:
-        raise BadAnswer(f"not an answer with weights of this run ({error!r})") from None
-    finite = all(map(math.isfinite, behavior_logprobs))
-    if (not 0 < len(ids) == len(behavior_logprobs) == len(versions) <= asked or not finite
-            or len(ids) < asked and ids[-1] not in eos_ids):
-        raise BadAnswer(f"{len(ids)} tokens of {asked}, ended by {choice['finish_reason']!r}, "
-                        f"{len(behavior_logprobs)} log-probs, "
-                        f"{'' if finite else 'not '}all finite, and weights {spans}")
-    return ids, behavior_logprobs, versions
+        raise BadAnswer(f"not an answer with weights of this run ({error!r:.300})") from None
+    ends = [token in eos_ids for token in ids]
+    no_ids = [token for token in ids if type(token) is not int or not 0 <= token < vocab]
+    no_logprobs = [p for p in behavior_logprobs
+                   if type(p) not in (float, int) or not NO_LOGPROB < p < ROUNDING]
+    wrong = [words for words, is_so in (
+        ("of another request", not str(answer.get("request_id")).endswith(name)),
+        (f"token ids {no_ids[:3]!s:.60}", no_ids),
+        (f"log-probs {no_logprobs[:3]!s:.60}", no_logprobs),
+        ("number of tokens", not 0 < len(ids) == len(behavior_logprobs) <= asked),
+        ("end", any(ends[:-1]) or len(ids) < asked and not any(ends)),
+        ("weights", places != tuple(range(len(ids))) or list(versions) != sorted(versions)
+         or versions[0] < oldest)) if is_so]
+    if wrong:
+        raise BadAnswer(f"wrong {', '.join(wrong)}; {len(ids)} tokens of {asked}, ended by "
+                        f"{choice.get('finish_reason')!r:.60}, {len(behavior_logprobs)} log-probs, "
+                        f"weights {spans!s:.200}")
+    return ids, behavior_logprobs, list(versions)

@@ -30,10 +30,10 @@ class RandomEngine(TwoRequests):
         ids = []
         while len(ids) < self.asked[-1] and not (ids and ids[-1] in self.eos_ids):
             ids.append(random.randrange(V))
-        if self.absorb(sample, ids, [-1.5] * len(ids), [self.version] * len(ids), self.version):
-            return self.returned([sample])
-        self.queue.append(sample)
-        return []
+        self.absorb(sample, ids, [-1.5] * len(ids), [self.version] * len(ids), self.version)
+        self.queue.extend(self.waiting)
+        self.waiting.clear()
+        return self.finished()
 
 
 def test_thinking_is_cut_at_a_random_budget_and_the_phrase_is_not_sampled(seed):

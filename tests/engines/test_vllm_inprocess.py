@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import (EOS, ROOT, V, WORDS, check_cut_thinking, drain, errors, moved, packed_copy,
                       plain_logprobs, requests, run_command, swapped_logprobs)
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from tasks import problems as tasks
 from engines import vllm_inprocess as vllm_engine
@@ -291,9 +291,9 @@ def test_a_group_submitted_before_a_swap_and_begun_after_it_finds_no_old_block(p
     assert errors(new, rollouts).max() < 1e-4
 
 
-def test_a_request_whose_first_step_had_no_room_for_it_begins_again_after_a_swap(plain, make):
-    """Half of its prompt was computed under the old weights, and no token. The other request has
-    its first token, and goes on."""
+def test_a_request_whose_first_step_had_no_room_for_it_goes_on_after_a_swap(plain, make):
+    """Half of its prompt was computed under the old weights, and no token. Its log-probs are those
+    of the new weights over that cache, as for the other request, which had a token."""
     sampler, new = make(phrase=(), eos=()), moved(plain, 0.3)
     scheduler = sampler.engine.engine_core.engine_core.scheduler
     scheduler.max_num_scheduled_tokens = 150
@@ -303,7 +303,13 @@ def test_a_request_whose_first_step_had_no_room_for_it_begins_again_after_a_swap
     sampler.push_weights(new.named_parameters(), 1)
     first, second = sorted(drain(sampler), key=lambda rollout: rollout.group_id)
     assert first.versions[0] == 0 and set(second.versions) == {1}
-    assert errors(new, [second]).max() < 1e-4
+    old_keys, (ids, output) = DynamicCache(), (second.prompt_ids, second.output_ids)
+    with torch.no_grad():
+        plain(torch.tensor([ids[:50]]), past_key_values=old_keys, use_cache=True)
+        logits = new(torch.tensor([[*ids[50:], *output[:-1]]]), past_key_values=old_keys).logits[0]
+    expected = logits[49:].log_softmax(-1).gather(1, torch.tensor(output)[:, None])[:, 0]
+    assert (expected - torch.tensor(second.behavior_logprobs)).abs().max() < 1e-4
+    assert errors(new, [second]).max() > 1e-3               # the halves are of different weights
 
 
 def test_no_sequence_is_ever_thrown_out_of_the_cache(make):
@@ -330,7 +336,7 @@ def test_an_evaluation_on_the_same_engine_leaves_no_sample_of_the_training_behin
     for request in requests(9, samples=7):
         sampler.submit(request)
     got = []
-    while not any(sample.rollout.output_ids for _, sample, _ in sampler.running.values()):
+    while not any(sample.rollout.output_ids for _, sample in sampler.running.values()):
         got += sampler.step()
     # One has at most 4 tokens of its second request to go: it ends while the evaluation runs.
     evaluation = sampler.beside(seed=3)

@@ -1,7 +1,6 @@
 """Memory of trainers and servers, and the setting that shrinks what has no room."""
 
 import copy
-import dataclasses
 import importlib
 import random
 from types import SimpleNamespace
@@ -120,7 +119,7 @@ def test_the_advice_names_the_largest_buffer_and_shrinks_it(eight, seed):
                                slots=rng.choice([16, 40, 256]))
         sizes = memory.trainer_memory(trainers)
         buffer = max(sizes, key=lambda name: sizes[name])
-        memory.device = dataclasses.replace(ASSUMED, memory=1)
+        memory.device = ASSUMED._replace(memory=1)
         with pytest.raises(ConfigError, match=f"; the largest is {buffer}: {CURES[buffer]}$"):
             memory.refuse(trainers, 0)
         kinds.add(buffer)

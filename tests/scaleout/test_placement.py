@@ -1,7 +1,5 @@
 """Who runs where: the rule, and a place for every process of a machine."""
 
-import dataclasses
-
 import pytest
 from estimates import estimate_of
 
@@ -68,7 +66,7 @@ def test_the_rule_gives_an_8b_model_on_8_gpus_as_many_trainers_as_have_room_for_
     """More than the paper's share."""
     config, estimate = estimate_of(eight, gpus=8)
     for memory, trainers in ((79, 3), (58, 4), (45, 6)):
-        estimate.device = dataclasses.replace(estimate.device, memory=memory * 2**30)
+        estimate.device = estimate.device._replace(memory=memory * 2**30)
         placement = make_placement(config, estimate)
         assert placement.trainers == trainers
         estimate.refuse(trainers, len(placement.servers))

@@ -95,7 +95,7 @@ def test_sharded_ranks_beside_two_servers_are_killed_and_go_on_with_other_number
         found = [checksums(server.url) for server in servers]
         model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
         pool = ServerPool([server.url for server in servers], slots=4, length=134,
-                          dtype=torch.float32)
+                          vocab=model.config.vocab_size, dtype=torch.float32)
         pool.push(model.named_parameters(), 0)
         assert [checksums(server.url) for server in servers] == found
         # Sent again, last one first and by one process: what the push before leaves is another's.

@@ -305,6 +305,28 @@ def test_a_signal_after_a_failure_lets_the_checkpoint_be_written_and_a_second_on
         assert notes(slow)[-1][0] == last and gone(processes)
 
 
+def test_a_server_that_hangs_is_ended_and_started_again(parts, tmp_path):
+    """SIGSTOP: its processes stay, and heed no other signal. The trainer sees it and leaves a file
+    beside the log; one of an earlier run says nothing of this server."""
+    hangs = tmp_path / "server0.py.hangs"
+    hangs.touch()
+    with launcher(tmp_path, *parts) as process:
+        all_up(process, *parts)
+        stopped = [psutil.Process(pid_of(parts[1])),
+                   *psutil.Process(pid_of(parts[1])).children(recursive=True)]
+        assert len(notes(parts[1])) == 2 and len(stopped) == 2
+        for one in stopped:
+            one.send_signal(signal.SIGSTOP)
+        hangs.touch()
+        until(lambda: [n[0] for n in notes(parts[1])].count("up") == 2, "the server, again")
+        assert gone(stopped) and not hangs.exists() and len(notes(parts[2])) == 2
+        processes = tree(process)
+        (tmp_path / "trainer.py.end").write_text("0")
+        assert process.wait(LIMIT_S) == 0
+        assert gone(processes)
+        assert "server 0 hangs, and is ended" in process.stderr.read()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_machine_that_only_serves_ends_at_the_first_signal(number, parts, tmp_path):
     """There is no checkpoint to wait for."""

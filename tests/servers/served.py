@@ -54,9 +54,9 @@ def connect():
 
     def connect(*urls, slots=20, phrase=(30, 31, 7), eos=(EOS,), length=134, prompt_tokens=110,
                 tokenizer=WORDS, deadline_s=60.0, seed=0, ahead=0, temperature=1.0,
-                dtype=torch.float32, **more):
+                dtype=torch.float32, vocab=10_000, **more):
         pools.append(ServerPool(urls, slots=slots, length=length, dtype=dtype,
-                                deadline_s=deadline_s, **more))
+                                vocab=vocab, deadline_s=deadline_s, **more))
         return ServerSampler(pools[-1], tokenizer, Interruption(9, 17, 4, phrase),
                              weights=Weights(), prompt_tokens=prompt_tokens, eos_ids=eos,
                              seed=seed, ahead=ahead, temperature=temperature)
@@ -156,7 +156,8 @@ class Fake:
             said = self.say(body, number)
             if isinstance(said, bytes):
                 return web.Response(body=said, content_type="application/json")
-            for span in said["choices"][0].get("weight_versions") or []:
+            said.setdefault("request_id", f"generate-tokens-{body['request_id']}")
+            for span in said.get("choices", [{}])[0].get("weight_versions") or []:
                 span["version"] = span["version"].replace("run-0", version)
             return web.json_response(said)
         if path in self.failing or path == "/start_weight_update" and self.updating:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import EOS, ROOT, WORDS, drain, requests
+from conftest import EOS, ROOT, V, WORDS, drain, requests
 from served import Fake, connect, drained, free_port, push, until  # noqa: F401
 
 from config import Config, ConfigError
@@ -41,8 +41,9 @@ def honest(versions=((0, 0, 6),), ids=(5, 6, 7, 8, 9, 10), reason="length"):
                             for v, a, b in versions]}]}
 
 
-def checked(answer, asked=6):
-    return check_answer(answer, asked=asked, eos_ids=[EOS],
+def checked(answer, asked=6, oldest=0):
+    return check_answer({"request_id": "generate-tokens-mine"} | answer, name="mine", asked=asked,
+                        vocab=V, eos_ids=[EOS], oldest=oldest,
                         pushed={f"run-{version}": version for version in range(4)})
 
 
@@ -71,32 +72,67 @@ def logprob(value):
     return apply
 
 
-@pytest.mark.parametrize("change, words", [
-    (broken(token_ids=[5, 6, 7]), "3 tokens of 6, .* 6 log-probs, all finite"),
-    (broken(token_ids=[5] * 7), "7 tokens of 6"),
-    (broken(token_ids=[]), "0 tokens of 6"),
-    (broken(finish_reason="abort", token_ids=[5, 6, 7, 8, 9],
-            logprobs={"content": [{"logprob": -1.0}] * 5}), "5 tokens of 6, ended by 'abort'"),
-    (broken(logprobs=None), "not an answer"),
-    (broken(weight_versions=None), "not an answer"),
-    (logprob(float("nan")), "6 log-probs, not all finite"),
-    (logprob(float("-inf")), "6 log-probs, not all finite"),
-    (logprob(None), "not an answer"),
-    (spans((0, 0, 5)), "6 tokens of 6, .* weights .*'end': 5"),
-    (spans((0, 0, 7)), "6 tokens of 6, .* weights .*'end': 7"),
-    (spans((0, 0, 3), (1, 4, 6)), "6 tokens of 6, .* and weights .*"),
-    (spans(), r"6 tokens of 6, .* and weights \[\]"),
-    (spans((4, 0, 6)), "not an answer with weights of this run .*'run-4'"),
-    (broken(weight_versions=[{"version": "default", "start": 0, "end": 6}]), "'default'"),
+def token(value):
+    def apply(answer):
+        answer["choices"][0]["token_ids"][2] = value
+    return apply
+
+
+# What no server that does what it was asked can say: (the change of an honest answer, the words).
+WRONG = [
+    (lambda answer: answer.update(request_id="generate-tokens-yours"), "wrong of another request"),
     (lambda answer: answer.update(choices=[]), "not an answer"),
     (lambda answer: answer.update(choices=answer["choices"] * 2), "not an answer"),
-])
+    (lambda answer: answer.update(choices=3), "not an answer"),
+    (broken(token_ids=[5, 6, 7]), "number of tokens, end, weights; 3 tokens of 6, .* 6 log-probs"),
+    (broken(token_ids=[5] * 7), "number of tokens, weights; 7 tokens of 6"),
+    (broken(token_ids=[]), "number of tokens, end, weights; 0 tokens of 6"),
+    (broken(token_ids=None), "not an answer"),
+    (token(V), rf"wrong token ids \[{V}\];"), (token(-1), r"token ids \[-1\]"),
+    (token(5.0), r"token ids \[5.0\]"), (token("5"), r"token ids \['5'\]"),
+    (token(True), r"token ids \[True\]"), (token([5]), r"token ids \[\[5\]\]"),
+    (token(10**4000), "token ids"), (token(EOS), "wrong end; 6 tokens of 6"),
+    (broken(finish_reason="abort", token_ids=[5, 6, 7, 8, 9],
+            logprobs={"content": [{"logprob": -1.0}] * 5},
+            weight_versions=[{"version": "run-0", "start": 0, "end": 5}]),
+     "wrong end; 5 tokens of 6, ended by 'abort'"),
+    (broken(logprobs=None), "not an answer"), (broken(logprobs={"content": None}), "not an answer"),
+    (logprob(0.25), r"wrong log-probs \[0.25\];"),
+    (logprob(-9999.0), r"log-probs \[-9999.0\]"),         # vLLM's word for nan and none
+    (logprob(float("nan")), r"log-probs \[nan\]"), (logprob(float("-inf")), r"log-probs \[-inf"),
+    (logprob(None), r"log-probs \[None\]"), (logprob("-0.5"), r"log-probs \['-0.5'\]"),
+    (logprob(False), r"log-probs \[False\]"),
+    (broken(weight_versions=None), "not an answer"),
+    (spans((0, 0, 5)), "wrong weights; 6 tokens of 6, .*weights .*'end': 5"),
+    (spans((0, 0, 7)), "wrong weights; .*'end': 7"), (spans((0, 0, 10**15)), "wrong weights; "),
+    (spans((0, 0, 3), (1, 4, 6)), "wrong weights; "),       # a gap
+    (spans((0, 0, 4), (1, 3, 5)), "wrong weights; "),       # twice the same, and one is missing
+    (spans((1, 0, 3), (0, 3, 6)), "wrong weights; "),       # older after newer
+    (spans((0, "0", 6)), "not an answer"), (spans(), "not an answer"),
+    (spans((4, 0, 6)), "not an answer with weights of this run .*'run-4'"),
+    (broken(weight_versions=[{"version": "default", "start": 0, "end": 6}]), "'default'"),
+]
+
+
+@pytest.mark.parametrize("change, words", WRONG)
 def test_an_answer_that_cannot_be_is_refused_with_the_reason(change, words):
     answer = honest()
     checked(answer)                                         # honest before it was changed
     change(answer)
     with pytest.raises(ServerFailed, match=words):
         checked(answer)
+
+
+def test_an_answer_of_weights_that_were_replaced_before_it_was_asked_is_refused():
+    assert checked(honest(versions=((1, 0, 6),)), oldest=1)
+    with pytest.raises(ServerFailed, match="wrong weights"):
+        checked(honest(versions=((0, 0, 3), (1, 3, 6))), oldest=1)
+
+
+def test_the_log_prob_of_a_sure_token_may_be_above_zero_by_rounding():
+    answer = honest()
+    logprob(4e-6)(answer)
+    assert checked(answer)[1][2] == 4e-6
 
 
 # ---------------------------------------------------------------------------------------------
@@ -157,8 +193,10 @@ def whole(body, number):
 
 
 @pytest.mark.parametrize("bad", [
-    broken(token_ids=[]), logprob(float("nan")), spans(("0" + "9" * 5000, 0, 1)),
-    lambda answer: b"\x80\x04not json", lambda answer: answer.clear()])
+    *(change for change, _ in WRONG[::3]), spans(("0" + "9" * 5000, 0, 1)), lambda answer: b" ",
+    lambda answer: b"\x80\x04not json", lambda answer: b'{"choices": [{"token_ids": [1, 2',
+    lambda answer: b"{" + b'"a":{' * 100_000, lambda answer: b'{"a": ' + b"9" * 5000,
+    lambda answer: b"null", lambda answer: answer.clear()])
 def test_a_server_that_answers_wrongly_is_connected_again_and_no_sample_is_lost(
         bad, fake, connect, monkeypatch):
     monkeypatch.setattr("servers.pool.HEALTH_S", 0.1)
@@ -168,7 +206,7 @@ def test_a_server_that_answers_wrongly_is_connected_again_and_no_sample_is_lost(
         return bad(answer) or answer if number == 3 else answer
     server = fake(say)
     server.open.clear()
-    sampler = connect(server.url)
+    sampler = connect(server.url, vocab=V)
     push(sampler, WEIGHT, 0)
     for request in requests(7, samples=5):
         sampler.submit(request)
@@ -178,7 +216,8 @@ def test_a_server_that_answers_wrongly_is_connected_again_and_no_sample_is_lost(
     assert Counter(r.group_id for r in rollouts) == {i: 5 for i in range(7)}
     assert all(set(r.versions) == {0} and max(r.output_ids) < 32 for r in rollouts)
     log = sampler.log()
-    assert log["servers/losses"] == 1 and 0 < log["servers/resubmitted"] <= 20
+    assert log["servers/losses"] == log["servers/bad_answers"] == 1
+    assert 0 < log["servers/resubmitted"] <= 20
     assert sampler.log()["servers/losses"] == 0             # counted once
 
 
@@ -198,7 +237,7 @@ def test_a_mistake_of_the_clients_ends_the_run_instead_of_leaving_it_to_wait(
     sampler = connect(fake(whole).url)
     push(sampler, WEIGHT, 0)
     monkeypatch.setattr(sampler, "absorb", lambda sample: None)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'current'"):
+    with pytest.raises(TypeError, match="takes 1 positional argument but 5 were given"):
         drain(sampler, requests(1))
 
 
@@ -506,12 +545,60 @@ def test_a_silent_server_takes_no_other_down_in_a_push(fake, connect, monkeypatc
     assert silent.version.endswith("-0") and good.version.endswith("-1") and not good.paused
 
     until(lambda: sampler.pool.needs_push)
-    sampler.pool.servers[0].call_s = 0.5
+    sampler.pool.servers[0].look_s = 0.5
     silent.hung.add("/pause")
     push(sampler, WEIGHT, 2)
     assert silent.version.endswith("-0") and good.version.endswith("-2") and not good.paused
     assert (f"{silent.url} is lost: push of version 2: /pause?mode=keep&clear_cache=false: no "
             "answer for 0.5 s") in capfd.readouterr().err
+
+
+def test_a_failure_of_the_trainers_end_of_a_push_is_told_while_the_server_still_waits(
+        fake, connect, capfd):
+    """Its workers wait for the rest of the bucket, NCCL's for 30 minutes. The server's silence
+    would hide the cause, and hold up the other servers for as long."""
+    waits, good = fake(whole), fake(whole)
+    sampler = connect(waits.url, good.url)
+    push(sampler, WEIGHT, 0)
+
+    def fail(data):
+        raise RuntimeError("unhandled cuda error")
+    channel_of(sampler, waits).send = fail
+    waits.hung.add("/update_weights")
+    push(sampler, WEIGHT, 1)
+    assert f"{waits.url} is lost: push of version 1: unhandled cuda error;" in \
+        capfd.readouterr().err
+    assert good.version.endswith("-1") and not good.paused
+
+
+@pytest.mark.parametrize("path, words", [
+    ("/weight_info", "no answer"), ("/metrics", "no answer"), (None, "no new token")])
+def test_the_launcher_is_told_of_a_server_that_hangs_and_the_other_one_goes_on(
+        path, words, fake, connect, monkeypatch, tmp_path, capfd):
+    """Not of one that has ended, which the launcher sees itself; and of none of somebody else's."""
+    monkeypatch.setattr("servers.pool.HEALTH_S", 0.1)
+    monkeypatch.setattr("servers.server.LOOK_S", 0.5)
+    dead, hangs, good = fake(whole), fake(whole), fake(whole)
+    sampler = connect(dead.url, hangs.url, good.url, logs=tmp_path, deadline_s=30 if path else 2)
+    push(sampler, WEIGHT, 0)
+    dead.stop()
+    good.count = float                                      # it counts a token at each look
+    hangs.open.clear()
+    hangs.hung |= {path} - {None}
+    for request in requests(3, samples=4):
+        sampler.submit(request)
+    until((tmp_path / "server_1.hangs").exists)
+    assert len(drained(sampler)) == 12
+    assert [path.name for path in tmp_path.iterdir()] == ["server_1.hangs"]
+    assert f"{hangs.url} is lost: " in (said := capfd.readouterr().err) and words in said
+
+
+def test_a_server_that_is_silent_while_all_start_is_left_to_start(fake, connect, tmp_path):
+    slow = fake(whole)
+    slow.hung.add("/server_info")
+    with pytest.raises(ServerError, match="no answer for 1 s"):
+        connect(slow.url, logs=tmp_path, deadline_s=1)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
@@ -658,7 +745,8 @@ def test_the_settings_of_a_run_reach_its_servers(head_fp32, head, fake, micro, s
                     think_max=17, answer_tokens=4, samples_per_prompt=2, eval_samples=2, slots=20)
     trainer = SimpleNamespace(
         tokenizer=Words(), dtype=torch.float32, device="cpu", weights=lambda dtype: WEIGHT,
-        model=SimpleNamespace(config=None, generation_config=SimpleNamespace(eos_token_id=EOS)))
+        model=SimpleNamespace(config=None, generation_config=SimpleNamespace(eos_token_id=EOS),
+                              get_input_embeddings=lambda: SimpleNamespace(num_embeddings=V)))
     argv, _ = server_command(config, length=134, slots=20, dtype=torch.float32,
                              url="http://127.0.0.1:8100")
     started = json.loads(argv[argv.index("--hf-overrides") + 1])
@@ -686,9 +774,10 @@ def test_the_settings_of_a_run_reach_its_servers(head_fp32, head, fake, micro, s
         make_samplers(config, trainer, 110)
 
 
-def test_a_request_that_begins_after_a_push_is_asked_again_under_the_new_salt(fake, connect):
+def test_a_request_that_begins_after_a_push_keeps_its_tokens_and_is_counted(fake, connect):
     """The second of three: its server had not begun it when the push came, and may have found
-    blocks of the older weights for it. The other two had begun and go on."""
+    blocks of the older weights for its prompt, as the other two have. Thrown away, it would cost
+    as many tokens again."""
     def say(body, number):
         answer = whole(body, number)
         if number == 2:                                     # whatever version is current then
@@ -704,8 +793,8 @@ def test_a_request_that_begins_after_a_push_is_asked_again_under_the_new_salt(fa
     server.release()
     assert sorted(r.versions[0] for r in drain(sampler)) == [0, 0, 1]
     salts = [body["cache_salt"] for body in server.asked]
-    assert salts[:3] == salts[:1] * 3 and salts[3:] == [sampler.pool.servers[0].salt]
-    assert salts[3] != salts[0] and sampler.log()["servers/late_starts"] == 1
+    assert salts == salts[:1] * 3 and sampler.pool.servers[0].salt != salts[0]
+    assert sampler.log()["servers/late_starts"] == 1
 
 
 def test_a_server_that_was_started_for_fewer_slots_gets_no_more_requests_at_once(fake, connect):

@@ -123,7 +123,7 @@ def test_a_push_in_flight_is_in_the_versions_and_running_sequences_keep_their_ca
 def test_what_a_full_cache_has_preempted_goes_on_after_a_push(micro, connect, plain, tmp_path,
                                                               monkeypatch):
     """Eight blocks for twenty samples of two to four: vLLM throws out what it has begun, and takes
-    it up again. Only samples that had no token at the push are asked again. (On a busy machine the
+    it up again. None is asked for a second time. (On a busy machine the
     engine may be done with all twenty before the pause reaches it: then twenty more.)"""
     monkeypatch.setattr("servers.pool.HEALTH_S", 1e6)
     blocks = 9 * block_bytes(micro, torch.float32)                  # one is vLLM's own
@@ -166,9 +166,10 @@ def test_what_a_full_cache_has_preempted_goes_on_after_a_push(micro, connect, pl
         server.kill()
 
 
-def test_a_request_that_began_under_newer_weights_than_its_salt_is_asked_again(
+def test_a_request_that_began_under_newer_weights_than_its_salt_keeps_its_tokens(
         served, connect, plain, monkeypatch):
-    """It could have been served blocks computed under other weights."""
+    """All of them wait while the weights change. No block of their prompts was there, so they are
+    the new weights' alone."""
     monkeypatch.setattr("servers.pool.HEALTH_S", 1e6)
     sampler, new = connect(served.url), moved(plain, 0.3)
     push(sampler, plain.named_parameters(), 0)
