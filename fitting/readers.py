@@ -20,7 +20,8 @@ from fit import BadInput, checked
 X_COLUMNS = ("compute/flops", "compute/gpu_hours", "compute/core_hours", "compute/tokens",
              "gpu_hours", "num_tokens", "step", "_step", "Step", "training/global_step", "epoch")
 Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "val/test_score/*",
-             "eval*pass_rate*", "eval/*reward*", "eval_reward", "eval_rewards/*/mean", "*pass_rate*")
+             "eval*pass_rate*", "eval/*reward*", "eval_reward", "eval_rewards/*/mean",
+             "*pass_rate*")
 LIKELY = {"--x": "step|flop|hour|token|epoch", "--y": "reward|score|acc|succ|solve|correct|pass"}
 STEP_COLUMNS = ("step", "_step", "Step", "global_step", "training/global_step")
 # Spreads and extremes: only taken if --y names them. Weights & Biases has __MIN and __MAX.
@@ -79,8 +80,7 @@ def read_rows(path):
     elif path.suffix == ".jsonl" or text_of(path).startswith('{"'):    # ours, verl, prime-rl
         rows, notes = read_jsonl(path)
     elif not (rows := read_console(text_of(path))):
-        raise BadInput(f"{path} is no log that can be read: no line `step:1 - name:0.5` "
-                       "or `{'name': 0.5}`")
+        raise BadInput(f"{path} has no line `step:1 - name:0.5` or `{{'name': 0.5}}`, as logs have")
     if not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds lines that are not JSON objects")
     return [flat(row) for row in rows], path, notes
@@ -134,9 +134,8 @@ def read_jsonl(path):
 
 
 def read_console(text):
-    """The rows that trainers print among progress bars and other text: verl's lines
-    `step:12 - a/b:0.53 - ...`; else dicts, `step 12: {'reward': 0.53, ...}` (TRL, which names no
-    step; OpenRLHF, slime)."""
+    """The rows that trainers print among other text: `step:12 - a/b:0.53 - ...` (verl), or else
+    `step 12: {'reward': 0.53, ...}` (OpenRLHF, slime; TRL names no step)."""
     lines, dicts, first = [], [], {}
     for line in re.split(r"[\r\n]", re.sub(r"np\.float\d+\(([^()]*)\)", r"\1", text)):
         if found := re.search(r"\bstep:\d+ - .*", line):

@@ -311,7 +311,7 @@ def test_a_notebook_is_read_and_likely_columns_are_proposed(tmp_path):
 
 def test_text_without_numbers_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "run.log").write_text("loading\ndone\n")
-    with pytest.raises(BadInput, match="run.log is no log that can be read: no line `step"):
+    with pytest.raises(BadInput, match="run.log has no line `step:1 - name:0.5` or"):
         readers.load(str(tmp_path / "run.log"))
 
 
