@@ -3,6 +3,7 @@
 Every tool writes rows of names and numbers, some rows with an evaluation and most without. So a
 reader only has to make rows; which columns are compute and reward is decided in one place, `load`.
 """
+import ast
 import csv
 import fnmatch
 import json
@@ -17,14 +18,17 @@ from fit import BadInput, checked
 # Tried in this order when --x or --y is not given; the choice is always printed. FLOPs come first
 # because they are the same on every machine and every day, which hours are not.
 X_COLUMNS = ("compute/flops", "compute/gpu_hours", "compute/core_hours", "compute/tokens",
-             "gpu_hours", "num_tokens", "step", "_step", "Step", "training/global_step")
-Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "eval*pass_rate*",
-             "eval/*reward*", "eval_reward", "eval_rewards/*/mean", "*pass_rate*")
+             "gpu_hours", "num_tokens", "step", "_step", "Step", "training/global_step", "epoch")
+Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "val/test_score/*",
+             "eval*pass_rate*", "eval/*reward*", "eval_reward", "eval_rewards/*/mean",
+             "*pass_rate*")
+LIKELY = {"--x": "step|flop|hour|token|epoch", "--y": "reward|score|acc|succ|solve|correct|pass"}
 STEP_COLUMNS = ("step", "_step", "Step", "global_step", "training/global_step")
 # Spreads and extremes: only taken if --y names them. Weights & Biases has __MIN and __MAX.
 SPREAD = re.compile(r"std|[_/](min|max)$", re.IGNORECASE)
 LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",
-        "**/*tfevents*", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl", "*/metrics.jsonl")
+        "**/*tfevents*", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl", "*/metrics.jsonl",
+        "files/output.log", "*.log", "*.ipynb")      # the first: a folder of Weights & Biases
 
 
 @dataclass(frozen=True)
@@ -65,15 +69,18 @@ def read_rows(path):
         rows = read_tensorboard(path.parent if folder else path)
     elif path.suffix in (".csv", ".tsv"):
         rows = read_table(path)
-    elif path.suffix == ".json":              # TRL, transformers: trainer_state.json
+    elif path.suffix in (".json", ".ipynb"):  # TRL, transformers: trainer_state.json
         try:
             rows = json.loads(text_of(path))
-            rows = rows if isinstance(rows, list) else rows["log_history"]
+            rows = (rows if isinstance(rows, list) else rows["log_history"]
+                    if path.suffix == ".json" else read_notebook(rows["cells"]))
         except (json.JSONDecodeError, KeyError):
             raise BadInput(f"{path} is neither a whole list of objects nor a trainer_state.json "
-                           "with a log_history") from None
-    else:                                     # ours, verl, prime-rl
+                           "with a log_history, nor a notebook") from None
+    elif path.suffix == ".jsonl" or text_of(path).startswith('{"'):    # ours, verl, prime-rl
         rows, notes = read_jsonl(path)
+    elif not (rows := read_console(text_of(path))):
+        raise BadInput(f"{path} has no line `step:1 - name:0.5` or `{{'name': 0.5}}`, as logs have")
     if not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds lines that are not JSON objects")
     return [flat(row) for row in rows], path, notes
@@ -126,6 +133,37 @@ def read_jsonl(path):
     return rows, []
 
 
+def read_console(text):
+    """The rows that trainers print among other text: `step:12 - a/b:0.53 - ...` (verl), or else
+    `step 12: {'reward': 0.53, ...}` (OpenRLHF, slime; TRL names no step)."""
+    lines, dicts, first = [], [], {}
+    for line in re.split(r"[\r\n]", re.sub(r"np\.float\d+\(([^()]*)\)", r"\1", text)):
+        if found := re.search(r"\bstep:\d+ - .*", line):
+            row = dict(cell.rsplit(":", 1) for cell in found[0].split(" - ") if ":" in cell)
+            lines.append(first | row if row["step"] == "0" else row)
+        elif found := re.search(r"(?:\b(?:step|eval|rollout) (\d+)[^{]*)?(\{'[^{}]*\})", line):
+            try:
+                row = ast.literal_eval(re.sub(r": (-?(?:nan|inf))\b", r": '\1'", found[2]))
+            except (SyntaxError, ValueError):     # a dict of other things than numbers and text
+                continue
+            if "Initial validation metrics" in line:       # verl's step 0, the oldest without val/
+                first = {re.sub("^test_score", "val/test_score", name): row[name] for name in row}
+            elif isinstance(row, dict):
+                dicts.append({"step": found[1]} | row if found[1] else row)
+    return lines or dicts
+
+
+def read_notebook(cells):
+    """The rows of the tables that transformers shows in a notebook, or of what is printed there."""
+    rows, outputs = [], [output for cell in cells for output in cell.get("outputs", ())]
+    for output in outputs:
+        html = "".join(output.get("data", {}).get("text/html", "")).replace(" / ", "/")
+        names, *table = [re.findall(r"<t[hd]>\s*(.*?)\s*</t[hd]>", row)
+                         for row in html.split("<tr")[1:]] or [[]]
+        rows += [dict(zip(names, row)) for row in table if names[:1] in (["Step"], ["Epoch"])]
+    return rows or read_console("\n".join("".join(o.get("text", "")) for o in outputs))
+
+
 def read_tensorboard(path):
     """The scalars of an event file, or of all event files in a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -166,9 +204,11 @@ def pick(rows, wanted, patterns, option, path):
         if found:
             return found[0], [f"{option} is {found[0]}, not {others}"] if others else []
     names = sorted({name for row in rows for name in row})
+    likely = [name for name in numbers if re.search(LIKELY[option], name, re.IGNORECASE)
+              and not SPREAD.search(name)]
     shown = ", ".join(name if name in numbers else f"{name} (text)" for name in names)
     raise BadInput(f"{path} has no column for {option} {wanted or ''}; it has: "
-                   + (shown or "no numbers yet"))
+                   + (shown or "no numbers yet") + "; likely: " * bool(likely) + ", ".join(likely))
 
 
 def metric(column):

@@ -248,3 +248,75 @@ def test_a_pattern_fits_the_metric_of_an_export_and_not_its_spreads(tmp_path):
         assert curve.R.tolist() == [i / 10 for i in range(1, 8)]
     (curve,) = readers.read_curves([str(log)], y=[f"{y}__MAX"])
     assert set(curve.R) == {0.9}
+
+
+@pytest.mark.parametrize("key", ["val-core/gsm8k/reward/mean@1", "val/test_score/gsm8k"])
+def test_the_console_lines_of_verl_are_read(key, tmp_path):
+    """A log as it is printed was "line 1 is not JSON".  New and old keys; Ray's prefix; numpy."""
+    path = tmp_path / "run.log"
+    path.write_text("loading weights\n" + "".join(
+        f"(main pid=7) step:{i} - actor/lr:1e-06 - {key}:{value} - time/s:3.5\n  9%|#| 1/9\n"
+        for i, value in ((0, "0.1"), (10, "np.float64(0.4)"), (20, "0.5"))))
+    curve = readers.load(str(path))
+    assert (curve.x, curve.y) == ("step", key)
+    assert curve.C.tolist() == [0, 10, 20] and curve.R.tolist() == [0.1, 0.4, 0.5]
+
+
+def test_the_dicts_that_trl_prints_are_read(tmp_path):
+    """They stand behind progress bars, and hold nan, which is no Python literal."""
+    path = tmp_path / "run.log"
+    path.write_text("{'not': numbers}\n" + "".join(
+        f" 5%|#  | 5/99\r{{'loss': nan, 'reward': '{value}', 'num_tokens': {i}}}\n"
+        for i, value in ((100, 0.1), (200, 0.4), (300, 0.5))))
+    curve = readers.load(str(path), y="reward")
+    assert curve.x == "num_tokens"
+    assert curve.C.tolist() == [100, 200, 300] and curve.R.tolist() == [0.1, 0.4, 0.5]
+
+
+def test_the_first_validation_that_verl_prints_is_step_0(tmp_path):
+    """Its old versions print it as a dict, and R0 moves every other number.  New ones print it
+    twice, which is no second seed."""
+    path, old = tmp_path / "run.log", "Initial validation metrics: {'test_score/gsm8k': 0.05}"
+    path.write_text(f'"{old}"\nstep:0 - actor/lr:1\nstep:9 - val/test_score/gsm8k:0.3\n')
+    assert readers.load(str(path)).R.tolist() == [0.05, 0.3]
+    path.write_text(f'"{old}"\nstep:0 - val/test_score/gsm8k:0.1\n')
+    assert readers.load(str(path)).R.tolist() == [0.1]
+
+
+@pytest.mark.parametrize("line", ["(PPOTrainer pid=7) Global step {}: {{'reward': {}}}",
+                                  "[12:00:01] eval {}: {{'eval/aime': 0.1, 'reward': {}}}"])
+def test_the_step_before_a_printed_dict_is_its_step(line, tmp_path):
+    """OpenRLHF and slime."""
+    path = tmp_path / "run.log"
+    path.write_text("".join(line.format(i, i / 10) + "\n" for i in (1, 2, 3)))
+    curve = readers.load(str(path), y="reward")
+    assert curve.x == "step" and curve.C.tolist() == [1, 2, 3] and curve.R[2] == 0.3
+
+
+def test_a_notebook_is_read_and_likely_columns_are_proposed(tmp_path):
+    """Its table has blanks about the slash; another table, of data, is none of a trainer's."""
+    cells = "".join(f"<tr>\n<td>{i}</td>\n<td>0.{i}</td>\n<td>9</td></tr>" for i in (1, 2, 3))
+    table = f"<table><tr><th>Step</th><th>rewards / f</th><th>kl</th></tr>{cells}</table>"
+    other = "<table><tr><th></th><th>reward</th></tr><tr><th>0</th><td>7</td></tr></table>"
+    path = tmp_path / "run.ipynb"
+    path.write_text(json.dumps({"cells": [{"source": ""}, {"outputs": [
+        {"text": ["x"]}, {"data": {"text/html": [other]}}, {"data": {"text/html": [table]}}]}]}))
+    with pytest.raises(BadInput, match="no column for --y .*; likely: rewards/f$"):
+        readers.load(str(path))
+    assert readers.load(str(path), y="rewards/f").R.tolist() == [0.1, 0.2, 0.3]
+    path.write_text("{")
+    with pytest.raises(BadInput, match="run.ipynb is neither .* nor a notebook"):
+        readers.load(str(path))
+
+
+def test_text_without_numbers_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "run.log").write_text("loading\ndone\n")
+    with pytest.raises(BadInput, match="run.log has no line `step:1 - name:0.5` or"):
+        readers.load(str(tmp_path / "run.log"))
+
+
+def test_what_a_run_of_weights_and_biases_printed_is_found_in_its_folder(tmp_path):
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files/output.log").write_text(
+        "".join(f"step:{i} - val-core/a/acc/mean@4:0.{i}\n" for i in (1, 2, 3)))
+    assert readers.load(str(tmp_path)).R.tolist() == [0.1, 0.2, 0.3]
