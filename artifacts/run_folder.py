@@ -220,7 +220,8 @@ def commit():
 
 
 class Progress(tqdm):
-    """A bar on a terminal. In a file one line a step; an evaluation's bar every ten minutes."""
+    """A bar on a terminal. In a file a line for the first, every tenth and the last step; an
+    evaluation's bar every ten minutes."""
 
     def __init__(self, total, first=0, unit="step"):
         terminal, steps = sys.stderr.isatty(), unit == "step"
@@ -235,8 +236,8 @@ class Progress(tqdm):
                 + (f"ratio {r['ratio/mean']:.3f}  ess {r['ess']:.2f}  ent {r['entropy']:.2f}"
                    if r["optimizer_step"] else "no group to learn from: no optimizer step")
                 + f"  left {r['curriculum/active']}")
-        if self.disable:
+        if self.disable and (r["step"] in (1, self.total) or r["step"] % 10 == 0):
             print(f"step {r['step']:>4}/{self.total}  {text}  {r['time/step_s']:.2f}s", flush=True)
-        else:
+        elif not self.disable:
             self.set_postfix_str(text, refresh=False)
             self.update(1)

@@ -308,15 +308,19 @@ RECORD = {"step": 7, "pass_rate": 0.4321, "completions/mean_length": 31.26,
           "time/step_s": 0.5}
 
 
-def test_a_step_is_one_line_in_a_file(capsys):
-    with Progress(20, 6) as progress:
-        progress.show(RECORD)
-        progress.show(RECORD | {"step": 8, "optimizer_step": False, "ratio/mean": None})
-    assert capsys.readouterr().out.splitlines() == [
-        "step    7/20  pass 0.432  len 31.3  interrupted 0.25  lag 1.3/3  ratio 1.001  ess 0.99  "
-        "ent 0.40  left 1999  0.50s",
-        "step    8/20  pass 0.432  len 31.3  interrupted 0.25  lag 1.3/3  "
-        "no group to learn from: no optimizer step  left 1999  0.50s"]
+def test_in_a_file_the_first_every_tenth_and_the_last_step_have_a_line(capsys):
+    """A log of 600 lines hides its evaluations."""
+    with Progress(24) as progress:
+        for step in range(1, 25):
+            progress.show(RECORD | {"step": step})
+        progress.show(RECORD | {"step": 20, "optimizer_step": False, "ratio/mean": None})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:10] for line in lines] == ["step    1/", "step   10/", "step   20/", "step   24/",
+                                             "step   20/"]
+    assert lines[1] == ("step   10/24  pass 0.432  len 31.3  interrupted 0.25  lag 1.3/3  "
+                        "ratio 1.001  ess 0.99  ent 0.40  left 1999  0.50s")
+    assert lines[4] == ("step   20/24  pass 0.432  len 31.3  interrupted 0.25  lag 1.3/3  "
+                        "no group to learn from: no optimizer step  left 1999  0.50s")
 
 
 def test_on_a_terminal_it_is_a_bar_that_goes_on_where_the_run_does(monkeypatch, capsys):
