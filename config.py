@@ -4,16 +4,11 @@
     --config FILE     a TOML file with differences from the defaults; the last of several files wins
     --SETTING VALUE   wins over every file
 
-Defaults are the recipe of ScaleRL (arXiv 2510.13786, sec. 4 and appendix A), with its batch of 48
-prompts x 16 samples and its 14k output tokens. What could not be taken from the paper:
+Defaults are the recipe of ScaleRL (arXiv 2510.13786, sec. 4 and appendix A). The paper does not
+give some numbers: Adam's betas, the gradient clip, the temperature, `slots`. Its problems, model
+and verifier are not published; configs/scalerl.toml comes closest to its 8B run.
 
-1. It does not give some numbers: Adam's betas, the gradient clip, the temperature, `slots`.
-2. Its problems, model and verifier are not published. `model` and `task` have no default that could
-   repeat its 8B run; configs/scalerl.toml comes closest.
-
-A run keeps its settings in runs/NAME/config.toml. --resume may change some of them, as `steps`
-and `lr`: artifacts/settings.py. What a word means (lag, advantage, ratio) is told in the file that
-has the mathematics: scalerl.py and loss.py.
+What a word means (lag, advantage, ratio) is told in scalerl.py and loss.py.
 """
 
 from __future__ import annotations
@@ -30,9 +25,8 @@ class ConfigError(ValueError):
 
 @dataclass
 class Config:
-    """All settings, in groups. The comment beside a setting is also its text in `--help` (for the
-    groups named placement: `--help placement`). "paper": the default is the paper's; "ours": we
-    chose it, and where the paper differs, "the paper has X" follows."""
+    """All settings, in groups. The comment beside a setting is also its text in `--help`. "paper":
+    the default is the paper's; "ours": we chose it; where the paper differs, "the paper has X"."""
 
     # -- model and problems
     model: str = ""                     # ours; Hugging Face folder or name; the paper has its own

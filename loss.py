@@ -8,12 +8,10 @@ policy now: log π is `logprobs`. μ is the sampler's when it drew the token: lo
 `behavior_logprobs`. The parts, in this order: log π, Â, the weights 1/Σ|y|, the loss.
 
 What the paper leaves open, and what we chose ("ours"):
- 1. The advantages are divided by the std of the population (by n, not by n - 1). Rewards count as
-    equal when they differ by at most 1e-6.
- 2. Some tokens of a sample are not the policy's: the sampler has put them in, to end the thinking.
-    Such a forced token has weight zero: no loss, no ratio, no place in |y|.
- 3. E_x is a mean over the prompts that have at least one trained token. A step is trained in
-    micro-batches. Its denominators are counted once, for all of them; so their losses add up.
+ 1. The std divides by n, not by n - 1. Rewards are equal when they differ by at most 1e-6.
+ 2. A forced token, which the sampler put in to end the thinking, has weight zero: no loss, no
+    ratio, no place in |y|.
+ 3. E_x is a mean over the prompts that have at least one trained token.
 
 Where to go next: sampler.py, where the log μ come from.
 
@@ -61,10 +59,10 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
     head_fp32          bf16 operands are multiplied as they are, products are summed and kept in
                        fp32 (ours: in the backward pass a GPU rounds the logits' gradient to bf16).
-                       False: logits rounded to bf16, as a bf16 linear layer returns them. The
-                       paper's ablation (the ceiling of the curve falls from .61 to .52).
-    Returns (logprobs, entropy), each (...), float32 (float64 where an operand is, to check
-    gradients). Entropy is a diagnostic without a gradient. These are the plain lines:
+                       False, the paper's ablation: logits rounded to bf16, as a bf16 linear layer
+                       returns them (the ceiling of the curve falls from .61 to .52).
+    Returns (logprobs, entropy), each (...), float32 (float64 where an operand is). Entropy is a
+    diagnostic without a gradient. These are the plain lines:
 
     >>> hidden, weight, targets = torch.randn(7, 5), torch.randn(11, 5), torch.randint(11, (7,))
     >>> logits = hidden @ weight.T / 0.8                                                # (T, V)
@@ -76,9 +74,8 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     [True, True]
 
     But their (T, V) logits, 10 GB for 16,384 tokens and a vocabulary of 152k, are never held:
-    engines/head.py computes chunks. Operands of two dtypes are promoted to the wider one. Under
-    torch.autocast both are cast to its dtype, as in any other linear layer; the logits stay fp32,
-    and an fp32 weight gets an fp32 gradient.
+    engines/head.py computes chunks. Under torch.autocast both operands are cast to its dtype, as in
+    any linear layer; the logits stay fp32, and an fp32 weight gets an fp32 gradient.
     """
     assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
     assert weight.ndim == 2 and weight.shape[1] == hidden.shape[-1], (weight.shape, hidden.shape)
@@ -105,8 +102,8 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
 def head_logits(hidden, weight, *, head_fp32=True):
     """(n, H), (V, H) -> (n, V) fp32 logits, by the same products as `token_logprobs`.
 
-    For a sampler, which needs whole rows to draw from, for the tokens of one decode step only. Both
-    must round alike: an fp32 head in trainer or sampler alone does not bring the ratio back to 1.
+    For a sampler, which draws from whole rows. Trainer and sampler must round alike: an fp32 head
+    in one of them alone does not bring the ratio back to 1.
     """
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
     head = Head(weight, 1.0, operand_dtype, head_fp32)
@@ -116,18 +113,16 @@ def head_logits(hidden, weight, *, head_fp32=True):
 # -- 2. Â: from rewards to advantages --------------------------------------------------------------
 
 def length_penalty(lengths, *, l_max, l_cache):
-    """clip((L_max - |y|) / L_cache - 1, -1, 0), added to the reward of a correct sample: 0 up to
-    L_max - L_cache tokens, then linear, -1 from L_max on. Only an ablation in the paper (14k and
-    2k): ScaleRL interrupts instead."""
+    """clip((L_max - |y|) / L_cache - 1, -1, 0), added to the reward of a correct sample. Only an
+    ablation in the paper (14k and 2k): ScaleRL interrupts instead."""
     return ((l_max - lengths) / l_cache - 1).clamp(-1, 0)
 
 
 def zero_variance(rewards, tol=1e-6):
     """(P, G) -> (P,) bool: True where all samples of a prompt earned the same, within tol (ours).
 
-    Such a prompt has no gradient. It leaves the batch before any denominator is counted (paper,
-    sec. 3.2), else it would still dilute the mean over prompts and the std over the batch. The
-    tolerance is for rewards that differ by rounding only (0.1 + 0.2 and 0.3).
+    Such a prompt has no gradient, and leaves the batch before any denominator is counted (paper,
+    sec. 3.2). The tolerance is for rewards that differ by rounding only (0.1 + 0.2 and 0.3).
     """
     assert rewards.ndim == 2, rewards.shape
     return rewards.amax(1) - rewards.amin(1) <= tol
@@ -138,12 +133,11 @@ def advantages(rewards, *, norm="batch"):
 
     norm  "batch"   the std of r - mean(group) over the batch (ScaleRL): one divisor for all. A
                     prompt that is nearly always or never solved weighs little in sum.
-          "prompt"  the std of the group (GRPO): the advantages of every prompt have the same
-                    scale. One success among 16 gets the advantage sqrt(15).
+          "prompt"  the std of the group (GRPO): every prompt has the same scale. One success
+                    among 16 gets the advantage sqrt(15).
           "none"    no division (Dr. GRPO).
-    Population std (ours). Equal rewards give exact zeros, and so does a group of one; drop such
-    groups by `zero_variance` first, or "batch" counts their zeros in its std. Raises ValueError
-    for an unknown norm or a reward that is not finite.
+    Equal rewards give exact zeros; drop such groups by `zero_variance` first, or "batch" counts
+    their zeros in its std. Raises ValueError for an unknown norm or a reward that is not finite.
     """
     _check_choice("norm", norm, NORMS)
     assert rewards.ndim == 2, rewards.shape
@@ -172,12 +166,12 @@ def token_weights(mask, prompt_index, *, aggregation="prompt"):
     prompt_index  (N,) int64; equal for the samples of one prompt, any numbers
     aggregation   "prompt"  mean over a prompt's tokens, all samples pooled, then over prompts:
                             1/Σ|y| in J (ScaleRL, and DAPO as the paper sets it up)
-                  "sample"  mean over a sample's tokens, then over samples (GRPO). A token of a
-                            long sample weighs less: rambling to a wrong answer is cheap.
-                  "token"   mean over all tokens. A prompt with long answers outweighs the others.
+                  "sample"  mean over a sample's tokens, then over samples (GRPO): a long wrong
+                            answer is cheap
+                  "token"   mean over all tokens: a prompt with long answers outweighs the others
 
     Call it once for the whole step: micro-batches take rows of the result, and their losses add up
-    to the step's. Counted in each micro-batch, denominators would depend on how samples are split.
+    to the step's, however samples are split.
     """
     _check_choice("aggregation", aggregation, AGGREGATIONS)
     assert mask.dtype == torch.bool and mask.ndim == 2, (mask.dtype, mask.shape)
@@ -202,9 +196,8 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     """-J over some rows of a step, to be minimized; micro-batch losses add up to the step's.
 
     logprobs           (N, T)  log π, the trainer's now; the only argument to receive a gradient
-    behavior_logprobs  (N, T)  log μ as the sampler recorded it. If the trainer recomputed it, the
-                               ratio would be 1 (its weights are the present ones), and no clip
-                               would ever act.
+    behavior_logprobs  (N, T)  log μ as the sampler recorded it. Recomputed by the trainer, with its
+                               present weights, every ratio would be 1.
     advantages         (N,)    Â
     weights            (N, T)  rows of `token_weights`; tokens of weight 0 are ignored everywhere
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
@@ -260,7 +253,7 @@ def _capped(logprobs, log_rho, A, eps_max):
 
     The stop-gradient (`detach`) is the idea: the ratio is only a weight of the gradient. A token
     over the cap keeps a gradient, with weight ε_max. PPO's clip would take it away for Â > 0, and
-    leave the ratio unbounded for Â < 0. A lower cap is not needed: a small ratio is a small weight.
+    leave the ratio unbounded for Â < 0.
     """
     ratio = log_rho.detach().exp()
     return ratio.clamp(max=eps_max) * A * logprobs, ratio > eps_max
@@ -275,8 +268,8 @@ def _sequence_log_ratio(log_ratio, mask):
 def _clipped(log_rho, A, low, high):
     """GRPO, DAPO, GSPO: (term of J, is it clipped?) of each token, both (N, T).
 
-    The gradient comes through the ratio, ∇ρ = ρ ∇log π, and a clipped ratio is a constant. The min
-    clips only tokens that have already moved the way their advantage points. These are PPO's lines:
+    The gradient comes through the ratio, ∇ρ = ρ ∇log π; a clipped ratio is a constant. Clipped are
+    only tokens that have already moved the way their advantage points. These are PPO's lines:
 
     >>> log_rho, A = torch.randn(7, 5), torch.randn(7, 5)
     >>> ratio = log_rho.exp()
@@ -284,9 +277,9 @@ def _clipped(log_rho, A, low, high):
     >>> torch.equal(objective, _clipped(log_rho, A, 0.8, 1.2)[0])
     True
 
-    But e^89 is inf in fp32, and then PPO's gradient of a clipped token is 0 · inf = nan. So here it
-    is first said which tokens have a gradient; 0 takes the place of the others' log ρ before `exp`.
-    (Where Â < 0 PPO has no bound above: such a ratio makes the loss inf, and the run stops.)
+    But e^89 is inf in fp32, and then PPO's gradient of a clipped token is 0 · inf = nan. So tokens
+    without a gradient get log ρ = 0 before `exp`. (Where Â < 0 PPO has no bound above: such a ratio
+    makes the loss inf, and the run stops.)
     """
     ratio = log_rho.detach().exp()
     clipped = ((ratio > high) & (A > 0)) | ((ratio < low) & (A < 0))

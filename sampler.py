@@ -1,7 +1,7 @@
 """Generation: how prompts become samples (ScaleRL, sections 2, 3.1 and 4).
 
-A sampler gets prompts and weights, and returns samples. It knows nothing about rewards, advantages
-or the limit on stale samples: the loop in scalerl.py decides about those.
+A sampler gets prompts and weights, and returns samples. It knows nothing about rewards or the limit
+on stale samples: the loop in scalerl.py decides about those.
 
   1. Records        a `Request` asks for G samples of one prompt; each comes back as a `Rollout`.
   2. Interruption   a sample that thinks beyond its random budget gets a fixed phrase, and answers.
@@ -11,15 +11,14 @@ or the limit on stale samples: the loop in scalerl.py decides about those.
 
 In-flight updates (PipelineRL, paper section 3.1). One `step()` decodes one token of every running
 sequence. Between two steps the caller may push new weights. Running sequences go on: the new
-weights read the keys and values that the old weights computed. So one sample can hold tokens of
-several versions, and every token has its own version.
+weights read the keys and values that the old weights computed. So every token has its own version.
 
 What the paper leaves open, and what is ours:
  a. Each sample draws its own thinking budget from all whole numbers between two bounds.
  b. A sample that ends its thinking early may spend the rest of its budget on its answer.
  c. Top-p and top-k are not offered, only a temperature. They renormalize the sampler's
-    probabilities, but not the trainer's. The importance ratio, trainer's probability / sampler's,
-    would be biased for every token (its mean: 0.896, not 1, at top-p 0.8 on a small model).
+    probabilities, but not the trainer's, so every ratio would be biased (its mean: 0.896, not 1, at
+    top-p 0.8 on a small model).
 
 Where to go next: fit.py, what the curve of a run says.
 
@@ -126,8 +125,7 @@ class TransformersSampler:
     prompt_tokens   the longest prompt; a slot of the cache holds this and the longest output
     eos_ids         ids that end a sample
     seed            of the engine's own generator. It draws all budgets, and one number for each
-                    token, in the order of the slots. Thus a CPU run repeats bit by bit, also one
-                    that is saved and resumed between two steps (artifacts/resume.py).
+                    token, in the order of the slots: so a CPU run repeats bit by bit.
     """
     devices = 0                 # of its own: it shares the trainer's
 
@@ -245,9 +243,9 @@ class TransformersSampler:
     def _choose(self, hidden):
         """Sample from softmax(logits / temperature): (n, hidden) -> token (n,), log-prob (n,).
 
-        Inverse-CDF sampling: the first token whose cumulative probability exceeds a uniform u. One
-        random number per sequence; torch.multinomial draws V, and was 8 times slower (64 sequences,
-        V = 49k). The sum is in float64: in fp32 a sum of 50k numbers loses the small ones.
+        Inverse-CDF sampling: the first token whose cumulative probability exceeds a uniform u.
+        (torch.multinomial draws V numbers a sequence, not one: 8 times slower at V = 49k.) The sum
+        is in float64: in fp32 a sum of 50k numbers loses the small ones.
         """
         logits = head_logits(hidden, self.head, head_fp32=self.head_fp32)
         logprobs = torch.log_softmax(logits.div_(self.temperature), -1)                 # (n, V)
@@ -294,8 +292,7 @@ class TransformersSampler:
 
     def _release(self, slots):
         """Free the slots of ended sequences and return their rollouts. The last running sequences
-        move into the holes: so the running ones always fill the first slots, and a decode step
-        computes no others."""
+        move into the holes, so that the running ones always fill the first slots."""
         rows, ended = self.rows, torch.tensor(slots, device=self.device)
         counts, interrupted = rows.count[ended].tolist(), rows.interrupted[ended].tolist()
         end, rollouts = max(counts), []         # behind the longest of them nothing is copied

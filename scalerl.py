@@ -4,24 +4,23 @@
     python scalerl.py --model Qwen/Qwen3-8B --task polaris-53k --gpus 8
     python fit.py runs/demo                                    fit its curve, predict more compute
 
-Reinforcement learning for language models, one step: the model (the policy) answers P prompts, G
-times each; a verifier marks each answer right or wrong. The advantage of an answer is how much
-better it is than the other G - 1. Training makes its tokens more likely where the advantage is
-positive, and less likely where it is negative. That is GRPO. ScaleRL is GRPO, but:
+One step: the model (the policy) answers P prompts, G times each; a verifier marks each answer right
+or wrong. The advantage of an answer is how much better it is than its prompt's mean. Training makes
+its tokens more likely where the advantage is positive, less likely where it is negative. That is
+GRPO. ScaleRL is GRPO, but:
 
     paper   here                what
     3.1     part 2              generation never stops: samples go on while weights change, by at
-                                most k steps. So a token's probability has changed since it was
-                                drawn; the loss corrects for it by the ratio, new / old.
+                                most k steps. The loss corrects for it by the ratio of a token's
+                                probabilities, now / when it was drawn.
     3.2     parts 1 and 3       groups of equal rewards leave the batch; learned prompts retire
     3.2     loss.py             CISPO caps the ratio, PPO clips it; one std for the whole batch;
                                 tokens are averaged by prompt; fp32 logits, also in the sampler
     4       sampler.py          who thinks too long is interrupted, and has to answer
     4                           no KL penalty, no value network
 
-The parts: 1. curriculum, 2. pacer, 3. batch, 4. policy and trainer, 5. run. The loop is
-`Run.train_step`, in part 5: you may begin there. "Ours" marks what the paper does not say, for
-example the pacer's rule, or what counts as compute (engines/compute.py: no evaluation does).
+The loop is `Run.train_step`, in part 5: you may begin there. "Ours" marks what the paper does not
+say, for example what counts as compute (engines/compute.py: no evaluation does).
 
 Read before: config.py, and part 1 of sampler.py. Next: loss.py, then sampler.py, then fit.py.
 
@@ -56,8 +55,7 @@ class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
     When an epoch begins, a prompt leaves for good if its pass rate, over all samples that steps
-    have consumed so far, is `retire_at` (0.9) or higher: most of its groups would have equal
-    rewards, and part 3 would leave them out.
+    have consumed so far, is `retire_at` (0.9) or higher: most of its groups would be left out.
     """
 
     def __init__(self, prompts, retire_at, seed):
@@ -80,7 +78,7 @@ class Curriculum:
         return self.order[self.cursor - 1]
 
     def learned(self, prompt):
-        """Has the pass rate over all samples so far reached `retire_at`? Never asked: no."""
+        """Has its pass rate reached `retire_at`? Never asked: no."""
         correct, samples = self.history.get(prompt, (0, 0))
         return samples > 0 and correct / samples >= self.retire_at
 
@@ -91,25 +89,23 @@ class Curriculum:
 
 
 # ------------------------------------------------------------------------------------ 2. Pacer
-# Generation does not wait for training (paper, sec. 3.1), so most tokens come from older weights.
-# The lag of a token: optimizer steps between the weights that produced it and the weights that the
-# step updates. The paper's best runs allow up to k = 8. k is only the upper bound: the mean depends
-# on how many sequences are decoded at once (`slots`; docs/metrics.md has figures).
+# The lag of a token: optimizer steps between the weights that wrote it and those that the step
+# updates. The paper's best runs allow up to k = 8. k is only the upper bound: the mean depends on
+# how many sequences are decoded at once (`slots`; docs/metrics.md has figures).
 class PipelinePacer:
     """PipelineRL-k: generation goes on all the time, and no token is more than k versions old.
 
     admission   A group may start while fewer than (k + 1) * P groups are outstanding, that is,
                 admitted and not yet consumed by a step. Why k + 1: a group that starts at version s
-                may be trained on at versions s to s + k, and these steps consume (k + 1) * P
-                groups. With fewer, generation would wait for training.
+                may be trained on at versions s to s + k. With fewer, generation would wait.
     a step      takes the P finished groups with the oldest start, oldest first.
     deadline    A group that started at version s has to be in a step at version s + k, or earlier.
 
-    To wait only for the groups at their deadline is not enough: if young, quick groups keep
-    overtaking, more than P slow ones can reach the deadline together, and one step cannot hold
-    them. So a step is taken only if the groups that it leaves behind can all still be consumed in
-    time, P a step. Else the trainer waits for older groups to finish. (Ours: the paper only says
-    that the trainer waits when it is k steps ahead.) Nothing is dropped for being old.
+    If young, quick groups kept overtaking, more than P slow ones could reach their deadline
+    together, and one step cannot hold them. So a step is taken only if the groups that it leaves
+    behind can all still be consumed in time, P a step. Else the trainer waits for older groups.
+    (Ours: the paper only says that it waits when it is k steps ahead.) Nothing is dropped for
+    being old.
     """
 
     def __init__(self, k, prompts_per_step):
@@ -143,10 +139,9 @@ class PipelinePacer:
     def leaves_enough_time(self, taken, version):
         """Can all other groups be consumed by their deadlines if this step takes `taken`?
 
-        After this step, the steps up to version v consume (v - version) * P groups: none for v =
-        version. At most that many of the groups left behind may have a deadline of v or earlier
-        (the test of earliest-deadline-first scheduling). For v >= version + k this always holds:
-        admission leaves at most k * P groups behind.
+        After this step, the steps up to version v consume (v - version) * P groups. At most that
+        many of the groups left behind may have a deadline of v or earlier (earliest deadline
+        first). For v >= version + k this always holds: at most k * P groups are left behind.
 
         Example, k = 2 and P = 1. Groups a, b (slow) and c (quick) start at version 0: deadline 2.
         The step at version 0 takes c; a and b are left for versions 1 and 2: enough time. Group d
@@ -203,9 +198,9 @@ def make_pacer(config):
 def effective_batch(rollouts, rewards, config):
     """(rollouts, rewards) of the groups that are trained on, and metrics of all P groups.
 
-    rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards have zero advantages:
-    they leave (if `zero_variance_filter` is on) before the loss computes any mean or std, or they
-    would make both smaller. No new groups take their place (paper, sec. 3.2: no refill).
+    rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards have zero advantages.
+    They leave before any mean or std is computed, or they would make both smaller; no new groups
+    take their place (paper, sec. 3.2: no refill).
     """
     P, G = rewards.shape
     equal = zero_variance(rewards)                                                  # (P,)
@@ -218,8 +213,7 @@ def effective_batch(rollouts, rewards, config):
 
 
 def table(rollouts, name, dtype):
-    """A list that each rollout has, as `sampled` or `versions`, -> one tensor (N, T), padded with
-    zeros on the right. Column t is token t of the output."""
+    """A list that each rollout has, as `versions` -> one tensor (N, T), padded with zeros."""
     rows = [torch.tensor(getattr(r, name), dtype=dtype) for r in rollouts]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
@@ -243,11 +237,10 @@ class Batch:
 
 
 def make_batch(rollouts, rewards, version, config):
-    """The `Batch` of the next optimizer step: all that is averaged over the step is computed here,
-    once. So it does not matter how its samples are divided among micro-batches and processes.
+    """The `Batch` of the next optimizer step. All that is averaged over the step is computed here,
+    once: so it does not matter how samples are divided among micro-batches and processes.
 
-    rollouts (P*G), group by group; rewards (P, G): the groups that `effective_batch` has kept;
-    version: of the weights before the step.
+    rollouts (P*G), group by group; rewards (P, G); version: of the weights before the step.
     """
     P, G = rewards.shape
     # In the loss: tokens that the policy sampled, not those of the forced phrase.
@@ -271,8 +264,8 @@ class Policy(torch.nn.Module):
     dtype        of the computation: the weights' own, or bfloat16
     head_fp32    logits in fp32 (paper, sec. 3.2), or as a bf16 head would round them
 
-    A module, because FSDP2 gathers a weight, here that of the head, only inside of `forward`. It
-    has no `get_input_embeddings`, or accelerate would shard embedding and head apart."""
+    A module, because FSDP2 gathers a weight only inside of `forward`. It has no
+    `get_input_embeddings`, or accelerate would shard embedding and head apart."""
 
     def __init__(self, model, *, temperature=1.0, dtype=torch.float32, head_fp32=True):
         super().__init__()
@@ -308,10 +301,9 @@ class Trainer(TrainedModel):
     """The model, its optimizer, and one step of training. `TrainedModel` adds what samplers and
     checkpoints ask for: logprobs, weights, save, load.
 
-    config  the settings (config.py)
     team    the processes that train together (scaleout/team.py). With one process
-            team.mine(batches, rollouts) is all batches; team.loss(f, x, ..) is f(x, ..), which
-            several scale; team.finish(policy, stats) is stats; team.whole(x) is x.
+            team.mine(batches, rollouts) is batches; team.loss(f, x, ..) is f(x, ..);
+            team.finish(policy, stats) is stats; team.whole(x) is x.
     """
 
     def __init__(self, config, team):
@@ -329,8 +321,7 @@ class Trainer(TrainedModel):
             self.policy, self.optimizer = team.prepare(policy, optimizer, self.tokenizer)
 
     def update(self, rollouts, rewards, version):
-        """Update the weights once. Returns (1, metrics); (0, metrics) if nothing can be learned:
-        then the weights stay as they are.
+        """Update the weights once. Returns (1, metrics); (0, metrics) if nothing can be learned.
 
         rollouts, rewards, version as in `make_batch`. Raises FloatingPointError when a log-prob,
         the loss or the gradient is not finite.
@@ -340,7 +331,7 @@ class Trainer(TrainedModel):
         if batch is None or not batch.weights.any():        # no group, or no token, is left
             return 0, {"tokens/trained": 0}
 
-        # 1. The gradient. A micro-batch is what fits into memory together; gradients add up.
+        # 1. The gradient: those of the micro-batches add up.
         stats = []
         for indices in self.team.mine(packed.micro_batches(
                 rollouts, config.micro_batch_tokens, self.team.size), rollouts):
@@ -431,8 +422,8 @@ class Run:
     def train_step(self):
         """One step, from prompts to new weights. Returns its line in the log; None: no prompts."""
         watch, config = Stopwatch(), self.config
-        # 1. Generate. Samples of later steps are in flight already when this step's are complete.
-        #    Servers go on with them during 2 to 4; a sampler in this process waits meanwhile.
+        # 1. Generate. Samples of later steps are in flight already; servers go on with them during
+        #    2 to 4, a sampler in this process waits meanwhile.
         groups = self.generate()
         watch.lap("generate")
         if groups is None:
@@ -453,8 +444,8 @@ class Run:
             stepped, trained = self.trainer.update(kept, kept_rewards, self.version)
         watch.lap("train")
 
-        # 4. Push the new weights, in flight: running sequences keep their keys and values, which
-        #    older weights have computed, and go on with the new weights (PipelineRL).
+        # 4. Push the new weights, in flight: running sequences keep the keys and values of older
+        #    weights, and go on with the new ones (PipelineRL).
         self.version += stepped
         self.push_weights()
         watch.lap("sync")
@@ -481,8 +472,7 @@ class Run:
             self.collect(self.decode(self.sampler))
 
     def admit(self):
-        """Start groups when the pacer and free slots allow it, not earlier: an epoch that begins
-        later knows newer pass rates."""
+        """Start groups as far as pacer and free slots allow."""
         G = self.config.samples_per_prompt
         while self.pacer.may_admit() and self.sampler.free_slots >= G:
             prompt_id = self.curriculum.next()
@@ -494,8 +484,8 @@ class Run:
                                         G, self.problems.train[prompt_id].task))
 
     def decode(self, sampler):
-        """One decode step: a token more for every running sequence in this process; on servers, a
-        short wait. Returns the samples that have finished."""
+        """One decode step: a token more for every running sequence; on servers, a short wait.
+        Returns the samples that have finished."""
         with self.team.during("generate", self.version):    # a deadline; here a run can be stopped
             return sampler.step()
 
@@ -506,8 +496,8 @@ class Run:
             self.generated += sum(rollout.sampled)
 
     def reward(self, groups):
-        """(rollouts (P*G), rewards (P, G), metrics); also tells the curriculum. To the verifier a
-        truncated sample is wrong, whatever its text says (ours)."""
+        """(rollouts (P*G), rewards (P, G), metrics); also tells the curriculum. A truncated sample
+        is wrong, whatever its text says (ours)."""
         config, G = self.config, self.config.samples_per_prompt
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         verdicts, log = self.verifier.rewards(
@@ -532,8 +522,7 @@ class Run:
     # -- evaluation ---------------------------------------------------------------------------
 
     def evaluate(self):
-        """Answer the held-out prompts with a separate sampler, which on vLLM shares the engine with
-        training's. With transformers on a CPU, weights, seed and step determine the result."""
+        """Answer the held-out prompts, with a sampler of their own: training's stays as it is."""
         start, config, heldout = time.perf_counter(), self.config, self.problems.heldout
         self.push_weights(self.eval_sampler)
         self.eval_sampler.reseed(config.seed + 1000 + self.step)    # other numbers than training's
