@@ -23,7 +23,7 @@ from fitting import command as fitting_command
 from fitting import figures, readers
 
 SAMPLES_SHOWN = 24              # at most
-BINS = 150                      # of a chart: means over as many steps as that takes
+BINS = 150                      # points of a chart at most: means over equally many steps
 CHARTS = {                      # question -> columns of the log
     "Does it learn?": "held_out pass_rate frac_reward_zero_std optimizer_step curriculum/active "
                       "curriculum/retired curriculum/epoch completions/mean_length "
@@ -91,7 +91,7 @@ def curves(folder, rows):
                         contextlib.redirect_stderr(said):
                     fitting_command.main(words + half)
                 if picture.exists():
-                    yield inline(picture.read_text())
+                    yield f"<div class=wide>{inline(picture.read_text())}</div>"
                     break
             yield f"<pre>{escape(said.getvalue().partition('picture: ')[0])}</pre>"
 
@@ -115,13 +115,13 @@ def charts(rows):
 def chart(title, points):
     """A figure of a column by step, as wide as a phone."""
     figure, ((ax,),) = figures.empty(3.4, 1.9, 1, 1)
-    parts = np.array_split(points, min(len(points), BINS))
+    size = -(-len(points) // BINS)
+    parts = np.split(points, range(size, len(points), size))
     ax.plot(*np.array([part.mean(0) for part in parts]).T, ".-", color=figures.BLUE, linewidth=1,
             markersize=2)
     ax.set_title(title, fontsize=10, loc="left")
     ax.locator_params(nbins=4)
-    ax.xaxis.set_major_formatter("{x:g}")       # no offset or factor beside the axis
-    ax.yaxis.set_major_formatter("{x:g}")
+    ax.ticklabel_format(useOffset=False, style="plain")     # no sum or factor beside the axis
     return figure
 
 
@@ -131,7 +131,7 @@ def inline(picture):
         file = io.StringIO()
         picture.savefig(file, format="svg")
         picture = file.getvalue()
-    return f"<div class=wide>{picture[picture.index('<svg'):]}</div>"
+    return picture[picture.index("<svg"):]
 
 
 def shown_samples(path):
@@ -151,10 +151,11 @@ PAGE = """<!doctype html>
 <style>
 body {{ font: 15px/1.5 sans-serif; max-width: 1040px; margin: 1em auto; padding: 0 .6em; }}
 .charts {{ display: flex; flex-wrap: wrap; gap: .5em; }}
-.wide {{ overflow-x: auto; }}
 svg {{ max-width: 100%; height: auto; }}
+.wide {{ overflow-x: auto; }}
+.wide svg {{ min-width: 640px; }}
 .note {{ color: #777; }}
-pre {{ background: #f6f6f6; padding: .8em; overflow-x: auto; font-size: 12.5px; }}
+pre {{ background: #f6f6f6; padding: .8em; white-space: pre-wrap; font-size: 12.5px; }}
 td {{ vertical-align: top; padding: .3em .6em; overflow-wrap: anywhere; white-space: pre-wrap; }}
 </style></head><body>
 {body}

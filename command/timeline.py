@@ -22,11 +22,11 @@ def timeline(trained, steps):
     bars = [(sample["ended"] - sum(n for _, n in sample["versions"]), sample)
             for sample in samples[::-(-len(samples) // ROWS)]]
     bars.sort(key=lambda bar: (bar[0], bar[1]["ended"]))
-    zero, last = bars[0][0], max(sample["ended"] for _, sample in bars)
+    zero = bars[0][0]
     versions = sorted({v for _, sample in bars for v, _ in sample["versions"]})
     shade = dict(zip(versions, colormaps["viridis"].resampled(len(versions))(range(len(versions)))))
 
-    figure, ((ax,),) = figures.empty(6.4, 2.2 + 0.032 * len(bars), 1, 1)
+    figure, ((ax,),) = figures.empty(5.6, 2.2 + 0.032 * len(bars), 1, 1)
     for y, (start, sample) in enumerate(bars):
         x = start - zero
         if sample["forced"]:
@@ -36,7 +36,7 @@ def timeline(trained, steps):
             ax.barh(y, number, left=x, height=0.9, color=shade[version])
             x += number
     for row in steps:
-        if zero < row.get("decode/clock", 0) <= last or row["step"] == trained["step"]:
+        if zero < row.get("decode/clock", 0) and row["step"] <= trained["step"]:
             ax.axvline(row["decode/clock"] - zero, color=figures.ORANGE, linewidth=1, zorder=2)
     ax.set(xlabel="decode steps: one token of every running sample", yticks=[], xlim=(0, None),
            ylabel="samples, oldest below", ylim=(-1, len(bars)))
