@@ -165,11 +165,10 @@ def recover(parent):
 
 def check(folder):
     """Raises ConfigError, naming the file, unless every file is as it was written."""
-    cure = f"remove {folder} to go on from the checkpoint before it"
     try:
         sums = json.loads((folder / CHECKSUMS).read_text())
         wrong = [name for name, expected in sums.items() if sha256(folder / name) != expected]
     except (OSError, ValueError, AttributeError) as error:      # no file, no text, no dictionary
-        raise ConfigError(f"{folder} cannot be read ({error}): {cure}") from None
+        raise ConfigError(f"{folder} cannot be read ({error})") from None
     if wrong:
-        raise ConfigError(f"{folder / wrong[0]} does not match its checksum: {cure}")
+        raise ConfigError(f"{folder / wrong[0]} does not match its checksum")
