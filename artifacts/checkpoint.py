@@ -69,6 +69,7 @@ def load_training_state(folder, model, optimizer):
     files = [safe_open(path, "pt") for path in sorted(folder.glob("model*.safetensors"))]
     if not files:
         raise FileNotFoundError(f"{folder} is not there: all ranks need to see the same files")
+    optimizer.state.clear()                     # of a step after it was written
     stored = {name for file in files for name in file.keys()}               # noqa: SIM118
     for name, parameter in model.named_parameters():
         if f"{name}.step" in stored:                            # else no step has been taken yet

