@@ -487,6 +487,8 @@ def test_an_evaluation_is_the_pass_rate_of_each_task(seed):
             expected[f"eval/{task}/pass@{k}"] = sum(
                 sum(map(any, of_one)) / len(of_one) for of_one in choices) / len(counts)
     (name, line), = logged
+    logged_right = {task: line.pop(f"eval/{task}/right@5") for task in right}
+    assert logged_right == {task: list(counts) for task, counts in right.items()}
     assert name == "evals.jsonl" and line == pytest.approx(expected)
 
 
