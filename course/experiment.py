@@ -105,7 +105,7 @@ def commits_of(runs):
 
 def keep_commits(tree):
     """Write what proves that the plan lay in the runs' commits to experiment/commits.json: of each
-    the objects of the commit, of its tree and of its folder experiment/. In a student's own tree."""
+    the objects of the commit, of its tree and of its folder experiment/."""
     runs = [run for pair in run_names(read_plan(tree / "experiment")) for run in pair]
     kept = {}
     for name in commits_of(tree / "runs" / run for run in runs if (tree / "runs" / run).exists()):

@@ -97,7 +97,8 @@ def test_outputs_and_pictures_are_stored_and_tell_nothing_of_a_machine():
 
 def test_a_cell_runs_to_its_outputs():
     """What is stored is what a notebook would show: text, then each open figure, once."""
-    outputs = tour_page.run("import matplotlib.pyplot as plt\nprint(6 * 7)\nf = plt.figure()\nf", {})
+    outputs = tour_page.run(
+        "import matplotlib.pyplot as plt\nprint(6 * 7)\nf = plt.figure()\nf", {})
     assert [each["output_type"] for each in outputs] == ["stream", "display_data"]
     assert outputs[0]["text"] == ["42\n"]
     assert tour_page.run("x = 1\nx", {}) == []
