@@ -54,9 +54,7 @@ def main(argv=None, make_trainer=Trainer):
                 print(sentence)
             signals.team = team
             print(describe(run))
-            if not flags.no_preflight and folder.newest() is None:
-                preflight(run)
-            print(trained(run))
+            print(trained(run, tried=flags.no_preflight or folder.newest() is not None))
             team.close()
         # Stopped is not done: whoever wrote `&& python fit.py` should know.
         return exit_code(team.stop) if team.stop else 0
@@ -105,11 +103,13 @@ def only_print(config, flags, argv):
     return 0
 
 
-def trained(run):
-    """Train. Returns the closing sentence; after a checkpoint, if somebody has stopped the run.
+def trained(run, tried=True):
+    """Train, after a preflight if it is not `tried` yet. Returns the closing sentence; after a checkpoint, if somebody has stopped the run.
     Raises ServerError, after a checkpoint, when no server is left to generate."""
     run.folder.track()
     try:
+        if not tried:
+            preflight(run)
         sentence = run.train()
         (run.folder.path / "done").write_text(f"{run.config.steps} {sentence}")
         return sentence

@@ -813,7 +813,8 @@ def test_a_signal_in_a_long_training_step_is_heeded_between_two_micro_batches(
         off_policy, micro, tmp_path, monkeypatch, capsys):
     """A step of an 8B model trains for minutes, and a scheduler waits 30 s. The groups of the step
     are untrained again: resumed, the run writes what one that was never stopped writes."""
-    words = arguments(micro, name="r", micro_batch_tokens=60, off_policy=off_policy, steps=6)
+    words = [*arguments(micro, name="r", micro_batch_tokens=60, off_policy=off_policy, steps=6),
+             "--no-preflight"]
     for folder in ("whole", "stopped"):
         (tmp_path / folder).mkdir()
     assert train(tmp_path / "whole", words, monkeypatch) == 0
