@@ -275,6 +275,7 @@ def test_a_step_has_the_gradient_of_the_formula_in_the_paper(llama, seed):
 @pytest.mark.parametrize("base, change", [
     *(({}, change) for change in (
         {"loss": "grpo"}, {"loss": "dapo"}, {"loss": "gspo"}, {"loss": "reinforce"},
+        {"loss": "dppo"}, {"loss": "cispo_masked"}, {"advantage_norm": "mean"},
         {"behavior": "recomputed"}, {"eps_max": 1.5}, {"aggregation": "sample"},
         {"aggregation": "token"}, {"advantage_norm": "prompt"}, {"advantage_norm": "none"},
         {"temperature": 0.7}, {"head_fp32": False})),
