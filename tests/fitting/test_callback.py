@@ -36,7 +36,7 @@ def trainer_of(rewards, folder, steps=16, **words):
 
 
 def test_after_each_evaluation_the_line_is_printed_and_its_numbers_are_logged(tmp_path, capsys):
-    """From the sixth on, and not at the end of the run. The rewards are ±1's: mapped onto [0, 1]."""
+    """From the sixth on, and not at the end of the run. Rewards of ±1, mapped onto [0, 1]."""
     C, R = made(end=16, n=9, A=0.9, B=1.5, C_mid=5.0, R0=0.2, seed=int.from_bytes(
         np.random.bytes(3), "big"))
     trainer = trainer_of(2 * R - 1, tmp_path, reward_range=(-1, 1))

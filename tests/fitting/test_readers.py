@@ -116,7 +116,7 @@ def test_percent_is_seen_and_said_and_a_reward_keeps_its_range(column, option, b
 
 
 def test_what_is_no_pass_rate_and_no_percent_is_refused(tmp_path):
-    """A reward of 53 may be one of a hundred, or of sixty; 102 is no percent; below 0 nothing is."""
+    """A reward of 53 may be one of a hundred, or of sixty; 102 and -1 are no percent."""
     for column, values in (("reward", (0, 53)), ("accuracy", (3, 102)), ("accuracy", (-1, 50))):
         path = tmp_path / "a.csv"
         path.write_text("step," + column + "".join(f"\n{i},{v}" for i, v in enumerate(values)))
@@ -329,7 +329,8 @@ def test_a_notebook_is_read_and_likely_columns_are_proposed(tmp_path):
     path.write_text("{\n")
     with pytest.raises(BadInput, match="run.ipynb has no column for --y ; it has: no numbers yet"):
         readers.load(str(path))
-    path.write_text(json.dumps({"cells": [{"outputs": [{"text": ["step 7: ", "{'reward': 0.5}"]}]}]}))
+    printed = {"text": ["step 7: ", "{'reward': 0.5}"]}
+    path.write_text(json.dumps({"cells": [{"outputs": [printed]}]}))
     assert readers.load(str(path), y="reward").R.tolist() == [0.5]
 
 
