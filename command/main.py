@@ -104,8 +104,9 @@ def only_print(config, flags, argv):
 
 
 def trained(run, tried=True):
-    """Train, after a preflight if it is not `tried` yet. Returns the closing sentence; after a checkpoint, if somebody has stopped the run.
-    Raises ServerError, after a checkpoint, when no server is left to generate."""
+    """Train, after a preflight if there was none. Returns the closing sentence; after a checkpoint,
+    if somebody has stopped the run. Raises ServerError, after a checkpoint, when no server is left
+    to generate."""
     run.folder.track()
     try:
         if not tried:

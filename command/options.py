@@ -10,7 +10,8 @@ from artifacts.settings import FREE_TO_CHANGE, PLACE, did_you_mean, make_config,
 from config import Config, ConfigError
 
 # Options that are no settings.
-FLAGS = ("resume", "fresh", "dry_run", "no_preflight", "serve_only", "print_config", "report", "check")
+FLAGS = ("resume", "fresh", "dry_run", "no_preflight", "serve_only", "print_config", "report",
+         "check")
 
 ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
 

@@ -73,8 +73,8 @@ def test_a_resumed_run_keeps_its_settings_and_changes_only_what_is_free(tmp_path
     assert config == dataclasses.replace(before, steps=23)
     assert parse(["--name", "r", "--resume", "--loss", "grpo"])[0] == before
     assert refusal(["--name", "r", "--resume", "--loss", "cispo"]) == (
-        "loss = 'cispo' (it has 'grpo'): runs/r exists with other settings; repeat its own command, "
-        "or choose another --name; --resume takes its settings and may change lr and steps, for "
+        "loss = 'cispo' (it has 'grpo'): runs/r exists with other settings; repeat its own command"
+        ", or choose another --name; --resume takes its settings and may change lr and steps, for "
         "example; --fresh starts over")
     assert set(FIELDS) > FREE_TO_CHANGE
     assert not FREE_TO_CHANGE & {"seed", "task", "slots", "off_policy", "engine", "dtype"}

@@ -701,8 +701,8 @@ def test_a_damaged_checkpoint_is_named_and_a_run_goes_on_from_the_one_before(
     newest[len(newest) // 2] ^= 1                                   # one bit
     path.write_bytes(newest)
     assert train(tmp_path, ["--name", "r", "--resume"], monkeypatch) == 0
-    assert capsys.readouterr().out == ("runs/r is finished. Done: 8 steps. --resume --steps N, with "
-                                       "N above 8, trains on; --fresh starts over.\n")
+    assert capsys.readouterr().out == ("runs/r is finished. Done: 8 steps. --resume --steps N, "
+                                       "with N above 8, trains on; --fresh starts over.\n")
     (folder / "done").unlink()
     assert train(tmp_path, ["--name", "r", "--resume"], monkeypatch) == 0
     checkpoint.check(best)
@@ -727,7 +727,7 @@ def test_a_number_that_is_not_finite_stops_the_run_and_leaves_the_samples(micro,
     assert train(tmp_path, arguments(micro, name="n", heldout_prompts=2), monkeypatch) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert re.match(r"scalerl.py: step (\d): step \1 stopped: version 0: behavior_logprobs", error)
-    assert "; its samples are in runs/n/bad_step.jsonl; the same command goes on from the first" in error
+    assert "; its samples are in runs/n/bad_step.jsonl; the same command goes on from" in error
     assert lines(tmp_path / "runs" / "n", "bad_step.jsonl")[0]["behavior_logprobs"][0] == -math.inf
 
 
@@ -843,7 +843,7 @@ def test_a_second_ctrl_c_stops_at_once_in_a_sentence(micro, tmp_path, monkeypatc
     monkeypatch.setattr(scalerl.Run, "evaluate", interrupted)
     monkeypatch.setattr(scalerl, "self_test", lambda run: {})
     assert train(tmp_path, arguments(micro, name="k"), monkeypatch) == 130
-    assert "step 1: stopped at once; the same command goes on from the first" in capsys.readouterr().err
+    assert "step 1: stopped at once; the same command goes on from" in capsys.readouterr().err
 
 
 def test_ctrl_c_while_a_run_is_still_being_built_is_one_sentence(micro, monkeypatch, capsys):

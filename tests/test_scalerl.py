@@ -539,7 +539,7 @@ BAD_INPUT = {
     "no certificates": (["--engine", "vllm", "--serve-only", "0.0.0.0", "--tls", "nowhere"],
                         "key.pem (make certs) cannot be read"),
     "run exists": (["--name", "taken"], "runs/taken exists with other settings"),
-    "nothing to resume": (["--name", "new", "--resume"], "runs/new does not exist: nothing to resume"),
+    "nothing to resume": (["--name", "new", "--resume"], "runs/new does not exist: nothing to"),
     "on, or over": (["--resume", "--fresh"], "--resume, --fresh: go on, or start over?"),
 }
 

@@ -1,4 +1,4 @@
-"""An evaluation that is killed and begun again: what is kept of it, and that this favors nothing."""
+"""An evaluation that is killed and begun again: what is kept, and that this favors nothing."""
 
 import json
 import random

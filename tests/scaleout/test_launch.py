@@ -527,8 +527,8 @@ def test_servers_on_one_machine_and_torchrun_on_two_others_with_mutual_tls(micro
         said = (tmp_path / "launcher.log").read_text()
         sentence = re.findall("^scalerl.py: step .*", said, re.MULTILINE)[-1]
         found = re.search(rf"generate, version \d+: no server is ready since 40 s; https://{server}"
-                          r":\d+ is lost: .*; the same command goes on from runs/r/checkpoints/step_(\d+)$",
-                          sentence)
+                          r":\d+ is lost: .*; the same command goes on from runs/r/checkpoints/"
+                          r"step_(\d+)$", sentence)
         assert found and int(found[1]) == steps(tmp_path)[-1], sentence
         nothing_is_lost(tmp_path)
 

@@ -73,7 +73,8 @@ def test_the_same_signal_twice_at_once_is_one_but_ctrl_c_is_not(monkeypatch):
     """Slurm and torchrun send a SIGTERM each."""
     now = [10.0]
     monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
-    for numbers, second in (([15, 15], 0), ([10, 10], 0), ([15, 10], 10), ([15, 2], 2), ([2, 2], 2)):
+    for numbers, second in (([15, 15], 0), ([10, 10], 0), ([15, 10], 10), ([15, 2], 2),
+                            ([2, 2], 2)):
         mine = Signals()
         for number in numbers:
             mine.note(number)

@@ -193,7 +193,8 @@ def test_a_rank_that_ended_by_a_signal_of_somebody_else_has_failed(number, who, 
         os.kill(pid_of((parts[0], other)[who]), number)
         assert process.wait(LIMIT_S) == 1
         assert gone(processes)
-        assert f"has ended with exit status {(codes[number], 128 + number)[who]}" in process.stderr.read()
+        assert f"has ended with exit status {(codes[number], 128 + number)[who]}" in (
+            process.stderr.read())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
