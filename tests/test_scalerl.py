@@ -275,6 +275,7 @@ def test_a_step_has_the_gradient_of_the_formula_in_the_paper(llama, seed):
 @pytest.mark.parametrize("base, change", [
     *(({}, change) for change in (
         {"loss": "grpo"}, {"loss": "dapo"}, {"loss": "gspo"}, {"loss": "reinforce"},
+        {"loss": "dppo"}, {"loss": "cispo_masked"}, {"advantage_norm": "mean"},
         {"behavior": "recomputed"}, {"eps_max": 1.5}, {"aggregation": "sample"},
         {"aggregation": "token"}, {"advantage_norm": "prompt"}, {"advantage_norm": "none"},
         {"temperature": 0.7}, {"head_fp32": False})),
@@ -541,8 +542,9 @@ BAD_INPUT = {
                                   "--serve-only 192.0.2.1: give an address of this machine"),
     "no certificates": (["--engine", "vllm", "--serve-only", "0.0.0.0", "--tls", "nowhere"],
                         "key.pem (make certs) cannot be read"),
-    "run exists": (["--name", "taken"], "exists: add --resume"),
-    "nothing to resume": (["--name", "new", "--resume"], "nothing to resume"),
+    "run exists": (["--name", "taken"], "runs/taken exists with other settings"),
+    "nothing to resume": (["--name", "new", "--resume"], "runs/new does not exist: nothing to"),
+    "on, or over": (["--resume", "--fresh"], "--resume, --fresh: go on, or start over?"),
 }
 
 
