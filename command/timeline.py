@@ -14,7 +14,7 @@ ROWS = 128                      # samples drawn at most, evenly chosen: thinner 
 
 
 def timeline(trained, steps):
-    """(figure, sentence) of a step's line of groups.jsonl with a "timeline" (artifacts/step_log.py).
+    """(figure, sentence) of a step's line of groups.jsonl, with a "timeline" (step_log.py) in it.
 
     steps: the rows of metrics.jsonl; "decode/clock" is where a step ended and pushed its weights.
     """
@@ -48,8 +48,8 @@ def timeline(trained, steps):
                        Line2D([], [], color=figures.ORANGE, label="end of a step")])
     across = sum(len(sample["versions"]) > 1 for sample in samples)
     return figure, (
-        f"Step {trained['step']} was trained on {len(samples)} samples. Each is a bar over the time "
-        f"in which it was decoded, in the color of the weights that wrote it; {across} of them went "
-        f"on while weights changed. Black: the phrase that interrupts a sample's thinking. Orange: "
-        f"the end of a step, when new weights are pushed." + (
+        f"Step {trained['step']} was trained on {len(samples)} samples. Each is a bar over the "
+        f"time in which it was decoded, in the color of the weights that wrote it; {across} of "
+        "them went on while weights changed. Black: the phrase that interrupts a sample's "
+        "thinking. Orange: the end of a step, when new weights are pushed." + (
             f" {len(bars)} of the samples are drawn." if len(bars) < len(samples) else ""))

@@ -37,7 +37,8 @@ def test_an_evaluation_is_one_line_with_its_gain_its_compute_and_from_the_sixth_
         step_log.show_evaluation(tmp_path, 600)
         (line,) = capsys.readouterr().out.splitlines()
         gain = f" ({rates[n - 1] - rates[n - 2]:+.3f})" if n > 1 else ""
-        assert line.startswith(f"evaluation at step {25 * n - 25}/600: toy {rates[n - 1]:.3f}{gain} ")
+        where = f"evaluation at step {25 * n - 25}/600"
+        assert line.startswith(f"{where}: toy {rates[n - 1]:.3f}{gain} ")
         assert line.endswith(f" at {flops[-1]:.3g} FLOPs")
         assert ("naive" in line) == (n >= 6)
     end = flops[-1] + (600 - 175) / 25 * 1.5e12
