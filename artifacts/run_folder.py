@@ -100,7 +100,8 @@ class RunFolder:
         with open(self.path / name, "a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
         for line in lines if self.tracker and name in LOGS[:2] else ():
-            self.tracker.log({k: v for k, v in line.items() if k != "step"}, step=line["step"])
+            self.tracker.log({k: v for k, v in line.items()
+                              if k != "step" and not isinstance(v, list)}, step=line["step"])
 
     def log_sizes(self):
         """{log: its bytes}: a checkpoint has those of its moment."""

@@ -181,7 +181,7 @@ BAD_INPUT = {
     "zero steps": (["--steps", "0"], "steps = 0: must be above zero"),
     "a rate that is none": (["--lr", "inf"], "lr = inf: must be above zero"),
     "negative warm-up": (["--warmup-steps", "-1"], "warmup_steps = -1: must be zero or above"),
-    "loss": (["--loss", "ppo"], "loss = 'ppo': use one of cispo, grpo, dapo, gspo, reinforce"),
+    "loss": (["--loss", "ppo"], "loss = 'ppo': use one of cispo, cispo_masked, dppo, grpo"),
     "dapo without its clip": (["--loss", "dapo"], "eps_high = 0.2: dapo's upper clip is"),
     "gspo with grpo's clip": (["--loss", "gspo"], "give eps_low and eps_high of about 1e-3"),
     "retirement": (["--retire-at", "nan"], "retire_at = nan: must be above zero"),
