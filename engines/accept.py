@@ -34,7 +34,7 @@ def refuse(found, more=""):
     """Raises ValueError for the first of these settings that is set."""
     for name, value in found.items():
         if value:
-            raise ValueError(f"its config has {name} = {value}{more}")
+            raise ValueError(f"its config has {name}" + f" = {value}" * (value is not True) + more)
 
 
 def check_any(model):
@@ -43,23 +43,26 @@ def check_any(model):
         raise ValueError(f"{type(model).__name__} does not name its output head")
     config = text_config(model)
     unknown = set(getattr(config, "layer_types", None) or ()) - CAUSAL
+    # Frequencies that depend on the longest sequence of a batch: all others would change with it.
+    ropes = [kind for kind in ("longrope", "dynamic")
+             if f"'{kind}'" in str(getattr(config, "rope_parameters", ""))]
     refuse({"model_type": config.model_type if config.model_type in NEITHER else "",
-            "layer_types": ", ".join(sorted(unknown)),
-            "the bias of its head": getattr(head, "bias", None) is not None,
+            "layer_types": ", ".join(sorted(unknown)), "rope_type": ", ".join(ropes),
+            "no num_attention_heads": not hasattr(config, "num_attention_heads"),
+            "a head with a bias": getattr(head, "bias", None) is not None,
             "gate_soft_cap": getattr(config, "gate_soft_cap", None)}, ": not computed here")
 
 
 def check_packed(model):
     """Raises ValueError for what few tokens need not show: a window, a cap, layers that mix the
-    tokens of a row, frequencies that depend on the longest sequence of a batch."""
+    tokens of a row."""
     config = text_config(model)
     types = set(getattr(config, "layer_types", None) or ())
     mixers = types - {"full_attention", "attention"}
     windows = () if types and not mixers else WINDOWS       # one that no layer looks through
-    longrope = "longrope" in str(getattr(config, "rope_parameters", ""))
     caps = [name for name in vars(config) if "softcap" in name or "soft_cap" in name]
     refuse({name: getattr(config, name, None) for name in (*windows, *caps, "kv_lora_rank")} | {
-        "layer_types": ", ".join(sorted(mixers)), "rope_parameters": "longrope" if longrope else "",
+        "layer_types": ", ".join(sorted(mixers)),
         "attention of its own": not model._supports_attention_backend
         or config.model_type in NOT_PACKED})
     if config is not model.config:
