@@ -538,8 +538,9 @@ BAD_INPUT = {
                                   "--serve-only 192.0.2.1: give an address of this machine"),
     "no certificates": (["--engine", "vllm", "--serve-only", "0.0.0.0", "--tls", "nowhere"],
                         "key.pem (make certs) cannot be read"),
-    "run exists": (["--name", "taken"], "exists: add --resume"),
-    "nothing to resume": (["--name", "new", "--resume"], "nothing to resume"),
+    "run exists": (["--name", "taken"], "runs/taken exists with other settings"),
+    "nothing to resume": (["--name", "new", "--resume"], "runs/new does not exist: nothing to"),
+    "on, or over": (["--resume", "--fresh"], "--resume, --fresh: go on, or start over?"),
 }
 
 
