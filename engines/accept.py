@@ -10,11 +10,11 @@ import functools
 import random
 
 import torch
+import torch.nn.functional as F
 
 from engines.kv_cache import Slots
 from engines.own_forward import CAUSAL, GroupCaches, Rows, cap_of, is_packed, text_config
 from engines.packed import Pack
-from loss import head_logits
 
 # In a token's log-prob. fp32, the largest: rounding was up to 2e-5 (42 families; 48 layers), a
 # forgotten final softcap 0.01. 16 bits, the mean, since rounding sends a token to another expert
@@ -98,7 +98,8 @@ def prepare(model):
 def compare(model, layout, cache_of, attention):
     """Switch the model to this attention. Raises ValueError unless layout (Pack, Rows) and cache
     (Slots, GroupCaches) score outputs as the model does, each alone."""
-    head, name = model.get_output_embeddings().weight, type(model).__name__
+    head, cap = model.get_output_embeddings().weight, cap_of(model)
+    name = type(model).__name__
     if head.is_meta:
         model.set_attn_implementation(attention)
         return
@@ -109,7 +110,8 @@ def compare(model, layout, cache_of, attention):
     prompt_of = [0, 0, 1]
 
     def scores(hidden, tokens):
-        logits = head_logits(hidden, head, softcap=cap_of(model))
+        logits = F.linear(hidden, head).float()
+        logits = cap * (logits / cap).tanh() if cap else logits
         return logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     try:
         rows = layout(prompts, outputs, prompt_of, **like)
