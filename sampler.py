@@ -33,7 +33,7 @@ from types import SimpleNamespace
 import torch
 
 from engines.kv_cache import check_fits, make_cache
-from engines.own_forward import cap_of
+from engines.own_forward import cap
 from loss import head_logits
 
 # -- 1. Records ------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class TransformersSampler:
         (torch.multinomial draws V numbers a sequence, not one: 8 times slower at V = 49k.) The sum
         is in float64: in fp32 a sum of 50k numbers loses the small ones.
         """
-        logits = head_logits(hidden, self.head, head_fp32=self.head_fp32, softcap=cap_of(self.model))
+        logits = head_logits(hidden, self.head, head_fp32=self.head_fp32, softcap=cap(self.model))
         logprobs = torch.log_softmax(logits.div_(self.temperature), -1)                 # (n, V)
         cumulative = torch.exp(logprobs).cumsum(-1, dtype=torch.float64)                # (n, V)
         u = torch.rand(len(hidden), 1, dtype=torch.float64, generator=self.random,

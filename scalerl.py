@@ -289,7 +289,7 @@ class Policy(torch.nn.Module):
             # row.predict is that token's place in the row; row.targets are the tokens themselves.
             logprobs, entropy = token_logprobs(
                 hidden[row.predict[drawn]], head, row.targets[drawn], temperature=self.temperature,
-                head_fp32=self.head_fp32, softcap=own_forward.cap_of(self.model),
+                head_fp32=self.head_fp32, softcap=own_forward.cap(self.model),
                 chunk_tokens=logits_chunk(len(head)))
         # Back to the shape of `Batch`: token t of sample i stands in [i, t].
         where = row.sample[drawn], row.column[drawn]

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from engines import accept  # noqa: E402
 from engines.kv_cache import make_cache  # noqa: E402
-from engines.own_forward import Rows, cap_of, is_packed  # noqa: E402
+from engines.own_forward import Rows, cap, is_packed  # noqa: E402
 from engines.packed import Pack  # noqa: E402
 from loss import head_logits  # noqa: E402
 
@@ -128,8 +128,8 @@ def differences(model, own):
     cache = make_cache(model, 3, 31 + 34)
     steps = [cache.prefill(model, prompts, [1, 2])[prompt_of]]
     steps += [cache.decode(model, tokens) for tokens in torch.tensor(outputs).T[:-1]]
-    weight, cap = model.get_output_embeddings().weight, cap_of(model)
-    return [(head_logits(hidden.flatten(0, 1), weight, softcap=cap).log_softmax(-1)
+    weight, c = model.get_output_embeddings().weight, cap(model)
+    return [(head_logits(hidden.flatten(0, 1), weight, softcap=c).log_softmax(-1)
              .view_as(expected) - expected).abs().max().item()
             for hidden in (states.view(3, 34, -1), torch.stack(steps, 1))]
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from engines.kv_cache import Slots
-from engines.own_forward import CAUSAL, GroupCaches, Rows, cap_of, is_packed, text_config
+from engines.own_forward import CAUSAL, GroupCaches, Rows, cap, is_packed, text_config
 from engines.packed import Pack
 
 # In a token's log-prob. fp32, the largest: rounding was up to 2e-5 (42 families; 48 layers), a
@@ -22,9 +22,9 @@ from engines.packed import Pack
 LARGEST, MEAN_16_BITS = 1e-3, 0.2
 STEPS = 5                   # tokens that are decoded; each reads all weights once
 WINDOWS = ("sliding_window", "window_size", "attention_window_size", "keep_window_size")
-# Numbers tell these too, but a dry run has none (of transformers 5.19; bench/families.py). Attention
-# is more than what they hand to `packed_attention`; their decoding differs from their full forward
-# pass, or has another cache.
+# Numbers tell these too, but a dry run has none (transformers 5.19; bench/families.py). The first
+# attend by more than what they hand to `packed_attention`; of the others decoding differs from the
+# full forward pass, or has another cache.
 NOT_PACKED = {"diffllama", "hrm_text", "jetmoe", "nemotron"}
 NEITHER = {"axk1", "bamba", "cpmant", "minimax", "mllama_text_model", "moshi", "openai-gpt",
            "prophetnet", "recurrent_gemma", "rwkv", "zamba2"}
@@ -98,7 +98,7 @@ def prepare(model):
 def compare(model, layout, cache_of, attention):
     """Switch the model to this attention. Raises ValueError unless layout (Pack, Rows) and cache
     (Slots, GroupCaches) score outputs as the model does, each alone."""
-    head, cap = model.get_output_embeddings().weight, cap_of(model)
+    head, softcap = model.get_output_embeddings().weight, cap(model)
     name = type(model).__name__
     if head.is_meta:
         model.set_attn_implementation(attention)
@@ -111,7 +111,7 @@ def compare(model, layout, cache_of, attention):
 
     def scores(hidden, tokens):
         logits = F.linear(hidden, head).float()
-        logits = cap * (logits / cap).tanh() if cap else logits
+        logits = softcap * (logits / softcap).tanh() if softcap else logits
         return logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     try:
         rows = layout(prompts, outputs, prompt_of, **like)

@@ -41,7 +41,7 @@ def scale_of(model):
     return scale * multiplier / divisor
 
 
-def cap_of(model):
+def cap(model):
     """c, if logits are c tanh(h W' / c) (Gemma 2), or None."""
     return getattr(text_config(model), "final_logit_softcapping", None)
 

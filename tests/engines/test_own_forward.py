@@ -145,7 +145,7 @@ def test_new_weights_in_flight_go_on_over_the_cache_that_the_old_ones_filled(pai
                 cache = out.past_key_values
                 expected.append(out.logits[0, -1].log_softmax(-1)[r.output_ids[t]].item())
         sampled = torch.tensor(r.sampled)
-        found, expected = torch.tensor(r.behavior_logprobs)[sampled], torch.tensor(expected)[sampled]
+        found, expected = (torch.tensor(x)[sampled] for x in (r.behavior_logprobs, expected))
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
         assert not torch.allclose(found[5:], plain_logprobs(new, r)[sampled][5:], atol=1e-3)
 
