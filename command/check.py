@@ -59,10 +59,7 @@ def checks(run):
 
     # 3. Answers to training problems.
     run.push_weights()                              # servers may have other ones
-    rollouts = run.answers(run.eval_sampler, asked, G)
-    rewards, log = run.verifier.rewards(rollouts, asked, tokenizer)
-    right = Counter(r.prompt_id for r, reward in zip(rollouts, rewards) if reward > 0)
-    rates = [right[i] / G for i in asked]
+    rollouts, rates, log = ask(run, asked)
     mean, equal = fmean(rates), fmean(rate in (0, 1) for rate in rates)
     yield "bad" if mean in (0, 1) else grade(equal, 0.8, 1), (
         f"base pass rate: {mean:.3f}, standard error {pstdev(rates) / n ** 0.5:.3f} ({n} prompts x "
@@ -83,3 +80,12 @@ def checks(run):
     yield "ok" if kl < HEALTHY_KL and apart < 0.03 else "bad", (
         f"self-test: sampler and trainer differ by {apart:.1e} in a token's log-prob, healthy is "
         f"below 0.03, and by a KL of {kl:.1e}, healthy is below {HEALTHY_KL}")
+
+
+def ask(run, asked):
+    """(samples of the problems `asked`, each one's pass rate, the verifier's columns)."""
+    G = run.config.samples_per_prompt
+    rollouts = run.answers(run.eval_sampler, asked, G)
+    rewards, log = run.verifier.rewards(rollouts, asked, run.trainer.tokenizer)
+    right = Counter(r.prompt_id for r, reward in zip(rollouts, rewards) if reward > 0)
+    return rollouts, [right[i] / G for i in asked], log
