@@ -29,6 +29,10 @@ Axes: P prompts in a step, G samples of a prompt, N = P*G samples, T tokens of t
 taken. A `Rollout` is one sample, with the log-prob and the version of every token.
 """
 
+if __name__ == "__main__":      # help, or a typo: before torch is imported, which takes seconds
+    from command.options import answer_at_once
+    answer_at_once()
+
 import math
 import random
 import time

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import inspect
+import sys
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -123,3 +124,12 @@ def parse(argv):
                 refuse(f"{name} = {value!r}: {saved.parent} was made with {before[name]!r}, and "
                        "--resume cannot change it; start a new run")
     return config, flags
+
+
+def answer_at_once():
+    """Print help, or what is wrong with the command line, and end the program; else do nothing."""
+    try:
+        parse(sys.argv[1:])
+    except ConfigError as error:
+        print(f"scalerl.py: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
