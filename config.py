@@ -76,13 +76,16 @@ class Config:
     temperature: float = 1.0            # ours; of sampling, and of every log-prob
     retire_at: float = 0.9              # paper; prompts of this pass rate are not asked again
     zero_variance_filter: bool = True   # paper; leaves out groups with equal rewards
-    advantage_norm: Literal["batch", "prompt", "none"] = "batch"    # paper; divide by the std of
-                                        # the batch; prompt: of its samples (GRPO); none: Dr. GRPO
+    advantage_norm: Literal["batch", "prompt", "mean", "none"] = "batch"    # paper; divide by the
+                                        # batch's std; prompt: the group's std (GRPO); mean: its
+                                        # pass rate (MaxRL); none: Dr. GRPO
     aggregation: Literal["prompt", "sample", "token"] = "prompt"    # paper; mean over the tokens of
                                         # a prompt, then over prompts; sample: GRPO
     # "dapo" needs an eps_high above eps_low: see configs/rivals. GSPO clips the ratio of whole
-    # sequences, which stays close to 1: its eps_low and eps_high are about 1e-3.
-    loss: Literal["cispo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"   # paper
+    # sequences, which stays close to 1: its eps_low and eps_high are about 1e-3. For "dppo" they
+    # bound how far a token's probability moves, for "cispo_masked" a sequence's mean log ratio.
+    loss: Literal[                      # paper
+        "cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"
     behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; whose log-probs are the ratio's
                                         # denominator; recomputed: the trainer's own, ratio 1
     eps_max: float = 5.0                # paper; caps the ratio of CISPO; 4, 5, 8 do equally well

@@ -43,8 +43,8 @@ from engines.head import Head, TokenLogprobs
 from engines.loss_stats import k3, merge_stats, statistics  # noqa: F401  (two are for others)
 
 AGGREGATIONS = ("prompt", "sample", "token")
-NORMS = ("batch", "prompt", "none")
-LOSSES = ("cispo", "grpo", "dapo", "gspo", "reinforce")
+NORMS = ("batch", "prompt", "mean", "none")
+LOSSES = ("cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce")
 
 
 # -- 1. log π: the language-model head, in fp32 ----------------------------------------------------
@@ -129,12 +129,14 @@ def zero_variance(rewards, tol=1e-6):
 
 
 def advantages(rewards, *, norm="batch"):
-    """Â = r - mean(group), divided by a std: (P, G) -> (P, G).
+    """Â = r - mean(group), divided by a scale: (P, G) -> (P, G).
 
     norm  "batch"   the std of r - mean(group) over the batch (ScaleRL): one divisor for all. A
                     prompt that is nearly always or never solved weighs little in sum.
           "prompt"  the std of the group (GRPO): every prompt has the same scale. One success
                     among 16 gets the advantage sqrt(15).
+          "mean"    the group's pass rate p (MaxRL, 2602.02710). Rewards here are ±1, and a mean
+                    of m is p = (1 + m)/2: Â is (1 - p)/p for right samples and -1 for wrong ones.
           "none"    no division (Dr. GRPO).
     Equal rewards give exact zeros; drop such groups by `zero_variance` first, or "batch" counts
     their zeros in its std. Raises ValueError for an unknown norm or a reward that is not finite.
@@ -152,6 +154,8 @@ def advantages(rewards, *, norm="batch"):
     centered = centered.masked_fill(zero_variance(rewards)[:, None], 0)
     if norm == "none":
         return centered
+    if norm == "mean":  # centered/2 is the centered reward of 0 and 1
+        return centered / (1 + rewards.mean(1, keepdim=True)).clamp(min=1e-6)
     # Every group is centered, so the mean is zero and the std is the root mean square.
     variance = centered.square().mean((0, 1) if norm == "batch" else 1, keepdim=True)
     return centered / torch.where(variance > 0, variance, 1).sqrt()
@@ -201,6 +205,12 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     advantages         (N,)    Â
     weights            (N, T)  rows of `token_weights`; tokens of weight 0 are ignored everywhere
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
+                       "cispo_masked"  the same without the wrong samples that π has left: Â < 0
+                                    and a mean of log μ/π above eps_high (DeepSeek-V3.2,
+                                    2512.02556)
+                       "dppo"       ρ Â, without the tokens whose probability π - μ has moved by
+                                    more than eps_high up for Â > 0, eps_low down for Â < 0
+                                    (DPPO's binary mask of total variation, 2602.04879)
                        "grpo"       min(ρ Â, clip(ρ, 1 - eps_low, 1 + eps_high) Â)
                        "dapo"       the same; DAPO has eps_high 0.26 and aggregation "prompt"
                        "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|), and
@@ -217,7 +227,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     clip, or a trained token with an infinite or undefined log-prob.
     """
     _check_choice("loss", loss, LOSSES)
-    if loss == "cispo" and not eps_max >= 1:
+    if loss in ("cispo", "cispo_masked") and not eps_max >= 1:
         raise ValueError(f"eps_max = {eps_max}: it caps the ratio itself, not its distance from 1;"
                          " give at least 1 (the paper: 4 to 8)")
     if not (0 <= eps_low <= 1 and eps_high >= 0):
@@ -238,6 +248,14 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     log_rho = _sequence_log_ratio(log_ratio, mask) if loss == "gspo" else log_ratio
     if loss == "cispo":
         objective, clipped = _capped(logprobs, log_rho, A, eps_max)
+    elif loss == "cispo_masked":
+        clipped = mask & (A < 0) & (-_sequence_log_ratio(log_ratio.detach(), mask) > eps_high)
+        objective = torch.where(clipped, 0, _capped(logprobs, log_rho, A, eps_max)[0])
+    elif loss == "dppo":
+        moved = logprobs.detach().exp() - behavior_logprobs.exp()  # π - μ of the token
+        clipped = ((moved > eps_high) & (A > 0)) | ((moved < -eps_low) & (A < 0))
+        # log ρ = 0 before `exp` where nothing is learned: e^89 is inf in fp32, and 0 · inf is nan.
+        objective = torch.where(clipped | (A == 0), 0, log_rho).exp() * A * ~clipped
     elif loss == "reinforce":
         objective, clipped = A * logprobs, torch.zeros_like(mask)
     else:

@@ -444,7 +444,8 @@ class Run:
 
         # 3. Train on what is left after the filter. Samples of a step that fails go to a file.
         kept, kept_rewards, metrics = effective_batch(rollouts, rewards, config)
-        with self.folder.bad_step(self, kept), self.team.during("train", self.version):
+        with self.folder.bad_step(self, groups, rewards, kept), \
+                self.team.during("train", self.version):
             stepped, trained = self.trainer.update(kept, kept_rewards, self.version)
         watch.lap("train")
 

@@ -88,13 +88,15 @@ def log_evaluation(run, rollouts, correct, mean_at_k, metrics, seconds):
 
     rollouts: all samples; correct {problem id: right ones}; mean_at_k {task: pass rate}; metrics:
     the verifier's; seconds: how long it took. pass@k is the estimated chance that at least one of k
-    samples is right, k = 2, 4, ... samples.
+    samples is right, k = 2, 4, ... samples. right@k: the right samples of each problem, always in
+    one order; `fit.py --by-problem` reads them.
     """
     k, heldout, rates = run.config.eval_samples, run.problems.heldout.values(), {}
     for task, mean in mean_at_k.items():
         rates[f"eval/{task}/mean@{k}"] = mean
         solved = [correct[problem.id] for problem in heldout if problem.task == task]
         rates |= {f"eval/{task}/{name}": rate for name, rate in pass_rates(k, solved).items()}
+        rates[f"eval/{task}/right@{k}"] = solved
     run.folder.append(
         "evals.jsonl", {"step": run.step, "version": run.version} | run.compute.log() | rates | {
             "eval/truncated_frac": fmean([r.finish_reason == "length" for r in rollouts]),

@@ -25,7 +25,7 @@ from course.student import MANIFEST, ROOT, BadInput, by_file, digest, exercises
 MOST_FILES, MOST_BYTES = 20_000, 1 << 30        # of an archive, unpacked
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
 LIMIT_S = 1800                                  # of a tree
-RUN = ("config.toml", "metrics.jsonl", "evals.jsonl", "source/**/*.py")
+RUN = ("config.toml", "versions.json", "metrics.jsonl", "evals.jsonl", "source/**/*.py")
 
 
 # ----------------------------------------------------------------------------- 1. a student's side

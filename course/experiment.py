@@ -3,8 +3,11 @@
     python -m course.experiment experiment --commands    # the commands of its ten runs
     python -m course.experiment experiment               # what they say, and what is still missing
 
-The plan is written before the runs: their names hold a hash of it, so a plan that was changed later
-has no runs. (File times do not survive a copy. Names can be forged, but not by mistake.)
+The plan is written and committed before the runs: their names hold a hash of it, and each run's
+versions.json names a commit that must hold this very plan. The commit's id is the hash of what is
+in it, so three objects of git (commits.json) prove that without any history. (Who forges the logs
+can forge the name of a commit too; who collects the plans before the runs, `make grade-all
+PLANS=FOLDER`, has a clock that is not the student's.)
 
 What decides are five differences, one a seed: a run with one setting changed minus the run without.
 The mean of five has a 90% interval by Student's t, which holds what differs from seed to seed; the
@@ -13,10 +16,12 @@ intervals of fit.py are those of a single run. `measure` says of what the differ
 each pair, where it also has to call each pair determined.
 """
 import argparse
+import base64
 import hashlib
 import json
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from functools import partial
@@ -80,7 +85,78 @@ def commands(plan):
             yield f"python scalerl.py --config {plan['base']} --name {name} --seed {seed}{more}"
 
 
-# --------------------------------------------------------------------------------- 2. the runs
+# ------------------------------------------------------------------------------- 2. its commit
+COMMIT = ("git add experiment/plan.md && git commit -m plan, and only then the runs")
+
+
+def commits_of(runs):
+    """The commits that these runs were made at. Raises BadInput."""
+    found = set()
+    for run in runs:
+        try:
+            name = json.loads((run / "versions.json").read_text())["git"].removesuffix("-dirty")
+        except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+            raise BadInput(f"{run.name}/versions.json names no commit ({error!r})") from None
+        if not re.fullmatch("[0-9a-f]{40}", name):
+            raise BadInput(f"{run.name} was run in a tree without a commit: {COMMIT}")
+        found.add(name)
+    return sorted(found)
+
+
+def keep_commits(tree):
+    """Write what proves that the plan lay in the runs' commits to experiment/commits.json: of each
+    the objects of the commit, of its tree and of its folder experiment/."""
+    runs = [run for pair in run_names(read_plan(tree / "experiment")) for run in pair]
+    kept = {}
+    for name in commits_of(tree / "runs" / run for run in runs if (tree / "runs" / run).exists()):
+        asked = [f"{name}^{{commit}}", f"{name}^{{tree}}", f"{name}:experiment"]
+        kept[name] = []
+        for kind, what in zip(("commit", "tree", "tree"), asked):
+            done = subprocess.run(["git", "cat-file", kind, what], cwd=tree, capture_output=True)
+            if done.returncode:
+                raise BadInput(f"the runs' commit {name[:9]} has no experiment/plan.md: {COMMIT}")
+            kept[name].append(base64.b64encode(done.stdout).decode())
+    (tree / "experiment" / "commits.json").write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def git_id(kind, data):
+    """The id that git gives to these bytes."""
+    return hashlib.sha1(f"{kind} {len(data)}\0".encode() + data).hexdigest()
+
+
+def id_in(tree, name):
+    """The id of the entry `name` in a tree object of git: "mode name\\0" and 20 bytes each."""
+    while tree:
+        head, _, rest = tree.partition(b"\0")
+        if head.partition(b" ")[2] == name:
+            return rest[:20].hex()
+        tree = rest[20:]
+
+
+def check_committed(tree, runs):
+    """Each run was made at a commit that holds the plan as it is. -> a sentence; raises BadInput.
+    Nothing is asked of git here, which would run what a strange folder's settings say."""
+    names, plan = commits_of(runs), (tree / "experiment" / "plan.md").read_bytes()
+    try:
+        kept = json.loads((tree / "experiment" / "commits.json").read_text())
+        for name in names:
+            commit, root, folder = map(base64.b64decode, kept[name])
+            same = (git_id("commit", commit) == name
+                    and commit.startswith(f"tree {git_id('tree', root)}\n".encode())
+                    and id_in(root, b"experiment") == git_id("tree", folder)
+                    and id_in(folder, b"plan.md") == git_id("blob", plan))
+            if not same:
+                raise BadInput(f"the commit {name[:9]} that runs were made at does not hold this "
+                               f"plan: {COMMIT}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput("experiment/commits.json does not hold the runs' commits: `make check EX=8` "
+                       f"writes it ({error!r})") from None
+    return f"committed as {', '.join(name[:9] for name in names)} before them"
+
+
+# --------------------------------------------------------------------------------- 3. the runs
 def log(run, name):
     """The lines of a run's log, by step. Raises BadInput."""
     try:
@@ -136,7 +212,7 @@ def check_pairs(plan, runs):
     return f"each pair differs in {plan['changed']} alone"
 
 
-# ------------------------------------------------------------------------------- 3. the result
+# ------------------------------------------------------------------------------- 4. the result
 def differences(runs, measure):
     """Changed minus base of each pair -> (differences, doubts); `compare` has the word on A."""
     found, doubts = [], []
@@ -188,7 +264,8 @@ def parts(tree):
     if gone := [run.name for pair in runs for run in pair if not run.exists()]:
         raise BadInput(f"runs/{gone[0]} is missing ({len(gone)} are): the plan was changed after "
                        "its runs, or they were not made (--commands)")
-    yield f"ten runs bear the hash of the plan, {plan['hash']}"
+    committed = check_committed(tree, [run for pair in runs for run in pair])
+    yield f"ten runs bear the hash of the plan, {plan['hash']}, {committed}"
     yield check_logs(runs)
     same = check_pairs(plan, runs)
     d, doubts = differences(runs, plan["measure"])
@@ -225,7 +302,12 @@ def main(argv=None):
             print(f"experiment.py: {error}", file=sys.stderr)
             return 2
         return 0
-    done, why = grade(args.folder.resolve().parent)
+    tree = args.folder.resolve().parent
+    try:
+        keep_commits(tree)
+    except (BadInput, OSError) as error:
+        print(f"note: experiment/commits.json was not written: {error}")
+    done, why = grade(tree)
     print(*(f"ok  {line}" for line in done), *([f"--  {why}"] if why else RUBRIC), sep="\n")
     return 2 if why else 0
 

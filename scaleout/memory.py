@@ -73,6 +73,7 @@ class Estimate:
         self.output, self.length, self.dtype, self.itemsize = output, length, dtype, dtype.itemsize
         self.cuda, self.recompute = device.cuda, config.recompute_layers
         self.flash = uses_flash(dtype, "cuda" if self.cuda else "cpu")
+        self.experts = getattr(self.shape, "num_experts_per_tok", None) or 0    # of each token
         self.weights = sum(p.numel() for p in model.parameters())
         head = model.get_output_embeddings().weight.numel()
         self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
@@ -97,11 +98,17 @@ class Estimate:
         fixed += self.weights * self.itemsize * (rounded * (not sharded) + self.cuda * self.alone)
         tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
         inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
+        mlp = 4 * inner * self.itemsize
+        if self.experts:            # for each expert of a token its input and output as well, in
+            # the type of its weights: transformers' product of experts knows no autocast; the
+            # order of the tokens by expert, and the router's probabilities
+            inner = getattr(s, "moe_intermediate_size", None) or inner
+            mlp = self.experts * ((4 * inner + 2 * hidden) * (self.itemsize if sharded else 4) + 24)
         # Bytes of a token in a layer: two norms, fp32 inside, with what they hand to the products,
         # the MLP's four, then q, k, v and the output, with norms of q and k as in Qwen3. Compiled
         # layers keep about two thirds of it: not counted on, since the compiler may fail.
         layer = tokens * ((16 if rounded else 24) * hidden + 4 * (H + J) * D
-                          + (4 * inner + 3 * (H + J) * D) * self.itemsize)
+                          + 3 * (H + J) * D * self.itemsize + mlp)
         kept = layer + layers * tokens * hidden * self.itemsize if self.recompute \
             else layers * layer
         if not self.flash:                                  # an attention mask for each sample

@@ -480,8 +480,11 @@ def test_advantages_equal_their_definition_in_plain_python(norm):
     centered = [[r - statistics.fmean(row) for r in row] for row in rows]
     batch_std = statistics.pstdev(itertools.chain(*centered))
     for ours, row in zip(advantages(rewards, norm=norm).tolist(), centered, strict=True):
-        std = {"batch": batch_std, "prompt": statistics.pstdev(row), "none": 1.0}[norm]
-        assert ours == pytest.approx([a / std for a in row], rel=1e-5)
+        # Of rewards 0 and 1 the centered ones are half as large, and their mean is the pass rate.
+        twice_pass_rate = 2 * sum(a > 0 for a in row) / len(row)
+        scale = {"batch": batch_std, "prompt": statistics.pstdev(row), "mean": twice_pass_rate,
+                 "none": 1.0}[norm]
+        assert ours == pytest.approx([a / scale for a in row], rel=1e-5)
 
 
 def test_the_std_is_the_batch_s_of_advantages_neither_the_groups_nor_the_rewards():
@@ -688,6 +691,17 @@ def plain_policy_loss(step, loss, eps_max=5.0, eps_low=0.2, eps_high=0.2):
             if loss == "cispo":
                 value -= w * min(rho, eps_max) * A[n] * log_pi[n][t]
                 gradient[n][t] -= w * min(rho, eps_max) * A[n]
+            elif loss == "cispo_masked":
+                if A[n] < 0 and -math.log(s) > eps_high:  # -log s: the mean of log μ/π
+                    continue
+                value -= w * min(rho, eps_max) * A[n] * log_pi[n][t]
+                gradient[n][t] -= w * min(rho, eps_max) * A[n]
+            elif loss == "dppo":
+                moved = math.exp(log_pi[n][t]) - math.exp(behavior_logprobs[n][t])
+                if moved > eps_high and A[n] > 0 or moved < -eps_low and A[n] < 0:
+                    continue
+                value -= w * rho * A[n]
+                gradient[n][t] -= w * rho * A[n]
             elif loss == "reinforce":
                 value -= w * A[n] * log_pi[n][t]
                 gradient[n][t] -= w * A[n]
@@ -773,7 +787,8 @@ def test_importance_weights_make_stale_samples_unbiased_and_reinforce_does_not()
     assert (found["reinforce"] - true).norm() > 0.01 * true.norm()
 
 
-@pytest.mark.parametrize("loss", [name for name in LOSSES if name != "reinforce"])
+@pytest.mark.parametrize("loss", [name for name in LOSSES
+                                  if name not in ("reinforce", "cispo_masked")])
 def test_recomputed_old_logprobs_make_the_clip_inert(loss):
     """The denominator of ρ is what the sampler recorded. A trainer that recomputes it before the
     step gets ρ = 1 and never clips; however stale the samples, the statistics look perfect."""
@@ -784,6 +799,36 @@ def test_recomputed_old_logprobs_make_the_clip_inert(loss):
     inert = merge_stats([policy_loss(*recomputed, loss=loss, **bounds)[1]])
     assert recorded["ratio/clipped_frac"] > 0 and recorded["ess"] < 0.99
     assert inert["ratio/clipped_frac"] == 0 and inert["ess"] == pytest.approx(1)
+
+
+def test_dppo_goes_by_how_far_the_probability_moved_where_ppo_goes_by_the_ratio():
+    """A rare token that became five times likelier has hardly moved the policy, and learns on; PPO
+    silences it. A likely one may move by .24 within PPO's clip; DPPO silences it."""
+    behavior_logprobs = torch.tensor([[0.001], [0.7]]).log()
+    log_pi = torch.tensor([[0.005], [0.94]]).log().requires_grad_()
+    one = torch.ones(2, 1)
+    bounds = dict(eps_low=0.36, eps_high=0.36)
+    ppo, = gradients(policy_loss(log_pi, behavior_logprobs, one[:, 0], one, loss="grpo",
+                                 **bounds)[0], log_pi)
+    dppo, = gradients(policy_loss(log_pi, behavior_logprobs, one[:, 0], one, loss="dppo",
+                                  eps_low=0.2, eps_high=0.2)[0], log_pi)
+    assert ppo.flatten().tolist() == pytest.approx([0, -0.94 / 0.7])
+    assert dppo.flatten().tolist() == pytest.approx([-5, 0])
+
+
+def test_the_sequence_mask_silences_whole_wrong_samples_that_the_policy_has_left_and_no_other():
+    """By the mean of a sample, not by tokens: sample 1 has one likelier token and is silent as a
+    whole. A right sample that the policy has left is what it should come back to."""
+    behavior_logprobs = torch.full((4, 2), -1.0)
+    log_pi = torch.tensor([[-2.0, -2.0], [-3.0, -0.5], [-1.1, -1.1], [-0.5, -0.5]])
+    log_pi.requires_grad_()
+    A, weights = torch.tensor([1.0, -1.0, -1.0, -1.0]), torch.full((4, 2), 1 / 8)
+    value, stats = policy_loss(log_pi, behavior_logprobs, A, weights, loss="cispo_masked")
+    plain, _ = policy_loss(log_pi, behavior_logprobs, A, weights, loss="cispo")
+    masked, cispo = (gradients(x, log_pi)[0] for x in (value, plain))
+    assert masked[1].tolist() == [0, 0] and (cispo[1] != 0).all()
+    assert masked[[0, 2, 3]].equal(cispo[[0, 2, 3]])
+    assert merge_stats([stats])["ratio/clipped_frac"] == 0.25
 
 
 def test_gspo_at_1e_4_clips_almost_everything():
@@ -1022,10 +1067,10 @@ def test_the_defaults_are_the_papers():
 
 @pytest.mark.parametrize("call, message", [
     (lambda s: advantages(torch.zeros(3, 5), norm="group"),
-     "norm = 'group': give one of 'batch', 'prompt', 'none'"),
+     "norm = 'group': give one of 'batch', 'prompt', 'mean', 'none'"),
     (lambda s: token_weights(s.mask, torch.arange(15), aggregation="promt"),
      "aggregation = 'promt': give one of 'prompt', 'sample', 'token'"),
-    (lambda s: policy_loss(*s.arguments, loss="ppo"), "loss = 'ppo': give one of 'cispo', 'grpo'"),
+    (lambda s: policy_loss(*s.arguments, loss="ppo"), "loss = 'ppo': give one of 'cispo'"),
     (lambda s: policy_loss(*s.arguments, eps_max=0.2), "eps_max = 0.2: it caps the ratio itself"),
     (lambda s: policy_loss(*s.arguments, loss="dapo", eps_low=1.26), "eps_low = 1.26"),
     (lambda s: policy_loss(*s.arguments, loss="dapo", eps_high=-0.1), "eps_high = -0.1"),

@@ -275,6 +275,7 @@ def test_a_step_has_the_gradient_of_the_formula_in_the_paper(llama, seed):
 @pytest.mark.parametrize("base, change", [
     *(({}, change) for change in (
         {"loss": "grpo"}, {"loss": "dapo"}, {"loss": "gspo"}, {"loss": "reinforce"},
+        {"loss": "dppo"}, {"loss": "cispo_masked"}, {"advantage_norm": "mean"},
         {"behavior": "recomputed"}, {"eps_max": 1.5}, {"aggregation": "sample"},
         {"aggregation": "token"}, {"advantage_norm": "prompt"}, {"advantage_norm": "none"},
         {"temperature": 0.7}, {"head_fp32": False})),
@@ -486,6 +487,8 @@ def test_an_evaluation_is_the_pass_rate_of_each_task(seed):
             expected[f"eval/{task}/pass@{k}"] = sum(
                 sum(map(any, of_one)) / len(of_one) for of_one in choices) / len(counts)
     (name, line), = logged
+    logged_right = {task: line.pop(f"eval/{task}/right@5") for task in right}
+    assert logged_right == {task: list(counts) for task, counts in right.items()}
     assert name == "evals.jsonl" and line == pytest.approx(expected)
 
 
@@ -535,8 +538,9 @@ BAD_INPUT = {
                                   "--serve-only 192.0.2.1: give an address of this machine"),
     "no certificates": (["--engine", "vllm", "--serve-only", "0.0.0.0", "--tls", "nowhere"],
                         "key.pem (make certs) cannot be read"),
-    "run exists": (["--name", "taken"], "exists: add --resume"),
-    "nothing to resume": (["--name", "new", "--resume"], "nothing to resume"),
+    "run exists": (["--name", "taken"], "runs/taken exists with other settings"),
+    "nothing to resume": (["--name", "new", "--resume"], "runs/new does not exist: nothing to"),
+    "on, or over": (["--resume", "--fresh"], "--resume, --fresh: go on, or start over?"),
 }
 
 

@@ -11,12 +11,14 @@
 #   make certs HOSTS=$(scontrol show hostnames node[01-64] | paste -sd,)
 #
 # Ten minutes before its time is over every process of the job gets a SIGTERM: rank 0 writes a
-# checkpoint. The same command with --resume goes on from there, or, had it no time for one, from
-# the last (--eval-every STEPS). This script has not been run on a Slurm cluster.
+# checkpoint and ends with status 75, and the job queues up again: the same command goes on from the
+# newest checkpoint. This script has not been run on a Slurm cluster.
 #SBATCH --exclusive
 #SBATCH --mem 0
 #SBATCH --time 24:00:00
 #SBATCH --signal TERM@600
+#SBATCH --requeue
+#SBATCH --open-mode append
 #SBATCH --output scalerl-%j.log
 
 nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
@@ -45,4 +47,5 @@ wait $!
 status=$?
 kill $(jobs -p) 2> /dev/null                        # the servers, which nobody needs any more
 wait
+[ $status = 75 ] && scontrol requeue "$SLURM_JOB_ID"
 exit $status

@@ -1,9 +1,12 @@
 """Exercise 8: a plan, ten runs that bear its hash, and a conclusion that the interval allows."""
 
+import base64
+import hashlib
 import json
 import os
 import random
 import shutil
+import subprocess
 import tomllib
 
 import numpy as np
@@ -50,6 +53,7 @@ def write(tree, plan=PLAN, gains=GAINS, sd=0.004):
             (run / "config.toml").write_text(
                 f'name = "{name}"\nseed = {told["seeds"][i]}\nsteps = {STEPS}\nlr = 6e-4\n'
                 f'eval_every = {EVERY}\nloss = "{("cispo", "grpo")[arm]}"\n')
+            (run / "versions.json").write_text(json.dumps({"git": commit_of(tree, plan)}))
             (run / "metrics.jsonl").write_text("".join(
                 json.dumps({"step": n, "pass_rate": n / STEPS + i / 1000}) + "\n"
                 for n in range(STEPS + 1)))
@@ -57,6 +61,19 @@ def write(tree, plan=PLAN, gains=GAINS, sd=0.004):
                 json.dumps({"step": n * EVERY, "compute/flops": c, "eval/toy/mean@1": r}) + "\n"
                 for n, (c, r) in enumerate(zip(C, R))))
     return tree
+
+
+def commit_of(tree, plan):
+    """Git's objects of a commit that holds this plan, by hand -> its id."""
+    def made(kind, data):
+        return hashlib.sha1(kind.encode() + b" %d\0" % len(data) + data).digest()
+    folder = b"100644 a.txt\0" + bytes(20) + b"100644 plan.md\0" + made("blob", plan.encode())
+    root = b"40000 experiment\0" + made("tree", folder) + b"100644 loss.py\0" + bytes(20)
+    commit = b"tree " + made("tree", root).hex().encode() + b"\nauthor A <a@b> 1 +0000\n\nplan\n"
+    name = made("commit", commit).hex()
+    (tree / "experiment" / "commits.json").write_text(json.dumps(
+        {name: [base64.b64encode(each).decode() for each in (commit, root, folder)]}))
+    return name
 
 
 @pytest.fixture
@@ -97,6 +114,55 @@ def test_a_plan_that_was_changed_after_its_runs_has_no_runs(tree):
     plan.write_text(PLAN.replace("expected: higher", "expected: lower"))
     done, why = experiment.grade(tree)
     assert not done and "the plan was changed after its runs" in why and "(10 are)" in why
+
+
+def test_a_plan_that_was_committed_after_its_runs_has_no_point(tree):
+    """The runs' commit holds another plan, or none, or is made up, or there is none at all."""
+    low, high = interval(tree)
+    conclude(tree, f"[{low:.3f}, {high:+.3f}]\nverdict: higher\n")
+    kept, run = tree / "experiment" / "commits.json", run_of(tree, "changed", 15)
+    right, version = kept.read_text(), (run / "versions.json").read_text()
+    name, = json.loads(right)
+    other = commit_of(tree, PLAN.replace("higher", "lower"))
+    forged = {name: json.loads(kept.read_text())[other]}
+    for commits, said, words in [
+            (forged, version, "does not hold this plan"),
+            (json.loads(right), json.dumps({"git": "1" * 40}), "does not hold the runs' commits"),
+            (json.loads(right), '{"git": ""}', "in a tree without a commit"),
+            (json.loads(right), "{}", "names no commit"),
+            ([], version, "does not hold the runs' commits"),
+            ({name: ["AAAA"] * 3}, version, "does not hold this plan"),
+            ({name: ["!"] * 3}, version, "does not hold this plan")]:
+        kept.write_text(json.dumps(commits))
+        (run / "versions.json").write_text(said)
+        done, why = experiment.grade(tree)
+        assert not done and words in why, why
+    kept.write_text(right)
+    (run / "versions.json").write_text(json.dumps({"git": f"{name}-dirty"}))
+    assert len(experiment.grade(tree)[0]) == 5
+
+
+def test_make_check_keeps_the_commit_of_a_real_history(tree):
+    def git(*words):
+        return subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *words],
+                              cwd=tree, check=True, text=True, capture_output=True).stdout.strip()
+    (tree / "experiment" / "commits.json").unlink()
+    plan = tree / "experiment" / "plan.md"
+    git("init", "-q")
+    plan.write_text("other")
+    git("add", "experiment/plan.md")
+    git("commit", "-qm", "another plan")
+    early = git("rev-parse", "HEAD")
+    plan.write_text(PLAN)
+    git("commit", "-qam", "plan")
+    late = git("rev-parse", "HEAD")
+    for name, done in ((early, 0), (late, 4)):
+        for run in (tree / "runs").iterdir():
+            (run / "versions.json").write_text(json.dumps({"git": name}))
+        experiment.main([str(tree / "experiment")])
+        assert [*json.loads((tree / "experiment" / "commits.json").read_text())] == [name]
+        conclude(tree, "[{:.3f}, {:.3f}]".format(*interval(tree)))
+        assert len(experiment.grade(tree)[0]) == done
 
 
 def cut(path, line):

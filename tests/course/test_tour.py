@@ -5,6 +5,7 @@ their own. It takes most of a minute, so it runs once, and all tests read what i
 """
 
 import ast
+import base64
 import json
 import math
 import os
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from conftest import ROOT
+from course import student, tour as tour_page
 from sampler import Rollout
 
 TOUR = ROOT / "course" / "tour.ipynb"
@@ -76,11 +78,35 @@ def tour(tmp_path_factory):
 
 # -- the file --------------------------------------------------------------------------------------
 
-def test_no_cell_is_empty_or_commented_out_and_none_has_outputs():
-    """Outputs would be a hundred kilobytes of pictures in every diff."""
+def test_outputs_and_pictures_are_stored_and_tell_nothing_of_a_machine():
+    """Who opens the page before anything is installed sees it whole (course/tour.py)."""
+    text, pictures = TOUR.read_text(), []
+    for cell in CELLS:
+        for output in cell.get("outputs", []):
+            assert output["output_type"] != "error"
+            pictures += [output["data"]["image/png"]] if "data" in output else []
+    assert len(pictures) == 9 and len(text) < 600_000
+    for picture in pictures:
+        data = base64.b64decode(picture)
+        assert data.startswith(b"\x89PNG") and len(data) > 3000
+    said = "".join("".join(output.get("text", "")) for cell in CELLS
+                   for output in cell.get("outputs", []))
+    assert "naive forecast" in said and "step 100" in said
+    assert str(ROOT) not in text and "/home/" not in text and "/root" not in text
+
+
+def test_a_cell_runs_to_its_outputs():
+    """What is stored is what a notebook would show: text, then each open figure, once."""
+    outputs = tour_page.run(
+        "import matplotlib.pyplot as plt\nprint(6 * 7)\nf = plt.figure()\nf", {})
+    assert [each["output_type"] for each in outputs] == ["stream", "display_data"]
+    assert outputs[0]["text"] == ["42\n"]
+    assert tour_page.run("x = 1\nx", {}) == []
+
+
+def test_no_cell_is_empty_or_commented_out():
     for cell in CELLS:
         assert "".join(cell["source"]).strip()
-        assert cell.get("outputs", []) == [] and cell.get("execution_count") is None
     for source in CODE:
         assert ast.parse(source).body, source
         for line in source.splitlines():
@@ -120,8 +146,9 @@ def first_cell(monkeypatch, folder, repository=""):
         assert check
         commands.append(command)
         if command[0] == "git":
-            (folder / "scalerl").mkdir()
-            (folder / "scalerl" / "scalerl.py").touch()
+            (folder / "scalerl" / "engines").mkdir(parents=True)
+            for name in ("scalerl", "loss", "sampler", "fit", "engines/head"):
+                (folder / "scalerl" / f"{name}.py").touch()
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.chdir(folder)
@@ -138,6 +165,16 @@ def test_in_a_checkout_the_first_cell_installs_nothing(folder, monkeypatch):
 def test_without_a_checkout_it_says_what_is_missing_in_one_sentence(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="set REPOSITORY to the address"):
         first_cell(monkeypatch, tmp_path)
+
+
+def test_where_exercises_are_not_written_it_says_so_and_an_address_helps(tmp_path, monkeypatch):
+    """The page can come first in the tree that students get: to be read, or run elsewhere."""
+    student.write(tmp_path / "student")
+    with pytest.raises(SystemExit, match="loss, sampler, fit, engines/head are not written yet: "
+                                         "read on"):
+        first_cell(monkeypatch, tmp_path / "student" / "course")
+    commands, root, _ = first_cell(monkeypatch, tmp_path / "student" / "course", "https://x/y.git")
+    assert commands and root == (tmp_path / "student" / "course" / "scalerl").resolve()
 
 
 def test_with_an_address_it_clones_and_installs_once(tmp_path, monkeypatch):

@@ -360,7 +360,7 @@ def find(processes, word):
     for p in processes:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             line = p.cmdline()
-            if any(word in part for part in line) and not any("supervise.py" in w for w in line):
+            if any(word in part for part in line) and not any("reaper.py" in w for w in line):
                 found.append(p)
     return found
 
@@ -527,8 +527,8 @@ def test_servers_on_one_machine_and_torchrun_on_two_others_with_mutual_tls(micro
         said = (tmp_path / "launcher.log").read_text()
         sentence = re.findall("^scalerl.py: step .*", said, re.MULTILINE)[-1]
         found = re.search(rf"generate, version \d+: no server is ready since 40 s; https://{server}"
-                          r":\d+ is lost: .*; --resume goes on from runs/r/checkpoints/step_(\d+)$",
-                          sentence)
+                          r":\d+ is lost: .*; the same command goes on from runs/r/checkpoints/"
+                          r"step_(\d+)$", sentence)
         assert found and int(found[1]) == steps(tmp_path)[-1], sentence
         nothing_is_lost(tmp_path)
 
