@@ -3,8 +3,7 @@
 `sampler.TransformersSampler` drives it: `prefill` computes new prompts, `decode` adds one token to
 every running sequence. The model calls their attention back, layer by layer (packed.py).
 
-Axes: S slots, n running sequences, m new prompts, C longest of them, J key-value heads, D head
-size.
+Axes: S slots, n running sequences, m new prompts, C longest prompt, J key-value heads, D head size.
 """
 
 import torch
@@ -47,8 +46,8 @@ class Slots:
         rows = torch.arange(len(ids)).split([len(prompt) for prompt in prompts])
         attention = DenseAttention(rows, rows, self.dtype, self.device)
         places, lengths = padded(rows, self.device)                             # (m, C), (m,)
-        prompt_of = torch.repeat_interleave(torch.arange(len(prompts)),
-                                            torch.tensor(samples)).to(self.device)
+        counts = torch.tensor(samples, device=self.device)
+        prompt_of = torch.arange(len(prompts), device=self.device).repeat_interleave(counts)
         new, C = slice(self.active, self.active + len(prompt_of)), places.shape[1]
 
         def attend(layer, q, k, v, scaling):

@@ -21,10 +21,10 @@ import copy
 import functools
 import importlib.util
 import math
-from collections import Counter
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface
 
 # -- 1. The hook into transformers -----------------------------------------------------------------
@@ -92,9 +92,8 @@ class Pack:
             positions, predict, [torch.arange(len(output)) for output in outputs]))
         self.sample = torch.arange(len(outputs)).repeat_interleave(lengths).to(device)
         # An output attends to its prompt and to itself. An output of one token asks nothing.
-        asking = [(asked[p], answer) for p, answer in zip(prompt_of, answers) if len(answer)]
-        queries = [*asked, *(answer for _, answer in asking)]
-        keys = [*asked, *(torch.cat(pair) for pair in asking)]
+        queries = [*asked, *filter(len, answers)]
+        keys = [*asked, *(torch.cat([asked[p], a]) for p, a in zip(prompt_of, answers) if len(a))]
         kind = FlashAttention if uses_flash(dtype, device) else DenseAttention
         self.attend = kind(queries, keys, dtype, device)
 
@@ -111,13 +110,13 @@ def pack_rollouts(rollouts, *, dtype, device):
 
 def padded(places, device):
     """n tensors -> (n, longest), zeros behind each, and their lengths (n,)."""
-    return (torch.nn.utils.rnn.pad_sequence(places, batch_first=True).to(device),
+    return (pad_sequence(places, batch_first=True).to(device),
             torch.tensor([len(x) for x in places], device=device))
 
 
 def take(x, blocks):
-    """x (tokens, heads, D), blocks of places (n, L) -> (n, heads, L, D) each. Read at once: backward
-    would add up as many gradients of all of x as there are reads."""
+    """x (tokens, heads, D), blocks of places (n, L) -> (n, heads, L, D) each. All are read at once,
+    or backward would add up a gradient of all of x for each block."""
     parts = x.index_select(0, torch.cat([places.flatten() for places in blocks]))
     return [part.view(*places.shape, *x.shape[1:]).transpose(1, 2) for part, places in
             zip(parts.split([places.numel() for places in blocks]), blocks)]
@@ -145,8 +144,8 @@ class MaskedAttention:
         if self.mask.shape[2] < queries:        # once for all layers, which keep it for backward
             self.mask = self.mask.repeat(1, 1, H // J, 1)
         q, mask = q.reshape(n, J, queries, D), self.mask[..., : self.keys]
-        if R == 1 and q.dtype == torch.float32:     # 16 bits would round the scores
-            # Decoding: the kernel is made for many queries, and takes 1.3 to 1.6 times as long.
+        if R == 1 and q.dtype == torch.float32:     # decoding; 16 bits would round the scores
+            # The kernel is made for many queries, and takes 1.3 to 1.6 times as long on a CPU.
             out = ((q * scaling) @ k.transpose(2, 3) + mask).softmax(-1) @ v
         else:
             out = F.scaled_dot_product_attention(q, k, v, scale=scaling, attn_mask=mask)
@@ -161,7 +160,7 @@ class DenseAttention:
     """
 
     def __init__(self, queries, keys, dtype, device):
-        self.queries, self.keys, self.attentions, tokens = [], [], [], 0
+        blocks, tokens = [], 0
         self.where = torch.empty(sum(map(len, queries)), dtype=torch.long, device=device)
         sizes = [(len(q).bit_length(), len(k).bit_length()) for q, k in zip(queries, keys)]
         for size in sorted(set(sizes)):         # none is padded to more than twice its length
@@ -169,12 +168,11 @@ class DenseAttention:
                               for places in (queries, keys))
             column, key = (torch.arange(x.shape[1], device=device) for x in (q, k))
             allowed = key <= (L - R)[:, None, None] + column[:, None]       # (n, longest R, L)
-            self.attentions.append(MaskedAttention(allowed[:, None], dtype))
+            blocks.append((q, k, MaskedAttention(allowed[:, None], dtype)))
             real = (column < R[:, None]).flatten().nonzero()[:, 0]
             self.where[q.flatten()[real]] = tokens + real
-            self.queries.append(q)
-            self.keys.append(k)
             tokens += q.numel()
+        self.queries, self.keys, self.attentions = zip(*blocks)
 
     def __call__(self, layer, q, k, v, scaling):
         blocks = zip(self.attentions, take(q, self.queries), take(k, self.keys), take(v, self.keys))
@@ -199,9 +197,8 @@ def take_newest_flash():
 
 
 class FlashAttention:
-    """The same in one call of torch's FlashAttention for a whole row. The keys of an output are
-    those of its prompt followed by its own. Not run on a GPU so far: a test runs these indices with
-    a kernel in plain Python."""
+    """The same in one call of torch's FlashAttention for a whole row. Not run on a GPU so far: a
+    test runs these indices with a kernel in plain Python."""
 
     def __init__(self, queries, keys, dtype, device):
         take_newest_flash()
@@ -224,12 +221,10 @@ class FlashAttention:
 def micro_batches(rollouts, budget_tokens, ranks=1):
     """Indices of `rollouts`, cut into lists of about `budget_tokens` tokens, prompts counted once.
 
-    Groups of similar length come together, since attention pads to the longest sample. The number
+    Groups of similar length come together, since their attention can share a block. The number
     of lists is a multiple of the ranks where smaller lists allow it: then no rank is idle.
     """
-    longest = Counter()
-    for r in rollouts:
-        longest[r.group_id] = max(longest[r.group_id], len(r.output_ids))
+    longest = dict(sorted((r.group_id, len(r.output_ids)) for r in rollouts))   # the last stays
     order = sorted(range(len(rollouts)),
                    key=lambda i: (longest[rollouts[i].group_id], rollouts[i].group_id, i))
 
