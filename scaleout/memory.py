@@ -15,6 +15,7 @@ import torch
 
 from config import ConfigError
 from engines.head import logits_chunk
+from engines.own_forward import text_config
 from engines.packed import heads, uses_flash
 from engines.vllm_inprocess import BLOCK_TOKENS, block_bytes
 
@@ -69,7 +70,8 @@ class Estimate:
     """
 
     def __init__(self, config, model, output, length, dtype, device, *, alone):
-        self.config, self.shape, self.device, self.alone = config, model.config, device, alone
+        self.config, self.shape = config, text_config(model)
+        self.device, self.alone = device, alone
         self.output, self.length, self.dtype, self.itemsize = output, length, dtype, dtype.itemsize
         self.cuda, self.recompute = device.cuda, config.recompute_layers
         self.flash = uses_flash(dtype, "cuda" if self.cuda else "cpu")

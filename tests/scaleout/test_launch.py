@@ -96,8 +96,8 @@ def test_a_model_that_the_trainer_would_refuse_is_refused_before_anything_starts
     shutil.copytree(eight, tmp_path / "model")
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {
-        "use_sliding_window": True, "sliding_window": 4096}))
-    with pytest.raises(ConfigError, match=r"^model = '.*': model config has sliding_window = 4096"):
+        "model_type": "bamba", "mamba_n_heads": 128}))
+    with pytest.raises(ConfigError, match=r"^model = '.*': its config has model_type = bamba"):
         estimate_of(tmp_path / "model", gpus=8)
 
 
