@@ -60,7 +60,7 @@ def lengths(n, longest):
     return [longest] + [int(4 * (longest / 4) ** rng.random()) for _ in range(n - 1)]
 
 
-# -- what is measured: a function of the size gives the call whose cost counts -----------------------
+# -- what is measured: a function of the size gives the call whose cost counts ---------------------
 
 def ranges(n):
     steps = [*range(0, 2 * n, 2)]
@@ -82,7 +82,12 @@ def push(n):
     trained = TrainedModel()
     trained.model = torch.nn.ParameterList([torch.zeros(1) for _ in range(n)])
     trained.team = SimpleNamespace(whole=lambda tensor: tensor)
-    return lambda: (trained.__dict__.pop("named_parameters", None), sum(1 for _ in trained.weights()))
+
+
+    def walk():
+        trained.__dict__.pop("named_parameters", None)          # as in the first push of a run
+        return sum(1 for _ in trained.weights())
+    return walk
 
 
 def read_problems(n):

@@ -178,7 +178,7 @@ class DenseAttention:
             (q, R), (k, L) = (padded([x for x, its in zip(places, sizes) if its == size], device)
                               for places in (queries, keys))
             column, key = (torch.arange(x.shape[1], device=device) for x in (q, k))
-            allowed = key <= (L - R)[:, None, None] + column[:, None]       # (n, longest R, L)
+            allowed = key <= (L - R)[:, None, None] + column[:, None]   # (n, R, L)
             blocks.append((q, k, MaskedAttention(allowed[:, None], dtype)))
             real = (column < R[:, None]).flatten().nonzero()[:, 0]
             self.where[q.flatten()[real]] = tokens + real
@@ -186,8 +186,9 @@ class DenseAttention:
         self.queries, self.keys, self.attentions = zip(*blocks)
 
     def __call__(self, layer, q, k, v, scaling):
-        blocks = zip(self.attentions, take(q, self.queries), take(k, self.keys), take(v, self.keys))
-        out = [attention(*block, scaling).transpose(1, 2) for attention, *block in blocks]
+        parts = take(q, self.queries), take(k, self.keys), take(v, self.keys)
+        out = [attention(*block, scaling).transpose(1, 2)
+               for attention, *block in zip(self.attentions, *parts)]
         return torch.cat([x.flatten(0, 1) for x in out]).index_select(0, self.where)    # (T, H, D)
 
 
