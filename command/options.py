@@ -66,9 +66,7 @@ def make_parser(page):
         help="do not try disk, memory and push before the first evaluation")
     add("--report", metavar="RUN",
         help="write RUN/report.html, print which symptoms of docs/is-it-working.md it shows, stop")
-    add("--check", metavar="STEPS", nargs="?", const=30, type=int,
-        help="check model and task before a run, with so many steps of a reward that any loop "
-             "learns [30], and stop")
+    add("--check", action="store_true", help="is this model ready for this task? say so and stop")
     add("--print-config", action="store_true", help="print all settings and stop")
     add("--dry-run", action="store_true",
         help="print what would run where, what memory it would take, and stop")
@@ -122,7 +120,7 @@ def parse(argv):
         values |= read_toml(path)
     values |= given
     config = make_config(values)
-    if flags.check is not None:
+    if flags.check:
         config.name += "-check"             # --check writes nothing: a run of this name may exist
     saved = Path("runs") / config.name / "config.toml"
     if flags.resume and not saved.exists():
