@@ -101,7 +101,7 @@ def failures(tree, tmp_path_factory):
     assert done.returncode == 1, done.stdout
     found = {}
     for case in ElementTree.parse(log).iter("testcase"):
-        number = int(re.search(r"test_(\d)", case.get("classname"))[1])
+        number = int(re.search(r"test_(\d+)", case.get("classname"))[1])
         found.setdefault(number, []).extend(child.text or "" for child in case)
     return found
 
