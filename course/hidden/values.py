@@ -153,9 +153,10 @@ class Service:
             raise SandboxError(f"{packages} holds a {there[0]}: where the project itself is "
                                "installed as a package the answers are in reach")
         command = sandbox.child_command(False)
+        at = command.index("--dev-bind")        # /tmp first: the project itself may lie in it
+        command[at:at] = ["--size", str(64 << 20), "--tmpfs", "/tmp"]
         at = command.index("--remount-ro")
-        command[at:at] = ["--size", str(64 << 20), "--tmpfs", "/tmp",
-                          "--dev-bind", "/dev/urandom", "/dev/urandom",
+        command[at:at] = ["--dev-bind", "/dev/urandom", "/dev/urandom",
                           "--ro-bind", packages, packages]
         for name, path in {"/tree": f"{root}/tree", "/grader": f"{root}/grader",
                            **self.folders}.items():
