@@ -14,7 +14,7 @@ PARTS, part = parts()
 ROOT = Path(__file__).resolve().parents[2]
 # Five settings whose runs end at different heights, five toys each. A new term: other ones.
 RUNS = [f"{recipe}-toy{toy}-" for toy in range(13, 18) for recipe in (
-    "calm-scalerl", "calm-think_14", "calm-gspo_loss", "calm-batch_32", "double-on_policy")]
+    "calm-grpo", "calm-think_14", "calm-gspo_loss", "calm-batch_32", "double-on_policy")]
 
 
 @functools.cache
