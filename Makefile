@@ -134,6 +134,7 @@ gpu-check: $(VENV)/base
 
 gpu-rehearsal: $(VENV)/test $(VENV)/vllm
 	$(PY) -m pytest -q -m gpu_rehearsal
+	@echo "Shown: the main command's 5 servers and 3 ranks on CPUs, the compiler under FSDP2, devices."
 	@echo "Not shown: CUDA kernels (attention, products into fp32, what the compiler makes), their"
 	@echo "rounding and speed; NCCL between processes, FSDP2 over it; how much memory is really"
 	@echo "taken; vLLM's CUDA build and its graphs; drivers. docs/first-gpu-run.md is for those."

@@ -14,6 +14,10 @@ import torch
 from sampler import Group, Request, Rollout
 
 
+class Stopped(Exception):
+    """Somebody has asked for the end: Ctrl-C, or a scheduler's signal."""
+
+
 COUNTERS = ("step", "version", "evaluated", "best", "generated")            # of a Run
 
 
@@ -39,6 +43,15 @@ def load_state(run, tensors, plain):
         group.rollouts = [restored(Rollout, fields) for fields in group.rollouts]
     vars(run.pacer).update(plain["pacer"] | {"groups": {g.group_id: g for g in groups}})
     run.push_weights()              # the sampler may have a copy of its own, still untrained
+
+
+def untrain(run, groups, rewards):
+    """Give back to the pacer what a step had taken, as if its rewards (P, G) were not known: the
+    step is done again. A truncated or wrong sample earns -1, a right one 0 at least."""
+    for group, row in zip(groups, rewards):
+        run.pacer.groups[group.group_id] = group
+        run.curriculum.record(group.prompt_id, -int((row > -1).sum()), -len(row))
+    run.pacer.collecting = False                # of a round of PPO: it was complete
 
 
 def sampler_state(sampler):

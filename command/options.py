@@ -6,11 +6,12 @@ import inspect
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from artifacts.settings import FREE_TO_CHANGE, did_you_mean, make_config, read_toml
+from artifacts.settings import FREE_TO_CHANGE, PLACE, did_you_mean, make_config, read_toml
 from config import Config, ConfigError
 
 # Options that are no settings.
-FLAGS = ("resume", "dry_run", "serve_only", "print_config", "report", "check")
+FLAGS = ("resume", "fresh", "dry_run", "no_preflight", "serve_only", "print_config", "report",
+         "check")
 
 ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
@@ -55,12 +56,16 @@ def make_parser(page):
         help="print this text, or the settings of memory, processes and machines, and stop")
     add("--config", metavar="FILE", action="append", default=[],
         help="TOML file with differences from the defaults; of several the later wins")
-    add("--resume", action="store_true", help="go on with runs/NAME")
+    add("--resume", action="store_true",
+        help="go on with runs/NAME under its own settings, and change some of them; without this a "
+             "command that is repeated as it is goes on with its run")
+    add("--fresh", action="store_true",
+        help="begin again: the run that is there becomes runs/NAME-old-1")
+    add("--no-preflight", action="store_true",
+        help="do not try disk, memory and push before the first evaluation")
     add("--report", metavar="RUN",
         help="write RUN/report.html, print which symptoms of docs/is-it-working.md it shows, stop")
-    add("--check", metavar="STEPS", nargs="?", const=30, type=int,
-        help="check model and task before a run, with so many steps of a reward that any loop "
-             "learns [30], and stop")
+    add("--check", action="store_true", help="is this model ready for this task? say so and stop")
     add("--print-config", action="store_true", help="print all settings and stop")
     add("--dry-run", action="store_true",
         help="print what would run where, what memory it would take, and stop")
@@ -88,8 +93,8 @@ def parse(argv):
     """(config, flags) from the command line. flags has the values of FLAGS. If flags.report, the
     folder of a run, is given, config is None.
 
-    Raises ConfigError: an argument is unknown, the value of a setting is wrong, or --resume cannot
-    change it. Raises SystemExit(0) after --help.
+    Raises ConfigError: an argument is unknown, the value of a setting is wrong, or it is not the
+    one that runs/NAME was made with. Raises SystemExit(0) after --help.
     """
     def refuse(message):
         raise ConfigError(message)
@@ -107,19 +112,28 @@ def parse(argv):
     flags = argparse.Namespace(**{key: given.pop(key) for key in FLAGS})
     if flags.report:
         return None, flags
+    if flags.resume and flags.fresh:
+        refuse("--resume, --fresh: go on, or start over? Give one of the two")
     values = {}
     for path in given.pop("config"):
         values |= read_toml(path)
     values |= given
     config = make_config(values)
-    if flags.check is not None:
+    if flags.check:
         config.name += "-check"             # --check writes nothing: a run of this name may exist
     saved = Path("runs") / config.name / "config.toml"
-    if flags.resume and saved.exists():     # a run goes on with its own settings, with changes
+    if flags.resume and not saved.exists():
+        refuse(f"--resume: {saved.parent} does not exist: nothing to resume")
+    if saved.exists() and not (flags.fresh or flags.serve_only or flags.print_config):
         before = dataclasses.asdict(make_config(read_toml(saved)))
+        if not flags.resume:                # "auto" was settled when the run began
+            values = {k: v for k, v in dataclasses.asdict(config).items() if v != "auto"}
         config = make_config(before | values)
-        for name, value in dataclasses.asdict(config).items():
-            if value != before[name] and name not in FREE_TO_CHANGE:
-                refuse(f"{name} = {value!r}: {saved.parent} was made with {before[name]!r}, and "
-                       "--resume cannot change it; start a new run")
+        other = [f"{name} = {value!r} (it has {before[name]!r})"
+                 for name, value in dataclasses.asdict(config).items() if value != before[name]
+                 and name not in (FREE_TO_CHANGE if flags.resume else PLACE)]
+        if other:
+            refuse(f"{', '.join(other)}: {saved.parent} exists with other settings; repeat its own "
+                   "command, or choose another --name; --resume takes its settings and may change "
+                   "lr and steps, for example; --fresh starts over")
     return config, flags

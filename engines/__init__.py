@@ -1,6 +1,8 @@
 """engines: one process. How a forward pass is laid out, to train and to generate.
 
     packed.py             the trainer's batch as one row of tokens, and its attention
+    own_forward.py        models that no packed row can serve: slow, by their own forward pass
+    accept.py             which of the two? Numbers are compared before a run
     head.py               the fp32 head behind loss.token_logprobs, without a (T, V) tensor
     loss_stats.py         what to watch: ratios, effective sample size, mismatch
     trained_model.py      what samplers and checkpoints ask of a trainer; how its layers run

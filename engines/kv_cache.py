@@ -9,6 +9,7 @@ size.
 
 import torch
 
+from engines.own_forward import GroupCaches, is_packed
 from engines.packed import MaskedAttention, Padding, forward, heads
 
 
@@ -19,6 +20,13 @@ def check_fits(request, prompt_tokens, slots):
                          f"more than prompt_tokens = {prompt_tokens}")
     if request.samples > slots:
         raise ValueError(f"{request.samples} samples a prompt, {slots} slots")
+
+
+def make_cache(model, slots, length):
+    """The cache of a model: `Slots`, or `own_forward.GroupCaches` if it cannot be packed."""
+    weight = model.get_output_embeddings().weight
+    return Slots(model.config, slots, length, dtype=weight.dtype, device=weight.device) \
+        if is_packed(model) else GroupCaches(model, slots)
 
 
 class Slots:

@@ -5,8 +5,11 @@ the model do not allow is refused in one sentence, a ConfigError, before minutes
 """
 
 import contextlib
+import functools
 import importlib.util
 import math
+import os
+import sys
 from pathlib import Path
 
 import torch
@@ -18,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from artifacts.run_folder import installed
 from config import ConfigError
 from engines import accept
+from engines.own_forward import is_packed, text_config
 from engines.trained_model import checkpoint_and_compile
 from sampler import Interruption
 
@@ -96,7 +100,21 @@ def load_model(config, shapes_only=False):
         raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "
                           f"{rows}: take the tokenizer that belongs to it")
     with refused(about):
-        return accept.prepare(model), tokenizer
+        accept.prepare(model)
+    if not is_packed(model):
+        tell(f"note: {about}computed by the model's own forward pass, at about a quarter of the "
+             f"speed of packed rows: {model.slow_because}")
+    if model.config.model_type != settings.model_type:
+        tell(f"note: {about}only its text part ({type(model).__name__}) is trained, and saved "
+             "without the rest")
+    return model, tokenizer
+
+
+@functools.cache
+def tell(sentence):
+    """Print it once, however often this process loads its model; of several ranks, the first."""
+    if os.environ.get("RANK", "0") == "0":
+        print(sentence, file=sys.stderr, flush=True)
 
 
 def device_of(config):
@@ -137,7 +155,7 @@ def longest_tokens(config, tokenizer, model, prompt_tokens=1):
     ConfigError: the model has no place for that prompt and the longest output.
     """
     output = interruption_of(config, tokenizer).longest
-    limit = getattr(model.config, "max_position_embeddings", None) or math.inf
+    limit = getattr(text_config(model), "max_position_embeddings", None) or math.inf
     if (over := prompt_tokens + output - limit) > 0:
         raise ConfigError(
             f"think_max = {config.think_max}: prompt, thinking, phrase and answer may take "

@@ -27,6 +27,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
+from engines import own_forward
+
 # -- 1. The hook into transformers -----------------------------------------------------------------
 
 def packed_attention(module, query, key, value, attention_mask=None, *, attend, scaling=None, **_):
@@ -42,12 +44,15 @@ AttentionInterface.register("packed", packed_attention)
 def forward(model, input_ids, position_ids, attend):
     """Hidden states (T, hidden) of one row, input_ids and position_ids (T,).
     attend: a function (layer, q (T, H, D), k and v (T, J, D), scaling) -> (T, H, D)."""
-    return model.base_model(input_ids=input_ids[None], position_ids=position_ids[None],
-                            attend=attend, use_cache=False).last_hidden_state[0]
+    states = model.base_model(input_ids=input_ids[None], position_ids=position_ids[None],
+                              attend=attend, use_cache=False).last_hidden_state[0]
+    scale = own_forward.scale_of(model)
+    return states if scale == 1 else states * scale
 
 
 def heads(config):
     """(H, J, D) of a transformers config: query heads, key-value heads, and their size."""
+    config = config.get_text_config(decoder=True)
     H = config.num_attention_heads
     return (H, getattr(config, "num_key_value_heads", None) or H,
             getattr(config, "head_dim", None) or config.hidden_size // H)
@@ -94,13 +99,19 @@ class Pack:
         kind = FlashAttention if uses_flash(dtype, device) else DenseAttention
         self.attend = kind(asked, answers, prompt_of, dtype, device)
 
+    def states(self, model):
+        """Hidden states (T, hidden) of the row."""
+        return forward(model, self.input_ids, self.position_ids, self.attend)
 
-def pack_rollouts(rollouts, *, dtype, device):
-    """The `Pack` of some rollouts: the prompt of each group once, all outputs in their order."""
+
+def pack_rollouts(model, rollouts, dtype):
+    """The `Pack` of some rollouts: the prompt of each group once, all outputs in their order. For
+    a model that cannot be packed, its `own_forward.Rows`."""
     prompts = {r.group_id: r.prompt_ids for r in rollouts}
     place = {group_id: i for i, group_id in enumerate(prompts)}
-    return Pack(list(prompts.values()), [r.output_ids for r in rollouts],
-                [place[r.group_id] for r in rollouts], dtype=dtype, device=device)
+    kind = Pack if own_forward.is_packed(model) else own_forward.Rows
+    return kind(list(prompts.values()), [r.output_ids for r in rollouts],
+                [place[r.group_id] for r in rollouts], dtype=dtype, device=model.device)
 
 
 class Padding:

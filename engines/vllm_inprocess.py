@@ -62,7 +62,7 @@ def repack(model):
 
 def block_bytes(model, dtype):
     """Bytes of one block of the cache of a Hugging Face model: keys and values of every layer."""
-    config = AutoConfig.from_pretrained(model)
+    config = AutoConfig.from_pretrained(model).get_text_config(decoder=True)
     _, J, D = heads(config)
     return 2 * config.num_hidden_layers * J * D * BLOCK_TOKENS * dtype.itemsize
 

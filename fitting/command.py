@@ -33,8 +33,8 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
     B      the steepness: how fast the ceiling is approached (the paper's "compute efficiency")
     C_mid  the compute at which half of the gain A - R0 is reached"""
 NOTES = """\
-RUN is a run folder, a log of verl, prime-rl, TRL or TensorBoard, or any CSV with a header.
-NAME=A,B,C pools the seeds A, B, C of one recipe, NAME=FOLDER the runs in FOLDER. --x may be
+RUN is a run folder, a log of verl, prime-rl, TRL, Weights & Biases or TensorBoard, any CSV with a
+header, or wandb:ENTITY/PROJECT/RUN. NAME=A,B,C pools the seeds A, B, C of one recipe. --x may be
 steps if every step costs the same: --x step --x-scale 0.4 --x-label GPU-hours
 
 Read the warnings first. A ceiling fitted before the bend is a guess, and R0 moves everything:
@@ -222,8 +222,7 @@ def arguments(argv):
     add("--y", action="append", help="column of the pass rate; twice for two tasks of a run")
     add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
     add("--x-label", help="name of the compute axis")
-    add("--repeats", metavar="COLUMN", help="two rewards at one compute: the column that tells "
-        "seeds apart, or `last` of a run that was restarted")
+    add("--repeats", choices=("last",), help="of two rewards at one compute (a restarted run)")
     add("--reward-range", **pair, default=(0.0, 1.0), help="map these rewards onto [0, 1]")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
@@ -280,6 +279,6 @@ def main(argv=None):
     """The command: reads logs, prints, draws. Returns the exit code, see NOTES."""
     try:
         return report(arguments(argv))
-    except (BadInput, OSError) as error:
+    except (BadInput, OSError, ImportError) as error:         # a reader's package is not there
         print(f"fit.py: {error}", file=sys.stderr)
         return 2

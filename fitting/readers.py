@@ -1,13 +1,15 @@
 """Logs of this project and of other trainers -> compute and pass rates (C, R) that fit.py can fit.
 
-Every tool writes rows of names and numbers, some rows with an evaluation and most without. So a
-reader only has to make rows; which columns are compute and reward is decided in one place, `load`.
+Every tool writes rows of names and numbers, most without an evaluation. A reader only makes rows;
+which columns are compute and reward is decided in one place, `load`.
 """
 import ast
+import contextlib
 import csv
 import fnmatch
 import json
 import re
+import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,10 +27,10 @@ Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "val/test_sco
 LIKELY = {"--x": "step|flop|hour|token|epoch", "--y": "reward|score|acc|succ|solve|correct|pass"}
 STEP_COLUMNS = ("step", "_step", "Step", "global_step", "training/global_step")
 # Spreads and extremes: only taken if --y names them. Weights & Biases has __MIN and __MAX.
-SPREAD = re.compile(r"std|[_/](min|max)$", re.IGNORECASE)
+SPREAD = re.compile("(?i)std|[_/](min|max)$")
 LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",
-        "**/*tfevents*", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl", "*/metrics.jsonl",
-        "files/output.log", "*.log", "*.ipynb")      # the first: a folder of Weights & Biases
+        "**/*tfevents*", "*.wandb", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl",
+        "*/metrics.jsonl", "files/output.log", "*.log", "*.ipynb")
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,12 @@ class Curve:
 def places_of(text):
     """A path -> [(path, "")]. "evals.csv:RUN", in which RUN is a name or a pattern as "toy*", ->
     [(path, run), ...], those runs of a table that has a column `run`. Raises BadInput: none."""
-    found = re.fullmatch(r"(.+?\.[ct]sv):(.+)", text)
-    if not found:
+    if not (found := re.fullmatch(r"(.+?\.[ct]sv):(.+)", text)):
         return [(Path(text), "")]
-    path, wanted = Path(found[1]), found[2]
+    path = Path(found[1])
     runs = dict.fromkeys(str(row["run"]) for row in read_rows(path)[0] if "run" in row)
-    chosen = [run for run in runs if fnmatch.fnmatchcase(run, wanted)]
-    if not chosen:
-        raise BadInput(f"{path} has no run {wanted!r} in a column `run`; it has: "
+    if not (chosen := fnmatch.filter(runs, found[2])):
+        raise BadInput(f"{path} has no run {found[2]!r} in a column `run`; it has: "
                        + (", ".join(runs) or "no such column"))
     return [(path, run) for run in chosen]
 
@@ -65,21 +65,17 @@ def read_rows(path):
     """A log or a run's folder -> (rows {column: number or text}, the file read, notes)."""
     folder, notes = path.is_dir(), []
     path = log_in(path) if folder else path
-    if "tfevents" in path.name:               # a folder may hold several files of one resumed run
+    if str(path).startswith("wandb:"):
+        rows = read_wandb(str(path)[6:])
+    elif path.suffix == ".wandb":
+        rows = read_wandb_file(path.read_bytes())
+    elif "tfevents" in path.name:             # a folder may hold several files of one resumed run
         rows = read_tensorboard(path.parent if folder else path)
     elif path.suffix in (".csv", ".tsv"):
         rows = read_table(path)
-    elif path.suffix in (".json", ".ipynb"):  # TRL, transformers: trainer_state.json
-        try:
-            rows = json.loads(text_of(path))
-            rows = (rows if isinstance(rows, list) else rows["log_history"]
-                    if path.suffix == ".json" else read_notebook(rows["cells"]))
-        except (json.JSONDecodeError, KeyError):
-            raise BadInput(f"{path} is neither a whole list of objects nor a trainer_state.json "
-                           "with a log_history, nor a notebook") from None
-    elif path.suffix == ".jsonl" or text_of(path).startswith('{"'):    # ours, verl, prime-rl
+    elif path.suffix in (".json", ".jsonl", ".ipynb") or path.read_bytes()[:2] == b'{"':
         rows, notes = read_jsonl(path)
-    elif not (rows := read_console(text_of(path))):
+    elif not (rows := read_console(path.read_text(errors="replace"))):
         raise BadInput(f"{path} has no line `step:1 - name:0.5` or `{{'name': 0.5}}`, as logs have")
     if not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds lines that are not JSON objects")
@@ -89,10 +85,9 @@ def read_rows(path):
 def log_in(folder):
     """The log in a run folder; the evaluations, if they have a file of their own."""
     for pattern in LOGS:
-        # By length first: checkpoint-1000 comes after checkpoint-900.
+        # By length first: checkpoint-1000 comes after checkpoint-900, and holds its log too.
         found = sorted(folder.glob(pattern), key=lambda p: (len(p.parent.name), p.parent.name))
-        # One run's checkpoints repeat each other, the latest holds all. Else a second log is
-        # another run. TensorBoard writes a new file into the same folder when a run is resumed.
+        # TensorBoard writes a new file into the same folder when a run is resumed.
         logs = {p.parent if "tfevents" in pattern else p for p in found}
         if len(logs) > 1 and not pattern.startswith("checkpoint"):
             names = ", ".join(sorted(str(log.relative_to(folder)) for log in logs))
@@ -102,27 +97,26 @@ def log_in(folder):
     raise BadInput(f"{folder} holds no log that can be read: {', '.join(LOGS)}")
 
 
-def text_of(path):
-    """Excel puts an invisible mark in front, and its "Unicode text" is UTF-16."""
-    utf_16 = path.read_bytes()[:2] in (b"\xff\xfe", b"\xfe\xff")
-    return path.read_text("utf-16" if utf_16 else "utf-8-sig", "replace")
-
-
 def read_table(path):
     """The rows of a table with a header, whose cells are separated by , ; or tab."""
-    lines = text_of(path).lstrip("\n").split("\n")
+    lines = path.read_text("utf-8-sig", "replace").lstrip("\n").split("\n")   # sig: Excel's mark
     rows = list(csv.DictReader(lines, delimiter=max(",;\t", key=lines[0].count),
                                skipinitialspace=True))
     for i, row in enumerate(rows, 2):
         if any(row.pop(None, ())):                # where DictReader puts what is left over
-            raise BadInput(f"{path}, row {i} has more cells than the header: a number with a comma "
-                           "in it has to stand in quotes")
+            raise BadInput(f"{path}, row {i} has more cells than the header: put 1,000 in quotes")
     return rows
 
 
 def read_jsonl(path):
-    """(rows, notes) of a log with one JSON object a line; its last line may be half-written."""
-    rows, lines = [], [line for line in text_of(path).split("\n") if line.strip()]
+    """(rows, notes) of a log with an object a line, the last perhaps half-written (ours, verl,
+    prime-rl); or of a whole list, a trainer_state.json (TRL, transformers), a notebook."""
+    rows, lines = [], list(filter(str.strip, path.read_text(errors="replace").split("\n")))
+    if path.suffix != ".jsonl":
+        with contextlib.suppress(json.JSONDecodeError):         # lines of objects
+            whole = json.loads("\n".join(lines))
+            return (read_notebook(whole["cells"]) if "cells" in whole else
+                    whole.get("log_history", [whole]) if isinstance(whole, dict) else whole), []
     for i, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
@@ -172,17 +166,47 @@ def read_tensorboard(path):
             for tag in events.Tags()["scalars"] for event in events.Scalars(tag)]
 
 
+def read_wandb(run):
+    """The history of ENTITY/PROJECT/RUN at Weights & Biases."""
+    import wandb
+    try:
+        return list(wandb.Api().run(run).scan_history())
+    except wandb.Error as error:                      # no key, no such run
+        raise BadInput(f"wandb:{run}: {error}") from None
+
+
+def read_wandb_file(data):
+    """The history in run-ID.wandb, which Weights & Biases writes where the run is: protobuf's
+    messages `Record`, cut into pieces as in a log of LevelDB. A last, half-written one is left."""
+    from google.protobuf.empty_pb2 import Empty
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    def values(message, number):
+        return [field.data for field in UnknownFieldSet(Empty.FromString(message))
+                if field.field_number == number]
+    rows, record, at = [], b"", 7                     # 7 bytes: the header of the file
+    while at + 7 <= len(data):                        # a piece: checksum, length, kind, its bytes
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        record, at = record + data[at + 7:at + 7 + length], at + 7 + length
+        if kind in (1, 4) and at <= len(data):        # a whole record, or the last piece of one
+            rows += [{"/".join(map(bytes.decode, values(item, 1) + values(item, 2))):
+                      json.loads(values(item, 16)[0]) for item in values(history, 1)}
+                     for history in values(record, 2)]
+            record = b""
+        at += -at % 32768 if -at % 32768 < 7 else 0   # the rest of a block with no place for one
+    return rows
+
+
 def flat(row):
     """{"step": 3, "data": {"a": 1}} (verl's shape) -> {"step": 3.0, "a": 1.0}. Text that is no
-    number stays, so that a warning can name it. An empty cell, an evaluation that was not made, is
-    left out."""
+    number stays, so that a warning can name it; an empty cell is an evaluation not made."""
     cells = {}
     for name, value in row.items():
         if isinstance(value, dict):
             cells |= {k if name == "data" else f"{name}/{k}": v for k, v in flat(value).items()}
         elif isinstance(value, int | float | str):        # else null, a list
             try:
-                cells[name] = float(value)
+                cells[name] = float(str(value).rstrip("%")) / (100 if "%" in str(value) else 1)
             except ValueError:
                 if value.strip():
                     cells[name] = value.strip()
@@ -192,23 +216,21 @@ def flat(row):
 # ----------------------------------------------------------- 2. rows -> compute and pass rates
 def pick(rows, wanted, patterns, option, path):
     """The column to use, and a note if others would have done."""
-    numbers = dict.fromkeys(name for row in rows for name, cell in row.items()
-                            if isinstance(cell, float))
+    numbers = {name: 1 for row in rows for name, v in row.items() if isinstance(v, float)}
+    usual = [name for name in numbers if not SPREAD.search(metric(name))]
     for pattern in [wanted] if wanted else patterns:
         found = [pattern] if pattern in numbers else [
-            name for name in numbers
-            if fnmatch.fnmatchcase(metric(name), pattern) and not SPREAD.search(metric(name))]
+            name for name in usual if fnmatch.fnmatchcase(metric(name), pattern)]
         others = ", ".join(found[1:])
         if others and wanted:
             raise BadInput(f"{option} {wanted} fits several columns: {found[0]}, {others}")
         if found:
             return found[0], [f"{option} is {found[0]}, not {others}"] if others else []
-    names = sorted({name for row in rows for name in row})
-    likely = [name for name in numbers if re.search(LIKELY[option], name, re.IGNORECASE)
-              and not SPREAD.search(name)]
-    shown = ", ".join(name if name in numbers else f"{name} (text)" for name in names)
+    likely = ", ".join(name for name in usual if re.search(LIKELY[option], name.lower()))
+    shown = ", ".join(name if name in numbers else f"{name} (text)"
+                      for name in sorted({name for row in rows for name in row}))
     raise BadInput(f"{path} has no column for {option} {wanted or ''}; it has: "
-                   + (shown or "no numbers yet") + "; likely: " * bool(likely) + ", ".join(likely))
+                   + (shown or "no numbers yet") + (likely and f"; likely: {likely}"))
 
 
 def metric(column):
@@ -216,101 +238,71 @@ def metric(column):
     return column.split(" - ")[-1]
 
 
-def seeds_in(rows, y, column):
-    """{its name: the rows of a seed}, by the column that tells the seeds in one file apart."""
-    seeds = {}
-    for row in rows:
-        if y in row:
-            if column not in row:
-                raise BadInput(f"an evaluation has no column {column}, which --repeats names")
-            value = row[column]
-            name = f"{column} {value:g}" if isinstance(value, float) else f"{column} {value}"
-            seeds.setdefault(name, []).append(row)
-    return seeds
-
-
 def evaluations(rows, x, y, path, repeats):
-    """The rows of one run -> compute and reward (n,) of columns x and y, warnings.
-
-    Trainers log a step several times (training, evaluation), so rows of one step share their
-    compute. Two rewards of one step are two seeds in one file, or a restarted run: only the user
-    can say.
-    """
+    """The rows of one run -> compute and reward (n,) of columns x and y, warnings. Rows of one step
+    share their compute; two rewards at one compute are two seeds, or a restarted run."""
     compute, found = {}, []                 # {step: compute}, [(step, reward)]
     for i, row in enumerate(rows):
-        step = next((row[name] for name in STEP_COLUMNS if isinstance(row.get(name), float)),
-                    f"row {i}")
+        step = next((row[s] for s in STEP_COLUMNS if isinstance(row.get(s), float)), f"row {i}")
         compute.setdefault(step, 0.0 if step == 0 else None)         # no compute spent yet
-        if x in row:
-            compute[step] = row[x]
-        if y in row:
-            found.append((step, row[y]))
+        compute |= {step: row[x]} if x in row else {}
+        found += [(step, row[y])] if y in row else []
     pairs = [(compute[step], reward) for step, reward in found]
-    used = [pair for pair in pairs if all(isinstance(v, float) and np.isfinite(v) for v in pair)]
-    if not used:
+    kept = {pair for pair in pairs if all(isinstance(v, float) and np.isfinite(v) for v in pair)}
+    if not kept:
         raise BadInput(f"{path} has no evaluation with both {x} and {y}")
-    kept = set(used)
     lost = [f"{x} = {C}, {y} = {reward}" for C, reward in pairs if (C, reward) not in kept]
     warnings = [f"{len(lost)} of {len(pairs)} evaluations in {path} have no number in {x} or {y}: "
                 f"left out (the first: {lost[0]})"] if lost else []
-    last = dict(used)                       # {compute: reward}: of several rewards the last
+    last = {pair[0]: pair[1] for pair in pairs if pair in kept}    # of several rewards the last
     if (differ := len(kept) - len(last)) and repeats != "last":
         raise BadInput(
-            f"{path} repeats {x} with another {y} {differ} times: --repeats COLUMN names the "
-            "column that tells seeds apart, --repeats last keeps the last (of a restarted run)")
+            f"{path} repeats {x} with another {y} {differ} times: a restarted run? --repeats last "
+            "keeps the last. Several seeds? With a column `run` in a table: NAME=TABLE.csv:*")
     return *np.array([*last.items()]).T, warnings
 
 
 def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
          repeats=None) -> Curve:
-    """Read "PATH", or "NAME=PATH,PATH,..." or "NAME=FOLDER" (seeds of one recipe, pooled). PATH may
-    be TABLE:RUN, see `places_of`.
+    """Read "PATH", or "NAME=PATH,PATH,..." (seeds of one recipe, pooled), in which PATH may be
+    TABLE:RUN, see `places_of`, or wandb:ENTITY/PROJECT/RUN.
 
     x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has.
-    All logs need it, because FLOPs beside tokens look like any two runs; of x, x_label may say that
-    columns of several names are one quantity.  x_scale multiplies compute (steps into GPU-hours);
-    reward_range is mapped onto [0, 1] ((-1, 1) for +-1 rewards).  repeats: "last", or the column
-    that tells the seeds in one file apart.
-    """
+    All logs need it, unless x_label says that columns of several names are one quantity.  x_scale
+    multiplies compute (steps into GPU-hours); reward_range is mapped onto [0, 1]."""
     name, _, paths = spec.rpartition("=")
     lo, hi = reward_range
-    if not lo < hi:
-        raise BadInput(f"--reward-range takes LO < HI, got {lo:g} {hi:g}")
+    if lo == hi:
+        raise BadInput(f"--reward-range takes two different numbers, got {lo:g} {hi:g}")
     if not all(paths.split(",")):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
-    places = [place for path in paths.split(",") for place in places_of(path)]
-    if name and len(places) == 1:                   # NAME=FOLDER of several runs: all are seeds
-        logs = sorted(places[0][0].glob("*/evals.jsonl"))
-        places = [(log.parent, "") for log in logs] or places
     seeds, notes, warnings = [], [], []
-    for given, run in places:
+    for given, run in (place for path in paths.split(",") for place in places_of(path)):
         rows, path, more = read_rows(given)
         rows = [row for row in rows if str(row.get("run")) == run] if run else rows
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
         x_name, _ = pick(rows, x, X_COLUMNS, "--x", path)
         x, y = x or (None if x_label else metric(x_name)), y or metric(y_name)
         label = run or (given.absolute().name if given.is_dir() else given.stem)
-        parts = {label: rows} if repeats in (None, "last") else seeds_in(rows, y_name, repeats)
-        for seed, part in parts.items():
-            C, R, doubts = evaluations(part, x_name, y_name, path, repeats)
-            seeds.append((seed, *checked(C * x_scale, (R - lo) / (hi - lo))))
-            warnings += doubts
-        notes += more + others
+        C, R, doubts = evaluations(rows, x_name, y_name, path, repeats)
+        seeds.append((label, C, R))
+        notes, warnings = notes + more + others, warnings + doubts
+    best = max(R.max() for _, _, R in seeds)
+    if (lo, hi) == (0, 1) and 1 < best <= 100 and not re.search("(?i)reward|score|return", y_name):
+        hi, notes = 100.0, [*notes, f"{y_name} goes up to {best:g}: it is read as percent"]
+    seeds = [(label, *checked(C * x_scale, (R - lo) / (hi - lo))) for label, C, R in seeds]
     C, R = checked(*map(np.concatenate, list(zip(*seeds))[1:]))
-    picture = given / "curve.png" if given.is_dir() else given.with_name(
-        f"{run or given.stem}_curve.png")
+    picture = given / "curve.png" if given.is_dir() else Path(
+        "" if "wandb:" in paths else given.parent, f"{run or given.stem}_curve.png")
     return Curve(name or label, C, R, x_label or x_name, y_name, picture,
                  tuple(seeds) if len(seeds) > 1 else (), tuple(notes), tuple(warnings))
 
 
-def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
-                repeats=None):
-    """Several runs, and several columns y of each -> curves with labels that differ."""
+def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, *others):
+    """Several runs, several columns y of each -> curves; what the first has, the others need."""
     curves, tasks = [], y or [None]
     for run in runs:
-        for task in tasks:
-            curves.append(load(run, x, task, x_scale, x_label, reward_range, repeats))
-        # What the first log has, the others need.
+        curves += [load(run, x, task, x_scale, x_label, *others) for task in tasks]
         x, tasks = x or (None if x_label else metric(curves[0].x)), y or [metric(curves[0].y)]
     if len(tasks) > 1:                                        # one label a run will not do
         return [replace(curve, label=f"{curve.label} {curve.y}" if len(runs) > 1 else curve.y)

@@ -42,7 +42,7 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["a="], "NAME=PATH"),
     (["nan.csv"], "no evaluation with both"),
     (["semicolons.csv"], "only 1 different amounts"),
-    (["percent.csv"], "reward 20 is not a pass rate in [0, 1]; --reward-range"),
+    (["percent.csv", "--y", "reward"], "reward 20 is not a pass rate in [0, 1]; --reward-range"),
     (["run", "--until", "2"], "only 0 different amounts of compute are left to fit"),
     (["run", "--until", "-1"], "only 0 different amounts of compute are left to fit"),
     (["run", "--until", "1e9"], "nothing to predict"),
@@ -51,14 +51,14 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["run", "--y", "reward"], "--y reward; it has: compute/flops"),
     (["run", "--y", "eval/*"], "fits several columns"),
     (["run", "--R0", "low"], "number or `fit`"),
-    (["run", "--reward-range", "1", "-1"], "LO < HI"),
+    (["run", "--reward-range", "1", "1"], "two different numbers, got 1 1"),
     (["run", "--until", "1.0"], "nothing to predict"),
     (["run", "--C-mid-nodes", "9"], "--C-mid-range"),
     (["run", "--out", "x.bmp"], ".png, .pdf or .svg"),
     (["broken/evals.jsonl"], "line 2 is not JSON"),
     (["list.jsonl"], "not JSON objects"),
     (["void.jsonl"], "no numbers yet"),
-    (["other.json"], "log_history"),
+    (["other.json"], "it has: a"),
     (["binary.csv"], "no numbers yet"),
     (["run", "hard", "--x-label", "FLOPs"], "hard/evals.jsonl has no column for --y eval/toy/me"),
     (["a=run,hard"], "hard/evals.jsonl has no column for --y eval/toy/mean@4; it has: "),
@@ -77,7 +77,7 @@ def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_p
     (tmp_path / "empty").mkdir()
     (tmp_path / "nan.csv").write_text("gpu_hours,pass_rate\n0,nan\n1,nan\n")
     (tmp_path / "semicolons.csv").write_text("gpu_hours;pass_rate\n0;0.2\n1;0.3\n")
-    (tmp_path / "percent.csv").write_text("gpu_hours,pass_rate\n0,20\n1,30\n")
+    (tmp_path / "percent.csv").write_text("gpu_hours,reward\n0,20\n1,30\n")
     (tmp_path / "list.jsonl").write_text("[1, 2]\n[3, 4]\n")
     (tmp_path / "void.jsonl").write_text("")
     (tmp_path / "other.json").write_text('{"a": 1}')
@@ -261,7 +261,8 @@ def test_who_is_ahead_is_welchs_interval_over_the_seeds_at_equal_compute(tmp_pat
             C = np.linspace(0, 8 + i, 9 + i)
             write_run(tmp_path / name / f"seed{i}", C, 0.1 + slope * C)
             values.setdefault(name, []).append(0.1 + slope * at)
-        (curve,) = fit_report.read_curves([f"{name}={tmp_path / name}"])
+        (curve,) = fit_report.read_curves([name + "=" + ",".join(
+            str(tmp_path / name / f"seed{i}") for i in range(n))])
         curves.append(curve)
         assert len(curve.seeds) == n
     told, verdict = fit_report.ahead_lines(curves)
@@ -279,7 +280,8 @@ def test_seeds_that_do_not_suffice_are_told_how_many_would(tmp_path):
     for name, slopes in (("a", (0.03, 0.07)), ("b", (0.04, 0.07))):
         for i, slope in enumerate(slopes):
             write_run(tmp_path / name / f"seed{i}", C, 0.1 + slope * C)
-        curves += fit_report.read_curves([f"{name}={tmp_path / name}"])
+        runs = ",".join(str(tmp_path / name / f"seed{i}") for i in range(2))
+        curves += fit_report.read_curves([f"{name}={runs}"])
     _, verdict = fit_report.ahead_lines(curves)
     ends = [[0.1 + 8 * slope for slope in slopes] for slopes in ((0.04, 0.07), (0.03, 0.07))]
     low, high = stats.ttest_ind(*ends, equal_var=False).confidence_interval(0.9)

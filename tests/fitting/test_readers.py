@@ -1,7 +1,9 @@
 """What readers.py claims: each tool's log gives the same curve, and nothing is lost in silence."""
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ FIXTURES = Path(__file__).parent.parent / "fixtures"
     ("prime_rl.jsonl", dict(x_scale=0.4, x_label="GPU-hours"), 0.4),
     ("trainer_state.json", dict(y="eval_reward", reward_range=(-1, 1)), 8000),
     ("tensorboard", {}, 0.1),
+    ("wandb_run", {}, 1),          # written by wandb 0.31.0, offline; one record spans two blocks
 ])
 def test_one_run_is_the_same_in_every_tools_log(log, options, unit):
     """One made run (A .8, B 1.5, C_mid 400 steps, R0 .2) was written in the shape of each tool,
@@ -83,21 +86,42 @@ def test_a_resumed_run_counts_each_evaluation_once(tmp_path):
     assert curve.C.size == 21 and curve.R[20] == 0.5
 
 
-def test_seeds_in_one_file_are_told_apart_by_their_column(tmp_path):
+def test_seeds_in_one_table_are_told_apart_by_its_column_run(tmp_path):
     """In long format the last seed in the file would be taken for the run, and nobody told."""
     path = tmp_path / "a.csv"
-    path.write_text("gpu_hours,pass_rate,seed,who\n" + "".join(
-        f"{C},{0.2 + C / 10 + seed / 100},{seed},{'ab'[seed]}\n"
-        for seed in range(2) for C in range(4)))
-    for repeats, told in ((None, "repeats gpu_hours with another pass_rate 4 times: --repeats"),
-                          ("sede", "an evaluation has no column sede")):
-        with pytest.raises(BadInput, match=told):
-            readers.load(str(path), repeats=repeats)
-    for column, labels in (("seed", ["seed 0", "seed 1"]), ("who", ["who a", "who b"])):
-        curve = readers.load(str(path), repeats=column)
-        assert [seed[0] for seed in curve.seeds] == labels
-        assert curve.C.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-        assert curve.seeds[1][2] == pytest.approx([0.21, 0.31, 0.41, 0.51])
+    path.write_text("gpu_hours,pass_rate,run\n" + "".join(
+        f"{C},{0.2 + C / 10 + 'ab'.index(run) / 100},{run}\n" for run in "ab" for C in range(4)))
+    with pytest.raises(BadInput, match=r"another pass_rate 4 times: .*: NAME=TABLE.csv:\*$"):
+        readers.load(str(path))
+    curve = readers.load(f"both={path}:*")
+    assert [seed[0] for seed in curve.seeds] == ["a", "b"]
+    assert curve.C.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert curve.seeds[1][2] == pytest.approx([0.21, 0.31, 0.41, 0.51])
+
+
+@pytest.mark.parametrize("column,option,best,read", [
+    ("accuracy", {}, 53.2, 0.532), ("accuracy", {}, 0.532, 0.532),
+    ("success", {}, 1.3, 0.013),                       # a percent of a poor run
+    ("reward", dict(reward_range=(-4, 53.2)), 53.2, 1.0), ("accuracy", {}, "53.2%", 0.532),
+    ("error", dict(reward_range=(1, 0)), 0.532, 0.468)])
+def test_percent_is_seen_and_said_and_a_reward_keeps_its_range(column, option, best, read,
+                                                                tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"step,{column}\n1,0.5\n2,0\n3,{best}\n")
+    curve = readers.load(str(path), y=column, **option)
+    assert curve.R[2] == pytest.approx(read)
+    percent = f"{column} goes up to {best}: it is read as percent"
+    told = not option and isinstance(best, float) and best > 1
+    assert curve.notes == ((percent,) if told else ())
+
+
+def test_what_is_no_pass_rate_and_no_percent_is_refused(tmp_path):
+    """A reward of 53 may be one of a hundred, or of sixty; 102 and -1 are no percent."""
+    for column, values in (("reward", (0, 53)), ("accuracy", (3, 102)), ("accuracy", (-1, 50))):
+        path = tmp_path / "a.csv"
+        path.write_text("step," + column + "".join(f"\n{i},{v}" for i, v in enumerate(values)))
+        with pytest.raises(BadInput, match="is not a pass rate in .0, 1.; --reward-range LO HI"):
+            readers.load(str(path), y=column)
 
 
 def test_missing_and_nan_evaluations_are_counted_aloud(tmp_path):
@@ -157,8 +181,6 @@ def test_a_table_from_excel_is_read(tmp_path):
 @pytest.mark.parametrize("name,text,encoding", [
     ("a.csv", "gpu_hours;pass_rate\n0;0.2\n500;0.31\n1500.5;0.4\n", "utf-8"),
     ("a.tsv", "gpu_hours\tpass_rate\n0\t.2\n500\t.31\n1500.5\t.4\n", "utf-8"),
-    # Excel's "Unicode text"
-    ("a.csv", "gpu_hours\tpass_rate\n0\t.2\n500\t.31\n1500.5\t.4\n", "utf-16"),
     ("a.csv", '"gpu_hours","pass_rate","a; b; c"\n0,.2,\n500,.31,\n1500.5,.4,\n', "utf-8"),
     ("a.csv", ",gpu_hours,pass_rate\n0,0,.2\n1,500,.31\n2,1500.5,.4\n", "utf-8"),        # pandas
     ("a.json", '[{"gpu_hours": 0, "pass_rate": 0.2}, {"gpu_hours": 500, "pass_rate": 0.31},'
@@ -182,13 +204,13 @@ def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path):
 
 
 def test_a_cell_that_is_no_number_is_named(tmp_path):
-    """"25%" fell out in silence, and the fit was of the other evaluations."""
+    """"a fifth" fell out in silence, and the fit was of the other evaluations."""
     path = tmp_path / "a.csv"
-    path.write_text("gpu_hours,pass_rate\n0,.2\n1,25%\n2,.3\nlater,.4\n3,.5\n")
+    path.write_text("gpu_hours,pass_rate\n0,.2\n1,a fifth\n2,.3\nlater,.4\n3,.5\n")
     curve = readers.load(str(path))
     assert curve.C.tolist() == [0, 2, 3]
-    assert "2 of 5 evaluations" in curve.warnings[0] and "pass_rate = 25%" in curve.warnings[0]
-    path.write_text("\ngpu_hours,pass_rate\n0,20%\n1,25%\n")
+    assert "2 of 5 evaluations" in curve.warnings[0] and "pass_rate = a fifth" in curve.warnings[0]
+    path.write_text("\ngpu_hours,pass_rate\n0,low\n1,high\n")
     with pytest.raises(BadInput, match="it has: gpu_hours, pass_rate .text."):
         readers.load(str(path))
 
@@ -304,9 +326,12 @@ def test_a_notebook_is_read_and_likely_columns_are_proposed(tmp_path):
     with pytest.raises(BadInput, match="no column for --y .*; likely: rewards/f$"):
         readers.load(str(path))
     assert readers.load(str(path), y="rewards/f").R.tolist() == [0.1, 0.2, 0.3]
-    path.write_text("{")
-    with pytest.raises(BadInput, match="run.ipynb is neither .* nor a notebook"):
+    path.write_text("{\n")
+    with pytest.raises(BadInput, match="run.ipynb has no column for --y ; it has: no numbers yet"):
         readers.load(str(path))
+    printed = {"text": ["step 7: ", "{'reward': 0.5}"]}
+    path.write_text(json.dumps({"cells": [{"outputs": [printed]}]}))
+    assert readers.load(str(path), y="reward").R.tolist() == [0.5]
 
 
 def test_text_without_numbers_is_refused_in_one_sentence(tmp_path):
@@ -320,3 +345,66 @@ def test_what_a_run_of_weights_and_biases_printed_is_found_in_its_folder(tmp_pat
     (tmp_path / "files/output.log").write_text(
         "".join(f"step:{i} - val-core/a/acc/mean@4:0.{i}\n" for i in (1, 2, 3)))
     assert readers.load(str(tmp_path)).R.tolist() == [0.1, 0.2, 0.3]
+
+
+def test_a_run_of_weights_and_biases_is_read_where_it_was_and_one_that_still_runs(tmp_path):
+    """Its file is in pieces; the last may be half-written, at any byte. The fixture's evaluations
+    come out one after another, none twice, none changed."""
+    whole = (FIXTURES / "wandb_run/run-made.wandb").read_bytes()
+    rows = readers.read_wandb_file(whole)
+    assert len(whole) > 32768 and len(rows) == 13
+    steps = [row["_step"] for row in rows]
+    assert steps == sorted(steps) and rows[0]["trainer/global_step"] == 0
+    ends = np.random.default_rng().integers(0, len(whole), 20)
+    for end in [0, 6, 7, 13, 32767, 32768, 32769, *ends]:
+        part = readers.read_wandb_file(whole[:end])
+        assert part == rows[:len(part)] and len(part) < 13
+    assert readers.read_wandb_file(whole[:34_000])
+
+
+def test_a_run_is_read_from_weights_and_biases_themselves(monkeypatch, tmp_path, capsys):
+    """Against a stand-in of `wandb.Api().run(PATH).scan_history()`, whose rows have no column that
+    was not logged in them. An unknown run, no key, no package: a sentence."""
+    C, R = made(n=9)
+    history = [{"_step": 2 * i, "_runtime": 1.5, "loss": None} | (
+        {"eval/pass_rate": r} if i % 2 == 0 else {}) for i, r in enumerate(np.repeat(R, 2))]
+
+    class Api:
+        def run(self, path):
+            if path != "me/project/abc":
+                raise stand_in.Error(f"Could not find run <{path}>")
+            return SimpleNamespace(scan_history=lambda: iter(history))
+    stand_in = SimpleNamespace(Api=Api, Error=type("Error", (Exception,), {}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    (curve,) = readers.read_curves(["wandb:me/project/abc"])
+    assert (curve.x, curve.y, curve.label) == ("_step", "eval/pass_rate", "abc")
+    assert curve.C.tolist() == [4 * i for i in range(9)] and curve.R == pytest.approx(R)
+    assert main(["wandb:me/project/abc", "--bootstrap", "20"]) == 0
+    assert (tmp_path / "abc_curve.png").is_file()
+    assert main(["wandb:me/project/xyz"]) == 2
+    monkeypatch.setitem(sys.modules, "wandb", None)           # as where it is not installed
+    assert main(["wandb:me/project/abc"]) == 2
+    told = capsys.readouterr().err
+    assert "fit.py: wandb:me/project/xyz: Could not find run <me/project/xyz>\n" in told
+    assert "fit.py: import of wandb halted" in told
+
+
+def test_reading_a_log_is_linear_in_its_lines():
+    """Counted, not timed: how often numbers are compared. A list of what was kept, searched for
+    each evaluation, took a minute for 20,000."""
+    compared = [0]
+
+    class Number(float):
+        __hash__ = float.__hash__
+
+        def __eq__(self, other):
+            compared[0] += 1
+            return super().__eq__(other)
+    counts = []
+    for n in (300, 3000):
+        compared[0] = 0
+        rows = [{"step": float(i), "x": Number(i), "y": Number((i * 7 % n) / n)} for i in range(n)]
+        assert readers.evaluations(rows, "x", "y", "log", None)[0].size == n
+        counts.append(compared[0] / n)
+    assert counts[1] < 2 * counts[0] + 2

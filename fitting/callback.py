@@ -1,0 +1,28 @@
+"""callback.py: the forecast of a run's end, from within a Hugging Face trainer (TRL, transformers).
+
+    trainer.add_callback(ForecastCallback(trainer, "eval_reward", reward_range=(-1, 1)))
+
+From the sixth evaluation on it prints a line, and logs forecast/end, /low and /high with the rest.
+Evaluate at step 0 too (eval_on_start=True): without that R0 has to be fitted."""
+import re
+
+from transformers import TrainerCallback
+
+from fitting.forecast import forecast_line
+
+
+class ForecastCallback(TrainerCallback):
+    def __init__(self, trainer, metric="eval_reward", reward_range=(0.0, 1.0)):
+        self.trainer, self.metric, (self.lo, self.hi) = trainer, metric, reward_range
+
+    def on_evaluate(self, args, state, control, **_):
+        found = {row["step"]: (row[self.metric] - self.lo) / (self.hi - self.lo)
+                 for row in state.log_history if self.metric in row}
+        line = forecast_line([*found], [*found.values()], state.max_steps)
+        if not found or not all(0 <= rate <= 1 for rate in found.values()):
+            line = f"no forecast: {self.metric} is not logged in [{self.lo:g}, {self.hi:g}]"
+        if line and state.is_world_process_zero:
+            print(line)
+        if numbers := re.search(r"end (\S+)(?: \[(\S+), (\S+)\])?", line):
+            self.trainer.log({f"forecast/{name}": float(text) for name, text in
+                              zip(("end", "low", "high"), numbers.groups()) if text})

@@ -1,0 +1,64 @@
+"""The forecast from within a Hugging Face trainer: what it logs is what it prints."""
+import re
+
+import numpy as np
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from fitting.callback import ForecastCallback
+from fitting.forecast import forecast_line
+from made_runs import made
+
+
+class Tiny(torch.nn.Module):
+    """A model as transformers' Trainer takes one."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x, labels):
+        return {"loss": (self.weight * x - labels).square().mean(), "logits": self.weight * x}
+
+
+def trainer_of(rewards, folder, steps=16, **words):
+    """A trainer of `steps` steps with an evaluation before the first and after every second."""
+    data, rewards = [{"x": torch.ones(1), "labels": torch.zeros(1)}] * 4, iter(rewards)
+    trainer = Trainer(
+        Tiny(), TrainingArguments(
+            str(folder), max_steps=steps, eval_strategy="steps", eval_steps=2, eval_on_start=True,
+            logging_steps=3, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True),
+        train_dataset=data, eval_dataset=data,
+        compute_metrics=lambda _: {"reward": next(rewards)})
+    trainer.add_callback(ForecastCallback(trainer, **words))
+    return trainer
+
+
+def test_after_each_evaluation_the_line_is_printed_and_its_numbers_are_logged(tmp_path, capsys):
+    """From the sixth on, and not at the end of the run. Rewards of ±1, mapped onto [0, 1]."""
+    C, R = made(end=16, n=9, A=0.9, B=1.5, C_mid=5.0, R0=0.2, seed=int.from_bytes(
+        np.random.bytes(3), "big"))
+    trainer = trainer_of(2 * R - 1, tmp_path, reward_range=(-1, 1))
+    trainer.train()
+    wanted = [forecast_line(C[:n], R[:n], 16) for n in range(1, 10)]
+    assert [bool(line) for line in wanted] == [n in (6, 7, 8) for n in range(1, 10)]
+    printed = [line for line in capsys.readouterr().out.splitlines() if "naive" in line]
+    assert printed == [line for line in wanted if line]
+    logged = [row for row in trainer.state.log_history if "forecast/end" in row]
+    assert [row["step"] for row in logged] == [10, 12, 14]
+    for row, line in zip(logged, printed, strict=True):
+        end, low, high = re.search(r"end (\S+) \[(\S+), (\S+)\]", line).groups()
+        assert (row["forecast/end"], row["forecast/low"], row["forecast/high"]) == (
+            float(end), float(low), float(high))
+
+
+@pytest.mark.parametrize("words,told", [
+    ({"metric": "eval_score"}, "no forecast: eval_score is not logged in [0, 1]"),
+    ({"reward_range": (0, 0.5)}, "no forecast: eval_reward is not logged in [0, 0.5]")])
+def test_a_reward_that_is_not_there_or_out_of_its_range_is_told(words, told, tmp_path, capsys):
+    """And training goes on: a forecast is worth no run."""
+    trainer = trainer_of([0.7, 0.8], tmp_path, steps=2, **words)
+    assert trainer.train().global_step == 2
+    assert capsys.readouterr().out.count(told) == 2
+    assert not any("forecast/end" in row for row in trainer.state.log_history)
