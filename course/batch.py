@@ -42,7 +42,8 @@ def pack(tree, target):
     paths = {tree / MANIFEST, *(tree / path for path in by_file(exercises(tree)))}
     paths |= {path for pattern in ("*.py", "[a-z]*/*.py") for path in tree.glob(pattern)
               if old.get(path.relative_to(tree).as_posix()) != digest(path.read_bytes())}
-    for pattern in ("experiment/*", "ablation/*", "models/toy*/*", *(f"runs/*-seed*/{name}" for name in RUN)):
+    for pattern in ("experiment/*", "ablation/*", "models/toy*/*",
+                    *(f"runs/*-seed*/{name}" for name in RUN)):
         paths |= {*tree.glob(pattern)}
     names = sorted(path.relative_to(tree).as_posix() for path in paths if path.is_file())
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -94,7 +95,8 @@ def grade_one(path, out, seed, plans=None):
             more = ["--plans", plans_of(plans / name, Path(place))] if plans else []
             done = subprocess.run(
                 [sys.executable, "-B", "-m", "course.grade", str(tree), "--json", str(report),
-                 "--seed", str(seed), *more], cwd=ROOT, text=True, capture_output=True, timeout=LIMIT_S)
+                 "--seed", str(seed), *more], cwd=ROOT, text=True, capture_output=True,
+                timeout=LIMIT_S)
         except (BadInput, subprocess.TimeoutExpired) as error:
             row["note"] = f"not graded: {error}"
         else:

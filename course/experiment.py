@@ -132,7 +132,8 @@ def keep_commits(folder):
         for kind, what in zip(("commit", "tree", "tree"), asked):
             done = subprocess.run(["git", "cat-file", kind, what], cwd=tree, capture_output=True)
             if done.returncode:
-                raise BadInput(f"the runs' commit {name[:9]} has no {folder.name}/plan.md: {COMMIT}")
+                raise BadInput(f"the runs' commit {name[:9]} has no {folder.name}/plan.md: "
+                               f"{COMMIT}")
             kept[name].append(base64.b64encode(done.stdout).decode())
     (folder / "commits.json").write_text(json.dumps(kept, indent=1) + "\n")
 

@@ -153,8 +153,8 @@ def service(row, rows, sources, extra, limit_s, memory=None):
 
 
 def of_a_run(rows, sources, folders):
-    """The sandbox of a run of exercise 8 or 11: the exercises' files as its source/ has them, and ours.
-    Raises BadInput where it had other code besides."""
+    """The sandbox of a run of exercise 8 or 11: the exercises' files as its source/ has them, and
+    ours. Raises BadInput where it had other code besides."""
     from course.hidden import replay, values
     tree = {path: (ROOT / path).read_bytes().decode() for path in handed_out()
             if path.endswith(".py") and not path.startswith("course/")}
@@ -209,8 +209,8 @@ def main(argv=None):
         p.add_argument(f"--{form}", type=Path, metavar="FILE", help=f"and for {form}")
     p.add_argument("--seed", type=int, help="of the inputs (default: a fresh one)")
     p.add_argument("--only", type=int, nargs="+", default=[], metavar="N", help="these exercises")
-    p.add_argument("--plans", type=Path, metavar="FOLDER", help="what this student handed in before "
-                   "the runs: FOLDER/experiment/plan.md, FOLDER/ablation/plan.md")
+    p.add_argument("--plans", type=Path, metavar="FOLDER", help="what this student handed in "
+                   "before the runs: FOLDER/experiment/plan.md, FOLDER/ablation/plan.md")
     p.add_argument("--limit", type=int, default=LIMIT_S, metavar="S", help="seconds an exercise")
     args = p.parse_args(argv)
     try:

@@ -41,5 +41,5 @@ def gain(rng, ask):
         yield holds("three numbers: mean, low, high", found.shape == (3,))
         yield close(f"the gain in pass@{k}", found[0], d.mean(), 1e-9, 1e-12)
         for name, mine, end in zip(("low", "high"), found[1:], (low, high)):
-            yield holds(f"the interval's {name} end, {mine:.4f}, must be {end:.4f} within its noise",
-                        abs(mine - end) < 0.12 * (high - low))
+            yield holds(f"the interval's {name} end is {mine:.4f}, and must be {end:.4f} within "
+                        "its noise", abs(mine - end) < 0.12 * (high - low))
