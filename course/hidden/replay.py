@@ -42,8 +42,8 @@ def copied(folder, place, names):
 
 
 def points(folder, name, of, seed, service, plan=None):
-    """(points, notes). name: of the folder of the plan; plan: what was handed in before the
-    runs, if plans were collected. `service(sources, folders)` makes the sandbox of a run's own code.
+    """(points, notes). name: of the folder of the plan; plan: what was handed in before the runs,
+    if plans were collected. `service(sources, folders)` makes the sandbox of a run's own code.
     Raises SandboxError."""
     with tempfile.TemporaryDirectory(prefix="experiment-") as place:
         place = Path(place)
