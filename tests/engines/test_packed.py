@@ -237,3 +237,19 @@ def test_a_row_of_the_bench_that_fails_loses_no_other_and_none_keeps_the_one_bef
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
     assert ["error" in row for row in rows] == [False, False, True] and alive
     assert rows[2]["error"] == "KeyError: 'no such\\nversion'"
+
+
+def test_no_sequence_is_padded_to_more_than_twice_its_queries_or_its_keys(seed):
+    """In a single block the longest of 256 samples would set the price of all: 14% real at T = 256.
+    Counted: what attention computes is at most four times what is asked, whatever the lengths."""
+    lengths = [int(3 * 90 ** torch.rand(()).item()) for _ in range(61)]
+    prompts = [[1] * int(torch.randint(2, 40, ())) for _ in range(7)]
+    prompt_of = [i % 7 for i in range(61)]
+    pack = packed.Pack(prompts, [[1] * n for n in lengths], prompt_of)
+    computed = sum(q.numel() * k.shape[1] for q, k in zip(pack.attend.queries, pack.attend.keys))
+    own = [len(x) for x in prompts], [n - 1 for n in lengths]
+    asked = sum(n * n for n in own[0]) + sum(
+        n * (n + own[0][p]) for n, p in zip(own[1], prompt_of))
+    assert asked <= computed < 4 * asked
+    padded = sum(own[0]) * max(own[0]) + 61 * max(own[1]) * (max(own[0]) + max(own[1]))
+    assert computed < padded / 2            # in a block for the prompts and one for the outputs
