@@ -7,7 +7,6 @@
     loss_stats.py         what to watch: ratios, effective sample size, mismatch
     trained_model.py      what samplers and checkpoints ask of a trainer; how its layers run
     kv_cache.py           keys and values of the sequences that sampler.py generates
-    protocol.py           the methods by which the loop knows an engine
     load.py               from the settings to model, tokenizer, device
     compute.py            FLOPs so far, the x of the curve
     agreement.py          do sampler and trainer compute alike? asked before the first step

@@ -1,7 +1,5 @@
 """load.py: from the settings to what computes: the model, its tokenizer, its device, the engine.
-
-Called when a run is made, and by scaleout/ when one is planned. What the settings and
-the model do not allow is refused in one sentence, a ConfigError, before minutes of loading.
+What they do not allow is refused in one sentence, a ConfigError, before minutes of loading.
 """
 
 import contextlib
@@ -73,11 +71,8 @@ def read_model(what, config, **options):
 
 
 def load_model(config, shapes_only=False):
-    """(model, tokenizer), ready for packed attention. Raises ConfigError for what cannot be so.
-
-    The weights are fp32: at lr 5e-7 a bf16 weight would round most updates away. With shapes_only
-    the model is on the meta device: no memory, no weights read.
-    """
+    """(model, tokenizer) after `accept.prepare`. The weights are fp32: at lr 5e-7 a bf16 weight
+    would round most updates away. shapes_only: on the meta device, no weights read."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     about, settings = f"model = {config.model!r}: ", read_model(AutoConfig, config)
@@ -149,11 +144,8 @@ def interruption_of(config, tokenizer):
 
 
 def longest_tokens(config, tokenizer, model, prompt_tokens=1):
-    """(tokens of the longest output, of the longest sequence that the settings allow).
-
-    prompt_tokens: of the longest prompt; 1 as long as the problems are not known. Raises
-    ConfigError: the model has no place for that prompt and the longest output.
-    """
+    """(tokens of the longest output, of the longest sequence that the settings allow). Raises
+    ConfigError: the model has no place for a prompt of `prompt_tokens` and the longest output."""
     output = interruption_of(config, tokenizer).longest
     limit = getattr(text_config(model), "max_position_embeddings", None) or math.inf
     if (over := prompt_tokens + output - limit) > 0:
