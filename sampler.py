@@ -61,6 +61,7 @@ class Rollout:
     finish_reason: str          # "stop": ended by itself | "length": truncated at its limit
     interrupted: bool           # the phrase was appended
     task: str = ""
+    ended: int = 0              # the engine's decode steps so far when it ended; 0: not known
 
 
 @dataclass
@@ -141,7 +142,7 @@ class TransformersSampler:
         self.eos_ids = set(eos_ids)
         self.ends = torch.tensor(sorted(eos_ids), device=device)        # eos_ids, as a tensor
         self.phrase = torch.tensor(interruption.phrase_ids, dtype=torch.long, device=device)
-        self.decoded = Counter()                        # "steps", "sequences": for log()
+        self.decoded = Counter()            # "steps", "sequences": for log(); "clock": all steps
         self.waiting: deque[Request] = deque()          # groups that must wait for slots
         self.running: list[Request] = []                # the request of the sequence in each slot
         self.cache = make_cache(model, slots, prompt_tokens + longest)
@@ -196,7 +197,7 @@ class TransformersSampler:
         if not states:
             return []
         token, logprob = self._choose(torch.cat(states))
-        self.decoded.update(steps=1, sequences=len(token))
+        self.decoded.update(clock=1, steps=1, sequences=len(token))
         ended = self._record(token, logprob)
         return self._release(ended) if ended else []
 
@@ -208,9 +209,9 @@ class TransformersSampler:
 
     def log(self):
         """Decode steps since the last call, and how many sequences each had on average."""
-        steps, sequences = self.decoded["steps"], self.decoded["sequences"]
-        self.decoded.clear()
-        return {"decode/steps": steps, "decode/batch": sequences / max(1, steps)}
+        steps, sequences = (self.decoded.pop(name, 0) for name in ("steps", "sequences"))
+        return {"decode/clock": self.decoded["clock"], "decode/steps": steps,
+                "decode/batch": sequences / max(1, steps)}
 
     def close(self):
         self.waiting.clear()
@@ -319,4 +320,5 @@ class TransformersSampler:
         """The record of an ended sequence. If the last allowed token ends it, that is a "stop"."""
         reason = "stop" if output_ids[-1] in self.eos_ids else "length"
         return Rollout(request.prompt_id, request.group_id, request.prompt_ids, output_ids,
-                       behavior_logprobs, versions, sampled, reason, interrupted, request.task)
+                       behavior_logprobs, versions, sampled, reason, interrupted, request.task,
+                       self.decoded["clock"])

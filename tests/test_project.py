@@ -31,7 +31,7 @@ README = "".join(path.read_text() for path in [
 ARROWS = {
     "config": set(), "fit": set(), "loss": {"engines"}, "sampler": {"loss", "engines"},
     "scalerl": {"loss", "sampler", "engines", "artifacts"},
-    "tasks": {"config"}, "tiny": {"config", "tasks"}, "artifacts": {"config", "sampler"},
+    "tasks": {"config"}, "tiny": {"config", "tasks"}, "artifacts": {"config", "sampler", "fitting"},
     "engines": {"config", "loss", "sampler", "artifacts"}, "servers": {"sampler", "engines"},
     "scaleout": {"config", "artifacts", "engines", "servers"}, "fitting": {"fit"},
     "command": {"config", "scalerl", "sampler", "artifacts", "engines", "servers", "scaleout",

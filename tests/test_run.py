@@ -119,9 +119,13 @@ def by_hand(monkeypatch, tmp_path, llama):
             model=llama, device="cpu", dtype=torch.float32, team=Alone(config), update=update,
             weights=lambda dtype=None: iter([("weights of", len(trained))]),
             tokenizer=SimpleNamespace(decode=str), save=lambda *_, **__: None)
+
+        def append(name, *rows):
+            logs.setdefault(name, []).extend(rows)
+            with open(tmp_path / name, "a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
         folder = SimpleNamespace(
-            append=lambda name, *rows: logs.setdefault(name, []).extend(rows),
-            path=tmp_path, checkpoints=tmp_path,
+            append=append, path=tmp_path, checkpoints=tmp_path,
             save_model=lambda _, name: saved.append(name.rpartition("/")[2]))
         folder.bad_step = functools.partial(RunFolder.bad_step, folder)
         verifier = SimpleNamespace(rewards=lambda rollouts, problems, tokenizer: (
