@@ -19,12 +19,14 @@ from engines.packed import Pack
 LARGEST = 1e-3
 STEPS = 5                   # tokens that are decoded; each reads all weights once
 WINDOWS = ("sliding_window", "window_size", "attention_window_size", "keep_window_size")
-# Numbers tell these too, but a dry run has none (transformers 5.19; bench/families.py). The first
-# attend by more than what they hand to `packed_attention`; of the others decoding differs from the
-# full forward pass, or has another cache.
-NOT_PACKED = {"diffllama", "hrm_text", "jetmoe", "nemotron"}
-NEITHER = {"axk1", "bamba", "cpmant", "minimax", "mllama_text_model", "moshi", "openai-gpt",
-           "prophetnet", "recurrent_gemma", "rwkv", "zamba2"}
+# What a dry run, which has no numbers, could not tell (transformers 5.19; bench/families.py). The
+# first attend by more than what they hand to `packed_attention`. Of the others decoding differs from
+# the full forward pass, or has another cache, or shapes alone do not tell memory and FLOPs.
+NOT_PACKED = {"diffllama", "hrm_text", "nemotron"}
+NEITHER = {"axk1", "bamba", "bart", "biogpt", "blenderbot", "blenderbot-small", "cpmant",
+           "gemma3n_text", "gemma4_text", "gemma4_unified_text", "jetmoe", "longcat_flash",
+           "marian", "mbart", "minimax", "mllama_text_model", "moshi", "openai-gpt", "pegasus",
+           "plbart", "prophetnet", "recurrent_gemma", "rwkv", "zamba2"}
 
 
 def refuse(found, more=""):
@@ -112,7 +114,8 @@ def compare(model, attention):
         model.set_attn_implementation(attention)
         if model.config._attn_implementation != attention:
             raise ValueError("it cannot be switched to other attention")
-        rows = (Pack if is_packed(model) else Rows)(prompts, outputs, prompt_of, device=head.device)
+        rows = (Pack if is_packed(model) else Rows)(prompts, outputs, prompt_of, dtype=head.dtype,
+                                                    device=head.device)
         alone = alone.log_softmax(-1).gather(1, rows.targets[:, None])[:, 0]
         batch = alone - scores(rows.states(model)[rows.predict], rows.targets)
         cache = make_cache(model, 3, 40)
