@@ -295,7 +295,7 @@ def test_samples_that_wait_for_a_slot_are_in_flight_and_leave_fewer_than_none_fr
 
 def test_what_cannot_fit_is_refused_with_numbers(llama):
     sampler = make(packed_copy(llama))
-    with pytest.raises(ValueError, match="14 tokens, more than prompt_tokens = 13"):
+    with pytest.raises(ValueError, match="14 tokens, prompt_tokens = 13"):
         sampler.submit(Request(0, "p", tuple(range(14)), 2))
     with pytest.raises(ValueError, match="12 samples a prompt, 11 slots"):
         sampler.submit(Request(0, "p", (1, 2), 12))
