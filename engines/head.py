@@ -104,8 +104,8 @@ class TokenLogprobs(torch.autograd.Function):
 
 class Head:
     """The three matrix products of the head. head_fp32: they are kept in fp32; else each is rounded
-    to bf16, as by a bf16 linear layer (the paper's ablation). softcap c: logits are c tanh(h W' / c)
-    before the temperature (Gemma 2); None: as they are."""
+    to bf16, as by a bf16 linear layer (the paper's ablation). softcap c: c tanh(h W' / c) are the
+    logits, before the temperature (Gemma 2); None: as they are."""
 
     def __init__(self, weight, temperature, operand_dtype, head_fp32, softcap=None):
         self.V, self.softcap = len(weight), softcap
