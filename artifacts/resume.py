@@ -80,6 +80,7 @@ def load_sampler_state(sampler, tensors, plain):
         return
     sampler.running = [restored(Request, fields) for fields in plain["running"]]
     sampler.waiting = deque(restored(Request, fields) for fields in plain["waiting"])
+    sampler.in_flight = len(sampler.running) + sum(r.samples for r in sampler.waiting)
     sampler.version, sampler.decoded = plain["version"], Counter(plain["decoded"])
     for name, column in vars(sampler.rows).items():
         column[: len(sampler.running)] = tensors[name]

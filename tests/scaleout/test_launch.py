@@ -206,6 +206,7 @@ def test_ranks_are_started_as_torchrun_would_start_them_beside_their_servers(eig
                                        "MASTER_ADDR", "MASTER_PORT")] == \
             [str(rank), str(rank), "2", "2", "127.0.0.1", "9000"]
         assert env["CUDA_VISIBLE_DEVICES"] == "6,7" and env[LAUNCHED] == urls
+        assert env["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert [server.env["CUDA_VISIBLE_DEVICES"] for server in servers] == ["3,2", "9,1"]
     for i, server in enumerate(servers):
         assert server.log == Path(f"f/server_{i}.log") and LAUNCHED not in server.env
