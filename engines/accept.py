@@ -14,14 +14,14 @@ from engines.kv_cache import make_cache
 from engines.own_forward import CAUSAL, Rows, cap, is_packed, text_config
 from engines.packed import Pack
 
-# In a token's log-prob, fp32, as weights are trained. Rounding was up to 3e-4 (Qwen3-Next; 114 other
-# families up to 5e-5), a forgotten final softcap 0.01, samples that saw each other 0.3 up.
+# In a token's log-prob, fp32, as weights are trained. Rounding was up to 3e-4 (Qwen3-Next; 100
+# other families up to 5e-5), a forgotten final softcap 0.01, samples that saw each other 0.3 up.
 LARGEST = 1e-3
 STEPS = 5                   # tokens that are decoded; each reads all weights once
 WINDOWS = ("sliding_window", "window_size", "attention_window_size", "keep_window_size")
 # What a dry run, which has no numbers, could not tell (transformers 5.19; bench/families.py). The
-# first attend by more than what they hand to `packed_attention`. Of the others decoding differs from
-# the full forward pass, or has another cache, or shapes alone do not tell memory and FLOPs.
+# first attend by more than what they hand to `packed_attention`. Of the others decoding differs
+# from the full forward pass, has another cache, or shapes do not tell memory and FLOPs.
 NOT_PACKED = {"diffllama", "hrm_text", "nemotron"}
 NEITHER = {"axk1", "bamba", "bart", "biogpt", "blenderbot", "blenderbot-small", "cpmant",
            "gemma3n_text", "gemma4_text", "gemma4_unified_text", "jetmoe", "longcat_flash",
