@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import inspect
+import sys
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -137,3 +138,12 @@ def parse(argv):
                    "command, or choose another --name; --resume takes its settings and may change "
                    "lr and steps, for example; --fresh starts over")
     return config, flags
+
+
+def answer_at_once():
+    """Print help, or what is wrong with the command line, and end the program; else do nothing."""
+    try:
+        parse(sys.argv[1:])
+    except ConfigError as error:
+        print(f"scalerl.py: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
