@@ -85,8 +85,8 @@ def compute_needed(law, R, A, B, C_mid, R0):
 # ------------------------------------------------------------------------------ 2. least squares
 # Given B, C_mid and R0, the best A has a formula: A - R0 is the slope of a regression of R - R0 on
 # g, through the origin. So A is not searched. `leastsq` is twice as fast as `least_squares`, but
-# has no bounds. So it searches an angle x for each parameter: low + (high - low) (sin x + 1) / 2 never
-# leaves the range. For B and C_mid, low and high are logarithms.
+# has no bounds: it searches angles x; low + (high - low) (sin x + 1) / 2
+# never leaves the range. For B and C_mid, low and high are logarithms.
 @dataclass(frozen=True)
 class Search:
     """Where least squares looks: one law, the compute of the evaluations, the ranges."""
@@ -223,9 +223,9 @@ def widened(residual, parameters):
 
 
 def replicates(search, theta, angles, R, bootstrap, seed, step_0):
-    """The residual bootstrap of a fit (theta, angles) to rewards R (n,) -> Replicates: its curve and
-    widened residuals, drawn with replacement, fitted again. (To draw evaluations would lose the
-    few early ones.) A measured R0, the mean of `step_0` evaluations, is drawn too."""
+    """The residual bootstrap of a fit (theta, angles) to R (n,) -> Replicates: the curve and
+    widened residuals, drawn with replacement, fitted again. (To draw evaluations would lose the few
+    early ones.) A measured R0, the mean of `step_0` evaluations, is drawn too."""
     curve, n = law_at(search.law, search.C, *theta), R.size
     if n <= search.parameters:                # a curve through every point: no noise to be seen
         bootstrap = 0
