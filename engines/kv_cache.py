@@ -14,11 +14,9 @@ from engines.packed import DenseAttention, MaskedAttention, forward, heads, padd
 
 def check_fits(request, prompt_tokens, slots):
     """Raises ValueError for a prompt or a group that an engine has no room for."""
-    if len(request.prompt_ids) > prompt_tokens:
-        raise ValueError(f"prompt {request.prompt_id} has {len(request.prompt_ids)} tokens, "
-                         f"more than prompt_tokens = {prompt_tokens}")
-    if request.samples > slots:
-        raise ValueError(f"{request.samples} samples a prompt, {slots} slots")
+    if (n := len(request.prompt_ids)) > prompt_tokens or request.samples > slots:
+        raise ValueError(f"prompt {request.prompt_id}: {n} tokens, prompt_tokens = {prompt_tokens};"
+                         f" {request.samples} samples a prompt, {slots} slots")
 
 
 def make_cache(model, slots, length):
@@ -35,8 +33,7 @@ class Slots:
     lengths (S,)   tokens in the cache
     active         running sequences, always the first slots (`keep` sees to it). Attention reads
                    a view of them: decoding copies nothing, and computes nothing for ended ones.
-    width          tokens of the longest of them; the CPU knows it without waiting for a GPU
-    """
+    width          tokens of the longest of them; the CPU knows it without waiting for a GPU"""
 
     def __init__(self, config, slots, length, *, dtype=torch.float32, device="cpu"):
         _, J, D = heads(config)

@@ -10,16 +10,13 @@ attention needs to know where a sequence begins: a token of a prompt attends to 
 itself, a token of an output to the whole of its own prompt and to its own output up to itself.
 transformers lets us compute this: each layer of a model calls `packed_attention` below, and that
 calls a function `attend` which came with the forward pass, from `Pack` in training, from `Slots`
-(kv_cache.py) in generation. So sampler and trainer agree to rounding (1e-5 in fp32, tested).
-
-Ours: the paper does not say how its trainer lays out a batch.
+(kv_cache.py) in generation. So sampler and trainer agree to rounding (1e-5 in fp32, tested). The
+layout is ours: the paper does not tell its own.
 Axes: m prompts, n outputs (samples), T tokens in the row, K output tokens, H query heads, J
 key-value heads, D head size, C / R longest prompt (the context) / output, L = C + R.
 """
 
 import copy
-import functools
-import importlib.util
 import math
 
 import torch
@@ -138,11 +135,9 @@ class MaskedAttention:
 
     allowed   (n, 1, R, L), True where a query may attend
 
-    The mask is finite, not -inf: a padded query that attends to nothing would turn into NaN. Its
-    rows lie a multiple of 8 numbers apart, or torch's GPU kernel would copy it in every layer.
-    With grouped heads (H = g*J) the g queries that share a key head are laid side by side on the
-    query axis. Repeating keys and values would move g times the memory, the cost of decoding.
-    """
+    The mask is finite: with -inf, a query that attends to nothing would turn into NaN. Its rows lie
+    a multiple of 8 numbers apart, or torch's GPU kernel would copy it in every layer. The g queries
+    that share a key head (H = g*J) lie side by side on the query axis: no key is repeated."""
 
     def __init__(self, allowed, dtype):
         self.keys = allowed.shape[-1]
@@ -167,8 +162,7 @@ class DenseAttention:
     """Attention of n sequences in padded blocks, each of sequences of similar lengths: in a single
     block most would be padding (at T = 256, log-uniform lengths, 14% real).
 
-    queries, keys   n tensors each: places in the row. The last keys of a sequence are its queries.
-    """
+    queries, keys   n tensors each: places in the row. The last keys are the queries."""
 
     def __init__(self, queries, keys, dtype, device):
         blocks, tokens = [], 0
@@ -200,20 +194,11 @@ def uses_flash(dtype, device):
         torch.cuda.get_device_capability()[0] >= 8 if torch.cuda.is_available() else True)
 
 
-@functools.cache
-def take_newest_flash():
-    """Have torch call FlashAttention 3, made for Hopper alone, where its package is installed."""
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) \
-            and importlib.util.find_spec("flash_attn_interface"):
-        torch.nn.attention.activate_flash_attention_impl("FA3")
-
-
 class FlashAttention:
     """The same in one call of torch's FlashAttention for a whole row. Not run on a GPU so far: a
     test runs these indices with a kernel in plain Python."""
 
     def __init__(self, queries, keys, dtype, device):
-        take_newest_flash()
         self.dtype = dtype
         self.keys = torch.cat(keys).to(device)                                  # places in the row
         lengths = [[len(x) for x in places] for places in (queries, keys)]
@@ -234,8 +219,7 @@ def micro_batches(rollouts, budget_tokens, ranks=1):
     """Indices of `rollouts`, cut into lists of about `budget_tokens` tokens, prompts counted once.
 
     Groups of similar length come together, since their attention can share a block. The number
-    of lists is a multiple of the ranks where smaller lists allow it: then no rank is idle.
-    """
+    of lists is a multiple of the ranks where smaller lists allow it: then no rank is idle."""
     longest = dict(sorted((r.group_id, len(r.output_ids)) for r in rollouts))   # the last stays
     order = sorted(range(len(rollouts)),
                    key=lambda i: (longest[rollouts[i].group_id], rollouts[i].group_id, i))
@@ -273,10 +257,9 @@ def cost_tokens(rollouts, indices):
 def round_between_products(model, dtype):
     """Have embeddings and norms hand on `dtype`, as weights in `dtype` would make them do.
 
-    Autocast rounds the operands of products alone. With fp32 masters the residual stream, norms and
-    rotary positions would be fp32: twice the memory and its traffic, and other numbers than those
-    of vLLM and of several ranks (FSDP2), whose weights are 16 bits there.
-    """
+    Autocast rounds the operands of products alone. With fp32 masters the residual stream would be
+    fp32: twice the memory, and other numbers than those of vLLM and of FSDP2, whose weights are 16
+    bits there."""
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding) or "Norm" in type(module).__name__:
             module.register_forward_hook(lambda _, __, output: output.to(dtype))

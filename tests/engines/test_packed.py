@@ -133,24 +133,6 @@ def test_gpus_older_than_the_kernel_have_masks_instead(monkeypatch):
 
 
 @pytest.mark.gpu_rehearsal
-def test_the_newest_kernel_is_taken_on_hopper_where_it_is_installed(monkeypatch):
-    """Version 3 is for compute capability 9.0 alone: elsewhere it would end the run."""
-    taken = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", taken.append)
-    for capability, package, takes in (((9, 0), "there", True), ((9, 0), None, False),
-                                       ((8, 0), "there", False), ((10, 0), "there", False)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)  # noqa: B023
-        monkeypatch.setattr(packed.importlib.util, "find_spec", lambda name: package)  # noqa: B023
-        packed.take_newest_flash.cache_clear()
-        taken.clear()
-        packed.take_newest_flash()
-        packed.take_newest_flash()
-        assert taken == takes * ["FA3"]
-    packed.take_newest_flash.cache_clear()
-
-
-@pytest.mark.gpu_rehearsal
 @pytest.mark.parametrize("outputs", [None, [[1], [2], [3]]])
 def test_the_gpus_kernel_is_told_the_same_as_the_masks_say(seed, monkeypatch, outputs):
     """The attention mask as indices; the kernel itself is replaced by what its documentation
