@@ -156,6 +156,6 @@ def pass_rates(samples, solved):
 
 
 def pass_at_k(n, correct, k):
-    """The chance that k of n samples, drawn without replacement, hold a correct one. Unbiased, where
+    """The chance that k of n samples, drawn without replacement, hold a correct one. Unbiased;
     the plain 1 - (1 - correct/n)**k is too low (Chen et al. 2021, arXiv 2107.03374)."""
     return 1 - math.comb(n - correct, k) / math.comb(n, k)

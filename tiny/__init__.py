@@ -1,1 +1,1 @@
-"""Models that need no hub: toy.py makes one that reasons a little, smollm2.py fetches a real one."""
+"""Models that need no hub: toy.py makes one that reasons a little, smollm2.py gets a real one."""
