@@ -94,11 +94,7 @@ def did_you_mean(word, known):
 
 
 def typed(name, value, kind):
-    """`value`, from TOML or the command line, as the type of its field; an int counts as a float.
-
-    >>> typed("lr", "1e-6", float), typed("steps", "7", int), typed("lr", 1, float)
-    (1e-06, 7, 1.0)
-    """
+    """`value`, from TOML or the command line, as the type of its field; an int can be a float."""
     if choices := get_args(kind):                   # a Literal
         if value not in choices:
             names = ", ".join(choice or '""' for choice in choices)

@@ -14,13 +14,16 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 import fit
-from command import symptoms, timeline
+from command import symptoms
 from fitting import command as fitting_command
 from fitting import figures, readers
 
 SAMPLES_SHOWN = 24              # at most
+ROWS = 128                      # samples in the picture of a step at most, evenly chosen
 BINS = 150                      # points of a chart at most: means over equally many steps
 CHARTS = {                      # question -> columns of the log
     "Does it learn?": "held_out pass_rate frac_reward_zero_std optimizer_step curriculum/active "
@@ -70,9 +73,55 @@ def one_step(path, steps):
     lines, _ = readers.read_jsonl(path) if path.is_file() else ([], [])
     recorded = [line for line in lines if "timeline" in line]
     if recorded:
-        figure, text = timeline.timeline(max(recorded, key=lambda line: len(
+        figure, text = timeline(max(recorded, key=lambda line: len(
             {v for sample in line["timeline"] for v, _ in sample["versions"]})), steps)
         yield f"<h2>One step</h2>{inline(figure)}<p>{text}</p>"
+
+
+def timeline(trained, steps):
+    """(figure, sentence) of a step's line of groups.jsonl, with a "timeline" (step_log.py) in it.
+
+    steps: the rows of metrics.jsonl; "decode/clock" is where a step ended and pushed its weights. A
+    sample is a bar over decode steps, in each of which every running sequence gets a token: so the
+    bars show PipelineRL: at a push of new weights they change color and go on.
+    """
+    samples = trained["timeline"]
+    bars = [(sample["ended"] - sum(n for _, n in sample["versions"]), sample)
+            for sample in samples[::-(-len(samples) // ROWS)]]
+    bars.sort(key=lambda bar: (bar[0], bar[1]["ended"]))
+    zero = bars[0][0]
+    versions = sorted({v for _, sample in bars for v, _ in sample["versions"]})
+    viridis = matplotlib.colormaps["viridis"].resampled(len(versions))
+    shade = dict(zip(versions, viridis(range(len(versions)))))
+
+    figure, ((ax,),) = figures.empty(5.6, 2.2 + 0.032 * len(bars), 1, 1)
+    for y, (start, sample) in enumerate(bars):
+        x = start - zero
+        if sample["forced"]:
+            first, number = sample["forced"]
+            ax.barh(y, number, left=x + first, height=0.4, color="black", zorder=3)
+        for version, number in sample["versions"]:
+            ax.barh(y, number, left=x, height=1, color=shade[version],
+                    edgecolor="white", linewidth=0.4)
+            x += number
+    for row in steps:
+        if zero < row.get("decode/clock", 0) and row["step"] <= trained["step"]:
+            ax.axvline(row["decode/clock"] - zero, color=figures.ORANGE, linewidth=1, zorder=2)
+    ax.set(xlabel="decode steps: one token of every running sample", yticks=[], xlim=(0, None),
+           ylabel="samples, oldest below", ylim=(-1, len(bars)))
+    ax.grid(False)
+    shown = versions if len(versions) <= 6 else versions[::-(-len(versions) // 6)]
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False, fontsize=9,
+              handles=[*(Patch(color=shade[v], label=f"weights {v}") for v in shown),
+                       Line2D([], [], color="black", linewidth=2.5, label="forced phrase"),
+                       Line2D([], [], color=figures.ORANGE, label="end of a step")])
+    across = sum(len(sample["versions"]) > 1 for sample in samples)
+    return figure, (
+        f"Step {trained['step']} was trained on {len(samples)} samples. Each is a bar over the "
+        f"time in which it was decoded, in the color of the weights that wrote it; {across} of "
+        "them went on while weights changed. Black: the phrase that interrupts a sample's "
+        "thinking. Orange: the end of a step, when new weights are pushed." + (
+            f" {len(bars)} of the samples are drawn." if len(bars) < len(samples) else ""))
 
 
 def curves(folder, rows):

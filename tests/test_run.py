@@ -506,8 +506,10 @@ def test_two_seeds_share_neither_order_nor_samples_nor_the_draws_of_an_evaluatio
         with monkeypatch.context() as patch:
             patch.setattr(Verifier, "rewards", lambda _, rollouts, *__: (
                 evaluated.extend(r.output_ids for r in rollouts) or [-1.0] * len(rollouts), {}))
+            patch.setattr(step_log, "show_evaluation", lambda *_: None)     # there is no log
             run = make_run(trainer.config, trainer, SimpleNamespace(
-                append=lambda *_: None, save_model=lambda *_: None, close=lambda: None))
+                append=lambda *_: None, save_model=lambda *_: None, close=lambda: None,
+                path=tmp_path))
             order = [run.curriculum.next() for _ in train]
             sampled = [r.output_ids for r in drain(run.sampler, asked)]
             run.evaluate()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fit
-from command import report, symptoms, timeline
+from command import report, symptoms
 from command.main import main
 from config import Config
 
@@ -145,7 +145,7 @@ def test_the_first_picture_is_the_step_that_most_versions_have_written(run, no_f
     assert all(f">weights {v}</text>" in text for v in (2, 3, 4, 5)) and "100 of the" in text
 
     steps = [{"step": i, "decode/clock": clock} for i, clock in enumerate((25, 40, 60, 89), 17)]
-    figure, _ = timeline.timeline(lines[2], steps)
+    figure, _ = report.timeline(lines[2], steps)
     (ax,) = figure.axes
     zero = min(s["ended"] - sum(n for _, n in s["versions"]) for s in many[::2])
     pushes = [line.get_xdata()[0] + zero for line in ax.lines]
