@@ -60,7 +60,7 @@ def make_parser(page):
         help="go on with runs/NAME under its own settings, and change some of them; without this a "
              "command that is repeated as it is goes on with its run")
     add("--fresh", action="store_true",
-        help="begin again: the run that is there becomes runs/NAME-old-1")
+        help="begin again: the run that is there becomes runs/NAME-old-1 (not under torchrun)")
     add("--no-preflight", action="store_true",
         help="do not try disk, memory and push before the first evaluation")
     add("--report", metavar="RUN",
