@@ -6,8 +6,8 @@ on stale samples: the loop in scalerl.py decides about those.
   1. Records        a `Request` asks for G samples of one prompt; each comes back as a `Rollout`.
   2. Interruption   a sample that thinks beyond its random budget gets a fixed phrase, and answers.
                     The policy did not choose these tokens: `sampled=False`, never trained on.
-  3. An engine      `TransformersSampler`. The loop knows it by the methods of the protocol in
-                    engines/protocol.py. Two more engines have them, both on vLLM.
+  3. An engine      `TransformersSampler`. The loop knows it by the methods that CONTRIBUTING.md
+                    lists. Two more engines have them, both on vLLM.
 
 In-flight updates (PipelineRL, paper section 3.1). One `step()` decodes one token of every running
 sequence. Between two steps the caller may push new weights. Running sequences go on: the new
@@ -145,6 +145,7 @@ class TransformersSampler:
         self.decoded = Counter()            # "steps", "sequences": for log(); "clock": all steps
         self.waiting: deque[Request] = deque()          # groups that must wait for slots
         self.running: list[Request] = []                # the request of the sequence in each slot
+        self.in_flight = 0                              # samples submitted and not yet returned
         self.cache = make_cache(model, slots, prompt_tokens + longest)
 
         # What a slot remembers about its sequence: one row of each of these tensors.
@@ -163,16 +164,13 @@ class TransformersSampler:
             sampled=zeros(slots, longest, dtype=torch.bool))
 
     @property
-    def in_flight(self):
-        return len(self.running) + sum(request.samples for request in self.waiting)
-
-    @property
     def free_slots(self):
         return self.cache.slots - self.in_flight
 
     def submit(self, request: Request):
         check_fits(request, self.prompt_tokens, self.cache.slots)
         self.waiting.append(request)
+        self.in_flight += request.samples
 
     def push_weights(self, named_tensors, version):
         """Names are those of transformers. Weights that the model already shares are not copied."""
@@ -216,6 +214,7 @@ class TransformersSampler:
     def close(self):
         self.waiting.clear()
         self.running.clear()
+        self.in_flight = 0
 
     # -- the parts of a step, in their order -------------------------------------------------------
 
@@ -310,6 +309,7 @@ class TransformersSampler:
         for mover, hole in zip(movers, holes):
             self.running[hole] = self.running[mover]
         del self.running[n_left:]
+        self.in_flight -= len(slots)
         holes, movers = torch.tensor([holes, movers], dtype=torch.long, device=self.device)
         self.cache.keep(n_left, movers, holes)
         for column in vars(rows).values():

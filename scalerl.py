@@ -29,6 +29,10 @@ Axes: P prompts in a step, G samples of a prompt, N = P*G samples, T tokens of t
 taken. A `Rollout` is one sample, with the log-prob and the version of every token.
 """
 
+if __name__ == "__main__":      # help, or a typo: before torch is imported, which takes seconds
+    from command.options import answer_at_once
+    answer_at_once()
+
 import math
 import random
 import time
@@ -139,9 +143,8 @@ class PipelinePacer:
     def leaves_enough_time(self, taken, version):
         """Can all other groups be consumed by their deadlines if this step takes `taken`?
 
-        After this step, the steps up to version v consume (v - version) * P groups. At most that
-        many of the groups left behind may have a deadline of v or earlier (earliest deadline
-        first). For v >= version + k this always holds: at most k * P groups are left behind.
+        After this step, each of the next ones takes P groups: earliest deadline first, number i
+        (from 0) of those left behind is in the step on version + 1 + i // P.
 
         Example, k = 2 and P = 1. Groups a, b (slow) and c (quick) start at version 0: deadline 2.
         The step at version 0 takes c; a and b are left for versions 1 and 2: enough time. Group d
@@ -149,12 +152,9 @@ class PipelinePacer:
         left for version 2, which holds one. The trainer waits until a or b has finished.
         """
         chosen = {group.group_id for group in taken}
-        deadlines = [g.start + self.k for g in self.groups.values() if g.group_id not in chosen]
-        for v in range(version, version + self.k):
-            due = [deadline for deadline in deadlines if deadline <= v]
-            if len(due) > (v - version) * self.P:
-                return False
-        return True
+        deadlines = sorted(g.start + self.k for g in self.groups.values()
+                           if g.group_id not in chosen)
+        return all(version + 1 + i // self.P <= deadline for i, deadline in enumerate(deadlines))
 
 
 class PPOPacer(PipelinePacer):

@@ -33,7 +33,8 @@ def timeline(trained, steps):
             first, number = sample["forced"]
             ax.barh(y, number, left=x + first, height=0.4, color="black", zorder=3)
         for version, number in sample["versions"]:
-            ax.barh(y, number, left=x, height=0.9, color=shade[version])
+            ax.barh(y, number, left=x, height=1, color=shade[version],
+                    edgecolor="white", linewidth=0.4)
             x += number
     for row in steps:
         if zero < row.get("decode/clock", 0) and row["step"] <= trained["step"]:

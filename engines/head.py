@@ -3,9 +3,7 @@
 The docstring of `loss.token_logprobs`, the public function, has the few plain lines that this file
 makes affordable: 16,384 tokens of a vocabulary of 152k are 10 GB of fp32 logits, and plain autograd
 holds three such tensors at once. Here logits exist for `chunk_tokens` tokens at a time, and the
-backward pass computes them again: four matrix products instead of three. Two things pay for the
-fourth. There is less memory traffic, and the logits of the last chunk are still in the buffer when
-the backward pass begins: up to `chunk_tokens` tokens nothing is computed twice.
+backward pass computes them again, but for those of the last chunk, which are still there.
 
 Why not `torch.utils.checkpoint` around five plain lines: it takes 1.65 times as long and needs
 488 MiB beside the gradients, where this needs 175 (bench/head.py, 4,096 tokens on two CPU cores).
@@ -14,9 +12,8 @@ Axes: T tokens, c tokens of one chunk, H hidden, V vocabulary.
 
 import torch
 
-# Elementwise passes go block by block, so that a block is still in the cache when max, exp and the
-# sums visit it: 0.16 s instead of 1.0 s for the forward pass of 4,096 tokens on two CPU cores. On
-# a GPU a block need only be large enough to hide the launch of a kernel.
+# A block stays in the cache between max, exp and the sums: 0.16 s instead of 1.0 s for 4,096 tokens
+# forward on two CPU cores. On a GPU it need only be large enough to hide the launch of a kernel.
 BLOCK_ELEMENTS_CPU = 2**19  # 2 MB of fp32: the L2 of one core
 BLOCK_ELEMENTS_GPU = 2**24  # 64 MB
 
@@ -32,13 +29,12 @@ class TokenLogprobs(torch.autograd.Function):
     hidden (T, H), weight (V, H), targets (T,) -> log-probs (T,), entropies (T,) without a gradient.
     The operands are cast to `operand_dtype` in here: before, autograd would round the gradient of
     the weight to it. A token with an upstream gradient of zero costs nothing in the backward pass,
-    and garbage in its hidden state reaches no gradient.
-    """
+    and garbage in its hidden state reaches no gradient."""
 
     @staticmethod
     def forward(ctx, hidden, weight, targets, temperature, chunk_tokens, operand_dtype, head_fp32,
                 softcap):
-        """-> log-probs (T,) and entropies (T,), both of the dtype of `Head`."""
+        """-> log-probs (T,), entropies (T,)."""
         head = Head(weight, temperature, operand_dtype, head_fp32, softcap)
         T, dtype = len(targets), head.dtype
         logprobs, entropy, log_z = (hidden.new_empty(T, dtype=dtype) for _ in range(3))
@@ -107,12 +103,9 @@ class TokenLogprobs(torch.autograd.Function):
 
 
 class Head:
-    """The three matrix products of the head, each in the precision asked for.
-
-    head_fp32   True: products are summed and kept in fp32. False: each is rounded to bf16, as by a
-                bf16 linear layer (the paper's ablation).
-    softcap     c: logits are c tanh(h W' / c), before the temperature (Gemma 2); None: as they are
-    """
+    """The three matrix products of the head. head_fp32: they are kept in fp32; else each is rounded
+    to bf16, as by a bf16 linear layer (the paper's ablation). softcap c: c tanh(h W' / c) are the
+    logits, before the temperature (Gemma 2); None: as they are."""
 
     def __init__(self, weight, temperature, operand_dtype, head_fp32, softcap=None):
         self.V, self.softcap = len(weight), softcap
