@@ -109,7 +109,7 @@ def test_a_reward_that_does_not_end_costs_its_sample_and_leaves_no_process(file,
     """Rewards from elsewhere call alarm() themselves, which takes the worker's clock away; and a
     child that holds the worker's pipe would keep the trainer waiting behind a worker that is gone.
     """
-    monkeypatch.setattr(room, "START_S", 8.0)
+    monkeypatch.setattr(room, "GRACE_S", 1.0)
     _, problems = file("import os, re, signal, subprocess, time\n"
                        f"{PROBLEM}def reward(problem, text):\n    if text == 'a':\n"
                        f"        {HANGS[what]}\n    return True")

@@ -3,11 +3,9 @@
 Each test is named after the claim it checks; its docstring says what would go wrong without it.
 """
 
-import ast
 import csv
 import json
 import re
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -17,10 +15,9 @@ import pyarrow.parquet
 import pytest
 from made_tasks import SUMS, questions, write_jsonl
 
-from tasks import generated, sandbox, sources
-from tasks.problems import TaskError, as_outputs, check_gold, count_unusable, load_task
+from tasks import sandbox, sources
+from tasks.problems import TaskError, check_gold, count_unusable, load_task
 from tasks.sandbox import UnitTests, parse_tests
-from tasks.answers import BOX
 from tasks.verifier import Verifier, verify
 
 
@@ -150,135 +147,13 @@ def test_a_generator_that_runs_dry_says_so():
     assert len(questions(problems)) == len(problems) <= 150
 
 
-def test_whole_numbers_of_a_generator_are_marked_by_value_the_rest_by_its_own_rule():
-    """The fast path is for numbers; "4b8" is none, though "418" from the same generator is one."""
-    for name, kinds in (("count_bits", {"math"}), ("base_conversion", {"math", "gym"})):
-        problems = load_task(f"reasoning_gym:{name}", "train", heldout=3, options={"size": 20})
-        assert {p.kind for p in problems} == kinds
-        assert check_gold(problems) == {}
-
-
-NO_GOLD = {"boxnet", "graph_color", "rubiks_cube", "rush_hour"}  # no right answer is told
-# What a lazy policy would find: each of the last three pleases some generator's own rule.
-LAZY = ["No such answer.", "[]", "777.77", "0", "nan", "4*6*1*1"]
-
-
-def parts(text):
-    """"0.0" and "0", "6*4*1/1" and "4*6*1*1" are one answer here: the same numbers and words."""
-    return {part.strip("0") for part in re.findall(r"\w+", text or "")}
-
-
-@pytest.fixture(scope="module")
-def of_all_generators():
-    """{generator: two problems of it}, of all that there are but "composite"."""
-    from reasoning_gym.factory import DATASETS
-
-    seed = time.time_ns() % 10**5
-    print("seed", seed)
-    return {name: load_task(f"reasoning_gym:{name}", "train", heldout=0, seed=seed,
-                            options={"size": 2}) for name in DATASETS if name != "composite"}
-
-
-def test_every_generator_marks_its_own_answers_right_and_others_wrong(of_all_generators):
-    """Most generators have many right answers to a problem, or answers in a form of their own.
-
-    The gold answer alone, in a box where its braces allow one, and in a sentence where it is one
-    line without a period; an answer in the thinking alone; and what is right for nothing.
-    """
-    assert len(of_all_generators) == 105
-    without_gold = set()
-    for name, problems in of_all_generators.items():
-        golds = [next(iter(as_outputs(p)), None) if p.kind == "gym" else p.answer
-                 for p in problems]
-        for problem, gold in zip(problems, golds, strict=True):
-            if gold is None:
-                without_gold.add(name)
-                continue
-            said = [f"<think>{LAZY[0]}</think>{gold}"]
-            if BOX.findall(rf"\boxed{{{gold}}}") == [gold]:
-                said += [rf"I am sure: \boxed{{{gold}}}."]
-            # A quotation mark or an exclamation mark of an answer is read as one of the sentence
-            # around it.
-            if not re.search(r'[\n.$*`_"!]|^[-+:]|\\boxed', gold):
-                said += [f"The answer is {gold}.", f"**Answer:** {gold}"]
-            for text in said:
-                assert verify(text, problem.answer, problem.kind)[1] == "correct", (name, text)
-            draft = f"{gold}</think>{LAZY[0]}"
-            assert verify(draft, problem.answer, problem.kind)[0] == -1, name
-        for problem, gold in zip(problems, golds, strict=True):
-            for wrong in LAZY:
-                if parts(wrong) != parts(gold):
-                    reward, _ = verify(wrong, problem.answer, problem.kind)
-                    assert reward == -1, (name, wrong, problem)
-    # The example of the one may be trivial, the integral of the other unsolved, once in 60 times.
-    assert NO_GOLD <= without_gold <= NO_GOLD | {"propositional_logic", "intermediate_integration"}
-
-
-def test_a_mix_of_mazes_without_gold_answers_passes_the_gold_check(of_all_generators):
-    """There is nothing to check where the generator tells no answer, and no reason to stop."""
-    problems = [p for name in (*NO_GOLD, "sudoku") for p in of_all_generators[name]]
-    assert check_gold(problems) == {}
-
-
-def test_partial_credit_is_no_credit(of_all_generators):
-    """The rules give 0.05 for a try and 0.9 for a sudoku in another layout; a reward is +1 or -1.
-
-    Any order of moves that reaches the goal in as few is right, though only one is the gold answer.
-    """
-    import reasoning_gym
-
-    problem = of_all_generators["quantum_lock"][0]
-    sudoku = of_all_generators["sudoku"][0]
-    spaced = as_outputs(sudoku)[0].replace(" ", "  ")
-    rule = reasoning_gym.create_dataset("sudoku", size=1, seed=1).score_answer
-    assert 0 < rule(spaced, ast.literal_eval(sudoku.answer)["entry"]) < 1
-    assert verify(spaced, sudoku.answer, "gym")[0] == -1
-    integral = of_all_generators["simple_integration"][0]
-    asked = ast.literal_eval(integral.answer)["entry"]["metadata"]
-    restated = f"Integral({asked['integrand']}, {asked['variable']})"
-    assert verify(restated, integral.answer, "gym")[0] == -1
-    assert verify(r"\boxed{A} or \boxed{B}", problem.answer, "gym")[1] == "several answers"
-
-
-HOSTILE_ANSWERS = {
-    "countdown": "exec('import os; os.write(1, b\"correct\")')",
-    "puzzle24": "(1).__class__.__base__.__subclasses__()",
-    "simple_integration": "open('{canary}', 'w').write('x')",
-    "intermediate_integration": "[f for f in [open('{canary}', 'w')]][0]",
-    "polynomial_multiplication": "lambda: exit(0)",
-    "n_queens": "[[open('{canary}', 'w')]]", "binary_matrix": "[[open('{canary}', 'w')]]",
-    "spiral_matrix": "[open('{canary}', 'w')]", "string_insertion": "[str(open('{canary}', 'w'))]",
-}  # fmt: skip
-
-
-def test_no_rule_evaluates_an_answer_as_a_program(of_all_generators, tmp_path):
-    """Nine rules call eval on what the model wrote: it could mark itself, or delete the run.
-
-    Read in the source of the installed package, so that a tenth one is noticed.
-    """
-    import inspect
-
-    from reasoning_gym.factory import DATASETS
-
-    calls = re.compile(r"(?<![\w.])(?:eval|exec)\(answer|(?:sp|sympy)\.parse_expr\(answer"
-                       r"|(?<![\w.])parse_expr\(answer|sympify\(|literal_eval\(")
-    found = {name for name, (source, _) in DATASETS.items()
-             if calls.search(inspect.getsource(source))}
-    assert found == set(generated.EVALUATED) == set(HOSTILE_ANSWERS)
-    canary = tmp_path / "canary"
-    for name, text in HOSTILE_ANSWERS.items():
-        for problem in of_all_generators[name]:
-            assert not generated.score(text.replace("{canary}", str(canary)), problem.answer)
-    assert not canary.exists()
-
-
-def test_a_rule_that_does_not_end_costs_its_sample_and_no_other(of_all_generators):
-    """The rules of others run in worker processes with a deadline, as SymPy does."""
-    countdown, sudoku = (of_all_generators[name][0] for name in ("countdown", "sudoku"))
-    items = [(as_outputs(sudoku)[0], sudoku.answer, "gym"),
-             ("9**9**9**9**9", countdown.answer, "gym")]
-    with Verifier(workers=1, deadline_s=2.0) as verifier:
-        assert verifier.score(items).reasons == ["correct", "timeout"]
+def test_a_generator_whose_answers_are_no_whole_numbers_is_refused():
+    """Only its own rule can judge a sudoku: a task of a Python file may ask it."""
+    problems = load_task("reasoning_gym:count_bits", "train", heldout=3, options={"size": 20})
+    assert {p.kind for p in problems} == {"math"} and check_gold(problems) == {}
+    with pytest.raises(TaskError, match="'reasoning_gym:sudoku' has answers that are no whole .* "
+                                        "in a task of a Python file"):
+        load_task("reasoning_gym:sudoku", "train", heldout=3, options={"size": 20})
 
 
 def test_an_unknown_generator_or_option_is_refused():
