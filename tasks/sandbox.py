@@ -163,33 +163,9 @@ def same_value(found, expected):
     return found == expected and isinstance(found, bool) == isinstance(expected, bool)
 
 
-# System calls that no program may make, by their numbers on x86-64 and on ARM64. A list of what is
-# forbidden, not of what is allowed: the interpreter's own needs change with every version. First
-# new processes (ARM64 has only clone) and the way out of the session; then memory that no limit of
-# setrlimit counts (System V's even outlives its process); new namespaces, in which all capabilities
-# would be back; nobody to talk to, nobody to look into, no further large doors into the kernel;
-# what changes files through their names or devices (root owns /dev/null); other users, with which
-# the signal of the caller's death is cleared; signals and priorities of others; the clock, mounts.
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # <linux/audit.h>
-DENIED = """
-    fork 57 9999 vfork 58 9999 setsid 112 157 setpgid 109 154
-    shmget 29 194 msgget 68 186 semget 64 190 mq_open 240 180 memfd_create 319 279
-    memfd_secret 447 447 add_key 248 217 io_uring_setup 425 425 unshare 272 97 setns 308 268
-    socket 41 198 ptrace 101 117 process_vm_readv 310 270 process_vm_writev 311 271
-    pidfd_getfd 438 438 request_key 249 218 keyctl 250 219 bpf 321 280 perf_event_open 298 241
-    userfaultfd 323 282 execve 59 221 execveat 322 281 socketpair 53 199 inotify_init 253 9999
-    inotify_init1 294 26 fanotify_init 300 262 open_by_handle_at 304 265 kcmp 312 272 syslog 103 116
-    chmod 90 9999 fchmod 91 52 fchmodat 268 53 fchmodat2 452 452 chown 92 9999 fchown 93 55
-    lchown 94 9999 fchownat 260 54 utime 132 9999 utimes 235 9999 futimesat 261 9999
-    utimensat 280 88 setxattr 188 5 lsetxattr 189 6 fsetxattr 190 7 removexattr 197 14
-    lremovexattr 198 15 fremovexattr 199 16 truncate 76 45 mknod 133 9999 mknodat 259 33
-    setuid 105 146 setgid 106 144 setreuid 113 145 setregid 114 143 setgroups 116 159
-    setresuid 117 147 setresgid 119 149 setfsuid 122 151 setfsgid 123 152 capset 126 91
-    kill 62 129 tkill 200 130 tgkill 234 131 rt_sigqueueinfo 129 138 rt_tgsigqueueinfo 297 240
-    pidfd_open 434 434 pidfd_send_signal 424 424 setpriority 141 140 ioprio_set 251 30
-    sched_setaffinity 203 122 sched_setscheduler 144 119 sched_setparam 142 118
-    sched_setattr 314 274 clock_settime 227 112 settimeofday 164 170 adjtimex 159 171
-    clock_adjtime 305 266 mount 165 40 umount2 166 39 pivot_root 155 41 chroot 161 51""".split()
+DENIED = [line.split()[1:] for line in Path(__file__).with_name("system_calls.txt").read_text()
+          .splitlines() if not line.startswith("#")]
 CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000  # <linux/sched.h>
 PRCTL, PR_SET_PDEATHSIG = (157, 167), 1  # it could take back that it ends with the caller
 PRLIMIT = 302, 261  # of another process: then its first argument is not 0
@@ -210,8 +186,8 @@ def system_call_filter(machine):
         (load, 0, 0, 4), (equal, 1, 0, ARCHITECTURES[machine]), (give, 0, 0, kill),
         (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), denied,  # x86-64's second set of numbers
     ]  # fmt: skip
-    for number in DENIED[1 + which :: 3]:
-        steps += [(equal, 0, 1, int(number)), denied]
+    for numbers in DENIED:
+        steps += [(equal, 0, 1, int(numbers[which])), denied]
     steps += [
         (equal, 0, 4, PRCTL[which]), (load, 0, 0, 16), (equal, 0, 1, PR_SET_PDEATHSIG), denied,
         (give, 0, 0, allow),

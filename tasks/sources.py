@@ -11,6 +11,7 @@ import json
 import math
 import random
 import re
+import tomllib
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -195,20 +196,12 @@ USUAL = {"question": ("question", "problem", "prompt", "messages"),
          "answer": ("answer", "reward_model.ground_truth", "solution", "messages")}
 # What data sets write where there is no answer. As a gold answer, "\boxed{proof}" would score.
 NO_ANSWERS = {"proof", "see proof", "n/a", "notfound", "not found", "unknown", "see solution"}
+# "12,5" is 12.5 to one half of the world and a list to the other.
+AMBIGUOUS = re.compile(r"\s*[-+]?[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})\s*")
+OPTIONS = ("choices", "options")
 # What stands before or around the answer inside its column, and how it is told: GSM8K's, MATH's.
 MARKS = {"####": " after ####", r"\boxed": r" in the last \boxed{}"}
-PRESETS = {  # the repository and other options; the paper trains on the first two
-    "polaris-53k": {"repository": "POLARIS-Project/Polaris-Dataset-53K", "level": "difficulty"},
-    "deepcoder": {"repository": "agentica-org/DeepCoder-Preview-Dataset", "answer": "tests",
-                  "config": "primeintellect+taco+lcbv5", "kind": "code"},
-    "gsm8k": {"repository": "openai/gsm8k", "config": "main"},
-    "gsm8k-test": {"repository": "openai/gsm8k", "config": "main", "split": "test"},
-    "math": {"repository": "DigitalLearningGmbH/MATH-lighteval"},
-    "math-500": {"repository": "HuggingFaceH4/MATH-500", "split": "test"},
-    "dapo-17k": {"repository": "open-r1/DAPO-Math-17k-Processed", "config": "en"},
-    "aime-24": {"repository": "HuggingFaceH4/aime_2024"},
-    "aime-25": {"repository": "math-ai/aime25", "split": "test"},
-}
+PRESETS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
 
 
 def read_records(name, options):
@@ -224,7 +217,7 @@ def read_records(name, options):
             text = Path(name).read_text("utf-8-sig")
             if ending == ".json":
                 return json.loads(text)
-            return [json_or_text(line) for line in text.split("\n") if line.strip()]
+            return [json_or_text(line) if line.strip() else ... for line in text.split("\n")]
         import datasets  # 0.8 s
 
         datasets.disable_progress_bars()
@@ -266,16 +259,22 @@ def record_problems(name, options):
     mark = next((m for m in MARKS if m in answer and columns["kind"] == "math"), "")
     task = Path(name).stem if name.lower().endswith(FILES) else name.rpartition("/")[2]
     problems, bad = {}, []
+    place = "line" if name.lower().endswith(".jsonl") else "record"
     for number, record in enumerate(records, start=1):
         try:
-            problem = record_problem(record, task, columns, mark)
-            problems.setdefault(problem.id, problem)
+            if record is not ...:  # a line that is empty
+                problem = record_problem(record, task, columns, mark)
+                first = problems.setdefault(problem.id, problem)
+                if first.answer != problem.answer:
+                    raise TaskError(f"has a question that came before with another answer, "
+                                    f"{str(first.answer)[:40]!r} and {str(problem.answer)[:40]!r}")
         except TaskError as error:
-            bad.append(f"{name!r}, record {number} {error}")
+            bad.append(f"{name!r}, {place} {number} {error}")
     if not problems:
         raise TaskError(f"no record can be used; the first: {bad[0]}")
     level = f", {columns['level']}" if any(p.level for p in problems.values()) else ""
-    print(f"{name}: {len(problems)} problems in {len(records)} records, read as "
+    count = len(records) - records.count(...)
+    print(f"{name}: {len(problems)} problems in {count} records, read as "
           f"{columns['question']}, {columns['answer']}{MARKS.get(mark, '')}{level}")
     return list(problems.values()), bad
 
@@ -284,6 +283,8 @@ def record_problem(record, task, columns, mark):
     """The Problem of one record. Raises TaskError with the rest of a sentence on its place."""
     if not isinstance(record, dict):
         raise TaskError(f"is no JSON object: {str(record)[:60]!r}")
+    if None in record:
+        raise TaskError(f"has more fields than the first line: {str(record[None])[:60]}")
     kind = column(record, "kind")
     kind = kind if kind in KINDS else columns["kind"]
     question, answer = (text_of(column(record, columns[role]), role) for role in USUAL)
@@ -300,14 +301,39 @@ def record_problem(record, task, columns, mark):
         if not parts:
             raise TaskError(f"has no {mark} in its field {columns['answer']!r}")
         answer = parts[-1].strip()
+    elif kind == "math":
+        question, answer = with_options(question, answer, record)
     for role, value in [("question", question), *(("answer", gold) for gold in accepted(answer))]:
         if not isinstance(value, str) or not value.strip():
             raise TaskError(f"has a field {columns[role]!r} that is {value!r} and must be text, "
                             "not empty")
         if role == "answer" and value.strip(" .").lower() in NO_ANSWERS:
             raise TaskError(f"has {value!r} for an answer")
+        if role == "answer" and kind == "math" and not mark and AMBIGUOUS.fullmatch(value):
+            raise TaskError(f"has the answer {value!r}, a decimal or a list: write "
+                            f"{value.replace(',', '.')} or {value.replace(',', ', ')}")
     level = re.search("[0-9]+", str(column(record, columns["level"])))
     return make_problem(task, question, answer, kind=kind, level=int(level[0]) if level else 0)
+
+
+def with_options(question, answer, record):
+    """(question with its options, the letter of the right one) of multiple choice: a list, or
+    {"label": [...], "text": [...]} in a column of a usual name. The answer is a letter, the place
+    of the option from 0 on, or its text. Others stay as they are."""
+    options = next((record[key] for key in OPTIONS if isinstance(record.get(key), list | dict)), [])
+    texts = options.get("text", list(options.values())) if isinstance(options, dict) else options
+    if not texts or not isinstance(question, str) or not all(isinstance(t, str) for t in texts):
+        return question, answer
+    bare = [re.sub(r"^\(?[A-J][).:]\s*", "", text) for text in texts]
+    letters = "ABCDEFGHIJ"[: len(bare)]
+    labels = list(map(str, options.get("label", letters))) if isinstance(options, dict) else letters
+    found = {**dict(zip(map(str, range(len(bare))), letters)), **dict(zip(bare, letters)),
+             **dict(zip(labels, letters)), **dict(zip(letters, letters))}
+    if (letter := found.get(str(answer).strip(" ().$"))) is None:
+        raise TaskError(f"has options and the answer {str(answer)[:40]!r}, which is none of them")
+    if not all(text in question for text in bare):
+        question += "\n\n" + "\n".join(f"({x}) {text}" for x, text in zip(letters, bare))
+    return question, letter
 
 
 def text_of(value, role):
@@ -318,7 +344,7 @@ def text_of(value, role):
     if not isinstance(value, list) or not value:
         return value
     if all(isinstance(entry, dict) and "role" in entry for entry in value):
-        said = {who: [str(m.get("content") or "") for m in value if m["role"] == who]
+        said = {who: [content_of(m) for m in value if m["role"] == who]
                 for who in ("system", "user", "assistant")}
         if role == "answer":
             return "".join(said["assistant"][-1:])
@@ -326,6 +352,15 @@ def text_of(value, role):
         return "\n\n".join(said["system"] + said["user"]) if len(said["user"]) == 1 else None
     texts = tuple(text_of(entry, role) for entry in value)
     return texts[0] if len(texts) == 1 else texts
+
+
+def content_of(message):
+    """The text of a message, or of its list of parts. Raises TaskError: a part is no text."""
+    content = message.get("content") or ""
+    parts = content if isinstance(content, list) else [{"text": content}]
+    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+        raise TaskError(f"has a message with a part that is no text: {str(content)[:60]!r}")
+    return "".join(part["text"] for part in parts)
 
 
 def column(record, path):

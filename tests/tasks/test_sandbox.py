@@ -305,10 +305,12 @@ def outside(folder):
         *sorted(folder.rglob("*")), folder, os.__file__, "/usr/lib")]
     device = os.stat("/dev/null")
     return (seen, sorted(os.listdir(folder)), sorted(os.listdir("/dev")), device.st_mode,
-            device.st_uid, os.listdir("/dev/shm"), [Path(f"/proc/sysvipc/{kind}").read_text()
-            for kind in ("shm", "sem", "msg")], os.getpriority(os.PRIO_PROCESS, 0),
-            os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_NOFILE), os.uname(),
-            os.path.exists("/tmp/owned"), os.path.exists("/owned"))
+            device.st_uid, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0),
+            resource.getrlimit(resource.RLIMIT_NOFILE), os.uname(),
+            [line for kind in ("shm", "sem", "msg")  # of other programs there may be some
+             for line in Path(f"/proc/sysvipc/{kind}").read_text().split("\n") if " 1600 " in line],
+            [path for place in ("/", "/tmp", "/var/tmp", "/dev/shm", "/usr/lib", Path.home())
+             for path in Path(place).glob("*owned*")])
 
 
 @pytest.mark.parametrize("walls", WALLS)

@@ -295,19 +295,19 @@ def test_any_data_set_is_read_with_names_of_columns(tmp_path, monkeypatch):
 def test_records_of_a_data_set_that_cannot_be_used_are_counted(tmp_path, monkeypatch):
     """Left out in silence, half a data set may be missing and nobody would know.
 
-    Of records with one question, the first is kept.
+    Of records with one question the first is kept; another answer to it is a bad record.
     """
     monkeypatch.chdir(tmp_path)
     rows = [{"question": f"q{i}", "answer": str(i)} for i in range(9)]
     rows += [{"question": "q3", "answer": "4"}, {"question": "", "answer": "1"},
              {"question": "none", "answer": None}, {"question": "q1", "answer": "1"}]
     write_data_set("someone/mess", {"default/train": rows})
-    with pytest.warns(UserWarning, match="2 of 11 problems cannot be used .*; the first: "
-                                         "'hf:someone/mess', record 11 has a field 'question' t"):
-        problems = everything("hf:someone/mess", 0.19)
+    with pytest.warns(UserWarning, match="3 of 12 problems cannot be used .*; the first: "
+                                         "'hf:someone/mess', record 10 has a question that came"):
+        problems = everything("hf:someone/mess", 0.25)
     assert {p.question: p.answer for p in problems} == {f"q{i}": str(i) for i in range(9)}
-    with pytest.raises(TaskError, match="max_unusable = 0.18: 2 of 11 problems"):
-        everything("hf:someone/mess", 0.18)
+    with pytest.raises(TaskError, match="max_unusable = 0.24: 3 of 12 problems"):
+        everything("hf:someone/mess", 0.24)
     write_data_set("someone/nothing", {"default/train": rows[10:12]})
     with pytest.raises(TaskError, match="no record can be used; the first: .*, record 1 has a f"):
         everything("hf:someone/nothing", 1.0)
@@ -462,7 +462,7 @@ def test_a_bad_record_is_left_out_with_its_number_and_too_many_stop_the_run(
     good = [json.dumps({"question": f"q{i}", "answer": str(i)}) for i in (1, 2, 3, 4)]
     (tmp_path / "p.jsonl").write_text("\n".join([*good[:2], "", line, *good[2:]]) + "\n")
     path = str(tmp_path / "p.jsonl")
-    message = f"{path!r}, record 3 {message}"
+    message = f"{path!r}, line 4 {message}"
     with pytest.warns(UserWarning) as told:
         problems = everything(path, 1 / 5)
     assert questions(problems) == {"q1", "q2", "q3", "q4"}
@@ -514,3 +514,63 @@ def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
                           ("binary", "cannot be read: 'utf-8'")):
         with pytest.raises(TaskError, match=message):
             load_task(str(next(tmp_path.glob(f"{name}.*"))), "train", heldout=0)
+
+
+# ------------------------------------------------------------------------------------------------
+# Files that were read half, and in silence
+
+
+@pytest.mark.parametrize(("rows", "kept", "sentence"), [
+    ([{"question": "a", "answer": "7"}, {"question": "a ", "answer": "8"}], 1,
+     "line 2 has a question that came before with another answer, '7' and '8'"),
+    ([{"question": "a", "answer": "7"}, {"question": "a", "answer": "7"}], 1, None),
+    ([{"question": "a", "answer": "12,5"}, {"question": "b", "answer": "1, 2"}], 1,
+     "line 1 has the answer '12,5', a decimal or a list: write 12.5 or 12, 5"),
+    ([{"question": "a", "answer": "1 000 000"}, {"question": "b", "answer": 1e21}], 2, None),
+    ([{"question": "a", "answer": "B", "choices": ["x", "y"]},
+      {"question": "b", "answer": "E", "choices": ["x", "y"]}], 1,
+     "line 2 has options and the answer 'E', which is none of them"),
+    ([{"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+"},
+                                               {"type": "text", "text": "3"}]}], "answer": "5"},
+      {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "5"}], 1,
+     "line 2 has a message with a part that is no text"),
+])
+def test_a_line_is_read_rightly_or_refused_with_its_number(rows, kept, sentence, tmp_path):
+    """Each of these was read wrongly, without a word."""
+    problems, bad = sources.load_pool(write_jsonl(tmp_path / "f.jsonl", rows), 0, 0, {})
+    assert len(problems) == kept and len(bad) == (sentence is not None)
+    assert sentence is None or sentence in bad[0]
+
+
+def test_the_number_is_the_line_s_and_empty_lines_count(tmp_path):
+    path = tmp_path / "f.jsonl"
+    path.write_text('\ufeff{"question": "a", "answer": "7"}\n\n\nno JSON\n', "utf-8")
+    problems, bad = sources.load_pool(str(path), 0, 0, {})
+    assert [p.question for p in problems] == ["a"] and "line 4 is no JSON object" in bad[0]
+    path = tmp_path / "f.csv"
+    path.write_text("question,answer\na,7\nb,8,9\n")
+    problems, bad = sources.load_pool(str(path), 0, 0, {})
+    assert len(problems) == 1 and "record 2 has more fields than the first line: ['9']" in bad[0]
+
+
+@pytest.mark.parametrize(("options", "answer", "letter"), [
+    (["12", "15", "21"], "C", "C"), (["12", "15", "21"], 1, "B"), (["red", "blue"], "blue", "B"),
+    ({"label": ["1", "2", "3"], "text": ["x", "y", "z"]}, "3", "C"),
+    (["A) 12", "B) 15"], "(B)", "B"), ({"A": "x", "B": "y"}, "B", "B")])
+def test_options_of_multiple_choice_are_asked_and_answered_by_their_letter(
+        options, answer, letter, tmp_path):
+    """Without them nobody can know what "C" is."""
+    rows = [{"question": "Which?", "answer": answer, "choices": options}]
+    ((problem,), bad) = sources.load_pool(write_jsonl(tmp_path / "f.jsonl", rows), 0, 0, {})
+    assert problem.answer == letter and bad == [] and "\n(A) " in problem.question
+    assert verify(f"The answer is ({letter}).", problem.answer)[0] > 0
+
+
+def test_ten_thousand_bad_lines_are_one_sentence(tmp_path):
+    path = tmp_path / "f.jsonl"
+    path.write_text('{"question": "a", "answer": "7"}\n' + "{" * 99 + "\n" * 2
+                    + "half a line\n" * 10_000)
+    with pytest.raises(TaskError) as caught:
+        everything(str(path))
+    assert "10001 of 10002 problems cannot be used" in str(caught.value)
+    assert len(str(caught.value)) < 500
