@@ -26,9 +26,9 @@ def check(config):
     for rule, holds, names in (
         ("above zero", lambda x: 0 < x < math.inf, "steps prompts_per_step micro_batch_tokens "
          "slots prompt_tokens think_max answer_tokens eval_every eval_samples heldout_prompts "
-         "temperature lr eps_max grad_clip tensor_parallel deadline_s save_minutes"),
+         "temperature lr eps_max grad_clip deadline_s save_minutes"),
         ("zero or above", lambda x: 0 <= x < math.inf,
-         "warmup_steps weight_decay adam_eps servers trainers"),
+         "warmup_steps weight_decay adam_eps servers trainers tensor_parallel"),
         ("in [0, 1)", lambda x: 0 <= x < 1, "beta1 beta2 eps_low eps_high"),
         ("a share, in [0, 1]", lambda x: 0 <= x <= 1, "max_unusable"),
         ("above zero; above 1 no prompt retires", lambda x: x > 0, "retire_at"),

@@ -48,8 +48,8 @@ def main(argv=None, make_trainer=Trainer):
             team = make_team(config)                    # the processes that train; mostly one
             # Of several processes only rank 0 returns from `lead`; the others serve its calls.
             run = make_run(config, team.lead(make_trainer(config, team)), folder)
-            if flags.check is not None:
-                return check(run, flags.check)
+            if flags.check:
+                return check(run)
             if sentence := folder.begin(run):
                 print(sentence)
             signals.team = team

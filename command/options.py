@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import inspect
+import sys
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -65,9 +66,7 @@ def make_parser(page):
         help="do not try disk, memory and push before the first evaluation")
     add("--report", metavar="RUN",
         help="write RUN/report.html, print which symptoms of docs/is-it-working.md it shows, stop")
-    add("--check", metavar="STEPS", nargs="?", const=30, type=int,
-        help="check model and task before a run, with so many steps of a reward that any loop "
-             "learns [30], and stop")
+    add("--check", action="store_true", help="is this model ready for this task? say so and stop")
     add("--print-config", action="store_true", help="print all settings and stop")
     add("--dry-run", action="store_true",
         help="print what would run where, what memory it would take, and stop")
@@ -121,7 +120,7 @@ def parse(argv):
         values |= read_toml(path)
     values |= given
     config = make_config(values)
-    if flags.check is not None:
+    if flags.check:
         config.name += "-check"             # --check writes nothing: a run of this name may exist
     saved = Path("runs") / config.name / "config.toml"
     if flags.resume and not saved.exists():
@@ -139,3 +138,12 @@ def parse(argv):
                    "command, or choose another --name; --resume takes its settings and may change "
                    "lr and steps, for example; --fresh starts over")
     return config, flags
+
+
+def answer_at_once():
+    """Print help, or what is wrong with the command line, and end the program; else do nothing."""
+    try:
+        parse(sys.argv[1:])
+    except ConfigError as error:
+        print(f"scalerl.py: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

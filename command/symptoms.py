@@ -16,24 +16,14 @@ from fitting import readers
 PAGE = Path(__file__).parents[1] / "docs" / "is-it-working.md"
 
 
-# ------------------------------------------------------------------------------ 1. Means of columns
-# A column is an array of a number a step; nan where a step has none, which makes every comparison
-# false.
-def rolling(x, n, statistic):
-    """`statistic` of the last n numbers of x, in the steps that have one, from the n-th on."""
+# A column is an array of a number a step; nan where a step has none: every comparison is false.
+def mean(x, n, statistic=np.mean):
+    """The mean of the last n numbers of x, in the steps that have one, from the n-th on."""
     at = np.isfinite(x).nonzero()[0]
     out = np.full(len(x), np.nan)
     if len(at) >= n:
         out[at[n - 1:]] = statistic(np.lib.stride_tricks.sliding_window_view(x[at], n), 1)
     return out
-
-
-def mean(x, n):
-    return rolling(x, n, np.mean)
-
-
-def median(x, n):
-    return rolling(x, n, np.median)
 
 
 def best(x, n):
@@ -47,11 +37,9 @@ def first(x, n):
     return numbers.mean() if len(numbers) == n else np.nan
 
 
-# ------------------------------------------------------------------------------------ 2. The table
 @dataclass(frozen=True)
 class Symptom:
-    """A symptom and its rule. What the rule means, a likely cause and what to try stand beside its
-    name in the table of docs/is-it-working.md, and there alone."""
+    """A symptom and its rule. Cause and cure stand in the table of docs/is-it-working.md alone."""
 
     name: str
     columns: tuple      # that `holds` is called with; the first is the one that shows the symptom
@@ -79,17 +67,13 @@ SYMPTOMS = [
             lambda equal, rate: (mean(equal, 10) > .75) & (mean(rate, 10) < .2)),
     Symptom("groups are all right", ("frac_reward_zero_std", "pass_rate"),
             lambda equal, rate: (mean(equal, 10) > .75) & (mean(rate, 10) > .8)),
-    Symptom("samples of a group are alike", ("frac_reward_zero_std", "step"),
-            lambda equal, step: (step == 10) & (first(equal, 10) > .75)),
     Symptom("no optimizer steps", ("optimizer_step",), lambda taken: mean(taken, 10) < .5),
     Symptom("problems run out", ("curriculum/active", "curriculum/retired"),
             lambda active, retired: active < .1 * (active + retired)),
-    Symptom("problems come back often", ("curriculum/epoch",), lambda epoch: epoch > 25),
     Symptom("sampler and trainer disagree", ("mismatch/fp32_head/mean_abs_dlogp",),
             lambda apart: apart > .03),
     Symptom("they drift apart without lag", ("mismatch/kl_k3/lag_0", "step"),
-            lambda kl, step: (step > 5) & (median(kl, 20) > .015)),
-    Symptom("they are far apart under lag", ("mismatch/kl_k3",), lambda kl: mean(kl, 10) > .3),
+            lambda kl, step: (step > 5) & (mean(kl, 20, np.median) > .015)),
     Symptom("the ratio's mean leaves 1", ("ratio/mean",),
             lambda ratio: abs(mean(ratio, 10) - 1) > .05),
     Symptom("the ratio is 1 under lag", ("lag/mean", "ratio/max", "ratio/min"),
@@ -110,18 +94,11 @@ SYMPTOMS = [
             lambda entropy: mean(entropy, 10) > 1.5 * first(entropy, 10)),
     Symptom("the gradient is zero", ("grad_norm", "tokens/trained"),
             lambda norm, tokens: (norm == 0) & (tokens > 0)),
-    # step[-1:], not step[-1]: a log may be empty.
-    Symptom("still warming up at the end", ("lr", "step"),
-            lambda lr, step: (step > 20) & (step == step[-1:]) & (lr > mean(lr, 10))),
     Symptom("checks come late", ("verifier/timeout_frac",), lambda late: late > .02),
-    Symptom("several answers in one", ("verifier/several_frac",),
-            lambda several: mean(several, 10) > .05),
-    Symptom("the verifier takes the time", ("time/verify_s", "time/step_s"),
-            lambda verify, whole: (verify > 1) & (verify > .5 * whole)),
+
 ]
 
 
-# ------------------------------------------------------------------------------- 3. What is told
 def read(folder):
     """The rows of a run's logs, one a step; "held_out" is the mean over its evaluated tasks."""
     rows = {}
@@ -156,10 +133,10 @@ def ranges(steps):
 
 
 def explained():
-    """{symptom: [its column, rule, likely cause, what to try]}: the rows of the page's table."""
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]]
-            for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    return {name: cells for name, *cells in rows if name in {s.name for s in SYMPTOMS}}
+    """{symptom: [its column, rule, likely cause, what to try]}: the page's table, among others."""
+    return {name: cells for name, *cells in (
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|"))}
 
 
 def told(folder):

@@ -50,8 +50,6 @@ def plan(config, address=""):
     if address:
         config.vllm_url = ""                # the trainers' word, where both have the same ones
     check(config)
-    if sentence := load.untested():
-        print(sentence, file=sys.stderr)
     several = bool(address) or wanted(config)
     if config.gpus == -1 and several:
         config.gpus = torch.cuda.device_count()
@@ -61,10 +59,8 @@ def plan(config, address=""):
     output, length = load.longest_tokens(config, tokenizer, model)
     estimate = Estimate(config, model, output, length, load.compute_dtype(config, cuda),
                         device_here(cuda), alone=not (several or config.vllm_url))
-    # If not even the most trainers that are possible have room, the layers are recomputed.
-    servers = 0 if config.vllm_url else config.servers or 1
-    most = config.trainers or max(1, config.gpus - servers * config.tensor_parallel)
-    estimate.recompute |= cuda and not estimate.trainer_fits(most if several else 1)
+    if not several:
+        estimate.recompute |= cuda and not estimate.trainer_fits(1)
     return estimate
 
 
@@ -121,6 +117,8 @@ def commands(config, argv, placement, estimate, logs, port):
         "TORCHELASTIC_USE_AGENT_STORE": "True"}     # the store is ours, so it outlives every rank
     if config.gpus > 0:
         env["CUDA_VISIBLE_DEVICES"] = visible(range(ranks))
+        # Micro-batches differ in length: without it freed memory falls into pieces that none fits.
+        env.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     return [Child(f"rank {rank}", script, env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                   log=logs / f"rank_{rank}.log" if rank else None)
             for rank in range(ranks)], servers

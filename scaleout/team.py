@@ -167,7 +167,7 @@ class Alone:
         if self.left < 0:
             print(f"scalerl.py: {self.where}: no progress for "
                   f"{self.deadline_s * self.limit / self.TICKS:g} s; if the machine is only slow, "
-                  "raise deadline_s; --resume goes on from the last checkpoint",
+                  "raise deadline_s; the same command goes on from the last checkpoint",
                   file=sys.stderr, flush=True)
             os._exit(1)
 

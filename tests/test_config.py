@@ -170,13 +170,10 @@ def test_the_recipe_is_in_one_list_and_what_only_moves_it_in_another():
     assert count[False] <= 48 and count[True] <= 15
 
 
-def test_a_check_takes_a_number_of_steps_and_a_name_that_no_run_has():
-    """Thirty steps of the smoke reward, unless another number is given; 0: none."""
-    for words, steps in ((["--check"], 30), (["--check", "0"], 0), (["--check", "7"], 7),
-                         ([], None)):
+def test_a_check_has_a_name_that_no_run_has():
+    for words in ([], ["--check"]):
         config, flags = parse(["--model", "m", "--name", "demo", *words])
-        assert flags.check == steps and config.name == ("demo" if steps is None else "demo-check")
-    assert "invalid int value: 'many'" in refusal(["--check", "many"])
+        assert flags.check == bool(words) and config.name == "demo" + "-check" * flags.check
 
 
 # ---------------------------------------------------------------------------------------------

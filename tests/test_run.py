@@ -119,9 +119,13 @@ def by_hand(monkeypatch, tmp_path, llama):
             model=llama, device="cpu", dtype=torch.float32, team=Alone(config), update=update,
             weights=lambda dtype=None: iter([("weights of", len(trained))]),
             tokenizer=SimpleNamespace(decode=str), save=lambda *_, **__: None)
+
+        def append(name, *rows):
+            logs.setdefault(name, []).extend(rows)
+            with open(tmp_path / name, "a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
         folder = SimpleNamespace(
-            append=lambda name, *rows: logs.setdefault(name, []).extend(rows),
-            path=tmp_path, checkpoints=tmp_path,
+            append=append, path=tmp_path, checkpoints=tmp_path,
             save_model=lambda _, name: saved.append(name.rpartition("/")[2]))
         folder.bad_step = functools.partial(RunFolder.bad_step, folder)
         verifier = SimpleNamespace(rewards=lambda rollouts, problems, tokenizer: (
@@ -454,7 +458,7 @@ def test_the_self_test_is_about_sampled_tokens_alone():
     run = SimpleNamespace(
         config=Config(allow_mismatch=True), problems=SimpleNamespace(heldout={"a": None}),
         eval_sampler=SimpleNamespace(log=dict), answers=lambda *_, **__: rollouts,
-        trainer=SimpleNamespace(logprobs=lambda _: trained))
+        trainer=SimpleNamespace(logprobs=lambda _: trained, dtype=torch.float32))
     log = self_test(run)
     for name in ("mean_abs_dlogp", "max_abs_dlogp"):
         assert log[f"mismatch/fp32_head/{name}"] == 0.5
