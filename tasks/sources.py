@@ -322,9 +322,9 @@ def with_options(question, answer, record):
     of the option from 0 on, or its text. Others stay as they are."""
     options = next((record[key] for key in OPTIONS if isinstance(record.get(key), list | dict)), [])
     texts = options.get("text", list(options.values())) if isinstance(options, dict) else options
-    if not texts or not isinstance(question, str) or not all(isinstance(t, str) for t in texts):
+    if not texts or not isinstance(question, str):
         return question, answer
-    bare = [re.sub(r"^\(?[A-J][).:]\s*", "", text) for text in texts]
+    bare = [re.sub(r"^\(?[A-J][).:]\s*", "", str(text)) for text in texts]
     letters = "ABCDEFGHIJ"[: len(bare)]
     labels = list(map(str, options.get("label", letters))) if isinstance(options, dict) else letters
     found = {**dict(zip(map(str, range(len(bare))), letters)), **dict(zip(bare, letters)),

@@ -556,7 +556,7 @@ def test_the_number_is_the_line_s_and_empty_lines_count(tmp_path):
 @pytest.mark.parametrize(("options", "answer", "letter"), [
     (["12", "15", "21"], "C", "C"), (["12", "15", "21"], 1, "B"), (["red", "blue"], "blue", "B"),
     ({"label": ["1", "2", "3"], "text": ["x", "y", "z"]}, "3", "C"),
-    (["A) 12", "B) 15"], "(B)", "B"), ({"A": "x", "B": "y"}, "B", "B")])
+    (["A) 12", "B) 15"], "(B)", "B"), ([3, 1, 2], "1", "B"), ({"A": "x", "B": "y"}, "B", "B")])
 def test_options_of_multiple_choice_are_asked_and_answered_by_their_letter(
         options, answer, letter, tmp_path):
     """Without them nobody can know what "C" is."""
