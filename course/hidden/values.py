@@ -28,7 +28,7 @@ from tasks import sandbox
 from tasks.sandbox import SandboxError
 
 HERE = Path(__file__).resolve().parent
-START_S, ASK_S = 60, 40             # until a process is ready; for one answer
+START_S, ASK_S = 120, 60            # until a process is ready; for one answer, of 5 s at most
 MEMORY = 3 << 30                    # bytes more than the libraries take
 PROGRAM = """
 import os, sys
