@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import struct
-import symtable
 import sys
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
@@ -41,26 +40,13 @@ def main():
     code = compile(program, "solution.py", "exec")
     sys.setrecursionlimit(50_000)  # LiveCodeBench's
     namespace = {"__name__": "solution" if name else "__main__"}
-    if name or needs_prelude(program):
-        for form in ("from {} import *", "import {}"):
-            for module in PRELUDE:
-                exec(form.format(module), namespace)
+    for form in ("from {} import *", "import {}"):
+        for module in PRELUDE:
+            exec(form.format(module), namespace)
     if name:
         call(code, name, arguments, namespace)
     else:
         exec(code, namespace)
-
-
-def needs_prelude(program):
-    """Whether a global name is used that the program does not define: the prelude takes 20 ms."""
-    tables = [symtable.symtable(program, "solution.py", "exec")]
-    for table in tables:
-        tables += table.get_children()
-    symbols = [(i == 0, symbol) for i, table in enumerate(tables) for symbol in table.get_symbols()]
-    made = {s.get_name() for top, s in symbols if (top or s.is_declared_global())
-            and (s.is_assigned() or s.is_imported())}
-    used = {s.get_name() for top, s in symbols if s.is_referenced() and (top or s.is_global())}
-    return not used <= made | set(dir(builtins))
 
 
 def call(code, name, arguments, namespace):

@@ -120,11 +120,7 @@ def toy_problems(heldout, seed, *, size, min_digits, max_digits):
 
 
 def worked_steps(expression, modulus=None):
-    """A chain of sums written out, and its result.
-
-    >>> worked_steps("6 + 3 - 10")
-    (['6 + 3 = 9', '9 - 10 = -1'], -1)
-    """
+    """(["6 + 3 = 9", "9 - 10 = -1"], -1) of "6 + 3 - 10"."""
     first, *rest = expression.split()
     total, steps = int(first), []
     for sign, term in zip(rest[::2], rest[1::2], strict=True):
@@ -301,39 +297,19 @@ def record_problem(record, task, columns, mark):
         if not parts:
             raise TaskError(f"has no {mark} in its field {columns['answer']!r}")
         answer = parts[-1].strip()
-    elif kind == "math":
-        question, answer = with_options(question, answer, record)
     for role, value in [("question", question), *(("answer", gold) for gold in accepted(answer))]:
         if not isinstance(value, str) or not value.strip():
             raise TaskError(f"has a field {columns[role]!r} that is {value!r} and must be text, "
                             "not empty")
         if role == "answer" and value.strip(" .").lower() in NO_ANSWERS:
             raise TaskError(f"has {value!r} for an answer")
+        if role == "question" and any(isinstance(record.get(key), list | dict) for key in OPTIONS):
+            raise TaskError("has options of multiple choice: write them into the question")
         if role == "answer" and kind == "math" and not mark and AMBIGUOUS.fullmatch(value):
             raise TaskError(f"has the answer {value!r}, a decimal or a list: write "
                             f"{value.replace(',', '.')} or {value.replace(',', ', ')}")
     level = re.search("[0-9]+", str(column(record, columns["level"])))
     return make_problem(task, question, answer, kind=kind, level=int(level[0]) if level else 0)
-
-
-def with_options(question, answer, record):
-    """(question with its options, the letter of the right one) of multiple choice: a list, or
-    {"label": [...], "text": [...]} in a column of a usual name. The answer is a letter, the place
-    of the option from 0 on, or its text. Others stay as they are."""
-    options = next((record[key] for key in OPTIONS if isinstance(record.get(key), list | dict)), [])
-    texts = options.get("text", list(options.values())) if isinstance(options, dict) else options
-    if not texts or not isinstance(question, str):
-        return question, answer
-    bare = [re.sub(r"^\(?[A-J][).:]\s*", "", str(text)) for text in texts]
-    letters = "ABCDEFGHIJ"[: len(bare)]
-    labels = list(map(str, options.get("label", letters))) if isinstance(options, dict) else letters
-    found = {**dict(zip(map(str, range(len(bare))), letters)), **dict(zip(bare, letters)),
-             **dict(zip(labels, letters)), **dict(zip(letters, letters))}
-    if (letter := found.get(str(answer).strip(" ().$"))) is None:
-        raise TaskError(f"has options and the answer {str(answer)[:40]!r}, which is none of them")
-    if not all(text in question for text in bare):
-        question += "\n\n" + "\n".join(f"({x}) {text}" for x, text in zip(letters, bare))
-    return question, letter
 
 
 def text_of(value, role):
@@ -344,7 +320,13 @@ def text_of(value, role):
     if not isinstance(value, list) or not value:
         return value
     if all(isinstance(entry, dict) and "role" in entry for entry in value):
-        said = {who: [content_of(m) for m in value if m["role"] == who]
+        for message in value:
+            parts = message.get("content") or ""
+            parts = parts if isinstance(parts, list) else [{"text": parts}]
+            if not all(isinstance(part, dict) and "text" in part for part in parts):
+                raise TaskError(f"has a message with a part that is no text: {str(parts)[:60]!r}")
+            message["content"] = "".join(str(part["text"]) for part in parts)
+        said = {who: [m["content"] for m in value if m["role"] == who]
                 for who in ("system", "user", "assistant")}
         if role == "answer":
             return "".join(said["assistant"][-1:])
@@ -352,15 +334,6 @@ def text_of(value, role):
         return "\n\n".join(said["system"] + said["user"]) if len(said["user"]) == 1 else None
     texts = tuple(text_of(entry, role) for entry in value)
     return texts[0] if len(texts) == 1 else texts
-
-
-def content_of(message):
-    """The text of a message, or of its list of parts. Raises TaskError: a part is no text."""
-    content = message.get("content") or ""
-    parts = content if isinstance(content, list) else [{"text": content}]
-    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        raise TaskError(f"has a message with a part that is no text: {str(content)[:60]!r}")
-    return "".join(part["text"] for part in parts)
 
 
 def column(record, path):

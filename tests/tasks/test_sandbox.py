@@ -110,10 +110,6 @@ def test_programs_that_read_standard_input_have_livecodebench_s_names_too():
     program = ("def deep(n): return n and 1 + deep(n - 1)\n"
                "print(gcd(4, 6), Counter('aab')['a'], deep(20000), pow(3, 5, 7), sum([1]))")
     assert run_tests(program, UnitTests([""], ["2 2 20000 5 1"]), PATIENT)[0] == "correct"
-    for complete in ("import sys\ndef f(x):\n    global y\n    y = x\n    return [i for i in x]\n"
-                     "print(f(sys.argv), __name__)", "class A:\n    b = 1\nprint(A.b, len('x'))"):
-        assert not sandbox_child.needs_prelude(complete)  # it takes 20 ms
-    assert sandbox_child.needs_prelude("def f():\n    return [gcd(x, 1) for x in [2]]")
 
 
 @sandboxed

@@ -527,9 +527,8 @@ def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
     ([{"question": "a", "answer": "12,5"}, {"question": "b", "answer": "1, 2"}], 1,
      "line 1 has the answer '12,5', a decimal or a list: write 12.5 or 12, 5"),
     ([{"question": "a", "answer": "1 000 000"}, {"question": "b", "answer": 1e21}], 2, None),
-    ([{"question": "a", "answer": "B", "choices": ["x", "y"]},
-      {"question": "b", "answer": "E", "choices": ["x", "y"]}], 1,
-     "line 2 has options and the answer 'E', which is none of them"),
+    ([{"question": "a", "answer": "7"}, {"question": "b", "answer": "E", "choices": ["x", "y"]}], 1,
+     "line 2 has options of multiple choice: write them into the question"),
     ([{"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+"},
                                                {"type": "text", "text": "3"}]}], "answer": "5"},
       {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "5"}], 1,
@@ -551,19 +550,6 @@ def test_the_number_is_the_line_s_and_empty_lines_count(tmp_path):
     path.write_text("question,answer\na,7\nb,8,9\n")
     problems, bad = sources.load_pool(str(path), 0, 0, {})
     assert len(problems) == 1 and "record 2 has more fields than the first line: ['9']" in bad[0]
-
-
-@pytest.mark.parametrize(("options", "answer", "letter"), [
-    (["12", "15", "21"], "C", "C"), (["12", "15", "21"], 1, "B"), (["red", "blue"], "blue", "B"),
-    ({"label": ["1", "2", "3"], "text": ["x", "y", "z"]}, "3", "C"),
-    (["A) 12", "B) 15"], "(B)", "B"), ([3, 1, 2], "1", "B"), ({"A": "x", "B": "y"}, "B", "B")])
-def test_options_of_multiple_choice_are_asked_and_answered_by_their_letter(
-        options, answer, letter, tmp_path):
-    """Without them nobody can know what "C" is."""
-    rows = [{"question": "Which?", "answer": answer, "choices": options}]
-    ((problem,), bad) = sources.load_pool(write_jsonl(tmp_path / "f.jsonl", rows), 0, 0, {})
-    assert problem.answer == letter and bad == [] and "\n(A) " in problem.question
-    assert verify(f"The answer is ({letter}).", problem.answer)[0] > 0
 
 
 def test_ten_thousand_bad_lines_are_one_sentence(tmp_path):
