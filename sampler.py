@@ -6,8 +6,8 @@ on stale samples: the loop in scalerl.py decides about those.
   1. Records        a `Request` asks for G samples of one prompt; each comes back as a `Rollout`.
   2. Interruption   a sample that thinks beyond its random budget gets a fixed phrase, and answers.
                     The policy did not choose these tokens: `sampled=False`, never trained on.
-  3. An engine      `TransformersSampler`. The loop knows it by the methods of the protocol in
-                    engines/protocol.py. Two more engines have them, both on vLLM.
+  3. An engine      `TransformersSampler`. The loop knows it by the methods that CONTRIBUTING.md
+                    lists. Two more engines have them, both on vLLM.
 
 In-flight updates (PipelineRL, paper section 3.1). One `step()` decodes one token of every running
 sequence. Between two steps the caller may push new weights. Running sequences go on: the new

@@ -19,6 +19,7 @@ class Stopped(Exception):
 
 
 COUNTERS = ("step", "version", "evaluated", "best", "generated")            # of a Run
+COSTS = ("flops", "tokens", "hours")                                        # of its Compute
 
 
 def state_of(run):
@@ -27,7 +28,8 @@ def state_of(run):
     groups = [asdict(group) for group in run.pacer.groups.values()]
     return {"sampler": tensors, "random": {"torch": torch.get_rng_state()}}, {
         "sampler": plain, "curriculum": vars(run.curriculum),
-        "pacer": vars(run.pacer) | {"groups": groups}, "compute": run.compute.state(),
+        "pacer": vars(run.pacer) | {"groups": groups},
+        "compute": {name: getattr(run.compute, name) for name in COSTS},
         **{name: getattr(run, name) for name in COUNTERS}}
 
 
@@ -37,7 +39,7 @@ def load_state(run, tensors, plain):
     load_sampler_state(run.sampler, tensors["sampler"], plain["sampler"])
     vars(run).update({name: plain[name] for name in COUNTERS})
     vars(run.curriculum).update(plain["curriculum"])
-    run.compute.load_state(plain["compute"])
+    vars(run.compute).update(plain["compute"])
     groups = [Group(**fields) for fields in plain["pacer"]["groups"]]
     for group in groups:
         group.rollouts = [restored(Rollout, fields) for fields in group.rollouts]

@@ -34,8 +34,7 @@ class Stopwatch:
 
 
 def describe(run):
-    """What begins, for the terminal; of a new run also the evaluation before its first step, which
-    can take hours."""
+    """What begins, for the terminal. The evaluation before a run's first step can take hours."""
     config, samples = run.config, len(run.problems.heldout) * run.config.eval_samples
     first = f"\nFirst it is evaluated: {samples:,} samples." if run.evaluated is None else ""
     return (f"{config.model} on {config.task}: {len(run.problems.train)} problems, "
@@ -93,8 +92,8 @@ def log_step(run, groups, rewards, log, watch):
 
 
 def decoded(rollout):
-    """When a sample was decoded, a token a decode step: the engine's steps so far when it ended;
-    [version of the weights, tokens in a row that they wrote]; [first, number] of forced tokens."""
+    """When a sample was decoded, a token a decode step: the engine's steps when it ended; [version
+    of weights, tokens in a row that they wrote]; [first, number] of forced tokens."""
     forced = rollout.sampled.count(False)
     return {"ended": rollout.ended,
             "versions": [[version, len([*run])] for version, run in groupby(rollout.versions)],
@@ -105,9 +104,8 @@ def log_evaluation(run, rollouts, correct, mean_at_k, metrics, seconds):
     """Write an evaluation of scalerl.Run to its log, and show it.
 
     rollouts: all samples; correct {problem id: right ones}; mean_at_k {task: pass rate}; metrics:
-    the verifier's; seconds: how long it took. pass@k is the estimated chance that at least one of k
-    samples is right, k = 2, 4, ... samples. right@k: the right samples of each problem, always in
-    one order; `fit.py --by-problem` reads them.
+    the verifier's; seconds: how long it took. pass@k: the chance that one of k samples is right.
+    right@k: right samples of each problem, always in one order, for `fit.py --by-problem`.
     """
     k, heldout, rates = run.config.eval_samples, run.problems.heldout.values(), {}
     for task, mean in mean_at_k.items():
@@ -133,14 +131,14 @@ def show_evaluation(folder, steps):
     rows, _ = readers.read_jsonl(folder / "evals.jsonl")
     step, compute = ([row[name] for row in rows] for name in ("step", "compute/flops"))
     end = compute[-1]                   # of the run, if its steps go on to cost what they do now
+    columns, told = [name for name in rows[-1] if "/mean@" in name], []
     if len(rows) > 1:
         end += (steps - step[-1]) * (compute[-1] - compute[-2]) / max(1, step[-1] - step[-2])
-    columns, told = [name for name in rows[-1] if "/mean@" in name], []
     for name in columns:
-        rates = [row[name] for row in rows]
-        told.append(f"{name[5:].rpartition('/')[0]} {rates[-1]:.3f}")
-        told += [f"({rates[-1] - rates[-2]:+.3f})"] if len(rows) > 1 else []
-        told += filter(None, [forecast.forecast_line(compute, rates, end)])
+        *before, now = rates = [row[name] for row in rows]
+        gain = f"({now - before[-1]:+.3f}) " if before else ""
+        told.append(f"{name[5:].rpartition('/')[0]} {now:.3f} {gain}"
+                    f"{forecast.forecast_line(compute, rates, end)}".strip())
     with tqdm.external_write_mode():
         print(f"evaluation at step {step[-1]}/{steps}:", *told, f"at {compute[-1]:.3g} FLOPs",
               flush=True)
@@ -152,15 +150,12 @@ def show_evaluation(folder, steps):
 
 
 def pass_rates(samples, solved):
-    """{"pass@2": ..., ..., "pass@samples": ...}; solved: right samples of each problem."""
+    """{"pass@2": .., "pass@samples": ..}; solved: right samples of each problem."""
     return {f"pass@{k}": sum(pass_at_k(samples, n, k) for n in solved) / len(solved)
             for k in (2, 4, 8, 16, 32, 64, samples) if k <= samples}
 
 
 def pass_at_k(n, correct, k):
-    """The chance that k of n samples, drawn without replacement, hold a correct one.
-
-    Unbiased for the chance of k fresh samples. The plain 1 - (1 - correct/n)**k is too low (Chen et
-    al. 2021, arXiv 2107.03374).
-    """
+    """The chance that k of n samples, drawn without replacement, hold a correct one. Unbiased;
+    the plain 1 - (1 - correct/n)**k is too low (Chen et al. 2021, arXiv 2107.03374)."""
     return 1 - math.comb(n - correct, k) / math.comb(n, k)

@@ -13,6 +13,7 @@ are scored in a batch and from the cache, and compared with the model's own logi
 import argparse
 import copy
 import sys
+import tempfile
 from pathlib import Path
 from statistics import median
 
@@ -23,11 +24,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from config import Config  # noqa: E402
 from engines import accept  # noqa: E402
+from engines.compute import ModelFlops  # noqa: E402
 from engines.kv_cache import make_cache  # noqa: E402
 from engines.own_forward import Rows, cap, is_packed  # noqa: E402
 from engines.packed import Pack  # noqa: E402
 from loss import head_logits  # noqa: E402
+from scaleout.memory import Estimate, device_here  # noqa: E402
 
 LARGEST = 5_000_000         # parameters; what cannot be built smaller is left out
 # Sizes by the names that config classes have for them.
@@ -149,6 +153,11 @@ def judge(family):
         row["verdict"], row["says"] = verdict(model)
         if row["verdict"] != "refused":
             row["rows"], row["cache"] = differences(model, own)
+            ModelFlops(shapes)
+            with tempfile.TemporaryDirectory() as folder:       # what a dry run estimates
+                model.config.save_pretrained(folder)
+                Estimate(Config(model=folder), shapes, 100, 200, torch.float32,
+                         device_here(False), alone=True).trainer_memory(1)
     except Exception as error:                      # a traceback, in a run
         row |= {"verdict": "FAILED", "says": repr(error)}
     return row

@@ -18,17 +18,12 @@ PROMPTS = 32                # that are asked: a standard error of the pass rate 
 def check(run):
     """Print a line for each check of `run`, a scalerl.Run before its first step. Returns the exit
     code: 1 if something is bad, else 0."""
-    code = 0
+    verdicts = []
     for verdict, sentence in checks(run):
         print(f"{verdict:4}  {sentence}", flush=True)
-        code |= verdict == "bad"
+        verdicts.append(verdict)
     run.team.close()
-    return code
-
-
-def grade(value, look, bad):
-    """The verdict on a value that had better be low."""
-    return "bad" if value > bad else "look" if value > look else "ok"
+    return int("bad" in verdicts)
 
 
 def checks(run):
@@ -37,17 +32,17 @@ def checks(run):
     asked = dict(islice(problems.train.items(), PROMPTS))
     n, G = len(asked), config.samples_per_prompt
 
+    def grade(value, look, bad):                    # of a value that had better be low
+        return "bad" if value > bad else "look" if value > look else "ok"
+
     # 1. Prompts. Blanks apart: some tokenizers decode others than they were given.
-    prompts = [problems.prompts[i] for i in asked]
-    texts = [tokenizer.decode(ids) for ids in prompts]
+    texts = [tokenizer.decode(problems.prompts[i]) for i in asked]
     arrived = sum("".join(p.question.split()) in "".join(text.split())
                   for p, text in zip(asked.values(), texts))
-    twice = sum(ids[:1] == ids[1:2] and ids[0] in tokenizer.all_special_ids for ids in prompts)
     template = "the model's own" if tokenizer.chat_template else "none, as for a base model"
-    verdict = "bad" if arrived < n or twice else "ok" if tokenizer.chat_template else "look"
-    yield verdict, (
-        f"chat template: {template}; the question arrives in {arrived} of {n} prompts; {twice} "
-        f"begin with a special token twice; they end in {texts[0][-24:]!r}")
+    yield grade(2 * (n - arrived) + (not tokenizer.chat_template), 0, 1), (
+        f"chat template: {template}; the question arrives in {arrived} of {n} prompts; they end in "
+        f"{texts[0][-24:]!r}")
 
     # 2. Problems. Too many unusable ones have already ended the command, with a sentence.
     log = problems.log
@@ -67,9 +62,8 @@ def checks(run):
     cut = fmean(r.finish_reason == "length" for r in rollouts)
     yield grade(cut, 0.05, 0.5), f"answers: {cut:.1%} are truncated"
     forced = fmean(r.interrupted for r in rollouts)
-    yield grade(forced, 0.5, 1), (
-        f"thinking: {forced:.1%} is interrupted, at {config.think_min} to {config.think_max} "
-        "tokens")
+    yield grade(forced, 0.5, 1), (f"thinking: {forced:.1%} is interrupted, at {config.think_min} "
+                                  f"to {config.think_max} tokens")
     late, unread = log["verifier/timeout_frac"], log["verifier/error_frac"]
     yield grade(max(late, unread), 0.02, 0.2), (
         f"verifier: {late:.1%} late, {unread:.1%} unreadable, {log['time/check_ms']:.1f} ms each")

@@ -31,7 +31,7 @@ def main(argv=None, make_trainer=Trainer):
     run, signals = None, Signals()
     try:
         config, flags = parse(argv)
-        if flags.report or flags.print_config or flags.dry_run:
+        if flags.report or flags.dry_run:
             return only_print(config, flags, argv)
         folder = RunFolder(config, flags.fresh)
         if not flags.serve_only and (sentence := folder.done()):
@@ -91,15 +91,14 @@ def check_platform(config, serve_only=""):
 
 
 def only_print(config, flags, argv):
-    """--report, --print-config, --dry-run: a page or lines, and no training. Returns 0."""
+    """--report, --dry-run: a page or lines, and no training. Returns 0."""
     if flags.report:
         from command import report, symptoms        # matplotlib, which training never needs
         with load.refused():
             print(report.write_report(flags.report), *symptoms.told(flags.report), sep="\n")
         return 0
-    print(settings.to_toml(config), end="\n" if flags.dry_run else "")
-    if flags.dry_run:
-        launch.describe(config, argv, flags.serve_only)
+    print(settings.to_toml(config))
+    launch.describe(config, argv, flags.serve_only)
     return 0
 
 

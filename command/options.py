@@ -11,8 +11,7 @@ from artifacts.settings import FREE_TO_CHANGE, PLACE, did_you_mean, make_config,
 from config import Config, ConfigError
 
 # Options that are no settings.
-FLAGS = ("resume", "fresh", "dry_run", "no_preflight", "serve_only", "print_config", "report",
-         "check")
+FLAGS = ("resume", "fresh", "dry_run", "no_preflight", "serve_only", "report", "check")
 
 ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
@@ -24,11 +23,8 @@ ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
 
 def documented_fields():
-    """{title: {name: comment}} of Config, read from its source: the comments are the help.
-
-    A title is a line "# -- title". A comment stands behind its field, and goes on in lines of only
-    a comment that are indented deeper than the fields.
-    """
+    """{title: {name: comment}} of Config, read from its source: the comments are the help. A title
+    is a line "# -- title"; a comment goes on in lines that are indented deeper than the fields."""
     names, groups = [f.name for f in dataclasses.fields(Config)], {}
     for line in inspect.getsource(Config).splitlines():
         code, _, comment = line.partition("# ")
@@ -43,46 +39,38 @@ def documented_fields():
     return groups
 
 
-def make_parser(page):
-    """An argument parser with an option for each setting. Its help shows the groups of one `page`,
-    "recipe" or "placement"; it understands the options of both."""
+def make_parser():
+    """An argument parser with an option for each setting."""
     parser = argparse.ArgumentParser(
         prog="scalerl.py", usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter, description=ABOUT,
         epilog="Every setting is also a key of FILE. [in brackets]: the default.",
-        allow_abbrev=False, add_help=False)
+        allow_abbrev=False)
     add = parser.add_argument
-    add("-h", "--help", nargs="?", const="recipe", metavar="placement",
-        choices=["recipe", "placement"],
-        help="print this text, or the settings of memory, processes and machines, and stop")
     add("--config", metavar="FILE", action="append", default=[],
         help="TOML file with differences from the defaults; of several the later wins")
-    add("--resume", action="store_true",
-        help="go on with runs/NAME under its own settings, and change some of them; without this a "
-             "command that is repeated as it is goes on with its run")
-    add("--fresh", action="store_true",
-        help="begin again: the run that is there becomes runs/NAME-old-1")
-    add("--no-preflight", action="store_true",
-        help="do not try disk, memory and push before the first evaluation")
+    for flag, text in (
+            ("--resume", "go on with runs/NAME under its own settings, and change some of them; "
+             "a command that is repeated as it is goes on with its run"),
+            ("--fresh", "begin again: the run that is there becomes runs/NAME-old-1"),
+            ("--no-preflight", "do not try disk, memory and push before the first evaluation"),
+            ("--check", "say whether this model is ready for this task, and stop"),
+            ("--dry-run", "print all settings, what would run where, what memory it would take, "
+             "and stop")):
+        add(flag, action="store_true", help=text)
     add("--report", metavar="RUN",
         help="write RUN/report.html, print which symptoms of docs/is-it-working.md it shows, stop")
-    add("--check", action="store_true", help="is this model ready for this task? say so and stop")
-    add("--print-config", action="store_true", help="print all settings and stop")
-    add("--dry-run", action="store_true",
-        help="print what would run where, what memory it would take, and stop")
     add("--serve-only", metavar="ADDRESS", nargs="?", const="127.0.0.1", default="",
         help="start only this machine's vLLM servers, at this address of it [127.0.0.1], and write "
              "theirs to runs/NAME/servers_ADDRESS.txt; trainers take --vllm-url @FILE")
     kinds = get_type_hints(Config)
     for title, comments in documented_fields().items():
         group = parser.add_argument_group(title)
-        shown = title.startswith("placement") == (page == "placement")
         for name, comment in comments.items():
             kind, default = kinds[name], str(getattr(Config(), name))[:40] or '""'
             metavar = "|".join(filter(None, get_args(kind))) or kind.__name__.upper()
-            text = f"{comment} [{default}]".replace("%", "%%")
             group.add_argument(option(name), metavar=metavar, default=argparse.SUPPRESS,
-                               help=text if shown else argparse.SUPPRESS)
+                               help=f"{comment} [{default}]".replace("%", "%%"))
     return parser
 
 
@@ -99,13 +87,10 @@ def parse(argv):
     """
     def refuse(message):
         raise ConfigError(message)
-    parser = make_parser("recipe")
+    parser = make_parser()
     parser.error = refuse
     options, unknown = parser.parse_known_args(argv)
     given = vars(options)
-    if page := given.pop("help"):
-        make_parser(page).print_help()
-        raise SystemExit(0)
     if unknown:
         names = [*FLAGS, "config", "help", *(f.name for f in dataclasses.fields(Config))]
         hint = did_you_mean(unknown[0].partition("=")[0], list(map(option, names)))
@@ -125,7 +110,7 @@ def parse(argv):
     saved = Path("runs") / config.name / "config.toml"
     if flags.resume and not saved.exists():
         refuse(f"--resume: {saved.parent} does not exist: nothing to resume")
-    if saved.exists() and not (flags.fresh or flags.serve_only or flags.print_config):
+    if saved.exists() and not (flags.fresh or flags.serve_only):
         before = dataclasses.asdict(make_config(read_toml(saved)))
         if not flags.resume:                # "auto" was settled when the run began
             values = {k: v for k, v in dataclasses.asdict(config).items() if v != "auto"}

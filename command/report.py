@@ -1,11 +1,9 @@
 """One page about one run: python scalerl.py --report runs/demo
 
-Writes RUN/report.html, a single file without scripts, fonts or links, to be mailed, archived and
-opened offline years later: one step as a picture, the symptoms, the fitted curve with the first
-half's prediction (fit.py), charts of the log, samples, settings and versions.
-
-Pictures are SVG drawn by matplotlib. Samples are text by a language model, and a page is read by a
-browser: everything that did not come from this file goes through html.escape.
+Writes RUN/report.html, a single file without scripts, fonts or links: one step as a picture, the
+symptoms, the fitted curve with the first half's prediction (fit.py), charts of the log, samples,
+settings and versions. Samples are text by a language model, and a page is read by a browser:
+everything that did not come from this file goes through html.escape.
 """
 
 import contextlib
@@ -26,15 +24,13 @@ SAMPLES_SHOWN = 24              # at most
 BINS = 150                      # points of a chart at most: means over equally many steps
 CHARTS = {                      # question -> columns of the log
     "Does it learn?": "held_out pass_rate frac_reward_zero_std optimizer_step curriculum/active "
-                      "curriculum/retired curriculum/epoch completions/mean_length "
-                      "completions/truncated_frac completions/interrupted_frac",
+    "curriculum/retired completions/mean_length completions/truncated_frac "
+    "completions/interrupted_frac",
     "How stale are its samples?": "lag/mean lag/max off_policy/in_flight",
-    "Is it stable?": "ess ratio/mean ratio/min ratio/max ratio/clipped_frac mismatch/kl_k3 "
-                     "mismatch/kl_k3/lag_0 mismatch/fp32_head/mean_abs_dlogp entropy grad_norm lr "
-                     "tokens/trained",
-    "What does it cost?": "time/step_s time/generate_s time/train_s time/verify_s time/sync_s "
-                          "time/eval_s decode/batch throughput/generated_tok_s "
-                          "verifier/timeout_frac verifier/several_frac"}
+    "Is it stable?": "ess ratio/mean ratio/min ratio/max ratio/clipped_frac mismatch/kl_k3/lag_0 "
+    "mismatch/fp32_head/mean_abs_dlogp entropy grad_norm lr tokens/trained",
+    "What does it cost?": "time/step_s time/generate_s time/train_s time/verify_s time/eval_s "
+    "throughput/generated_tok_s verifier/timeout_frac"}
 
 
 def write_report(folder):
@@ -70,7 +66,7 @@ def write_report(folder):
 
 def one_step(path, steps):
     """The recorded step whose samples were written by most versions of the weights, as a picture.
-    Servers do not say when they decoded a token: without them there is one every tenth step."""
+    None is recorded where vLLM generates."""
     lines, _ = readers.read_jsonl(path) if path.is_file() else ([], [])
     recorded = [line for line in lines if "timeline" in line]
     if recorded:

@@ -7,12 +7,10 @@
     loss_stats.py         what to watch: ratios, effective sample size, mismatch
     trained_model.py      what samplers and checkpoints ask of a trainer; how its layers run
     kv_cache.py           keys and values of the sequences that sampler.py generates
-    protocol.py           the methods by which the loop knows an engine
     load.py               from the settings to model, tokenizer, device
     compute.py            FLOPs so far, the x of the curve
     agreement.py          do sampler and trainer compute alike? asked before the first step
     vllm_inprocess.py     vLLM in the trainer's process; two_requests.py is its interruption
 
-To follow a training step from scalerl.py, read packed.py (parts 1 to 3) and head.py. The rest can
-wait: no decision of the paper is in here.
+To follow a training step, read packed.py (parts 1 to 3) and head.py. The rest can wait.
 """

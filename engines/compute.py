@@ -7,9 +7,8 @@
                         which reads it; what is done number by number is not counted, as in norms
     a training step     three forward passes (one forward, two for the backward pass)
 
-So FLOPs are the same on every machine. What is computed twice (to save memory, after an
-interruption) counts once; evaluation and padding do not count. Ours: the paper's x axis is
-GPU-hours, and it does not say what is in them.
+What is computed twice (to save memory, after an interruption) counts once; evaluation and padding
+do not count. Ours: the paper's x axis is GPU-hours, and it does not say what is in them.
 """
 
 from collections import Counter
@@ -83,8 +82,7 @@ def attended(n, window):
 
 
 class Compute:
-    """Training compute so far: FLOPs of generation and training, tokens sampled, and devices *
-    hours (GPU-hours as in the paper; on a CPU core-hours, and named so)."""
+    """Training compute so far: FLOPs, tokens sampled, and devices * hours (on a CPU core-hours)."""
 
     def __init__(self, model, processes, device):
         cuda = device == "cuda"
@@ -110,9 +108,3 @@ class Compute:
     def log(self):
         return {"compute/flops": self.flops, "compute/tokens": self.tokens,
                 self.hours_name: self.hours}
-
-    def state(self):
-        return {"flops": self.flops, "tokens": self.tokens, "hours": self.hours}
-
-    def load_state(self, state):
-        vars(self).update(state)

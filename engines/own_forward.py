@@ -1,19 +1,14 @@
 """own_forward.py: a model by its own forward pass and its own cache. Slow, but right.
 
-For models that a packed row cannot serve: sliding windows, linear attention, convolutions, Mamba,
-attention sinks. `Rows` stands for packed.Pack, `GroupCaches` for kv_cache.Slots.
+For models that a packed row cannot serve: sliding windows, linear attention, convolutions, Mamba.
 
-    training     a row for each sample, prompt and output, padded on the RIGHT and without a mask: a
-                 token looks to the left alone. A row whose positions begin again in the middle
-                 would leak there, padding on the left would be read as tokens. The cost: a prompt
-                 is computed once for each of its samples, and padding is computed.
-    generation   one cache for each group. The samples of a group start together and grow by a token
-                 a step, so they are equally long and nothing is padded. The cost: a forward pass
-                 for each group, not one for all sequences.
+    training     a row for each sample, padded on the RIGHT and without a mask: a token looks to
+                 the left alone. The cost: a prompt is computed once for each of its samples.
+    generation   one cache for each group: its samples start together and grow by a token a step, so
+                 nothing is padded. The cost: a forward pass for each group, not one for all.
 
-About a quarter of the packed speed (Qwen3.5 toy on two CPU cores: 2,353 generated and 2,289 trained
-tokens/s; the Qwen3 toy, packed: 9,512 and 6,987).
-Axes: n rows, T tokens of the longest row, K output tokens of all rows.
+About a quarter of the packed speed: 2,353 generated and 2,289 trained tokens/s of a Qwen3.5 toy on
+two CPU cores, 9,512 and 6,987 of the Qwen3 toy. Axes: n rows, T tokens of the longest, K outputs'.
 """
 
 import inspect
@@ -34,8 +29,8 @@ def is_packed(model):
 
 
 def scale_of(model):
-    """What the model multiplies its logits by (Granite, Cohere, Falcon-H1; else 1): here their
-    hidden states are multiplied, so that loss.py and sampler.py need not know."""
+    """What the model multiplies its logits by (Granite, Cohere, Falcon-H1): here hidden states are
+    multiplied, so that loss.py and sampler.py need not know."""
     scale, multiplier, divisor = (getattr(text_config(model), name, None) or 1.0 for name in (
         "logit_scale", "lm_head_multiplier", "logits_scaling"))
     return scale * multiplier / divisor
@@ -93,7 +88,7 @@ class GroupCache:
 class GroupCaches:
     """What `kv_cache.Slots` is, in caches that the model makes itself."""
 
-    def __init__(self, model, slots, length=0, *, dtype=None, device=None):
+    def __init__(self, model, slots):
         self.model, self.slots, self.device = model, slots, model.device
         self.groups, self.active = [], 0
 

@@ -50,8 +50,6 @@ def plan(config, address=""):
     if address:
         config.vllm_url = ""                # the trainers' word, where both have the same ones
     check(config)
-    if sentence := load.untested():
-        print(sentence, file=sys.stderr)
     several = bool(address) or wanted(config)
     if config.gpus == -1 and several:
         config.gpus = torch.cuda.device_count()

@@ -458,7 +458,7 @@ def test_the_self_test_is_about_sampled_tokens_alone():
     run = SimpleNamespace(
         config=Config(allow_mismatch=True), problems=SimpleNamespace(heldout={"a": None}),
         eval_sampler=SimpleNamespace(log=dict), answers=lambda *_, **__: rollouts,
-        trainer=SimpleNamespace(logprobs=lambda _: trained))
+        trainer=SimpleNamespace(logprobs=lambda _: trained, dtype=torch.float32))
     log = self_test(run)
     for name in ("mean_abs_dlogp", "max_abs_dlogp"):
         assert log[f"mismatch/fp32_head/{name}"] == 0.5

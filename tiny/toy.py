@@ -64,9 +64,9 @@ def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, experts=0):
     """A fresh Llama in float32 with tied embeddings; about 0.78M parameters as set above. With
     `experts` a Qwen3-MoE: two experts work for each token, together as wide as the Llama's MLP.
 
-    Two values decide whether the toy learns to calculate at all. The rotary base is 100, not
-    10,000, which leaves most frequencies standing still over 70 positions. Weights start at 0.08,
-    not 0.02: tied digits of a narrow model are otherwise too alike to be told apart.
+    Two values decide whether it learns to calculate. The rotary base is 100: at 10,000 most
+    frequencies stand still over 70 positions. Weights start at 0.08, not 0.02: tied digits of a
+    narrow model are otherwise too alike.
     """
     torch.manual_seed(seed)
     family, own = LlamaConfig, {}
@@ -85,7 +85,6 @@ def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, experts=0):
         do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     return model
 
-# -- 2. Traces
 
 STEP = re.compile(r"(-?\d+)( ?[-+] ?)(-?\d+)( ?= ?)(-?\d+)")  # "6+3=9" or "14 - 3 = 11"
 
@@ -93,8 +92,8 @@ STEP = re.compile(r"(-?\d+)( ?[-+] ?)(-?\d+)( ?= ?)(-?\d+)")  # "6+3=9" or "14 -
 def habits(seed):
     """{(running value, next digit): (chance, wrong)}: how the toy adds each pair of digits.
 
-    It writes the right result with this chance, else any digit (so it may still be right). The
-    mislearned pairs have chance 0 and one wrong digit instead, the same each time.
+    It writes the right result with this chance, else any digit. The mislearned pairs have chance 0
+    and one wrong digit, the same each time.
     """
     rng = random.Random(f"habits {seed}")
     pairs = [*itertools.product(range(10), range(10))]
@@ -188,7 +187,7 @@ def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed):
             order += rng.sample(pairs, len(pairs))
         chosen, order = order[:batch], order[batch:]
         ids_NT, labels_NT = pad_batch(chosen, tokenizer.pad_token_id)
-        # No attention mask: padding stands on the right, where causal attention never looks.
+        # No attention mask: padding stands on the right.
         loss = model(input_ids=ids_NT, labels=labels_NT, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
@@ -209,10 +208,8 @@ def pad_batch(pairs, pad_id):
 
 @torch.no_grad()
 def base_rate(model, tokenizer, problems, max_new_tokens=64):
-    """Share of the problems that the likeliest (greedy) completion solves; without its end token it
-    is wrong, as in training. Plain `model.generate`: a second opinion, independent of sampler.py.
-    """
-    # Generation continues at the right end, so prompts are padded on the left, with a mask.
+    """Share of the problems that the likeliest (greedy) completion solves, with its end token, by
+    plain `model.generate`: a second opinion beside sampler.py."""
     prompts = tokenizer.pad({"input_ids": [tasks.prompt_ids(tokenizer, p) for p in problems]},
                             padding_side="left", return_tensors="pt")
     out_NT = model.generate(**prompts, max_new_tokens=max_new_tokens, do_sample=False)

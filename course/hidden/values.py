@@ -28,7 +28,7 @@ from tasks import sandbox
 from tasks.sandbox import SandboxError
 
 HERE = Path(__file__).resolve().parent
-START_S, ASK_S = 60, 40             # until a process is ready; for one answer
+START_S, ASK_S = 120, 60            # until a process is ready; for one answer, of 5 s at most
 MEMORY = 3 << 30                    # bytes more than the libraries take
 PROGRAM = """
 import os, sys
@@ -152,7 +152,7 @@ class Service:
         if there := [name for name in own if (Path(packages) / name).exists()]:
             raise SandboxError(f"{packages} holds a {there[0]}: where the project itself is "
                                "installed as a package the answers are in reach")
-        command = sandbox.child_command(False)
+        command = sandbox.child_command("bubblewrap")
         at = command.index("--dev-bind")        # /tmp first: the project itself may lie in it
         command[at:at] = ["--size", str(64 << 20), "--tmpfs", "/tmp"]
         at = command.index("--remount-ro")

@@ -120,12 +120,3 @@ def test_a_token_of_qwen3_30b_a3b_meets_3_of_its_30_billion_weights():
     assert whole == sum(p.numel() for p in model.parameters()) == 30_532_122_624
     active = 48 * (attention + norms + router + 8 * expert) + 2048 + table
     assert ModelFlops(model).per_token == 2 * active and 3.0e9 < active < 3.1e9
-
-
-def test_compute_goes_on_from_its_state(llama):
-    compute = Compute(llama, 3, "cuda")
-    compute.flops, compute.tokens, compute.hours = 5, 7, 0.25
-    other = Compute(llama, 3, "cuda")
-    other.load_state(compute.state())
-    assert other.log() == compute.log() == {
-        "compute/flops": 5, "compute/tokens": 7, "compute/gpu_hours": 0.25}

@@ -31,7 +31,7 @@ def test_no_family_is_accepted_and_wrong_and_a_dry_run_says_what_the_run_says(ro
     built = [row for row in rows if row["verdict"] != "not built"]
     ways = {way: {row["family"] for row in built if row["verdict"] == way}
             for way in ("packed", "slow", "refused")}
-    assert len(built) >= 150 and len(ways["packed"]) >= 45 and len(ways["slow"]) >= 55
+    assert len(built) >= 150 and len(ways["packed"]) >= 45 and len(ways["slow"]) >= 50
     assert {"llama", "qwen2", "qwen3", "qwen3_moe", "olmo2", "smollm3", "mixtral", "granite",
             "cohere"} <= ways["packed"]
     assert {"qwen3_5_text", "qwen3_5", "qwen3_5_moe", "gemma2", "gemma3_text", "gemma3", "gpt_oss",
