@@ -92,7 +92,8 @@ class RunFolder:
         without it there is no run yet, should this be killed half-way."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.lock()
-        for path in (*CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py")):
+        for path in (*CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py"),
+                     *CODE.glob("tasks/*.t*")):
             target = self.path / "source" / path.relative_to(CODE)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
