@@ -79,7 +79,7 @@ class RunFolder:
         return ""
 
     def set_aside(self):
-        """The run that is there becomes runs/NAME-old-N. Raises ConfigError: it is being trained."""
+        """The run that is there becomes runs/NAME-old-N. Raises ConfigError: it is in use."""
         self.lock()
         old = next(old for n in itertools.count(1)
                    if not (old := Path(f"{self.path}-old-{n}")).exists())

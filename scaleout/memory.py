@@ -133,7 +133,7 @@ class Estimate:
         return sum(memory.values()) <= 0.9 * self.device.memory
 
     def server_memory(self, size=0):
-        """({part: bytes} of one of a server's `size` GPUs, sequences that fit); 0: as configured."""
+        """({part: bytes} of one of a server's `size` GPUs, sequences that fit); 0: configured."""
         size = size or max(1, self.config.tensor_parallel)
         weights, sequence = self.weights * self.itemsize / size, self.sequence / size
         share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE

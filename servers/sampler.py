@@ -10,7 +10,7 @@ from sampler import Request, Rollout
 
 
 class ServerSampler(TwoRequests):
-    """Implements `Sampler`. weights(dtype): (Hugging Face name, full tensor) pairs for a server that
+    """An engine. weights(dtype): (Hugging Face name, full tensor) pairs for a server that
     comes back; ahead: samples that may wait here for a slot, so that servers stay busy; more: as of
     `TwoRequests`. Only the pool's thread touches `waiting`."""
 

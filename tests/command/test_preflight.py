@@ -82,7 +82,8 @@ def test_the_rows_are_as_long_as_any_and_fill_a_micro_batch_of_every_trainer(
         monkeypatch):
     run = SimpleNamespace(
         config=SimpleNamespace(samples_per_prompt=4, prompts_per_step=3, micro_batch_tokens=600),
-        trainer=SimpleNamespace(tokenizer=None, model=None), team=SimpleNamespace(size=2), problems=SimpleNamespace(prompt_tokens=30))
+        trainer=SimpleNamespace(tokenizer=None, model=None), team=SimpleNamespace(size=2),
+        problems=SimpleNamespace(prompt_tokens=30))
     monkeypatch.setattr(tried.load, "longest_tokens", lambda *_: (80, None))
     rollouts, rewards = tried.longest_rows(run)
     assert (len(rollouts), rewards.shape) == (12, (3, 4))       # 6 for each of two trainers
