@@ -7,6 +7,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import signal
 import threading
 import time
@@ -326,6 +327,28 @@ def chain_link(trainer, seed, folder, before, step):
     checkpoint.save_model(trainer.model, SimpleNamespace(save_pretrained=lambda path: None),
                           trainer.weights(), folder / "model")
     return pushed
+
+
+def slow_to_read(trainer):
+    if trainer.team.rank:
+        load = trainer.load
+
+        def slowly(folder):
+            time.sleep(1)
+            load(folder)
+        trainer.load = slowly
+
+
+def save_load_remove(trainer, folder):
+    trainer.save(folder, plain={})
+    trainer.load(folder)
+    shutil.rmtree(folder)
+
+
+def test_a_checkpoint_may_be_removed_as_soon_as_rank_0_has_loaded_it(models, tmp_path):
+    """The preflight does. Another rank may only begin to read it then."""
+    run_ranks(save_load_remove, 2, settings(models["tied"]), tmp_path / "step_0",
+              prepare=slow_to_read)
 
 
 def small_groups(trainer):
