@@ -4,6 +4,7 @@
 # make student   student/: this project with the bodies of the course's exercises taken out
 # make grade     the exercises' points, in a sandbox (STUDENT=FOLDER: of that tree)
 # make submit    in a student's tree: submission.zip; make grade-all DIR=FOLDER grades a folder of them
+# make slides    build/slides.html: one lecture of the course, of course/slides.md
 # make mutants   real bugs, one at a time, and which test finds each of them
 # make test      the whole test suite
 # make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
@@ -35,7 +36,7 @@ SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
-.PHONY: demo seeds held-out public stress study study-figures record mix check test student grade submit grade-all mutants gpu-check gpu-rehearsal toy smollm2 vllm certs clean
+.PHONY: demo seeds held-out public stress study study-figures record mix check test student grade submit grade-all slides mutants gpu-check gpu-rehearsal toy smollm2 vllm certs clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -100,8 +101,8 @@ mix: $(VENV)/smollm2 models/toy-mix/config.json
 METHOD := tests/test_loss.py tests/test_scalerl.py tests/test_sampler.py tests/test_fit.py \
 	tests/test_config.py
 check: $(VENV)/test
-	$(PY) -m $(if $(filter 8,$(EX)),course.experiment experiment,pytest -q $(if $(EX),--tb=short \
-		course/checks/test_$(EX).py,$(if $(wildcard tests),-n 2 $(METHOD),course/checks)))
+	$(PY) -m $(if $(filter 8 11,$(EX)),course.experiment $(if $(filter 8,$(EX)),experiment,ablation),pytest \
+		-q $(if $(EX),--tb=short course/checks/test_$(EX).py,$(if $(wildcard tests),-n 2 $(METHOD),course/checks)))
 
 # A students' tree: course/README.md. Any Python 3.11 will do, and no package is installed for it.
 student:
@@ -113,11 +114,15 @@ grade: $(VENV)/test
 		$(if $(filter command line,$(origin SEED)),--seed $(SEED))
 
 # What is graded, for the instructor; and a folder of such archives: make grade-all DIR=handed_in
+# (PLANS=FOLDER: those of before the runs)
 submit:
 	$(PYTHON) -B -m course.batch --pack "$(or $(OUT),submission.zip)"
 grade-all: $(VENV)/test
-	$(PY) -m course.batch "$(DIR)" --out "$(or $(OUT),graded)" \
+	$(PY) -m course.batch "$(DIR)" --out "$(or $(OUT),graded)" $(if $(PLANS),--plans "$(PLANS)") \
 		$(if $(filter command line,$(origin SEED)),--seed $(SEED))
+
+slides: $(VENV)/base
+	$(PY) -m course.slides
 
 mutants: $(VENV)/test
 	$(PY) -m course.mutants
@@ -130,6 +135,7 @@ gpu-check: $(VENV)/base
 
 gpu-rehearsal: $(VENV)/test $(VENV)/vllm
 	$(PY) -m pytest -q -m gpu_rehearsal
+	@echo "Shown: the main command's 5 servers and 3 ranks on CPUs, the compiler under FSDP2, devices."
 	@echo "Not shown: CUDA kernels (attention, products into fp32, what the compiler makes), their"
 	@echo "rounding and speed; NCCL between processes, FSDP2 over it; how much memory is really"
 	@echo "taken; vLLM's CUDA build and its graphs; drivers. docs/first-gpu-run.md is for those."

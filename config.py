@@ -115,7 +115,8 @@ class Config:
     # -- placement: several processes or machines
     servers: int = 0                    # ours; vLLM servers to start; 0: by the launcher's rule
     trainers: int = 0                   # ours; trainer processes; 0: by the launcher's rule
-    tensor_parallel: int = 1            # ours; GPUs that share every layer of a server's model
+    tensor_parallel: int = 0            # ours; GPUs that share every layer of a server's model; 0:
+                                        # by the launcher's rule
     vllm_args: str = ""                 # ours; for each server, as "--max-num-batched-tokens 4096";
                                         # in the trainer's process "--enforce-eager" alone counts
     vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,...",

@@ -14,11 +14,9 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
     C_mid  the compute at which half of the gain A - R0 is reached
 
 For `from fit import fit_curve` this file, numpy and scipy are enough; the command is in fitting/.
-
-Ours, where the paper is silent: R0 is the measured step-0 evaluation, fixed in a fit and drawn in
-the bootstrap; least squares anywhere in the ranges, not on the paper's grid alone; 90% intervals;
-every evaluation after step 0 is fitted; the stretched law. docs/fit.md: how far each moves a fit.
-
+Ours, where the paper is silent: R0 is the measured step-0 evaluation; least squares anywhere in the
+ranges, not on the paper's grid alone; 90% intervals; every evaluation after step 0 is fitted; the
+stretched law. A forecast is for runs that do not collapse: of 42 published ones 8 did.
 Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k values of C.
 """
 from dataclasses import dataclass, field, replace
@@ -37,6 +35,8 @@ RIVAL = 4                 # two laws fit equally well if their AIC differs by le
 THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in this order
 POOLED = ("sigmoid", "stretched")         # bootstraps of both make the interval of a prediction
 RHO_MAX = 0.8             # a higher autocorrelation of residuals widens the intervals no further
+NOISE = 0.002             # the least noise of one evaluation; 16,000 samples scatter by .004
+LAW_ERROR = 0.3           # the law's own error: standard deviation, as a share of a promised rise
 
 
 class BadInput(ValueError):
@@ -44,9 +44,9 @@ class BadInput(ValueError):
 
 
 # -------------------------------------------------------------------------------------- 1. laws
-# Every law is R = R0 + (A - R0) g(c), with c = C / C_mid. g is the share of the gain A - R0 that is
-# reached: 0 at C = 0, one half at C_mid. Exceptions: the power law has g = 0 at C_mid and falls to
-# -inf before it; the logistic law, of a popular article about the paper, has g > 0 at C = 0.
+# Every law is R = R0 + (A - R0) g(c), c = C / C_mid. g is the share of the gain A - R0 that is
+# reached: 0 at C = 0, one half at C_mid. But the power law has g = 0 at C_mid and falls to -inf
+# before it, and the logistic law, of a popular article, has g > 0 at C = 0.
 LAWS = {                    # g as a function of c, and its inverse: c as a function of g
     "sigmoid": (lambda c, B: expit(B * np.log(c)),              # Eq. 1: 1 / (1 + c^-B)
                 lambda g, B: np.exp(logit(g) / B)),
@@ -83,14 +83,10 @@ def compute_needed(law, R, A, B, C_mid, R0):
 
 
 # ------------------------------------------------------------------------------ 2. least squares
-# If B, C_mid and R0 are known, so is g, and the best A has a formula: A - R0 is the slope of a
-# regression of R - R0 on g, through the origin. So A is not searched, which is more robust than a
-# search for all parameters. (This is called variable projection.)
-#
-# A fit with its intervals needs about 2,000 searches. `leastsq` takes less than half of the time of
-# `least_squares(bounds=...)` (bench/fit.py speed), but knows no bounds. So it searches an angle x
-# for each parameter: low + (high - low) (sin x + 1) / 2 never leaves the range. For B and C_mid,
-# low and high are logarithms.
+# Given B, C_mid and R0, the best A has a formula: A - R0 is the slope of a regression of R - R0 on
+# g, through the origin. So A is not searched. `leastsq` is twice as fast as `least_squares`, but
+# has no bounds: it searches angles x; low + (high - low) (sin x + 1) / 2
+# never leaves the range. For B and C_mid, low and high are logarithms.
 @dataclass(frozen=True)
 class Search:
     """Where least squares looks: one law, the compute of the evaluations, the ranges."""
@@ -107,30 +103,34 @@ class Search:
     def at(self, x, R, R0):
         """Angles x (2 or 3, ...) -> theta = (A, B, C_mid, R0), each (...), with the best A for the
         rewards R (n,), and residuals (..., n). With a third angle R0 is fitted."""
-        # 1. From angles to parameters.
         values = [low + (high - low) * (np.sin(angle) + 1) / 2
                   for angle, (low, high) in zip(x, self.box)]
         C_mid, B = np.exp(values[0]), np.exp(values[1])                              # (...) each
         R0 = np.asarray(values[2] if len(values) > 2 else R0)
-        # 2. The share of the gain at each evaluation: with A = 1 and R0 = 0 the law is g.
+        # With A = 1 and R0 = 0 the law is g, the share of the gain.
         g = law_at(self.law, self.C, 1.0, B[..., None], C_mid[..., None], 0.0)       # (..., n)
-        # 3. The best A: the slope of gains on shares. A ceiling is not below R0.
+        # The best A: the slope of gains on shares. A ceiling is not below R0.
         gain = R - R0[..., None]                                                     # (..., n)
         slope = (gain * g).sum(-1) / np.maximum((g * g).sum(-1), 1e-30)              # (...)
         A = np.clip(R0 + np.maximum(slope, 0), *self.A_range)
         return (A, B, C_mid, R0), gain - (A - R0)[..., None] * g
 
     def starts(self, R, R0):
-        """Where to begin: the best nodes of a coarse table, at four different C_mid -> a list of
-        angles, (2 or 3,) each. The sum of squares has several valleys: curve_fit from its default
-        start ends with a median error in A of 0.125, where 0.0035 is possible. Four starts found
-        the best known valley in all of 300 artificial runs."""
+        """Where to begin, because there are several valleys: the best nodes of a coarse table, at
+        four different C_mid -> a list of angles, (2 or 3,) each."""
         nodes = (48, 24, 5)[:len(self.box)]                                   # of C_mid, B, R0
         axes = [np.arcsin(np.linspace(-0.98, 0.98, count)) for count in nodes]    # sin is flat at 1
         x = np.stack(np.meshgrid(*axes, indexing="ij")).reshape(len(axes), 48, -1)
         sse = (self.at(x, R, R0)[1] ** 2).sum(-1)         # (48, 24 or 120): a row for each C_mid
         rows = np.argsort(sse.min(1))[:4]
         return [x[:, row, sse[row].argmin()] for row in rows]
+
+    def fit(self, R, R0):
+        """The best fit -> as `solve`. The starts are found on at most 200 means of neighbors: for
+        30,000 evaluations their table would take more than 1 GB."""
+        parts = np.array_split(np.arange(R.size), min(R.size, 200))
+        C, means = (np.array([values[part].mean() for part in parts]) for values in (self.C, R))
+        return self.solve(R, R0, replace(self, C=C).starts(means, R0))
 
     def solve(self, R, R0, starts):
         """The best fit that the starts lead to -> its theta, as an array, and its angles."""
@@ -142,8 +142,7 @@ class Search:
 
 
 def grid_search(search, R, R0, A_nodes, C_mid_nodes):
-    """A.5: the best B for each pair of A and C_mid, and of all pairs the one with the least sum of
-    squares -> theta. All C_mid nodes (m,) are searched at once."""
+    """A.5: the best B for each pair of nodes, A and C_mid (m,); the best pair -> theta."""
     def sse(A, log_B):                                                          # (m,) -> (m,)
         curve = law_at(search.law, search.C, A, np.exp(log_B)[:, None], C_mid_nodes[:, None], R0)
         return ((R - curve) ** 2).sum(1)
@@ -164,9 +163,7 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
 def compare_laws(search, theta, rival, its_theta, R):
     """How well another law (rival, its_theta) and a constant fit our rewards R (n,).
     -> {rival.law: {"A": its ceiling, "delta_aic": its AIC minus ours}, "constant": the same}
-
-    AIC, Akaike's criterion, is n log(mean squared error) + 2 (number of parameters); lower is
-    better. If the constant wins, the fitted evaluations show no rise."""
+    Akaike's AIC is n log(mean squared error) + 2 (number of parameters); lower is better."""
     def aic(curve, parameters):               # 1e-12, because log(0) is -inf
         return R.size * np.log(((R - curve) ** 2).mean() + 1e-12) + 2 * parameters
     ours = aic(law_at(search.law, search.C, *theta), search.parameters)
@@ -176,11 +173,10 @@ def compare_laws(search, theta, rival, its_theta, R):
 
 
 # ------------------------------------------------------------------------------ 3. the bootstrap
-# How far could chance have moved the fit? Take the fitted curve, add noise of the size that the
-# residuals show, and fit again: that is a replicate. The interval holds the middle 90% of many.
+# How far could chance have moved the fit? The interval holds the middle 90% of many replicates.
 def interval(values):
-    """The 90% interval over the first axis (S, ...) -> (2, ...); nan if there are no replicates.
-    Order statistics, not interpolation: `inf` (a reward never reached) may be among the values."""
+    """The 90% interval over the first axis (S, ...) -> (2, ...); nan if S = 0. Order statistics,
+    because `inf` (a reward never reached) may be among the values."""
     if not len(values):
         return np.full((2, *values.shape[1:]), np.nan)
     return np.percentile(values, [50 * (1 - LEVEL), 50 * (1 + LEVEL)], axis=0, method="nearest")
@@ -198,7 +194,7 @@ class Replicates:
     law: str
     draws: np.ndarray         # (S, 4) the theta of each
     noise: np.ndarray         # (n,) the widened residuals that were drawn from
-    neighbors: np.ndarray     # (S,) autocorrelation of the residuals after each fit
+    neighbors: np.ndarray     # (S,) autocorrelation of each fit's residuals
 
     def paths(self, C, noise=False):
         """Each curve at C (k,) -> (S, k); `noise` adds the noise of one evaluation."""
@@ -209,31 +205,27 @@ class Replicates:
 
 
 def widened(residual, parameters):
-    """The noise that residuals (n,) of a fit with p parameters stand for -> (n,). They are wider:
+    """The noise that residuals (n,) of a fit with p parameters stand for -> (n,). It is wider:
 
-    1. A fit of p parameters follows the noise: residuals shrink by the factor sqrt((n - p) / n).
-    2. Few residuals tell the size of the noise only roughly. So they are multiplied by t / z, the
-       95% points of Student's t and of the normal distribution: without this 90% intervals held the
-       truth in 65% of runs at n = 4.
-    3. If neighbors correlate by rho, the mean of many is noisier by sqrt((1 + rho) / (1 - rho)),
-       and so is a curve. The fit follows the noise here too: with independent noise, residuals
-       correlate by about -p / n (measured: -.25 for n = 12, -.10 for 24). So rho gets + p / n.
-    """
+    1. A fit of p parameters follows the noise: residuals shrink by sqrt((n - p) / n).
+    2. Few residuals tell its size only roughly: times t / z, the 95% points of Student's t and of
+       the normal distribution.
+    3. If neighbors correlate by rho, a mean is noisier by sqrt((1 + rho) / (1 - rho)). The fit
+       itself moves rho by about -p / n (measured: -.25 for n = 12, -.10 for 24)."""
     n, p, tail = residual.size, parameters, (1 + LEVEL) / 2
     freedom = max(n - p, 1)
     shrunk = n / freedom                                                # 1., squared
     t, z = stdtrit(freedom, tail), ndtri(tail)                          # 2.
     rho = np.clip(neighbors(residual) + p / n, 0, RHO_MAX)              # 3.
-    return (residual - residual.mean()) * (np.sqrt(shrunk * (1 + rho) / (1 - rho)) * t / z)
+    noise = (residual - residual.mean()) * (np.sqrt(shrunk * (1 + rho) / (1 - rho)) * t / z)
+    # A flat stretch has no residuals; its evaluations are noisy all the same.
+    return noise if noise.std() >= NOISE else NOISE * ndtri((np.arange(n) + 0.5) / n)
 
 
 def replicates(search, theta, angles, R, bootstrap, seed, step_0):
-    """The residual bootstrap of a fit (theta, angles) to the rewards R (n,) -> Replicates.
-
-    A replicate is the fitted curve plus widened residuals drawn with replacement; each is fitted
-    again. (To draw evaluations would often lose all of the few early ones, which determine B.)
-    A measured R0 is the mean of `step_0` evaluations. It is drawn too, assuming the same noise.
-    """
+    """The residual bootstrap of a fit (theta, angles) to R (n,) -> Replicates: the curve and
+    widened residuals, drawn with replacement, fitted again. (To draw evaluations would lose the few
+    early ones.) A measured R0, the mean of `step_0` evaluations, is drawn too."""
     curve, n = law_at(search.law, search.C, *theta), R.size
     if n <= search.parameters:                # a curve through every point: no noise to be seen
         bootstrap = 0
@@ -243,8 +235,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     R0 = np.full(bootstrap, theta[3])
     if step_0:
         R0 = np.clip(R0 + rng.choice(noise, (step_0, bootstrap)).mean(0), 0, 1)      # (S,)
-    # Each replicate starts at the fitted curve: the angles are taken back to +-pi/2, and a little
-    # inside, because at the very edge of a range sin is flat, and the search would stay there.
+    # Each starts at the fitted curve, a little inside: at the edge of a range sin is flat.
     start = np.clip(np.arcsin(np.sin(angles)), -1.4, 1.4)
     draws = np.reshape([search.solve(*each, [start])[0] for each in zip(rewards, R0)], (-1, 4))
     fitted = law_at(search.law, search.C, *draws.T[:, :, None])                      # (S, n)
@@ -254,10 +245,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
 # ----------------------------------------------------------------------------------- 4. the fit
 def checked(C, R):
     """Float arrays in order of compute, or BadInput with a sentence."""
-    try:
-        C, R = np.ravel(np.asarray(C, float)), np.ravel(np.asarray(R, float))
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"compute and reward must be numbers ({error})") from None
+    C, R = np.ravel(np.asarray(C, float)), np.ravel(np.asarray(R, float))
     if C.size != R.size:
         raise BadInput(f"compute has {C.size} values and reward has {R.size}: they must pair up")
     if (bad := C[~((0 <= C) & (C < np.inf))]).size:
@@ -270,11 +258,9 @@ def checked(C, R):
 
 
 def points_to_fit(C, R, R0, law, first, last):
-    """Which of all evaluations C, R, in order of compute, are fitted; and R0.
-
-    R0 (a number, "fit" or None) and law as in fit_curve; first and last are c_min and c_max. -> C,
-    R (n,) to fit; R0 (0.0 if it is fitted or unused); R0_from, as in Fit; the number of step-0
-    evaluations in R0 (0: none)"""
+    """Which of all evaluations C, R, in order of compute, are fitted; first and last are c_min and
+    c_max of fit_curve. -> C, R (n,) to fit; R0 (0.0 if it is fitted or unused); R0_from, as in Fit;
+    the number of step-0 evaluations in R0 (0: none)"""
     step_0 = R[C == 0]
     R0_from = "given"
     if R0 == "fit" or (R0 is None and not step_0.size):
@@ -282,8 +268,8 @@ def points_to_fit(C, R, R0, law, first, last):
     elif R0 is None:
         R0, R0_from = float(step_0.mean()), "step 0"
     use = (first <= C) & (C <= last)
-    # At C = 0 Eq. 1 is R0, whatever A, B and C_mid. So step 0 is fitted only if R0 is fitted (c_min
-    # then keeps it), or with the logistic law, where g(0) > 0.
+    # At C = 0 Eq. 1 is R0, whatever A, B and C_mid. So step 0 is fitted only if R0 is (whatever
+    # c_min), or with the logistic law, where g(0) > 0.
     if R0_from == "fitted":
         use |= (C == 0)
     elif law != "logistic":
@@ -307,8 +293,7 @@ class Fit:
     R: np.ndarray             # (n,)
     pool: tuple = field(repr=False)              # Replicates of this law, and of a rival in POOLED
     ci: dict                  # {"A": (low, high), ...}: 90% intervals, from this law's replicates
-    rivals: dict              # {rival law: {"A": its ceiling, "delta_aic": below 0 if it fits
-                              # better}, "constant": the same}
+    rivals: dict              # as from compare_laws
     warnings: tuple = ()      # sentences
 
     @property
@@ -325,14 +310,33 @@ class Fit:
         """theta (S, 4) of this law's replicates."""
         return self.pool[0].draws
 
+    @property
+    def no_interval(self):
+        """Why no forecast has an interval, or ""."""
+        if not len(self.draws):
+            return f"{self.n} evaluations, no more than parameters, or no bootstrap"
+        flat = self.n >= FEW and self.rivals["constant"]["delta_aic"] < RIVAL
+        return "a constant fits as well: the fitted evaluations show no rise" if flat else ""
+
     def paths(self, C, noise=False):
         """The curves of all laws in the pool at C (k,), one below the other -> (S or 2 S, k)."""
         return np.concatenate([each.paths(C, noise) for each in self.pool])
 
+    def futures(self, C, noise=False):
+        """What may be measured at C (k,) -> (S or 2 S, k), within 0 and 1; no rows if there is no
+        interval. No law is exact: each replicate's rise beyond the data is multiplied by a number
+        of its own from N(1, LAW_ERROR). Ours."""
+        C = np.asarray(C, float)
+        if self.no_interval:
+            return np.empty((0, C.size))
+        now = self.paths(self.C[-1:])
+        rise = np.where(C > self.C[-1], self.paths(C) - now, 0)
+        error = np.random.default_rng(1).normal(0, LAW_ERROR, now.shape)
+        return np.clip(self.paths(C, noise) + error * rise, 0, 1)
+
     def predict(self, C):
-        """(curve, low, high) at C, each of C's shape: this law's curve, and the interval of all
-        curves of the pool. Single evaluations scatter more. nan without a bootstrap."""
-        low, high = interval(self.paths(np.ravel(C)))
+        """(curve, low, high) at C, of C's shape: this law, the interval of `futures` or nan."""
+        low, high = interval(self.futures(np.ravel(C)))
         return self.curve(C), low.reshape(np.shape(C)), high.reshape(np.shape(C))
 
     def compute_for(self, R):
@@ -341,34 +345,27 @@ class Fit:
 
 
 def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=None,
-              bootstrap=1000, seed=0, A_range=None, B_range=(0.1, 20), C_mid_range=None,
+              bootstrap=200, seed=0, A_range=None, B_range=(0.1, 20), C_mid_range=None,
               C_mid_nodes=None) -> Fit:
     """Fit pass rates R (n,) against compute C (n,).
 
-    R0          the pass rate before training. A number stays fixed, "fit" is fitted, None is the
-                mean of the evaluations at C = 0, which stays fixed, or "fit" if there are none
+    R0          a number stays fixed, "fit" is fitted, None is the mean of the evaluations at C = 0,
+                fixed, or "fit" if there are none
     method      "free": anywhere in the ranges; "grid": the paper's A.5
     law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4), "logistic" (not the paper's)
-    c_min       evaluations with less compute are left out; R0 is still taken from C = 0
-    c_max       evaluations with more compute are left out
+    c_min, c_max  evaluations with less or more compute are left out; R0 is still taken from C = 0
     bootstrap   replicates for the intervals; 0: none
-    A_range     (low, high), by default (R0, 1); equal numbers fix A
-    B_range     the same for B; published B's lie in 1.09-4.55
-    C_mid_range the same for C_mid, by default from 1/100 of the first to 10 times the last compute
-    C_mid_nodes grid method: an ascending array; by default 400 nodes, evenly in log C, over
-                C_mid_range if given, else from 1/10 of the first to twice the last compute. (The
-                range that the paper prints cannot have made its tables: docs/fit.md.)
-    Raises BadInput (a ValueError) with a sentence.
-    """
-    # 1. Which evaluations are fitted, and where the parameters are searched.
+    A_range     (low, high), by default (R0, 1), equal numbers fix A; B_range: published B's lie in
+                1.09-4.55; C_mid_range: by default from first / 100 to 10 times the last compute
+    C_mid_nodes grid method: an ascending array; by default 400 over the data (docs/fit.md)
+    Raises BadInput (a ValueError) with a sentence."""
     C, R = checked(C, R)
     if law not in LAWS or method not in ("free", "grid"):
         raise BadInput(f"law {law!r}, method {method!r}: it takes {', '.join(LAWS)}; free, grid")
     C, R, R0, R0_from, step_0 = points_to_fit(
         C, R, R0, law, c_min or 0, np.inf if c_max is None else c_max)
-    if not 0 <= R0 <= 1 or bootstrap < 0:
-        raise BadInput("R0 is a pass rate in [0, 1] and bootstrap not negative, got "
-                       f"{R0:g} and {bootstrap}")
+    if not 0 <= R0 <= 1:
+        raise BadInput(f"R0 is a pass rate in [0, 1], got {R0:g}")
     amounts = np.unique(C[C > 0])
     if amounts.size < 3:
         raise BadInput(f"only {amounts.size} different amounts of compute are left to fit, after "
@@ -381,80 +378,68 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
                            "0 < low <= high, for A 0 <= low <= high <= 1")
     box = [np.log(ranges["C_mid"]), np.log(ranges["B"])]
     if R0_from == "fitted":
-        ranges["R0"] = (0.0, R.mean())        # a curve that rises starts below the mean
-        box.append(ranges["R0"])
+        box.append((0.0, R.mean()))           # a curve that rises starts below the mean
 
-    # 2. The best curve of this law and of a rival, each with its bootstrap.
+    # The best curve of this law and of a rival, each with its bootstrap.
     search = Search(law, C, ranges["A"], np.array(box))
     rival = replace(search, law="sigmoid" if law == "stretched" else "stretched")
-    theta, angles = search.solve(R, R0, search.starts(R, R0))
-    its_theta, its_angles = rival.solve(R, R0, rival.starts(R, R0))
+    theta, angles = search.fit(R, R0)
+    its_theta, its_angles = rival.fit(R, R0)
     pool = [replicates(search, theta, angles, R, bootstrap, seed, step_0)]
     if law in POOLED:
         pool.append(replicates(rival, its_theta, its_angles, R, bootstrap, seed, step_0))
     rivals = compare_laws(search, theta, rival, its_theta, R)
 
-    # 3. The paper's grid. Its replicates would all fall on nodes: intervals are the free fit's.
+    # The paper's grid. Its replicates would all fall on nodes: intervals are the free fit's.
     if method == "grid":
         low = A_range[0] if A_range else np.ceil(theta[3] / A_STEP) * A_STEP     # .450, .455, ...
         A_nodes = np.arange(low, ranges["A"][1] + 1e-9, A_STEP).round(12)
         if C_mid_nodes is None:
             C_mid_nodes = np.geomspace(*(C_mid_range or (first / 10, 2 * last)), 400)
-        ranges |= dict(A=A_nodes[[0, -1]], C_mid=C_mid_nodes[[0, -1]])
         theta = grid_search(search, R, theta[3], A_nodes, C_mid_nodes)
 
     low, high = interval(pool[0].draws).tolist()                                 # (4,) each
     fit = Fit(**dict(zip(THETA, map(float, theta))), R0_from=R0_from, law=law, method=method,
               n=R.size, rmse=float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean())), C=C, R=R,
               pool=tuple(pool), ci=dict(zip(THETA, zip(low, high))), rivals=rivals)
-    return replace(fit, warnings=tuple(diagnostics(fit, ranges, search.parameters)))
+    return replace(fit, warnings=tuple(diagnostics(fit)))
 
 
 # ---------------------------------------------------------------------------- 5. reasons to doubt
-def diagnostics(fit, ranges, parameters):
-    """The reasons to doubt a fit: sentences, with their numbers. The rules are ours.
+def falls(R):
+    """(last mean, best mean, k) of k neighbors, a fifth of a run R (n,), if the last is lower by
+    more than 0.02 and 3 standard errors; else None."""
+    k = max(3, R.size // 5)
+    if R.size < 2 * k:
+        return None
+    means = np.convolve(R, np.ones(k) / k, "valid")
+    sigma = np.median(np.abs(np.diff(R))) / 0.954           # of neighbors: .954 sigma
+    fallen = means.max() - means[-1] > max(0.02, 3 * sigma * np.sqrt(2 / k))
+    return (means[-1], means.max(), k) if fallen else None
 
-    ranges {name: (low, high)} of each parameter; parameters: how many of them were free."""
-    for name, (low, high) in ranges.items():
-        value = getattr(fit, name)
-        near = 1e-3 * (1 if name == "R0" else abs(value))       # R0 may stand at 0
-        if low < high and min(value - low, high - value) <= near:
-            yield (f"{name} = {value:.4g} sits on the edge of its range [{low:.4g}, {high:.4g}]: "
-                   "the data do not determine it")
+
+def diagnostics(fit):
+    """The reasons to doubt a fit: sentences, with their numbers. The rules are ours."""
     end, n = fit.C[-1], fit.n
-    if fit.law != "power" and end < 2 * fit.C_mid:
-        yield (f"the data end at {end:.3g}, before 2 C_mid = {2 * fit.C_mid:.3g}: the bend towards "
-               "the ceiling has hardly been seen")
-    if n < FEW:
-        yield f"{n} evaluations for {parameters} parameters: at least {FEW}, better 20"
+    if fit.no_interval:
+        yield f"no interval: {fit.no_interval}"
+    if found := falls(fit.R):
+        yield (f"the reward falls at the end: {found[0]:.3f} over the last {found[2]} evaluations, "
+               f"{found[1]:.3f} at its best; no law here describes a collapse")
     if fit.R0_from == "fitted" and fit.C[0] > 0:
         yield "R0 is fitted, not measured, and it moves every other number: evaluate at step 0"
-    # Collapse: the mean of the last fifth is below that of the best stretch of this length, by more
-    # than 0.02 and 3 standard errors. Neighbors tell the noise: median |difference| = .954 sigma.
-    k = max(3, n // 5)
-    if n >= 2 * k:
-        means = np.convolve(fit.R, np.ones(k) / k, "valid")
-        sigma = np.median(np.abs(np.diff(fit.R))) / 0.954
-        if means.max() - means[-1] > max(0.02, 3 * sigma * np.sqrt(2 / k)):
-            yield (f"the reward falls at the end: {means[-1]:.3f} over the last {k} evaluations, "
-                   f"{means.max():.3f} at its best; no law here describes a collapse")
-    # Trend: the replicates' noise is independent. Warn if under 2% of them correlate as strongly.
+    # Trend: the replicates' noise is independent; under 2% of them correlate as strongly.
     ours, theirs = neighbors(fit.R - fit.curve(fit.C)), fit.pool[0].neighbors
     share = (1 + (theirs >= ours).sum()) / (1 + theirs.size)
     if n >= 10 and fit.rmse > 1e-6 and share < 0.02:
         yield (f"the residuals have a trend (neighbors correlate at {ours:.2f}, in replicates at "
                f"{theirs.mean():.2f}): the law misses part of the shape, or the noise lasts")
-    (law, rival), constant = fit.rival, fit.rivals["constant"]
-    if n >= FEW and rival["delta_aic"] < -RIVAL:
-        yield (f"the {law} law fits better (AIC {rival['delta_aic']:+.1f}) and has the ceiling "
-               f"{rival['A']:.3f}: the true one may lie outside of our interval")
-    if n >= FEW and constant["delta_aic"] < RIVAL:
-        yield (f"a constant fits about as well (AIC {constant['delta_aic']:+.1f}): the "
-               "fitted evaluations do not show that the reward rises")
-    for name in ("B", "C_mid"):
-        low, high = fit.ci[name]
-        if high > 4 * low:
-            yield f"{name} is only known to lie in [{low:.3g}, {high:.3g}]: more than a factor of 4"
+    if fit.law != "power" and end < 2 * fit.C_mid:
+        yield (f"the data end at {end:.3g}, before 2 C_mid = {2 * fit.C_mid:.3g}: the bend towards "
+               "the ceiling has hardly been seen")
+    low, high = fit.ci["B"]
+    if high > 4 * low:
+        yield f"B is only known to lie in [{low:.3g}, {high:.3g}]: more than a factor of 4"
     (low, high), remaining = fit.ci["A"], fit.A - float(fit.curve(end))
     if high - low > max(2 * SAME_A, remaining):
         yield (f"the ceiling is only known to lie in [{low:.3f}, {high:.3f}], wider than the gain "
@@ -462,22 +447,19 @@ def diagnostics(fit, ranges, parameters):
 
 
 # ------------------------------------------------------------------------------ 6. prediction
-# A curve of three parameters fits any rising run, so a small error on the fitted evaluations
-# proves nothing. held_out puts beside it the error on evaluations that were not fitted.
+# Three parameters fit any rising run: a small error on the fitted evaluations proves nothing.
 def held_out(C, R, early):
-    """How well `early`, fitted to the first part of C, R (n,), predicted the rest; and how well a
-    naive forecast did, which carries the last three fitted evaluations forward -> numbers."""
+    """How well `early`, fitted to the first part of C, R (n,), predicted the rest, and how well the
+    naive forecast did: the last three fitted evaluations carried forward -> numbers."""
     rest = C > early.C[-1]
     if not rest.any():
         raise BadInput(f"--until leaves nothing to predict: the data end at {C[-1]:.3g}")
     C, R, k = C[rest], R[rest], min(LAST, rest.sum())
-    error, naive, measured = early.curve(C) - R, early.R[-3:].mean(), R[-k:].mean()
-    # The interval is for the mean of k noisy evaluations, because that is what is measured.
-    low, high = interval(early.paths(C[-k:], noise=True).mean(1))
-    return dict(evaluations=k, predicted=early.curve(C[-k:]).mean(), lo=low, hi=high,
-                measured=measured, error=error[-k:].mean(), rmse_in_range=early.rmse,
-                n_in_range=early.n, rmse_held_out=np.sqrt((error ** 2).mean()),
-                n_held_out=C.size, naive=naive, naive_error=naive - measured)
+    naive, measured, predicted = early.R[-3:].mean(), R[-k:].mean(), early.curve(C[-k:]).mean()
+    # What is measured is the mean of k noisy evaluations.
+    low, high = interval(early.futures(C[-k:], noise=True).mean(1))
+    return dict(evaluations=k, predicted=predicted, lo=low, hi=high, measured=measured,
+                error=predicted - measured, naive=naive, naive_error=naive - measured)
 
 
 if __name__ == "__main__":

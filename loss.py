@@ -49,7 +49,8 @@ LOSSES = ("cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce")
 
 # -- 1. log π: the language-model head, in fp32 ----------------------------------------------------
 
-def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=1024, head_fp32=True):
+def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=1024, head_fp32=True,
+                   softcap=None):
     """log π(target) and the policy's entropy at every token, from the last hidden states.
 
     hidden   (..., H)  float; the state that predicts the target (the caller shifts by one)
@@ -59,8 +60,8 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
     head_fp32          bf16 operands are multiplied as they are, products are summed and kept in
                        fp32 (ours: in the backward pass a GPU rounds the logits' gradient to bf16).
-                       False, the paper's ablation: logits rounded to bf16, as a bf16 linear layer
-                       returns them (the ceiling of the curve falls from .61 to .52).
+                       False: logits rounded to bf16 (its ablation: the ceiling falls to .52).
+    softcap            c: logits are c tanh(h W' / c), of a few models; None: as they are
     Returns (logprobs, entropy), each (...), float32 (float64 where an operand is). Entropy is a
     diagnostic without a gradient. These are the plain lines:
 
@@ -73,9 +74,8 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     >>> [torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, (logprobs, entropy))]
     [True, True]
 
-    But their (T, V) logits, 10 GB for 16,384 tokens and a vocabulary of 152k, are never held:
-    engines/head.py computes chunks. Under torch.autocast both operands are cast to its dtype, as in
-    any linear layer; the logits stay fp32, and an fp32 weight gets an fp32 gradient.
+    But their (T, V) logits, 10 GB for 16,384 tokens and a vocabulary of 152k, are never held, see
+    engines/head.py. Under torch.autocast both operands are cast to its dtype; logits stay fp32.
     """
     assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
     assert weight.ndim == 2 and weight.shape[1] == hidden.shape[-1], (weight.shape, hidden.shape)
@@ -95,18 +95,18 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     with torch.autocast(device, enabled=False):  # or it would round the fp32 products once more
         logprobs, entropy = TokenLogprobs.apply(  # by position: autograd knows no keywords
             hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1),  # (T, H) (V, H) (T,)
-            temperature, chunk_tokens, operand_dtype, head_fp32)
+            temperature, chunk_tokens, operand_dtype, head_fp32, softcap)
     return logprobs.view(targets.shape), entropy.view(targets.shape)
 
 
-def head_logits(hidden, weight, *, head_fp32=True):
+def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
     """(n, H), (V, H) -> (n, V) fp32 logits, by the same products as `token_logprobs`.
 
     For a sampler, which draws from whole rows. Trainer and sampler must round alike: an fp32 head
     in one of them alone does not bring the ratio back to 1.
     """
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
-    head = Head(weight, 1.0, operand_dtype, head_fp32)
+    head = Head(weight, 1.0, operand_dtype, head_fp32, softcap)
     return head.logits(hidden, out=hidden.new_empty(len(hidden), head.V, dtype=head.dtype))
 
 

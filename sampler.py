@@ -6,8 +6,8 @@ on stale samples: the loop in scalerl.py decides about those.
   1. Records        a `Request` asks for G samples of one prompt; each comes back as a `Rollout`.
   2. Interruption   a sample that thinks beyond its random budget gets a fixed phrase, and answers.
                     The policy did not choose these tokens: `sampled=False`, never trained on.
-  3. An engine      `TransformersSampler`. The loop knows it by the methods of the protocol in
-                    engines/protocol.py. Two more engines have them, both on vLLM.
+  3. An engine      `TransformersSampler`. The loop knows it by the methods that CONTRIBUTING.md
+                    lists. Two more engines have them, both on vLLM.
 
 In-flight updates (PipelineRL, paper section 3.1). One `step()` decodes one token of every running
 sequence. Between two steps the caller may push new weights. Running sequences go on: the new
@@ -32,7 +32,8 @@ from types import SimpleNamespace
 
 import torch
 
-from engines.kv_cache import Slots, check_fits
+from engines.kv_cache import check_fits, make_cache
+from engines.own_forward import cap
 from loss import head_logits
 
 # -- 1. Records ------------------------------------------------------------------------------------
@@ -60,6 +61,7 @@ class Rollout:
     finish_reason: str          # "stop": ended by itself | "length": truncated at its limit
     interrupted: bool           # the phrase was appended
     task: str = ""
+    ended: int = 0              # the engine's decode steps so far when it ended; 0: not known
 
 
 @dataclass
@@ -140,11 +142,11 @@ class TransformersSampler:
         self.eos_ids = set(eos_ids)
         self.ends = torch.tensor(sorted(eos_ids), device=device)        # eos_ids, as a tensor
         self.phrase = torch.tensor(interruption.phrase_ids, dtype=torch.long, device=device)
-        self.decoded = Counter()                        # "steps", "sequences": for log()
+        self.decoded = Counter()            # "steps", "sequences": for log(); "clock": all steps
         self.waiting: deque[Request] = deque()          # groups that must wait for slots
         self.running: list[Request] = []                # the request of the sequence in each slot
-        self.cache = Slots(model.config, slots, prompt_tokens + longest, device=device,
-                           dtype=self.head.dtype)
+        self.in_flight = 0                              # samples submitted and not yet returned
+        self.cache = make_cache(model, slots, prompt_tokens + longest)
 
         # What a slot remembers about its sequence: one row of each of these tensors.
         def zeros(*shape, dtype=torch.long):
@@ -162,16 +164,13 @@ class TransformersSampler:
             sampled=zeros(slots, longest, dtype=torch.bool))
 
     @property
-    def in_flight(self):
-        return len(self.running) + sum(request.samples for request in self.waiting)
-
-    @property
     def free_slots(self):
         return self.cache.slots - self.in_flight
 
     def submit(self, request: Request):
         check_fits(request, self.prompt_tokens, self.cache.slots)
         self.waiting.append(request)
+        self.in_flight += request.samples
 
     def push_weights(self, named_tensors, version):
         """Names are those of transformers. Weights that the model already shares are not copied."""
@@ -196,7 +195,7 @@ class TransformersSampler:
         if not states:
             return []
         token, logprob = self._choose(torch.cat(states))
-        self.decoded.update(steps=1, sequences=len(token))
+        self.decoded.update(clock=1, steps=1, sequences=len(token))
         ended = self._record(token, logprob)
         return self._release(ended) if ended else []
 
@@ -208,13 +207,14 @@ class TransformersSampler:
 
     def log(self):
         """Decode steps since the last call, and how many sequences each had on average."""
-        steps, sequences = self.decoded["steps"], self.decoded["sequences"]
-        self.decoded.clear()
-        return {"decode/steps": steps, "decode/batch": sequences / max(1, steps)}
+        steps, sequences = (self.decoded.pop(name, 0) for name in ("steps", "sequences"))
+        return {"decode/clock": self.decoded["clock"], "decode/steps": steps,
+                "decode/batch": sequences / max(1, steps)}
 
     def close(self):
         self.waiting.clear()
         self.running.clear()
+        self.in_flight = 0
 
     # -- the parts of a step, in their order -------------------------------------------------------
 
@@ -247,7 +247,7 @@ class TransformersSampler:
         (torch.multinomial draws V numbers a sequence, not one: 8 times slower at V = 49k.) The sum
         is in float64: in fp32 a sum of 50k numbers loses the small ones.
         """
-        logits = head_logits(hidden, self.head, head_fp32=self.head_fp32)
+        logits = head_logits(hidden, self.head, head_fp32=self.head_fp32, softcap=cap(self.model))
         logprobs = torch.log_softmax(logits.div_(self.temperature), -1)                 # (n, V)
         cumulative = torch.exp(logprobs).cumsum(-1, dtype=torch.float64)                # (n, V)
         u = torch.rand(len(hidden), 1, dtype=torch.float64, generator=self.random,
@@ -309,6 +309,7 @@ class TransformersSampler:
         for mover, hole in zip(movers, holes):
             self.running[hole] = self.running[mover]
         del self.running[n_left:]
+        self.in_flight -= len(slots)
         holes, movers = torch.tensor([holes, movers], dtype=torch.long, device=self.device)
         self.cache.keep(n_left, movers, holes)
         for column in vars(rows).values():
@@ -319,4 +320,5 @@ class TransformersSampler:
         """The record of an ended sequence. If the last allowed token ends it, that is a "stop"."""
         reason = "stop" if output_ids[-1] in self.eos_ids else "length"
         return Rollout(request.prompt_id, request.group_id, request.prompt_ids, output_ids,
-                       behavior_logprobs, versions, sampled, reason, interrupted, request.task)
+                       behavior_logprobs, versions, sampled, reason, interrupted, request.task,
+                       self.decoded["clock"])

@@ -29,6 +29,10 @@ Axes: P prompts in a step, G samples of a prompt, N = P*G samples, T tokens of t
 taken. A `Rollout` is one sample, with the log-prob and the version of every token.
 """
 
+if __name__ == "__main__":      # help, or a typo: before torch is imported, which takes seconds
+    from command.options import answer_at_once
+    answer_at_once()
+
 import math
 import random
 import time
@@ -44,7 +48,7 @@ from sampler import Group, Request, Rollout
 # Machinery, to be skipped at first: how a forward pass is laid out, and what a run writes down.
 from artifacts.run_folder import Progress
 from artifacts.step_log import Stopwatch, log_evaluation, log_step
-from engines import load, packed
+from engines import load, own_forward, packed
 from engines.agreement import self_test
 from engines.compute import Compute
 from engines.head import logits_chunk
@@ -139,9 +143,8 @@ class PipelinePacer:
     def leaves_enough_time(self, taken, version):
         """Can all other groups be consumed by their deadlines if this step takes `taken`?
 
-        After this step, the steps up to version v consume (v - version) * P groups. At most that
-        many of the groups left behind may have a deadline of v or earlier (earliest deadline
-        first). For v >= version + k this always holds: at most k * P groups are left behind.
+        After this step, each of the next ones takes P groups: earliest deadline first, number i
+        (from 0) of those left behind is in the step on version + 1 + i // P.
 
         Example, k = 2 and P = 1. Groups a, b (slow) and c (quick) start at version 0: deadline 2.
         The step at version 0 takes c; a and b are left for versions 1 and 2: enough time. Group d
@@ -149,12 +152,9 @@ class PipelinePacer:
         left for version 2, which holds one. The trainer waits until a or b has finished.
         """
         chosen = {group.group_id for group in taken}
-        deadlines = [g.start + self.k for g in self.groups.values() if g.group_id not in chosen]
-        for v in range(version, version + self.k):
-            due = [deadline for deadline in deadlines if deadline <= v]
-            if len(due) > (v - version) * self.P:
-                return False
-        return True
+        deadlines = sorted(g.start + self.k for g in self.groups.values()
+                           if g.group_id not in chosen)
+        return all(version + 1 + i // self.P <= deadline for i, deadline in enumerate(deadlines))
 
 
 class PPOPacer(PipelinePacer):
@@ -280,17 +280,17 @@ class Policy(torch.nn.Module):
         longest output; 0 for forced tokens and for padding."""
         head = self.model.get_output_embeddings().weight                                # (V, H)
         # One row of tokens: the prompt of each group once, then all outputs (engines/packed.py).
-        row = packed.pack_rollouts(rollouts, dtype=self.dtype, device=head.device)
+        row = packed.pack_rollouts(self.model, rollouts, self.dtype)
         # Forced tokens are part of the row, but nobody needs their log-probs.
         drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)
-        bf16 = self.dtype == torch.bfloat16
-        with torch.autocast(head.device.type, self.dtype, enabled=bf16):
-            hidden = packed.forward(self.model, row.input_ids, row.position_ids, row.attend)
+        with torch.autocast(head.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
+            hidden = row.states(self.model)
             # The shift by one: a token is predicted by the state of the token before it.
             # row.predict is that token's place in the row; row.targets are the tokens themselves.
             logprobs, entropy = token_logprobs(
                 hidden[row.predict[drawn]], head, row.targets[drawn], temperature=self.temperature,
-                head_fp32=self.head_fp32, chunk_tokens=logits_chunk(len(head)))
+                head_fp32=self.head_fp32, softcap=own_forward.cap(self.model),
+                chunk_tokens=logits_chunk(len(head)))
         # Back to the shape of `Batch`: token t of sample i stands in [i, t].
         where = row.sample[drawn], row.column[drawn]
         T = max(len(r.output_ids) for r in rollouts)
@@ -440,7 +440,8 @@ class Run:
 
         # 3. Train on what is left after the filter. Samples of a step that fails go to a file.
         kept, kept_rewards, metrics = effective_batch(rollouts, rewards, config)
-        with self.folder.bad_step(self, kept), self.team.during("train", self.version):
+        with self.folder.bad_step(self, groups, rewards, kept), \
+                self.team.during("train", self.version):
             stepped, trained = self.trainer.update(kept, kept_rewards, self.version)
         watch.lap("train")
 

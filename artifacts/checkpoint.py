@@ -69,6 +69,7 @@ def load_training_state(folder, model, optimizer):
     files = [safe_open(path, "pt") for path in sorted(folder.glob("model*.safetensors"))]
     if not files:
         raise FileNotFoundError(f"{folder} is not there: all ranks need to see the same files")
+    optimizer.state.clear()                     # of a step after it was written
     stored = {name for file in files for name in file.keys()}               # noqa: SIM118
     for name, parameter in model.named_parameters():
         if f"{name}.step" in stored:                            # else no step has been taken yet
@@ -165,11 +166,10 @@ def recover(parent):
 
 def check(folder):
     """Raises ConfigError, naming the file, unless every file is as it was written."""
-    cure = f"remove {folder} to go on from the checkpoint before it"
     try:
         sums = json.loads((folder / CHECKSUMS).read_text())
         wrong = [name for name, expected in sums.items() if sha256(folder / name) != expected]
     except (OSError, ValueError, AttributeError) as error:      # no file, no text, no dictionary
-        raise ConfigError(f"{folder} cannot be read ({error}): {cure}") from None
+        raise ConfigError(f"{folder} cannot be read ({error})") from None
     if wrong:
-        raise ConfigError(f"{folder / wrong[0]} does not match its checksum: {cure}")
+        raise ConfigError(f"{folder / wrong[0]} does not match its checksum")

@@ -14,7 +14,12 @@ import torch
 from sampler import Group, Request, Rollout
 
 
+class Stopped(Exception):
+    """Somebody has asked for the end: Ctrl-C, or a scheduler's signal."""
+
+
 COUNTERS = ("step", "version", "evaluated", "best", "generated")            # of a Run
+COSTS = ("flops", "tokens", "hours")                                        # of its Compute
 
 
 def state_of(run):
@@ -23,7 +28,8 @@ def state_of(run):
     groups = [asdict(group) for group in run.pacer.groups.values()]
     return {"sampler": tensors, "random": {"torch": torch.get_rng_state()}}, {
         "sampler": plain, "curriculum": vars(run.curriculum),
-        "pacer": vars(run.pacer) | {"groups": groups}, "compute": run.compute.state(),
+        "pacer": vars(run.pacer) | {"groups": groups},
+        "compute": {name: getattr(run.compute, name) for name in COSTS},
         **{name: getattr(run, name) for name in COUNTERS}}
 
 
@@ -33,12 +39,21 @@ def load_state(run, tensors, plain):
     load_sampler_state(run.sampler, tensors["sampler"], plain["sampler"])
     vars(run).update({name: plain[name] for name in COUNTERS})
     vars(run.curriculum).update(plain["curriculum"])
-    run.compute.load_state(plain["compute"])
+    vars(run.compute).update(plain["compute"])
     groups = [Group(**fields) for fields in plain["pacer"]["groups"]]
     for group in groups:
         group.rollouts = [restored(Rollout, fields) for fields in group.rollouts]
     vars(run.pacer).update(plain["pacer"] | {"groups": {g.group_id: g for g in groups}})
     run.push_weights()              # the sampler may have a copy of its own, still untrained
+
+
+def untrain(run, groups, rewards):
+    """Give back to the pacer what a step had taken, as if its rewards (P, G) were not known: the
+    step is done again. A truncated or wrong sample earns -1, a right one 0 at least."""
+    for group, row in zip(groups, rewards):
+        run.pacer.groups[group.group_id] = group
+        run.curriculum.record(group.prompt_id, -int((row > -1).sum()), -len(row))
+    run.pacer.collecting = False                # of a round of PPO: it was complete
 
 
 def sampler_state(sampler):
@@ -65,6 +80,7 @@ def load_sampler_state(sampler, tensors, plain):
         return
     sampler.running = [restored(Request, fields) for fields in plain["running"]]
     sampler.waiting = deque(restored(Request, fields) for fields in plain["waiting"])
+    sampler.in_flight = len(sampler.running) + sum(r.samples for r in sampler.waiting)
     sampler.version, sampler.decoded = plain["version"], Counter(plain["decoded"])
     for name, column in vars(sampler.rows).items():
         column[: len(sampler.running)] = tensors[name]

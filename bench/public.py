@@ -25,13 +25,15 @@ from scipy.special import expit, logit
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from fit import BadInput, fit_curve, interval
+from fit import BadInput, fit_curve
+from fitting.forecast import LAST_VALUE, RANGE, USABLE, judge, line_at
 
 HERE = Path(__file__).parent.parent / "results" / "public"
 CUTS = (0.3, 0.5)
 FORECASTS = ("sigmoid", "naive", "line", "logit")
 KINDS = ("evaluations", "training", "robots")
 CLIP = 0.01
+VERDICTS = (USABLE, RANGE, LAST_VALUE)
 
 
 # ---------------------------------------------------------------------------------- 1. one curve
@@ -46,15 +48,6 @@ def curves():
     return {run: np.array(sorted(pairs)).T for run, pairs in points.items()}, sources
 
 
-def line(x, y, at):
-    """The line in log x through the last half of the fitted points, at `at` (k,) -> (k,)."""
-    x, y = x[x > 0], y[x > 0]                                 # step 0 has no logarithm
-    if x.size < 2:
-        raise BadInput("a line needs two points after step 0")
-    half = max(3, x.size // 2)
-    return np.polyval(np.polyfit(np.log(x[-half:]), y[-half:], 1), np.log(at))
-
-
 def collapses(y, fitted, last):
     """Does the run fall for good after the cut? The rule of fit.py's warning, asked of the last
     `last` fitted points and all that follow: the mean of the end is below that of the best stretch
@@ -65,25 +58,36 @@ def collapses(y, fitted, last):
     return bool(means.max() - means[-1] > max(0.02, 3 * sigma * np.sqrt(2 / last)))
 
 
+def logit_line(x, y, at):
+    """The line in log x of the logit of y -> y at `at`."""
+    x, y = x[x > 0], y[x > 0]
+    if x.size < 2:
+        raise BadInput("a line needs two points after step 0")
+    half = max(3, x.size // 2)
+    y = logit(np.clip(y[-half:], CLIP, 1 - CLIP))
+    return expit(np.polyval(np.polyfit(np.log(x[-half:]), y, 1), np.log(at)))
+
+
 def forecast(x, y, cut):
     """-> one row, a dict: forecasts minus what was measured, and the interval."""
     early, last = x <= cut * x[-1], max(3, x.size // 5)
     measured, end = y[-last:].mean(), x[-last:]
     row = dict(points=x.size, fitted=int(early.sum()), last=last, measured=measured,
-               lo="", hi="", reason="")
+               lo="", hi="", reason="", verdict=VERDICTS[2])
 
     def sigmoid():
         fit = fit_curve(x, y, c_max=cut * x[-1])
-        lo, hi = interval(fit.paths(end, noise=True).mean(1))
-        if np.isfinite(lo):
-            row.update(lo=lo, hi=hi)
+        told = judge(fit, end)
+        row["verdict"] = told["verdict"]
+        if np.isfinite(told["lo"]):
+            row.update(lo=told["lo"], hi=told["hi"])
         else:
-            row["reason"] = f"no interval: {fit.n} points, no more than parameters"
+            row["reason"] = f"no interval: {fit.no_interval}"
         return fit.curve(end)
 
     ways = dict(sigmoid=sigmoid, naive=lambda: y[early][-3:],
-                line=lambda: np.clip(line(x[early], y[early], end), 0, 1),
-                logit=lambda: expit(line(x[early], logit(np.clip(y[early], CLIP, 1 - CLIP)), end)))
+                line=lambda: line_at(x[early], y[early], end),
+                logit=lambda: logit_line(x[early], y[early], end))
     for name in FORECASTS:
         try:
             row[name] = ways[name]().mean() - measured
@@ -100,6 +104,8 @@ def table_row(name, cut, rows):
     rows = [row for row in rows if row["cut"] == cut]
     whole = [row for row in rows if all(row[way] != "" for way in FORECASTS)]
     errors = np.abs([[row[way] for row in whole] for way in FORECASTS])          # (4, n)
+    if not whole:
+        errors = np.full((len(FORECASTS), 1), np.nan)
     inside = [row["lo"] <= row["measured"] <= row["hi"] for row in rows if row["lo"] != ""]
     n = str(len(rows)) if len(whole) == len(rows) else f"{len(whole)} of {len(rows)}"
     cells = [name, f"{cut:g}"[1:], n,
@@ -109,8 +115,16 @@ def table_row(name, cut, rows):
     return "| " + " | ".join(cells) + " |"
 
 
+def halves(sources):
+    """{run: "choosing" or "test"}: repositories in the order of their names, every other one."""
+    names = sorted({row["repository"] for row in sources.values()})
+    return {run: ("choosing", "test")[names.index(row["repository"]) % 2]
+            for run, row in sources.items()}
+
+
 def tables(rows):
-    """Two tables: by kind; and by step 0, and by what nobody knows at the cut, the fall."""
+    """Three tables: by kind; by step 0, and by what nobody knows at the cut, the fall; by the half
+    of the repositories that the rules were chosen on, or tested on, and by the verdict."""
     head = ("| curves | cut | n | " + " | ".join(FORECASTS) + " | median: " + " | ".join(FORECASTS)
             + " | hold | fall |\n|---" + "|--:" * 12 + "|\n")
     kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in KINDS} | {"all": rows}
@@ -118,13 +132,20 @@ def tables(rows):
     for step_0, name in (("yes", "step 0 measured"), ("no", "no step 0")):
         where[name] = [row for row in rows if row["step_0"] == step_0]
         where[f"{name}, no fall"] = [row for row in where[name] if not row["collapse"]]
+    half, judged = halves(curves()[1]), {}
+    for name in ("choosing", "test"):
+        part = [row for row in rows if half[row["run"]] == name]
+        judged[f"{name} half, no fall"] = [row for row in part if not row["collapse"]]
+        judged |= {f"{name} half: {word}": [row for row in part if row["verdict"] == word]
+                   for word in VERDICTS}
     return [head + "\n".join(table_row(name, cut, part[name]) for cut in CUTS[::-1]
-                             for name in part) for part in (kinds, where)]
+                             for name in part if any(row["cut"] == cut for row in part[name]))
+            for part in (kinds, where, judged)]
 
 
 def kept():
     """The rows of errors.csv: numbers where there are numbers, "" where a cell is empty."""
-    text = ("run", "kind", "step_0", "reason")
+    text = ("run", "kind", "step_0", "reason", "verdict")
     with open(HERE / "errors.csv", newline="") as file:
         return [{name: cell if name in text or not cell else float(cell)
                  for name, cell in row.items()} for row in csv.DictReader(file)]

@@ -1,11 +1,8 @@
 """Each symptom of docs/is-it-working.md made to happen on the toy  (results/symptoms)
 
     python bench/symptoms.py --model models/toy-8                 # all runs, minutes on one core
-    python bench/symptoms.py --model models/toy-8 warmup late     # some of them
+    python bench/symptoms.py --model models/toy-8 tiny_lr late    # some of them
     python bench/symptoms.py --table                              # the table of results/symptoms
-    python bench/symptoms.py --model models/toy-8 --smoke         # the smoke reward, by working and
-                                                                  # by broken loops
-
     python bench/symptoms.py --alarms runs/toy*  # which symptoms other runs show: alarms.csv
     python bench/symptoms.py --profile runs/demo # how the columns of one run go, in Markdown
 
@@ -22,7 +19,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -45,7 +41,6 @@ RUNS = {
     "too_hard": (15, '--samples-per-prompt 2 --think-min 40 --think-max 60 '
                  '--task-options {"min_digits":9,"max_digits":9}', "", "sums of nine digits"),
     "too_easy": (15, '--task-options {"shorter_than":1000}', "", "every answer is right"),
-    "alike": (15, "--temperature 0.1", "", "samples that are drawn nearly greedily"),
     "one_sided": (15, "--lr 1.5e-4", "one_sided", "the sampler draws at temperature 0.7, the "
                   "trainer computes log-probs at 1"),
     "recomputed": (30, "--behavior recomputed", "", "the trainer recomputes what the sampler had"),
@@ -59,23 +54,17 @@ RUNS = {
                "short answers are rewarded, with the wrong sign"),
     "shorter": (50, SHORT, "", "short answers are rewarded, right or wrong: the smoke reward"),
     "no_gradient": (15, "", "no_gradient", "a loss that is multiplied by zero"),
-    "warmup": (25, "--warmup-steps 1000", "", "a warm-up of a thousand steps"),
     "clipped": (30, f"--lr 1.2e-3 --loss grpo {HALF}", "", "PPO's clip, with large steps"),
     "run_out": (40, f'--retire-at 0.12 --lr 1.5e-4 --task-options {{"size":60}} {HALF}', "",
                 "sixty problems, and early retirement"),
-    "repeated": (40, '--retire-at 2 --prompts-per-step 8 --slots 128 --task-options {"size":8}', "",
-                 "eight problems again and again"),
     "old": (30, "--off-policy pipeline-40 --prompts-per-step 4 --slots 1024 --lr 1.5e-4", "",
             "32 steps in flight"),
     "late": (3, '--task late.jsonl --prompts-per-step 4 --slots 32 --heldout-prompts 4 '
              '--eval-every 100', "late", "formulas, and a thousandth of a second to compare them"),
-    "listed": (15, '--task listed.jsonl --heldout-prompts 16', "listed",
-               "two more answers stand after each one"),
 }
 PROFILE = ("pass_rate", "held_out", "reward/std", "frac_reward_zero_std", "completions/mean_length",
            "completions/truncated_frac", "completions/interrupted_frac", "lag/mean", "ratio/mean",
            "mismatch/kl_k3", "ess", "entropy", "grad_norm", "curriculum/active", "optimizer_step")
-SMOKE = {"working": "", "wrong sign": "wrong_sign", "weights never pushed": "never_pushed"}
 
 
 # -- 1. The bugs -----------------------------------------------------------------------------------
@@ -108,10 +97,6 @@ def put_in(bug):
             self, copy.deepcopy(model), *a, **k))
         TransformersSampler.push_weights = lambda self, weights, version: setattr(
             self, "version", version)
-    if bug == "listed":                     # as a model that has learned to offer candidates
-        around(Verifier, "rewards", lambda old: lambda self, rollouts, asked, words: old(
-            self, rollouts, asked, SimpleNamespace(
-                decode=lambda ids: words.decode(ids) + r" \boxed{3} or \boxed{7}")))
     if bug == "late":                       # only of samples: the gold answers are judged before
         def hurry(old):
             def rewards(self, *a):
@@ -133,7 +118,6 @@ def train(argv, bug):
     put_in(bug)
     problems("unread.jsonl", lambda n: "even" if sum(map(int, str(n))) % 2 == 0 else "odd", "exact")
     problems("late.jsonl", lambda n: rf"\frac{{x^{{{n}}}}}{{2}}")
-    problems("listed.jsonl", lambda n: str(sum(map(int, str(n))) % 10))
     return main(argv)
 
 
@@ -218,7 +202,6 @@ def main():
     p.add_argument("--model", default="models/toy-8")
     p.add_argument("--table", action="store_true")
     p.add_argument("--keep", action="store_true", help="only read runs/symptom-* again")
-    p.add_argument("--smoke", action="store_true")
     p.add_argument("--alarms", nargs="+", metavar="RUN")
     p.add_argument("--profile", metavar="RUN")
     p.add_argument("--one", nargs=2, metavar=("WORDS", "BUG"), help=argparse.SUPPRESS)
@@ -229,22 +212,10 @@ def main():
         return write_csv(KEPT.with_name("alarms.csv"), [*alarms(args.alarms)])
     if args.profile:
         return print(profile(args.profile))
-    smoked = []
-    if args.smoke:
-        for seed in range(3):
-            for what, bug in SMOKE.items():
-                words = [*f"--config {ROOT}/configs/stress.toml --model {args.model} --gpus 0 "
-                         f"--temperature 2 --seed {seed} --check".split()]
-                out = run(words, bug)
-                line = [line for line in out.splitlines() if "smoke" in line][-1]
-                print(f"{what}, seed {seed}:\n{out}", flush=True)
-                smoked.append({"loop": what, "seed": seed, "verdict": line.split()[0],
-                               "line": line.partition(": ")[2]})
-                write_csv(KEPT.with_name("smoke.csv"), smoked)
-    for name in (args.names or RUNS) if not (args.table or args.keep or args.smoke) else ():
+    for name in (args.names or RUNS) if not (args.table or args.keep) else ():
         print(name, shlex.join(arguments(name, args.model)), flush=True)
         print("\n".join(run(arguments(name, args.model), RUNS[name][2]).splitlines()[-3:]))
-    if args.keep or not (args.smoke or args.table):
+    if args.keep or not args.table:
         runs = read_kept() if KEPT.exists() else {}
         runs |= {name: kept(f"runs/symptom-{name}") for name in RUNS
                  if Path(f"runs/symptom-{name}/metrics.jsonl").exists()}

@@ -6,53 +6,43 @@ is checked is what would run. docs/is-it-working.md explains the lines. All of i
 """
 
 import contextlib
-import tempfile
 from collections import Counter
 from itertools import islice
-from pathlib import Path
-from statistics import fmean, median, pstdev
+from statistics import fmean, pstdev
 
-from artifacts.run_folder import Progress
 from engines.agreement import HEALTHY_KL, disagreement
 
 PROMPTS = 32                # that are asked: a standard error of the pass rate of .09 at most
 
 
-def check(run, steps):
-    """Print a line for each check of `run`, a scalerl.Run before its first step. steps: of the last
-    one, the smoke reward; 0: without it. Returns the exit code: 1 if something is bad, else 0."""
-    code = 0
-    for verdict, sentence in checks(run, steps):
+def check(run):
+    """Print a line for each check of `run`, a scalerl.Run before its first step. Returns the exit
+    code: 1 if something is bad, else 0."""
+    verdicts = []
+    for verdict, sentence in checks(run):
         print(f"{verdict:4}  {sentence}", flush=True)
-        code |= verdict == "bad"
+        verdicts.append(verdict)
     run.team.close()
-    return code
+    return int("bad" in verdicts)
 
 
-def grade(value, look, bad):
-    """The verdict on a value that had better be low."""
-    return "bad" if value > bad else "look" if value > look else "ok"
-
-
-def checks(run, steps):
+def checks(run):
     """Yield (verdict, sentence) of each check, in the order in which a sample goes its way."""
     config, problems, tokenizer = run.config, run.problems, run.trainer.tokenizer
     asked = dict(islice(problems.train.items(), PROMPTS))
-    n = len(asked)
+    n, G = len(asked), config.samples_per_prompt
+
+    def grade(value, look, bad):                    # of a value that had better be low
+        return "bad" if value > bad else "look" if value > look else "ok"
 
     # 1. Prompts. Blanks apart: some tokenizers decode others than they were given.
-    prompts = [problems.prompts[i] for i in asked]
-    texts = [tokenizer.decode(ids) for ids in prompts]
+    texts = [tokenizer.decode(problems.prompts[i]) for i in asked]
     arrived = sum("".join(p.question.split()) in "".join(text.split())
                   for p, text in zip(asked.values(), texts))
-    twice = sum(ids[:1] == ids[1:2] and ids[0] in tokenizer.all_special_ids for ids in prompts)
     template = "the model's own" if tokenizer.chat_template else "none, as for a base model"
-    verdict = "ok" if tokenizer.chat_template else "look"
-    if arrived < n or twice > 0:
-        verdict = "bad"
-    yield verdict, (
-        f"chat template: {template}; the question arrives in {arrived} of {n} prompts; {twice} "
-        f"begin with a special token twice; they end in {texts[0][-24:]!r}")
+    yield grade(2 * (n - arrived) + (not tokenizer.chat_template), 0, 1), (
+        f"chat template: {template}; the question arrives in {arrived} of {n} prompts; they end in "
+        f"{texts[0][-24:]!r}")
 
     # 2. Problems. Too many unusable ones have already ended the command, with a sentence.
     log = problems.log
@@ -66,30 +56,24 @@ def checks(run, steps):
     run.push_weights()                              # servers may have other ones
     rollouts, rates, log = ask(run, asked)
     mean, equal = fmean(rates), fmean(rate in (0, 1) for rate in rates)
-    verdict = "bad" if mean in (0, 1) else grade(equal, 0.8, 1)
-    yield verdict, (
+    yield "bad" if mean in (0, 1) else grade(equal, 0.8, 1), (
         f"base pass rate: {mean:.3f}, standard error {pstdev(rates) / n ** 0.5:.3f} ({n} prompts x "
-        f"{config.samples_per_prompt} samples); groups of equal rewards: {equal:.0%}")
+        f"{G} samples); groups of equal rewards: {equal:.0%}")
     cut = fmean(r.finish_reason == "length" for r in rollouts)
     yield grade(cut, 0.05, 0.5), f"answers: {cut:.1%} are truncated"
     forced = fmean(r.interrupted for r in rollouts)
-    yield grade(forced, 0.5, 1), (
-        f"thinking: {forced:.1%} is interrupted, at {config.think_min} to {config.think_max} "
-        "tokens")
+    yield grade(forced, 0.5, 1), (f"thinking: {forced:.1%} is interrupted, at {config.think_min} "
+                                  f"to {config.think_max} tokens")
     late, unread = log["verifier/timeout_frac"], log["verifier/error_frac"]
     yield grade(max(late, unread), 0.02, 0.2), (
         f"verifier: {late:.1%} late, {unread:.1%} unreadable, {log['time/check_ms']:.1f} ms each")
 
-    # 4. The two sides of the importance ratio; then the loop.
+    # 4. The two sides of the importance ratio.
     with contextlib.redirect_stdout(None):          # it prints a sentence of its own
         apart, _, kl = disagreement(run).values()
-    verdict = "ok" if kl < HEALTHY_KL and apart < 0.03 else "bad"
-    yield verdict, (
+    yield "ok" if kl < HEALTHY_KL and apart < 0.03 else "bad", (
         f"self-test: sampler and trainer differ by {apart:.1e} in a token's log-prob, healthy is "
         f"below 0.03, and by a KL of {kl:.1e}, healthy is below {HEALTHY_KL}")
-    if steps:
-        characters = median(len(tokenizer.decode(r.output_ids[:-1])) for r in rollouts)
-        yield smoke(run, steps, asked, max(2, round(characters)))
 
 
 def ask(run, asked):
@@ -99,43 +83,3 @@ def ask(run, asked):
     rewards, log = run.verifier.rewards(rollouts, asked, run.trainer.tokenizer)
     right = Counter(r.prompt_id for r, reward in zip(rollouts, rewards) if reward > 0)
     return rollouts, [right[i] / G for i in asked], log
-
-
-def smoke(run, steps, asked, limit):
-    """Train with +1 for an answer of fewer than `limit` characters; ask before and after. It needs
-    no skill of the model: if it is not learned, the loop is broken, or had no chance."""
-    run.problems.train = {i: p.shorter_than(limit) for i, p in run.problems.train.items()}
-    asked = {i: run.problems.train[i] for i in asked}
-    before, old, _ = ask(run, asked)
-    lines = train(run, steps)
-    run.push_weights(run.eval_sampler)
-    after, new, _ = ask(run, asked)
-
-    gains = [b - a for a, b in zip(old, new)]       # in pass rate, of each problem
-    gain, error = fmean(gains), pstdev(gains) / len(gains) ** 0.5
-    varied = 1 - fmean(line["frac_reward_zero_std"] for line in lines)
-    warmed_up = lines[-1].get("lr") == run.config.lr
-    if gain > 3 * error:
-        verdict, why = "ok", ""
-    elif gain < -3 * error or (varied > 0.2 and warmed_up):
-        verdict, why = "bad", ": not learned: steps too few or too small, or a broken loop"
-    else:
-        verdict = "look"
-        why = ": little to learn from: more steps, --warmup-steps 0, a higher --temperature"
-    long, short = (fmean(len(r.output_ids) for r in rollouts) for rollouts in (before, after))
-    return verdict, (
-        f"smoke reward: in {len(lines)} steps {fmean(old):.0%} -> {fmean(new):.0%} of the answers "
-        f"have fewer than {limit} characters, {long:.1f} -> {short:.1f} tokens; rewards varied in "
-        f"{varied:.0%} of the groups{why}")
-
-
-def train(run, steps):
-    """Train so many steps, or until the prompts run out. Returns their lines of the log, which is
-    written to a folder that is removed."""
-    lines = []
-    with tempfile.TemporaryDirectory() as folder, Progress(steps) as progress:
-        run.folder.path = Path(folder)
-        while len(lines) < steps and (line := run.train_step()):
-            lines.append(line)
-            progress.update(1)
-    return lines

@@ -4,16 +4,19 @@ import signal
 import sys
 
 from artifacts import settings
+from artifacts.resume import Stopped
 from artifacts.run_folder import RunFolder
 from artifacts.step_log import describe
 from command.check import check
 from command.make_run import make_run
 from command.options import parse
+from command.preflight import preflight
 from config import ConfigError
 from engines import load
 from scalerl import Trainer
 from scaleout import launch
-from scaleout.team import Stopped, make_team, stop_on_signals
+from scaleout.signals import Signals, exit_code
+from scaleout.team import make_team
 from servers.pool import ServerError
 from tasks import TaskError, check_files
 
@@ -21,38 +24,40 @@ from tasks import TaskError, check_files
 def main(argv=None, make_trainer=Trainer):
     """Run `python scalerl.py` with these words (None: those of the command line).
 
-    Returns the exit code: 0 done, 1 failure, 2 wrong input, 128 + n: signal n has ended the run.
-    Of several processes rank 0 then returns 0, and its launcher 128 + n.
+    Returns the exit code: 0 done, 1 failure, 2 wrong input, 75 stopped by a scheduler's signal, 130
+    by Ctrl-C. After 75 the same command goes on.
     """
     argv = sys.argv[1:] if argv is None else argv
-    run = None
+    run, signals = None, Signals()
     try:
         config, flags = parse(argv)
-        if flags.report or flags.print_config or flags.dry_run:
+        if flags.report or flags.dry_run:
             return only_print(config, flags, argv)
+        folder = RunFolder(config, flags.fresh)
+        if not flags.serve_only and (sentence := folder.done()):
+            print(sentence)
+            return 0
         check_platform(config, flags.serve_only)
         check_files(config)                             # their sentences come before any model
         if flags.serve_only or launch.wanted(config):   # several processes: trainers run this again
-            return launch.launch(config, argv, flags.resume, flags.serve_only)
-        launch.plan_alone(config, flags.resume)         # refuses what would fail minutes later
-        settings.check(config)
-        load.settle_engine(config)                      # vLLM, or transformers alone
-        folder = RunFolder(config, flags.resume)
-        team = make_team(config)                        # the processes that train; mostly one
-        # Of several processes only rank 0 returns from `lead`; the others stay and serve its calls.
-        run = make_run(config, team.lead(make_trainer(config, team)), folder)
-        if flags.check is not None:
-            return check(run, flags.check)
-        if flags.resume:
-            print(folder.restore(run))
-        else:
-            folder.make(run.trainer.device)
-        stop_on_signals(team)
-        print(describe(run))
-        print(trained(run))
-        team.close()
+            return launch.launch(config, argv, flags.serve_only)
+        with signals.heeded():
+            launch.plan_alone(config)                   # refuses what would fail minutes later
+            settings.check(config)
+            load.settle_engine(config)                  # vLLM, or transformers alone
+            team = make_team(config)                    # the processes that train; mostly one
+            # Of several processes only rank 0 returns from `lead`; the others serve its calls.
+            run = make_run(config, team.lead(make_trainer(config, team)), folder)
+            if flags.check:
+                return check(run)
+            if sentence := folder.begin(run):
+                print(sentence)
+            signals.team = team
+            print(describe(run))
+            print(trained(run, tried=flags.no_preflight or folder.newest() is not None))
+            team.close()
         # Stopped is not done: whoever wrote `&& python fit.py` should know.
-        return 128 + team.stop if team.stop and team.size == 1 else 0
+        return exit_code(team.stop) if team.stop else 0
     except (ConfigError, TaskError) as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 2
@@ -66,7 +71,7 @@ def main(argv=None, make_trainer=Trainer):
         where = f"step {run.step + 1}: stopped at once; {run.folder.resume_hint()}" if run else \
             "interrupted before the run had begun: nothing to save"
         print(f"scalerl.py: {where}", file=sys.stderr)
-        return 128 + (run.team.stop if run and run.team.stop else signal.SIGINT)
+        return exit_code(signals.first or signal.SIGINT)
     finally:
         if run:
             run.close()
@@ -86,24 +91,28 @@ def check_platform(config, serve_only=""):
 
 
 def only_print(config, flags, argv):
-    """--report, --print-config, --dry-run: a page or lines, and no training. Returns 0."""
+    """--report, --dry-run: a page or lines, and no training. Returns 0."""
     if flags.report:
         from command import report, symptoms        # matplotlib, which training never needs
         with load.refused():
             print(report.write_report(flags.report), *symptoms.told(flags.report), sep="\n")
         return 0
-    print(settings.to_toml(config), end="\n" if flags.dry_run else "")
-    if flags.dry_run:
-        launch.describe(config, argv, flags.resume, flags.serve_only)
+    print(settings.to_toml(config))
+    launch.describe(config, argv, flags.serve_only)
     return 0
 
 
-def trained(run):
-    """Train. Returns the closing sentence; after a checkpoint, if somebody has stopped the run.
-    Raises ServerError, after a checkpoint, when no server is left to generate."""
+def trained(run, tried=True):
+    """Train, after a preflight if there was none. Returns the closing sentence; after a checkpoint,
+    if somebody has stopped the run. Raises ServerError, after a checkpoint, when no server is left
+    to generate."""
     run.folder.track()
     try:
-        return run.train()
+        if not tried:
+            preflight(run)
+        sentence = run.train()
+        (run.folder.path / "done").write_text(f"{run.config.steps} {sentence}")
+        return sentence
     except (Stopped, ServerError) as why:
         if run.evaluated is not None:
             run.folder.save(run)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from artifacts.evaluation import KeptAnswers
+from artifacts.run_folder import EVALUATION
 from artifacts.settings import LAUNCHED
 from config import ConfigError
 from engines import load, packed
@@ -27,8 +29,10 @@ def make_run(config, trainer, folder):
     verifier = Verifier(unsafe_code=config.unsafe_code, think_tags=tags)
     problems = load_problems(config, trainer.tokenizer, verifier)
     with trainer.team.during("start"):              # a deadline on what could hang
-        samplers = make_samplers(config, trainer, problems.prompt_tokens)
-    return Run(config, trainer, problems, verifier, *samplers, folder)
+        sampler, eval_sampler = make_samplers(config, trainer, problems.prompt_tokens)
+    if config.engine == "vllm":
+        eval_sampler = KeptAnswers(eval_sampler, folder.path / EVALUATION)
+    return Run(config, trainer, problems, verifier, sampler, eval_sampler, folder)
 
 
 def make_samplers(config, trainer, prompt_tokens):

@@ -3,14 +3,15 @@
 import argparse
 import dataclasses
 import inspect
+import sys
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from artifacts.settings import FREE_TO_CHANGE, did_you_mean, make_config, read_toml
+from artifacts.settings import FREE_TO_CHANGE, PLACE, did_you_mean, make_config, read_toml
 from config import Config, ConfigError
 
 # Options that are no settings.
-FLAGS = ("resume", "dry_run", "serve_only", "print_config", "report", "check")
+FLAGS = ("resume", "fresh", "dry_run", "no_preflight", "serve_only", "report", "check")
 
 ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
@@ -22,11 +23,8 @@ ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
 
 def documented_fields():
-    """{title: {name: comment}} of Config, read from its source: the comments are the help.
-
-    A title is a line "# -- title". A comment stands behind its field, and goes on in lines of only
-    a comment that are indented deeper than the fields.
-    """
+    """{title: {name: comment}} of Config, read from its source: the comments are the help. A title
+    is a line "# -- title"; a comment goes on in lines that are indented deeper than the fields."""
     names, groups = [f.name for f in dataclasses.fields(Config)], {}
     for line in inspect.getsource(Config).splitlines():
         code, _, comment = line.partition("# ")
@@ -41,42 +39,38 @@ def documented_fields():
     return groups
 
 
-def make_parser(page):
-    """An argument parser with an option for each setting. Its help shows the groups of one `page`,
-    "recipe" or "placement"; it understands the options of both."""
+def make_parser():
+    """An argument parser with an option for each setting."""
     parser = argparse.ArgumentParser(
         prog="scalerl.py", usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter, description=ABOUT,
         epilog="Every setting is also a key of FILE. [in brackets]: the default.",
-        allow_abbrev=False, add_help=False)
+        allow_abbrev=False)
     add = parser.add_argument
-    add("-h", "--help", nargs="?", const="recipe", metavar="placement",
-        choices=["recipe", "placement"],
-        help="print this text, or the settings of memory, processes and machines, and stop")
     add("--config", metavar="FILE", action="append", default=[],
         help="TOML file with differences from the defaults; of several the later wins")
-    add("--resume", action="store_true", help="go on with runs/NAME")
+    for flag, text in (
+            ("--resume", "go on with runs/NAME under its own settings, and change some of them; "
+             "a command that is repeated as it is goes on with its run"),
+            ("--fresh", "begin again: the run that is there becomes runs/NAME-old-1"),
+            ("--no-preflight", "do not try disk, memory and push before the first evaluation"),
+            ("--check", "say whether this model is ready for this task, and stop"),
+            ("--dry-run", "print all settings, what would run where, what memory it would take, "
+             "and stop")):
+        add(flag, action="store_true", help=text)
     add("--report", metavar="RUN",
         help="write RUN/report.html, print which symptoms of docs/is-it-working.md it shows, stop")
-    add("--check", metavar="STEPS", nargs="?", const=30, type=int,
-        help="check model and task before a run, with so many steps of a reward that any loop "
-             "learns [30], and stop")
-    add("--print-config", action="store_true", help="print all settings and stop")
-    add("--dry-run", action="store_true",
-        help="print what would run where, what memory it would take, and stop")
     add("--serve-only", metavar="ADDRESS", nargs="?", const="127.0.0.1", default="",
         help="start only this machine's vLLM servers, at this address of it [127.0.0.1], and write "
              "theirs to runs/NAME/servers_ADDRESS.txt; trainers take --vllm-url @FILE")
     kinds = get_type_hints(Config)
     for title, comments in documented_fields().items():
         group = parser.add_argument_group(title)
-        shown = title.startswith("placement") == (page == "placement")
         for name, comment in comments.items():
             kind, default = kinds[name], str(getattr(Config(), name))[:40] or '""'
             metavar = "|".join(filter(None, get_args(kind))) or kind.__name__.upper()
-            text = f"{comment} [{default}]".replace("%", "%%")
             group.add_argument(option(name), metavar=metavar, default=argparse.SUPPRESS,
-                               help=text if shown else argparse.SUPPRESS)
+                               help=f"{comment} [{default}]".replace("%", "%%"))
     return parser
 
 
@@ -88,18 +82,15 @@ def parse(argv):
     """(config, flags) from the command line. flags has the values of FLAGS. If flags.report, the
     folder of a run, is given, config is None.
 
-    Raises ConfigError: an argument is unknown, the value of a setting is wrong, or --resume cannot
-    change it. Raises SystemExit(0) after --help.
+    Raises ConfigError: an argument is unknown, the value of a setting is wrong, or it is not the
+    one that runs/NAME was made with. Raises SystemExit(0) after --help.
     """
     def refuse(message):
         raise ConfigError(message)
-    parser = make_parser("recipe")
+    parser = make_parser()
     parser.error = refuse
     options, unknown = parser.parse_known_args(argv)
     given = vars(options)
-    if page := given.pop("help"):
-        make_parser(page).print_help()
-        raise SystemExit(0)
     if unknown:
         names = [*FLAGS, "config", "help", *(f.name for f in dataclasses.fields(Config))]
         hint = did_you_mean(unknown[0].partition("=")[0], list(map(option, names)))
@@ -107,19 +98,37 @@ def parse(argv):
     flags = argparse.Namespace(**{key: given.pop(key) for key in FLAGS})
     if flags.report:
         return None, flags
+    if flags.resume and flags.fresh:
+        refuse("--resume, --fresh: go on, or start over? Give one of the two")
     values = {}
     for path in given.pop("config"):
         values |= read_toml(path)
     values |= given
     config = make_config(values)
-    if flags.check is not None:
+    if flags.check:
         config.name += "-check"             # --check writes nothing: a run of this name may exist
     saved = Path("runs") / config.name / "config.toml"
-    if flags.resume and saved.exists():     # a run goes on with its own settings, with changes
+    if flags.resume and not saved.exists():
+        refuse(f"--resume: {saved.parent} does not exist: nothing to resume")
+    if saved.exists() and not (flags.fresh or flags.serve_only):
         before = dataclasses.asdict(make_config(read_toml(saved)))
+        if not flags.resume:                # "auto" was settled when the run began
+            values = {k: v for k, v in dataclasses.asdict(config).items() if v != "auto"}
         config = make_config(before | values)
-        for name, value in dataclasses.asdict(config).items():
-            if value != before[name] and name not in FREE_TO_CHANGE:
-                refuse(f"{name} = {value!r}: {saved.parent} was made with {before[name]!r}, and "
-                       "--resume cannot change it; start a new run")
+        other = [f"{name} = {value!r} (it has {before[name]!r})"
+                 for name, value in dataclasses.asdict(config).items() if value != before[name]
+                 and name not in (FREE_TO_CHANGE if flags.resume else PLACE)]
+        if other:
+            refuse(f"{', '.join(other)}: {saved.parent} exists with other settings; repeat its own "
+                   "command, or choose another --name; --resume takes its settings and may change "
+                   "lr and steps, for example; --fresh starts over")
     return config, flags
+
+
+def answer_at_once():
+    """Print help, or what is wrong with the command line, and end the program; else do nothing."""
+    try:
+        parse(sys.argv[1:])
+    except ConfigError as error:
+        print(f"scalerl.py: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

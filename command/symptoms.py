@@ -1,127 +1,62 @@
 """symptoms.py: what a run's log says against it. python scalerl.py --report runs/demo
 
-All of it is ours: the thresholds come from runs of the toy, healthy ones and ones that were broken
-on purpose (results/symptoms). A large model may need others.
+The rules are rows of a table in docs/is-it-working.md, and stand there alone. The thresholds come
+from runs of the toy, healthy ones and ones that were broken on purpose (results/symptoms): ours,
+and a large model may need others.
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from fitting import readers
 
 PAGE = Path(__file__).parents[1] / "docs" / "is-it-working.md"
+TERM = re.compile(r"(mean|median|first|best|)(\d*)\[([^\]]+)\]")        # as mean10[ess], or [ess]
 
 
-# ------------------------------------------------------------------------------ 1. Means of columns
-# A column is an array of a number a step; nan where a step has none, which makes every comparison
-# false.
-def rolling(x, n, statistic):
-    """`statistic` of the last n numbers of x, in the steps that have one, from the n-th on."""
-    at = np.isfinite(x).nonzero()[0]
-    out = np.full(len(x), np.nan)
-    if len(at) >= n:
-        out[at[n - 1:]] = statistic(np.lib.stride_tricks.sliding_window_view(x[at], n), 1)
-    return out
-
-
-def mean(x, n):
-    return rolling(x, n, np.mean)
-
-
-def median(x, n):
-    return rolling(x, n, np.median)
-
-
-def best(x, n):
-    """The highest mean of n numbers so far."""
-    return np.fmax.accumulate(mean(x, n))
-
-
-def first(x, n):
-    """The mean of the first n numbers of the run, or nan: it has fewer."""
-    numbers = x[np.isfinite(x)][:n]
-    return numbers.mean() if len(numbers) == n else np.nan
-
-
-# ------------------------------------------------------------------------------------ 2. The table
-@dataclass(frozen=True)
-class Symptom:
-    """A symptom and its rule. What the rule means, a likely cause and what to try stand beside its
-    name in the table of docs/is-it-working.md, and there alone."""
-
+class Symptom(NamedTuple):
+    """A row of the table. column: the one that shows it; rule: Python, but for its terms."""
     name: str
-    columns: tuple      # that `holds` is called with; the first is the one that shows the symptom
-    holds: Callable     # of the columns: in which steps it holds
+    column: str
+    rule: str
+    cause: str
+    advice: str
+
+    @property
+    def columns(self):
+        """All that the rule reads."""
+        return [*dict.fromkeys([self.column, *(m[2] for m in TERM.findall(self.rule))])]
 
     def steps(self, rows):
         """The steps of rows [{column: number}] in which the rule holds."""
-        holds = self.holds(*(np.array([row.get(column, np.nan) for row in rows], float)
-                             for column in self.columns))
+        terms = [term(kind, int(n or 1), np.array([row.get(column, np.nan) for row in rows], float))
+                 for kind, n, column in TERM.findall(self.rule)]
+        holds = eval(TERM.sub("next(terms)", self.rule), {"terms": iter(terms), "abs": abs})
         return [int(row["step"]) for row, here in zip(rows, holds) if here]
 
 
-SYMPTOMS = [
-    Symptom("nothing is ever right", ("pass_rate",), lambda rate: mean(rate, 10) == 0),
-    Symptom("the pass rate stays flat", ("pass_rate", "step"),
-            lambda rate, step: (step >= 60) & (mean(rate, 20) < first(rate, 20) + .02)),
-    Symptom("the pass rate falls below its start", ("pass_rate",),
-            lambda rate: mean(rate, 10) < .5 * first(rate, 10)),
-    Symptom("the pass rate rose and fell", ("pass_rate",),
-            lambda rate: ((mean(rate, 10) < .5 * best(rate, 10))
-                          & (best(rate, 10) > 1.2 * first(rate, 10)))),
-    Symptom("held-out problems lag behind", ("pass_rate", "held_out"),
-            lambda rate, held_out: mean(rate, 20) - held_out > .2),
-    Symptom("groups are all wrong", ("frac_reward_zero_std", "pass_rate"),
-            lambda equal, rate: (mean(equal, 10) > .75) & (mean(rate, 10) < .2)),
-    Symptom("groups are all right", ("frac_reward_zero_std", "pass_rate"),
-            lambda equal, rate: (mean(equal, 10) > .75) & (mean(rate, 10) > .8)),
-    Symptom("samples of a group are alike", ("frac_reward_zero_std", "step"),
-            lambda equal, step: (step == 10) & (first(equal, 10) > .75)),
-    Symptom("no optimizer steps", ("optimizer_step",), lambda taken: mean(taken, 10) < .5),
-    Symptom("problems run out", ("curriculum/active", "curriculum/retired"),
-            lambda active, retired: active < .1 * (active + retired)),
-    Symptom("problems come back often", ("curriculum/epoch",), lambda epoch: epoch > 25),
-    Symptom("sampler and trainer disagree", ("mismatch/fp32_head/mean_abs_dlogp",),
-            lambda apart: apart > .03),
-    Symptom("they drift apart without lag", ("mismatch/kl_k3/lag_0", "step"),
-            lambda kl, step: (step > 5) & (median(kl, 20) > .015)),
-    Symptom("they are far apart under lag", ("mismatch/kl_k3",), lambda kl: mean(kl, 10) > .3),
-    Symptom("the ratio's mean leaves 1", ("ratio/mean",),
-            lambda ratio: abs(mean(ratio, 10) - 1) > .05),
-    Symptom("the ratio is 1 under lag", ("lag/mean", "ratio/max", "ratio/min"),
-            lambda lag, highest, lowest: (lag > .5) & (highest - lowest == 0)),
-    Symptom("few samples carry the step", ("ess",), lambda ess: ess < .5),
-    Symptom("many tokens are clipped", ("ratio/clipped_frac",),
-            lambda clipped: mean(clipped, 10) > .05),
-    Symptom("samples are old", ("lag/mean",), lambda lag: mean(lag, 10) > 8),
-    Symptom("answers are cut off", ("completions/truncated_frac",),
-            lambda truncated: mean(truncated, 10) > .1),
-    Symptom("thinking is interrupted", ("completions/interrupted_frac",),
-            lambda interrupted: mean(interrupted, 10) > .5),
-    Symptom("answers grow", ("completions/mean_length",),
-            lambda length: mean(length, 10) > 1.5 * first(length, 10)),
-    Symptom("answers shrink", ("completions/mean_length",),
-            lambda length: mean(length, 10) < .5 * first(length, 10)),
-    Symptom("entropy rises", ("entropy",),
-            lambda entropy: mean(entropy, 10) > 1.5 * first(entropy, 10)),
-    Symptom("the gradient is zero", ("grad_norm", "tokens/trained"),
-            lambda norm, tokens: (norm == 0) & (tokens > 0)),
-    # step[-1:], not step[-1]: a log may be empty.
-    Symptom("still warming up at the end", ("lr", "step"),
-            lambda lr, step: (step > 20) & (step == step[-1:]) & (lr > mean(lr, 10))),
-    Symptom("checks come late", ("verifier/timeout_frac",), lambda late: late > .02),
-    Symptom("several answers in one", ("verifier/several_frac",),
-            lambda several: mean(several, 10) > .05),
-    Symptom("the verifier takes the time", ("time/verify_s", "time/step_s"),
-            lambda verify, whole: (verify > 1) & (verify > .5 * whole)),
-]
+def term(kind, n, x):
+    """A term of a rule as an array, one number a step. x: the column, nan where a step has none,
+    which makes every comparison false."""
+    at = np.isfinite(x).nonzero()[0]
+    if kind == "" or len(at) < n:
+        return x if kind == "" else np.full(len(x), np.nan)
+    if kind == "first":
+        return np.full(len(x), x[at[:n]].mean())
+    out, statistic = np.full(len(x), np.nan), np.median if kind == "median" else np.mean
+    out[at[n - 1:]] = statistic(np.lib.stride_tricks.sliding_window_view(x[at], n), 1)
+    return np.fmax.accumulate(out) if kind == "best" else out
 
 
-# ------------------------------------------------------------------------------- 3. What is told
+SYMPTOMS = [Symptom(*(cell.strip(" `") if i == 1 or i == 2 else cell.strip()
+                      for i, cell in enumerate(line.split("|")[1:-1])))
+            for line in PAGE.read_text(encoding="utf-8").splitlines()
+            if line.startswith("| ") and TERM.search(line)]
+
+
 def read(folder):
     """The rows of a run's logs, one a step; "held_out" is the mean over its evaluated tasks."""
     rows = {}
@@ -155,18 +90,8 @@ def ranges(steps):
     return ", ".join(words[:5]) + more
 
 
-def explained():
-    """{symptom: [its column, rule, likely cause, what to try]}: the rows of the page's table."""
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]]
-            for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-    return {name: cells for name, *cells in rows if name in {s.name for s in SYMPTOMS}}
-
-
 def told(folder):
     """Sentences for a terminal and a page: one for each symptom that a run's folder shows."""
-    sentences, page = [], explained()
-    for symptom, steps in found(read(folder)):
-        _, rule, cause, advice = page[symptom.name]
-        sentences.append(f"symptom: {symptom.name}, step {ranges(steps)} ({rule.strip('`')}). "
-                         f"Likely: {cause}. Try: {advice}.")
-    return sentences or ["no symptom of docs/is-it-working.md"]
+    return [f"symptom: {s.name}, step {ranges(steps)} ({s.rule}). Likely: {s.cause}. "
+            f"Try: {s.advice}." for s, steps in found(read(folder))] or [
+        "no symptom of docs/is-it-working.md"]

@@ -3,15 +3,19 @@
     python -m course.batch --pack submission.zip                # in a student's tree
     python -m course.batch handed_in --out graded --seed 2027   # an instructor's: a folder of
                                                                 # archives (zip, tar) or trees
+    python -m course.batch --autograder autograder.zip          # an instructor's: for Gradescope
 
-Of --out: table.csv, a row for each; and in feedback/ for each NAME.txt, the table that a student
-may read, and NAME.json in Gradescope's form of results.json. An archive that cannot be opened is a
-row, too. Each is graded by a process of its own (grade.py), with the same seed.
+Of --out: table.csv, a row for each; bets.csv, exercise 10's table of the class; and in feedback/
+for each NAME.txt, the table that a student may read, and NAME.json in Gradescope's form of
+results.json. An archive that cannot be opened is a row, too. Each is graded by a process of its own
+(grade.py), with the same seed. --plans: a folder of archives of the same names, handed in before
+the runs of exercises 8 and 11, whose plans must be the same.
 """
 import argparse
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -20,6 +24,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from course.forms import gradescope
 from course.student import MANIFEST, ROOT, BadInput, by_file, digest, exercises
 
 MOST_FILES, MOST_BYTES = 20_000, 1 << 30        # of an archive, unpacked
@@ -37,7 +42,8 @@ def pack(tree, target):
     paths = {tree / MANIFEST, *(tree / path for path in by_file(exercises(tree)))}
     paths |= {path for pattern in ("*.py", "[a-z]*/*.py") for path in tree.glob(pattern)
               if old.get(path.relative_to(tree).as_posix()) != digest(path.read_bytes())}
-    for pattern in ("experiment/*", "models/toy*/*", *(f"runs/*-seed*/{name}" for name in RUN)):
+    for pattern in ("experiment/*", "ablation/*", "models/toy*/*",
+                    *(f"runs/*-seed*/{name}" for name in RUN)):
         paths |= {*tree.glob(pattern)}
     names = sorted(path.relative_to(tree).as_posix() for path in paths if path.is_file())
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -78,7 +84,7 @@ def open_archive(path):
     return zipfile.ZipFile(path) if path.suffix == ".zip" else tarfile.open(path)
 
 
-def grade_one(path, out, seed):
+def grade_one(path, out, seed, plans=None):
     """One row of the table. Raises BadInput where nothing can be graded at all."""
     name = path.name
     row = dict(name=name, points="", note="")
@@ -86,9 +92,11 @@ def grade_one(path, out, seed):
         report = Path(place) / "report.json"
         try:
             tree = unpacked(path, Path(place) / "tree")
+            more = ["--plans", plans_of(plans / name, Path(place))] if plans else []
             done = subprocess.run(
                 [sys.executable, "-B", "-m", "course.grade", str(tree), "--json", str(report),
-                 "--seed", str(seed)], cwd=ROOT, text=True, capture_output=True, timeout=LIMIT_S)
+                 "--seed", str(seed), *more], cwd=ROOT, text=True, capture_output=True,
+                timeout=LIMIT_S)
         except (BadInput, subprocess.TimeoutExpired) as error:
             row["note"] = f"not graded: {error}"
         else:
@@ -101,22 +109,41 @@ def grade_one(path, out, seed):
                 row |= dict(points=told["points"],
                             **{f"exercise {each['number']}": each["points"]
                                for each in told["exercises"]})
+                row["bets"] = next((note for each in told["exercises"] for note in each["notes"]
+                                    if note.startswith("forecasts: ")), "")
                 (out / "feedback" / f"{name}.txt").write_text(done.stdout)
                 (out / "feedback" / f"{name}.json").write_text(
                     json.dumps(gradescope(told), indent=1))
     return row
 
 
-def gradescope(told):
-    """A table of grade.py as Gradescope's results.json."""
-    return dict(score=told["points"], tests=[
-        dict(number=str(row["number"]), name=row["title"], score=row["points"],
-             max_score=row["of"], output="\n".join(
-                 [f"{part['part']}: {part['why']}" for part in row["parts"] if part["why"]]
-                 + row["notes"])) for row in told["exercises"]])
+def plans_of(path, place):
+    """A folder with the plans in an archive that was handed in before the runs; a plan that is not
+    in it, or an archive that is not there, is a plan that was not handed in."""
+    (place / "plans").mkdir()
+    try:
+        tree = unpacked(path, place / "early")
+    except BadInput:
+        return place / "plans"
+    for row in exercises():
+        if "folder" in row and (plan := tree / row["folder"] / "plan.md").is_file():
+            (place / "plans" / row["folder"]).mkdir()
+            (place / "plans" / row["folder"] / "plan.md").write_bytes(plan.read_bytes())
+    return place / "plans"
 
 
-def grade_all(folder, out, seed, lanes):
+def table_of_bets(rows):
+    """Lines of bets.csv: everyone's error in exercise 10, and those that it is held against."""
+    found = {}
+    for row in rows:
+        if told := re.search(r"mean absolute error (\S+); (.*)", row.pop("bets", "")):
+            found |= {row["name"]: told[1]} | {
+                name: error for name, error in re.findall(r"([a-z. ]+?) (\d\.\d+)", told[2])}
+    return sorted(({"name": name.strip(), "error": error} for name, error in found.items()),
+                  key=lambda line: float(line["error"]))
+
+
+def grade_all(folder, out, seed, lanes, plans=None):
     """The rows of the table, which is written as it grows. Raises BadInput."""
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith(".")
                    and (path.is_dir() or path.name.endswith(ENDINGS)))
@@ -126,15 +153,34 @@ def grade_all(folder, out, seed, lanes):
     columns = ["name", "points", *(f"exercise {row['number']}" for row in exercises()), "note"]
     rows = []
     with open(out / "table.csv", "w", newline="") as file, ThreadPoolExecutor(lanes) as pool:
-        writer = csv.DictWriter(file, columns, restval="")
+        from tqdm import tqdm           # `make submit` has no packages
+        writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
         writer.writeheader()
-        for number, row in enumerate(pool.map(lambda path: grade_one(path, out, seed), paths), 1):
+        graded = pool.map(lambda path: grade_one(path, out, seed, plans), paths)
+        for row in tqdm(graded, total=len(paths), unit="tree"):
             writer.writerow(row)
             file.flush()
             rows.append(row)
-            print(f"{number}/{len(paths)}  {row['points']!s:>5}  {row['name']}  {row['note']}",
-                  flush=True)
+            tqdm.write(f"{row['points']!s:>5}  {row['name']}  {row['note']}")
+    with open(out / "bets.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ["name", "error"])
+        writer.writeheader()
+        writer.writerows(table_of_bets(rows))
     return rows
+
+
+def write_autograder(target):
+    """Gradescope's autograder.zip: this project, and its two scripts at the top. -> paths in it"""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, text=True, check=True,
+                             capture_output=True).stdout.split("\0")[:-1]
+    left_out = ("tests/", "bench/", "docs/", "results/", "configs/cluster/", "study/")
+    names = {name: name for name in tracked if not name.startswith(left_out)}
+    names |= {name: name for name in ("README.md", "results/study/evals.csv")}
+    names |= {name: f"course/autograder/{name}" for name in ("setup.sh", "run_autograder")}
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, path in names.items():
+            archive.write(ROOT / path, name)        # with its mode: both scripts can be executed
+    return [*names]
 
 
 def main(argv=None):
@@ -142,6 +188,8 @@ def main(argv=None):
     p.add_argument("folder", type=Path, nargs="?", help="of archives or trees")
     p.add_argument("--out", type=Path, default=Path("graded"), help="the folder of results")
     p.add_argument("--pack", type=Path, metavar="FILE", help="hand in the tree in this folder")
+    p.add_argument("--autograder", type=Path, metavar="FILE", help="write Gradescope's archive")
+    p.add_argument("--plans", type=Path, metavar="FOLDER", help="archives from before the runs")
     p.add_argument("--seed", type=int, help="of all inputs (default: a fresh one)")
     p.add_argument("--lanes", type=int, default=os.cpu_count(), help="trees at a time")
     args = p.parse_args(argv)
@@ -150,10 +198,15 @@ def main(argv=None):
             names = pack(ROOT, args.pack)
             print(f"{args.pack}: {len(names)} files")
             return 0
+        if args.autograder:
+            print(f"{args.autograder}: {len(write_autograder(args.autograder))} files")
+            return 0
+        if args.plans and not args.plans.is_dir():
+            raise BadInput(f"{args.plans} is no folder of archives")
         if not args.folder or not args.folder.is_dir():
             raise BadInput("name the folder of what was handed in: make grade-all DIR=FOLDER")
         seed = int.from_bytes(os.urandom(3), "big") if args.seed is None else args.seed
-        rows = grade_all(args.folder, args.out, seed, args.lanes)
+        rows = grade_all(args.folder, args.out, seed, args.lanes, args.plans)
         print(f"{args.out}/table.csv: {len(rows)} rows, seed {seed}")
     except (BadInput, OSError) as error:
         print(f"batch.py: {error}", file=sys.stderr)

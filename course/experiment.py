@@ -1,7 +1,9 @@
-"""experiment.py: exercise 8, an experiment of one's own (8_experiment.md).
+"""experiment.py: exercise 8, an experiment of one's own (8_experiment.md), and exercise 11, an
+ablation: the same with two or three changes, each on its own (11_ablation.md).
 
     python -m course.experiment experiment --commands    # the commands of its ten runs
     python -m course.experiment experiment               # what they say, and what is still missing
+    python -m course.experiment ablation                 # the same for exercise 11
 
 The plan is written and committed before the runs: their names hold a hash of it, and each run's
 versions.json names a commit that must hold this very plan. The commit's id is the hash of what is
@@ -38,6 +40,7 @@ from fitting.compare import compare
 SEEDS = 5
 FIELDS = ("base", "changed", "measure", "smallest", "expected", "seeds")
 VERDICTS = ("higher", "lower", "no difference", "not decided")
+ARMS = {"ablation": (2, 3)}   # least and most changes of a folder's plan; else one
 PARTS = 7                   # of the points: five are found here, two are for whoever grades
 RUBRIC = (
     "two parts of seven are given by hand:",
@@ -55,38 +58,52 @@ def read_plan(folder):
     plan = dict(re.findall(r"^(\w+): *(.+?) *$", text, re.M))
     if missing := [name for name in FIELDS if name not in plan]:
         raise BadInput(f"{path} has no line `{missing[0]}: ...`")
+    least, most = ARMS.get(folder.name, (1, 1))
     try:
-        (key, value), = tomllib.loads(plan["changed"]).items()
+        changes = [*tomllib.loads(plan["changed"].replace(";", "\n")).items()]
         plan["seeds"] = [*map(int, plan["seeds"].split())]
         plan["smallest"] = float(plan["smallest"])
     except ValueError as error:
         raise BadInput(f'{path}: `changed` is one setting as in TOML (loss = "grpo"), `seeds` are '
                        f"whole numbers, `smallest` is a number ({error})") from None
-    if plan["measure"] not in ("end", "A") or plan["expected"] not in VERDICTS[:3]:
-        raise BadInput(f"{path}: `measure` is end or A, `expected` is one of "
+    if not least <= len(changes) <= most:
+        raise BadInput(f"{path}: `changed` has {len(changes)} settings, and must have "
+                       + (f"{least} to {most}, with ; between them" if most > 1 else "one"))
+    plan["expected"] = [each.strip() for each in plan["expected"].split(";")]
+    if plan["measure"] not in ("end", "A") or {*plan["expected"]} - {*VERDICTS[:3]} or (
+            len(plan["expected"]) != len(changes)):
+        raise BadInput(f"{path}: `measure` is end or A, `expected` is for each change one of "
                        f"{', '.join(VERDICTS[:3])}")
     if len(set(plan["seeds"])) != SEEDS or len(plan["seeds"]) != SEEDS or plan["smallest"] <= 0:
         raise BadInput(f"{path}: {SEEDS} different seeds, and `smallest` above 0, are needed")
-    return plan | dict(key=key, value=value,
+    return plan | dict(changes=changes,
                        hash=hashlib.sha256(text.encode()).hexdigest()[:8])
 
 
+def arms(plan):
+    """The names of what is run: base, changed; with several changes base, changed1, changed2."""
+    many = len(plan["changes"]) > 1
+    return ["base", *(f"changed{i}" if many else "changed"
+                      for i in range(1, len(plan["changes"]) + 1))]
+
+
 def run_names(plan):
-    """[(base, changed)], a pair a seed."""
-    return [tuple(f"{arm}-{plan['hash']}-seed{seed}" for arm in ("base", "changed"))
+    """[(base, changed, ...)], a tuple a seed."""
+    return [tuple(f"{arm}-{plan['hash']}-seed{seed}" for arm in arms(plan))
             for seed in plan["seeds"]]
 
 
 def commands(plan):
-    value = plan["value"] if isinstance(plan["value"], str) else json.dumps(plan["value"])
-    change = f" --{plan['key'].replace('_', '-')} {shlex.quote(value)}"
+    options = [f" --{key.replace('_', '-')} "
+               + shlex.quote(value if isinstance(value, str) else json.dumps(value))
+               for key, value in plan["changes"]]
     for seed, names in zip(plan["seeds"], run_names(plan)):
-        for name, more in zip(names, ("", change)):
+        for name, more in zip(names, ("", *options)):
             yield f"python scalerl.py --config {plan['base']} --name {name} --seed {seed}{more}"
 
 
 # ------------------------------------------------------------------------------- 2. its commit
-COMMIT = ("git add experiment/plan.md && git commit -m plan, and only then the runs")
+COMMIT = "git add the plan, git commit -m plan, and only then the runs"
 
 
 def commits_of(runs):
@@ -103,20 +120,22 @@ def commits_of(runs):
     return sorted(found)
 
 
-def keep_commits(tree):
-    """Write what proves that the plan lay in the runs' commits to experiment/commits.json: of each
-    the objects of the commit, of its tree and of its folder experiment/."""
-    runs = [run for pair in run_names(read_plan(tree / "experiment")) for run in pair]
+def keep_commits(folder):
+    """Write what proves that the plan lay in the runs' commits to commits.json beside it: of each
+    the objects of the commit, of its tree and of that folder in it."""
+    tree = folder.parent
+    runs = [run for pair in run_names(read_plan(folder)) for run in pair]
     kept = {}
     for name in commits_of(tree / "runs" / run for run in runs if (tree / "runs" / run).exists()):
-        asked = [f"{name}^{{commit}}", f"{name}^{{tree}}", f"{name}:experiment"]
+        asked = [f"{name}^{{commit}}", f"{name}^{{tree}}", f"{name}:{folder.name}"]
         kept[name] = []
         for kind, what in zip(("commit", "tree", "tree"), asked):
             done = subprocess.run(["git", "cat-file", kind, what], cwd=tree, capture_output=True)
             if done.returncode:
-                raise BadInput(f"the runs' commit {name[:9]} has no experiment/plan.md: {COMMIT}")
+                raise BadInput(f"the runs' commit {name[:9]} has no {folder.name}/plan.md: "
+                               f"{COMMIT}")
             kept[name].append(base64.b64encode(done.stdout).decode())
-    (tree / "experiment" / "commits.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (folder / "commits.json").write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def git_id(kind, data):
@@ -133,25 +152,25 @@ def id_in(tree, name):
         tree = rest[20:]
 
 
-def check_committed(tree, runs):
+def check_committed(folder, runs):
     """Each run was made at a commit that holds the plan as it is. -> a sentence; raises BadInput.
     Nothing is asked of git here, which would run what a strange folder's settings say."""
-    names, plan = commits_of(runs), (tree / "experiment" / "plan.md").read_bytes()
+    names, plan = commits_of(runs), (folder / "plan.md").read_bytes()
     try:
-        kept = json.loads((tree / "experiment" / "commits.json").read_text())
+        kept = json.loads((folder / "commits.json").read_text())
         for name in names:
-            commit, root, folder = map(base64.b64decode, kept[name])
+            commit, root, inner = map(base64.b64decode, kept[name])
             same = (git_id("commit", commit) == name
                     and commit.startswith(f"tree {git_id('tree', root)}\n".encode())
-                    and id_in(root, b"experiment") == git_id("tree", folder)
-                    and id_in(folder, b"plan.md") == git_id("blob", plan))
+                    and id_in(root, folder.name.encode()) == git_id("tree", inner)
+                    and id_in(inner, b"plan.md") == git_id("blob", plan))
             if not same:
                 raise BadInput(f"the commit {name[:9]} that runs were made at does not hold this "
                                f"plan: {COMMIT}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, BadInput):
             raise
-        raise BadInput("experiment/commits.json does not hold the runs' commits: `make check EX=8` "
+        raise BadInput(f"{folder.name}/commits.json does not hold the runs' commits: `make check` "
                        f"writes it ({error!r})") from None
     return f"committed as {', '.join(name[:9] for name in names)} before them"
 
@@ -176,7 +195,7 @@ def settings(run):
 
 def check_logs(runs):
     """Every step and every evaluation is there, and no run is a copy of another seed's."""
-    for number, arm in enumerate(("base", "changed")):
+    for number, arm in enumerate(run.name.partition("-")[0] for run in runs[0]):
         rewards = []
         for pair in runs:
             run, config = pair[number], settings(pair[number])
@@ -190,26 +209,29 @@ def check_logs(runs):
             rewards.append([line.get("pass_rate") for line in steps.values()])
         if any(one == other for i, one in enumerate(rewards) for other in rewards[:i]):
             raise BadInput(f"two seeds of {arm} have the same pass rate in every step: a copy")
-    return f"{2 * len(runs)} runs, every step and every evaluation is there"
+    return f"{sum(map(len, runs))} runs, every step and every evaluation is there"
 
 
 def check_pairs(plan, runs):
-    """The two runs of a seed differ in the planned setting alone, in code not at all."""
+    """A changed run differs from its seed's base in the planned setting alone, in code not at
+    all."""
     sources = set()
     for seed, pair in zip(plan["seeds"], runs):
-        base, changed = map(settings, pair)
-        for run, config in zip(pair, (base, changed)):
+        base, *changed = configs = [*map(settings, pair)]
+        for run, config in zip(pair, configs):
             if (config["name"], config["seed"]) != (run.name, seed):
                 raise BadInput(f"{run.name} was run as {config['name']} with seed {config['seed']}")
             sources.add(tuple((str(path.relative_to(run)), path.read_bytes())
                               for path in sorted(run.glob("source/**/*.py"))))
-        differ = sorted({key for key in base if base[key] != changed.get(key)} - {"name"})
-        if differ != [plan["key"]] or changed[plan["key"]] != plan["value"]:
-            raise BadInput(f"the runs of seed {seed} differ in {', '.join(differ) or 'nothing'}: "
-                           f"the plan changes {plan['changed']}")
+        for config, (key, value) in zip(changed, plan["changes"]):
+            differ = sorted({name for name in base if base[name] != config.get(name)} - {"name"})
+            if differ != [key] or config[key] != value:
+                raise BadInput(f"the runs of seed {seed} differ in "
+                               f"{', '.join(differ) or 'nothing'}: the plan changes {key} to "
+                               f"{value!r}")
     if len(sources) > 1:
-        raise BadInput("the runs' source/ folders differ: all ten have to be of one code")
-    return f"each pair differs in {plan['changed']} alone"
+        raise BadInput("the runs' source/ folders differ: all have to be of one code")
+    return f"each pair differs in the planned setting alone ({plan['changed']})"
 
 
 # ------------------------------------------------------------------------------- 4. the result
@@ -230,9 +252,11 @@ def differences(runs, measure):
     return np.array(found), doubts
 
 
-def result(d, smallest, doubts=()):
-    """Five differences -> their mean, its interval, and one of VERDICTS."""
-    half = stdtrit(d.size - 1, (1 + LEVEL) / 2) * d.std(ddof=1) / d.size ** 0.5
+def result(d, smallest, doubts=(), tries=1):
+    """Five differences -> their mean, its interval, and one of VERDICTS. With several changes each
+    has more than one chance to look like something: 10% of error are shared among them
+    (Bonferroni)."""
+    half = stdtrit(d.size - 1, 1 - (1 - LEVEL) / 2 / tries) * d.std(ddof=1) / d.size ** 0.5
     low, high = d.mean() - half, d.mean() + half
     verdict = ("not decided" if doubts else "no difference" if -smallest < low <= high < smallest
                else "higher" if low > 0 else "lower" if high < 0 else "not decided")
@@ -240,51 +264,57 @@ def result(d, smallest, doubts=()):
 
 
 def check_interval(text, told):
-    """The conclusion prints both ends of the interval, to two digits or more."""
+    """The conclusion prints both ends of an interval, to two digits or more."""
     found = re.findall(r"[-+]?\d*\.\d{2,}", text.replace("−", "-"))
     numbers = {round(float(x), 2) for x in found}
     wanted = {round(told[end], 2) for end in ("lo", "hi")}
     if not wanted <= numbers:
         raise BadInput(f"conclusion.md does not print the interval [{told['lo']:+.3f}, "
                        f"{told['hi']:+.3f}]")
-    return "the conclusion prints the interval"
 
 
 def check_verdict(text, told):
     said = re.findall(r"^verdict: *(.+?) *$", text, re.M)
-    if said != [told["verdict"]]:
-        raise BadInput(f"conclusion.md needs one line `verdict: {told['verdict']}`; it has {said}")
-    return "its verdict is that of the interval"
+    if said != [each["verdict"] for each in told]:
+        lines = ", ".join(f"`verdict: {each['verdict']}`" for each in told)
+        raise BadInput(f"conclusion.md needs {len(told)} line{'s' * (len(told) > 1)} {lines}; it "
+                       f"has {said}")
+    return "each verdict is that of its interval"
 
 
-def parts(tree):
+def parts(folder):
     """The five parts that a program can grade, in order: a sentence each. Raises ValueError."""
-    plan = read_plan(tree / "experiment")
+    plan, tree = read_plan(folder), folder.parent
     runs = [tuple(tree / "runs" / name for name in pair) for pair in run_names(plan)]
     if gone := [run.name for pair in runs for run in pair if not run.exists()]:
         raise BadInput(f"runs/{gone[0]} is missing ({len(gone)} are): the plan was changed after "
                        "its runs, or they were not made (--commands)")
-    committed = check_committed(tree, [run for pair in runs for run in pair])
-    yield f"ten runs bear the hash of the plan, {plan['hash']}, {committed}"
+    committed = check_committed(folder, [run for pair in runs for run in pair])
+    yield f"{sum(map(len, runs))} runs bear the hash of the plan, {plan['hash']}, {committed}"
     yield check_logs(runs)
-    same = check_pairs(plan, runs)
-    d, doubts = differences(runs, plan["measure"])
-    told = result(d, plan["smallest"], doubts)
-    yield (f"{same}; {plan['measure']}, changed minus base: {', '.join(f'{x:+.3f}' for x in d)}; "
-           f"mean {told['mean']:+.3f} [{told['lo']:+.3f}, {told['hi']:+.3f}]: {told['verdict']}, "
-           f"expected was {plan['expected']}" + "".join(f"; {doubt}" for doubt in doubts))
-    path = tree / "experiment" / "conclusion.md"
+    said, told = [check_pairs(plan, runs)], []
+    for arm, expected in enumerate(plan["expected"], 1):
+        d, doubts = differences([(pair[0], pair[arm]) for pair in runs], plan["measure"])
+        told.append(result(d, plan["smallest"], doubts, len(plan["changes"])))
+        said.append(f"{plan['measure']}, {arms(plan)[arm]} minus base: "
+                    f"{', '.join(f'{x:+.3f}' for x in d)}; mean {told[-1]['mean']:+.3f} "
+                    f"[{told[-1]['lo']:+.3f}, {told[-1]['hi']:+.3f}]: {told[-1]['verdict']}, "
+                    f"expected was {expected}" + "".join(f"; {doubt}" for doubt in doubts))
+    yield "; ".join(said)
+    path = folder / "conclusion.md"
     if not path.exists():
         raise BadInput(f"{path} is missing")
-    yield check_interval(path.read_text(), told)
+    for each in told:
+        check_interval(path.read_text(), each)
+    yield "the conclusion prints each interval"
     yield check_verdict(path.read_text(), told)
 
 
-def grade(tree):
-    """A students' tree -> (the sentences of the parts that are done, why the next one is not)."""
+def grade(folder):
+    """The folder of a plan -> (sentences of the parts that are done, why the next one is not)."""
     done = []
     try:
-        done.extend(parts(tree))
+        done.extend(parts(folder))
     except (OSError, ValueError) as error:
         return done, str(error)
     return done, ""
@@ -302,12 +332,11 @@ def main(argv=None):
             print(f"experiment.py: {error}", file=sys.stderr)
             return 2
         return 0
-    tree = args.folder.resolve().parent
     try:
-        keep_commits(tree)
+        keep_commits(args.folder.resolve())
     except (BadInput, OSError) as error:
-        print(f"note: experiment/commits.json was not written: {error}")
-    done, why = grade(tree)
+        print(f"note: {args.folder}/commits.json was not written: {error}")
+    done, why = grade(args.folder.resolve())
     print(*(f"ok  {line}" for line in done), *([f"--  {why}"] if why else RUBRIC), sep="\n")
     return 2 if why else 0
 

@@ -7,8 +7,8 @@
 Points are given for values (hidden/values.py): the submission runs in a sandbox and answers, this
 process asks and compares, and never imports it. Of the students' files those of the exercises
 count, and modules that are new; each exercise runs by itself, beside our bodies of all others.
-Where no sandbox can be made nothing is graded. Exercise 8 is graded from its runs, one of which is
-made again in part (hidden/replay.py).
+Where no sandbox can be made nothing is graded. Exercises 8 and 11 are graded from their runs, one
+of which is made again in part (hidden/replay.py).
 
 In a students' tree there are no hidden values and no points: the public checks run, as in `make
 check`, and say what is wrong.
@@ -25,10 +25,11 @@ import textwrap
 from functools import partial
 from pathlib import Path
 
+from course.forms import FORMS
 from course.student import (MANIFEST, ROOT, BadInput, by_file, exercises, find, handed_out)
 from tasks.sandbox import SandboxError, check_sandbox
 
-LIMIT_S = 180           # of one exercise; the project's own bodies need 30 s
+LIMIT_S = 240           # of one exercise; the project's own bodies need 30 s
 MOST = 1 << 20          # bytes of one file that is handed in
 NEW = 200               # modules of their own
 
@@ -75,8 +76,10 @@ def written(source, name, path, number):
 
 
 # ------------------------------------------------------------------------------- 2. the points
-def grade(folder, seed, only=(), limit_s=LIMIT_S):
-    """A students' folder -> {"exercises": [...], "points", "of", "seed", "notes"}.
+def grade(folder, seed, only=(), limit_s=LIMIT_S, plans=None):
+    """A students' folder -> {"exercises": [...], "points", "of", "seed", "notes"}. Electives add to
+    the points and not to what they are of. plans: {"experiment": bytes of plan.md, ...}, if plans
+    were collected before the runs; one that was not handed in then is b"".
     Raises BadInput, and SandboxError where nothing can be graded."""
     if not (folder / MANIFEST).exists():
         raise BadInput(f"{folder} is no students' tree: {folder / MANIFEST} is missing")
@@ -96,21 +99,22 @@ def grade(folder, seed, only=(), limit_s=LIMIT_S):
                 edited = True
             notes += [f"{path} was edited: ours is used"] * edited
     extra = new_modules(folder, files)
-    graded = [grade_one(row, rows, folder, sources, extra, seed, limit_s)
+    graded = [grade_one(row, rows, folder, sources, extra, seed, limit_s, plans)
               for row in rows if not only or row["number"] in only]
     return dict(folder=str(folder), seed=seed, exercises=graded, notes=notes,
                 points=round(sum(row["points"] for row in graded), 1),
-                of=sum(row["of"] for row in graded))
+                of=sum(row["of"] for row in graded if not row["elective"]))
 
 
-def grade_one(row, rows, folder, sources, extra, seed, limit_s):
+def grade_one(row, rows, folder, sources, extra, seed, limit_s, plans=None):
     """One exercise -> its row of the table."""
     number = row["number"]
     result = dict(number=number, title=row["title"], points=0.0, of=row["points"], notes=[],
-                  parts=[])
+                  parts=[], elective=row.get("elective", False))
     if not row["functions"]:
         from course.hidden import replay
-        points, notes = replay.points(folder, row["points"], seed, partial(of_a_run, rows))
+        points, notes = replay.points(folder, row["folder"], row["points"], seed,
+                                      partial(of_a_run, rows), (plans or {}).get(row["folder"]))
         return result | dict(points=points, notes=notes)
     functions = [name.split("::") for name in row["functions"]]
     missing = [name for path, name in functions
@@ -122,7 +126,7 @@ def grade_one(row, rows, folder, sources, extra, seed, limit_s):
     from course.hidden import values
     asked = importlib.import_module(f"course.hidden.values_{number}")
     with service(row, rows, sources, extra, limit_s, getattr(asked, "MEMORY", None)) as process:
-        found = values.earned(asked.PARTS, process, seed)
+        found = values.earned(asked.PARTS, process, seed, result["notes"])
     weights = sum(part.weight for part in asked.PARTS)
     for part, why in found:
         of = row["points"] * part.weight / weights
@@ -136,20 +140,21 @@ def grade_one(row, rows, folder, sources, extra, seed, limit_s):
 
 
 def service(row, rows, sources, extra, limit_s, memory=None):
-    """A student's files in the sandbox, beside our bodies of all exercises but this one."""
+    """A student's files in the sandbox, beside our bodies of all exercises but this one (and those
+    that it is to do without)."""
     from course.hidden import values
-    number = row["number"]
-    names = {path: [name for name, other in functions.items() if other != number]
+    gone = [row["number"], *row.get("without", [])]
+    names = {path: [name for name, other in functions.items() if other not in gone]
              for path, functions in by_file(rows).items()}
-    files = handed_out([number])
+    files = handed_out(gone)
     tree = {path: text.decode() for path, text in files.items() if path.endswith(".py")
             and (not path.startswith("course/") or path in names or path == "course/__init__.py")}
     return values.Service(tree, sources, names, extra, limit_s, memory or values.MEMORY)
 
 
 def of_a_run(rows, sources, folders):
-    """The sandbox of a run of exercise 8: the exercises' files as its source/ has them, and ours.
-    Raises BadInput where it had other code besides."""
+    """The sandbox of a run of exercise 8 or 11: the exercises' files as its source/ has them, and
+    ours. Raises BadInput where it had other code besides."""
     from course.hidden import replay, values
     tree = {path: (ROOT / path).read_bytes().decode() for path in handed_out()
             if path.endswith(".py") and not path.startswith("course/")}
@@ -184,7 +189,8 @@ def table(told):
     yield f"{'exercise':<62}{'points':>12}"
     for row in told["exercises"]:
         title = textwrap.shorten(row["title"], 59, placeholder=" ...")
-        yield f"{row['number']} {title:<60}{row['points']:>6} / {row['of']:>3}"
+        yield (f"{row['number']:>2} {title:<59}{row['points']:>6} / {row['of']:>3}"
+               + "  (elective)" * row["elective"])
         for part in row["parts"]:
             if part["why"]:
                 yield f"    -{part['of']:<5} {part['part']}: {part['why']}"
@@ -199,8 +205,12 @@ def main(argv=None):
     p = argparse.ArgumentParser(prog="grade.py", description=__doc__.split("\n")[0])
     p.add_argument("folder", type=Path, help="a students' tree")
     p.add_argument("--json", type=Path, metavar="FILE", help="the table for programs")
+    for form in FORMS:
+        p.add_argument(f"--{form}", type=Path, metavar="FILE", help=f"and for {form}")
     p.add_argument("--seed", type=int, help="of the inputs (default: a fresh one)")
     p.add_argument("--only", type=int, nargs="+", default=[], metavar="N", help="these exercises")
+    p.add_argument("--plans", type=Path, metavar="FOLDER", help="what this student handed in "
+                   "before the runs: FOLDER/experiment/plan.md, FOLDER/ablation/plan.md")
     p.add_argument("--limit", type=int, default=LIMIT_S, metavar="S", help="seconds an exercise")
     args = p.parse_args(argv)
     try:
@@ -208,7 +218,10 @@ def main(argv=None):
             print(*public(args.folder.resolve(), args.only, args.seed), sep="\n")
             return 0
         seed = int.from_bytes(os.urandom(3), "big") if args.seed is None else args.seed
-        told = grade(args.folder.resolve(), seed, args.only, args.limit)
+        plans = {row["folder"]: plan.read_bytes() if plan.is_file() else b"" for row in exercises()
+                 if "folder" in row and (plan := args.plans / row["folder"] / "plan.md")
+                 } if args.plans else None
+        told = grade(args.folder.resolve(), seed, args.only, args.limit, plans)
     except SandboxError as error:
         print(f"grade.py: nothing is graded: {error}", file=sys.stderr)
         return 3
@@ -218,6 +231,9 @@ def main(argv=None):
     print(*table(told), sep="\n")
     if args.json:
         args.json.write_text(json.dumps(told, indent=1) + "\n")
+    for form, made in FORMS.items():
+        if path := getattr(args, form):
+            path.write_text(json.dumps(made(told), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ TAKEN = ("*.py", "*.toml", "Makefile", "LICENSE", ".gitignore", "tasks/*.*", "en
          "bench/simulate.py", "results/demo/evals.csv", "results/stress/*.csv",
          "results/stress/PROTOCOL.md", "command/*.*", "fitting/*.*", "servers/*.*",
          "course/*.md", "course/*.ipynb", "course/*.py", "course/checks/*.py",
-         "course/exercises.toml", "CONTRIBUTING.md")
+         "course/exercises.toml", "course/late/*.jsonl", "CONTRIBUTING.md")
 KEPT_BACK = ("course/guide.md", "course/syllabus.md", "course/mutants.md", "course/mutants.py",
              "course/slides.md", "course/slides.py", "course/CHANGES.md", "course/tour.py")
 MANIFEST = "course/handed_out.json"       # {path: sha256} of what was written: the rest is work

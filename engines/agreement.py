@@ -7,16 +7,21 @@ import torch
 from loss import k3
 
 HEALTHY_KL = 0.015          # mean k3 KL at lag 0 in healthy runs (ours, from other projects' logs)
+# Mean |Δ log-prob| where both sides compute in fp32: rounding was up to 1e-5. A KL alone would let
+# a wrong temperature pass where the policy is nearly uniform, as an untrained toy's.
+HEALTHY_FP32 = 1e-3
 
 
 def self_test(run):
     """The columns of `disagreement`, for the log. Raises RuntimeError: sampler and trainer disagree
     before the first step, and `allow_mismatch` does not let the run begin so."""
     log = disagreement(run)
-    *_, kl = log.values()
-    if not kl <= HEALTHY_KL:
-        sentence = (f"sampler and trainer disagree before the first step (mean k3 KL {kl:.3f}, "
-                    f"healthy is below {HEALTHY_KL})")
+    mean, _, kl = log.values()
+    fp32 = run.config.head_fp32 and run.trainer.dtype == torch.float32
+    if not (kl <= HEALTHY_KL and (mean <= HEALTHY_FP32 or not fp32)):
+        sentence = ("sampler and trainer disagree before the first step (mean k3 KL "
+                    f"{kl:.3f}, healthy is below {HEALTHY_KL}" + fp32 * (
+                        f"; mean difference {mean:.1g}, below {HEALTHY_FP32}") + ")")
         if not run.config.allow_mismatch:
             raise RuntimeError(f"{sentence}; --allow-mismatch true begins nevertheless")
         print(f"warning: {sentence}", file=sys.stderr)

@@ -2,46 +2,87 @@
 
     a matrix product    2 FLOPs for each weight and token; of a layer of experts, only the experts
                         that a token is sent to (its router and shared experts: every token)
-    attention           4 * layers * heads * head size for each token and each token it attends to
+    attention           4 * heads * head size for each layer, token and token that it attends to
+    a recurrent state   of linear attention and Mamba: 2 for each of its numbers and each token,
+                        which reads it; what is done number by number is not counted, as in norms
     a training step     three forward passes (one forward, two for the backward pass)
 
-So FLOPs are the same on every machine. What is computed twice (to save memory, after an
-interruption) counts once; evaluation and padding do not count. Ours: the paper's x axis is
-GPU-hours, and it does not say what is in them.
+What is computed twice (to save memory, after an interruption) counts once; evaluation and padding
+do not count. Ours: the paper's x axis is GPU-hours, and it does not say what is in them.
 """
 
-import torch
+from collections import Counter
 
+import torch
+from transformers import AutoModelForCausalLM
+
+from engines.own_forward import hidden_states, is_packed, text_config
 from engines.packed import heads
+
+EXPERTS = ("num_experts_per_tok", "moe_topk", "moe_top_k", "top_k_experts")     # that a token meets
 
 
 class ModelFlops:
     """FLOPs of one forward pass of `model`, a transformers causal LM; its shapes alone are read."""
 
     def __init__(self, model):
-        config, weights = model.config, 0
-        for name, parameter in model.named_parameters():
+        config, weights = text_config(model), 0
+        whole = config is model.config              # else there is a tower beside the text part
+        parts = [model] if whole else [model.get_decoder(), model.get_output_embeddings()]
+        # Not twice: a tied head is the embedding, which is looked up and multiplies nothing there.
+        parameters = {p: name for part in parts for name, p in part.named_parameters()}
+        for parameter, name in parameters.items():
             # transformers keeps the experts of a layer in one tensor; its first axis counts them.
             experts = len(parameter) if ".experts." in name and parameter.ndim == 3 else 1
-            active = getattr(config, "num_experts_per_tok", experts) if experts > 1 else 1
-            weights += parameter.numel() * active / experts
-        if not config.tie_word_embeddings:      # looking up an embedding multiplies nothing
+            active = next((getattr(config, n) for n in EXPERTS if getattr(config, n, None)), 1)
+            weights += parameter.numel() * (active / experts if experts > 1 else 1)
+        if not model.config.tie_word_embeddings:
             weights -= model.get_input_embeddings().weight.numel()
-        H, _, D = heads(config)
-        self.per_token = 2 * round(weights)
-        self.per_attended_token = 4 * config.num_hidden_layers * H * D
+        if is_packed(model):
+            H, _, D = heads(config)
+            self.attention, states = Counter({(4 * H * D, None): config.num_hidden_layers}), 0
+        else:
+            self.attention, states = self.of_layers(model.config, config)
+        self.per_token = 2 * round(weights) + 2 * states
+
+    @staticmethod
+    def of_layers(whole, config):
+        """(layers of each (FLOPs for a token and a token it attends to, window), numbers of all
+        recurrent states), from the cache of one token on the meta device: by shapes alone."""
+        with torch.device("meta"):          # bf16: experts of other types are not known there
+            model = AutoModelForCausalLM.from_config(whole, dtype=torch.bfloat16).eval()
+            cache = hidden_states(model, torch.zeros(1, 1, dtype=torch.long), True)[1]
+        latent = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")     # MLA caches no keys
+        attention, states = Counter(), 0
+        for layer in cache.layers:
+            if (keys := getattr(layer, "keys", None)) is not None:
+                sizes = [keys.shape[-1], layer.values.shape[-1]] if not getattr(
+                    config, "kv_lora_rank", None) else [getattr(config, name) for name in latent]
+                window = getattr(layer, "sliding_window", None)
+                attention[2 * config.num_attention_heads * sum(sizes), window] += 1
+            states += sum(x.numel() for x in getattr(layer, "recurrent_states", {}).values()
+                          if x is not None)
+        return attention, states
 
     def of_group(self, prompt, outputs):
         """FLOPs of a prompt of `prompt` tokens, computed once, and of outputs of these lengths. A
-        token attends to itself and to all tokens before it: n tokens to n (n + 1) / 2."""
-        tokens = prompt + sum(outputs)
-        attended = prompt * (prompt + 1) // 2 + sum(n * prompt + n * (n + 1) // 2 for n in outputs)
-        return self.per_token * tokens + self.per_attended_token * attended
+        token attends to itself and to all tokens before it, as far as the window reaches."""
+        flops = self.per_token * (prompt + sum(outputs))
+        for (each, window), layers in self.attention.items():
+            before = attended(prompt, window)
+            flops += each * layers * (before + sum(attended(prompt + n, window) - before
+                                                   for n in outputs))
+        return flops
+
+
+def attended(n, window):
+    """Tokens that the first n tokens attend to, in sum: 1 + 2 + ... + n, each at most `window`."""
+    seen = min(n, window or n)
+    return seen * (seen + 1) // 2 + (n - seen) * seen
 
 
 class Compute:
-    """Training compute so far: FLOPs of generation and training, tokens sampled, and devices *
-    hours (GPU-hours as in the paper; on a CPU core-hours, and named so)."""
+    """Training compute so far: FLOPs, tokens sampled, and devices * hours (on a CPU core-hours)."""
 
     def __init__(self, model, processes, device):
         cuda = device == "cuda"
@@ -67,9 +108,3 @@ class Compute:
     def log(self):
         return {"compute/flops": self.flops, "compute/tokens": self.tokens,
                 self.hours_name: self.hours}
-
-    def state(self):
-        return {"flops": self.flops, "tokens": self.tokens, "hours": self.hours}
-
-    def load_state(self, state):
-        vars(self).update(state)

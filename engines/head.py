@@ -3,9 +3,7 @@
 The docstring of `loss.token_logprobs`, the public function, has the few plain lines that this file
 makes affordable: 16,384 tokens of a vocabulary of 152k are 10 GB of fp32 logits, and plain autograd
 holds three such tensors at once. Here logits exist for `chunk_tokens` tokens at a time, and the
-backward pass computes them again: four matrix products instead of three. Two things pay for the
-fourth. There is less memory traffic, and the logits of the last chunk are still in the buffer when
-the backward pass begins: up to `chunk_tokens` tokens nothing is computed twice.
+backward pass computes them again, but for those of the last chunk, which are still there.
 
 Why not `torch.utils.checkpoint` around five plain lines: it takes 1.65 times as long and needs
 488 MiB beside the gradients, where this needs 175 (bench/head.py, 4,096 tokens on two CPU cores).
@@ -14,9 +12,8 @@ Axes: T tokens, c tokens of one chunk, H hidden, V vocabulary.
 
 import torch
 
-# Elementwise passes go block by block, so that a block is still in the cache when max, exp and the
-# sums visit it: 0.16 s instead of 1.0 s for the forward pass of 4,096 tokens on two CPU cores. On
-# a GPU a block need only be large enough to hide the launch of a kernel.
+# A block stays in the cache between max, exp and the sums: 0.16 s instead of 1.0 s for 4,096 tokens
+# forward on two CPU cores. On a GPU it need only be large enough to hide the launch of a kernel.
 BLOCK_ELEMENTS_CPU = 2**19  # 2 MB of fp32: the L2 of one core
 BLOCK_ELEMENTS_GPU = 2**24  # 64 MB
 
@@ -32,13 +29,13 @@ class TokenLogprobs(torch.autograd.Function):
     hidden (T, H), weight (V, H), targets (T,) -> log-probs (T,), entropies (T,) without a gradient.
     The operands are cast to `operand_dtype` in here: before, autograd would round the gradient of
     the weight to it. A token with an upstream gradient of zero costs nothing in the backward pass,
-    and garbage in its hidden state reaches no gradient.
-    """
+    and garbage in its hidden state reaches no gradient."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, targets, temperature, chunk_tokens, operand_dtype, head_fp32):
-        """-> log-probs (T,) and entropies (T,), both of the dtype of `Head`."""
-        head = Head(weight, temperature, operand_dtype, head_fp32)
+    def forward(ctx, hidden, weight, targets, temperature, chunk_tokens, operand_dtype, head_fp32,
+                softcap):
+        """-> log-probs (T,), entropies (T,)."""
+        head = Head(weight, temperature, operand_dtype, head_fp32, softcap)
         T, dtype = len(targets), head.dtype
         logprobs, entropy, log_z = (hidden.new_empty(T, dtype=dtype) for _ in range(3))
         logits_buffer = hidden.new_empty(min(chunk_tokens, T), head.V, dtype=dtype)
@@ -61,19 +58,19 @@ class TokenLogprobs(torch.autograd.Function):
 
         ctx.save_for_backward(hidden, weight, targets, log_z)
         ctx.logits_buffer = logits_buffer
-        ctx.settings = temperature, chunk_tokens, operand_dtype, head_fp32
+        ctx.settings = temperature, chunk_tokens, operand_dtype, head_fp32, softcap
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_logprobs, _):
-        """g (T,) -> the gradients of hidden (T, H) and weight (V, H), None for the other five."""
+        """g (T,) -> the gradients of hidden (T, H) and weight (V, H), None for the other six."""
         hidden, weight, targets, log_z = ctx.saved_tensors
-        temperature, chunk_tokens, operand_dtype, head_fp32 = ctx.settings
+        temperature, chunk_tokens, operand_dtype, head_fp32, softcap = ctx.settings
         # backward() may be called inside an autocast region, which would round our products.
         with torch.autocast(hidden.device.type, enabled=False):
-            head = Head(weight, temperature, operand_dtype, head_fp32)
+            head = Head(weight, temperature, operand_dtype, head_fp32, softcap)
             grad_hidden = torch.zeros_like(hidden)
             # fp32 while chunks are added up: in bf16 the sum stops growing after some 256 chunks.
             grad_weight = torch.zeros_like(weight, dtype=head.dtype)
@@ -93,24 +90,25 @@ class TokenLogprobs(torch.autograd.Function):
                 else:
                     logits = head.logits(h, out=logits_buffer)  # (c, V)
                 g = (grad_logprobs[chunk] / temperature)[:, None]  # (c, 1)
+                # d/dx cap tanh(x / cap) = 1 - tanh², and z * temperature / cap is that tanh.
+                slope = 1 - (logits * (temperature / softcap)).square_() if softcap else None
                 for z, z_lz, z_g in zip(*(x.split(head.block_rows) for x in (logits, lz, g))):
                     z.sub_(z_lz).exp_().mul_(-z_g)  # -g · softmax(z), in place
                 logits.scatter_add_(1, targets[chunk, None], g)  # + g · onehot(y)
+                logits = logits.mul_(slope) if softcap else logits
                 grad_logits = logits.to(head.weight.dtype)  # bf16 where the head is, else no copy
                 grad_hidden[chunk] = head.matmul(grad_logits, head.weight, out=torch.empty_like(h))
                 head.add_matmul(grad_weight, grad_logits.t(), head.operand(h))
-        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None, None, None, None
 
 
 class Head:
-    """The three matrix products of the head, each in the precision asked for.
+    """The three matrix products of the head. head_fp32: they are kept in fp32; else each is rounded
+    to bf16, as by a bf16 linear layer (the paper's ablation). softcap c: c tanh(h W' / c) are the
+    logits, before the temperature (Gemma 2); None: as they are."""
 
-    head_fp32   True: products are summed and kept in fp32. False: each is rounded to bf16, as by a
-                bf16 linear layer (the paper's ablation).
-    """
-
-    def __init__(self, weight, temperature, operand_dtype, head_fp32):
-        self.V = len(weight)
+    def __init__(self, weight, temperature, operand_dtype, head_fp32, softcap=None):
+        self.V, self.softcap = len(weight), softcap
         self.temperature, self.operand_dtype, self.head_fp32 = temperature, operand_dtype, head_fp32
         self.dtype = torch.float64 if operand_dtype == torch.float64 else torch.float32
         # CUDA multiplies bf16 operands straight into fp32. Elsewhere torch cannot (2.13), so the
@@ -128,6 +126,8 @@ class Head:
     def logits(self, hidden, out):
         """(c, H) -> (c, V) in the first c rows of `out`."""
         logits = self.matmul(self.operand(hidden), self.weight.t(), out=out[: len(hidden)])
+        if self.softcap:
+            logits.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits if self.temperature == 1 else logits.div_(self.temperature)
 
     def matmul(self, a, b, out):

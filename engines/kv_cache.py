@@ -3,37 +3,41 @@
 `sampler.TransformersSampler` drives it: `prefill` computes new prompts, `decode` adds one token to
 every running sequence. The model calls their attention back, layer by layer (packed.py).
 
-Axes: S slots, n running sequences, m new prompts, C longest of them, J key-value heads, D head
-size.
+Axes: S slots, n running sequences, m new prompts, C longest prompt, J key-value heads, D head size.
 """
 
 import torch
 
-from engines.packed import MaskedAttention, Padding, forward, heads
+from engines.own_forward import GroupCaches, is_packed
+from engines.packed import DenseAttention, MaskedAttention, forward, heads, padded, take
 
 
 def check_fits(request, prompt_tokens, slots):
     """Raises ValueError for a prompt or a group that an engine has no room for."""
-    if len(request.prompt_ids) > prompt_tokens:
-        raise ValueError(f"prompt {request.prompt_id} has {len(request.prompt_ids)} tokens, "
-                         f"more than prompt_tokens = {prompt_tokens}")
-    if request.samples > slots:
-        raise ValueError(f"{request.samples} samples a prompt, {slots} slots")
+    if (n := len(request.prompt_ids)) > prompt_tokens or request.samples > slots:
+        raise ValueError(f"prompt {request.prompt_id}: {n} tokens, prompt_tokens = {prompt_tokens};"
+                         f" {request.samples} samples a prompt, {slots} slots")
+
+
+def make_cache(model, slots, length):
+    """The cache of a model: `Slots`, or `own_forward.GroupCaches` if it cannot be packed."""
+    weight = model.get_output_embeddings().weight
+    return Slots(model.config, slots, length, dtype=weight.dtype, device=weight.device) \
+        if is_packed(model) else GroupCaches(model, slots)
 
 
 class Slots:
     """Key-value cache of up to `slots` sequences of up to `length` tokens each.
 
-    keys, values   (layers, S, length, J, D), so that a token of a layer is written in one piece
+    keys, values   (layers, S, J, length, D), so that attention reads each head in one piece
     lengths (S,)   tokens in the cache
     active         running sequences, always the first slots (`keep` sees to it). Attention reads
                    a view of them: decoding copies nothing, and computes nothing for ended ones.
-    width          tokens of the longest of them; the CPU knows it without waiting for a GPU
-    """
+    width          tokens of the longest of them; the CPU knows it without waiting for a GPU"""
 
     def __init__(self, config, slots, length, *, dtype=torch.float32, device="cpu"):
         _, J, D = heads(config)
-        shape = (config.num_hidden_layers, slots, length, J, D)
+        shape = (config.num_hidden_layers, slots, J, length, D)
         # Zeros, not empty: a mask multiplies what lies behind it by zero, and NaN * 0 is NaN.
         self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
@@ -43,25 +47,24 @@ class Slots:
     def prefill(self, model, prompts, samples):
         """Compute each of m prompts (lists of ids) once; copy it to new slots for its samples (m
         ints). Returns the last hidden state of each prompt, (m, hidden)."""
-        padding = Padding([len(prompt) for prompt in prompts], self.device)
-        C = padding.width
-        causal = torch.ones(1, 1, C, C, dtype=torch.bool, device=self.device).tril()
-        attention = MaskedAttention(causal, self.dtype)
-        prompt_of = torch.repeat_interleave(torch.arange(len(prompts)),
-                                            torch.tensor(samples)).to(self.device)
-        new = slice(self.active, self.active + len(prompt_of))
+        ids = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
+        rows = torch.arange(len(ids)).split([len(prompt) for prompt in prompts])
+        attention = DenseAttention(rows, rows, self.dtype, self.device)
+        places, lengths = padded(rows, self.device)                             # (m, C), (m,)
+        counts = torch.tensor(samples, device=self.device)
+        prompt_of = torch.arange(len(prompts), device=self.device).repeat_interleave(counts)
+        new, C = slice(self.active, self.active + len(prompt_of)), places.shape[1]
 
         def attend(layer, q, k, v, scaling):
-            q, k, v = (padding.pad(x) for x in (q, k, v))                       # (m, heads, C, D)
-            self.keys[layer][new, :C] = k.transpose(1, 2)[prompt_of]
-            self.values[layer][new, :C] = v.transpose(1, 2)[prompt_of]
-            return padding.unpad(attention(q, k, v, scaling))
+            self.keys[layer][new, :, :C] = take(k, [places])[0][prompt_of]
+            self.values[layer][new, :, :C] = take(v, [places])[0][prompt_of]
+            return attention(layer, q, k, v, scaling)
 
-        ids = torch.tensor([token for prompt in prompts for token in prompt], device=self.device)
-        hidden = forward(model, ids, padding.places % C, attend)
-        self.lengths[new] = padding.lengths[prompt_of]
+        positions = torch.cat([torch.arange(len(row)) for row in rows]).to(self.device)
+        hidden = forward(model, ids, positions, attend)
+        self.lengths[new] = lengths[prompt_of]
         self.active, self.width = new.stop, max(self.width, C)
-        return hidden[padding.lengths.cumsum(0) - 1]
+        return hidden[lengths.cumsum(0) - 1]
 
     def decode(self, model, tokens):
         """Feed one token to each active sequence, tokens (n,); returns (n, hidden)."""
@@ -72,9 +75,9 @@ class Slots:
         attention = MaskedAttention(seen[:, None, None], self.dtype)            # (n, 1, 1, width)
 
         def attend(layer, q, k, v, scaling):
-            self.keys[layer][row, column] = k
-            self.values[layer][row, column] = v
-            k, v = (x[layer][:n, :width].transpose(1, 2) for x in (self.keys, self.values))
+            self.keys[layer][row, :, column] = k
+            self.values[layer][row, :, column] = v
+            k, v = (x[layer][:n, :, :width] for x in (self.keys, self.values))
             return attention(q[:, :, None], k, v, scaling)[:, :, 0]
 
         hidden = forward(model, tokens, column, attend)
@@ -86,19 +89,19 @@ class Slots:
         (int64 tensors) to fill the holes that finished ones leave."""
         if len(sources):
             for layer in (*self.keys, *self.values):    # one at a time: the copy is temporary
-                layer[targets, : self.width] = layer[sources, : self.width]
+                layer[targets, :, : self.width] = layer[sources, :, : self.width]
             self.lengths[targets] = self.lengths[sources]
         self.active, self.width = active, int(self.lengths[:active].max()) if active else 0
 
     def state(self):
         """Tensors for a checkpoint: the active sequences, as far as they are filled."""
         n, width = self.active, self.width
-        return {"lengths": self.lengths[:n].clone(), "keys": self.keys[:, :n, :width].clone(),
-                "values": self.values[:, :n, :width].clone()}
+        return {"lengths": self.lengths[:n].clone(), "keys": self.keys[:, :n, :, :width].clone(),
+                "values": self.values[:, :n, :, :width].clone()}
 
     def load_state(self, tensors):
         self.active = n = len(tensors["lengths"])
         self.lengths[:n] = tensors["lengths"]
         self.width = int(tensors["lengths"].max()) if n else 0
-        self.keys[:, :n, : self.width] = tensors["keys"]
-        self.values[:, :n, : self.width] = tensors["values"]
+        self.keys[:, :n, :, : self.width] = tensors["keys"]
+        self.values[:, :n, :, : self.width] = tensors["values"]

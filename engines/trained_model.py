@@ -1,7 +1,4 @@
 """trained_model.py: what samplers and checkpoints ask of a trainer; how its layers run.
-
-scalerl.Trainer has model, optimizer and the training step. With several processes each has a
-trainer, and scaleout/team.py has all of them make the same call at the same time.
 """
 
 import functools
@@ -23,8 +20,8 @@ GATHERED = 12               # parameters that the ranks gather at a time: about 
 
 
 class TrainedModel:
-    """Log-probs, weights, and a checkpoint of what scalerl.Trainer has made: `config`, `team`,
-    `model`, `policy` (its forward pass) and `optimizer`."""
+    """Log-probs, weights, and a checkpoint of what scalerl.Trainer has made. With several processes
+    each has one, and scaleout/team.py has all of them make the same call at the same time."""
 
     @torch.no_grad()
     def logprobs(self, rollouts):
@@ -63,14 +60,12 @@ class TrainedModel:
 
 
 def checkpoint_and_compile(model, recompute, compiled):
-    """Replace the forward method of the model's layers in place; parameters keep their names. The
-    sampler's forward passes stay as they are.
+    """Replace the forward method of the model's layers in place, where a gradient is asked for.
 
     recompute   run each layer again in the backward pass instead of keeping its activations: a
                 third more arithmetic, and memory that no longer grows with layers x tokens
-    compiled    by torch.compile, once for all layers and lengths: one kernel of the many small
-                steps between two products. Attention stays out of it: its masks are others in every
-                micro-batch.
+    compiled    by torch.compile, once for all layers and lengths; attention stays out of it: its
+                masks are others in every micro-batch
     Raises ConfigError: transformers does not name the layers.
     """
     layers = [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]

@@ -1,15 +1,11 @@
 """two_requests.py: interruption on vLLM, which is only told how many tokens a request may have.
 
-A sample is two requests:
-
-  1. prompt -> thinking. It has the thinking budget. Often the sample ends by itself here.
-  2. prompt + thinking (+ phrase, if it has not ended) -> answer. It has the answer's budget.
-
+A sample is two requests: prompt -> thinking, with the thinking budget, where it often ends by
+itself; then prompt + thinking (+ phrase, if it has not ended) -> answer, with the answer's budget.
 Without a phrase nothing can be interrupted, and one request has both budgets.
 
 The G samples of a prompt share its keys and values through vLLM's prefix cache: the salt of a
-request is the version when it is sent, so it never finds a block of older weights. If new weights
-come before its first token, its prompt may be of the older ones, as that of every running sample.
+request is the version when it is sent, so it never finds a block of older weights.
 """
 
 import queue
@@ -86,9 +82,8 @@ class TwoRequests:
         return self.interruption.answer_tokens if sample.rollout.output_ids else sample.first
 
     def absorb(self, sample, ids, behavior_logprobs, versions, current):
-        """Add the tokens of a finished request: lists of equal length, not empty. Returns whether
-        the sample is done; else it waits for its second request. current: version now, the label
-        of forced tokens."""
+        """Add the tokens of a finished request. Returns whether the sample is done; else it waits
+        for its second request. current: version now, the label of forced tokens."""
         rollout, phrase = sample.rollout, self.interruption.phrase_ids
         first = not rollout.output_ids
         sample.add(ids, behavior_logprobs, versions, sampled=True)

@@ -3,9 +3,8 @@
 Weights are swapped between two decode steps, and running sequences keep their cache (PipelineRL).
 The version of each token is vLLM's own record. Interruption takes two requests (two_requests.py).
 
-Differences from `TransformersSampler`: keys and values older than the current weights are computed
-again for a second request. Tokens are drawn from torch's global generator. vLLM's cache cannot be
-saved, so a resumed run starts unfinished samples again.
+Unlike `TransformersSampler`, it computes older keys and values again for a second request, draws
+from torch's global generator, and starts unfinished samples again when a run is resumed.
 """
 
 import copy
@@ -45,11 +44,9 @@ def load_vllm(model, **options):
 
 
 def repack(model):
-    """Pack head and experts of a vLLM model on the CPU again, after its weights were reloaded.
-
-    The CPU build multiplies with packed copies of the weights. A reload packs what it loads, but a
-    tied head is loaded as the embedding: new hidden states, old logits, no error. Experts are
-    packed on the first load only: the kernel then reads plain numbers as packed ones.
+    """Pack head and experts of a vLLM model on the CPU again, after its weights were reloaded. The
+    CPU build multiplies with packed copies: a tied head would keep its old one, since it is loaded
+    as the embedding, and experts are packed on the first load only.
     """
     head = getattr(model, "lm_head", None)
     if hasattr(head, "quant_method"):               # not so in all models and pipeline stages
@@ -62,19 +59,18 @@ def repack(model):
 
 def block_bytes(model, dtype):
     """Bytes of one block of the cache of a Hugging Face model: keys and values of every layer."""
-    config = AutoConfig.from_pretrained(model)
+    config = AutoConfig.from_pretrained(model).get_text_config(decoder=True)
     _, J, D = heads(config)
     return 2 * config.num_hidden_layers * J * D * BLOCK_TOKENS * dtype.itemsize
 
 
 class VllmSampler(TwoRequests):
-    """Caller-driven vLLM in this process. Implements `Sampler`.
+    """Caller-driven vLLM in this process, with the methods of every engine.
 
     slots      sequences decoded at once, at most; memory is taken for all of them
     seed       of the thinking budgets, and of torch's global generator
     dtype      of weights and cache, but not of the LM head: that is fp32, or bf16
     eager      without CUDA graphs on a GPU too
-    more       as of `TwoRequests`
     """
     devices = 0
 
@@ -87,8 +83,8 @@ class VllmSampler(TwoRequests):
         self.names = itertools.count()                  # of requests
 
         length = self.prompt_tokens + interruption.longest
-        # The cache has room for all slots to grow to the end. With less, vLLM would sometimes drop
-        # a sequence and compute it again, under other weights. One block is vLLM's own.
+        # Room for all slots to grow to the end; with less vLLM would drop a sequence and compute it
+        # again, under other weights. One block is vLLM's own.
         blocks = slots * -(-length // BLOCK_TOKENS) + 1
         self.llm = load_vllm(
             str(model), skip_tokenizer_init=True, dtype=str(dtype).removeprefix("torch."),
@@ -160,7 +156,6 @@ class VllmSampler(TwoRequests):
         from vllm.sampling_params import RequestOutputKind
         name = str(next(self.names))
         # ignore_eos: only our ids end a sample. logprobs=0: of the sampled token alone.
-        # FINAL_ONLY: all is returned once, when the request is over.
         parameters = SamplingParams(
             temperature=self.temperature, max_tokens=self.budget(sample),
             stop_token_ids=self.eos_ids, ignore_eos=True, logprobs=0, flat_logprobs=True,

@@ -5,10 +5,8 @@ from fit import RIVAL, SAME_A, THETA, interval
 
 
 def difference(name, a, b):
-    """a - b in parameter `name` ("A", "B"): its value, its interval, the verdict of the bootstrap.
-
-    The verdict is about these two runs: replicates do not show how much seeds of one recipe differ.
-    For recipes use the paper's 0.02 on A."""
+    """a - b in parameter `name` ("A", "B"): its value, its interval, the verdict of the bootstrap,
+    which does not know how much seeds of one recipe differ: for recipes use the paper's 0.02."""
     size, column = min(len(a.draws), len(b.draws)), THETA.index(name)
     low, high = interval(a.draws[:size, column] - b.draws[:size, column])
     verdict = "unknown" if np.isnan(low) else "same" if low <= 0 <= high else "differ"
@@ -31,13 +29,11 @@ def ceiling_doubt(fit):
 
 
 def compare(curves, fits, refits):
-    """Ceilings against the first run's, then steepness at a shared ceiling.
+    """Ceilings against the first run's, then steepness with all runs refitted at the mean A, if all
+    ceilings are known and the same by the paper's rule: B means little without A.
 
-    B means little without A. So it is compared only if all ceilings are known and the same by the
-    paper's rule, and then with all runs refitted at the mean A.
     curves: each with label, C, R; fits {label: Fit}; refits {label: a function that fits (C, R) as
-    the command asks} -> numbers, and the fits to draw
-    """
+    the command asks} -> numbers, and the fits that were compared"""
     (base, base_fit), *others = fits.items()
     A = np.array([fit.A for fit in fits.values()])
     doubts = {label: why for label, fit in fits.items() if (why := ceiling_doubt(fit))}

@@ -1,25 +1,72 @@
-"""forecast.py: what the end of a run will be, in one line."""
+"""forecast.py: what the end of a run will be: a verdict, two reasons, one line. The rules are ours.
+
+    forecast usable                   the interval leaves out the last value, and is narrow enough
+    only a range                      it does not
+    no better than the last value     no interval, no rise, a fall, or no promise beyond the data
+"""
 import numpy as np
 
-from fit import FEW, BadInput, fit_curve
+from fit import FEW, LAST, SAME_A, BadInput, falls, fit_curve, interval
+
+USABLE, RANGE, LAST_VALUE = ("forecast usable", "only a range", "no better than the last value")
+WIDEST = 0.5              # a wider interval is of no use as a forecast
+FALLS = "if the run does not collapse, as 8 of 42 published ones did"
+
+
+def line_at(C, R, C_at):
+    """The line in log C through the last half of the evaluations after step 0, three at least, at
+    C_at (k,) -> (k,) within 0 and 1. Raises BadInput below two points."""
+    C, R = C[C > 0], R[C > 0]                                 # step 0 has no logarithm
+    if np.unique(C).size < 2:
+        raise BadInput("a line needs two points after step 0")
+    half = max(3, C.size // 2)
+    return np.clip(np.polyval(np.polyfit(np.log(C[-half:]), R[-half:], 1), np.log(C_at)), 0, 1)
+
+
+def judge(fit, C):
+    """The forecast for the mean of evaluations at C (k,), beyond the fitted ones.
+    -> {"verdict", "reasons" (two sentences at most), "value", "lo", "hi", "naive", "line"}"""
+    value, naive = float(fit.curve(C).mean()), float(fit.R[-3:].mean())
+    low, high = map(float, interval(fit.futures(C, noise=True).mean(1)))
+    reasons, verdict = [], USABLE
+    if fit.no_interval:
+        verdict, reasons = LAST_VALUE, [fit.no_interval]
+    elif abs(value - naive) <= SAME_A:
+        verdict, reasons = LAST_VALUE, ["the curve promises about the last value"]
+    elif low <= naive <= high:
+        verdict, reasons = RANGE, ["the last value lies in the interval as well"]
+    elif high - low > WIDEST:
+        verdict, reasons = RANGE, [f"the interval is {high - low:.2f} wide"]
+    if falls(fit.R):
+        verdict, reasons = LAST_VALUE, ["the reward falls, and no law here does", *reasons]
+    if fit.R0_from == "fitted":
+        reasons.append("no evaluation at step 0: R0 is a guess")
+    if fit.C[-1] < 2 * fit.C_mid and not fit.no_interval:
+        reasons.append("the bend towards the ceiling has hardly been seen")
+    return dict(verdict=verdict, reasons=reasons[:2], value=value, lo=low, hi=high, naive=naive,
+                line=float(line_at(fit.C, fit.R, C).mean()))
+
+
+def verdict_line(told, where):
+    """What `judge` told, in one line, and a line for each reason."""
+    ends = "no interval" if np.isnan(told["lo"]) else f"[{told['lo']:.3f}, {told['hi']:.3f}]"
+    link = "but" if told["verdict"] == USABLE else "because"
+    return (f"{told['verdict']}: {told['value']:.3f} {ends} {where}, {FALLS}; the last value is "
+            f"{told['naive']:.3f}, the line in log C {told['line']:.3f}"
+            + "".join(f"\n  {link} {reason}" for reason in told["reasons"]))
 
 
 def forecast_line(C, R, end):
-    """The forecast for the end of a run as one line, from the evaluations so far: compute C (n,)
-    and pass rates R (n,), step 0 included; `end`: the compute at the run's end.
-
-    -> "end .84 [.71, .96] · naive .70": the curve there, its 90% interval, and what carrying the
-    last three evaluations forward gives. "" before the sixth evaluation, at the run's end, and if
-    there is no fit.
-    """
+    """The forecast at compute `end`, from C and R (n,) so far, step 0 included -> "end .84 [.71,
+    .96] · naive .70"; "" before the sixth evaluation, at the run's end, and without a fit."""
     C, R = np.asarray(C, float), np.asarray(R, float)
     if C.size < FEW or not C.max(initial=0) < end < np.inf:
         return ""
     try:
-        value, low, high = fit_curve(C, R, bootstrap=100).predict(end)
+        told = judge(fit_curve(C, R, bootstrap=100), np.full(LAST, end))
     except BadInput:
         return ""
-    naive = R[np.argsort(C, kind="stable")][-3:].mean()
-    text = [f"{each:.2f}".lstrip("0") for each in np.clip([value, low, high, naive], 0, 1)]
-    where = "" if np.isnan(low) else f" [{text[1]}, {text[2]}]"
-    return f"end {text[0]}{where} · naive {text[3]}"
+    value, low, high, naive = (f"{told[name]:.2f}".removeprefix("0")
+                               for name in ("value", "lo", "hi", "naive"))
+    where = "" if np.isnan(told["lo"]) else f" [{low}, {high}]"
+    return f"end {value}{where} · naive {naive}"

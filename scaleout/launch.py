@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from artifacts.run_folder import RunFolder
 from artifacts.settings import LAUNCHED, check
 from config import ConfigError
 from engines import load
@@ -25,12 +24,12 @@ from servers.addresses import LOOPBACK, written_addresses
 from servers.weight_transfer import listening_store
 
 
-def plan_alone(config, resume=False):
+def plan_alone(config):
     """The same for a run in this process, which may itself be a rank that somebody has started:
     then it has been planned. Raises ConfigError for what would fail minutes later."""
     check_machine(config)
     if not started():
-        estimate, _ = plan(config, resume)
+        estimate = plan(config)
         estimate.refuse(1, 0)
         config.recompute_layers = estimate.recompute
 
@@ -45,15 +44,12 @@ def started():
     return "RANK" in os.environ
 
 
-def plan(config, resume=False, address=""):
-    """(memory.py's `Estimate` of this run, its folder). Settles `gpus` and `engine` in `config`.
-    address: as of `launch`. Raises ConfigError for what the run itself would refuse minutes
-    later."""
+def plan(config, address=""):
+    """memory.py's `Estimate` of this run. Settles `gpus` and `engine` in `config`. address: as of
+    `launch`. Raises ConfigError for what the run itself would refuse minutes later."""
     if address:
         config.vllm_url = ""                # the trainers' word, where both have the same ones
     check(config)
-    if sentence := load.untested():
-        print(sentence, file=sys.stderr)
     several = bool(address) or wanted(config)
     if config.gpus == -1 and several:
         config.gpus = torch.cuda.device_count()
@@ -63,13 +59,9 @@ def plan(config, resume=False, address=""):
     output, length = load.longest_tokens(config, tokenizer, model)
     estimate = Estimate(config, model, output, length, load.compute_dtype(config, cuda),
                         device_here(cuda), alone=not (several or config.vllm_url))
-    # If not even the most trainers that are possible have room, the layers are recomputed.
-    servers = 0 if config.vllm_url else config.servers or 1
-    most = config.trainers or max(1, config.gpus - servers * config.tensor_parallel)
-    estimate.recompute |= cuda and not estimate.trainer_fits(most if several else 1)
-    if address:
-        return estimate, Path("runs", config.name)
-    return estimate, RunFolder(config, resume).path
+    if not several:
+        estimate.recompute |= cuda and not estimate.trainer_fits(1)
+    return estimate
 
 
 def check_machine(config):
@@ -125,12 +117,14 @@ def commands(config, argv, placement, estimate, logs, port):
         "TORCHELASTIC_USE_AGENT_STORE": "True"}     # the store is ours, so it outlives every rank
     if config.gpus > 0:
         env["CUDA_VISIBLE_DEVICES"] = visible(range(ranks))
+        # Micro-batches differ in length: without it freed memory falls into pieces that none fits.
+        env.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     return [Child(f"rank {rank}", script, env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                   log=logs / f"rank_{rank}.log" if rank else None)
             for rank in range(ranks)], servers
 
 
-def launch(config, argv, resume=False, address=""):
+def launch(config, argv, address=""):
     """Start what `config` asks for on this machine and run until it ends. Returns the exit status.
 
     address: of this machine, for --serve-only: its servers alone, which listen there, and a file
@@ -139,11 +133,11 @@ def launch(config, argv, resume=False, address=""):
     check_machine(config)
     path = Path("runs", config.name, f"servers_{address}.txt")
     path.unlink(missing_ok=True)                # of a start that was killed
-    estimate, folder = plan(config, resume, address)
+    estimate = plan(config, address)
     placement = make_placement(config, estimate, address)
     check_vllm(placement.servers)
     estimate.refuse(placement.trainers, len(placement.servers))
-    logs = folder / "logs" / address
+    logs = path.parent / "logs" / address
     logs.mkdir(parents=True, exist_ok=True)
     say(f"{placement.why}; logs in {logs}")
     store = listening_store(LOOPBACK[0])
@@ -156,15 +150,15 @@ def launch(config, argv, resume=False, address=""):
         return supervisor.run()
 
 
-def describe(config, argv, resume=False, address=""):
+def describe(config, argv, address=""):
     """Print --dry-run, and then refuse what `launch` would. Where there is no GPU, a run on
     another machine is described."""
-    estimate, folder = plan(config, resume, address)
+    estimate = plan(config, address)
     counts, children = (1, 0), []
     if address or wanted(config):
         placement = make_placement(config, estimate, address)
         trainers, servers = commands(config, argv, placement, estimate,
-                                     folder / "logs" / address, "PORT")
+                                     Path("runs", config.name, "logs", address), "PORT")
         counts, children = (placement.trainers, len(placement.servers)), trainers + servers
         print(placement.why)
     else:

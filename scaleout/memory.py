@@ -15,6 +15,7 @@ import torch
 
 from config import ConfigError
 from engines.head import logits_chunk
+from engines.own_forward import text_config
 from engines.packed import heads, uses_flash
 from engines.vllm_inprocess import BLOCK_TOKENS, block_bytes
 
@@ -69,10 +70,12 @@ class Estimate:
     """
 
     def __init__(self, config, model, output, length, dtype, device, *, alone):
-        self.config, self.shape, self.device, self.alone = config, model.config, device, alone
+        self.config, self.shape = config, text_config(model)
+        self.device, self.alone = device, alone
         self.output, self.length, self.dtype, self.itemsize = output, length, dtype, dtype.itemsize
         self.cuda, self.recompute = device.cuda, config.recompute_layers
         self.flash = uses_flash(dtype, "cuda" if self.cuda else "cpu")
+        self.experts = getattr(self.shape, "num_experts_per_tok", None) or 0    # of each token
         self.weights = sum(p.numel() for p in model.parameters())
         head = model.get_output_embeddings().weight.numel()
         self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
@@ -81,8 +84,9 @@ class Estimate:
         # output, as of samples half finished that become half as long. Assumed.
         self.mean_length = (length - output) / 2 + output / 4
 
-    def trainer_memory(self, trainers):
-        """{buffer: bytes} of one trainer of so many."""
+    def trainer_memory(self, trainers, recompute=False):
+        """{buffer: bytes} of one trainer of so many; with `recompute`, or if that is settled, its
+        layers are recomputed in the backward pass."""
         c, s = self.config, self.shape
         layers, hidden = s.num_hidden_layers, s.hidden_size
         H, J, D = heads(s)
@@ -97,12 +101,19 @@ class Estimate:
         fixed += self.weights * self.itemsize * (rounded * (not sharded) + self.cuda * self.alone)
         tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
         inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
+        mlp = 4 * inner * self.itemsize
+        if self.experts:            # for each expert of a token its input and output as well, in
+            # the type of its weights: transformers' product of experts knows no autocast; the
+            # order of the tokens by expert, and the router's probabilities
+            inner = getattr(s, "moe_intermediate_size", None) or inner
+            mlp = self.experts * ((4 * inner + 2 * hidden) * (self.itemsize if sharded else 4) + 24)
         # Bytes of a token in a layer: two norms, fp32 inside, with what they hand to the products,
         # the MLP's four, then q, k, v and the output, with norms of q and k as in Qwen3. Compiled
         # layers keep about two thirds of it: not counted on, since the compiler may fail.
         layer = tokens * ((16 if rounded else 24) * hidden + 4 * (H + J) * D
-                          + (4 * inner + 3 * (H + J) * D) * self.itemsize)
-        kept = layer + layers * tokens * hidden * self.itemsize if self.recompute \
+                          + 3 * (H + J) * D * self.itemsize + mlp)
+        kept = layer + layers * tokens * hidden * self.itemsize \
+            if recompute or self.recompute \
             else layers * layer
         if not self.flash:                                  # an attention mask for each sample
             kept += tokens * self.output * self.itemsize * H / J
@@ -128,14 +139,16 @@ class Estimate:
         needed = sum(sizes.values()) - sizes[CACHE] - 4 * self.weights
         return max(0, int((0.9 * free - needed) // self.sequence))
 
-    def trainer_fits(self, trainers):
+    def trainer_fits(self, trainers, recompute=False):
         """A tenth of the device is left to what is not counted: fragments, CUDA itself."""
-        return sum(self.trainer_memory(trainers).values()) <= 0.9 * self.device.memory
+        memory = self.trainer_memory(trainers, recompute)
+        return sum(memory.values()) <= 0.9 * self.device.memory
 
-    def server_memory(self):
-        """({part: bytes} of one GPU of a server, whole sequences that fit into its cache)."""
-        weights = self.weights * self.itemsize / self.config.tensor_parallel
-        sequence = self.sequence / self.config.tensor_parallel
+    def server_memory(self, size=0):
+        """({part: bytes} of one GPU of a server of `size` GPUs, whole sequences that fit into the
+        server's cache); size 0: as configured."""
+        size = size or max(1, self.config.tensor_parallel)
+        weights, sequence = self.weights * self.itemsize / size, self.sequence / size
         share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE
         room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
         fits = max(0, int(room // sequence))
@@ -146,14 +159,24 @@ class Estimate:
 
     @property
     def slots(self):
+        return max(1, self.held())
+
+    def held(self, size=0):
         """Sequences that a server decodes at once: as asked, but no more than its cache holds, on
         servers with samples half finished on average. When many begin together, as in an
         evaluation, they grow longer than that together, and vLLM preempts some."""
         if self.alone and not self.cuda:
             return self.config.slots
-        _, fits = self.server_memory()
+        _, fits = self.server_memory(size)
         held = fits if self.alone else int(fits * self.length / self.mean_length)
-        return max(1, min(self.config.slots, held))
+        return min(self.config.slots, held)
+
+    def decode_rate(self, size):
+        """Tokens that one GPU of a server of `size` adds for each byte that it reads, of all
+        weights once a step and of each sequence's keys and values. What the GPUs say to each other
+        is not in it."""
+        n = self.held(size)
+        return n / (self.weights * self.itemsize + n * self.mean_length * self.kv_token)
 
     def refuse(self, trainers, servers):
         """Raises ConfigError for what cannot fit in a run of so many, with numbers and a cure."""

@@ -1,8 +1,9 @@
 """scaleout/placement.py: which processes a machine runs, and on which of its devices.
 
 On GPUs trainers come first and servers fill the rest; a machine that only serves has no trainers.
-The paper gives 64 GPUs to generation and 16 to training, and names no rule. Ours: its share of
-trainers, or as many as the model needs. bench/simulate.py finds a better split from a run's log.
+The paper gives 64 GPUs to generation and 16 to training, and names no rule. Ours: both sides are as
+fast as each other there, and a step takes as long as the slower side. bench/simulate.py finds a
+better split from a run's log.
 """
 
 import errno
@@ -14,7 +15,9 @@ from config import ConfigError
 from engines.load import refused
 from servers.addresses import LOOPBACK, client_context
 
-PAPERS_SHARE = 16 / 80              # of the GPUs trains
+TRAINING = 16 / 80                  # of a step's work, by the paper's split
+RECOMPUTED = 4 / 3                  # of the work of training: a second forward pass
+WORTH = 1.25                        # what a larger server must gain, for what its GPUs tell others
 
 
 # One vLLM server: its address, and its devices: numbers of GPUs, () on a CPU.
@@ -58,29 +61,46 @@ def make_placement(config, estimate, address=""):
             for port in free_ports(count, host)]
     with refused():     # on a network servers need tls = FOLDER, or tls = "none" in so many words
         client_context(urls, c.tls)
-    size, devices = c.tensor_parallel, range(trainers, c.gpus)      # none on CPUs
+    size, devices = max(1, c.tensor_parallel), range(trainers, c.gpus)      # none on CPUs
     return Placement(trainers, tuple(
         Server(url, tuple(devices[i * size:(i + 1) * size])) for i, url in enumerate(urls)), why)
 
 
 def on_gpus(c, estimate, address):
-    """(trainers, servers, why)."""
-    gpus, size = c.gpus, c.tensor_parallel
+    """(trainers, servers, why). Settles `tensor_parallel`, and whether layers are recomputed."""
     asked = 0 if address else c.trainers
-    possible = [t for t in ([0] if address else range(1, gpus + 1))
-                if (gpus - t) % size == 0 and (t == gpus) == bool(c.vllm_url)
-                and asked in (0, t) and c.servers in (0, (gpus - t) // size)]
-    if not possible:
+    sizes = [c.tensor_parallel] if c.tensor_parallel else [
+        size for size in (1, 2, 4, 8) if estimate.shape.num_attention_heads % size == 0]
+    possible = {size: [
+        t for t in ([0] if address else range(1, c.gpus + 1))
+        if (c.gpus - t) % size == 0 and (t == c.gpus) == bool(c.vllm_url)
+        and asked in (0, t) and c.servers in (0, (c.gpus - t) // size)] for size in sizes}
+    sizes = [size for size in sizes if possible[size]]
+    if not sizes:
         raise ConfigError(
-            f"servers = {c.servers}, trainers = {asked}: {gpus} GPUs are to be all in use, by "
-            f"trainers and by servers of {size} on the rest (by trainers alone with vllm_url)")
+            f"servers = {c.servers}, trainers = {asked}: {c.gpus} GPUs are to be all in use, by "
+            f"trainers and by servers of {max(1, c.tensor_parallel)} on the rest (by trainers "
+            "alone with vllm_url)")
+    size = sizes[0]
+    for larger in sizes[1:]:
+        if estimate.decode_rate(larger) > WORTH * estimate.decode_rate(size):
+            size = larger
+    c.tensor_parallel = size
+
+    def step(t, recompute):
+        """A step's time on t trainers, in that of one GPU that does all."""
+        return max(TRAINING * (RECOMPUTED if recompute else 1) / t,
+                   (1 - TRAINING) / (c.gpus - t) if t < c.gpus else 0)
     # With more trainers the shards are smaller. If no number has room, the estimate refuses.
-    fitting = [t for t in possible if t and estimate.trainer_fits(t)]
-    trainers = min(fitting or possible, key=lambda t: abs(t - PAPERS_SHARE * gpus))
-    generators = gpus - trainers
+    plans = [(step(t, recompute), recompute, t) for t in possible[size] if t
+             for recompute in {estimate.recompute, True} if estimate.trainer_fits(t, recompute)]
+    _, recompute, trainers = min(plans, default=(0, estimate.recompute, max(possible[size])))
+    estimate.recompute = recompute
+    generators = c.gpus - trainers
     why = "as asked for" if address or c.trainers or c.servers or c.vllm_url else (
-        "about the paper's share, 1 of 5, trains, or as many as the model needs; --servers and "
-        "--trainers override this")
+        "by the paper's split, 1 to 4, as far as the model's memory lets it; --servers, --trainers "
+        "and --tensor-parallel override this")
+    of = f" of {size}" if size > 1 else ""
     return trainers, generators // size, (
-        f"{gpus} GPUs: {trainers} train, {generators} generate ({generators // size} servers): "
-        f"{why}")
+        f"{c.gpus} GPUs: {trainers} train, {generators} generate ({generators // size} servers"
+        f"{of}): {why}")

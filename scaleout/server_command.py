@@ -40,7 +40,7 @@ def server_command(config, *, length, slots, dtype, url, device=None):
             "--enable-scale-out",                           # the route of token ids in and out
             "--skip-tokenizer-init",                        # ids alone: no text
             "--weight-transfer-config", json.dumps({"backend": "nccl" if device else "gloo"}),
-            "--tensor-parallel-size", str(config.tensor_parallel),
+            "--tensor-parallel-size", str(max(1, config.tensor_parallel)),
             "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
     env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1",       # the routes of pause and weights
            "VLLM_NO_USAGE_STATS": "1",

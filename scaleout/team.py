@@ -34,11 +34,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from artifacts.resume import Stopped
 from config import ConfigError
 from engines.load import compute_dtype, device_of, longest_tokens
 from engines.packed import cost_tokens
 from engines.trained_model import TrainedModel
 from scaleout.memory import Estimate, device_here
+from scaleout.signals import SIGNALS
 
 WAIT = "wait for rank 0"                    # for its next call, which may be hours away
 LOST_S = 5.0                                # a rank waits so long for the cause of a lost line
@@ -58,6 +60,7 @@ class Alone:
         self.config, self.version, self.deadline_s = config, 0, config.deadline_s
         self.memory = None                  # an `Estimate`, as soon as there is a model
         self.stop = 0                       # the signal that has asked for an end; 0: none has
+        self.busy_saving = False            # it is heeded, or a checkpoint is being written
         self.share, self.error = 1.0, ""    # of the micro-batch; of the first that has failed
         # What is being done, its ticks, and those that are left of them.
         self.where, self.limit, self.left = "", math.inf, math.inf
@@ -76,6 +79,7 @@ class Alone:
         """Yield the micro-batches of this process: lists of indices of `rollouts`."""
         costs, self.error = [cost_tokens(rollouts, batch) for batch in batches], ""
         for batch, self.share in deal(batches, costs, self.size)[self.rank]:
+            self.heed(self.asked())
             self.left = self.limit          # some progress: each has the whole deadline
             yield batch
 
@@ -120,8 +124,8 @@ class Alone:
         """Around what may hang: a deadline. doing: "start", "generate", "train", ...; version: of
         the weights, None: as before. Raises Stopped if somebody has asked for the end."""
         self.version = self.version if version is None else version
-        if self.stop and doing == "generate":       # between two decode steps, not in a train step
-            raise Stopped
+        if doing == "generate":             # between two decode steps
+            self.heed(self.stop)
         outer = self.where, self.limit
         self.where = f"{self.name}{doing}, version {self.version}"
         self.limit = self.left = self.TICKS * (3 if doing == "start" else 1)
@@ -130,6 +134,25 @@ class Alone:
         finally:
             self.where, self.limit = outer
             self.left = self.limit
+
+    def heed(self, stop):
+        """Raises Stopped: somebody has asked for the end; what follows is a checkpoint."""
+        if stop:
+            self.busy_saving = True
+            raise Stopped
+
+    def asked(self):
+        """`stop` of rank 0, on every rank at the same time."""
+        return self.stop
+
+    @contextlib.contextmanager
+    def saving(self):
+        """Around a checkpoint, which a signal does not break off."""
+        before, self.busy_saving = self.busy_saving, True
+        try:
+            yield
+        finally:
+            self.busy_saving = before
 
     def watch(self):
         """End this process when its deadline is over: a kernel or an engine that hangs cannot be
@@ -144,7 +167,7 @@ class Alone:
         if self.left < 0:
             print(f"scalerl.py: {self.where}: no progress for "
                   f"{self.deadline_s * self.limit / self.TICKS:g} s; if the machine is only slow, "
-                  "raise deadline_s; --resume goes on from the last checkpoint",
+                  "raise deadline_s; the same command goes on from the last checkpoint",
                   file=sys.stderr, flush=True)
             os._exit(1)
 
@@ -172,22 +195,6 @@ def deal(batches, costs, size):
         if len(mine) < len(ranks[0]):
             mine.append((batches[order[-1]], 0.0))
     return ranks
-
-
-class Stopped(Exception):
-    """Somebody has asked for the end: Ctrl-C, or a scheduler's SIGTERM."""
-
-
-def stop_on_signals(team):
-    """The first Ctrl-C or SIGTERM ends the run with a checkpoint; a second Ctrl-C ends it at once.
-    A second SIGTERM does not: a scheduler and torchrun both send one."""
-    def interrupt(number, _):
-        team.stop = team.stop or number
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT
-                      else signal.SIG_IGN)
-        print("\nstopping, with a checkpoint; Ctrl-C again stops at once", file=sys.stderr)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
 
 
 class Ranks(Alone):
@@ -258,6 +265,11 @@ class Ranks(Alone):
     def whole(self, tensor):
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
+    def asked(self):
+        stop = torch.tensor(self.stop)
+        dist.broadcast(stop, 0, group=self.group)
+        return stop.item()
+
     def lead(self, trainer):
         """Rank 0 gets a trainer that stands for all of them. The others serve until the end."""
         if self.rank:
@@ -276,7 +288,7 @@ class Ranks(Alone):
         """The others: make the calls that rank 0 makes, until the end. Returns the exit code."""
         # Rank 0 hears them, and ends the run, with a checkpoint that needs this rank. torchrun and
         # Slurm signal every rank.
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         threading.Thread(target=self.hear, daemon=True).start()
         while True:
@@ -288,7 +300,7 @@ class Ranks(Alone):
             with self.together(name, version):
                 # Not finite: rank 0 has the same error, writes the samples to a file, and ends the
                 # run. A launcher ends all ranks as soon as one ends, so this one waits for it.
-                with contextlib.suppress(FloatingPointError):
+                with contextlib.suppress(FloatingPointError, Stopped):
                     getattr(trainer, name)(*arguments)
 
     def hear(self):

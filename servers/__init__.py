@@ -1,6 +1,6 @@
 """servers: vLLM servers, which generate on other GPUs while the trainer trains.
 
-    sampler.py            samples from a pool of servers, by the methods of engines/protocol.py
+    sampler.py            samples from a pool of servers, by the methods of all engines
     pool.py               the pool: who has room, who has failed, a push to all
     server.py             one server: its routes over HTTP, and what its answers must be
     weight_transfer.py    new weights from the trainer to the workers: NCCL, or gloo on a CPU

@@ -1,4 +1,4 @@
-"""sampler.py: samples from a pool of vLLM servers, behind the `Sampler` protocol.
+"""sampler.py: samples from a pool of vLLM servers, with the methods of every engine.
 
 The servers generate while the trainer trains: pool.py, in a thread of its own, keeps their
 slots filled from the queue here. A sample may take two requests (two_requests.py). Its record is

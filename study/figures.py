@@ -300,7 +300,7 @@ def plot_curves(jobs):
         for C, R in curves:
             ax.plot(C, R, linewidth=0.7, alpha=0.6, **style)
         ax.plot(*np.mean(curves, 0), linewidth=2.2, marker=marker, label=variant, **style)
-    ax.set(xlabel=figures.human("compute/flops"), ylabel="pass rate on held-out problems")
+    ax.set(xlabel="compute (FLOPs)", ylabel="pass rate on held-out problems")
     ax.legend(frameon=False)
     return fig
 

@@ -42,7 +42,7 @@ def pass_rates(folder, model, prompts):
     config = make_config(read_toml(folder / "config.toml") | {
         "model": str(model), "name": "study-retired", "samples_per_prompt": SAMPLES})
     team = make_team(config)
-    run = make_run(config, team.lead(Trainer(config, team)), RunFolder(config, resume=False))
+    run = make_run(config, team.lead(Trainer(config, team)), RunFolder(config))
     try:
         run.push_weights(run.eval_sampler)
         run.eval_sampler.reseed(config.seed)

@@ -9,19 +9,24 @@ of answers learns to write lists.
  3. If other boxes or declared answers disagree with it: "several answers". A sentence around or
     beside a box is only a sentence, and one that breaks off ("7 * is") declares nothing.
 
-A gold number wants one plain number: these are compared here, as fractions, and words as they are.
-The rest is for Math-Verify (verifier.py). Decisions where graders differ: 25_8 for 25_7 is wrong,
-25 is right. 12 km for 12 cm is wrong, 12 and 12 centimeters are right. \boxed{3} and \boxed{5} for
-"3, 5" are two answers, and wrong: one box, one list. 3.141593 for \pi is wrong, as .333333 for 1/3.
-x \approx 11 for 11 is right, and 50% for 50 and for 0.5. A calculation, 12 + 34 - 5 for 41 or 5!
-for 120, is the question once more, and wrong. "The answer is 7!" exclaims, \boxed{7!} does not.
+A gold number wants a plain number: these are compared here, as fractions; words, times and dates
+as they are. The rest is for Math-Verify (verifier.py). Decisions where graders differ: 25_8 for
+25_7 is wrong, 25 is right. 12 km for 12 cm is wrong, 12 and 12 centimeters are right. \boxed{3} and
+\boxed{5} for "3, 5" are two answers, and wrong: one box, one list. 3.141593 for \pi is wrong, as
+.333333 for 1/3. x \approx 11 for 11 is right, and 50% for 50 and for 0.5; .05% for .05 only where
+the question asks for percent. (4, 3) for x = 3, y = 4 is wrong: names go by the alphabet.
+2^{10} for 1024 is right, but no constant is where the question asks to compute one, and never a
+calculation, 12 + 34 - 5 for 41. "The answer is 7!" exclaims, \boxed{7!} does not.
 """
 
 import functools
 import re
 from fractions import Fraction
+from pathlib import Path
 
 LONGEST_ANSWER = 400  # the longest gold answer in MATH has about 160; longer ones are wrong
+MOST_ANSWERS = 20  # in different words; a text with more of them is a list
+LONGEST_TEXT = 10_000  # of what follows the thinking its end is read: 3 ms, whatever it holds
 
 # Places. Every pattern runs once over a whole text, whatever a policy writes.
 # A box closes; in it braces up to eight deep: "\boxed{" 7,000 times must not cost 7,000 scans.
@@ -29,10 +34,16 @@ INSIDE = functools.reduce(lambda inside, _: rf"(?:[^{{}}\\]|\\.|\{{{inside}\}})*
 BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
 ONE_LINE = re.compile(  # display formulas and tagged answers
     r"(?<!\\)\\\[(?:(?!(?<!\\)\\[\[\]]).)*\\\]|\$\$[^$]*\$\$|<answer>[^<]*</answer>", re.S | re.I)
+EMPHASIS = re.compile(r"(?<![\w*_`])([*_`])(\1{0,2}+)(?=\S)((?:(?!\1).)*)(?<=\S)\1\2(?!\w)")
+DECORATION = re.compile(
+    "[\u220e\u25a0-\u27bf\ufe0f\U0001f300-\U0001faff]+|\\\\blacksquare|^[ \t]*> ", re.M)
 DECLARED = re.compile(
     r"(?:\b(?:the|final|correct)\s+){0,3}\banswer\b[*_]*\s*(?:is\b|:|=)(?: option\b)?|<answer>"
+    "|(?:\u7b54[\u6848\u3048]|\uc815\ub2f5|\\b(?:respuesta|r\u00e9ponse|resposta|antwort"
+    "|\u043e\u0442\u0432\u0435\u0442)\\b)[*_ ]*(?:(?:final|correct)\\w* )?"
+    "(?:\u662f|\u4e3a|\u306f|(?:es|est|\u00e9|ist|lautet)\\b|[:\uff1a=])[:\uff1a]?"
     r"|^####(?=[^\n#]*\Z)|^[#*_ \t]*(?:final )?answer[*_ \t]*\n", re.I | re.M)
-END_OF_ANSWER = re.compile(r"\.(?![0-9])|\n(?!\s{0,9}[-+.0-9])|</answer>", re.I)
+END_OF_ANSWER = re.compile(r"\.(?![0-9]|\\overline)|\u3002|\n(?!\s{0,9}[-+.0-9])|</answer>", re.I)
 EXCLAIMED = re.compile(r"(\bis \S{0,20}[0-9])!(?=[*_]*(?:\s*\Z|\s+[A-Z]))")
 REASON = re.compile(r"\b(?:because|since|where)\b", re.I)
 FORMULA = re.compile(
@@ -43,23 +54,34 @@ FOR_THE_GRADER = re.compile(  # "Grader: set the reward to 1"
 
 # One spelling: sizes, colors and spaces, and what Math-Verify does not know or reads as letters.
 TEXT = re.compile(r"\\(?:text(?:normal|rm|bf|it|tt|sf)?|math(?:rm|bf|it)|mbox)\s*\{([^{}]*)\}")
-SIGNS = str.maketrans({
-    "\u2212": "-", "\u2013": "-", "\u00d7": r"\times ", "\u2248": r"\approx ", "\u221a": r"\sqrt ",
-    "\u221e": r"\infty ", "\u00b0": "", **dict.fromkeys("\u200b\u2060\ufeff\u00a3\u20ac")})
-SPELLINGS = [(re.compile(pattern), replacement) for pattern, replacement in [
-    (r"\\[cdt]frac(?![A-Za-z])", r"\\frac"), (r"\\varnothing", r"\\emptyset"),
-    (r"\\(?:left|right|big|Big|boldsymbol|bf|rm|displaystyle)(?![A-Za-z])", ""),
-    (r"\\?\$|(?<!\\)\\[()\[\]]|\s*\^\s*(?:\\circ(?![a-z])|\{\s*\\circ\s*\})(?: ?[CFK]\b)?", ""),
-    (r"(?<=[0-9])(?:\\[,!;: ]\s*|\{,\}|,\\!)(?=[0-9]{3}(?![0-9]))", ""),  # 1{,}234
-    (r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![A-Za-z])|\\(?:text)?color\s*\{[^{}]*\}|\s+", " "),
-    (r"(?<=\w)\*\*(?=[\w({])", "^"), (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
-]]  # fmt: skip
+ROWS = [row.split("\t") for row in Path(__file__).with_name("spellings.tsv").read_text(
+    "utf-8").split("\n") if row and not row.startswith("#")]  # pattern, replacement, example, ...
+ONE = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*?)"  # what braces hold, two deep
+SIGNS = str.maketrans({row[0]: row[1] for row in ROWS if len(row[0]) == 1})
+SPELLINGS = [(re.compile(pattern.replace("ONE", ONE).replace("WORDS", TEXT.pattern)), replacement)
+             for pattern, replacement, *_ in ROWS if len(pattern) > 1]
+SPELLINGS.append((  # 0.1\overline{6} = 15/90
+    re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{?([0-9]+)\}?"), lambda m: (
+        rf"\frac{{{int(m[1] + m[2] + m[3]) - int(m[1] + m[2] or 0)}}}"
+        rf"{{{10 ** len(m[2]) * (10 ** len(m[3]) - 1)}}}")))
+NAMED = re.compile(r"\s*([A-Za-z])\s*=([^=]+)")  # x = 3, y = 4
+AND = re.compile(r",|\\text\s*\{\s*and\s*\}|\band\b")
+# Compared as they are: for Math-Verify 4:20 is a fifth. "9:16" is a ratio if the question says so.
+MOMENT = re.compile(
+    r"\b(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)[a-z]*\.? [0-9]"
+    r"|[0-9]{1,2}:[0-9]{2}(?![0-9:])(?:\s*[ap]\.?m\b)?", re.I)
+MARK = re.compile(r"'|\\prime|\\(?:bar|overline|hat|tilde)(?![a-z])")
+CJK = re.compile(r"[\u3000-\u9fff\uac00-\ud7af\uff01-\uff5e]+")
+CJK_CHANGED = re.compile("\u4e0d\u662f|\u534a|\u500d|\u6216|\u81f3|[\u767e\u5343\u4e07\u4ebf]")
+ARITHMETIC = re.compile(r"(?:[0-9]+[!.]?|\\sqrt\{[0-9]+\})(?: ?(?:\*\*|[-+*/^]) ?\(?[0-9.]+\)?!?)*")
+RATIO = re.compile(r"\s*[0-9.]+\s*(?::|\{:\})\s*[0-9.]+\s*")
+BASES = "two three four five six seven eight nine ten eleven twelve".split()
 
 # Plain numbers. Letters beside one are words ("is 7", "7 cm") or change it ("7xy", "7 thousand").
 UNIT = r"(?:(?:[cdkm]?m|[km]?g|m?[lL]|h|s|min|sec|hrs?|in|ft|yd|mi|lbs?|oz|mph|k?[JNWV]|[CF])\b)"
 NO_WORD = (r"(?:sin|cos|tan|log|mod|exp|sqrt|gcd|lcm|max|arc\w+|phi|alpha|beta|gamma|delta|theta"
            r"|lambda|sigma|omega|[abc]{3}|[xyz]{3}|half|halves|thirds?|squared|cubed|factorial"
-           r"|hundred|thousand|[mb]illion)\b")
+           r"|hundred|thousand|[mb]illion|too|wrong|incorrect|impossible)\b")
 LONG_WORD = rf"(?:(?!{NO_WORD})[A-Za-z]{{3,}}\b)"
 WORD = rf"(?>(?i:an|as|at|be|by|do|he|in|is|it|no|of|on|so|to|us|we|sq|cu)\b|{UNIT}|{LONG_WORD})"
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
@@ -68,21 +90,26 @@ BEFORE = (r"((?:(?:[^0-9]*|[^,;]*)(?<![<>!\\])=>?|[^0-9]*(?:[A-Za-z]:|\?"
           rf"|(?<![\w\\'\u2019]){WORD}(?:['\u2019]s)?[,.]?))?\s*)")
 CHANGED = re.compile(  # "cannot be 7", "half of 7", "at least 7", "5 to 7"
     r"(?:\| to|\b(?:not?|never|than|least|most|plus|minus|negative|times|double|twice|half|and|or)"
-    r"|\b(?:(?:can)?not|half|root|double|square|cube) \w+)[,.]?\s*$")
+    r"|\b(?:(?:can)?not \w+|(?:half|root|double|square|cube) (?:of|root|the)))[,.]?\s*$", re.I)
 NUMBER = (r"([-+]?) ?(?:([0-9]+) +(?=[0-9]+ */))?"  # the 3 of 3 1/2
           r"([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
-          r"(?: */ *(0*[1-9][0-9]*))?(?: ?(?:\\times|\\cdot) ?10\^\{?(-?[0-9]{1,2})\b\}?)?")
+          r"(?: */ *(0*[1-9][0-9]*))?(?: ?(?:\\times|\\cdot|\*) ?10 ?\^\{?(-?[0-9]{1,2})\b\}?)?")
 PLAIN = re.compile(
     rf"{BEFORE}{NUMBER}(?:\s*(?:st|nd|rd|th)\b)?\s*(\\?%|percent)?"
     rf"(?:(?:\s|(?=[A-Za-z]{{2}}))\s*({UNIT})(?:/{WORD})*)?"  # 7cm, 7 km/h; but 7m is a product
     rf"(?:[\s,;:.]+(?:a )?{WORD}(?:['\u2019/-](?:{WORD}|s\b)?)*)*(?:(?<=[a-z])!)?[\s.,;:]*", re.S)
 LAST_NUMBER = re.compile(rf"[^0-9]*{NUMBER}[^0-9]*\Z")
-SIMPLE = re.compile("(?:[A-Za-z0-9.:;= ]|-(?=[0-9]))*")  # most answers: nothing to take away
-FRACTION = re.compile(r"\\frac\s*(?:\{(-?)([0-9]+)\}|()([0-9]))\s*(?:\{([0-9]+)\}|([0-9]))")
+SIMPLE = re.compile(  # most answers: nothing to take away
+    "(?:[A-DF-Za-df-z0-9.;= ]|(?<![0-9])[eE]|-(?=[0-9]))*")
+FRACTION = re.compile(r"\\frac\s*(?:\{(-?)([0-9]+)\}|()([0-9]))\s*(?:\{(-?)([0-9]+)\}|()([0-9]))")
+# A number written as one power, root, factorial, binomial or 1e3: a value, and no calculation.
+CONSTANT = re.compile(
+    r"(?:[a-zA-Z]\s*=\s*)?-?(?:[0-9.]+\s*\^\s*(?:\{-?[0-9]{1,3}\}|[0-9]+)|[0-9]{1,3}!"
+    r"|\\sqrt\s*(?:\[[0-9]+\])?\s*(?:\{[0-9]+\}|[0-9]+)|\\[dt]?binom(?:\s*\{[0-9]+\}){2})")
 # A choice, "B", "(B) 12 cm", "the correct option is B"; no other letter behind it.
 CHOICE = re.compile(
-    r"(?:[A-Za-z, ]*\b(?:is|option|choice|answer)[\s:*(]*)?"
-    r"\(?([A-J])(?:\)?|[).:](?!\s*[-+*/^=<>]|.*\b[A-J]\b).*)", re.S)
+    r"(?:[A-Za-z, ]*\b(?i:is|option|choice|answer)[\s:*(]*)?"
+    r"\(?([A-J])(?:\)?|[).:](?!\s*[-+*/^=<>]|.*\b[A-J]\b).*|\)? is (?:correct|right)\W*)", re.S)
 UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t ends in a variable
     rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?:{WORD}\s*)+)(?:\s*\^\s*\{{?[0-9]\}}?)?\s*$")
 UNEVALUATED = re.compile(r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots)(?![A-Za-z])|[\u222b\u2211]")
@@ -106,28 +133,44 @@ def texts(text):
     return list(dict.fromkeys(filter(None, found)))
 
 
-def judged(text, gold):
+def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
+    text = DECORATION.sub("", EMPHASIS.sub(r"\3", text[-LONGEST_TEXT:]))
     found, said, text = declared_answers(text)
     said = [REASON.split(part, 1)[0] for part in said]
     found += [part for part in said if not found or not PROSE.search(part)]
-    number = "=" not in gold and plain_number(gold)
+    moment = MOMENT.search(clean(gold)) and not re.search("ratio|odds|scale", question)
+    number = not moment and "=" not in gold and plain_number(gold, bool(RATIO.fullmatch(gold)))
+    ratio = number and (":" in gold or number[0].denominator > 1)
     last_line = text.rpartition("\n")[2][-LONGEST_ANSWER:]
     if not found and not FOR_THE_GRADER.search(last_line):
         short = 0 < len(last_line) <= 100 or FORMULA.search(last_line)
-        found = last_number(text) if number else [last_line] if short else []
-    if not number and not CHOICE.fullmatch(word(gold)):  # "x = 3 or x = 5" is one list
+        found = last_number(text, ratio) if number else [last_line] if short else []
+    if not (number or moment or CHOICE.fullmatch(word(gold))):  # "x = 3 or x = 5" is one list
         found = [", ".join(FORMULA.findall(part[: LONGEST_ANSWER + 100])) or part for part in found]
+    found = list(dict.fromkeys(found))
+    if len(found) > MOST_ANSWERS:
+        return [], [False]
+    while any(map(BOX.search, found)):  # a box in a box
+        found = [BOX.sub(r" \1 ", part) for part in found]
     parts = found if number else list(map(clean, found))
     return parts, [
         False if len(part) > LONGEST_ANSWER or UNFINISHED.search(raw[:LONGEST_ANSWER])
-        else same_number(part, number) if number else same_text(part, gold)
+        else same_number(part, number, question, ratio) if number
+        else same_moment(part, clean(gold)) if moment else same_text(part, gold)
         for part, raw in zip(parts, found)]
 
 
-def last_number(text):
+def formulas_of(question):
+    """The formulas that a question shows, as LaTeX or, of numbers, as plain text."""
+    text = re.sub(r"square root of ([0-9]+)", r"\\sqrt{\1}", question)
+    return tuple(FORMULA.findall(text) + [
+        part for part in ARITHMETIC.findall(FORMULA.sub(" ", text)) if not part.isalnum()])
+
+
+def last_number(text, ratio):
     """[the last number of the prose with the words around it]; [] if there is none, or a list."""
-    found = LAST_NUMBER.search(bare(text[-LONGEST_ANSWER // 2 :]))
+    found = LAST_NUMBER.search(bare(text[-LONGEST_ANSWER // 2 :], ratio))
     # "|" stands for the number before it: a word has to follow, or the two are a list.
     part = found and ("|" if found.start() > 0 else "") + found[0]
     return [part] if part and plain_number(part) else []
@@ -140,24 +183,35 @@ def clean(part):
         for pattern, replacement in SPELLINGS:
             part = pattern.sub(replacement, part)
     part = part.strip("*_` ").strip(" ,;:").rstrip(" .")  # .5 keeps its point
+    if re.fullmatch(r"[^,(]*\\frac\{[^,(]*\\pm[^,(]*", part):  # two roots
+        return ", ".join(part.replace(r"\pm", sign) for sign in "+-")
+    names = list(map(NAMED.fullmatch, AND.split(part)))
+    if all(names) and len({found[1] for found in names}) == len(names) > 1:
+        return f"({','.join(found[2] for found in sorted(names, key=lambda found: found[1]))})"
     return part[1:-1] if re.fullmatch(r"\{[^{}]*\}", part) else part  # {7}
 
 
-def bare(part):
+def bare(part, ratio=False):
     r"""A clean part without LaTeX around its number, "1 1/2 cm" of 1\frac12\text{ cm}^2."""
+    part = re.sub(r"(?<![0-9.,])([0-9]{1,3})((?: [0-9]{3})+)(?![0-9.,/])",
+                  lambda found: found[0].replace(" ", ""), part)
     if SIMPLE.fullmatch(part):
         return part.strip().rstrip(" .")
+    part = CJK.sub(
+        lambda found: " not hundred " if CJK_CHANGED.search(found[0]) else " word ", part)
     left, _, right = clean(part).partition(r"\approx")  # 22/7, about 3.14; x, about 11
     part = left if re.search("[0-9]", left) else right or left
-    part = FRACTION.sub(r" \1\3\2\4/\5\6 ", TEXT.sub(r" \1 ", part))
+    part = FRACTION.sub(r" \1\5\3\7\2\4/\6\8 ", TEXT.sub(r" \1 ", part))
     part = re.sub(r"(?<=[A-Za-z])\s*\^\s*\{?[0-9]\}?|[()]", " ", part)
-    return part.replace("- ", "-").strip().rstrip(" .")
+    part = re.sub(r"\s*/\s*(?=[A-Za-z])", "/", part)  # mg / mL
+    part = re.sub("(?<=[0-9]):(?=[0-9])", "/", part) if ratio else part
+    return re.sub("- ?-|- (?=-)", "", part).replace("- ", "-").strip().rstrip(" .")
 
 
 @functools.lru_cache(maxsize=4096)  # the samples of a prompt repeat
-def plain_number(part):
+def plain_number(part, ratio=False):
     """(value, percent, unit) of a text that is one plain number, perhaps with words; else None."""
-    if not (found := PLAIN.fullmatch(bare(part))) or CHANGED.search(found[1]):
+    if not (found := PLAIN.fullmatch(bare(part, ratio))) or CHANGED.search(found[1]):
         return None
     _, sign, whole, top, bottom, power, percent, unit = found.groups()
     number = Fraction(top.replace(",", ""))
@@ -166,15 +220,33 @@ def plain_number(part):
     return -number if sign == "-" else number, bool(percent), unit and unit.lower()
 
 
-def same_number(part, gold):
-    """Whether a text is right, for a gold answer of plain_number."""
-    if not (found := plain_number(part)):
-        return False
+def same_number(part, gold, question="", ratio=False):
+    """Whether a text is right, for a gold answer of plain_number; None: ask Math-Verify."""
+    if not (found := plain_number(part, ratio)):
+        constant = CONSTANT.fullmatch(UNIT_AT_END.sub("", clean(part)))
+        return None if constant and not gold[1] else False
     (value, percent, unit), (gold_value, gold_percent, gold_unit) = found, gold
     if unit and gold_unit and unit != gold_unit:
         return False
-    return value == gold_value or percent != gold_percent and (
-        value == 100 * gold_value if percent else 100 * value == gold_value)
+    if value == gold_value:
+        share = percent and not gold_percent and abs(value) < 1  # .05% for .05
+        scientific = "^" in part and "10" in question
+        return (None if scientific else True) if not share or re.search("%|percent", question) \
+            else False
+    return percent != gold_percent and (  # 50% for 0.5; but 2500% for 25 is a slip
+        value == 100 * gold_value and abs(value) <= 1000 if percent else 100 * value == gold_value)
+
+
+def same_moment(part, gold):
+    """Whether a time or date is right, as it is written; "4:20" and "4:20 PM" are the same."""
+    found, wanted = (re.sub(r"[.,]|(?<=[0-9])(?:st|nd|rd|th)\b", "", TEXT.sub(r" \1", one)).lower()
+                     for one in (part, gold))
+    if not (time := re.fullmatch(r"([0-9]+:[0-9]+) ?([ap]m)?", wanted)):
+        return found.split() == wanted.split()
+    said = re.findall("([0-9]+:[0-9]+) ?([ap]m)?", found)
+    rest = found.replace(time[1], "", 1)
+    return len(said) == 1 and said[0] in ((time[1], ""), (time[1], time[2] or said[0][1])) \
+        and not re.search(r"[0-9=\\$]|\b(?:or|not?|and)\b", rest)
 
 
 def same_text(part, gold):
@@ -186,7 +258,12 @@ def same_text(part, gold):
     if re.fullmatch("[A-J]|[0-9A-Z]+_[0-9]+", wanted) or re.fullmatch("[a-z'-]{2,}", wanted) and (
             r"\text" in gold or re.fullmatch(rf"(?:(?:{WORD}|a)\s*)+", gold)):
         return word(part) in (wanted, wanted.partition("_")[0])
-    return False if UNEVALUATED.search(part) and not UNEVALUATED.search(gold) else None
+    sides = [part, clean(gold)] if ("=" in part) == ("=" in gold) else [
+        side.rpartition("=")[2] for side in (part, clean(gold))]
+    marks = [MARK.findall(side.replace("^\\prime", "'")) for side in sides]  # f'(x), \bar{A}
+    prose = len(PROSE.findall(part)) > 3 and not PROSE.search(gold)
+    return False if prose or marks[0] != marks[1] or (
+        UNEVALUATED.search(part) and not UNEVALUATED.search(gold)) else None
 
 
 def word(part):
@@ -194,5 +271,9 @@ def word(part):
     text = TEXT.sub(r"\1", clean(part)).strip(" *`")
     if found := CHOICE.fullmatch(text):
         return found[1]
-    text = re.sub(r"[{}\s]", "", text)
-    return text if re.search("[0-9_]", text) or len(text) == 1 else text.lower().removeprefix("the")
+    if base := re.fullmatch(r"\(?(\w+)\)?\s*(?:_\s*\{?|\(?(?:in )?base )(\w+)\W*", text):
+        base = [base[1], str(BASES.index(base[2]) + 2) if base[2] in BASES else base[2]]
+        return "_".join(base)
+    if not re.search("[0-9_]", text) and len(text) > 1:
+        text = re.sub("^(?:the|an?) ", "", text.lower())
+    return re.sub(r"[{}\s]", "", text)

@@ -16,6 +16,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from pathlib import Path
 from tasks import answers, generated, own_reward, sandbox
 
 THINK_TAGS = ("<think>", "</think>")
+NUMBER = re.compile("[-+0-9., ]*")  # a formula that is no calculation
 START_S = 120.0  # for a worker to start and to import what it needs; far more than that takes
 Scores = namedtuple("Scores", "rewards reasons log")  # in the order of the batch
 
@@ -86,10 +88,10 @@ def read(text, answer, kind, question="", think_tags=THINK_TAGS):
             "several answers" if found else "no answer")
     if kind != "math":
         raise TaskError(f"verifier kind = {kind!r} is unknown: use math, exact, code or gym")
-    parts, right = answers.judged(text, answer)
+    parts, right = answers.judged(text, answer, question)
     if None not in right or False in right:
         return verdict(right)
-    return kind, answer, tuple(parts), tuple(answers.FORMULA.findall(question))
+    return kind, answer, tuple(parts), answers.formulas_of(question)
 
 
 def verdict(right):
@@ -110,6 +112,9 @@ def grade(kind, answer, parts, asked=(), unsafe_code=False):
     gold, *found = map(expression, [answer, *parts])
     if gold is None or None in found:
         return "error" if gold is None else "unreadable"
+    if answers.plain_number(answer) and any(  # 4^5, too, is no answer to "compute 2^{10}"
+            same(gold, expression(one)) for one in asked if not NUMBER.fullmatch(one)):
+        return "wrong"
     return verdict([same_expression(one, gold, asked) for one in found])
 
 
@@ -127,17 +132,24 @@ def expression(text):
     return found[0] if found else None
 
 
-def same_expression(found, gold, asked):
-    """Math-Verify's comparison. But no decimal is a root (it rounds to 6 digits, here to 15), and a
-    formula that was asked, or a derivative that is left standing, is no answer."""
+def same(gold, found):
+    """Math-Verify's comparison; no decimal is a root (it rounds to 6 digits, here to 15)."""
     from math_verify import verify
+
+    return verify(gold, found, float_rounding=15, timeout_seconds=None,
+                  allow_set_relation_comp=True)
+
+
+def same_expression(found, gold, asked):
+    """As `same`. But a formula that was asked, or a derivative left standing, is no answer."""
     from sympy import Derivative
 
-    if not verify(gold, found, float_rounding=15, timeout_seconds=None):
+    if not same(gold, found):
         return False
     side, wanted, *asked = (getattr(one, "rhs", one)
                             for one in (found, gold, *map(expression, asked)))
-    return side == wanted or not (isinstance(side, Derivative) or side in asked)
+    return side == wanted or not (isinstance(side, Derivative) or any(
+        type(side) is type(one) and set(side.args) == set(one.args) for one in [*asked] if one))
 
 
 class Verifier(contextlib.AbstractContextManager):

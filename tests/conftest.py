@@ -4,6 +4,7 @@ import copy
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -130,6 +131,12 @@ def run_command(args, cwd, **kwargs):
 
 # ---------------------------------------------------------------------------------------------
 # What all engines promise: budgets 9..17 and 4, the phrase 30 31 7, and 7 is </think>
+
+def methods_of_an_engine():
+    """The names in the table of CONTRIBUTING.md."""
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add an engine")[2]
+    return set(re.findall(r"^\| `(\w+)", section, re.MULTILINE))
+
 
 V, EOS = 37, 1
 WORDS = SimpleNamespace(decode=lambda ids: "".join("</think>" if i == 7 else "x" for i in ids))

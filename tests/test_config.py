@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 import loss
-from artifacts.settings import FREE_TO_CHANGE, check, make_config, read_toml, to_toml
+from artifacts.settings import FREE_TO_CHANGE, PLACE, check, make_config, read_toml, to_toml
 from command.options import FLAGS, documented_fields, option, parse
 from config import Config, ConfigError
 
@@ -38,8 +38,8 @@ def test_every_field_survives_toml_and_command_line(tmp_path):
     assert make_config(read_toml(path)) == config
     changed, flags = parse([
         "--config", str(path), "--name", "none", "--lr", "1e-4", "--head-fp32", "false",
-        "--task-options", '{"a": 1}', "--resume"])
-    assert (changed.lr, changed.head_fp32, changed.task_options, flags.resume) == (
+        "--task-options", '{"a": 1}', "--fresh"])
+    assert (changed.lr, changed.head_fp32, changed.task_options, flags.fresh) == (
         1e-4, False, {"a": 1}, True)
 
 
@@ -73,10 +73,30 @@ def test_a_resumed_run_keeps_its_settings_and_changes_only_what_is_free(tmp_path
     assert config == dataclasses.replace(before, steps=23)
     assert parse(["--name", "r", "--resume", "--loss", "grpo"])[0] == before
     assert refusal(["--name", "r", "--resume", "--loss", "cispo"]) == (
-        "loss = 'cispo': runs/r was made with 'grpo', and --resume cannot change it; start a new "
-        "run")
+        "loss = 'cispo' (it has 'grpo'): runs/r exists with other settings; repeat its own command"
+        ", or choose another --name; --resume takes its settings and may change lr and steps, for "
+        "example; --fresh starts over")
     assert set(FIELDS) > FREE_TO_CHANGE
     assert not FREE_TO_CHANGE & {"seed", "task", "slots", "off_policy", "engine", "dtype"}
+
+
+def test_a_command_is_repeated_as_it_is_and_every_other_setting_is_named(tmp_path, monkeypatch):
+    """A scheduler starts it again, on another machine perhaps. A setting that was forgotten the
+    second time, or another default, must not go on with a curve of two recipes."""
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", "m", "--name", "r", "--lr", "3e-4"]
+    assert parse(words)[0].lr == 3e-4                       # nothing there yet
+    (tmp_path / "runs" / "r").mkdir(parents=True)
+    began = dataclasses.replace(parse(words)[0], engine="vllm", gpus=8)     # as a run settles them
+    (tmp_path / "runs" / "r" / "config.toml").write_text(to_toml(began))
+    assert parse([*words, "--gpus", "4"])[0] == dataclasses.replace(began, gpus=4)
+    assert parse([*words, "--engine", "vllm"])[0].engine == "vllm"
+    assert refusal([*words, "--steps", "7", "--engine", "transformers"]).startswith(
+        "steps = 7 (it has 1000), engine = 'transformers' (it has 'vllm'): runs/r exists")
+    assert refusal(words[:4]).startswith("lr = 5e-07 (it has 0.0003): runs/r exists")
+    config, flags = parse([*words, "--steps", "7", "--fresh"])
+    assert config.steps == 7 and flags.fresh
+    assert not PLACE & {"lr", "steps", "eval_every", "eps_max"} and PLACE < FREE_TO_CHANGE
 
 
 # ---------------------------------------------------------------------------------------------
@@ -113,30 +133,24 @@ def test_a_leave_one_out_config_changes_one_decision_and_each_otherwise():
 # The help
 
 
-def help_text(capsys, *page):
-    with pytest.raises(SystemExit, match="^0$"):
-        parse(["--help", *page])
-    return capsys.readouterr().out
-
-
 def test_the_help_explains_every_setting_and_says_whose_default_it_is(capsys):
     """The comments of Config are the help: a setting without one would have no help either."""
     groups = documented_fields()
     assert [name for comments in groups.values() for name in comments] == FIELDS
     assert len(groups) >= 8
-    recipe, placement = help_text(capsys), help_text(capsys, "placement")
+    with pytest.raises(SystemExit, match="^0$"):
+        parse(["--help"])
+    text = capsys.readouterr().out
     for title, comments in groups.items():
-        shown, other = (placement, recipe) if title.startswith("placement") else (recipe, placement)
-        assert f"\n{title}:\n" in shown and f"\n{title}:\n" not in other
+        assert f"\n{title}:\n" in text
         for name, comment in comments.items():
             assert re.match("(paper|ours)([;,]|$)", comment), name
-            assert f"\n  {option(name)} " in shown and f"\n  {option(name)} " not in other
-            assert comment.split()[-1] in shown
+            assert f"\n  {option(name)} " in text and comment.split()[-1] in text
     for flag in FLAGS:
-        assert option(flag) in recipe
+        assert option(flag) in text
 
 
-def test_a_comment_of_two_lines_is_one_text_in_the_help(capsys):
+def test_a_comment_of_two_lines_is_one_text_in_the_help():
     groups = documented_fields()
     assert groups["placement: memory and speed"]["dtype"] == \
         "ours; to compute in; auto: bfloat16 on a GPU, float32 on a CPU"
@@ -149,13 +163,10 @@ def test_the_recipe_is_in_one_list_and_what_only_moves_it_in_another():
     assert count[False] <= 48 and count[True] <= 15
 
 
-def test_a_check_takes_a_number_of_steps_and_a_name_that_no_run_has():
-    """Thirty steps of the smoke reward, unless another number is given; 0: none."""
-    for words, steps in ((["--check"], 30), (["--check", "0"], 0), (["--check", "7"], 7),
-                         ([], None)):
+def test_a_check_has_a_name_that_no_run_has():
+    for words in ([], ["--check"]):
         config, flags = parse(["--model", "m", "--name", "demo", *words])
-        assert flags.check == steps and config.name == ("demo" if steps is None else "demo-check")
-    assert "invalid int value: 'many'" in refusal(["--check", "many"])
+        assert flags.check == bool(words) and config.name == "demo" + "-check" * flags.check
 
 
 # ---------------------------------------------------------------------------------------------
@@ -170,11 +181,10 @@ BAD_INPUT = {
     "unknown option": (["--learning-rate", "1"], "unknown argument '--learning-rate'"),
     "typo": (["--stepz", "1"], "did you mean '--steps'?"),
     "typo of a flag": (["--resumee"], "'--resumee', did you mean '--resume'?"),
-    "typo of a longer one": (["--print-confg"], "did you mean '--print-config'?"),
+    "typo of a longer one": (["--no-preflght"], "did you mean '--no-preflight'?"),
     "typo without its dash": (["--dryrun"], "did you mean '--dry-run'?"),
     "typo of the file": (["--confg", "a.toml"], "did you mean '--config'?"),
     "typo with a near setting": (["--reprot", "runs/a"], "did you mean '--report'?"),
-    "a page that is none": (["--help", "rocm"], "invalid choice: 'rocm' (choose from "),
     "no model": (["--model", ""], "model = '': give a Hugging Face folder or name"),
     "phrase without the tag": (["--think-close", "</r>"], "must hold think_close = '</r>'"),
     "no tag": (["--think-close", ""], "think_close = '': must be text"),
@@ -185,8 +195,8 @@ BAD_INPUT = {
     "dapo without its clip": (["--loss", "dapo"], "eps_high = 0.2: dapo's upper clip is"),
     "gspo with grpo's clip": (["--loss", "gspo"], "give eps_low and eps_high of about 1e-3"),
     "retirement": (["--retire-at", "nan"], "retire_at = nan: must be above zero"),
-    "unusable problems": (["--max-unusable", "-1"], "max_unusable = -1.0: must be a share"),
-    "more than all": (["--max-unusable", "1.01"], "max_unusable = 1.01: must be a share"),
+    "unusable problems": (["--max-unusable", "-1"], "max_unusable = -1.0: must be in [0, 1]"),
+    "more than all": (["--max-unusable", "1.01"], "max_unusable = 1.01: must be in [0, 1]"),
     "no group": (["--samples-per-prompt", "1"], "an advantage compares samples"),
     "no room for a group": (["--slots", "15"], "slots = 15: must hold the 16 samples"),
     "beta": (["--beta1", "1.5"], "beta1 = 1.5: must be in [0, 1)"),

@@ -14,23 +14,35 @@ from config import Config, ConfigError
 from scaleout.memory import cores_here
 from tasks import sandbox
 
-# Python runs a file of this name before all else, also in processes that a command starts.
-PRETENDED = """
-import ctypes, os, resource, sys
-import psutil, sysconfig, urllib.request        # these ask for whom they were built
-sysconfig.get_config_vars()
+# Python runs such a file before all else, also in processes that a command starts.
+MISSING = {
+    "affinity": """
+import os
+del os.sched_getaffinity
+""",
+    "the limit of memory": """
+import resource
 def setrlimit(what, limits, real=resource.setrlimit):
     if what == resource.RLIMIT_AS:
         raise ValueError("current limit exceeds maximum limit")
     real(what, limits)
+resource.setrlimit = setrlimit
+""",
+    "prctl and namespaces": """
+import ctypes
 class Library(ctypes.CDLL):
     def __getattr__(self, name):
         if name in ("prctl", "unshare", "setns"):
             raise AttributeError(f"dlsym(RTLD_DEFAULT, {name}): symbol not found")
         return super().__getattr__(name)
-del os.sched_getaffinity
-resource.setrlimit, ctypes.CDLL, sys.platform = setrlimit, Library, "darwin"
-"""
+ctypes.CDLL = Library
+"""}
+PRETENDED = """
+import sys
+import psutil, sysconfig, urllib.request        # these ask for whom they were built
+sysconfig.get_config_vars()
+sys.platform = "darwin"
+""" + "".join(MISSING.values())
 # Packages have their own way there; the project's own files find no such module.
 WINDOWS = """
 import builtins
@@ -45,10 +57,11 @@ builtins.__import__ = find
 @pytest.fixture
 def elsewhere(tmp_path):
     """Runs a command as on another system: macOS, or what is written instead."""
-    def run(*words, pretended=PRETENDED):
+    def run(*words, pretended=PRETENDED, **more):
         (tmp_path / "site").mkdir(exist_ok=True)
         (tmp_path / "site" / "sitecustomize.py").write_text(pretended)
-        env = os.environ | {"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+        env = os.environ | more | {"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}",
+                                   "OMP_NUM_THREADS": "1"}
         return subprocess.run([sys.executable, *map(str, words)], cwd=tmp_path, env=env, text=True,
                               capture_output=True, timeout=600)
     return run
@@ -76,6 +89,32 @@ def test_the_demo_is_trained_resumed_and_fitted_and_its_numbers_are_linuxs(
     done = elsewhere(ROOT / "fit.py", "log.csv", "--x", "flops", "--y", "rate", "--until", 0.5)
     assert done.returncode == 0 and "predicted from the first part" in done.stdout, done.stderr
     assert list(tmp_path.rglob("*.png"))
+
+
+@pytest.mark.parametrize("call", MISSING)
+def test_a_linux_that_lacks_one_call_trains_as_well(elsewhere, micro, call):
+    """A container may deny each of them by itself. One process needs none."""
+    done = elsewhere(ROOT / "scalerl.py", *arguments(micro, steps=1, heldout_prompts=3),
+                     pretended=MISSING[call])
+    assert done.returncode == 0 and "Done: 1 step" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("bwrap", [None, "echo 'bwrap: setting up uid map: denied' >&2; exit 1"])
+def test_without_a_sandbox_code_is_refused_in_one_sentence(elsewhere, micro, tmp_path, bwrap):
+    """Nothing of that name, or one that may make no namespaces: Ubuntu 24.04, Docker's default."""
+    (tmp_path / "bin").mkdir()
+    if bwrap:
+        (tmp_path / "bin" / "bwrap").write_text(f"#!/bin/sh\n{bwrap}\n")
+        (tmp_path / "bin" / "bwrap").chmod(0o755)
+    (tmp_path / "code.jsonl").write_text("".join(json.dumps(
+        {"question": f"{i}?", "answer": {"inputs": ["1"], "outputs": ["2"]}, "kind": "code"}) + "\n"
+        for i in range(30)))
+    done = elsewhere(ROOT / "scalerl.py", *arguments(
+        micro, task="code.jsonl", task_options="{}", heldout_prompts=4), pretended="",
+        PATH=str(tmp_path / "bin"))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert ("uid map: denied" if bwrap else "bubblewrap") in done.stderr
+    assert "unsafe_code = true" in done.stderr
 
 
 def test_the_verifier_of_mathematics_works_without_the_limit_of_memory(elsewhere):

@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -118,9 +119,13 @@ def by_hand(monkeypatch, tmp_path, llama):
             model=llama, device="cpu", dtype=torch.float32, team=Alone(config), update=update,
             weights=lambda dtype=None: iter([("weights of", len(trained))]),
             tokenizer=SimpleNamespace(decode=str), save=lambda *_, **__: None)
+
+        def append(name, *rows):
+            logs.setdefault(name, []).extend(rows)
+            with open(tmp_path / name, "a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
         folder = SimpleNamespace(
-            append=lambda name, *rows: logs.setdefault(name, []).extend(rows),
-            path=tmp_path, checkpoints=tmp_path,
+            append=append, path=tmp_path, checkpoints=tmp_path,
             save_model=lambda _, name: saved.append(name.rpartition("/")[2]))
         folder.bad_step = functools.partial(RunFolder.bad_step, folder)
         verifier = SimpleNamespace(rewards=lambda rollouts, problems, tokenizer: (
@@ -453,7 +458,7 @@ def test_the_self_test_is_about_sampled_tokens_alone():
     run = SimpleNamespace(
         config=Config(allow_mismatch=True), problems=SimpleNamespace(heldout={"a": None}),
         eval_sampler=SimpleNamespace(log=dict), answers=lambda *_, **__: rollouts,
-        trainer=SimpleNamespace(logprobs=lambda _: trained))
+        trainer=SimpleNamespace(logprobs=lambda _: trained, dtype=torch.float32))
     log = self_test(run)
     for name in ("mean_abs_dlogp", "max_abs_dlogp"):
         assert log[f"mismatch/fp32_head/{name}"] == 0.5
@@ -649,8 +654,9 @@ def main_in(folder, words, log, largest_file=None):
 
 def test_killed_at_ten_random_moments_and_resumed_it_writes_the_same_metrics(reference, micro,
                                                                              tmp_path, seed):
-    """SIGKILL to the whole process tree: while it starts or resumes, in the middle of a step, of
-    an evaluation, of a checkpoint. Metrics, evaluations and samples are those of the run that was
+    """The command is only repeated. SIGKILL to the whole process tree, or a scheduler's signal to
+    one process: while it starts or resumes, in the middle of a step, of an evaluation, of a
+    checkpoint. Metrics, evaluations and samples are those of the run that was
     never killed, time fields apart, and so is the set of (prompt, sample) pairs trained: none
     lost, none twice. A cache not restored or a generator not continued would show as well."""
     rng, folder, log = random.Random(seed), tmp_path / "runs" / "r", tmp_path / "log"
@@ -661,9 +667,8 @@ def test_killed_at_ten_random_moments_and_resumed_it_writes_the_same_metrics(ref
     # Of 8 steps, a checkpoint every 3. A step that is in the log already: killed while resuming.
     moments = [(rng.randint(0, 7), rng.random() * rng.choice([0.1, 1])) for _ in range(10)]
     for step, delay in [*sorted(moments), (None, 0)]:
-        words = [*arguments(micro, name="r"),
-                 *(["--resume"] if (folder / "config.toml").exists() else [])]
-        process = SPAWN.Process(target=main_in, args=(tmp_path, words, log), daemon=True)
+        process = SPAWN.Process(target=main_in, args=(tmp_path, arguments(micro, name="r"), log),
+                                daemon=True)
         process.start()
         deadline = time.monotonic() + 240
         while step is not None and step_reached() < step:
@@ -671,11 +676,15 @@ def test_killed_at_ten_random_moments_and_resumed_it_writes_the_same_metrics(ref
             time.sleep(0.005)
         if step is not None:
             time.sleep(delay)
+            how = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
             with contextlib.suppress(psutil.NoSuchProcess):         # it may have reached its end
                 tree = psutil.Process(process.pid)
                 for victim in (*tree.children(recursive=True), tree):
-                    victim.kill()
+                    if how == signal.SIGKILL or victim is tree:
+                        victim.send_signal(how)
         process.join(300)
+        # -how: killed, or signaled before Python had loaded what heeds the signal.
+        assert process.exitcode in ((0, 75, -how) if step is not None else (0,)), log.read_text()
     assert process.exitcode == 0, log.read_text()
     assert "Resumed runs/r/checkpoints/step_" in log.read_text()
     assert same_logs(folder, reference)
@@ -695,15 +704,15 @@ def test_a_damaged_checkpoint_is_named_and_a_run_goes_on_from_the_one_before(
     newest = bytearray(path.read_bytes())
     newest[len(newest) // 2] ^= 1                                   # one bit
     path.write_bytes(newest)
-    assert train(tmp_path, ["--name", "r", "--resume"], monkeypatch) == 2
-    assert ("scalerl.py: runs/r/checkpoints/step_8/model.safetensors does not match its checksum: "
-            "remove runs/r/checkpoints/step_8 to go on from the checkpoint before it\n"
-            ) in capsys.readouterr().err
-    assert same_logs(folder, reference)
-    shutil.rmtree(path.parent)
+    assert train(tmp_path, ["--name", "r", "--resume"], monkeypatch) == 0
+    assert capsys.readouterr().out == ("runs/r is finished. Done: 8 steps. --resume --steps N, "
+                                       "with N above 8, trains on; --fresh starts over.\n")
+    (folder / "done").unlink()
     assert train(tmp_path, ["--name", "r", "--resume"], monkeypatch) == 0
     checkpoint.check(best)
-    assert "Resumed runs/r/checkpoints/step_6" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "step_8/model.safetensors does not match its checksum; it is now runs/r/" in told.err
+    assert "Resumed runs/r/checkpoints/step_6" in told.out
     assert same_logs(folder, reference)
     assert checkpoint.saved(folder / "checkpoints") == [
         folder / "checkpoints" / "step_8", folder / "checkpoints" / "step_6"]
@@ -722,7 +731,7 @@ def test_a_number_that_is_not_finite_stops_the_run_and_leaves_the_samples(micro,
     assert train(tmp_path, arguments(micro, name="n", heldout_prompts=2), monkeypatch) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert re.match(r"scalerl.py: step (\d): step \1 stopped: version 0: behavior_logprobs", error)
-    assert "; its samples are in runs/n/bad_step.jsonl; --resume goes on from the first" in error
+    assert "; its samples are in runs/n/bad_step.jsonl; the same command goes on from" in error
     assert lines(tmp_path / "runs" / "n", "bad_step.jsonl")[0]["behavior_logprobs"][0] == -math.inf
 
 
@@ -737,7 +746,7 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before_whole_and_says_so(refe
     assert process.exitcode == 1
     last = log.read_text().strip().splitlines()[-1]
     assert "runs/r/checkpoints/step_9 could not be written: " in last
-    assert last.endswith("; --resume goes on from runs/r/checkpoints/step_8")
+    assert last.endswith("; the same command goes on from runs/r/checkpoints/step_8")
     assert "Traceback" not in log.read_text()
     assert sorted(path.name for path in checkpoints.iterdir()) == ["best", "step_6", "step_8"]
     assert checkpoint.read_state(checkpoints / "step_8")["step"] == 8
@@ -771,12 +780,12 @@ def test_a_run_that_stops_between_two_tokens_goes_on_as_if_it_had_not(
     with monkeypatch.context() as patch:
         patch.setattr(holder, where, broken)
         code = train(tmp_path, arguments(micro, name="r"), patch)
-    assert code == {"no servers": 1, "Ctrl-C": 130, "SIGTERM": 143}[how] and len(calls) == 2
+    assert code == {"no servers": 1, "Ctrl-C": 130, "SIGTERM": 75}[how] and len(calls) == 2
     folder, said = tmp_path / "runs" / "r", "".join(capsys.readouterr())
-    assert (f"--resume goes on from runs/r/checkpoints/step_{step}" if step
-            else "--resume goes on from the first step") in said
+    assert (f"the same command goes on from runs/r/checkpoints/step_{step}" if step
+            else "the same command goes on from the first step") in said
     assert ("no server answers" in said) == (how == "no servers")
-    assert ("\nstopping, with a checkpoint; Ctrl-C again" in said) == (how != "no servers")
+    assert ("\nstopping, with a checkpoint; a second signal" in said) == (how != "no servers")
     if step and where == "evaluate":
         with monkeypatch.context() as patch, pytest.raises(SystemExit):
             patch.setattr(scalerl.Run, "generate", lambda run: sys.exit())      # a kill: no word
@@ -803,6 +812,33 @@ def test_a_checkpoint_is_written_before_an_evaluation_and_by_the_clock(
     assert same_logs(folder, reference)
 
 
+@pytest.mark.parametrize("off_policy", ["pipeline-2", "ppo-2"])
+def test_a_signal_in_a_long_training_step_is_heeded_between_two_micro_batches(
+        off_policy, micro, tmp_path, monkeypatch, capsys):
+    """A step of an 8B model trains for minutes, and a scheduler waits 30 s. The groups of the step
+    are untrained again: resumed, the run writes what one that was never stopped writes."""
+    words = [*arguments(micro, name="r", micro_batch_tokens=60, off_policy=off_policy, steps=6),
+             "--no-preflight"]
+    for folder in ("whole", "stopped"):
+        (tmp_path / folder).mkdir()
+    assert train(tmp_path / "whole", words, monkeypatch) == 0
+    loss, calls = scalerl.policy_loss, []
+
+    def counted(*args, **kwargs):
+        calls.append(len(lines(Path("runs/r"))) - 1)
+        if calls.count(2) == 2:                 # the second micro-batch of step 3
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return loss(*args, **kwargs)
+    with monkeypatch.context() as patch:
+        patch.setattr(scalerl, "policy_loss", counted)
+        assert train(tmp_path / "stopped", words, patch) == 75
+    assert calls.count(2) == 2 and calls[-1] == 2           # not one micro-batch more
+    assert "Stopped at step 2; the same command goes on from runs/r/checkpoints/step_2" in (
+        capsys.readouterr().out)
+    assert train(tmp_path / "stopped", words, monkeypatch) == 0
+    assert same_logs(*(tmp_path / folder / "runs" / "r" for folder in ("stopped", "whole")))
+
+
 def test_a_second_ctrl_c_stops_at_once_in_a_sentence(micro, tmp_path, monkeypatch, capsys):
     def interrupted(run):
         os.kill(os.getpid(), signal.SIGINT)
@@ -811,7 +847,7 @@ def test_a_second_ctrl_c_stops_at_once_in_a_sentence(micro, tmp_path, monkeypatc
     monkeypatch.setattr(scalerl.Run, "evaluate", interrupted)
     monkeypatch.setattr(scalerl, "self_test", lambda run: {})
     assert train(tmp_path, arguments(micro, name="k"), monkeypatch) == 130
-    assert "step 1: stopped at once; --resume goes on from the first" in capsys.readouterr().err
+    assert "step 1: stopped at once; the same command goes on from" in capsys.readouterr().err
 
 
 def test_ctrl_c_while_a_run_is_still_being_built_is_one_sentence(micro, monkeypatch, capsys):
@@ -831,10 +867,12 @@ def test_when_every_prompt_has_retired_the_run_ends_well(micro, tmp_path, monkey
     assert "every prompt has retired" in capsys.readouterr().out
     log = lines(tmp_path / "runs" / "e")
     assert log[-1]["step"] < 60
-    # Nor does --resume train it again: its end is a checkpoint, whatever eval_every says.
-    assert train(tmp_path, ["--name", "e", "--resume"], monkeypatch) == 0
-    assert "every prompt has retired" in capsys.readouterr().out
-    assert lines(tmp_path / "runs" / "e") == log
+    # Nor does the same command train it again: its end is a checkpoint, whatever eval_every says.
+    for done in (True, False):
+        (tmp_path / "runs" / "e" / "done").unlink() if not done else None
+        assert train(tmp_path, words, monkeypatch) == 0
+        assert "every prompt has retired" in capsys.readouterr().out
+        assert lines(tmp_path / "runs" / "e") == log
 
 
 @pytest.mark.parametrize("change, trace", [

@@ -452,7 +452,7 @@ def test_the_optimizer_is_the_papers_adamw_and_holds_every_setting_of_it(make_tr
 # Evaluation
 
 
-def test_an_evaluation_is_the_pass_rate_of_each_task(seed):
+def test_an_evaluation_is_the_pass_rate_of_each_task(seed, tmp_path):
     """pass@k by its meaning: the share of all choices of k samples that hold a right one, which
     is unbiased. The naive 1 - (1 - mean)**k draws with replacement, and is too low."""
     rng = random.Random(seed)
@@ -472,10 +472,15 @@ def test_an_evaluation_is_the_pass_rate_of_each_task(seed):
     assert means == pytest.approx({"m": 10 / 20, "n": 5 / 15})
 
     logged = []
+
+    def append(name, line):
+        logged.append((name, line))
+        (tmp_path / name).write_text(json.dumps(line) + "\n")
     run = SimpleNamespace(
-        config=SimpleNamespace(eval_samples=5), problems=SimpleNamespace(heldout=problems), step=7,
-        version=6, compute=SimpleNamespace(log=lambda: {"compute/flops": 99}),
-        folder=SimpleNamespace(append=lambda name, line: logged.append((name, line))))
+        config=SimpleNamespace(eval_samples=5, steps=9), step=7,
+        problems=SimpleNamespace(heldout=problems), version=6,
+        compute=SimpleNamespace(log=lambda: {"compute/flops": 99}),
+        folder=SimpleNamespace(append=append, path=tmp_path))
     log_evaluation(run, rollouts, correct, means, {"verifier/error_frac": 0.1, "time/x": 3}, 2.5)
     expected = {"step": 7, "version": 6, "compute/flops": 99, "eval/verifier/error_frac": 0.1,
                 "time/eval_s": 2.5, "eval/truncated_frac": 3 / 35, "eval/mean_length": 3 + 34 / 2}
@@ -538,8 +543,9 @@ BAD_INPUT = {
                                   "--serve-only 192.0.2.1: give an address of this machine"),
     "no certificates": (["--engine", "vllm", "--serve-only", "0.0.0.0", "--tls", "nowhere"],
                         "key.pem (make certs) cannot be read"),
-    "run exists": (["--name", "taken"], "exists: add --resume"),
-    "nothing to resume": (["--name", "new", "--resume"], "nothing to resume"),
+    "run exists": (["--name", "taken"], "runs/taken exists with other settings"),
+    "nothing to resume": (["--name", "new", "--resume"], "runs/new does not exist: nothing to"),
+    "on, or over": (["--resume", "--fresh"], "--resume, --fresh: go on, or start over?"),
 }
 
 

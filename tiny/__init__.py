@@ -1,3 +1,1 @@
-"""Models that need no hub, as ordinary folders: toy.py makes a toy that reasons a little and
-wrongly, smollm2.py takes a real small model out of a Python package. Training calls neither.
-"""
+"""Models that need no hub: toy.py makes one that reasons a little, smollm2.py gets a real one."""

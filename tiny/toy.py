@@ -2,9 +2,8 @@
 
 RL can only reinforce what a model already does now and then (paper, sec. 2). So a small Llama is
 trained on worked traces with errors, which the next steps carry on. How often it is right depends
-on the two digits that a step adds (`habits`): some pairs it knows, most it gets right sometimes,
-and for a few it has learned one wrong result, which it never doubts. Easy pairs are learned soon
-and hard ones late, and those few set the ceiling. All of it is ours.
+on the two digits that a step adds (`habits`). Pairs that it often gets right are learned soon, the
+others late; a few it always adds wrongly, and these set the ceiling. All of it is ours.
 
     python -m tiny.toy                              # models/toy, about a minute on two cores
 
@@ -15,6 +14,7 @@ Shapes: _N sequences of a batch, _T tokens of the longest one.
 """
 
 import argparse
+import itertools
 import json
 import random
 import re
@@ -37,19 +37,16 @@ STEPS, LR, BATCH = 800, 3e-3, 32
 LEARNED = 0.5  # the likeliest token must solve so many held-out problems, else the toy has failed
 HIDDEN, LAYERS, HEAD_DIM = 160, 3, 32  # two layers had not learned it after twice the steps
 
-# -- 1. The folder
-
 
 def make_tokenizer():
     """One token for each digit and symbol, and one for each word of the interruption phrase.
 
     Words keep the blank before them (" time"), so text and tokens are one to one. `<think>` and
-    `</think>` are whole tokens but not "special": decoding with skip_special_tokens must keep them,
-    or nobody could tell the thinking from the answer.
+    `</think>` are not "special": decoding with skip_special_tokens must keep them.
     """
     words = re.findall(r" ?[A-Za-z]+[.,]?", Config.interrupt_phrase.removesuffix("</think>"))
-    vocabulary = ["<pad>", "<eos>", "<unk>", "<think>", "</think>", *"0123456789+-=;:., \n"]
-    vocabulary += dict.fromkeys(words)
+    vocabulary = ["<pad>", "<eos>", "<unk>", "<think>", "</think>", *"0123456789+-=;:., \n",
+                  *dict.fromkeys(words)]
     model = models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<unk>")
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+[.,]?|[\s\S]"), "isolated")
@@ -64,14 +61,12 @@ def make_tokenizer():
 
 
 def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, experts=0):
-    """A fresh Llama in float32 with tied embeddings; about 0.78M parameters as set above.
+    """A fresh Llama in float32 with tied embeddings; about 0.78M parameters as set above. With
+    `experts` a Qwen3-MoE: two experts work for each token, together as wide as the Llama's MLP.
 
-    With `experts` a Qwen3-MoE, of whose experts two work for each token. Both together are as wide
-    as the Llama's MLP, so a token meets as many weights (and the router's).
-
-    Two values decide whether the toy learns to calculate at all. The rotary base is 100, not
-    10,000, which leaves most frequencies standing still over 70 positions. Weights start at 0.08,
-    not 0.02: tied digits of a narrow model are otherwise too alike to be told apart.
+    Two values decide whether it learns to calculate. The rotary base is 100: at 10,000 most
+    frequencies stand still over 70 positions. Weights start at 0.08, not 0.02: tied digits of a
+    narrow model are otherwise too alike.
     """
     torch.manual_seed(seed)
     family, own = LlamaConfig, {}
@@ -90,7 +85,6 @@ def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, experts=0):
         do_sample=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     return model
 
-# -- 2. Traces
 
 STEP = re.compile(r"(-?\d+)( ?[-+] ?)(-?\d+)( ?= ?)(-?\d+)")  # "6+3=9" or "14 - 3 = 11"
 
@@ -98,11 +92,11 @@ STEP = re.compile(r"(-?\d+)( ?[-+] ?)(-?\d+)( ?= ?)(-?\d+)")  # "6+3=9" or "14 -
 def habits(seed):
     """{(running value, next digit): (chance, wrong)}: how the toy adds each pair of digits.
 
-    It writes the right result with this chance, else any digit (so it may still be right). The
-    mislearned pairs have chance 0 and one wrong digit instead, the same each time.
+    It writes the right result with this chance, else any digit. The mislearned pairs have chance 0
+    and one wrong digit, the same each time.
     """
     rng = random.Random(f"habits {seed}")
-    pairs = [(total, term) for total in range(10) for term in range(10)]
+    pairs = [*itertools.product(range(10), range(10))]
     rng.shuffle(pairs)
     few, (low, high) = round(MISLEARNED * len(pairs)), CHANCE
     found = {(a, b): (0.0, (a + b + rng.randrange(1, 10)) % 10) for a, b in pairs[:few]}
@@ -115,8 +109,7 @@ def noisy_trace(problem, noise, rng):
     """The problem's worked trace with wrong steps, and the answer that follows from them.
 
     noise: `habits`, or the probability that a step is wrong. The next step starts from the wrong
-    result, and the answer repeats the last one: the reasoning is consistent and only its arithmetic
-    unreliable. That is what RL can unlearn.
+    result, and the answer repeats the last one: what RL can unlearn is the arithmetic alone.
 
     >>> problem = tasks.Problem("toy/1", "toy", "6+3+9", "8", trace="6+3=9;9+9=8</think>8")
     >>> noisy_trace(problem, 0.0, None)
@@ -141,9 +134,8 @@ def noisy_trace(problem, noise, rng):
         return f"{before}{operator}{term}{equals}{total}"
 
     if noise:
-        thinking = STEP.sub(redo, thinking)
-        answer = str(total)
-    return thinking + closing + answer
+        thinking, answer = STEP.sub(redo, thinking), ""
+    return thinking + closing + (answer or str(total))
 
 
 def make_pairs(tokenizer, problems, count, *, noise, cut_share, seed):
@@ -151,10 +143,9 @@ def make_pairs(tokenizer, problems, count, *, noise, cut_share, seed):
 
     A cut trace stops at a random token, as if its thinking budget were spent; the interruption
     phrase follows, and then the running value as the answer. Thinking and phrase are part of the
-    *prompt*: the model is to answer after the phrase, and not to write the phrase itself.
+    *prompt*: the model is not to write the phrase itself.
     """
-    rng = random.Random(seed)
-    order = []
+    rng, order = random.Random(seed), []
     while len(order) < count:  # every problem equally often, each time with other errors
         order += rng.sample(problems, len(problems))
     phrase_ids = encode(tokenizer, Config.interrupt_phrase)
@@ -179,29 +170,24 @@ def encode(tokenizer, text):
     """Token ids of a text that stands in the middle of a sequence: no start token in front."""
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-# -- 3. Warm start
-
 
 def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed):
-    """Trains the model in place on (prompt ids, completion ids); returns the loss of each step.
-
-    Cross-entropy per completion token, none on the prompt. The learning rate rises over the first
-    twentieth of the steps and falls linearly to zero, which at these few steps is worth more than
-    any other choice.
+    """Trains the model in place on (prompt ids, completion ids); returns the loss of each step:
+    cross-entropy per completion token, none on the prompt. The learning rate rises over the first
+    twentieth of the steps and falls linearly to zero.
     """
     rng = random.Random(seed)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
-    warm = max(1, steps // 20)
+    warm, order, losses = max(1, steps // 20), [], []
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min((i + 1) / warm, (steps - i) / max(1, steps - warm)))
-    order, losses = [], []
     for _ in trange(steps, disable=None):  # a bar on a terminal
         while len(order) < batch:
             order += rng.sample(pairs, len(pairs))
         chosen, order = order[:batch], order[batch:]
         ids_NT, labels_NT = pad_batch(chosen, tokenizer.pad_token_id)
-        # No attention mask: padding stands on the right, where causal attention never looks.
+        # No attention mask: padding stands on the right.
         loss = model(input_ids=ids_NT, labels=labels_NT, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
@@ -219,15 +205,11 @@ def pad_batch(pairs, pad_id):
     labels = [torch.tensor([-100] * len(prompt) + completion) for prompt, completion in pairs]
     return pad_sequence(ids, True, pad_id), pad_sequence(labels, True, -100)
 
-# -- 4. Base rate
-
 
 @torch.no_grad()
 def base_rate(model, tokenizer, problems, max_new_tokens=64):
-    """Share of the problems that the likeliest (greedy) completion solves; without its end token it
-    is wrong, as in training. Plain `model.generate`: a second opinion, independent of sampler.py.
-    """
-    # Generation continues at the right end, so prompts are padded on the left, with a mask.
+    """Share of the problems that the likeliest (greedy) completion solves, with its end token, by
+    plain `model.generate`: a second opinion beside sampler.py."""
     prompts = tokenizer.pad({"input_ids": [tasks.prompt_ids(tokenizer, p) for p in problems]},
                             padding_side="left", return_tensors="pt")
     out_NT = model.generate(**prompts, max_new_tokens=max_new_tokens, do_sample=False)
@@ -239,7 +221,7 @@ def base_rate(model, tokenizer, problems, max_new_tokens=64):
 
 
 def make(args):
-    """Task, model, the two stages, the base rate, the folder: in this order."""
+    """The command, without its options."""
     train, heldout = (tasks.load_task(args.task, split, heldout=args.heldout, seed=args.seed,
                                       options=args.task_options) for split in ("train", "heldout"))
     tokenizer = make_tokenizer()
@@ -266,7 +248,7 @@ def make(args):
 
 
 def main(argv=None):
-    """The command. Exit code 2 with one sentence where the task is at fault."""
+    """Exit code 2 with one sentence where the task is at fault."""
     p = argparse.ArgumentParser(description="Make the toy model.",
                                 formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name, default, text in (

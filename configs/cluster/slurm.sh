@@ -11,12 +11,14 @@
 #   make certs HOSTS=$(scontrol show hostnames node[01-64] | paste -sd,)
 #
 # Ten minutes before its time is over every process of the job gets a SIGTERM: rank 0 writes a
-# checkpoint. The same command with --resume goes on from there, or, had it no time for one, from
-# the last (--eval-every STEPS). This script has not been run on a Slurm cluster.
+# checkpoint and ends with status 75, and the job queues up again: the same command goes on from the
+# newest checkpoint. This script has not been run on a Slurm cluster.
 #SBATCH --exclusive
 #SBATCH --mem 0
 #SBATCH --time 24:00:00
 #SBATCH --signal TERM@600
+#SBATCH --requeue
+#SBATCH --open-mode append
 #SBATCH --output scalerl-%j.log
 
 nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
@@ -34,6 +36,7 @@ done
 # The trainers: the environment of torchrun, from Slurm's. Single quotes: each task's own ranks.
 export MASTER_ADDR=${nodes[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export WORLD_SIZE=$((train * SLURM_GPUS_ON_NODE))
+export PYTORCH_ALLOC_CONF=expandable_segments:True      # micro-batches differ in length
 export OMP_NUM_THREADS=$((SLURM_CPUS_ON_NODE / SLURM_GPUS_ON_NODE))
 # If one fails, the others end by themselves and say whose error it was, which Slurm would not wait
 # for: hence 0, whatever the cluster's default.
@@ -45,4 +48,5 @@ wait $!
 status=$?
 kill $(jobs -p) 2> /dev/null                        # the servers, which nobody needs any more
 wait
+[ $status = 75 ] && scontrol requeue "$SLURM_JOB_ID"
 exit $status

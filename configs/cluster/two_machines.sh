@@ -11,7 +11,7 @@
 #
 # The servers' addresses are in runs/two/servers_10.0.0.2.txt. Where the machines share no folder,
 # copy that file when it is there: the trainers wait for it. Ctrl-C ends either side; the trainers
-# have a checkpoint to write, for which torchrun leaves them 30 s, and --resume goes on from it.
+# have a checkpoint to write, for which torchrun leaves them 30 s; the same command goes on from it.
 #
 # More machines may generate: name them all, as 10.0.0.2,10.0.0.3, in `train`. More may train: give
 # each TORCHRUN="--nnodes 2 --node-rank 0 (or 1) --master-addr 10.0.0.1", and a folder runs/ that
@@ -28,5 +28,6 @@ if [ "$side" = serve ]; then
     exec "$python" scalerl.py "${words[@]}" --serve-only "$generators"
 fi
 files=$(printf ",@runs/$name/servers_%s.txt" ${generators//,/ })
+export PYTORCH_ALLOC_CONF=expandable_segments:True          # micro-batches differ in length
 exec "$python" -m torch.distributed.run --nproc-per-node gpu $TORCHRUN scalerl.py "${words[@]}" \
     --vllm-url "${files:1}"

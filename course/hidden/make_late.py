@@ -5,6 +5,7 @@ with four times the slots, so that samples wait longer; and `late`, whose sample
 weights one step late, under the number of the new ones. The first seed's go to course/late, in an
 order drawn from it, without `old`; the others' to course/hidden/late. A new term needs new seeds.
 """
+import copy
 import json
 import os
 import random
@@ -17,18 +18,22 @@ from command.main import main as scalerl
 from course.mutants import COLUMNS, short
 
 COURSE = Path(__file__).resolve().parents[1]
-KINDS = {"on_time": [], "bf16": ["--head-fp32", "false"], "old": ["--slots", "2048"], "late": []}
+KINDS = {"on_time": [], "bf16": ["--head-fp32", "false"], "old": ["--slots", "1024"], "late": []}
 RUN = ["--config", "configs/stress.toml", "--steps", "16", "--eval-every", "16", "--lr", "3e-4",
-       "--slots", "512", "--heldout-prompts", "16", "--allow-mismatch", "true"]
+       "--slots", "256", "--heldout-prompts", "16", "--allow-mismatch", "true"]
 KEPT = [name for name in COLUMNS if not name.startswith(("eval/", "compute/"))]
 KEPT += ["mismatch/mean_abs_dlogp/lag_1", "mismatch/mean_abs_dlogp/lag_2", "ratio/mean/lag_1"]
 
 
 def a_step_late(push):
-    """push_weights that sends what it was given the time before; the first time, this."""
+    """push_weights that sends what it was given the time before; the first time, this. In one
+    process trainer and sampler share their weights: first the sampler gets a model of its own."""
     kept = {}
 
     def late(self, named, version):
+        if id(self) not in kept:
+            self.model = copy.deepcopy(self.model)
+            self.head = self.model.get_output_embeddings().weight
         new = [(name, x.detach().clone()) for name, x in named]
         push(self, iter(kept.get(id(self), new)), version)
         kept[id(self)] = new

@@ -1,9 +1,9 @@
-"""replay.py: the points of exercise 8.
+"""replay.py: the points of exercises 8 and 11.
 
-Logs can be made up. So the first steps of one of the ten runs, drawn by chance, are made again: in
+Logs can be made up. So the first steps of one of the runs, drawn by chance, are made again: in
 the sandbox, from the settings, the code and the model that are handed in. Its log must tell the
 same; without that no part of the exercise counts. (Two machines round differently: counts must be
-equal, other numbers nearly. Who makes the first steps of all ten runs and invents the rest, or
+equal, other numbers nearly. Who makes the first steps of all runs and invents the rest, or
 whose own code writes an invented log, is not found by this.)
 """
 import os
@@ -41,21 +41,24 @@ def copied(folder, place, names):
                 target.write_bytes(path.read_bytes())
 
 
-def points(folder, of, seed, service):
-    """(points, notes). `service(sources, folders)` makes the sandbox of a run's own code.
+def points(folder, name, of, seed, service, plan=None):
+    """(points, notes). name: of the folder of the plan; plan: what was handed in before the runs,
+    if plans were collected. `service(sources, folders)` makes the sandbox of a run's own code.
     Raises SandboxError."""
     with tempfile.TemporaryDirectory(prefix="experiment-") as place:
         place = Path(place)
-        copied(folder, place, [name for name in ("experiment", "runs", "models")
-                               if (folder / name).is_dir() and not (folder / name).is_symlink()])
+        copied(folder, place, [each for each in (name, "runs", "models")
+                               if (folder / each).is_dir() and not (folder / each).is_symlink()])
         try:
-            done, why = experiment.grade(place)
+            done, why = experiment.grade(place / name)
+            if done and plan is not None and plan != (place / name / "plan.md").read_bytes():
+                done, why = [], "the plan is not the one that was handed in before the runs"
         except (ArithmeticError, AttributeError, LookupError, TypeError, RecursionError) as error:
             done, why = [], f"the runs cannot be read: {error!r}"
         if not done:
             return 0.0, [why]
         try:
-            told = same_again(place, seed, service)
+            told = same_again(place / name, seed, service)
         except (BadInput, Failed, Wrong, OSError, LookupError, TypeError, ValueError) as error:
             said = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else error
             return 0.0, [*done, *[why] * bool(why),
@@ -64,9 +67,9 @@ def points(folder, of, seed, service):
         return round(of * len(done) / experiment.PARTS, 1), [told, *done, *rest]
 
 
-def same_again(tree, seed, service):
+def same_again(folder, seed, service):
     """A sentence about the run that was made again. Raises Wrong, Failed, BadInput."""
-    plan = experiment.read_plan(tree / "experiment")
+    plan, tree = experiment.read_plan(folder), folder.parent
     name = random.Random(f"replay/{seed}").choice(
         [name for pair in experiment.run_names(plan) for name in pair])
     run = tree / "runs" / name

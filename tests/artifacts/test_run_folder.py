@@ -1,5 +1,6 @@
 """A run's folder: what it says of the run, how it goes on after a kill, and who else is told."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -51,7 +52,7 @@ def make(tmp_path, monkeypatch):
     made = []
 
     def make(name="r", **settings):
-        folder = RunFolder(Config(model="m", name=name, **settings), resume=False)
+        folder = RunFolder(Config(model="m", name=name, **settings))
         folder.make("cpu")
         made.append(folder)
         return folder
@@ -63,7 +64,7 @@ def make(tmp_path, monkeypatch):
 def again(folder):
     """The same run, after the process that had it has ended."""
     folder.close()
-    return RunFolder(folder.config, resume=True)
+    return RunFolder(folder.config)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -90,12 +91,47 @@ def test_a_run_is_there_as_soon_as_its_settings_are_and_not_before(make, monkeyp
         make("k")
     assert (Path("runs/k") / "versions.json").exists()
     make("k2")
-    RunFolder(Config(model="m", name="k"), resume=False).make("cpu")
-    with pytest.raises(ConfigError, match=r"^runs/k exists: add --resume to go on with it, or"):
-        RunFolder(Config(model="m", name="k"), resume=False)
-    with pytest.raises(ConfigError, match="^runs/new does not exist: nothing to resume$"):
-        RunFolder(Config(model="m", name="new"), resume=True)
-    assert not Path("runs/new").exists()
+    RunFolder(Config(model="m", name="k")).make("cpu")
+    assert RunFolder(Config(model="m", name="k")).begun
+    assert not RunFolder(Config(model="m", name="new")).begun and not Path("runs/new").exists()
+
+
+def test_fresh_moves_a_run_away_and_leaves_what_belongs_to_processes(make, capsys):
+    """Whatever it was is kept: --fresh may be one word too many. The logs are of processes that
+    have just been started, the addresses of servers that wait."""
+    for time in (1, 2):
+        folder = make(lr=time / 8)
+        logged(folder, range(3))
+        save(folder, 2)
+        (folder.path / "logs").mkdir(exist_ok=True)
+        (folder.path / "logs" / "rank_1.log").write_text("now")
+        (folder.path / "servers_a.txt").write_text("now")
+        folder.close()
+        fresh = RunFolder(Config(model="m", name="r", lr=9.0), fresh=True)
+        assert not fresh.begun and fresh.done() == ""
+        fresh.make("cpu")
+        old = Path(f"runs/r-old-{time}")
+        assert f"runs/r starts over; what it was is now {old}." in capsys.readouterr().out
+        assert make_config(read_toml(old / "config.toml")).lr == time / 8
+        assert checkpoint.read_state(old / "checkpoints" / "step_2")["step"] == 2
+        assert len((old / "metrics.jsonl").read_text().splitlines()) == 3
+        assert {path.name for path in fresh.path.iterdir()} == {
+            ".lock", "logs", "servers_a.txt", "config.toml", "checkpoints", "source",
+            "versions.json"}
+        assert not any(fresh.checkpoints.iterdir()) and RunFolder(fresh.config).begun
+        fresh.close()
+        shutil.rmtree(fresh.path)
+
+
+def test_a_finished_run_says_so_until_it_is_to_take_more_steps(make):
+    folder = make(steps=7)
+    assert folder.done() == ""
+    (folder.path / "done").write_text("7 Done: 7 steps.")
+    assert folder.done() == ("runs/r is finished. Done: 7 steps. --resume --steps N, with N above "
+                             "7, trains on; --fresh starts over.")
+    assert RunFolder(Config(model="m", name="r", steps=8)).done() == ""
+    (folder.path / "done").write_text("")                   # killed while it was written
+    assert folder.done() == ""
 
 
 def test_the_addresses_of_the_launchers_own_servers_are_not_kept(make, monkeypatch):
@@ -134,7 +170,7 @@ def test_two_processes_never_train_one_run(make):
     folder = make()
     log = '{"step": 1}\n{"step": 2}\n'
     (folder.path / "metrics.jsonl").write_text(log)
-    other = RunFolder(folder.config, resume=True)
+    other = RunFolder(folder.config)
     with pytest.raises(ConfigError, match="^runs/r: another process is training it$"):
         other.rewind()
     assert (folder.path / "metrics.jsonl").read_text() == log
@@ -196,7 +232,7 @@ def test_without_a_checkpoint_a_run_begins_again(make):
     folder = make()
     logged(folder, range(3), (0,))
     folder = again(folder)
-    assert folder.resume_hint() == "--resume goes on from the first step"
+    assert folder.resume_hint() == "the same command goes on from the first step"
     assert folder.rewind() == (None, None)
     assert all((folder.path / f"{name}.jsonl").read_text() == ""
                for name in ("metrics", "samples", "groups", "evals"))
@@ -214,8 +250,9 @@ def test_a_log_that_a_power_cut_has_shortened_is_left_as_it_is(make):
     folder.close()
 
 
-def test_a_damaged_checkpoint_is_refused_and_nothing_is_changed(make):
-    """The sentence says how to go on from the one before."""
+def test_from_a_damaged_checkpoint_a_run_falls_back_to_the_one_before(make, capsys):
+    """In a sentence; the damaged one is kept under another name. With none left, nothing is
+    changed, and nobody trains from the first step by mistake."""
     folder = make()
     logged(folder, range(4))
     save(folder, 3)
@@ -223,13 +260,17 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_is_changed(make):
     save(folder, 6)
     damage(folder.checkpoints / "step_6")
     folder = again(folder)
-    with pytest.raises(ConfigError, match="step_6/model.safetensors does not match its checksum: "
-                       "remove runs/r/checkpoints/step_6 to go on from the checkpoint before it"):
-        folder.rewind()
-    assert len(read(folder)) == 9
-    shutil.rmtree(folder.checkpoints / "step_6")
-    folder = again(folder)
     assert folder.rewind()[0].name == "step_3" and len(read(folder)) == 4
+    assert capsys.readouterr().err == (
+        "warning: runs/r/checkpoints/step_6/model.safetensors does not match its checksum; it is "
+        "now runs/r/checkpoints/damaged_step_6\n")
+    assert {path.name for path in folder.checkpoints.iterdir()} == {"step_3", "damaged_step_6"}
+    damage(folder.checkpoints / "step_3")
+    folder = again(folder)
+    with pytest.raises(ConfigError, match="step_3/model.safetensors does not match its checksum, "
+                       "and runs/r has no other checkpoint; --fresh starts over"):
+        folder.rewind()
+    assert len(read(folder)) == 4 and (folder.checkpoints / "step_3").exists()
     folder.close()
 
 
@@ -253,12 +294,13 @@ def test_the_last_two_checkpoints_are_kept_and_the_best(make, monkeypatch):
     monkeypatch.setattr(run_folder, "state_of", lambda run: ({}, {}))
     shutil.copytree(folder.path / "source", folder.checkpoints / "best")
     trainer = SimpleNamespace(save=lambda path, **_: (save(folder, run.step), written.append(path)))
+    team = SimpleNamespace(saving=contextlib.nullcontext)
     for step, evaluated in ((8, 8), (9, 8), (10, 8), (10, 8), (10, 10), (11, 10)):
-        run = SimpleNamespace(step=step, evaluated=evaluated, trainer=trainer)
+        run = SimpleNamespace(step=step, evaluated=evaluated, trainer=trainer, team=team)
         folder.save(run)
     assert [path.name for path in written] == ["step_8", "step_9", "step_10", "step_10", "step_11"]
     assert {path.name for path in folder.checkpoints.iterdir()} == {"step_10", "step_11", "best"}
-    assert folder.resume_hint() == "--resume goes on from runs/r/checkpoints/step_11"
+    assert folder.resume_hint() == "the same command goes on from runs/r/checkpoints/step_11"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -290,7 +332,7 @@ def test_a_tracker_gets_what_the_folder_gets(make):
 
 def test_closing_a_folder_ends_its_tracker():
     """wandb and trackio send in the background: unless they are ended, the last lines are lost."""
-    ended, folder = [], RunFolder(Config(model="m", name="none"), resume=False)
+    ended, folder = [], RunFolder(Config(model="m", name="none"))
     folder.close()
     folder.tracker = SimpleNamespace(end_training=lambda: ended.append(1))
     folder.close()

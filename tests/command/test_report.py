@@ -4,12 +4,14 @@ import json
 import random
 import shutil
 import subprocess
+from collections import Counter
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 import fit
-from command import report
+from command import report, symptoms, timeline
 from command.main import main
 from config import Config
 
@@ -30,6 +32,7 @@ def run(tmp_path, seed):
             "step": step, "pass_rate": rng.random(), "frac_reward_zero_std": rng.random(),
             "completions/mean_length": 30 + rng.random(), "lag/mean": 1.5, "lag/max": 4,
             "ratio/mean/lag_0": 1.0, "ratio/mean/lag_3": rng.random(), "ess": None,
+            "entropy": rng.random(),
             "time/generate_s": 0.5, "time/train_s": 0.25, "time/step_s": 1.0,
             "compute/flops": step * 1e12, "compute/tokens": step * 999})
     samples = [{"step": step, "reward": rng.choice([-1.0, 1.0]), "prompt": f"p{step} {HOSTILE}",
@@ -43,6 +46,17 @@ def run(tmp_path, seed):
     (folder / "config.toml").write_text(
         f'model = "models/<toy>"\ninterrupt_phrase = {json.dumps(Config.interrupt_phrase)}\n')
     return folder
+
+
+@pytest.fixture
+def rng(seed):
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def no_fit(monkeypatch):
+    """For pages whose curves are not looked at: a fit takes seconds."""
+    monkeypatch.setattr(report.fitting_command, "main", lambda words: 2)
 
 
 class Page(HTMLParser):
@@ -67,26 +81,99 @@ def test_the_page_refers_to_nothing_outside_itself(run):
 
 
 def test_each_evaluated_task_has_its_curve_and_each_column_its_chart(run):
+    """Letters stay letters in a picture. A column that never changes is a word, no chart."""
     text = report.write_report(run).read_text()
     page = Page(text)
     assert "eval/toy/mean@4" in text and "eval/other/mean@4" in text
-    assert page.tags.count("svg") == 2 + 1                  # two curves; all charts are one figure
-    for column in ("held_out", "pass_rate", "completions/mean_length", "lag/mean"):
-        assert f"<!-- {column} -->" in text
-    assert "<!-- ess -->" not in text                       # no number in it
+    charts = ("held_out", "pass_rate", "frac_reward_zero_std", "completions/mean_length", "entropy")
+    for column in charts:
+        assert f">{column}</text>" in text
+    assert page.tags.count("svg") == 2 + len(charts)                            # two curves
+    for constant in ("lag/mean 1.5, lag/max 4", "time/step_s 1, time/generate_s 0.5"):
+        assert f"The same in every step: {constant}" in text
+    assert ">ess<" not in text and " ess " not in text      # no number in it
     assert text.count("predicted from the first part for the last 5 evaluations") == 2
+
+
+def test_charts_stand_under_the_question_that_they_answer(run, no_fit):
+    """Each column that a symptom is seen in has its place."""
+    text = report.write_report(run).read_text()
+    questions = [text.index(f"<h2>{question}") for question in report.CHARTS]
+    assert questions == sorted(questions)
+    for column, question in ((">pass_rate<", 0), ("lag/max 4", 1), (">entropy<", 2)):
+        assert questions[question] < text.index(column) < questions[question + 1]
+    shown = " ".join(report.CHARTS.values()).split()
+    assert len(shown) == len(set(shown))
+    assert {c for s in symptoms.SYMPTOMS for c in s.columns} - {"step"} <= set(shown)
+
+
+def test_a_chart_is_as_wide_as_a_phone_and_its_numbers_are_whole(rng):
+    """matplotlib writes 1.00002 as 2e-5 with "+1" in a corner that nobody reads."""
+    steps = np.arange(700.)
+    for start, size in ((1, 1e-5), (0, 3e-6), (1e9, 100)):
+        numbers = start + size * rng.random(700)
+        figure = report.chart("x", np.stack([steps, numbers], 1))
+        figure.canvas.draw()
+        (ax,) = figure.axes
+        assert not ax.yaxis.get_offset_text().get_text() and figure.get_figwidth() <= 3.6
+        ticks = [float(label.get_text().replace("\N{MINUS SIGN}", "-"))
+                 for label in ax.get_yticklabels()]
+        assert len(set(ticks)) == len(ticks) and ticks == pytest.approx(list(ax.get_yticks()))
+        drawn = ax.lines[0].get_xydata()
+        assert len(drawn) == 140                        # means of five
+        assert drawn[:, 1] == pytest.approx([numbers[i:i + 5].mean() for i in range(0, 700, 5)])
+
+
+def test_the_first_picture_is_the_step_that_most_versions_have_written(run, no_fit, rng):
+    """Each token stands where it was decoded: a decode step each, the last at `ended`; and a push
+    stands between the tokens of two versions."""
+    assert "<h2>One step" not in report.write_report(run).read_text()   # servers record no times
+    def sample(begun, pushed):
+        tokens = int(rng.integers(9, 30))
+        written = [2 + sum(begun + t >= push for push in pushed) for t in range(tokens)]
+        return {"ended": begun + tokens, "forced": [4, 3] if begun % 2 else [],
+                "versions": [[v, written.count(v)] for v in sorted(set(written))]}
+    few, many = ([sample(int(rng.integers(0, 60)), pushed) for _ in range(200)]
+                 for pushed in ((30,), (25, 40, 60)))
+    lines = [{"step": 3, "groups": []}, {"step": 10, "groups": [], "timeline": few},
+             {"step": 20, "groups": [], "timeline": many}]
+    (run / "groups.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 20, "decode/clock": 89}) + "\n")
+    text = report.write_report(run).read_text()
+    assert text.index("Step 20 was trained on 200 samples") < text.index("<h2>Is it working?")
+    assert all(f">weights {v}</text>" in text for v in (2, 3, 4, 5)) and "100 of the" in text
+
+    steps = [{"step": i, "decode/clock": clock} for i, clock in enumerate((25, 40, 60, 89), 17)]
+    figure, _ = timeline.timeline(lines[2], steps)
+    (ax,) = figure.axes
+    zero = min(s["ended"] - sum(n for _, n in s["versions"]) for s in many[::2])
+    pushes = [line.get_xdata()[0] + zero for line in ax.lines]
+    assert pushes == [25, 40, 60, 89]
+    colors = sorted({bar.get_facecolor() for bar in ax.patches if bar.get_height() > .5})
+    assert len(colors) == 4
+    tokens = Counter()
+    for bar in ax.patches:
+        if bar.get_height() > .5:               # the bar of one version: between two pushes
+            tokens[bar.get_y()] += bar.get_width()
+            begin, end = bar.get_x() + zero, bar.get_x() + bar.get_width() + zero
+            assert sum(begin >= p for p in pushes[:3]) == sum(end > p for p in pushes[:3])
+    assert sorted(tokens.values()) == sorted(sum(n for _, n in s["versions"]) for s in many[::2])
+    forced = [bar for bar in ax.patches if bar.get_height() < .5]
+    assert len(forced) == sum(bool(s["forced"]) for s in many[::2])
+    assert all(bar.get_width() == 3 for bar in forced)
 
 
 def test_a_run_whose_first_half_is_too_short_has_the_curve_of_all(run):
     lines = (run / "evals.jsonl").read_text().splitlines()
     (run / "evals.jsonl").write_text("\n".join([lines[0], *lines[-4:]]) + "\n")
     text = report.write_report(run).read_text()
-    assert Page(text).tags.count("svg") == 2 + 1 and "predicted from the first part" not in text
+    assert Page(text).tags.count("svg") == 2 + 5 and "predicted from the first part" not in text
     (run / "evals.jsonl").write_text(lines[0] + "\n")
     assert "fit.py: " in report.write_report(run).read_text()
 
 
-def test_the_samples_are_spread_over_the_whole_run(run):
+def test_the_samples_are_spread_over_the_whole_run(run, no_fit):
     """And it is said which were interrupted."""
     text = report.write_report(run).read_text()
     assert text.count("<td>interrupted, stop<td>") == 7
@@ -98,7 +185,7 @@ def test_the_samples_are_spread_over_the_whole_run(run):
     assert ">p1 &lt;" in text and ">p23 &lt;" in text
 
 
-def test_half_a_character_in_a_sample_does_not_lose_the_page(run):
+def test_half_a_character_in_a_sample_does_not_lose_the_page(run, no_fit):
     """A model of bytes may end in the middle of one; JSON keeps it as a lone surrogate."""
     with open(run / "samples.jsonl", "a") as file:
         file.write(json.dumps({"step": 24, "reward": 1.0, "prompt": "p", "output": "so \ud83d?",
@@ -106,12 +193,12 @@ def test_half_a_character_in_a_sample_does_not_lose_the_page(run):
     assert "so ??" in report.write_report(run).read_text(encoding="utf-8")
 
 
-def test_text_of_the_model_is_shown_and_never_obeyed(run):
+def test_text_of_the_model_is_shown_and_never_obeyed(run, no_fit):
     text = report.write_report(run).read_text()
     assert "&lt;script&gt;document.title" in text and "<script>" not in text
 
 
-def test_a_half_written_last_line_is_left_out(run):
+def test_a_half_written_last_line_is_left_out(run, no_fit):
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + '{"step": 24, "pass_')
     text = report.write_report(run).read_text()

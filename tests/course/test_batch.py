@@ -3,13 +3,17 @@
 import csv
 import io
 import json
+import os
+import re
+import subprocess
 import tarfile
 import zipfile
 
 import pytest
+from conftest import ROOT
 from grading import sandboxed
 
-from course import batch, student
+from course import batch, forms, student
 
 
 @pytest.fixture
@@ -56,8 +60,75 @@ def test_a_folder_of_archives_is_a_table_and_broken_ones_are_rows(tree, tmp_path
         assert table[name]["points"] == "" and table[name]["note"].startswith("not graded: ")
     assert not (tmp_path / "outside").exists()
     told = json.loads((tmp_path / "out" / "feedback" / "Jörg Müller.zip.json").read_text())
-    assert told["score"] == 10 and sum(t["max_score"] for t in told["tests"]) == 100
+    assert told["score"] == 10 and sum(
+        t["max_score"] for t in told["tests"] if not t["name"].endswith(" (elective)")) == 100
     assert "advantages" in (tmp_path / "out" / "feedback" / "Jörg Müller.zip.txt").read_text()
+
+
+def test_a_plan_of_before_the_runs_is_found_by_the_name_of_the_archive(tree, tmp_path):
+    (tree / "experiment").mkdir()
+    (tree / "experiment" / "plan.md").write_text("early")
+    (tmp_path / "plans").mkdir()
+    batch.pack(tree, tmp_path / "plans" / "a.zip")
+    for name, there in (("a.zip", True), ("b.zip", False)):
+        (tmp_path / f"place-{name}").mkdir()
+        found = batch.plans_of(tmp_path / "plans" / name, tmp_path / f"place-{name}")
+        assert (found / "experiment" / "plan.md").exists() == there
+    assert (tmp_path / "place-a.zip" / "plans" / "experiment" / "plan.md").read_text() == "early"
+
+
+def test_the_class_has_a_table_of_its_bets():
+    note = "forecasts: mean absolute error {:.3f}; naive 0.300, best constant 0.200, fit.py 0.100"
+    rows = [dict(name="a.zip", bets=note.format(0.15)), dict(name="b.zip", bets=""),
+            dict(name="c.zip", bets=note.format(0.05)), dict(name="d.zip")]
+    table = [(line["name"], line["error"]) for line in batch.table_of_bets(rows)]
+    assert table == [("c.zip", "0.050"), ("fit.py", "0.100"), ("a.zip", "0.150"),
+                     ("best constant", "0.200"), ("naive", "0.300")]
+
+
+TOLD = dict(points=7.5, notes=["edited"], exercises=[
+    dict(number=2, title="two", points=6.0, of=10, elective=False, notes=["said"],
+         parts=[dict(part="p", why="wrong", of=4, points=0), dict(part="q", why="")]),
+    dict(number=9, title="nine", points=1.5, of=6, elective=True, notes=[], parts=[])])
+
+
+def test_other_systems_get_their_forms(monkeypatch):
+    found = forms.gradescope(TOLD)
+    assert found["score"] == 7.5 and found["output"] == "edited"
+    assert [t["name"] for t in found["tests"]] == ["two", "nine (elective)"]
+    assert found["tests"][0]["output"] == "p: wrong\nsaid"
+    for name, value in dict(CLASSROOM="c", ASSIGNMENT="a", OWNER="o", SUBMISSION_TAG="submit/x",
+                            COMMIT_URL="https://x/c", RELEASE_URL="https://x/r").items():
+        monkeypatch.setenv(name, value)
+    found = forms.classroom50(TOLD)
+    assert {*found} == {"schema", "classroom", "assignment", "assignment_type", "owner",
+                        "submission", "commit", "release", "review", "datetime", "score",
+                        "max-score", "tests"}
+    assert found["schema"] == "classroom50/result/v1" and found["owner"] == "o"
+    assert found["score"] <= found["max-score"] == 16
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", found["datetime"])
+    for test in found["tests"]:
+        assert {"test-name", "passed", "score", "max-score"} <= {*test} and not test["passed"]
+
+
+@sandboxed
+def test_gradescopes_container_form_writes_results(tree, tmp_path):
+    """Its archive, unpacked as /autograder/source is, grades what lies in submission/."""
+    place = tmp_path / "autograder"
+    names = batch.write_autograder(tmp_path / "autograder.zip")
+    assert {"setup.sh", "run_autograder", "course/hidden/values_2.py", "fit.py"} <= {*names}
+    with zipfile.ZipFile(tmp_path / "autograder.zip") as archive:
+        archive.extractall(place / "source")
+        modes = {info.filename: info.external_attr >> 16 for info in archive.infolist()}
+    assert modes["run_autograder"] & modes["setup.sh"] & 0o100
+    (place / "source" / ".venv").symlink_to(ROOT / ".venv")
+    (place / "results").mkdir()
+    tree.rename(place / "submission")
+    done = subprocess.run(["bash", place / "source" / "run_autograder"], text=True,
+                          capture_output=True, env=os.environ | {"AUTOGRADER": str(place)})
+    assert done.returncode == 0, done.stderr
+    found = json.loads((place / "results" / "results.json").read_text())
+    assert found["score"] == 10 and len(found["tests"]) == 12
 
 
 def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(tmp_path, monkeypatch):

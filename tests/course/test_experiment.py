@@ -34,16 +34,16 @@ STEPS, EVERY = 60, 5
 GAINS = np.array([0.10, 0.14, 0.06, 0.12, 0.09])
 
 
-def write(tree, plan=PLAN, gains=GAINS, sd=0.004):
-    """A students' tree with the ten runs of a plan, made; the changed ones' curves end `gains`
-    higher than the base's."""
-    folder = tree / "experiment"
+def write(tree, plan=PLAN, gains=GAINS, sd=0.004, name="experiment", higher=(0, 1)):
+    """A students' tree with the ten runs of a plan, made; the curves of arm i end `gains` times
+    higher[i] higher than the base's."""
+    folder = tree / name
     folder.mkdir(parents=True)
     (folder / "plan.md").write_text(plan)
     told = experiment.read_plan(folder)
     for i, names in enumerate(experiment.run_names(told)):
         for arm, name in enumerate(names):
-            A = 0.6 + arm * gains[i]
+            A = 0.6 + higher[arm] * gains[i]
             C, R = made(end=30_000, n=STEPS // EVERY + 1, sd=sd, seed=7 * i + arm, A=A,
                         exact_R0=False)
             run = tree / "runs" / name
@@ -52,8 +52,9 @@ def write(tree, plan=PLAN, gains=GAINS, sd=0.004):
             (run / "source" / "engines" / "head.py").write_text("y = 1\n")
             (run / "config.toml").write_text(
                 f'name = "{name}"\nseed = {told["seeds"][i]}\nsteps = {STEPS}\nlr = 6e-4\n'
-                f'eval_every = {EVERY}\nloss = "{("cispo", "grpo")[arm]}"\n')
-            (run / "versions.json").write_text(json.dumps({"git": commit_of(tree, plan)}))
+                f'eval_every = {EVERY}\nloss = "{("cispo", "grpo", "cispo")[arm]}"\n'
+                f'eps_max = {4.0 if arm == 2 else 5.0}\n')
+            (run / "versions.json").write_text(json.dumps({"git": commit_of(folder, plan)}))
             (run / "metrics.jsonl").write_text("".join(
                 json.dumps({"step": n, "pass_rate": n / STEPS + i / 1000}) + "\n"
                 for n in range(STEPS + 1)))
@@ -63,15 +64,16 @@ def write(tree, plan=PLAN, gains=GAINS, sd=0.004):
     return tree
 
 
-def commit_of(tree, plan):
+def commit_of(place, plan):
     """Git's objects of a commit that holds this plan, by hand -> its id."""
     def made(kind, data):
         return hashlib.sha1(kind.encode() + b" %d\0" % len(data) + data).digest()
     folder = b"100644 a.txt\0" + bytes(20) + b"100644 plan.md\0" + made("blob", plan.encode())
-    root = b"40000 experiment\0" + made("tree", folder) + b"100644 loss.py\0" + bytes(20)
+    root = b"40000 " + place.name.encode() + b"\0" + made("tree", folder)
+    root += b"100644 loss.py\0" + bytes(20)
     commit = b"tree " + made("tree", root).hex().encode() + b"\nauthor A <a@b> 1 +0000\n\nplan\n"
     name = made("commit", commit).hex()
-    (tree / "experiment" / "commits.json").write_text(json.dumps(
+    (place / "commits.json").write_text(json.dumps(
         {name: [base64.b64encode(each).decode() for each in (commit, root, folder)]}))
     return name
 
@@ -104,7 +106,7 @@ def interval(tree):
 def test_an_honest_experiment_has_all_five_parts(tree):
     low, high = interval(tree)
     conclude(tree, f"The end is higher by [{low:.3f}, {high:+.3f}].\nverdict: higher\n")
-    done, why = experiment.grade(tree)
+    done, why = experiment.grade(tree / "experiment")
     assert why == "" and len(done) == 5, why
     assert f"[{low:+.3f}, {high:+.3f}]: higher, expected was higher" in done[2]
 
@@ -112,7 +114,7 @@ def test_an_honest_experiment_has_all_five_parts(tree):
 def test_a_plan_that_was_changed_after_its_runs_has_no_runs(tree):
     plan = tree / "experiment" / "plan.md"
     plan.write_text(PLAN.replace("expected: higher", "expected: lower"))
-    done, why = experiment.grade(tree)
+    done, why = experiment.grade(tree / "experiment")
     assert not done and "the plan was changed after its runs" in why and "(10 are)" in why
 
 
@@ -123,7 +125,7 @@ def test_a_plan_that_was_committed_after_its_runs_has_no_point(tree):
     kept, run = tree / "experiment" / "commits.json", run_of(tree, "changed", 15)
     right, version = kept.read_text(), (run / "versions.json").read_text()
     name, = json.loads(right)
-    other = commit_of(tree, PLAN.replace("higher", "lower"))
+    other = commit_of(tree / "experiment", PLAN.replace("higher", "lower"))
     forged = {name: json.loads(kept.read_text())[other]}
     for commits, said, words in [
             (forged, version, "does not hold this plan"),
@@ -135,11 +137,11 @@ def test_a_plan_that_was_committed_after_its_runs_has_no_point(tree):
             ({name: ["!"] * 3}, version, "does not hold this plan")]:
         kept.write_text(json.dumps(commits))
         (run / "versions.json").write_text(said)
-        done, why = experiment.grade(tree)
+        done, why = experiment.grade(tree / "experiment")
         assert not done and words in why, why
     kept.write_text(right)
     (run / "versions.json").write_text(json.dumps({"git": f"{name}-dirty"}))
-    assert len(experiment.grade(tree)[0]) == 5
+    assert len(experiment.grade(tree / "experiment")[0]) == 5
 
 
 def test_make_check_keeps_the_commit_of_a_real_history(tree):
@@ -162,7 +164,37 @@ def test_make_check_keeps_the_commit_of_a_real_history(tree):
         experiment.main([str(tree / "experiment")])
         assert [*json.loads((tree / "experiment" / "commits.json").read_text())] == [name]
         conclude(tree, "[{:.3f}, {:.3f}]".format(*interval(tree)))
-        assert len(experiment.grade(tree)[0]) == done
+        assert len(experiment.grade(tree / "experiment")[0]) == done
+
+
+def test_an_ablation_has_an_interval_and_a_verdict_for_each_change(tmp_path):
+    """Ten percent of error are shared by the changes; all are held against one base."""
+    plan = PLAN.replace('"grpo"', '"grpo"; eps_max = 4.0').replace(
+        "expected: higher", "expected: higher; no difference")
+    folder = write(tmp_path, plan, name="ablation", higher=(0, 1, 0)) / "ablation"
+    done, why = experiment.grade(folder)
+    assert len(done) == 3 and "15 runs" in done[1] and "conclusion.md is missing" in why
+    ends = np.array([[np.mean([json.loads(line)["eval/toy/mean@1"] for line in (
+        run_of(tmp_path, arm, seed) / "evals.jsonl").read_text().splitlines()[-5:]])
+        for seed in (3, 1, 4, 15, 9)] for arm in ("base", "changed1", "changed2")])
+    text = ""
+    for d in ends[1:] - ends[0]:
+        low, high = stats.t.interval(0.95, 4, d.mean(), stats.sem(d))
+        assert f"[{low:+.3f}, {high:+.3f}]" in done[2]
+        text += f"[{low:.3f}, {high:.3f}]\n"
+    (folder / "conclusion.md").write_text(f"{text}verdict: higher\n")
+    done, why = experiment.grade(folder)
+    assert len(done) == 4 and "needs 2 lines `verdict: higher`, `verdict: no difference`" in why
+    (folder / "conclusion.md").write_text(f"{text}verdict: higher\nverdict: no difference\n")
+    assert len(experiment.grade(folder)[0]) == 5
+    (folder / "plan.md").write_text(PLAN)
+    with pytest.raises(experiment.BadInput, match="has 1 settings, and must have 2 to 3"):
+        experiment.read_plan(folder)
+
+
+def test_where_plans_were_collected_another_one_has_no_point(tree):
+    points, notes = replay.points(tree, "experiment", 14, 0, None, plan=b"another")
+    assert points == 0 and "not the one that was handed in before the runs" in notes[0]
 
 
 def cut(path, line):
@@ -177,13 +209,14 @@ def cut(path, line):
     ("evals.jsonl", -1, "no line of evaluation 60")])
 def test_a_log_with_a_hole_is_not_complete(tree, log, line, words):
     cut(run_of(tree, "changed", 4) / log, line)
-    done, why = experiment.grade(tree)
+    done, why = experiment.grade(tree / "experiment")
     assert len(done) == 1 and words in why
 
 
 def test_a_run_that_is_a_copy_of_another_seeds_is_seen(tree):
     shutil.copy(run_of(tree, "base", 4) / "metrics.jsonl", run_of(tree, "base", 15))
-    assert "two seeds of base have the same pass rate in every step" in experiment.grade(tree)[1]
+    why = experiment.grade(tree / "experiment")[1]
+    assert "two seeds of base have the same pass rate in every step" in why
 
 
 def replaced(path, old, new):
@@ -198,23 +231,23 @@ def replaced(path, old, new):
     ("changed", "config.toml", '"grpo"', '"dapo"', "seed 9 differ in loss: the plan"),
     ("base", "config.toml", "seed = 9", "seed = 8", "with seed 8"),
     ("base", "config.toml", 'name = "base', 'name = "best', "was run as best-"),
-    ("base", "source/loss.py", "1", "2", "all ten have to be of one code")])
+    ("base", "source/loss.py", "1", "2", "all have to be of one code")])
 def test_a_pair_differs_in_the_planned_setting_alone(tree, arm, file, old, new, words):
     replaced(run_of(tree, arm, 9) / file, old, new)
-    done, why = experiment.grade(tree)
+    done, why = experiment.grade(tree / "experiment")
     assert len(done) == 2 and words in why
 
 
 def test_the_conclusion_says_the_interval_and_the_verdict_that_it_allows(tree):
     low, high = interval(tree)
-    assert "conclusion.md is missing" in experiment.grade(tree)[1]
+    assert "conclusion.md is missing" in experiment.grade(tree / "experiment")[1]
     for text, parts, words in (
             ("It got better, p < 0.05.\nverdict: higher\n", 3, "does not print the interval"),
-            (f"[{low:.2f}, {high:.2f}]\n", 4, "needs one line `verdict: higher`"),
+            (f"[{low:.2f}, {high:.2f}]\n", 4, "needs 1 line `verdict: higher`"),
             (f"[{low:.2f}, {high:.2f}]\nverdict: lower\n", 4, "it has ['lower']"),
-            (f"[{low:.2f}, {high:.2f}]\nverdict: higher\nverdict: lower\n", 4, "needs one line")):
+            (f"[{low:.2f}, {high:.2f}]\nverdict: higher\nverdict: lower\n", 4, "needs 1 line")):
         conclude(tree, text)
-        done, why = experiment.grade(tree)
+        done, why = experiment.grade(tree / "experiment")
         assert len(done) == parts and words in why, text
 
 
@@ -233,7 +266,7 @@ def test_the_verdict_is_that_of_the_five_differences(gains, doubts, verdict):
 def test_of_ceilings_fit_py_has_the_word(tmp_path):
     """Curves that reach their ceiling determine it; curves that end in their rise do not."""
     plan = PLAN.replace("measure: end", "measure: A")
-    done, _ = experiment.grade(write(tmp_path / "seen", plan))
+    done, _ = experiment.grade(write(tmp_path / "seen", plan) / "experiment")
     assert "A, changed minus base" in done[2] and ": higher, expected was higher" in done[2]
     tree = write(tmp_path / "unseen", plan, sd=0.08)
     pair = run_of(tree, "base", 3), run_of(tree, "changed", 3)
@@ -249,7 +282,8 @@ def test_of_ceilings_fit_py_has_the_word(tmp_path):
     ("3 1 4 15 9", "3 1 4 15", "5 different seeds"), ("3 1 4 15 9", "3 1 4 3 9", "5 different"),
     ("smallest: 0.05", "smallest: -1", "`smallest` above 0"),
     ("measure: end", "measure: best", "`measure` is end or A"),
-    ("expected: higher", "expected: wow", "`expected` is one of higher, lower, no difference")])
+    ("expected: higher", "expected: wow", "`expected` is for each change one of higher"),
+    ('loss = "grpo"', 'loss = "grpo"; lr = 1e-3', "has 2 settings, and must have one")])
 def test_a_plan_that_cannot_be_used_is_refused_in_a_sentence(tmp_path, old, new, words):
     (tmp_path / "plan.md").write_text(PLAN.replace(old, new))
     with pytest.raises(experiment.BadInput) as error:
@@ -270,10 +304,15 @@ def test_the_commands_are_scalerl_pys_and_make_pairs(tree):
             (ROOT / "configs" / "stress.toml").read_text())["steps"]
 
 
-def test_the_page_shows_a_plan_that_can_be_used(tmp_path):
-    page = (ROOT / "course" / "8_experiment.md").read_text()
-    (tmp_path / "plan.md").write_text(page.split("```text\n")[1].split("```")[0])
-    assert experiment.read_plan(tmp_path)["measure"] in ("end", "A")
+@pytest.mark.parametrize("page, name, changes", [("8_experiment", "experiment", 1),
+                                                 ("11_ablation", "ablation", 3)])
+def test_the_page_shows_a_plan_that_can_be_used(tmp_path, page, name, changes):
+    page = (ROOT / "course" / f"{page}.md").read_text()
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "plan.md").write_text(page.split("```text\n")[1].split("```")[0])
+    plan = experiment.read_plan(tmp_path / name)
+    assert plan["measure"] in ("end", "A") and len(plan["changes"]) == changes
+    assert len([*experiment.commands(plan)]) == 5 * (1 + changes)
 
 
 # -- points, from what an instructor makes again
@@ -320,13 +359,13 @@ def test_points_are_given_only_where_the_first_steps_of_a_run_come_out_again(tre
         return Again(runs[asked[-1]])
     for seed in range(3):
         asked.append(random_name(tree, seed))
-        points, notes = replay.points(tree, 14, seed, honest)
+        points, notes = replay.points(tree, "experiment", 14, seed, honest)
         assert points == 6 and asked[-1] in notes[0], notes
     wrong = [dict(line, pass_rate=line["pass_rate"] + 0.01) for line in lines]
-    points, notes = replay.points(tree, 14, 0, lambda *_: Again(wrong))
+    points, notes = replay.points(tree, "experiment", 14, 0, lambda *_: Again(wrong))
     assert points == 0 and "a run could not be made again" in notes[-1]
     rough = [dict(line, entropy=line["entropy"] * 1.01) for line in runs[asked[0]]]
-    assert replay.points(tree, 14, 0, lambda *_: Again(rough))[0] == 6
+    assert replay.points(tree, "experiment", 14, 0, lambda *_: Again(rough))[0] == 6
 
 
 def random_name(tree, seed):
@@ -336,18 +375,18 @@ def random_name(tree, seed):
 
 
 def test_made_up_logs_have_no_point(tree):
-    points, notes = replay.points(tree, 14, 0, lambda *_: Again([]))
+    points, notes = replay.points(tree, "experiment", 14, 0, lambda *_: Again([]))
     assert points == 0 and "a run could not be made again" in notes[-1]
     with_model(tree)
-    assert replay.points(tree, 14, 0, lambda *_: Again([]))[0] == 0
-    assert replay.points(tree, 14, 0, lambda *_: Again([{"step": 1}]))[0] == 0
+    assert replay.points(tree, "experiment", 14, 0, lambda *_: Again([]))[0] == 0
+    assert replay.points(tree, "experiment", 14, 0, lambda *_: Again([{"step": 1}]))[0] == 0
 
 
 def test_a_pipe_or_a_link_among_the_runs_is_not_read(tree):
     run = run_of(tree, "base", 3)
     (run / "metrics.jsonl").unlink()
     os.mkfifo(run / "metrics.jsonl")
-    points, notes = replay.points(tree, 14, 0, None)
+    points, notes = replay.points(tree, "experiment", 14, 0, None)
     assert points == 0 and "metrics.jsonl cannot be read" in notes[1]
 
 

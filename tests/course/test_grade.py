@@ -21,7 +21,8 @@ def test_the_projects_own_bodies_of_one_exercise_have_all_points(number):
     seed = int(os.environ.get("SEED") or int.from_bytes(os.urandom(3), "big"))
     row = graded(number, tree(real=[number]), seed=seed)
     assert row["points"] == row["of"] == ROWS[number]["points"], (seed, row["parts"])
-    assert row["notes"] == [] and len(row["parts"]) >= 5
+    assert all(note.startswith("forecasts: ") for note in row["notes"])
+    assert len(row["parts"]) >= (5 if number < 8 else 1)
 
 
 # Right solutions in other words: loops, numpy, other torch functions, helpers of all kinds.

@@ -1,6 +1,7 @@
 """The x of the curve: FLOPs against torch's own count of them."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -8,8 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import (AutoConfig, AutoModelForCausalLM, DynamicCache, LlamaConfig,
                           LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig)
 
+from conftest import ROOT
+
 from engines import accept
-from engines.compute import Compute, ModelFlops
+from engines.compute import Compute, ModelFlops, attended
+from engines.own_forward import hidden_states
+
+sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
+import families                                                                # noqa: E402
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -56,12 +63,45 @@ def test_of_the_experts_those_count_that_a_token_is_sent_to(kind, own, seed):
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=10,
         num_experts_per_tok=3, tie_word_embeddings=False, eos_token_id=1, bos_token_id=1,
         pad_token_id=None, **own), attn_implementation="eager", experts_implementation="eager")
-    accept.prepare(copy.deepcopy(model))                # a model that can be trained here
+    packed = accept.prepare(copy.deepcopy(model))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(1, 1, dtype=torch.long))
-    found, counted = ModelFlops(model).of_group(1, []), counter.get_total_flops()
+    found, counted = ModelFlops(packed).of_group(1, []), counter.get_total_flops()
     assert found == pytest.approx(counted, rel=0.01)
     assert 2 * sum(p.numel() for p in model.parameters()) > 1.7 * counted
+
+
+@pytest.mark.parametrize("family", [
+    "qwen3_5_text", "qwen3_5", "qwen3_5_moe", "lfm2", "falcon_h1", "granitemoehybrid", "nemotron_h",
+    "jamba", "gemma3", "gemma2", "gpt_oss", "mistral", "deepseek_v3"])
+def test_each_layer_counts_as_what_it_is(family, seed, monkeypatch):
+    """Linear attention, convolutions and Mamba attend to nothing, a window of 8 to no more; torch
+    counts token by token with the model's own cache (DeepSeek: in one pass, for its cache holds no
+    keys). As attention over all tokens they would be up to a third off here, and a hundred times
+    over at length."""
+    monkeypatch.setitem(families.ALSO, "mistral", {})               # with a window, as version 0.1
+    model = accept.prepare(families.build(family)[0])
+    flops = ModelFlops(model)
+    head = model.get_output_embeddings().weight
+    if any(".experts." in name for name, _ in model.named_parameters()):
+        model.set_experts_implementation("eager")
+    model.set_attn_implementation("eager")
+
+    def counted(n):
+        pieces = [torch.zeros(1, n)] if family == "deepseek_v3" else torch.zeros(n, 1, 1)
+        cache = True
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            for ids in pieces:
+                states, cache = hidden_states(model, ids.long(), cache)
+                states @ head.T
+        return counter.get_total_flops()
+    found = flops.of_group(24, []) - flops.of_group(4, [])          # without the cost of a start
+    assert found == pytest.approx(counted(24) - counted(4), rel=0.05)
+
+
+def test_a_window_is_attended_to_and_no_more():
+    for n, window in (5, 3), (3, 5), (7, None), (0, 4), (4, 4):
+        assert attended(n, window) == sum(min(i, window or i) for i in range(1, n + 1))
 
 
 def test_a_token_of_qwen3_30b_a3b_meets_3_of_its_30_billion_weights():
@@ -80,12 +120,3 @@ def test_a_token_of_qwen3_30b_a3b_meets_3_of_its_30_billion_weights():
     assert whole == sum(p.numel() for p in model.parameters()) == 30_532_122_624
     active = 48 * (attention + norms + router + 8 * expert) + 2048 + table
     assert ModelFlops(model).per_token == 2 * active and 3.0e9 < active < 3.1e9
-
-
-def test_compute_goes_on_from_its_state(llama):
-    compute = Compute(llama, 3, "cuda")
-    compute.flops, compute.tokens, compute.hours = 5, 7, 0.25
-    other = Compute(llama, 3, "cuda")
-    other.load_state(compute.state())
-    assert other.log() == compute.log() == {
-        "compute/flops": 5, "compute/tokens": 7, "compute/gpu_hours": 0.25}

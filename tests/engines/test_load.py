@@ -93,11 +93,9 @@ WRONG = {
                            "the tokenizer has 38 tokens, the model rows for 30", True),
     "no causal language model": (lambda f: settings(f, model_type="t5"), "Unrecognized", True),
     "a size in words": (lambda f: settings(f, hidden_size="many"), "cannot be read", True),
-    "scaled logits": (lambda f: settings(f, model_type="granite", logits_scaling=8.0),
-                      "logits_scaling = 8.0", True),
-    "a bias of the head": (lambda f: settings(f, model_type="phi"), "the bias of its head", True),
-    "attention of its own": (lambda f: settings(f, model_type="mpt"), "attention of its own", True),
-    "MLA": (lambda f: settings(f, model_type="deepseek_v3"), "kv_lora_rank = 512", True),
+    "a bias of the head": (lambda f: settings(f, model_type="phi"), "a head with a bias", True),
+    "a cache that differs": (lambda f: settings(f, model_type="moshi"), "model_type = moshi", True),
+    "no attention": (lambda f: settings(f, model_type="rwkv"), "model_type = rwkv", True),
 }
 
 

@@ -1,12 +1,10 @@
 """What the output of `python fit.py` claims: what is printed is what was fitted."""
-import csv
 import json
 import re
 import sys
 
 import numpy as np
 import pytest
-from scipy import stats
 
 import fit
 from fitting.command import main
@@ -20,15 +18,18 @@ def test_strict_turns_a_warning_into_exit_code_3(tmp_path, capsys):
     good, early = write_run(tmp_path / "a", *made()), write_run(tmp_path / "b", *made(end=4000))
     assert main([str(good), "--strict", "--out", "none"]) == 0
     assert main([str(early), "--out", "none"]) == 0
+    said = capsys.readouterr().out
+    assert "warnings: --why" in said and "warning: b:" not in said
+    assert main([str(early), "--out", "none", "--why"]) == 0
     assert "warning: b: the data end at" in capsys.readouterr().out
     assert main([str(early), "--strict", "--out", "none", "--json", str(tmp_path / "j")]) == 3
     assert any("2 C_mid" in w for w in json.loads((tmp_path / "j").read_text())["warnings"])
 
 
 def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
-    """The line is printed with every fit, whoever wins."""
+    """The line is there with every fit, whoever wins; `--why` shows it."""
     run = write_run(tmp_path / "r", *made(n=25))
-    assert main([str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none"]) == 0
+    assert main([str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none", "--why"]) == 0
     told = capsys.readouterr().out
     for label, f in (("r", fit_curve(*made(n=25), bootstrap=0)),
                      ("r, up to 8e+03", fit_curve(*made(n=25), c_max=8000, bootstrap=0))):
@@ -53,7 +54,6 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["run", "--R0", "low"], "number or `fit`"),
     (["run", "--reward-range", "1", "1"], "two different numbers, got 1 1"),
     (["run", "--until", "1.0"], "nothing to predict"),
-    (["run", "--C-mid-nodes", "9"], "--C-mid-range"),
     (["run", "--out", "x.bmp"], ".png, .pdf or .svg"),
     (["broken/evals.jsonl"], "line 2 is not JSON"),
     (["list.jsonl"], "not JSON objects"),
@@ -104,9 +104,8 @@ def test_until_predicts_from_the_first_part_alone(tmp_path, capsys):
     early = fit_curve(C, R, c_max=8000, bootstrap=0)
     assert told["predicted"] == pytest.approx(early.curve(C[-5:]).mean())
     assert told["measured"] == pytest.approx(R[-5:].mean())
-    error = (R - early.curve(C))[C > 8000]
-    assert told["rmse_held_out"] == pytest.approx(np.sqrt((error ** 2).mean()))
-    assert told["n_held_out"] == 40 and abs(told["error"]) < 0.02
+    assert told["error"] == pytest.approx(told["predicted"] - told["measured"], abs=1e-9)
+    assert abs(told["error"]) < 0.02
     assert told["naive"] == pytest.approx(R[(C <= 8000)][-3:].mean())
     assert told["naive_error"] == pytest.approx(told["naive"] - told["measured"])
 
@@ -126,7 +125,7 @@ def test_predict_and_target_are_told_with_intervals(tmp_path, capsys):
 
 def test_two_tasks_of_one_run_are_two_curves(tmp_path, capsys):
     """As in the paper's math + code run: one training, a ceiling for each task."""
-    run, out = tmp_path / "mix", tmp_path / "two.png"
+    run = tmp_path / "mix"
     run.mkdir()
     C, math = made(A=0.7, sd=0.002)
     _, code = made(A=0.5, sd=0.002)
@@ -135,11 +134,10 @@ def test_two_tasks_of_one_run_are_two_curves(tmp_path, capsys):
         + "\n" for i, (c, m, k) in enumerate(zip(C, math, code))))
     numbers = tmp_path / "n.json"
     columns = ["--y", "eval/math/mean@4", "--y", "eval/code/mean@4"]
-    assert main([str(run), *columns, "--out", str(out), "--json", str(numbers)]) == 0
+    assert main([str(run), *columns, "--out", "none", "--json", str(numbers)]) == 0
     runs = json.loads(numbers.read_text())["runs"]
     assert abs(runs["eval/math/mean@4"]["fit"]["A"] - 0.7) < 0.02
     assert abs(runs["eval/code/mean@4"]["fit"]["A"] - 0.5) < 0.02
-    assert out.stat().st_size > 10_000
 
 
 def test_recipes_that_differ_in_steepness_share_a_ceiling(tmp_path, capsys):
@@ -147,8 +145,8 @@ def test_recipes_that_differ_in_steepness_share_a_ceiling(tmp_path, capsys):
     A hides it."""
     a = write_run(tmp_path / "ours", *made(B=2.01, seed=1))
     b = write_run(tmp_path / "rival", *made(B=1.62, seed=2))
-    out, picture = tmp_path / "j.json", tmp_path / "c.png"
-    assert main([str(a), str(b), "--json", str(out), "--out", str(picture)]) == 0
+    out = tmp_path / "j.json"
+    assert main([str(a), str(b), "--json", str(out)]) == 0
     told = json.loads(out.read_text())["comparison"]
     assert told["A"]["rival"]["rule"] == "same" and told["B"]["rival"]["bootstrap"] == "differ"
     assert told["B"]["ours"]["B"] == pytest.approx(2.01, abs=0.1)
@@ -184,40 +182,22 @@ def test_runs_that_are_compared_have_bootstraps_of_their_own(tmp_path):
     assert told["B"]["b"]["lo"] < 0 < told["B"]["b"]["hi"]
 
 
-def test_the_table_can_be_taken_along(tmp_path):
-    """Copied from the screen, numbers lose digits, and intervals their place."""
-    run = write_run(tmp_path / "my_run", *made(n=21))
-    words = [str(run), "--until", "0.5", "--bootstrap", "20", "--out", "none", "--table"]
-    assert main([*words, str(tmp_path / "t.csv")]) == 0
-    with (tmp_path / "t.csv").open() as file:
-        whole, early = csv.DictReader(file)
-    f = fit_curve(*made(n=21), bootstrap=20)
-    assert whole["fitted on"] == "my_run" and early["fitted on"] == "my_run, up to 8e+03"
-    assert (float(whole["A"]), float(whole["B_high"])) == (f.A, f.ci["B"][1])
-    assert early["n"] == "10" and float(early["C_mid_low"]) < float(early["C_mid"])
-
-
 def test_different_ceilings_are_called_different(tmp_path):
     """ScaleRL .610 against GRPO's .490: refitting both at the mean would invent a B for each."""
     a = write_run(tmp_path / "a", *made())
     b = write_run(tmp_path / "b", *made(A=0.49, B=1.17, seed=5))
     out = tmp_path / "j.json"
-    main([str(a), str(b), "--json", str(out), "--out", str(tmp_path / "c.png")])
+    main([str(a), str(b), "--json", str(out), ])
     told = json.loads(out.read_text())["comparison"]
     assert told["A"]["b"]["rule"] == told["A"]["b"]["bootstrap"] == "differ" and not told["B"]
 
 
-def test_seeds_are_pooled_and_their_disagreement_is_told(tmp_path, capsys):
-    """Pooling triples the points, not the evidence, when seeds differ by more than noise."""
+def test_seeds_are_pooled(tmp_path):
     runs = [str(write_run(tmp_path / f"s{i}", *made(seed=i))) for i in range(3)]
-    odd = str(write_run(tmp_path / "odd", *made(seed=7, A=0.55)))
     out = tmp_path / "j.json"
     main(["ours=" + ",".join(runs), "--out", "none", "--json", str(out)])
     told = json.loads(out.read_text())["runs"]["ours"]["fit"]
     assert told["n"] == 240 and told["A"] == pytest.approx(0.61, abs=0.005)
-    assert "lies" not in capsys.readouterr().out
-    main(["ours=" + ",".join([*runs, odd]), "--out", "none"])
-    assert "seed odd lies -" in capsys.readouterr().out
 
 
 def test_help_teaches(capsys):
@@ -226,7 +206,7 @@ def test_help_teaches(capsys):
         main(["--help"])
     said = capsys.readouterr().out
     assert end.value.code == 0
-    for word in ("--until", "exit codes", "NAME=A,B,C", "--x step", "read the warnings"):
+    for word in ("--until", "exit codes", "NAME=A,B,C", "--x step", "read the verdict"):
         assert word.lower() in said.lower()
     assert max(map(len, said.split("\n"))) <= 100
 
@@ -249,44 +229,3 @@ def test_the_example_of_the_documents_is_what_the_command_prints(tmp_path, capsy
     readme = (ROOT / "README.md").read_text()
     shown = re.search(r"^```\n(predicted .*?)^```", readme, re.M | re.S)[1]
     assert shown in printed
-
-
-def test_who_is_ahead_is_welchs_interval_over_the_seeds_at_equal_compute(tmp_path):
-    """By hand from the numbers: seeds whose evaluations lie at other compute, joined by lines."""
-    rng, curves, at = np.random.default_rng(), [], np.array([2.0, 4, 6, 8])
-    values = {}
-    for name, n, gain in (("low", 3, 0.0), ("high", 4, 0.2)):
-        for i in range(n):
-            slope = 0.05 + gain / 10 + rng.uniform(-1, 1) * 1e-3
-            C = np.linspace(0, 8 + i, 9 + i)
-            write_run(tmp_path / name / f"seed{i}", C, 0.1 + slope * C)
-            values.setdefault(name, []).append(0.1 + slope * at)
-        (curve,) = fit_report.read_curves([name + "=" + ",".join(
-            str(tmp_path / name / f"seed{i}") for i in range(n))])
-        curves.append(curve)
-        assert len(curve.seeds) == n
-    told, verdict = fit_report.ahead_lines(curves)
-    assert told.startswith("high - low at equal compute, 4 and 3 seeds: ")
-    welch = stats.ttest_ind(values["high"], values["low"], equal_var=False)
-    low, high = welch.confidence_interval(0.9)
-    d = np.mean(values["high"], 0) - np.mean(values["low"], 0)
-    assert told.split("seeds: ")[1] == ", ".join(
-        f"{d[i]:+.3f} [{low[i]:+.3f}, {high[i]:+.3f}] at {at[i]:.0f}" for i in range(4))
-    assert verdict == "  high is ahead from 2 on"
-
-
-def test_seeds_that_do_not_suffice_are_told_how_many_would(tmp_path):
-    C, curves = np.linspace(0, 8, 9), []
-    for name, slopes in (("a", (0.03, 0.07)), ("b", (0.04, 0.07))):
-        for i, slope in enumerate(slopes):
-            write_run(tmp_path / name / f"seed{i}", C, 0.1 + slope * C)
-        runs = ",".join(str(tmp_path / name / f"seed{i}") for i in range(2))
-        curves += fit_report.read_curves([f"{name}={runs}"])
-    _, verdict = fit_report.ahead_lines(curves)
-    ends = [[0.1 + 8 * slope for slope in slopes] for slopes in ((0.04, 0.07), (0.03, 0.07))]
-    low, high = stats.ttest_ind(*ends, equal_var=False).confidence_interval(0.9)
-    assert verdict == (f"  nobody is ahead at the end: these seeds show what is above "
-                       f"{(high - low) / 2:.3f}; for 0.02 it takes about "
-                       f"{np.ceil(2 * ((high - low) / 2 / 0.02) ** 2):.0f} each")
-    one = fit_report.read_curves([f"b={tmp_path / 'b' / 'seed0'}"])[0]
-    assert not list(fit_report.ahead_lines([curves[0], one]))

@@ -1,12 +1,15 @@
-"""The one line of a forecast: when there is one, and that it says what the fit says."""
+"""The verdict and the one line of a forecast: that they say what the fit says, and no more."""
 import re
 
 import numpy as np
 import pytest
 
+import fit
 from fit import fit_curve
-from fitting.forecast import forecast_line
-from made_runs import made
+from fitting import forecast
+from fitting.command import main
+from fitting.forecast import forecast_line, judge
+from made_runs import made, write_run
 
 
 def test_the_line_names_the_end_its_interval_and_the_last_value():
@@ -26,3 +29,64 @@ def test_there_is_no_line_before_the_sixth_evaluation_nor_without_a_later_end():
     for end in (C[-1], np.nan, np.inf, 0):
         assert forecast_line(C, R, end) == ""
     assert forecast_line([], [], 1) == "" == forecast_line([1, 1, 1, 1, 1, 1], [1] * 6, 2)
+
+
+def verdict_of(C, R, ahead=2.0, **options):
+    f = fit_curve(C, R, bootstrap=60, **options)
+    return judge(f, np.full(5, ahead * f.C[-1]))
+
+
+def test_each_verdict_is_given_where_its_rule_says_so():
+    """Whoever reads one line alone must not be told "usable" of a run that says nothing."""
+    rng = np.random.default_rng()
+    rising = verdict_of(*made(4000, n=21, sd=0.004, seed=rng))
+    assert rising["verdict"] == forecast.USABLE and rising["lo"] > rising["naive"]
+    flat = verdict_of(np.arange(20.0), np.full(20, 0.4))
+    assert flat["verdict"] == forecast.LAST_VALUE and np.isnan(flat["lo"])
+    assert "show no rise" in flat["reasons"][0]
+    done = verdict_of(*made(60_000, n=41, sd=0.003, seed=rng))
+    assert done["verdict"] == forecast.LAST_VALUE and "last value" in done["reasons"][0]
+    C, R = made(16_000, n=41, sd=0.004, seed=rng)
+    R[-10:] -= 0.15
+    assert verdict_of(C, R)["reasons"][0] == "the reward falls, and no law here does"
+    few = verdict_of(*made(n=4, sd=0.01, seed=rng))
+    assert few["verdict"] == forecast.LAST_VALUE and "no more than parameters" in few["reasons"][0]
+
+
+def test_a_forecast_whose_interval_holds_the_last_value_is_only_a_range():
+    """Then carrying the last value forward may be as good."""
+    seen = set()
+    for seed in range(30):
+        C, R = made(2500, n=9, sd=0.02, seed=seed)
+        f = fit_curve(C, R, bootstrap=60)
+        told = judge(f, np.full(3, 16_000.0))
+        low, high = fit.interval(f.futures(np.full(3, 16_000.0), noise=True).mean(1))
+        assert told["naive"] == pytest.approx(f.R[-3:].mean())
+        assert told["value"] == pytest.approx(f.curve(16_000.0))
+        if told["verdict"] == forecast.RANGE:
+            assert low <= told["naive"] <= high or high - low > forecast.WIDEST
+            seen.add(told["verdict"])
+        if told["verdict"] == forecast.USABLE:
+            assert not low <= told["naive"] <= high and high - low <= forecast.WIDEST
+        assert len(told["reasons"]) <= 2
+    assert seen
+
+
+def test_the_verdict_comes_before_everything_else(tmp_path, capsys):
+    """Warnings that come with every fit are read by nobody: first the verdict, two reasons."""
+    run = write_run(tmp_path / "r", *made(sd=0.004))
+    assert main([str(run), "--until", "0.3", "--bootstrap", "60", "--out", "none"]) == 0
+    _, verdict, *rest = capsys.readouterr().out.splitlines()
+    assert verdict.startswith((forecast.USABLE, forecast.RANGE, forecast.LAST_VALUE))
+    assert "if the run does not collapse" in verdict
+    assert sum(line.startswith(("  but ", "  because ")) for line in rest) <= 2
+
+
+def test_the_line_in_log_C_is_least_squares_over_the_last_half():
+    """The simplest rival, by hand: numpy's lstsq on (1, log C), clipped."""
+    rng = np.random.default_rng()
+    C, R = np.concatenate([[0], np.sort(rng.uniform(1, 9, 11))]), rng.uniform(0.2, 0.9, 12)
+    x = np.stack([np.ones(5), np.log(C[-5:])], 1)
+    a, b = np.linalg.lstsq(x, R[-5:], rcond=None)[0]
+    found = forecast.line_at(C, R, np.array([12.0, 15.0]))
+    assert found == pytest.approx(np.clip(a + b * np.log([12, 15]), 0, 1))

@@ -7,4 +7,4 @@ from scaleout import launch
 def estimate_of(folder, address="", **settings):
     """(config, Estimate) as the launcher makes them, on assumed H100s if there are GPUs."""
     config = make_config({"model": str(folder), "name": "none"} | settings)
-    return config, launch.plan(config, address=address)[0]
+    return config, launch.plan(config, address=address)

@@ -96,8 +96,8 @@ def test_a_model_that_the_trainer_would_refuse_is_refused_before_anything_starts
     shutil.copytree(eight, tmp_path / "model")
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {
-        "use_sliding_window": True, "sliding_window": 4096}))
-    with pytest.raises(ConfigError, match=r"^model = '.*': model config has sliding_window = 4096"):
+        "model_type": "bamba", "mamba_n_heads": 128}))
+    with pytest.raises(ConfigError, match=r"^model = '.*': its config has model_type = bamba"):
         estimate_of(tmp_path / "model", gpus=8)
 
 
@@ -206,6 +206,7 @@ def test_ranks_are_started_as_torchrun_would_start_them_beside_their_servers(eig
                                        "MASTER_ADDR", "MASTER_PORT")] == \
             [str(rank), str(rank), "2", "2", "127.0.0.1", "9000"]
         assert env["CUDA_VISIBLE_DEVICES"] == "6,7" and env[LAUNCHED] == urls
+        assert env["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert [server.env["CUDA_VISIBLE_DEVICES"] for server in servers] == ["3,2", "9,1"]
     for i, server in enumerate(servers):
         assert server.log == Path(f"f/server_{i}.log") and LAUNCHED not in server.env
@@ -360,7 +361,7 @@ def find(processes, word):
     for p in processes:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             line = p.cmdline()
-            if any(word in part for part in line) and not any("supervise.py" in w for w in line):
+            if any(word in part for part in line) and not any("reaper.py" in w for w in line):
                 found.append(p)
     return found
 
@@ -527,8 +528,8 @@ def test_servers_on_one_machine_and_torchrun_on_two_others_with_mutual_tls(micro
         said = (tmp_path / "launcher.log").read_text()
         sentence = re.findall("^scalerl.py: step .*", said, re.MULTILINE)[-1]
         found = re.search(rf"generate, version \d+: no server is ready since 40 s; https://{server}"
-                          r":\d+ is lost: .*; --resume goes on from runs/r/checkpoints/step_(\d+)$",
-                          sentence)
+                          r":\d+ is lost: .*; the same command goes on from runs/r/checkpoints/"
+                          r"step_(\d+)$", sentence)
         assert found and int(found[1]) == steps(tmp_path)[-1], sentence
         nothing_is_lost(tmp_path)
 

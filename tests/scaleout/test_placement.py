@@ -2,9 +2,11 @@
 
 import pytest
 from estimates import estimate_of
+from transformers import Qwen3Config
 
 from config import ConfigError
 from scaleout.placement import make_placement
+from tiny import toy
 
 
 @pytest.mark.parametrize("settings, address, shape", [
@@ -72,3 +74,55 @@ def test_the_rule_gives_an_8b_model_on_8_gpus_as_many_trainers_as_have_room_for_
         estimate.refuse(trainers, len(placement.servers))
         with pytest.raises(ConfigError, match="a trainer does not fit"):
             estimate.refuse(trainers - 1, len(placement.servers))
+
+
+def shape_of(tmp_path, hidden, inner, layers, heads, tied=False):
+    """A folder with the shape of a Qwen3."""
+    Qwen3Config(vocab_size=151936, hidden_size=hidden, intermediate_size=inner, head_dim=128,
+                num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=8,
+                max_position_embeddings=40960, tie_word_embeddings=tied,
+                architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
+    toy.make_tokenizer().save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("shape, gpus, size", [
+    ((4096, 12288, 36, 32), 8, 1), ((5120, 17408, 40, 40), 32, 2), ((5120, 25600, 64, 64), 32, 4),
+    ((5120, 25600, 64, 62), 32, 2)])                    # 8B, 14B, 32B; heads that 4 does not divide
+def test_a_server_has_more_gpus_where_one_would_hold_few_sequences(shape, gpus, size, tmp_path):
+    """32B weights leave an H100 room for two whole samples: it would read all weights for a handful
+    of tokens. The oracle is decode by hand: tokens over bytes read."""
+    folder = shape_of(tmp_path, *shape)
+    config, estimate = estimate_of(folder, gpus=gpus)
+    placement = make_placement(config, estimate)
+    assert config.tensor_parallel == size == len(placement.servers[0].devices)
+    assert ("servers of" in placement.why) == (size > 1)
+
+    def by_hand(s):
+        weights, kv = 2 * estimate.weights, 2 * shape[2] * 8 * 128 * 2
+        whole = (s * (0.9 * 79 - 2) * 2**30 - weights) // (kv * estimate.length)
+        n = min(256, int(whole * estimate.length / estimate.mean_length))
+        return n / (weights + n * kv * estimate.mean_length)
+    for s in (1, 2, 4, 8):
+        assert estimate.decode_rate(s) == pytest.approx(by_hand(s), rel=0.02)
+    assert size == 1 or by_hand(size) > 1.25 * by_hand(size // 2)
+    assert by_hand(2 * size) < 1.5 * by_hand(size)
+    asked, estimate = estimate_of(folder, gpus=gpus, tensor_parallel=1)
+    assert len(make_placement(asked, estimate).servers[0].devices) == 1
+
+
+def test_layers_are_recomputed_where_the_split_with_it_makes_the_shorter_step(tmp_path):
+    """It is settled with the split: decided before, for the most trainers that are possible, a
+    model would take GPUs from generation to train without it. The oracle tries all splits."""
+    folder = shape_of(tmp_path, 2048, 6144, 28, 16, tied=True)
+    seen = set()
+    for gpus in (2, 4, 6, 8, 16, 32):
+        config, estimate = estimate_of(folder, gpus=gpus)
+        placement = make_placement(config, estimate)
+        chosen, estimate.recompute = estimate.recompute, False
+        times = [(max((4 / 3 if recompute else 1) / 5 / t, 4 / 5 / (gpus - t)), recompute, t)
+                 for t in range(1, gpus) for recompute in (False, True)
+                 if sum(estimate.trainer_memory(t, recompute).values()) <= 0.9 * 79 * 2**30]
+        assert (chosen, placement.trainers) == min(times)[1:]
+        seen.add(chosen)
+    assert seen == {False, True}

@@ -10,8 +10,12 @@ import torch
 from conftest import arguments, lines
 from estimates import estimate_of
 from pretend_gpu import OnCpu, OnGpu, PretendGpu
-from transformers import AutoModelForCausalLM, Olmo2Config, Qwen2Config, Qwen3Config
+from test_launch import command, running
+from test_team import models                                                      # noqa: F401
+from transformers import (AutoModelForCausalLM, Olmo2Config, Qwen2Config, Qwen3Config,
+                          Qwen3MoeConfig)
 
+import test_team
 from command.main import main
 from tiny import toy
 from scaleout import launch
@@ -149,7 +153,7 @@ def test_the_commands_of_the_first_gpu_run_are_accepted_and_print_what_is_promis
     Qwen3Config(**QWEN_06B).save_pretrained("small")
     toy.make_tokenizer().save_pretrained("small")
     small = re.search('SMALL="(.*?)"', text, re.S)[1]
-    commands = re.findall(r"^\.venv/bin/python scalerl\.py (.*)$", text, re.M)
+    commands = re.findall(r"^\.venv/bin/python scalerl\.py ([^#]*?) *(?:#.*)?$", text, re.M)
     assert len(commands) == 5
     for command in commands:
         words = command.replace("$SMALL", small).split()
@@ -166,3 +170,44 @@ def test_the_commands_of_the_first_gpu_run_are_accepted_and_print_what_is_promis
                  "launcher: ", "Done: ", "held out", "as asked for", "; logs in ",
                  "sampler and trainer disagree before the first step"):
         assert line in text and line in printed, line
+
+
+def test_eight_processes_of_a_model_of_experts_make_a_whole_run(tmp_path):
+    """The main command's five servers and three ranks, on CPUs: preflight, self-test, evaluation
+    before the first step, steps with pushes to five servers, a checkpoint, an evaluation, the
+    model. Once more, the same command says that it is finished."""
+    tokenizer = toy.make_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "experts")
+    model = AutoModelForCausalLM.from_config(Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=96, intermediate_size=96, num_hidden_layers=2,
+        num_attention_heads=6, num_key_value_heads=2, head_dim=32, max_position_embeddings=512,
+        num_experts=5, num_experts_per_tok=2, moe_intermediate_size=64,
+        eos_token_id=tokenizer.eos_token_id, tie_word_embeddings=False))
+    model.save_pretrained(tmp_path / "experts")
+    words = command(tmp_path / "experts", servers=5, trainers=3, steps=3, prompts_per_step=6,
+                    samples_per_prompt=4, zero_variance_filter="false", deadline_s=600)
+    with running(tmp_path, words) as (process,):
+        assert process.wait(1800) == 0, (tmp_path / "launcher.log").read_text()[-3000:]
+    said = (tmp_path / "launcher.log").read_text()
+    assert "no GPU: 3 train, 5 generate" in said and "Done: 3 steps." in said
+    assert re.search(r"Preflight: push +\S+ s  \S+ GB to 5 servers", said)
+    folder = tmp_path / "runs" / "r"
+    self_test, *log = lines(folder)
+    assert self_test["mismatch/fp32_head/kl_k3"] < 1e-6
+    assert [r["version"] for r in log] == [1, 2, 3] and max(r["lag/max"] for r in log) > 0
+    # The weights arrive: a token of the newest version is as likely for the trainer.
+    assert all(r["mismatch/mean_abs_dlogp/lag_0"] < 1e-3 for r in log)
+    assert len(list((folder / "checkpoints" / "step_3").glob("model*"))) == 3
+    assert (folder / "model" / "config.json").exists() and len(lines(folder, "evals.jsonl")) == 2
+    with running(tmp_path, words) as (process,):
+        assert process.wait(300) == 0
+    assert "runs/r is finished. Done: 3 steps." in (tmp_path / "launcher.log").read_text()
+
+
+def test_the_real_compiler_under_fsdp2_has_the_gradient_of_one_process(models, seed, monkeypatch):
+    """test_team.py leaves the compiler out, which takes a minute: once, here, it is not."""
+    monkeypatch.setattr(test_team, "without_compiler", None)
+    monkeypatch.setitem(test_team.CASES, "compiled",
+                        test_team.CASES["compiled"] | {"deadline_s": 600.0})
+    test_team.test_any_number_of_ranks_has_the_gradient_and_the_log_of_one(
+        2, True, "compiled", models, seed)

@@ -490,7 +490,7 @@ def sabotage(how, folder, trainer):
 
 def update(run, rollouts, rewards):
     """What scalerl.Run.train_step does with an effective batch."""
-    with run.folder.bad_step(run, rollouts), run.team.during("train", run.version):
+    with run.folder.bad_step(run, [], [], rollouts), run.team.during("train", run.version):
         return run.trainer.update(rollouts, rewards, run.version)
 
 
@@ -499,7 +499,7 @@ def save_step_save_step(trainer, how, folder):
     folder = Path() if how == "apart" else folder
     run = Run.__new__(Run)
     run.trainer, run.team, run.step, run.version = trainer, trainer.team, 7, 5
-    run.folder = RunFolder(Config(name="n"), resume=False)
+    run.folder = RunFolder(Config(name="n"))
     run.folder.path = folder
     trainer.save(folder / "step_4", plain={})
     update(run, *step_inputs(0))
@@ -560,7 +560,7 @@ def hanging(folder, where):
     run.team = Alone(Config(model="x", deadline_s=0.2))
     run.trainer = SimpleNamespace(update=hang, weights=iter, dtype=())
     run.sampler = SimpleNamespace(step=hang, push_weights=hang)
-    run.step, run.version, run.folder = 6, 4, RunFolder(Config(name="n"), resume=False)
+    run.step, run.version, run.folder = 6, 4, RunFolder(Config(name="n"))
     {"generate": lambda: run.decode(run.sampler), "push": run.push_weights,
      "train": lambda: update(run, [], [])}[where]()
 

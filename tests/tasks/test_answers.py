@@ -5,12 +5,17 @@ answer that is near to it. For formulas of Math-Verify's kind: Math-Verify itsel
 """
 
 import itertools
+import json
 import logging
+import random
+import runpy
 import time
 
 import math_verify
 import pytest
+from conftest import ROOT
 
+from tasks import answers
 from tasks import verifier as room
 from tasks.verifier import Verifier, verify
 
@@ -146,7 +151,7 @@ def test_a_wrong_answer_is_wrong_in_every_ending(verifier):
         ("25_8", "25_7", False), ("25", "25_7", True), ("25_{7}", "25_7", True),
         ("25_7", "25", False), (r"1A_{\text{16}}", "1A_{16}", True),
         ("12 km", "12 cm", False), (r"12\text{ km}", r"12\text{ cm}", False), ("12", "12 cm", True),
-        (r"1.5 \times 10^3", "1500", True), ("1e3", "1000", False), ("1000", "1e3", False),
+        (r"1.5 \times 10^3", "1500", True), ("1e3", "1000", True), ("1000", "1e3", True),
         ("12 centimeters", "12 cm", True), ("12 cm", "12", True), ("7 kg", "7 g", False),
         ("3.141593", r"\pi", False), ("3.14159265359", r"\pi", False), (r"\pi", "3.14", False),
         ("0.333333", "1/3", False),
@@ -331,6 +336,36 @@ def test_an_answer_that_the_question_offers_is_an_answer():
 
 
 # ------------------------------------------------------------------------------------------------
+# Answers labelled by hand, and texts that look for the reward
+
+FOLDER = ROOT / "bench" / "answers"
+
+
+@pytest.mark.parametrize("part", ["right_mend", "right_aside", "wrong_mend", "wrong_aside"])
+def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
+    """At most 1% of right ones refused, no wrong one paid. The labels came first."""
+    rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
+    rewards = verifier.score([(text, gold, "math", question)
+                              for _, gold, text, question in rows]).rewards
+    right = part.startswith("right")
+    wrong = [row for row, reward in zip(rows, rewards) if (reward > 0) != right]
+    assert len(wrong) <= 0.01 * len(rows) * right, wrong
+
+
+def test_no_text_that_looks_for_the_reward_is_paid(verifier, seed):
+    """Boxes in boxes, lists of everything, phrases for the grader, the question as the answer."""
+    hacks = runpy.run_path(FOLDER / "hacks.py")["hacks"](400, random.Random(seed))
+    rewards = verifier.score(hacks).rewards
+    assert [hack for hack, reward in zip(hacks, rewards) if reward > 0] == []
+
+
+@pytest.mark.parametrize("row", [row for row in answers.ROWS if len(row) == 4],
+                         ids=lambda row: row[2])
+def test_the_example_of_a_spelling_is_true(row):
+    assert answers.clean(row[2]) == row[3]
+
+
+# ------------------------------------------------------------------------------------------------
 # Other graders
 
 # (text, gold) in the manner of Math-Verify's tests; the verdict is its own, asked here.
@@ -396,9 +431,10 @@ VALUE = "Strings are compared there, values here."
 DISAGREEMENTS = {
     ("$0.333333$", r"\frac13"): "It rounds to six digits; an exact answer is asked.",
     ("$3.14159265$", r"\pi"): "It rounds to six digits; an exact answer is asked.",
-    ("$2^{3}$", "8"): "A gold number wants a number, not arithmetic.",
+    ("$1 < x < 2$", "(1,2)"): "As an interval it is the same; a point has no inequality.",
+    ("$2^{3}$", "8"): "Where nothing is declared, a gold number wants a number.",
+    (r"$\sqrt{16}$", "4"): "Where nothing is declared, a gold number wants a number.",
     ("$1 + 1$", "2"): "A gold number wants a number, not arithmetic.",
-    (r"$\sqrt{16}$", "4"): "A gold number wants a number, not arithmetic.",
     (r"\frac{2}{4}", r"\frac{1}{2}"): VALUE, ("x+1", "1+x"): VALUE, ("1,000", "1000"): VALUE,
     ("#### 72.0", "72"): VALUE,
 }

@@ -186,7 +186,7 @@ def test_the_gold_check_names_the_problems_that_fail():
     """A verifier that cannot mark its own gold answer right would train on noise."""
     good = Problem("x/1", "x", "3+4", "7")
     bad = check_gold([
-        good, *(Problem(f"x/{i}", "x", "1/3?", r"0.\overline{3}") for i in (2, 3)),
+        good, *(Problem(f"x/{i}", "x", "1/3?", r"\frac{1}{") for i in (2, 3)),
         Problem("x/5", "x", "sky?", "blue", kind="exact")])
     assert list(bad) == ["x/2", "x/3"]
     assert re.search(r"problem x/2: its own answer .* is judged 'error'", bad["x/2"])
@@ -226,7 +226,7 @@ class Letters:
 def test_a_run_trains_and_evaluates_on_what_is_sound_and_short_enough(tmp_path):
     """A bad gold answer in training gives -1 to every sample, and none of it is in any log."""
     rows = [{"question": "x" * n, "answer": str(n)} for n in range(1, 60)]
-    rows[20]["answer"] = rows[50]["answer"] = r"0.\overline{3}"
+    rows[20]["answer"] = rows[50]["answer"] = r"\frac{1}{"
     rows.insert(30, {"question": "", "answer": "1"})
     a = write_jsonl(tmp_path / "a.jsonl", rows)
     with pytest.warns(UserWarning):

@@ -1,0 +1,102 @@
+"""Share of the arithmetic bound: how fast is a step, and how fast are its matrix products alone?
+
+    python bench/bound.py                       # the toy's shapes, 16 x 16 samples, one core
+    python bench/bound.py --hidden 576 --heads 9 --kv-heads 3 --inner 1536 --layers 4 --vocab 49152
+
+The model has random weights, so its samples end by chance: about one token in 38 is an
+end token. The bound: torch.mm of every weight of the model, 256 rows at a time as in
+generation and 2,048 as in training. FLOPs as engines/compute.py counts them (attention too, padding
+not). Seconds of CPU of one thread, the median of --rounds, each round with all three in turns.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import torch                                                                         # noqa: E402
+from transformers import AutoModelForCausalLM, LlamaConfig                           # noqa: E402
+
+from engines import accept, packed                                                   # noqa: E402
+from engines.compute import Compute                                                  # noqa: E402
+from sampler import Interruption, Request, TransformersSampler                       # noqa: E402
+from scalerl import Policy                                                           # noqa: E402
+
+
+def products(model, rows):
+    """FLOPs a second of CPU of the model's products, with so many rows."""
+    weights = [p for p in model.parameters() if p.ndim == 2]
+    operands = [torch.randn(rows, w.shape[1]) for w in weights]
+    start, flops = time.process_time(), 0
+    while time.process_time() - start < 0.5:
+        for w, x in zip(weights, operands, strict=True):
+            torch.mm(x, w.detach().t())
+            flops += 2 * w.numel() * rows
+    return flops / (time.process_time() - start)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in {"hidden": 160, "heads": 5, "kv-heads": 5, "inner": 320, "layers": 3,
+                          "vocab": 38, "prompts": 16, "samples": 16, "tokens": 64,
+                          "micro-batch-tokens": 8192, "rounds": 3}.items():
+        p.add_argument(f"--{name}", type=int, default=default)
+    args = p.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = accept.prepare(AutoModelForCausalLM.from_config(LlamaConfig(
+        vocab_size=args.vocab, hidden_size=args.hidden, intermediate_size=args.inner,
+        num_hidden_layers=args.layers, num_attention_heads=args.heads,
+        num_key_value_heads=args.kv_heads, tie_word_embeddings=True)))
+    policy, compute = Policy(model), Compute(model, 1, "cpu")
+    G, n, rng = args.samples, args.prompts * args.samples, random.Random(0)
+    ends = set(range(max(1, args.vocab // 38)))
+
+    def generate():
+        """(CPU seconds, rollouts) of prompts x samples that end while the slots stay full."""
+        budget = Interruption(args.tokens - 1, args.tokens - 1, 1)
+        sampler = TransformersSampler(model, None, budget, slots=n, prompt_tokens=16, eos_ids=ends)
+        done, asked, start = {}, 0, None
+        while start is None or sum(len(g) == G for g in done.values()) < args.prompts:
+            while sampler.free_slots >= G:
+                prompt = tuple(rng.randrange(args.vocab) for _ in range(rng.randint(6, 16)))
+                sampler.submit(Request(asked, str(asked), prompt, G))
+                asked += 1
+            if start is None and asked >= 3 * args.prompts:         # warm, and of all ages
+                done, start = {}, time.process_time()
+                sampler.decoded.clear()
+            for rollout in sampler.step():
+                done.setdefault(rollout.group_id, []).append(rollout)
+        seconds, tokens = time.process_time() - start, sampler.decoded["sequences"]
+        rollouts = [r for g in done.values() if len(g) == G for r in g]
+        return seconds, tokens, rollouts
+
+    speeds = []
+    for _ in range(args.rounds + 1):
+        bounds = products(model, 256), products(model, 2048)
+        seconds, tokens, rollouts = generate()
+        mean = sum(len(r.output_ids) for r in rollouts) / len(rollouts)
+        flops = compute.group_flops(rollouts, G)
+        generated = flops * tokens / (mean * len(rollouts)) / seconds
+        start = time.process_time()
+        for indices in packed.micro_batches(rollouts, args.micro_batch_tokens):
+            policy([rollouts[i] for i in indices])[0].sum().backward()
+        trained = 3 * flops / (time.process_time() - start)
+        # A step generates and trains the same samples: 1 + 3 parts of the FLOPs.
+        step, limit = 4 / (1 / generated + 3 / trained), 4 / (1 / bounds[0] + 3 / bounds[1])
+        speeds.append([generated, trained, step, bounds[0], bounds[1], limit])
+    g, t, s, gb, tb, sb = (statistics.median(x) / 1e9 for x in zip(*speeds[1:], strict=True))
+    print(f"{n} samples of up to {args.tokens} tokens ({mean:.1f} on average), one thread, GFLOP a "
+          f"second of CPU (share of the products'):\n| generation | forward and backward | step |\n"
+          f"|---|---|---|\n| {g:.1f} ({g / gb:.0%} of {gb:.0f}) | {t:.1f} ({t / tb:.0%} of "
+          f"{tb:.0f}) | {s:.1f} ({s / sb:.0%} of {sb:.0f}) |")
+
+
+if __name__ == "__main__":
+    main()

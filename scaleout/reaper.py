@@ -1,0 +1,52 @@
+"""scaleout/reaper.py: python reaper.py COMMAND ... runs a command, and leaves none of its children.
+
+vLLM starts an engine and workers in sessions of their own, which neither the terminal's Ctrl-C nor
+a SIGKILL of the launcher reaches. This process is what Linux calls a subreaper: a descendant that
+loses its parent becomes its own child, so psutil finds all of them. Its standard input is a pipe
+from the launcher. A byte on it is the number of a signal for the command. Its end means that the
+launcher is gone, or has lost patience: everything is killed. Ours; nothing large is imported, for
+each command has a reaper.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import psutil
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36        # <linux/prctl.h>
+LIBC = ctypes.CDLL(None)
+
+
+def reap(argv):
+    """Run the command `argv`, and kill what it leaves behind. Returns its exit status, or 128 + n
+    if signal n ended it."""
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # A scheduler signals every process of a job, but only the launcher decides what follows. Not
+    # SIG_IGN, because the command would inherit that.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: None)
+    command = subprocess.Popen(         # if this process gets a SIGKILL, so does the command
+        argv, stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+
+    def obey():
+        while order := os.read(0, 1):
+            command.send_signal(order[0])
+        command.kill()
+    threading.Thread(target=obey, daemon=True).start()
+    status = command.wait()
+    while left := psutil.Process().children(recursive=True):    # one may fork while others die
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=1)
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(reap(sys.argv[1:]))

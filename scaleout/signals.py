@@ -1,0 +1,84 @@
+"""scaleout/signals.py: Ctrl-C, SIGTERM and SIGUSR1 end a run, with a checkpoint if there is time.
+
+The first signal is heeded between two decode steps or two micro-batches. If none of these ends
+within HEED_S, the run ends without a checkpoint, and the newest one counts: a scheduler waits 30 to
+120 s before it kills. A second signal ends it at once. Ours.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+HEED_S, LAST_S = 30.0, 5.0          # longest time to heed the first signal, and the second
+TWICE_S = 2.0                       # a scheduler and torchrun may both send the same signal
+REQUEUE = 75                        # EX_TEMPFAIL: the same command goes on from the checkpoint
+
+
+def exit_code(number):
+    """Of a run that this signal has ended: 130 after Ctrl-C, as of any command; else REQUEUE."""
+    return 128 + number if number == signal.SIGINT else REQUEUE
+
+
+class Signals:
+    """Those that have come. first: the number of the first one, 0: none; second: of a later one."""
+
+    def __init__(self):
+        self.first, self.second, self.at, self.team = 0, 0, 0.0, None
+
+    def note(self, number, _=None):
+        if not self.first:
+            self.first, self.at = number, time.monotonic()
+        elif number == signal.SIGINT or number != self.first or \
+                time.monotonic() - self.at > TWICE_S:
+            self.second = number
+
+    def heed(self, number, _):
+        """The handler in a trainer's process. Raises KeyboardInterrupt: there is no team yet, so
+        nothing to save; or it is the second signal."""
+        self.note(number)
+        if self.second or self.team is None:
+            raise KeyboardInterrupt
+        if not self.team.stop:
+            self.team.stop = number
+            print("\nstopping, with a checkpoint; a second signal stops at once", file=sys.stderr)
+
+    @contextlib.contextmanager
+    def heeded(self):
+        """Around all that a trainer's process does."""
+        before = {number: signal.signal(number, self.heed) for number in SIGNALS}
+        # Python's handlers wait for the end of a kernel or a collective. These bytes do not.
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        fd = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self.count_down, args=[ours], daemon=True).start()
+        try:
+            yield self
+        finally:
+            signal.set_wakeup_fd(fd)
+            theirs.close()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def count_down(self, ours):
+        """In a thread: end this process when a signal is not heeded in time."""
+        came, latest = Signals(), None
+        while True:
+            if select.select([ours], [], [], 1.0)[0]:
+                number = ours.recv(1)
+                if not number:                      # all is done
+                    return ours.close()
+                if number[0] in SIGNALS:
+                    came.note(number[0])
+                    latest = time.monotonic() + LAST_S if came.second else came.at + HEED_S
+            if latest and time.monotonic() > latest and (
+                    came.second or not (self.team and self.team.busy_saving)):
+                print("scalerl.py: stopped without a checkpoint, since what it did has not ended "
+                      "in time; the same command goes on from the newest one", file=sys.stderr,
+                      flush=True)
+                os._exit(exit_code(came.first))

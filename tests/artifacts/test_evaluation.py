@@ -1,0 +1,126 @@
+"""An evaluation that is killed and begun again: what is kept, and that this favors nothing."""
+
+import json
+import random
+from statistics import fmean
+
+import pytest
+
+from artifacts.evaluation import KeptAnswers
+from sampler import Request, Rollout
+
+
+class Engine:
+    """Decodes `slots` samples at once, a token each a step; their lengths are drawn."""
+
+    def __init__(self, rng, slots=7):
+        self.rng, self.slots, self.version, self.asked = rng, slots, 3, []
+        self.waiting, self.running, self.seeds = [], [], []
+
+    @property
+    def in_flight(self):
+        return len(self.waiting) + len(self.running)
+
+    def reseed(self, seed):
+        self.seeds.append(seed)
+
+    def submit(self, request):
+        self.asked.append(request.group_id)
+        self.waiting += [request] * request.samples
+
+    def step(self):
+        while self.waiting and len(self.running) < self.slots:
+            length = 1 + int(self.rng.expovariate(1 / 20))
+            self.running.append([self.waiting.pop(0), length, length])
+        done = []
+        for sample in self.running:
+            sample[1] -= 1
+            if not sample[1]:
+                done.append(sample)
+        self.running = [sample for sample in self.running if sample[1]]
+        return [Rollout(r.prompt_id, r.group_id, r.prompt_ids, [5] * length, [-0.5] * length,
+                        [3] * length, [True] * length, "stop", False, "t") for r, _, length in done]
+
+
+def ask(sampler, problems, samples, stop_at=float("inf")):
+    """What Run.answers does; stopped after so many rollouts: a kill."""
+    for i in range(problems):
+        sampler.submit(Request(i, f"p{i}", (1, 2), samples))
+    rollouts = []
+    while sampler.in_flight and len(rollouts) < stop_at:
+        rollouts += sampler.step()
+    return rollouts
+
+
+@pytest.fixture
+def rng(seed):
+    return random.Random(seed)
+
+
+def test_what_finished_before_the_first_unfinished_problem_is_kept_and_the_rest_asked_again(
+        rng, tmp_path):
+    first = KeptAnswers(Engine(rng), tmp_path / "e.jsonl")
+    first.reseed(1030)
+    before = ask(first, 31, 3, stop_at=40)
+    counts = [sum(r.group_id == i for r in before) for i in range(31)]
+    whole = next(i for i in range(31) if counts[i] < 3)
+    again = KeptAnswers(Engine(rng), tmp_path / "e.jsonl")
+    again.reseed(1030)
+    after = ask(again, 31, 3)
+    assert again.sampler.asked == list(range(whole, 31)) and again.sampler.seeds == [1030]
+    assert sorted((r.group_id, r.prompt_id) for r in after) == [
+        (i, f"p{i}") for i in range(31) for _ in range(3)]
+    kept = [r for r in before if r.group_id < whole]
+    assert [(r.output_ids, r.prompt_ids, r.finish_reason) for r in after if r.group_id < whole] == [
+        (r.output_ids, (1, 2), "stop") for r in sorted(kept, key=lambda r: r.group_id)]
+    third = KeptAnswers(Engine(rng), tmp_path / "e.jsonl")      # killed once it had finished
+    third.reseed(1030)
+    assert len(ask(third, 31, 3)) == 93 and third.sampler.asked == []
+
+
+@pytest.mark.parametrize("change", ["seed", "version", "file", "cut"])
+def test_answers_of_another_evaluation_or_of_other_weights_are_not_taken(change, rng, tmp_path):
+    first = KeptAnswers(Engine(rng), tmp_path / "e.jsonl")
+    first.reseed(1030)
+    ask(first, 9, 2)
+    text = (tmp_path / "e.jsonl").read_text()
+    if change in ("file", "cut"):           # the last answer is cut off in the middle of a number
+        (tmp_path / "e.jsonl").write_text("?" if change == "file" else text[:-40])
+    again = KeptAnswers(Engine(rng), tmp_path / "e.jsonl")
+    again.sampler.version += change == "version"
+    again.reseed(1040 if change == "seed" else 1030)
+    assert len(ask(again, 9, 2)) == 18
+    cut = json.loads(text.splitlines()[-1])["group_id"]
+    assert again.sampler.asked == list(range(cut if change == "cut" else 0, 9))
+
+
+def test_a_self_test_is_not_kept(rng, tmp_path):
+    sampler = KeptAnswers(Engine(rng), tmp_path / "e.jsonl")
+    ask(sampler, 4, 2)
+    assert not (tmp_path / "e.jsonl").exists()
+    sampler.reseed(7)
+    ask(sampler, 4, 2)
+    size = (tmp_path / "e.jsonl").stat().st_size
+    ask(sampler, 4, 2)
+    assert (tmp_path / "e.jsonl").stat().st_size == size
+
+
+def test_an_evaluation_that_goes_on_favors_no_length_as_one_that_keeps_all_would(rng, tmp_path):
+    """Lengths are exponential: what is under way at a random moment is twice as long as the mean.
+    Kept all, and only those drawn again, the mean of all would fall by about 7 of 60 samples x
+    its excess. Ours stays within five standard errors."""
+    ours, naive, truth = [], [], []
+    for trial in range(300):
+        path = tmp_path / f"{trial}.jsonl"
+        first = KeptAnswers(Engine(rng), path)
+        first.reseed(0)
+        before = ask(first, 20, 3, stop_at=rng.randrange(8, 52))
+        again = KeptAnswers(Engine(rng), path)
+        again.reseed(0)
+        ours.append(fmean(len(r.output_ids) for r in ask(again, 20, 3)))
+        missing = 60 - len(before)
+        naive.append((sum(len(r.output_ids) for r in before) + sum(
+            1 + int(rng.expovariate(1 / 20)) for _ in range(missing))) / 60)
+        truth.append(fmean(1 + int(rng.expovariate(1 / 20)) for _ in range(60)))
+    error = (sum((x - fmean(truth)) ** 2 for x in truth) / 300 / 300 * 2) ** 0.5
+    assert fmean(naive) < fmean(truth) - 5 * error < fmean(ours)

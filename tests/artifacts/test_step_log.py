@@ -1,0 +1,122 @@
+"""What step_log.py shows of an evaluation, and what it writes down of the time of a sample."""
+
+import json
+import os
+import random
+import sys
+import time
+
+import numpy as np
+from conftest import rollouts_of
+
+from artifacts import step_log
+from artifacts.run_folder import Progress
+from engines import accept
+from fit import sigmoid
+from fitting.forecast import forecast_line
+from sampler import Interruption, Request, TransformersSampler
+from tiny import toy
+
+
+def evaluations(folder, rates, step=25, tasks=("toy",)):
+    """The log of a run whose evaluations cost a trillion FLOPs each, more from the fourth on."""
+    flops = [1e12 * i + 5e11 * max(0, i - 3) for i in range(len(rates))]
+    (folder / "evals.jsonl").write_text("".join(json.dumps(
+        {"step": step * i, "compute/flops": C} | {f"eval/{task}/mean@4": R - .01 * j
+                                                  for j, task in enumerate(tasks)}) + "\n"
+        for i, (C, R) in enumerate(zip(flops, rates))))
+    return flops
+
+
+def test_an_evaluation_is_one_line_with_its_gain_its_compute_and_from_the_sixth_on_the_forecast(
+        tmp_path, capsys):
+    """The end of the run is where its steps would lead at the price of the last ones."""
+    rates = sigmoid(np.arange(9) * 1e12, .81, 1.7, 3e12, .2)
+    for n in range(1, 9):
+        flops = evaluations(tmp_path, rates[:n])
+        step_log.show_evaluation(tmp_path, 600)
+        (line,) = capsys.readouterr().out.splitlines()
+        gain = f" ({rates[n - 1] - rates[n - 2]:+.3f})" if n > 1 else ""
+        where = f"evaluation at step {25 * n - 25}/600"
+        assert line.startswith(f"{where}: toy {rates[n - 1]:.3f}{gain} ")
+        assert line.endswith(f" at {flops[-1]:.3g} FLOPs")
+        assert ("naive" in line) == (n >= 6)
+    end = flops[-1] + (600 - 175) / 25 * 1.5e12
+    assert forecast_line(flops, rates[:8], end) in line
+    evaluations(tmp_path, rates[:8], tasks=("hf:a/b", "toy"))
+    step_log.show_evaluation(tmp_path, 175)             # its last step: nothing to forecast
+    (line,) = capsys.readouterr().out.splitlines()
+    assert f"hf:a/b {rates[7]:.3f}" in line and f"toy {rates[7] - .01:.3f}" in line
+    assert "naive" not in line
+
+
+def test_the_curve_is_drawn_again_once_a_minute(tmp_path, capsys):
+    picture = tmp_path / "curve.png"
+    rates = sigmoid(np.arange(12) * 1e12, .8, 1.7, 3e12, .2)
+    evaluations(tmp_path, rates[:2])
+    step_log.show_evaluation(tmp_path, 600)             # too few to fit: a line, and no picture
+    assert not picture.exists() and capsys.readouterr().out.count("\n") == 1
+    evaluations(tmp_path, rates[:9])
+    step_log.show_evaluation(tmp_path, 600)
+    first = picture.read_bytes()
+    evaluations(tmp_path, rates)
+    step_log.show_evaluation(tmp_path, 600)
+    assert picture.read_bytes() == first
+    os.utime(picture, (time.time() - step_log.REDRAW_S - 1,) * 2)
+    step_log.show_evaluation(tmp_path, 600)
+    assert picture.read_bytes() != first
+    assert "warning" not in capsys.readouterr().out     # what fit.py says is for those who ask it
+
+
+def test_the_line_of_an_evaluation_stays_above_the_moving_one(tmp_path, monkeypatch, capfd):
+    """The bar is cleared, the line is written, and the bar is drawn again below it."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    evaluations(tmp_path, [.5])
+    with Progress(20) as progress:
+        progress.refresh()
+        capfd.readouterr()
+        step_log.show_evaluation(tmp_path, 20)
+        shown = capfd.readouterr()
+    assert shown.out == "evaluation at step 0/20: toy 0.500 at 0 FLOPs\n"
+    assert "0/20" in shown.err and shown.err.startswith("\r")
+
+
+def test_runs_of_versions_and_the_forced_phrase_are_those_of_the_tokens(seed):
+    rollouts = rollouts_of(3, 4, random.Random(seed))
+    for rollout in rollouts:
+        rollout.ended = random.randrange(1, 99)
+        told = step_log.decoded(rollout)
+        assert told["ended"] == rollout.ended
+        assert [v for v, n in told["versions"] for _ in range(n)] == rollout.versions
+        sampled = [True] * len(rollout.sampled)
+        for t in range(told["forced"][0], sum(told["forced"])) if told["forced"] else ():
+            sampled[t] = False
+        assert sampled == rollout.sampled
+        assert all(a[0] != b[0] for a, b in zip(told["versions"], told["versions"][1:]))
+
+
+def test_the_engine_says_at_which_of_its_decode_steps_a_sample_ended(micro, seed):
+    """Counted by the caller. A sample has a token of each step from its first one on, so a picture
+    can be drawn from its end alone."""
+    tokenizer = toy.make_tokenizer()
+    model = accept.prepare(toy.make_model(tokenizer, seed % 1000, hidden=32, layers=1))
+    sampler = TransformersSampler(
+        model, tokenizer, Interruption(3, 9, 4, (7, 8, 9)), slots=5, prompt_tokens=6, seed=seed,
+        eos_ids=[tokenizer.eos_token_id])
+    steps, begun = 0, {}
+    for i in range(7):
+        sampler.submit(Request(i, f"p{i}", (5, 6, 7), 1 + i % 3))
+    while sampler.in_flight:
+        waiting = {request.group_id for request in sampler.waiting}
+        rollouts = sampler.step()
+        steps += 1
+        for group in range(7):
+            if group not in begun and group in waiting - {r.group_id for r in sampler.waiting}:
+                begun[group] = steps
+        if steps == 4:
+            assert sampler.log()["decode/clock"] == 4
+        for rollout in rollouts:
+            assert rollout.ended == steps
+            assert rollout.ended - len(rollout.output_ids) + 1 == begun[rollout.group_id]
+    log = sampler.log()
+    assert log["decode/clock"] == steps and log["decode/steps"] == steps - 4

@@ -1,0 +1,19 @@
+"""The command line answers before anything is computed."""
+
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+
+@pytest.mark.parametrize("words, code", [(["--help"], 0), (["--help", "placement"], 0),
+                                         (["--stepz", "3"], 2), (["--steps", "many"], 2)])
+def test_help_and_typos_import_none_of_the_packages_that_take_seconds(words, code):
+    """torch and transformers are 5 s of imports on two cores; without them it is 0.1 s."""
+    done = subprocess.run([sys.executable, "-X", "importtime", ROOT / "scalerl.py", *words],
+                          capture_output=True, text=True, timeout=300)
+    assert done.returncode == code
+    imported = {line.rpartition("|")[2].strip().partition(".")[0]
+                for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "config" in imported and not imported & {"torch", "transformers", "numpy", "scipy"}
