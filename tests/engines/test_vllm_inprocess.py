@@ -46,7 +46,7 @@ def make(folder):
 
 
 @pytest.mark.parametrize("name", ["toy", pytest.param("smollm2", marks=pytest.mark.skipif(
-    not SMOLLM2.exists(), reason="make smollm2 has not been run"))])
+    not SMOLLM2.exists(), reason="models/smollm2-135m is not there: make smollm2"))])
 def test_log_probs_are_those_of_a_full_forward_before_and_after_a_swap(name, micro, seed, make):
     """fp32, lag 0: the README's figure, on trained models, temperature included.
 
