@@ -95,8 +95,7 @@ models/toy-%/config.json: | $(VENV)/base
 # The model is warmed up on both tasks; reasoning_gym brings the second one's problems.
 mix: $(VENV)/smollm2 models/toy-mix/config.json
 	$(PY) scalerl.py --config configs/mix.toml --name $(RUN) --seed $(SEED)
-	$(PY) fit.py runs/$(RUN) --y eval/toy/mean@4 --y eval/reasoning_gym:chain_sum/mean@4 \
-		--out runs/$(RUN)/curve.png
+	$(PY) fit.py runs/$(RUN) --y eval/toy/mean@4 --y eval/reasoning_gym:chain_sum/mean@4
 
 METHOD := tests/test_loss.py tests/test_scalerl.py tests/test_sampler.py tests/test_fit.py \
 	tests/test_config.py

@@ -101,7 +101,8 @@ class RunFolder:
         if (self.path / "config.toml").exists():
             self.set_aside()
         self.checkpoints.mkdir(exist_ok=True)
-        for path in (*CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py")):
+        for path in (*CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py"),
+                     *CODE.glob("tasks/*.t*")):
             target = self.path / "source" / path.relative_to(CODE)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)

@@ -125,14 +125,6 @@ def declared_answers(text):
             [part for part in said if "\0" not in part and part.strip(" *_$`")], text)
 
 
-def texts(text):
-    """The answers of a text as they stand, for other graders; all of it if it declares none."""
-    boxes, said, _ = declared_answers(text)
-    found = [TEXT.sub(r"\1", part).strip() for part in boxes]
-    found = found or [part.strip(" \t\n*_$`") for part in said] or [text]
-    return list(dict.fromkeys(filter(None, found)))
-
-
 def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
     text = DECORATION.sub("", EMPHASIS.sub(r"\3", text[-LONGEST_TEXT:]))

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from jinja2.exceptions import TemplateError
 
 from config import Config
-from tasks.generated import gold_answer
 from tasks.sandbox import SandboxError, check_sandbox
 from tasks.sources import Problem, load_pool, own_problems, question_hash
 from tasks.verifier import TaskError, accepted, verify
@@ -142,10 +141,7 @@ def check_gold(problems, verifier=None):
 
 
 def as_outputs(problem):
-    """The gold answers as a model would give them; none for programs and rewards of one's own, and
-    none where a generator gives none."""
-    if problem.kind == "gym":
-        return [gold for gold in [gold_answer(problem.answer)] if gold is not None]
+    """The gold answers as a model would give them; none for programs and rewards of one's own."""
     golds = accepted(problem.answer) if problem.kind in ("math", "exact", "short") else []
     return [rf"\boxed{{{gold}}}" if problem.kind == "math" else gold for gold in golds]
 
@@ -166,7 +162,7 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
                     {"role": "user", "content": problem.question}]  # fmt: skip
         shown = ""  # some templates raise on a system message, some drop it without a word
         with contextlib.suppress(TemplateError):
-            shown = tokenizer.apply_chat_template(messages, tokenize=False)
+            shown = instruction and tokenizer.apply_chat_template(messages, tokenize=False)
         if not instruction or instruction.strip() not in shown:
             messages = [{"role": "user", "content": prefixed}]
         ids = list(tokenizer.apply_chat_template(
