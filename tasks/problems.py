@@ -158,7 +158,7 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
                     {"role": "user", "content": problem.question}]  # fmt: skip
         shown = ""  # some templates raise on a system message, some drop it without a word
         with contextlib.suppress(TemplateError):
-            shown = tokenizer.apply_chat_template(messages, tokenize=False)
+            shown = instruction and tokenizer.apply_chat_template(messages, tokenize=False)
         if not instruction or instruction.strip() not in shown:
             messages = [{"role": "user", "content": prefixed}]
         ids = list(tokenizer.apply_chat_template(
