@@ -242,10 +242,8 @@ def same_moment(part, gold):
 
 
 def same_text(part, gold):
-    """Whether a cleaned answer is right; None where only Math-Verify can say.
-
-    Letters and words are compared as they are: for Math-Verify "der" is the same product as "red".
-    """
+    """Whether a cleaned answer is right; None where only Math-Verify can say, but not of words: for
+    it "der" is the same product as "red"."""
     wanted = word(gold)
     if re.fullmatch("[A-J]|[0-9A-Z]+_[0-9]+", wanted) or re.fullmatch("[a-z'-]{2,}", wanted) and (
             r"\text" in gold or re.fullmatch(rf"(?:(?:{WORD}|a)\s*)+", gold)):

@@ -114,12 +114,8 @@ def options_by_part(options, parts, evaluated=()):
 
 
 def split_pool(name, pool, heldout):
-    """(train, heldout): the same share of every level is held out, lowest hashes first.
-
-    By a hash a question is on the same side in (nearly) every run, with another seed or size as
-    well. Levels are ranked apart, else the pass rate would carry the luck of their draw (0.01 with
-    a few hundred problems).
-    """
+    """(train, heldout): the same share of every level (else the pass rate has the luck of the draw)
+    is held out, lowest hashes first: whatever seed and size, a question is on the same side."""
     if heldout >= len(pool):
         raise TaskError(f"heldout = {heldout} leaves nothing to train on: {name!r} has {len(pool)} "
                         "distinct problems that can be used")

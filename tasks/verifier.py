@@ -175,10 +175,8 @@ class Verifier(contextlib.AbstractContextManager):
                 worker.kill()
 
     def rewards(self, rollouts, problems, tokenizer):
-        """(list of -1.0 or +1.0, log) of rollouts; problems: {prompt_id: Problem}.
-
-        A truncated sample has no answer, whatever its text says: -1.
-        """
+        """(list of -1.0 or +1.0, log) of rollouts; problems: {prompt_id: Problem}. A truncated
+        sample has no answer, whatever its text says: -1."""
         items, opens = [], self.think_tags[0]
         for rollout in rollouts:
             problem, text = problems[rollout.prompt_id], ""
@@ -211,9 +209,8 @@ class Verifier(contextlib.AbstractContextManager):
         })
 
     def grade(self, jobs):
-        """{job: reason}. Reasons are remembered, late ones too: a text that was late once is late
-        again. Not remembered: errors, which may be the machine's. Where a worker or a sandbox
-        cannot be started (no memory, no descriptors), it is tried once more."""
+        """{job: reason}. Reasons are remembered, but for errors, which may be the machine's. What
+        cannot be started (no memory, no descriptors) is tried once more."""
         if len(self.known) > 100_000:
             self.known.clear()
         late = []
@@ -242,12 +239,8 @@ class Verifier(contextlib.AbstractContextManager):
             return dict(zip(jobs, pool.map(ask, jobs)))
 
     def ask_worker(self, job, cpu_s=None):
-        """The reason of a worker process; "timeout" if it was late, "error" if it died. Raises
-        OSError: it cannot be started.
-
-        A program of its own, no child of `multiprocessing`: that would import the trainer's main
-        module, and torch with it, into every worker, or fork a process that holds a GPU.
-        """
+        """The reason of a worker process; "timeout" if it was late, "error" if it died. OSError: it
+        cannot be started. `multiprocessing` would bring torch into it, or fork a GPU's process."""
         patience_s = self.deadline_s + GRACE_S
         try:  # "if self.idle" is too early: other threads pop, too
             worker = self.idle.pop()
@@ -261,8 +254,7 @@ class Verifier(contextlib.AbstractContextManager):
         late = threading.Event()
 
         def hear(seconds, line=""):
-            """The next line of the worker, which is killed where it takes longer. Its own clock is
-            not enough: somebody may stop it, or the worker as a whole."""
+            """The worker's next line. Late, it is killed: somebody may have stopped its clock."""
             clock = threading.Timer(seconds, lambda: (late.set(), end_all(worker)))
             clock.start()
             with contextlib.suppress(BrokenPipeError):
@@ -286,12 +278,9 @@ def end_all(worker):
 
 
 def serve():
-    """The worker's side: a line with a job comes in, a line with its reason goes out.
-
-    The kernel keeps the deadline, also when the trainer is gone: the default action of SIGALRM ends
-    a process wherever it is. No exception is caught: what Math-Verify did not foresee ends this
-    process, too, and the other side starts the next one.
-    """
+    """The worker's side: a line with a job comes in, "ready" and its reason go out. The kernel has
+    the deadlines: the default action of its signals ends a process wherever it is. No exception is
+    caught: what Math-Verify did not foresee ends this process, and the next one is started."""
     memory = 4 << 30  # of address space: 10**10**10 wants more than there is
     with contextlib.suppress(ValueError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

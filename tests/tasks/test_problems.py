@@ -16,7 +16,7 @@ from made_tasks import SUMS, questions, write_jsonl
 
 from config import Config
 from tasks import problems as tasks
-from tasks import sandbox, sources
+from tasks import sandbox
 from tasks.problems import (Problem, TaskError, check_gold, count_unusable, load_problems,
                             load_task)
 from tasks.sandbox import UnitTests
