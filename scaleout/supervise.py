@@ -115,7 +115,8 @@ class Supervisor:
             if trainer.status and trainer.status not in stopped:
                 say(trainer.ending())
                 return 2 if trainer.status == 2 else 1              # 2: bad input
-        if self.trainers and len(ended) == len(self.trainers):
+        # Of a stopped run rank 0's end is the end: while they load, others would wait for it.
+        if ended and (len(ended) == len(self.trainers) or stopped and ended[0] is self.trainers[0]):
             return self.status or ended[0].status
         if first and self.status is None:
             self.finish(exit_code(first))
