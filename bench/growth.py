@@ -9,6 +9,8 @@ numpy allocate. An exponent of seconds is known to about 0.15; the tests count o
 """
 
 import argparse
+import contextlib
+import io
 import json
 import math
 import os
@@ -95,7 +97,11 @@ def read_problems(n):
     path = Path(folder.name) / "own.jsonl"
     path.write_text("".join(json.dumps({"question": f"{i}+1=?", "answer": str(i + 1)}) + "\n"
                             for i in range(n)))
-    return lambda _=folder: problems.load_splits(str(path), heldout=1000)
+
+    def read(_=folder):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            problems.load_splits(str(path), heldout=1000)
+    return read
 
 
 def waiting(n):
@@ -190,18 +196,18 @@ MODEL = None
 ROWS = {
     "steps of a log, --report's ranges (s)": (ranges, (10**3, 10**4, 10**5)),
     "evaluations of a log, read (s)": (evaluations, (10**3, 10**4, 10**5)),
-    "points of a fit (s)": (curve, (300, 3000, 30000)),
-    "points of a fit (MiB)": (curve, (300, 3000, 30000)),
     "parameters of a push (s)": (push, (500, 2500, 20000)),
     "problems of a file, read and split (s)": (read_problems, (10**4, 10**5)),
     "prompts waiting, 1,000 looks (s)": (waiting, (10**3, 10**5)),
     "prompts a step, a look of the pacer (s)": (pacing, (64, 512, 4096)),
     "k, a look of the pacer (s)": (lag, (8, 64, 512)),
+    "tokens of a server's answer (s)": (answer, (100, 1000, 10000)),
+    "requests in flight (s)": (in_flight, (250, 2500, 25000)),
     "sequences trained, up to 64 tokens (s)": (train, (256, 1024, 4096)),
     "sequences decoded, 20 tokens (s)": (decode, (256, 1024, 4096)),
     "the longest of 4,096 tokens trained (s)": (ragged, (64, 256, 1024)),
-    "tokens of a server's answer (s)": (answer, (100, 1000, 10000)),
-    "requests in flight (s)": (in_flight, (250, 2500, 25000))}
+    "points of a fit (s)": (curve, (300, 3000, 30000)),
+    "points of a fit (MiB)": (curve, (300, 3000, 30000))}
 
 
 def cost(row, make, size):

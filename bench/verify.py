@@ -1,20 +1,33 @@
-"""How many marks a second: short numbers, formulas, and programs.
+"""How many marks a second, and how other graders judge the same answers.
 
     python bench/verify.py                 about a minute on two cores
+    python bench/verify.py --peers         our grader beside Math-Verify's and TRL's
+    python bench/verify.py --peers --verl FOLDER      and verl's three, from an installed verl/
 
+The peers judge the answers that were set aside in bench/answers/, labelled by hand before anything
+was mended (docs/tasks.md): right ones by form, wrong ones, and texts that look for the reward.
 Numbers are marked in the trainer's process on one core; formulas by two worker processes, fresh
 ones and repeated ones (the samples of a prompt give few different answers).
 """
 
 import argparse
+import json
+import logging
 import random
+import runpy
+import statistics
 import sys
 import time
+import types
+from collections import Counter
+from importlib import import_module
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from tasks.sandbox import SandboxError, UnitTests, check_sandbox  # noqa: E402
-from tasks.verifier import Verifier  # noqa: E402
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+from tasks import sandbox  # noqa: E402
+from tasks.sandbox import UnitTests  # noqa: E402
+from tasks.verifier import Verifier, read, verify  # noqa: E402
 
 
 def numbers(count, rng):
@@ -57,10 +70,84 @@ def rate(verifier, items, right=None):
     return len(items) / seconds
 
 
+def math_verify(text, gold, question):
+    """Math-Verify as its README shows it."""
+    import math_verify as peer
+
+    return peer.verify(peer.parse(f"${gold}$"), peer.parse(text))
+
+
+def trl(text, gold, question):
+    from trl.rewards import accuracy_reward
+
+    return accuracy_reward([[{"role": "assistant", "content": text}]], [gold])[0] == 1.0
+
+
+def verl(folder):
+    """{name: grader} of verl's three, without its packages that need Ray."""
+    sys.path.append(str(Path(folder).parent))  # what it needs is installed beside it
+    for name in ("verl", "verl.utils", "verl.utils.reward_score"):
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = [str(Path(folder, *name.split(".")[1:]))]
+    math, dapo, prime = (import_module(f"verl.utils.reward_score.{name}")
+                         for name in ("math_reward", "math_dapo", "prime_math"))
+    return {"verl math": lambda text, gold, _: math.compute_score(text, gold) > 0,
+            "verl DAPO": lambda text, gold, _: dapo.compute_score(text, gold)["score"] > 0,
+            "verl PRIME": lambda text, gold, _: bool(prime.compute_score(text, gold)[0])}
+
+
+def peers(folder, rng):
+    """The table: of right answers how many are refused, of wrong ones and hacks how many paid."""
+    logging.disable(logging.CRITICAL)
+    rows = {kind: [(form, text, gold, question) for form, gold, text, question in map(
+        json.loads, (ROOT / "bench" / "answers" / f"{kind}_aside.jsonl").open(encoding="utf-8"))]
+            for kind in ("right", "wrong")}
+    hacks = runpy.run_path(ROOT / "bench" / "answers" / "hacks.py")["hacks"](300, rng)
+    rows["hack"] = [("texts that look for the reward", text, gold, question)
+                    for text, gold, _, question in hacks]
+    graders = {"ours": lambda text, gold, question: verify(text, gold, "math", question)[0] > 0,
+               "Math-Verify": math_verify, "TRL": trl, **(verl(folder) if folder else {})}
+    sizes = Counter((kind, form) for kind in rows for form, *_ in rows[kind])
+    wrong, failed, cost = {}, Counter(), {}
+    for name, grader in graders.items():
+        wrong[name], start = Counter(), time.process_time()
+        for kind in rows:
+            for form, text, gold, question in rows[kind]:
+                try:
+                    paid = grader(text, gold, question)
+                except Exception:  # theirs: no answer is a refusal, and is counted
+                    paid, failed[name] = False, failed[name] + 1
+                wrong[name][kind, form] += paid != (kind == "right")
+        cost[name] = 1000 * (time.process_time() - start) / sizes.total()
+    print("| refused of right, paid of wrong | n |", *(f"{name} |" for name in graders))
+    print("|---|---|" + "---|" * len(graders))
+    for key, size in sizes.items():
+        print(f"| {key[0]}: {key[1]} | {size} |", *(f"{wrong[name][key]} |" for name in graders))
+    for kind in rows:
+        n = sum(size for key, size in sizes.items() if key[0] == kind)
+        print(f"| **all {kind}** | {n} |", *(
+            f"{sum(wrong[name][key] for key in sizes if key[0] == kind)} |" for name in graders))
+    print("| exceptions | |", *(f"{failed[name]} |" for name in graders))
+    print("| CPU ms a reward | |", *(f"{cost[name]:.1f} |" for name in graders))
+    times = []
+    for text, gold, kind, question in runpy.run_path(
+            ROOT / "bench" / "answers" / "hacks.py")["hacks"](2000, rng):
+        start = time.process_time()
+        read(text, gold, kind, question)
+        times.append(1000 * (time.process_time() - start))
+    print(f"\n2,000 texts that look for the reward, read in the trainer's process: "
+          f"{statistics.fmean(times):.2f} ms in the mean, {max(times):.0f} ms the worst")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    rng = random.Random(parser.parse_args().seed)
+    parser.add_argument("--peers", action="store_true", help="our grader beside others")
+    parser.add_argument("--verl", help="the folder of an installed verl")
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    if options.peers:
+        return peers(options.verl, rng)
     print(f"{'what':<44} {'checks/s':>9}")
     with Verifier(workers=2) as verifier:
         thinking = "so 3 + 4 = 7, " * 500
@@ -71,14 +158,13 @@ def main():
         items = formulas(400, rng)
         print(f"{'formulas, two workers, all new':<44} {rate(verifier, items, 0.5):9,.0f}")
         print(f"{'formulas, two workers, all seen before':<44} {rate(verifier, items, 0.5):9,.0f}")
-        for name, unsafe in (("in bubblewrap", False), ("limits only", True)):
-            try:
-                check_sandbox(unsafe)
-            except SandboxError as error:
-                print(error)
+        for walls in ("bubblewrap", "Landlock", "limits"):
+            if cause := sandbox.failure(walls):
+                print(f"{walls}: {cause}")
                 continue
-            verifier.unsafe_code = unsafe
-            print(f"{f'programs of three tests, two at once, {name}':<44} "
+            sandbox.which_walls = lambda: walls
+            verifier.unsafe_code = walls == "limits"
+            print(f"{f'programs of three tests, two at once, {walls}':<44} "
                   f"{rate(verifier, programs(60, rng), 0.5):9.1f}")
 
 

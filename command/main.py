@@ -33,7 +33,11 @@ def main(argv=None, make_trainer=Trainer):
         config, flags = parse(argv)
         if flags.report or flags.dry_run:
             return only_print(config, flags, argv)
-        folder = RunFolder(config, flags.fresh)
+        folder = RunFolder(config)
+        if flags.fresh and folder.begun:
+            if launch.started():
+                raise ConfigError("--fresh: not for ranks that others start; take another --name")
+            folder.set_aside()
         if not flags.serve_only and (sentence := folder.done()):
             print(sentence)
             return 0
@@ -64,8 +68,6 @@ def main(argv=None, make_trainer=Trainer):
     except (RuntimeError, OSError) as error:        # servers, processes, memory, the disk
         where = f"step {run.step + 1}: {error}; {run.folder.resume_hint()}" if run else error
         print(f"scalerl.py: {where}", file=sys.stderr)
-        if run:
-            run.team.cause(str(error))              # other processes end with the same sentence
         return 1
     except KeyboardInterrupt:
         where = f"step {run.step + 1}: stopped at once; {run.folder.resume_hint()}" if run else \

@@ -52,7 +52,8 @@ def make_parser():
     for flag, text in (
             ("--resume", "go on with runs/NAME under its own settings, and change some of them; "
              "a command that is repeated as it is goes on with its run"),
-            ("--fresh", "begin again: the run that is there becomes runs/NAME-old-1"),
+            ("--fresh", "begin again: the run that is there becomes runs/NAME-old-1 (not "
+              "under torchrun)"),
             ("--no-preflight", "do not try disk, memory and push before the first evaluation"),
             ("--check", "say whether this model is ready for this task, and stop"),
             ("--dry-run", "print all settings, what would run where, what memory it would take, "

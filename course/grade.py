@@ -27,7 +27,7 @@ from pathlib import Path
 
 from course.forms import FORMS
 from course.student import (MANIFEST, ROOT, BadInput, by_file, exercises, find, handed_out)
-from tasks.sandbox import SandboxError, check_sandbox
+from tasks.sandbox import SandboxError, failure
 
 LIMIT_S = 240           # of one exercise; the project's own bodies need 30 s
 MOST = 1 << 20          # bytes of one file that is handed in
@@ -83,7 +83,8 @@ def grade(folder, seed, only=(), limit_s=LIMIT_S, plans=None):
     Raises BadInput, and SandboxError where nothing can be graded."""
     if not (folder / MANIFEST).exists():
         raise BadInput(f"{folder} is no students' tree: {folder / MANIFEST} is missing")
-    check_sandbox()
+    if cause := failure("bubblewrap"):
+        raise SandboxError(f"nothing can be graded without bubblewrap: {cause}")
     rows, files = exercises(), handed_out()
     sources, notes = {}, []
     for path in by_file(rows):

@@ -57,6 +57,7 @@ class TrainedModel:
 
     def load(self, folder):
         checkpoint.load_training_state(folder, self.model, self.optimizer)
+        self.team.all(None)         # all have read it: the preflight removes it at once
 
 
 def checkpoint_and_compile(model, recompute, compiled):

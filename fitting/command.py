@@ -177,7 +177,7 @@ def arguments(argv):
     add("--why", action="store_true", help="the rival laws and all warnings")
     add("--strict", action="store_true", help="exit code 3 if there is any warning")
     add("--json", metavar="FILE", help="the numbers, for programs")
-    add("--out", metavar="FILE", help="picture (.png, .pdf, .svg); `none` for none")
+    add("--out", metavar="FILE", help="picture of one run (.png, .pdf, .svg); `none`")
     return p.parse_args(argv)
 
 
@@ -189,6 +189,8 @@ def report(args):
                                  for each in read_curves(args.like, *columns)])
     refits = {curve.label: refitter(args, i) for i, curve in enumerate(curves)}
     table, lines, record, several = {}, [], dict(runs={}, warnings=[]), len(curves) > 1
+    if several and args.out not in (None, "none"):
+        raise BadInput(f"--out {args.out}: the picture is of one run, these are {len(curves)}")
     for curve in curves:
         fits, more, record["runs"][curve.label], warnings = report_run(
             args, refits[curve.label], curve, prior)

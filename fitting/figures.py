@@ -82,5 +82,5 @@ def plot_run(curve, fit, early=None):
     log_axis(low.xaxis)
     top.legend(loc="lower right", fontsize=8.5, frameon=False)
     numbers = ", ".join(f"{name} {with_interval(shown, name)}" for name in FORMS)
-    fig.suptitle(f"{curve.label}{', first part' if early else ''}: {numbers}", fontsize=10.5)
+    fig.suptitle(f"{curve.label}{', first part' if early else ''}\n{numbers}", fontsize=10.5)
     return fig

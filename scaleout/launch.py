@@ -1,8 +1,7 @@
 """scaleout/launch.py: start the processes of one machine, or say what would be started.
 
-The trainers that it starts run scalerl.py again, each as one rank: with the environment of torchrun
-and with the servers' addresses as --vllm-url. On several machines torchrun, accelerate or Slurm
-start the trainers, and this file only the servers of a machine (--serve-only).
+Its trainers run scalerl.py again, with the environment of torchrun and --vllm-url. On several
+machines others start the trainers, and this file the servers of each (--serve-only).
 """
 
 import importlib.util
@@ -25,8 +24,8 @@ from servers.weight_transfer import listening_store
 
 
 def plan_alone(config):
-    """The same for a run in this process, which may itself be a rank that somebody has started:
-    then it has been planned. Raises ConfigError for what would fail minutes later."""
+    """The same for a run in this process; a rank has been planned. Raises ConfigError for what
+    would fail minutes later."""
     check_machine(config)
     if not started():
         estimate = plan(config)
@@ -45,8 +44,8 @@ def started():
 
 
 def plan(config, address=""):
-    """memory.py's `Estimate` of this run. Settles `gpus` and `engine` in `config`. address: as of
-    `launch`. Raises ConfigError for what the run itself would refuse minutes later."""
+    """memory.py's `Estimate` of this run. Settles `gpus` and `engine` in `config`. Raises
+    ConfigError."""
     if address:
         config.vllm_url = ""                # the trainers' word, where both have the same ones
     check(config)
@@ -65,8 +64,7 @@ def plan(config, address=""):
 
 
 def check_machine(config):
-    """Raises ConfigError: the command asks for what this machine has not. A trainer's process asks
-    it too: without its GPU it would compute on the CPU, for days."""
+    """Raises ConfigError: the command asks for GPUs that are not here."""
     found, needed = torch.cuda.device_count(), max(config.gpus, 0)
     if started():                               # a rank may be shown one GPU alone
         needed = min(needed, 1)
@@ -78,23 +76,19 @@ def check_machine(config):
 
 
 def check_vllm(servers):
-    """Raises ConfigError: there are servers to start, and this machine has no vLLM."""
     if servers and importlib.util.find_spec("vllm") is None:
         raise ConfigError("servers need vllm, which is not installed here: run `make vllm`")
 
 
 def visible(devices):
-    """CUDA_VISIBLE_DEVICES for these GPUs, numbered among those that we may use ourselves."""
+    """CUDA_VISIBLE_DEVICES for these GPUs among those that we may use ourselves."""
     ours = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return ",".join(ours[i] if ours[0] and i < len(ours) else str(i) for i in devices)
 
 
 def commands(config, argv, placement, estimate, logs, port):
-    """(trainers, servers): Children that have not started.
-
-    argv    the command line of scalerl.py, passed on to the trainers
-    logs    folder for their logs;  port: of the store on loopback in which the ranks meet
-    """
+    """(trainers, servers): Children that have not started. argv: the trainers'; port: of the store
+    on loopback in which the ranks meet."""
     ranks, urls = placement.trainers, [server.url for server in placement.servers]
     # With a thread a core each, processes would stand in each other's way.
     threads = max(1, cores_here() // max(1, ranks + len(urls)))
@@ -125,11 +119,8 @@ def commands(config, argv, placement, estimate, logs, port):
 
 
 def launch(config, argv, address=""):
-    """Start what `config` asks for on this machine and run until it ends. Returns the exit status.
-
-    address: of this machine, for --serve-only: its servers alone, which listen there, and a file
-    with their addresses for as long as they run; "": trainers and servers of a whole run.
-    """
+    """Start what `config` asks for and run until it ends. Returns the exit status. address: for
+    --serve-only, servers alone, which listen there; "": trainers and servers of a whole run."""
     check_machine(config)
     path = Path("runs", config.name, f"servers_{address}.txt")
     path.unlink(missing_ok=True)                # of a start that was killed
@@ -151,8 +142,7 @@ def launch(config, argv, address=""):
 
 
 def describe(config, argv, address=""):
-    """Print --dry-run, and then refuse what `launch` would. Where there is no GPU, a run on
-    another machine is described."""
+    """Print --dry-run, and then refuse what `launch` would. Without a GPU: for another machine."""
     estimate = plan(config, address)
     counts, children = (1, 0), []
     if address or wanted(config):

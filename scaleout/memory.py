@@ -1,9 +1,6 @@
 """scaleout/memory.py: does a run fit? From the shapes of its model alone.
 
-A trainer's memory is four buffers. Weights, gradients and Adam have to be there; a micro-batch's
-activations and the sampler's cache, where sampler and trainer share a device, shrink with a
-setting; the head's chunk of logits is small. Activations are right within 40%, and a tenth of the
-device is left to what is not counted. Ours.
+A tenth of the device is left to what is not counted. Ours.
 """
 
 import os
@@ -40,7 +37,6 @@ def device_here(cuda):
 
 
 def cores_here():
-    """The cores that this process may use; macOS cannot say, and has all."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
@@ -61,13 +57,8 @@ FIXED, ACTIVATIONS, LOGITS, CACHE = CURES
 
 
 class Estimate:
-    """What a run needs in memory, from the shapes of its model.
-
-    model    the transformers model, on the meta device if need be: shapes, no memory
-    output   tokens of the longest output;  length: of the longest sequence, prompt included
-    dtype    of the computation, and of the generators' weights and cache
-    device   a `Device`; on GPUs several trainers shard;  alone: the sampler shares the trainer's
-    """
+    """What a run needs in memory. model: may be on the meta device; output: tokens of the longest
+    output, length: with its prompt; alone: the sampler shares the trainer's device."""
 
     def __init__(self, config, model, output, length, dtype, device, *, alone):
         self.config, self.shape = config, text_config(model)
@@ -85,8 +76,7 @@ class Estimate:
         self.mean_length = (length - output) / 2 + output / 4
 
     def trainer_memory(self, trainers, recompute=False):
-        """{buffer: bytes} of one trainer of so many; with `recompute`, or if that is settled, its
-        layers are recomputed in the backward pass."""
+        """{buffer: bytes} of one trainer of so many."""
         c, s = self.config, self.shape
         layers, hidden = s.num_hidden_layers, s.hidden_size
         H, J, D = heads(s)
@@ -133,20 +123,17 @@ class Estimate:
         return self.length * self.kv_token
 
     def sequences_left(self, free):
-        """How many whole sequences the caches of a GPU have room for. free: its bytes when only the
-        fp32 weights have been loaded; a tenth is left to what is not counted."""
+        """Whole sequences for which a GPU has room. free: its bytes beside the fp32 weights."""
         sizes = self.trainer_memory(1)
         needed = sum(sizes.values()) - sizes[CACHE] - 4 * self.weights
         return max(0, int((0.9 * free - needed) // self.sequence))
 
     def trainer_fits(self, trainers, recompute=False):
-        """A tenth of the device is left to what is not counted: fragments, CUDA itself."""
         memory = self.trainer_memory(trainers, recompute)
         return sum(memory.values()) <= 0.9 * self.device.memory
 
     def server_memory(self, size=0):
-        """({part: bytes} of one GPU of a server of `size` GPUs, whole sequences that fit into the
-        server's cache); size 0: as configured."""
+        """({part: bytes} of one of a server's `size` GPUs, sequences that fit); 0: configured."""
         size = size or max(1, self.config.tensor_parallel)
         weights, sequence = self.weights * self.itemsize / size, self.sequence / size
         share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE
@@ -162,9 +149,8 @@ class Estimate:
         return max(1, self.held())
 
     def held(self, size=0):
-        """Sequences that a server decodes at once: as asked, but no more than its cache holds, on
-        servers with samples half finished on average. When many begin together, as in an
-        evaluation, they grow longer than that together, and vLLM preempts some."""
+        """Sequences that a server decodes at once: as asked, or what its cache holds of half
+        finished samples. Where many begin together, vLLM preempts some."""
         if self.alone and not self.cuda:
             return self.config.slots
         _, fits = self.server_memory(size)
@@ -172,9 +158,8 @@ class Estimate:
         return min(self.config.slots, held)
 
     def decode_rate(self, size):
-        """Tokens that one GPU of a server of `size` adds for each byte that it reads, of all
-        weights once a step and of each sequence's keys and values. What the GPUs say to each other
-        is not in it."""
+        """Tokens for each byte that a server of `size` GPUs reads: all weights once a step, and the
+        keys and values of each sequence."""
         n = self.held(size)
         return n / (self.weights * self.itemsize + n * self.mean_length * self.kv_token)
 

@@ -1,9 +1,7 @@
 """scaleout/placement.py: which processes a machine runs, and on which of its devices.
 
-On GPUs trainers come first and servers fill the rest; a machine that only serves has no trainers.
-The paper gives 64 GPUs to generation and 16 to training, and names no rule. Ours: both sides are as
-fast as each other there, and a step takes as long as the slower side. bench/simulate.py finds a
-better split from a run's log.
+The paper gives 64 GPUs to generation and 16 to training, and names no rule. Ours: there both sides
+are equally fast, and a step takes as long as the slower one. bench/simulate.py knows better.
 """
 
 import errno
@@ -27,10 +25,8 @@ Placement = namedtuple("Placement", "trainers servers why")
 
 
 def free_ports(count, host=LOOPBACK[0]):
-    """Ports of this address that nobody listens on. Below 32768, where the kernel's range for
-    outgoing connections starts: a client that calls a dead server again and again would one day be
-    given the server's own port, connect to itself, and keep the server from coming back. Raises
-    ConfigError: the address is not this machine's."""
+    """Ports of this address that nobody listens on; below 32768, or a client that calls a dead
+    server could be given its port, and connect to itself. Raises ConfigError."""
     ports = set()
     while len(ports) < count:
         try:
@@ -45,8 +41,7 @@ def free_ports(count, host=LOOPBACK[0]):
 
 
 def make_placement(config, estimate, address=""):
-    """The `Placement` that `config` asks for, by memory.py's `Estimate`. address: as of
-    `launch.launch`. Raises ConfigError: it does not add up."""
+    """The `Placement` that `config` asks for. Raises ConfigError: it does not add up."""
     c, host = config, address or LOOPBACK[0]
     if c.vllm_url and c.servers:
         raise ConfigError(f"servers = {c.servers}: vllm_url names servers that others have "

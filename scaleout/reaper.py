@@ -1,11 +1,8 @@
 """scaleout/reaper.py: python reaper.py COMMAND ... runs a command, and leaves none of its children.
 
-vLLM starts an engine and workers in sessions of their own, which neither the terminal's Ctrl-C nor
-a SIGKILL of the launcher reaches. This process is what Linux calls a subreaper: a descendant that
-loses its parent becomes its own child, so psutil finds all of them. Its standard input is a pipe
-from the launcher. A byte on it is the number of a signal for the command. Its end means that the
-launcher is gone, or has lost patience: everything is killed. Ours; nothing large is imported, for
-each command has a reaper.
+vLLM starts workers in sessions of their own, which no signal of ours reaches. A subreaper becomes
+the parent of every orphan below it, so psutil finds all. A byte on standard input, a pipe from the
+launcher, is a signal for the command; its end kills everything.
 """
 
 import contextlib

@@ -1,8 +1,4 @@
-"""server_command.py: the command line of a stock vLLM server for a run.
-
-The launcher runs this command, or a person or a cluster does. The trainer only knows the server's
-address (servers/pool.py), and checks there that the settings below fit the run.
-"""
+"""server_command.py: the command line of a stock vLLM server for a run."""
 
 import json
 import os
@@ -20,14 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def server_command(config, *, length, slots, dtype, url, device=None):
-    """(argv, environment) of one server, for a process group of its own.
-
-    length   tokens of the longest sequence: prompt, thinking, phrase and answer
-    slots    sequences that the server decodes at once
-    url      its address, as "http://127.0.0.1:8100"
-    dtype    torch dtype of weights and cache. The LM head's is fp32 or, without head_fp32, bf16.
-    device   its GPUs as CUDA_VISIBLE_DEVICES has them, "0,1"; None: the CPU
-    """
+    """(argv, environment) of one server. length: tokens of the longest sequence; slots: sequences
+    decoded at once; device: as CUDA_VISIBLE_DEVICES has them, "0,1"; None: the CPU."""
     parts = urlsplit(url)
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", config.model,
             "--host", parts.hostname, "--port", str(parts.port),

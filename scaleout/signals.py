@@ -1,8 +1,7 @@
-"""scaleout/signals.py: Ctrl-C, SIGTERM and SIGUSR1 end a run, with a checkpoint if there is time.
+"""scaleout/signals.py: Ctrl-C, SIGTERM and SIGUSR1 end a run.
 
-The first signal is heeded between two decode steps or two micro-batches. If none of these ends
-within HEED_S, the run ends without a checkpoint, and the newest one counts: a scheduler waits 30 to
-120 s before it kills. A second signal ends it at once. Ours.
+With a checkpoint, between two decode steps or micro-batches; or after HEED_S without one, since a
+scheduler kills after 30 to 120 s; a second signal at once.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ REQUEUE = 75                        # EX_TEMPFAIL: the same command goes on from
 
 
 def exit_code(number):
-    """Of a run that this signal has ended: 130 after Ctrl-C, as of any command; else REQUEUE."""
+    """Of a run that this signal has ended."""
     return 128 + number if number == signal.SIGINT else REQUEUE
 
 
@@ -39,8 +38,7 @@ class Signals:
             self.second = number
 
     def heed(self, number, _):
-        """The handler in a trainer's process. Raises KeyboardInterrupt: there is no team yet, so
-        nothing to save; or it is the second signal."""
+        """A trainer's handler. Raises KeyboardInterrupt: nothing to save yet, or the second one."""
         self.note(number)
         if self.second or self.team is None:
             raise KeyboardInterrupt
@@ -50,7 +48,6 @@ class Signals:
 
     @contextlib.contextmanager
     def heeded(self):
-        """Around all that a trainer's process does."""
         before = {number: signal.signal(number, self.heed) for number in SIGNALS}
         # Python's handlers wait for the end of a kernel or a collective. These bytes do not.
         ours, theirs = socket.socketpair()

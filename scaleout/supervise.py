@@ -20,8 +20,7 @@ DEATHS_WITHIN_S = 600.0
 
 
 class Child:
-    """One command under its reaper, with everything that the command starts. log: file for its
-    output; None: our own terminal."""
+    """One command under its reaper. log: file for its output; None: our own terminal."""
 
     def __init__(self, name, argv, env=None, *, log=None):
         self.name, self.argv, self.env, self.log = name, argv, env, log
@@ -60,7 +59,7 @@ class Child:
         return "\n    ".join([f"{words}; the end of {self.log}:", *text.splitlines()[-lines:]])
 
     def restart(self):
-        """Start it again, unless it has ended too often. Says what it does, and returns it."""
+        """Start it again, unless it has ended too often. Says and returns what it does."""
         now = time.monotonic()
         self.deaths = [then for then in self.deaths if now - then < DEATHS_WITHIN_S] + [now]
         if len(self.deaths) == 3:
@@ -78,13 +77,11 @@ def say(sentence):
 
 
 class Supervisor:
-    """One machine's trainers (rank 0 first) and servers, from start to end: lists of Children.
+    """One machine's trainers (rank 0 first) and servers: lists of Children.
 
-    Ctrl-C, or the signal of a cluster's scheduler, goes on to rank 0, which writes a checkpoint and
-    ends; so it does when the run cannot go on. A second signal ends all at once.
-    Without trainers (--serve-only) the first signal does, and so does a server that ends: the
-    trainers are others', and wait for it no longer than their deadline. After a SIGKILL to this
-    process the reapers end all.
+    The first signal goes on to rank 0, which writes a checkpoint and ends; a second one ends all at
+    once. Without trainers (--serve-only) the first does, and a server that ends: the trainers are
+    others', and do not wait for it. After a SIGKILL of this process the reapers end all.
     """
 
     def __init__(self, trainers, servers):
@@ -106,7 +103,7 @@ class Supervisor:
             self.end()
 
     def look(self):
-        """One look at everybody: the exit status of the run, None while it goes on."""
+        """The exit status of the run; None while it goes on."""
         first = self.signals.first
         if self.signals.second or first and not self.trainers:
             return exit_code(first)
@@ -118,7 +115,8 @@ class Supervisor:
             if trainer.status and trainer.status not in stopped:
                 say(trainer.ending())
                 return 2 if trainer.status == 2 else 1              # 2: bad input
-        if self.trainers and len(ended) == len(self.trainers):
+        # Of a stopped run rank 0's end is the end: while they load, others would wait for it.
+        if ended and (len(ended) == len(self.trainers) or stopped and ended[0] is self.trainers[0]):
             return self.status or ended[0].status
         if first and self.status is None:
             self.finish(exit_code(first))
@@ -136,14 +134,12 @@ class Supervisor:
                 self.finish(1)
 
     def finish(self, status):
-        """The run ends with this status as soon as rank 0 has saved what it has. One that hangs
-        ends by its own deadline."""
+        """The run ends with this status as soon as rank 0 has saved what it has."""
         self.status = status
         say("waiting for rank 0's last checkpoint; Ctrl-C again ends every process at once")
         self.trainers[0].send(self.signals.first or signal.SIGINT)
 
     def end(self):
-        """End all of them, at once after a second signal; returns when they are gone."""
         children = [child for child in (*self.servers, *self.trainers) if child.process]
         deadline = time.monotonic() + GRACE_S
         for child in children:

@@ -1,23 +1,10 @@
-"""team.py: the processes that train one model together. One process or many, one code path.
+"""team.py: the processes that train one model together: `Alone`, or several `Ranks`.
 
-The trainer in scalerl.py is written for one process. It has a `team`, and asks it for the four
-things that differ when there are more:
-
-    mine(batches)       the micro-batches that this process computes: equally many for each
-    loss(f, ...)        the loss of one of them, f(...), in the share that is its own
-    finish(stats)       after the last one: gradients and statistics of all processes, or the error
-                        of one of them, for each to raise
-    whole(tensor)       the full tensor behind a shard
-
-Others ask for `all(value)`: every process's value, in a list.
-
-`Alone` is the team of one process, in which nothing is shared. `Ranks` is that of several, which
-some launcher has started with RANK and WORLD_SIZE in the environment. On GPUs accelerate shards the
-model (FSDP2: fp32 weights, fp32 reduction). On CPUs every rank has the whole model, and gloo sums
-the gradients. Rank 0 runs the training loop with a `SharedTrainer`: each call of it is sent to the
-other ranks, which make the same call of their own trainers (`Ranks.serve`). torch sends calls
-pickled and knows no authentication: private networks only. Ours: the paper names neither a
-framework nor a layout.
+The trainer in scalerl.py asks its team for what differs: `mine`, its micro-batches; `loss` of one;
+`finish`, gradients and statistics of all; `whole`, the full tensor behind a shard. On GPUs
+accelerate shards the model (FSDP2: fp32 weights, fp32 reduction); on CPUs every rank has all of it,
+and gloo sums the gradients. Rank 0 runs the training loop with a `SharedTrainer`, whose calls the
+other ranks repeat. torch sends them pickled: private networks only. Ours.
 """
 
 import contextlib
@@ -94,9 +81,8 @@ class Alone:
         return (loss, stats) if self.share else (0 * logprobs.sum(), {})
 
     def finish(self, policy, stats):
-        """After a step's last micro-batch. Returns the statistics of all micro-batches; every
-        process has the gradient of the whole step then. Raises FloatingPointError: a log-prob of
-        one of them is not finite."""
+        """The statistics of all micro-batches; every process has the whole gradient then. Raises
+        FloatingPointError: a log-prob of one of them is not finite."""
         self.sum_gradients(policy)
         parts = self.all((stats, self.error))
         for _, error in parts:
@@ -121,8 +107,8 @@ class Alone:
 
     @contextlib.contextmanager
     def during(self, doing, version=None):
-        """Around what may hang: a deadline. doing: "start", "generate", "train", ...; version: of
-        the weights, None: as before. Raises Stopped if somebody has asked for the end."""
+        """Around what may hang: a deadline. doing: "start", "generate", ...; version: of the
+        weights, None: as before. Raises Stopped: somebody has asked for the end."""
         self.version = self.version if version is None else version
         if doing == "generate":             # between two decode steps
             self.heed(self.stop)
@@ -155,9 +141,8 @@ class Alone:
             self.busy_saving = before
 
     def watch(self):
-        """End this process when its deadline is over: a kernel or an engine that hangs cannot be
-        interrupted in any other way. Ticks are counted and not seconds, because a process that was
-        stopped (Ctrl-Z) has not been hanging."""
+        """End this process at its deadline: a kernel that hangs cannot be interrupted. Ticks, not
+        seconds: a process that was stopped (Ctrl-Z) has not been hanging."""
         while True:
             time.sleep(self.deadline_s / self.TICKS)
             self.tick()
@@ -171,10 +156,6 @@ class Alone:
                   file=sys.stderr, flush=True)
             os._exit(1)
 
-    def cause(self, sentence):
-        """Called with the sentence that ends a run: other processes say the same."""
-        return sentence
-
     def close(self):
         """The run is over and all went well."""
 
@@ -182,12 +163,8 @@ class Alone:
 def deal(batches, costs, size):
     """[each rank's (micro-batch, share) pairs]: equally many, because the ranks meet in each one.
 
-    batches   lists of sample indices, with their costs in tokens
-    share     1.0; or 0.0 where nothing was left for a rank: it repeats the cheapest micro-batch,
-              without any effect
-
-    Dealt out from the largest to the smallest, those of one round are of similar cost: a round
-    takes as long as its largest.
+    batches: lists of sample indices, costs: their tokens. Share 0.0: nothing was left for a rank,
+    it repeats the cheapest without effect. A round takes as long as its largest, hence the order.
     """
     order = sorted(range(len(batches)), key=lambda i: (-costs[i], i))
     ranks = [[(batches[i], 1.0) for i in order[rank::size]] for rank in range(size)]
@@ -198,11 +175,8 @@ def deal(batches, costs, size):
 
 
 class Ranks(Alone):
-    """One of several processes, as it sees the others.
-
-    No collective waits longer than deadline_s. If one rank fails, all end with the same sentence,
-    the first that a rank has left in the store of the rendezvous. Raises ConfigError: no servers.
-    """
+    """One of several processes, as it sees the others. No collective waits longer than deadline_s.
+    Raises ConfigError: no servers."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -231,7 +205,7 @@ class Ranks(Alone):
             # one has a group of its own, without a limit.
             self.group = dist.new_group(backend="gloo", timeout=timeout)
             self.calls = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
-            self.store = dist.PrefixStore("team", dist.distributed_c10d._get_default_store())
+            self.store = dist.distributed_c10d._get_default_store()
 
     def prepare(self, policy, optimizer, tokenizer):
         super().prepare(policy, optimizer, tokenizer)
@@ -277,8 +251,8 @@ class Ranks(Alone):
         return SharedTrainer(trainer, self)
 
     def call(self, name=None, *arguments):
-        """Rank 0: all others call this method of their trainers with these arguments, next. The
-        others: [name, version, arguments] of that call, which may be hours away."""
+        """Rank 0: the others make this call next. They get [name, version, arguments] of it,
+        perhaps in hours."""
         call = [name, self.version, arguments]
         dist.broadcast(torch.zeros(1), 0, group=self.calls)             # ends their wait
         dist.broadcast_object_list(call, 0, group=self.group)
@@ -304,8 +278,8 @@ class Ranks(Alone):
                     getattr(trainer, name)(*arguments)
 
     def hear(self):
-        """A thread of the others. Their wait has no end while the store of the rendezvous, on rank
-        0's machine, answers. Behind a cut cable gloo notices nothing: then it has a deadline."""
+        """A thread of the others: their wait has no end while the store, on rank 0's machine,
+        answers. Behind a cut cable gloo notices nothing: then it has a deadline."""
         with contextlib.suppress(dist.DistError):
             while True:
                 self.store.check(["cause"])                 # may have no end
@@ -321,41 +295,22 @@ class Ranks(Alone):
     @contextlib.contextmanager
     def together(self, doing, version=None):
         """`during`, for what all ranks do at the same time. Raises RuntimeError for whatever ends
-        it, in one sentence: rank, phase, version, cause."""
+        it, in one sentence. A rank that has only lost the line waits, so that the one that knows
+        the cause ends first: a launcher shows that one's words."""
         with self.during(doing, version):
             try:
                 yield
             except (RuntimeError, OSError) as error:
-                # gloo and NCCL report a lost line to another rank: the cause is there.
-                lost = isinstance(error, dist.DistError) or (
-                    type(error) is RuntimeError and "/gloo/" in str(error))
-                text = str(error).strip().partition("\n")[0]
-                raise RuntimeError(self.cause(f"{self.where}: {text}", lost)) from error
-
-    def cause(self, sentence, lost=False):
-        """The first sentence that any rank has left in the store; this one, if there is none yet.
-
-        lost    `sentence` tells only of a lost line: leave the others time for a better one, and
-                name those who do not even notice a loss
-        """
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)       # it is being said already
-        # With this sentence the deadline ends this process, if the store hangs.
-        self.where, self.limit, self.left = sentence, self.TICKS, self.TICKS
-        with contextlib.suppress(dist.DistError):           # the store may be gone as well
-            if lost:
-                self.store.set(f"rank {self.rank}", "lost")
-                time.sleep(LOST_S)
-                silent = [f"rank {rank}" for rank in range(self.size)
-                          if not self.store.check([f"rank {rank}"])]
-                if silent:
-                    sentence += f": {' or '.join(silent)} is dead, stuck or cut off, see its log"
-            return self.store.compare_set("cause", "", sentence).decode()
-        return sentence
+                sentence = f"{self.where}: {str(error).strip().partition(chr(10))[0]}"
+                if isinstance(error, dist.DistError) or (
+                        type(error) is RuntimeError and "/gloo/" in str(error)):
+                    sentence += ": another rank is dead, stuck or cut off, see its log"
+                    time.sleep(LOST_S)
+                raise RuntimeError(sentence) from error
 
 
 class SharedTrainer:
-    """Rank 0's trainer, as the training loop calls it: each of its CALLS is one of all ranks. The
-    same methods and attributes as `scalerl.Trainer`."""
+    """Rank 0's `scalerl.Trainer`, as the training loop calls it: its CALLS are of all ranks."""
     CALLS = ("update", "logprobs", "gather", "save", "load")
 
     def __init__(self, trainer, team):
@@ -371,7 +326,6 @@ class SharedTrainer:
             self.team.call(name, *arguments)
             return getattr(self.trainer, name)(*arguments, **own)
 
-    # A few layers at a time: all ranks `gather` them, and nobody begins the next before the caller
-    # asks for it. What the caller does in between, such as a send to the servers, is never
+    # A few layers at a time, as the caller asks for them: a send to the servers in between is never
     # interleaved with a collective of the ranks, which would hang.
     weights = TrainedModel.weights

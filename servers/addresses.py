@@ -1,9 +1,7 @@
 """addresses.py: where servers listen, who may reach them there, and how trainers hear of it.
 
-A vLLM server has no password on the routes that change its weights. So a server listens on
-loopback, or both sides show a certificate of one authority (`make certs` writes the folder), or
-the user says tls = "none" on a network that nobody else can reach. Trainers on other machines read
-addresses from a file that --serve-only writes.
+A vLLM server has no password on the routes that change its weights: it listens on loopback, or
+both sides show a certificate (`make certs`), or the user says tls = "none".
 """
 
 import contextlib
@@ -17,8 +15,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def client_context(urls, tls):
-    """A client's side of mutual TLS with these servers; None where all of them speak plain http.
-    Raises ValueError: an address that is none, or is not safe; a folder without certificates."""
+    """A client's side of mutual TLS; None where all speak plain http. Raises ValueError."""
     for url in urls:
         if not is_address(url):
             raise ValueError(f"vllm_url = {url!r}: give addresses like http://127.0.0.1:8100")
@@ -61,9 +58,8 @@ def written_addresses(path, urls):
 
 
 def read_addresses(vllm_url, limit_s):
-    """The addresses that `vllm_url` names, by commas: "http://a:8000", or "@FILE" for those in a
-    file, which is waited for. Raises TimeoutError: there is no such file after limit_s; ValueError:
-    it holds something else."""
+    """The addresses that `vllm_url` names, by commas: "http://a:8000", or "@FILE", which is waited
+    for. Raises TimeoutError after limit_s; ValueError: the file holds something else."""
     urls, end = [], time.monotonic() + limit_s
     for part in map(str.strip, vllm_url.split(",")):
         path = Path(part[1:])

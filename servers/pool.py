@@ -1,17 +1,9 @@
 """pool.py: the vLLM servers of a run, connected, watched, given weights and samples.
 
-A server's states:
-
-    lost    not connected: not there yet, ended, silent, or it failed at something
-    stale   connected, but without the current weights: it gets no requests
-    ready   has the current weights
-
-A push is: no new requests, pause (running sequences keep their keys and values), send, finish,
-resume. If any of it fails, the server is lost and stays paused until it was connected again and a
-whole push has succeeded. Its unfinished samples are asked again elsewhere.
-
-A long sample may take longer than any deadline, so a request has none. A server that has requests
-and counts no new token for the deadline is lost.
+A server is lost (not connected), stale (without the current weights: no requests) or ready. A push
+is: no new requests, pause (running sequences keep their keys and values), send, finish, resume. If
+any of it fails, the server is lost, and its unfinished samples are asked again elsewhere. A request
+has no deadline; a server that counts no new token for one is lost.
 """
 
 import asyncio
@@ -38,22 +30,15 @@ def say(sentence):
 
 
 class ServerPool:
-    """The vLLM servers of a run, and the requests in flight at them. All requests run in one
-    asyncio loop in a thread of its own, with the methods below `_open`; those above are for the
-    trainer's thread.
+    """The servers and the requests in flight at them, in an asyncio loop in a thread of its own:
+    the methods below `_open`. Those above are for the trainer's thread.
 
     slots       requests in flight at each server, at most; it may be started for fewer
-    length      tokens of the longest sequence they must take
-    vocab       rows of the model's embedding: every token id is below
-    dtype       torch dtype of their weights, and of the tensors that are sent
-    head_fp32   their LM head must compute in fp32, else in bf16
+    length      tokens of the longest sequence;  vocab: every token id is below
     cuda        the tensors that are sent are on a GPU, so NCCL can send them
-    deadline_s  no wait is longer, but three times that for all to come up
-    logs        folder with the server_0.log, .. of those that our launcher has started, and where
-                it looks for server_0.hangs, ..: it ends that server and starts it again
+    logs        folder of server_0.log, .. of our launcher, and of server_0.hangs, .. for it
 
-    Raises ValueError: a setting or an address of a server, or the certificates, are wrong.
-    ServerError: not all came up.
+    Raises ValueError: a setting or an address is wrong; ServerError: not all came up.
     """
 
     def __init__(self, urls, *, slots, length, vocab, dtype, head_fp32=True, cuda=False, tls="",
@@ -101,8 +86,7 @@ class ServerPool:
                     f"{3 * self.deadline_s:.0f} at most: {told}")
 
     def check(self):
-        """The lost servers. Raises ServerError if all of them, or any one at the start, have
-        been lost for too long."""
+        """The lost servers. Raises ServerError: all, or at the start any one, for too long."""
         lost = [server for server in self.servers if server.state == "lost"]
         starting = self.version < 0
         limit = (3 if starting else 1) * self.deadline_s
@@ -120,13 +104,9 @@ class ServerPool:
         return any(server.state == "stale" for server in self.servers)
 
     def push(self, named_tensors, version):
-        """Bring every connected server to these weights; running sequences go on afterwards.
-
-        named_tensors   iterable of (Hugging Face name, full tensor). It is advanced only while no
-                        send is under way: behind it may be collectives of all trainer ranks, and
-                        interleaved with a send they would hang. Not touched if nobody waits.
-                        Raises what it raises; the servers then stay paused.
-        """
+        """Bring every connected server to these weights, (Hugging Face name, full tensor) pairs.
+        They are advanced only while no send is under way: behind them may be collectives of all
+        ranks, and interleaved with a send these would hang. Not touched if nobody waits."""
         assert version >= self.version, f"version {version} pushed after {self.version}"
         label = f"{self.run_id}-{version}"      # two runs never share the name of a version
         servers = [s for s in self.servers if s.state != "lost" and s.version != version]
@@ -137,8 +117,7 @@ class ServerPool:
         self._each(servers, version, lambda s: s.resume(version, label))
 
     def _each(self, servers, version, step):
-        """step(server) of a push, of all servers at once: the workers of all wait from the same
-        moment on. A server that fails is lost; returns the others."""
+        """step(server) of a push, of all at once. One that fails is lost; returns the others."""
         async def one(server):
             try:
                 await step(server)
@@ -151,7 +130,6 @@ class ServerPool:
         return [server for server in self.wait(every()) if server]
 
     def close(self):
-        """A server ends what nobody waits for."""
         async def end():
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:
@@ -224,8 +202,7 @@ class ServerPool:
     # -- the loop's thread: requests -----------------------------------------------------------
 
     def dispatch(self):
-        """Send what waits to the servers with the fewest requests in flight. The last sampler
-        comes first: it is the evaluation's, and the trainer waits for it."""
+        """Send what waits; the last sampler, the evaluation's, comes first."""
         for sampler in reversed(self.samplers):
             while sampler.waiting and (room := [s for s in self.servers if s.state == "ready"
                                                 and len(s.requests) < s.slots]):
@@ -266,8 +243,7 @@ class ServerPool:
         self.counted_at = now
 
     async def log(self):
-        """Columns of metrics.jsonl, since the last call. busy_share: the mean share of the time
-        that a slot had a request; waited_s: the rest; decoding_share: that a server had any."""
+        """Columns of metrics.jsonl, since the last call (docs/metrics.md)."""
         self.count_time()
         seconds = max(self.counted_at - self.logged_at, 1e-9)
         busy = self.busy_s / sum(server.slots for server in self.servers) / seconds

@@ -1,9 +1,4 @@
-"""sampler.py: samples from a pool of vLLM servers, with the methods of every engine.
-
-The servers generate while the trainer trains: pool.py, in a thread of its own, keeps their
-slots filled from the queue here. A sample may take two requests (two_requests.py). Its record is
-what vLLM reports: ids, log-probs of the distribution sampled from, versions of the weights.
-"""
+"""sampler.py: samples from a pool of vLLM servers, which generate while the trainer trains."""
 
 import contextlib
 import math
@@ -15,14 +10,9 @@ from sampler import Request, Rollout
 
 
 class ServerSampler(TwoRequests):
-    """Samples from a pool of servers. Implements `Sampler`.
-
-    pool      may serve several samplers; they share its slots
-    weights   function: torch dtype -> (Hugging Face name, full tensor) pairs, called inside `step`
-              for a server that comes back
-    ahead     samples that may wait here for a slot, so that servers stay busy meanwhile
-    more      as of `TwoRequests`. Only the pool's thread touches `waiting`.
-    """
+    """An engine. weights(dtype): (Hugging Face name, full tensor) pairs for a server that
+    comes back; ahead: samples that may wait here for a slot, so that servers stay busy; more: as of
+    `TwoRequests`. Only the pool's thread touches `waiting`."""
 
     def __init__(self, pool, tokenizer, interruption, *, weights, ahead=0, **more):
         super().__init__(tokenizer, interruption, **more,
@@ -41,8 +31,7 @@ class ServerSampler(TwoRequests):
         self.pool.loop.call_soon_threadsafe(enqueue)
 
     def step(self) -> list[Rollout]:
-        """Waits for a finished rollout, a second at most, so that the caller can see to other
-        things. Raises ServerError: no server was ready for the deadline."""
+        """Waits a second at most. Raises ServerError: no server was ready for the deadline."""
         pool = self.pool
         if pool.needs_push:
             self.push_weights(self.weights(pool.dtype), max(self.version, pool.version))
@@ -62,5 +51,4 @@ class ServerSampler(TwoRequests):
         return self.pool.wait(self.pool.log())
 
     def close(self):
-        """Closes the pool, and with it the other sampler that shares it."""
         self.pool.close()

@@ -1,9 +1,4 @@
-"""server.py: one vLLM server: its routes over HTTP, its settings, its part in a weight push.
-
-Nothing in vLLM is replaced: its token route, its pause, its weight transfer, its record of the
-weights behind each token. A CPU build cannot receive weights; worker.py adds that.
-Everything here runs in the asyncio loop of pool.py.
-"""
+"""server.py: one vLLM server, all in the loop of pool.py: its routes, its part in a push."""
 
 import asyncio
 import concurrent.futures
@@ -34,8 +29,7 @@ class ServerError(RuntimeError):
 
 
 class ServerRefused(ServerError, ValueError):
-    """Started as it is, this server will never do what it is asked. At the start of a run that is
-    the user's wrong setting, so it is a ValueError too."""
+    """Started as it is, this server will never do what it is asked: a wrong setting."""
 
 
 class ServerFailed(Exception):
@@ -64,8 +58,8 @@ class Server:
         return await self.post(path, total_s=total_s, method="GET")
 
     async def post(self, path, body=None, total_s=None, method="POST"):
-        """What a route says, JSON or text. total_s: how long it may take, 0: for ever. Raises
-        ServerFailed; ServerRefused: HTTP status 4xx before the first connection."""
+        """What a route says, JSON or text. total_s: limit, 0: none. Raises ServerFailed;
+        ServerRefused: HTTP status 4xx before the first connection."""
         seconds = self.call_s if total_s is None else total_s
         limits = aiohttp.ClientTimeout(total=seconds, sock_connect=self.call_s)
         try:
@@ -87,8 +81,8 @@ class Server:
             raise BadAnswer(f"{path} answered no JSON ({error!s:.80}): {said[:80]!r}") from None
 
     async def transfer(self, path, body, work):
-        """A request, and at the same time work() in a thread: the two ends of a transfer. Raises
-        what either of them raises; a thread that waits for ever, as NCCL's may, is left behind."""
+        """A request, and work() in a thread: the two ends of a transfer. Raises what either
+        raises; a thread that waits for ever, as NCCL's may, is left behind."""
         done = concurrent.futures.Future()
         done.set_running_or_notify_cancel()     # nobody can cancel it, only stop waiting
 
@@ -105,8 +99,7 @@ class Server:
             told.cancel()
 
     async def connect(self):
-        """Check its settings and meet its workers. Raises ServerRefused: it has to be started in
-        another way; anything else: try again later."""
+        """Check its settings, meet its workers. Raises ServerRefused; anything else: try again."""
         version = (await self.get("/version"))["version"]
         config = (await self.get("/server_info?config_format=json"))["vllm_config"]
         if wrong := wrong_settings(self.pool, version, config):
@@ -159,8 +152,7 @@ class Server:
 
     @property
     def salt(self):
-        """Of its prefix cache: a block is found under the weights alone that computed it. After a
-        loss the salt is new: blocks from before may be of somebody else's weights."""
+        """Of its prefix cache: a block is found under the weights alone that computed it."""
         return f"{self.label}-{self.connection}"
 
     async def generate(self, sampler, sample):
@@ -196,8 +188,7 @@ class Server:
 
 
 def wrong_settings(pool, version, config):
-    """A sentence for each setting that does not fit the run. A server does not tell its model's
-    sizes: another model is noticed in the first push."""
+    """A sentence for each setting that does not fit the run."""
     model, run_dtype = config["model_config"], str(pool.dtype).removeprefix("torch.")
     dtype, length = model["dtype"].removeprefix("torch."), model["max_model_len"]
     head = (model["hf_overrides"] or {}).get("head_dtype", "model")
@@ -216,9 +207,8 @@ def wrong_settings(pool, version, config):
 
 
 def check_answer(answer, *, name, asked, vocab, eos_ids, pushed, oldest):
-    """(ids, log-probs, versions) of a server's answer to the request `name` for at most `asked`
-    tokens below `vocab`. pushed: {name: version} of this run's weights; oldest: the server's
-    version when it was asked. Raises BadAnswer with all that is wrong."""
+    """(ids, log-probs, versions) of the answer to request `name`. pushed: {name: version} of this
+    run's weights; oldest: the server's when it was asked. Raises BadAnswer with what is wrong."""
     try:
         choice, = answer["choices"]
         ids, spans = list(choice["token_ids"]), choice["weight_versions"]

@@ -1,11 +1,8 @@
 """weight_transfer.py: how weights travel from the trainer to the workers of one vLLM server.
 
-The trainer, rank 0, and the workers of one server form a process group of their own, so a dead
-server breaks no other: gloo between CPUs (the other end is worker.py), NCCL between GPUs (the
-other end is vLLM's own). While the trainer is in `meet` or `send`, the server is told over HTTP the
-`init_info` or which tensors come. They travel in buckets, each one tensor of bytes.
-
-Neither gloo nor NCCL knows passwords or encryption: private networks only, even if HTTP has TLS.
+Rank 0 and the workers of one server form a process group of their own, so a dead server breaks no
+other: gloo between CPUs (the other end is worker.py), NCCL between GPUs (vLLM's own). Neither knows
+passwords or encryption: private networks only, even if HTTP has TLS.
 """
 
 import base64
@@ -21,8 +18,7 @@ BUCKET_BYTES = 256 * 2**20
 
 
 def buckets(named_tensors, dtype):
-    """Yield (info, data) of about BUCKET_BYTES each. info: names, types and shapes of the tensors,
-    as a server is told them; data: all of them, as `dtype`, in one tensor of bytes."""
+    """Yield (names, types and shapes; one tensor of bytes) of about BUCKET_BYTES each."""
     bucket, size = {}, 0
     for name, tensor in named_tensors:
         bucket[name] = tensor.detach().to(dtype)
@@ -50,8 +46,7 @@ def own_address(host, port):
 
 
 def gloo_group(store, rank, address, port, world_size, timeout_s):
-    """A process group beside torch's default one, which listens at one address alone. Waits for
-    its members; RuntimeError after `timeout_s`. address, port: the store's."""
+    """A process group beside torch's default one, which listens at one address alone."""
     options, own = ProcessGroupGloo._Options(), own_address(address, port)
     options._devices = [ProcessGroupGloo.create_device(hostname=own)]
     options._timeout = timedelta(seconds=timeout_s)
@@ -59,8 +54,7 @@ def gloo_group(store, rank, address, port, world_size, timeout_s):
 
 
 def listening_store(address, timeout_s=300.0):
-    """A TCPStore on a free port of this address. One that opens its own port would listen on every
-    address of the machine."""
+    """A TCPStore on a free port of this address, not of every address of the machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.create_server((address, 0), family=family)
     port = listener.getsockname()[1]
@@ -87,11 +81,8 @@ class GlooChannel:
 
 
 class NcclChannel:
-    """The trainer's end towards vLLM's own NCCL engine.
-
-    NCCL waits for a dead worker for ever: `meet` and `send` may never return. Its id is sent over
-    HTTP: vLLM's other way to meet, a TCPStore, unpickles what it gets. Not run on a GPU yet.
-    """
+    """The trainer's end towards vLLM's own NCCL engine. `meet` and `send` may never return. Its id
+    goes over HTTP: a TCPStore would unpickle what it gets. Not run on a GPU yet."""
 
     def __init__(self, world_size):
         from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary

@@ -1,10 +1,7 @@
 """worker.py: what the workers of a vLLM server load, to receive weights on a CPU.
 
-A stock server imports it through its option `--worker-extension-cls servers.worker.Worker`.
-It adds a weight transfer backend "gloo"; the trainer's end is weight_transfer.GlooChannel.
-
-A worker loads what arrived when the trainer says that it was everything. If the loading itself
-breaks off, the server ends: half of the new weights would be worse than none.
+It adds a weight transfer backend "gloo"; the trainer's end is weight_transfer.GlooChannel. If the
+loading breaks off, the server ends: half of the new weights would be worse than none.
 """
 
 import math
@@ -30,8 +27,7 @@ class GlooEngine(WeightTransferEngine):
     group, received = None, ()
 
     def init_transfer_engine(self, info):
-        """Meet the trainer. A second call, by a trainer that came back, replaces the first.
-        info: see GlooChannel."""
+        """Meet the trainer; a second call, by one that came back, replaces the first."""
         config = self.parallel_config
         rank = 1 + config.data_parallel_index * config.world_size + config.rank
         self.received = []              # of a trainer that went away in the middle

@@ -125,14 +125,6 @@ def declared_answers(text):
             [part for part in said if "\0" not in part and part.strip(" *_$`")], text)
 
 
-def texts(text):
-    """The answers of a text as they stand, for other graders; all of it if it declares none."""
-    boxes, said, _ = declared_answers(text)
-    found = [TEXT.sub(r"\1", part).strip() for part in boxes]
-    found = found or [part.strip(" \t\n*_$`") for part in said] or [text]
-    return list(dict.fromkeys(filter(None, found)))
-
-
 def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
     text = DECORATION.sub("", EMPHASIS.sub(r"\3", text[-LONGEST_TEXT:]))
@@ -250,10 +242,8 @@ def same_moment(part, gold):
 
 
 def same_text(part, gold):
-    """Whether a cleaned answer is right; None where only Math-Verify can say.
-
-    Letters and words are compared as they are: for Math-Verify "der" is the same product as "red".
-    """
+    """Whether a cleaned answer is right; None where only Math-Verify can say, but not of words: for
+    it "der" is the same product as "red"."""
     wanted = word(gold)
     if re.fullmatch("[A-J]|[0-9A-Z]+_[0-9]+", wanted) or re.fullmatch("[a-z'-]{2,}", wanted) and (
             r"\text" in gold or re.fullmatch(rf"(?:(?:{WORD}|a)\s*)+", gold)):

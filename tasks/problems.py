@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from jinja2.exceptions import TemplateError
 
 from config import Config
-from tasks.generated import gold_answer
 from tasks.sandbox import SandboxError, check_sandbox
 from tasks.sources import Problem, load_pool, own_problems, question_hash
 from tasks.verifier import TaskError, accepted, verify
@@ -115,12 +114,8 @@ def options_by_part(options, parts, evaluated=()):
 
 
 def split_pool(name, pool, heldout):
-    """(train, heldout): the same share of every level is held out, lowest hashes first.
-
-    By a hash a question is on the same side in (nearly) every run, with another seed or size as
-    well. Levels are ranked apart, else the pass rate would carry the luck of their draw (0.01 with
-    a few hundred problems).
-    """
+    """(train, heldout): the same share of every level (else the pass rate has the luck of the draw)
+    is held out, lowest hashes first: whatever seed and size, a question is on the same side."""
     if heldout >= len(pool):
         raise TaskError(f"heldout = {heldout} leaves nothing to train on: {name!r} has {len(pool)} "
                         "distinct problems that can be used")
@@ -142,10 +137,7 @@ def check_gold(problems, verifier=None):
 
 
 def as_outputs(problem):
-    """The gold answers as a model would give them; none for programs and rewards of one's own, and
-    none where a generator gives none."""
-    if problem.kind == "gym":
-        return [gold for gold in [gold_answer(problem.answer)] if gold is not None]
+    """The gold answers as a model would give them; none for programs and rewards of one's own."""
     golds = accepted(problem.answer) if problem.kind in ("math", "exact", "short") else []
     return [rf"\boxed{{{gold}}}" if problem.kind == "math" else gold for gold in golds]
 
@@ -166,7 +158,7 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
                     {"role": "user", "content": problem.question}]  # fmt: skip
         shown = ""  # some templates raise on a system message, some drop it without a word
         with contextlib.suppress(TemplateError):
-            shown = tokenizer.apply_chat_template(messages, tokenize=False)
+            shown = instruction and tokenizer.apply_chat_template(messages, tokenize=False)
         if not instruction or instruction.strip() not in shown:
             messages = [{"role": "user", "content": prefixed}]
         ids = list(tokenizer.apply_chat_template(

@@ -4,13 +4,13 @@ One process for one test, in namespaces that bubblewrap (`bwrap`) makes: no netw
 sight, no environment, nothing to write to and no files but Python's library. Limits on CPU time,
 memory and files, a deadline, no capabilities, and a filter of system calls. The expected outputs
 stay on this side, so there is no checker inside to patch. A program may start threads, as many as
-its memory holds, but no process: so nothing can outlive it.
+its memory holds, but no process and no other program: so nothing can outlive it.
 
-A sandbox is no proof: the kernel itself is in reach of the program. Where namespaces are not
-allowed (many containers), code is refused, unless somebody says `unsafe`. Then only limits, filter,
-empty environment and temporary folder remain: a program that means harm can read and write what its
-user can.
-What happens before the program starts is in sandbox_child.py.
+Where namespaces are not allowed (many containers), Landlock takes their place: the same files can
+be read and no other opened; but names, sizes and dates of files can be seen. Where the kernel has
+neither, code is refused, unless somebody says `unsafe`: then limits, filter and empty environment
+remain, and a program that means harm can read and write what its user can. A sandbox is no proof:
+the kernel itself is in reach. What happens before the program starts is in sandbox_child.py.
 
     >>> run_tests("print(int(input()) + 1)", UnitTests(["1", "41"], ["2", "42"]), unsafe=True)
     ('correct', '2 of 2 tests')
@@ -30,6 +30,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,8 +114,9 @@ def run_tests(program, tests, limits=Limits(), unsafe=False):
     """(reason, which test and what was seen): "correct" if every test passes, else of the first
     failure "wrong" (another output, or the program failed), "timeout" (of clock or CPU time), or
     "error": the sandbox itself failed, which says nothing about the program."""
+    walls = "limits" if unsafe else which_walls()
     for i, (given, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
-        begun, code, output, complaint = run_program(program, tests.fn_name, given, limits, unsafe)
+        begun, code, output, complaint = run_program(program, tests.fn_name, given, limits, walls)
         where, complaint = f"test {i} of {len(tests.inputs)}", complaint.strip()[-200:]
         # The clock of this side, or the kernel's limit of CPU time: SIGKILL, which bwrap reports as
         # 128 + 9 and Popen, for a child of our own, as -9.
@@ -129,13 +131,15 @@ def run_tests(program, tests, limits=Limits(), unsafe=False):
 
 
 def same_output(found, expected):
-    """Whether two texts agree word by word; where a decimal is expected, to six digits."""
+    """Whether two texts agree word by word: 3.0 is 3, as in LiveCodeBench; where a decimal is
+    expected, to six digits."""
     found, expected = found.split(), expected.split()
     try:
         return len(found) == len(expected) and all(
-            f == e or "." in e and math.isclose(float(f), float(e), rel_tol=1e-6)
+            f == e or Decimal(f) == Decimal(e)
+            or "." in e and math.isclose(float(f), float(e), rel_tol=1e-6)
             for f, e in zip(found, expected))
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return False
 
 
@@ -159,21 +163,12 @@ def same_value(found, expected):
     return found == expected and isinstance(found, bool) == isinstance(expected, bool)
 
 
-# System calls that no program may make, by their numbers on x86-64 and on ARM64. A list of what is
-# forbidden, not of what is allowed: the interpreter's own needs change with every version. First
-# new processes (ARM64 has only clone) and the way out of the session; then memory that no limit of
-# setrlimit counts (System V's even outlives its process); new namespaces, in which all capabilities
-# would be back; nobody to talk to, nobody to look into, no further large doors into the kernel.
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # <linux/audit.h>
-DENIED = """
-    fork 57 9999 vfork 58 9999 setsid 112 157 setpgid 109 154
-    shmget 29 194 msgget 68 186 semget 64 190 mq_open 240 180 memfd_create 319 279
-    memfd_secret 447 447 add_key 248 217 io_uring_setup 425 425 unshare 272 97 setns 308 268
-    socket 41 198 ptrace 101 117 process_vm_readv 310 270 process_vm_writev 311 271
-    pidfd_getfd 438 438 request_key 249 218 keyctl 250 219 bpf 321 280 perf_event_open 298 241
-    userfaultfd 323 282""".split()
+DENIED = [line.split()[1:] for line in Path(__file__).with_name("system_calls.txt").read_text()
+          .splitlines() if not line.startswith("#")]
 CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000  # <linux/sched.h>
 PRCTL, PR_SET_PDEATHSIG = (157, 167), 1  # it could take back that it ends with the caller
+PRLIMIT = 302, 261  # of another process: then its first argument is not 0
 
 
 @functools.cache
@@ -191,10 +186,12 @@ def system_call_filter(machine):
         (load, 0, 0, 4), (equal, 1, 0, ARCHITECTURES[machine]), (give, 0, 0, kill),
         (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), denied,  # x86-64's second set of numbers
     ]  # fmt: skip
-    for number in DENIED[1 + which :: 3]:
-        steps += [(equal, 0, 1, int(number)), denied]
+    for numbers in DENIED:
+        steps += [(equal, 0, 1, int(numbers[which])), denied]
     steps += [
         (equal, 0, 4, PRCTL[which]), (load, 0, 0, 16), (equal, 0, 1, PR_SET_PDEATHSIG), denied,
+        (give, 0, 0, allow),
+        (equal, 0, 4, PRLIMIT[which]), (load, 0, 0, 16), (equal, 1, 0, 0), denied,
         (give, 0, 0, allow),
         # clone3's flags are out of a filter's sight. Where it is absent, libc takes clone.
         (equal, 0, 1, CLONE3), (give, 0, 0, refuse | errno.ENOSYS),
@@ -204,39 +201,70 @@ def system_call_filter(machine):
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
+CURE = ("install bubblewrap (apt install bubblewrap) and allow user namespaces: on Ubuntu 24.04 by "
+        "`sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, for Docker `docker run "
+        "--security-opt seccomp=unconfined --security-opt apparmor=unconfined`; or take a kernel "
+        "with Landlock (5.13); unsafe_code = true runs programs with limits only")
+
+
 def check_sandbox(unsafe=False):
     """Makes sure once, before a run starts, that programs can be run. Raises SandboxError."""
     if sys.platform != "linux":
         raise SandboxError("code cannot be verified here: the sandbox needs Linux, also with "
                            "unsafe_code; a container or a virtual machine with Linux will do")
-    reason, cause = run_tests("print('ready')", UnitTests([""], ["ready"]), unsafe=unsafe)
-    if reason != "correct":
-        raise SandboxError(f"code cannot be verified: no sandbox can be made here ({cause}); allow "
-                           "namespaces, or set unsafe_code = true to run programs with limits only")
+    if unsafe and (cause := failure("limits")):
+        raise SandboxError(f"code cannot be verified: {cause}")
+    if not unsafe and which_walls() == "Landlock":
+        print("programs run behind Landlock, as bubblewrap can make no namespaces here; they can "
+              "see the names of files outside (docs/tasks.md)", file=sys.stderr)
 
 
-def child_command(unsafe):
-    """The command that starts sandbox_child.py; inside bubblewrap, unless `unsafe`."""
+@functools.cache
+def which_walls():
+    """What stands around programs on this machine, "bubblewrap" or "Landlock". SandboxError."""
+    causes = {}
+    for walls in ("bubblewrap", "Landlock"):
+        if (cause := failure(walls)) is None:
+            return walls
+        causes[walls] = cause
+    raise SandboxError(f"code cannot be verified: no sandbox can be made here ({causes}); {CURE}")
+
+
+def failure(walls):
+    """Why no program can be run behind these walls; None: it can."""
+    try:
+        begun, code, output, complaint = run_program("print('ready')", None, "", Limits(), walls)
+    except (OSError, SandboxError) as error:
+        return str(error)
+    ready = begun and output == "ready\n"
+    return None if ready else f"ended with {code}: {complaint.strip()[-200:]}"
+
+
+def readable():
+    """The files that a program may read: the interpreter's, under the names that it knows."""
+    return ["/usr/lib", "/usr/lib64", "/lib", "/lib64", f"{sys.base_prefix}/lib"]
+
+
+def child_command(walls):
+    """The command that starts sandbox_child.py, inside bubblewrap if that makes the walls."""
     python = os.path.realpath(sys.executable)  # not a virtual environment's link to it
     child = str(Path(__file__).resolve().with_name("sandbox_child.py"))
     # -I: no environment, no user's site; -S: no packages at all, so the tests of a problem mean the
     # same on every machine; -B: no byte code is written.
     inner = [python, "-I", "-S", "-B", child]
-    if unsafe:
+    if walls != "bubblewrap":
         return inner
     if not (bwrap := shutil.which("bwrap")):
-        raise SandboxError("code cannot be verified: bubblewrap is not installed (apt install "
-                           "bubblewrap); unsafe_code = true runs programs with limits only")
-    command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session",
-               "--cap-drop", "ALL", "--dev-bind", "/dev/null", "/dev/null"]
-    # The same names as outside, so that the paths which the interpreter was built with stay true.
-    for path in ("/usr/lib", "/usr/lib64", "/lib", "/lib64", f"{sys.base_prefix}/lib", python,
-                 child):
+        raise SandboxError("bubblewrap is not installed")
+    command = [bwrap, "--unshare-all", "--unshare-user",
+               "--die-with-parent", "--new-session", "--cap-drop", "ALL",
+               "--dev-bind", "/dev/null", "/dev/null"]
+    for path in (*readable(), python, child):
         command += ["--ro-bind-try", path, path]
     return [*command, "--remount-ro", "/", "--chdir", "/", *inner]
 
 
-def run_program(program, name, given, limits, unsafe):
+def run_program(program, name, given, limits, walls):
     """(whether it was begun, exit code, output, complaint) of a process with the text `given` on
     its input or, with a function's name, its list of arguments. The output goes to files, not to
     pipes: the kernel bounds a file."""
@@ -249,11 +277,12 @@ def run_program(program, name, given, limits, unsafe):
         tempfile.TemporaryFile() as stdout,
         tempfile.TemporaryFile() as stderr,
     ):
-        marshal.dump((rlimits, steps, program, name, given), request)
+        marshal.dump((rlimits, steps, program, name, given,
+                      readable() if walls == "Landlock" else None), request)
         request.seek(0)
         try:
             code = subprocess.run(
-                [*child_command(unsafe), str(request.fileno())], stdout=stdout, stderr=stderr,
+                [*child_command(walls), str(request.fileno())], stdout=stdout, stderr=stderr,
                 input=b"" if name else given.encode(errors="replace"), timeout=limits.wall_s,
                 env={}, cwd=folder, start_new_session=True, pass_fds=(request.fileno(),)).returncode
         except subprocess.TimeoutExpired:

@@ -14,7 +14,7 @@ import signal
 import struct
 import sys
 
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38  # <linux/prctl.h>
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
 LIBC = ctypes.CDLL(None, use_errno=True)
 # The names that LeetCode's problems take for granted: LiveCodeBench imports the contents of these
 # modules, then the modules. builtins near the end: math's pow is not Python's, nor io's open.
@@ -23,38 +23,71 @@ PRELUDE = ("string re datetime collections heapq bisect copy math random statist
 
 
 def main():
-    # bubblewrap has its own way to end this process with the caller; `unsafe` has only this.
+    give_up_capabilities()
+    # bubblewrap has its own way to end this process with the caller; the others have only this.
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with open(int(sys.argv[1]), "r+b") as request:
-        limits, steps, program, name, arguments = marshal.load(request)
+        limits, steps, program, name, arguments, *readable = marshal.load(request)
         # Soft and hard at once: past the CPU time comes SIGKILL, which cannot be caught.
         for what, amount in limits.items():
             resource.setrlimit(getattr(resource, f"RLIMIT_{what}"), (amount, amount))
+        if readable and readable[0]:
+            close_files(readable[0])
         filter_system_calls(steps)
         request.truncate(0)  # before the program, which can then neither give nor take back this
     sys.argv[:] = ["solution.py"]
     builtins.exit = builtins.quit = sys.exit  # `site`, which we skip (-S), would make them
     code = compile(program, "solution.py", "exec")
+    sys.setrecursionlimit(50_000)  # LiveCodeBench's
+    namespace = {"__name__": "solution" if name else "__main__"}
+    for form in ("from {} import *", "import {}"):
+        for module in PRELUDE:
+            exec(form.format(module), namespace)
     if name:
-        call(code, name, arguments)
+        call(code, name, arguments, namespace)
     else:
-        exec(code, {"__name__": "__main__"})
+        exec(code, namespace)
 
 
-def call(code, name, arguments):
+def call(code, name, arguments, namespace):
     """Writes the function's value as JSON; what it prints goes nowhere."""
     import json
 
     result = os.dup(1)
     os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
-    sys.setrecursionlimit(50_000)  # LiveCodeBench's
-    namespace = {"__name__": "solution"}
-    for form in ("from {} import *", "import {}"):
-        for module in PRELUDE:
-            exec(form.format(module), namespace)
     exec(code, namespace)
     function = namespace.get(name) or getattr(namespace["Solution"](), name)
     os.write(result, json.dumps(function(*arguments)).encode())
+
+
+def give_up_capabilities():
+    """Root's rights, for good: without namespaces root could mount, or set the clock."""
+    for capability in range(64):
+        LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    if LIBC.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)):
+        raise OSError(ctypes.get_errno(), "the capabilities cannot be given up")
+
+
+def close_files(readable):
+    """From now on no file is opened but those below `readable`, to be read, and /dev/null
+    (Landlock). The masks and numbers are those of <linux/landlock.h>."""
+    version = LIBC.syscall(444, None, 0, 1)  # landlock_create_ruleset
+    if version < 1:
+        raise OSError(ctypes.get_errno(), "the kernel has no Landlock")
+    # Every right that this version knows is taken; files, TCP ports; signals and abstract sockets.
+    rights = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
+    taken = struct.pack("QQQ", rights, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
+    rules = LIBC.syscall(444, taken, len(taken), 0)
+    for path, right in (*((path, 4 | 8) for path in readable), ("/dev/null", 2 | 4)):
+        if os.path.exists(path):
+            file = os.open(path, os.O_PATH)
+            if LIBC.syscall(445, rules, 1, struct.pack("=Qi", right, file), 0):
+                raise OSError(ctypes.get_errno(), f"Landlock does not take {path}")
+            os.close(file)
+    LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if rules < 0 or LIBC.syscall(446, rules, 0):
+        raise OSError(ctypes.get_errno(), "Landlock takes no rules")
+    os.close(rules)
 
 
 def filter_system_calls(steps):

@@ -11,13 +11,13 @@ import json
 import math
 import random
 import re
+import tomllib
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tasks import own_reward
 from tasks.answers import BOX
-from tasks.generated import pack
 from tasks.sandbox import read_tests
 from tasks.verifier import TaskError, accepted
 
@@ -120,11 +120,7 @@ def toy_problems(heldout, seed, *, size, min_digits, max_digits):
 
 
 def worked_steps(expression, modulus=None):
-    """A chain of sums written out, and its result.
-
-    >>> worked_steps("6 + 3 - 10")
-    (['6 + 3 = 9', '9 - 10 = -1'], -1)
-    """
+    """(["6 + 3 = 9", "9 - 10 = -1"], -1) of "6 + 3 - 10"."""
     first, *rest = expression.split()
     total, steps = int(first), []
     for sign, term in zip(rest[::2], rest[1::2], strict=True):
@@ -152,14 +148,15 @@ def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
 
     problems = {}
     for entry in source:
-        answer, kind, level, trace = entry["answer"], "math", 0, None
-        # Whole numbers are compared in microseconds; the rest is the generator's business.
+        answer, level, trace = entry["answer"], 0, None
         if not re.fullmatch("[-+]?[0-9]+", answer or ""):
-            answer, kind = pack(generator, options, entry), "gym"
+            raise TaskError(f"task {name!r} has answers that are no whole numbers, such as "
+                            f"{answer!r}: only the generator's own rule can judge them, in a task "
+                            "of a Python file (docs/tasks.md has one)")
         if generator == "chain_sum":  # its level is the number of terms
             steps, total = worked_steps(entry["metadata"]["expression"])
             level, trace = len(steps) + 1, "; ".join(steps) + f"</think>{total}"
-        found = make_problem(name, entry["question"], answer, kind=kind, level=level, trace=trace)
+        found = make_problem(name, entry["question"], answer, level=level, trace=trace)
         problems.setdefault(found.id, found)
         if len(problems) == wanted:
             break
@@ -195,20 +192,12 @@ USUAL = {"question": ("question", "problem", "prompt", "messages"),
          "answer": ("answer", "reward_model.ground_truth", "solution", "messages")}
 # What data sets write where there is no answer. As a gold answer, "\boxed{proof}" would score.
 NO_ANSWERS = {"proof", "see proof", "n/a", "notfound", "not found", "unknown", "see solution"}
+# "12,5" is 12.5 to one half of the world and a list to the other.
+AMBIGUOUS = re.compile(r"\s*[-+]?[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})\s*")
+OPTIONS = ("choices", "options")
 # What stands before or around the answer inside its column, and how it is told: GSM8K's, MATH's.
 MARKS = {"####": " after ####", r"\boxed": r" in the last \boxed{}"}
-PRESETS = {  # the repository and other options; the paper trains on the first two
-    "polaris-53k": {"repository": "POLARIS-Project/Polaris-Dataset-53K", "level": "difficulty"},
-    "deepcoder": {"repository": "agentica-org/DeepCoder-Preview-Dataset", "answer": "tests",
-                  "config": "primeintellect+taco+lcbv5", "kind": "code"},
-    "gsm8k": {"repository": "openai/gsm8k", "config": "main"},
-    "gsm8k-test": {"repository": "openai/gsm8k", "config": "main", "split": "test"},
-    "math": {"repository": "DigitalLearningGmbH/MATH-lighteval"},
-    "math-500": {"repository": "HuggingFaceH4/MATH-500", "split": "test"},
-    "dapo-17k": {"repository": "open-r1/DAPO-Math-17k-Processed", "config": "en"},
-    "aime-24": {"repository": "HuggingFaceH4/aime_2024"},
-    "aime-25": {"repository": "math-ai/aime25", "split": "test"},
-}
+PRESETS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
 
 
 def read_records(name, options):
@@ -224,7 +213,7 @@ def read_records(name, options):
             text = Path(name).read_text("utf-8-sig")
             if ending == ".json":
                 return json.loads(text)
-            return [json_or_text(line) for line in text.split("\n") if line.strip()]
+            return [json_or_text(line) if line.strip() else ... for line in text.split("\n")]
         import datasets  # 0.8 s
 
         datasets.disable_progress_bars()
@@ -266,16 +255,22 @@ def record_problems(name, options):
     mark = next((m for m in MARKS if m in answer and columns["kind"] == "math"), "")
     task = Path(name).stem if name.lower().endswith(FILES) else name.rpartition("/")[2]
     problems, bad = {}, []
+    place = "line" if name.lower().endswith(".jsonl") else "record"
     for number, record in enumerate(records, start=1):
         try:
-            problem = record_problem(record, task, columns, mark)
-            problems.setdefault(problem.id, problem)
+            if record is not ...:  # a line that is empty
+                problem = record_problem(record, task, columns, mark)
+                first = problems.setdefault(problem.id, problem)
+                if first.answer != problem.answer:
+                    raise TaskError(f"has a question that came before with another answer, "
+                                    f"{str(first.answer)[:40]!r} and {str(problem.answer)[:40]!r}")
         except TaskError as error:
-            bad.append(f"{name!r}, record {number} {error}")
+            bad.append(f"{name!r}, {place} {number} {error}")
     if not problems:
         raise TaskError(f"no record can be used; the first: {bad[0]}")
     level = f", {columns['level']}" if any(p.level for p in problems.values()) else ""
-    print(f"{name}: {len(problems)} problems in {len(records)} records, read as "
+    count = len(records) - records.count(...)
+    print(f"{name}: {len(problems)} problems in {count} records, read as "
           f"{columns['question']}, {columns['answer']}{MARKS.get(mark, '')}{level}")
     return list(problems.values()), bad
 
@@ -284,6 +279,8 @@ def record_problem(record, task, columns, mark):
     """The Problem of one record. Raises TaskError with the rest of a sentence on its place."""
     if not isinstance(record, dict):
         raise TaskError(f"is no JSON object: {str(record)[:60]!r}")
+    if None in record:
+        raise TaskError(f"has more fields than the first line: {str(record[None])[:60]}")
     kind = column(record, "kind")
     kind = kind if kind in KINDS else columns["kind"]
     question, answer = (text_of(column(record, columns[role]), role) for role in USUAL)
@@ -306,6 +303,11 @@ def record_problem(record, task, columns, mark):
                             "not empty")
         if role == "answer" and value.strip(" .").lower() in NO_ANSWERS:
             raise TaskError(f"has {value!r} for an answer")
+        if role == "question" and any(isinstance(record.get(key), list | dict) for key in OPTIONS):
+            raise TaskError("has options of multiple choice: write them into the question")
+        if role == "answer" and kind == "math" and not mark and AMBIGUOUS.fullmatch(value):
+            raise TaskError(f"has the answer {value!r}, a decimal or a list: write "
+                            f"{value.replace(',', '.')} or {value.replace(',', ', ')}")
     level = re.search("[0-9]+", str(column(record, columns["level"])))
     return make_problem(task, question, answer, kind=kind, level=int(level[0]) if level else 0)
 
@@ -318,7 +320,13 @@ def text_of(value, role):
     if not isinstance(value, list) or not value:
         return value
     if all(isinstance(entry, dict) and "role" in entry for entry in value):
-        said = {who: [str(m.get("content") or "") for m in value if m["role"] == who]
+        for message in value:
+            parts = message.get("content") or ""
+            parts = parts if isinstance(parts, list) else [{"text": parts}]
+            if not all(isinstance(part, dict) and "text" in part for part in parts):
+                raise TaskError(f"has a message with a part that is no text: {str(parts)[:60]!r}")
+            message["content"] = "".join(str(part["text"]) for part in parts)
+        said = {who: [m["content"] for m in value if m["role"] == who]
                 for who in ("system", "user", "assistant")}
         if role == "answer":
             return "".join(said["assistant"][-1:])

@@ -12,7 +12,6 @@ Still open, for "simplify \sqrt{242}": \sqrt{242} + 0, and a part of a longer fo
 
 import contextlib
 import functools
-import importlib
 import json
 import logging
 import os
@@ -27,11 +26,13 @@ from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tasks import answers, generated, own_reward, sandbox
+from tasks import answers, own_reward, sandbox
 
 THINK_TAGS = ("<think>", "</think>")
 NUMBER = re.compile("[-+0-9., ]*")  # a formula that is no calculation
 START_S = 120.0  # for a worker to start and to import what it needs; far more than that takes
+OWN_CLOCK = -signal.SIGALRM, -signal.SIGPROF  # how a worker ends that was late
+GRACE_S = 5.0  # after its deadline a worker is gone by itself, unless somebody has stopped it
 Scores = namedtuple("Scores", "rewards reasons log")  # in the order of the batch
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limit is off
@@ -46,7 +47,7 @@ def verify(text, answer, kind="math", question=""):
 
     answer: the gold one, or a tuple of accepted ones, of which any counts.
     kind: "math" compares values, "exact" the stripped text. "code": the last program passes all
-    unit tests, which are the answer, as JSON. "gym": full credit by the generator's own rule.
+    unit tests, which are the answer, as JSON.
     "short": any text of fewer characters than the answer says. "reward", "reward_func": above 0 by
     the function of that name in a file of one's own (own_reward.py).
     reason: "correct", "wrong", "no answer" or "several answers"; or, where it could not be judged,
@@ -82,12 +83,8 @@ def read(text, answer, kind, question="", think_tags=THINK_TAGS):
     if kind == "code":
         program = sandbox.last_program(text)
         return "no answer" if program is None else (kind, answer, (program,))
-    if kind == "gym":
-        found = answers.texts(text)
-        return (kind, answer, (found[0],)) if len(found) == 1 else (
-            "several answers" if found else "no answer")
     if kind != "math":
-        raise TaskError(f"verifier kind = {kind!r} is unknown: use math, exact, code or gym")
+        raise TaskError(f"verifier kind = {kind!r} is unknown: use math, exact or code")
     parts, right = answers.judged(text, answer, question)
     if None not in right or False in right:
         return verdict(right)
@@ -107,8 +104,6 @@ def grade(kind, answer, parts, asked=(), unsafe_code=False):
         return sandbox.run_tests(parts[0], sandbox.parse_tests(answer), unsafe=unsafe_code)[0]
     if kind in own_reward.FUNCTIONS:
         return own_reward.judge(kind, answer, parts[0])
-    if kind == "gym":
-        return verdict([generated.score(parts[0], answer)])
     gold, *found = map(expression, [answer, *parts])
     if gold is None or None in found:
         return "error" if gold is None else "unreadable"
@@ -159,15 +154,15 @@ class Verifier(contextlib.AbstractContextManager):
     think_tags: what opens and closes the thinking in this model's texts.
     workers: processes, started when slow items come. 0: one a core.
     deadline_s: for one expression. Math-Verify needs 0.01 to 0.2 s for nearly all of them.
-    max_late: late expressions a worker and batch; what is left then is "timeout" unseen. Programs
-    have no such budget: slow ones are common, and the right ones behind them must be paid.
+    max_late: late expressions a worker and batch; those behind them have only `late_s` of CPU time
+    each, which is enough for an honest one. Programs have no such budget: slow ones are common.
     """
 
     def __init__(self, unsafe_code=False, think_tags=THINK_TAGS, workers=0, deadline_s=10.0,
-                 max_late=3):
+                 max_late=3, late_s=1.0):
         self.unsafe_code, self.think_tags = unsafe_code, think_tags
         self.workers = workers or min(32, max(2, os.cpu_count() or 2))
-        self.deadline_s, self.max_late = deadline_s, max_late
+        self.deadline_s, self.max_late, self.late_s = deadline_s, max_late, late_s
         self.idle = []  # worker processes that wait for a job
         self.known = {}  # job -> reason: the samples of a prompt repeat
 
@@ -180,10 +175,8 @@ class Verifier(contextlib.AbstractContextManager):
                 worker.kill()
 
     def rewards(self, rollouts, problems, tokenizer):
-        """(list of -1.0 or +1.0, log) of rollouts; problems: {prompt_id: Problem}.
-
-        A truncated sample has no answer, whatever its text says: -1.
-        """
+        """(list of -1.0 or +1.0, log) of rollouts; problems: {prompt_id: Problem}. A truncated
+        sample has no answer, whatever its text says: -1."""
         items, opens = [], self.think_tags[0]
         for rollout in rollouts:
             problem, text = problems[rollout.prompt_id], ""
@@ -216,8 +209,8 @@ class Verifier(contextlib.AbstractContextManager):
         })
 
     def grade(self, jobs):
-        """{job: reason}. Reasons are remembered, late ones too: a text that was late once is late
-        again. Not remembered: errors, which may be the machine's, and jobs nobody looked at."""
+        """{job: reason}. Reasons are remembered, but for errors, which may be the machine's. What
+        cannot be started (no memory, no descriptors) is tried once more."""
         if len(self.known) > 100_000:
             self.known.clear()
         late = []
@@ -226,9 +219,16 @@ class Verifier(contextlib.AbstractContextManager):
             if job in self.known:
                 return self.known[job]
             code = job[0] == "code"  # it has processes of its own, one for every test
-            if len(late) >= self.max_late * self.workers and not code:
-                return "timeout"
-            reason = grade(*job, unsafe_code=self.unsafe_code) if code else self.ask_worker(job)
+            cpu_s = None if len(late) < self.max_late * self.workers else self.late_s
+            for wait_s in (0.0, 1.0):
+                time.sleep(wait_s)
+                try:
+                    reason = grade(*job, unsafe_code=self.unsafe_code) if code else \
+                        self.ask_worker(job, cpu_s)
+                    if reason != "error" or not code:
+                        break
+                except (OSError, sandbox.SandboxError):
+                    reason = "error"
             if reason == "timeout" and not code:
                 late.append(job)
             if reason != "error":
@@ -238,33 +238,37 @@ class Verifier(contextlib.AbstractContextManager):
         with ThreadPoolExecutor(self.workers) as pool:  # its threads only wait for processes
             return dict(zip(jobs, pool.map(ask, jobs)))
 
-    def ask_worker(self, job):
-        """The reason of a worker process; "timeout" if it was late, "error" if it died.
-
-        A program of its own, no child of `multiprocessing`: that would import the trainer's main
-        module, and torch with it, into every worker, or fork a process that holds a GPU.
-        """
+    def ask_worker(self, job, cpu_s=None):
+        """The reason of a worker process; "timeout" if it was late, "error" if it died. OSError: it
+        cannot be started. `multiprocessing` would bring torch into it, or fork a GPU's process."""
+        patience_s = self.deadline_s + GRACE_S
         try:  # "if self.idle" is too early: other threads pop, too
             worker = self.idle.pop()
         except IndexError:
+            patience_s = START_S
             # In a session of its own: Ctrl-C in a terminal is for the trainer, which still scores.
             worker = subprocess.Popen(
                 [sys.executable, "-c", "from tasks.verifier import serve; serve()"], text=True,
                 cwd=Path(__file__).parents[1].resolve(), start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        reason, late = None, threading.Event()
-        # A user's function may stop the worker's clock, or leave a process that holds its pipe.
-        clock = threading.Timer(START_S + self.deadline_s, lambda: (late.set(), end_all(worker)))
-        clock.start()
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps([self.deadline_s, *job]), file=worker.stdin, flush=True)
-            reason = worker.stdout.readline().strip()
-        clock.cancel()
-        if reason:
+        late = threading.Event()
+
+        def hear(seconds, line=""):
+            """The worker's next line. Late, it is killed: somebody may have stopped its clock."""
+            clock = threading.Timer(seconds, lambda: (late.set(), end_all(worker)))
+            clock.start()
+            with contextlib.suppress(BrokenPipeError):
+                print(line, end="", file=worker.stdin, flush=True)
+            heard = worker.stdout.readline().strip()
+            clock.cancel()
+            return heard
+
+        line = json.dumps([self.deadline_s, cpu_s or self.deadline_s, *job]) + "\n"
+        if hear(patience_s, line) and (reason := hear(self.deadline_s + GRACE_S)):
             self.idle.append(worker)
             return reason
         end_all(worker)  # and what it has started
-        return "timeout" if worker.wait() == -signal.SIGALRM or late.is_set() else "error"
+        return "timeout" if worker.wait() in OWN_CLOCK or late.is_set() else "error"
 
 
 def end_all(worker):
@@ -274,12 +278,9 @@ def end_all(worker):
 
 
 def serve():
-    """The worker's side: a line with a job comes in, a line with its reason goes out.
-
-    The kernel keeps the deadline, also when the trainer is gone: the default action of SIGALRM ends
-    a process wherever it is. No exception is caught: what Math-Verify did not foresee ends this
-    process, too, and the other side starts the next one.
-    """
+    """The worker's side: a line with a job comes in, "ready" and its reason go out. The kernel has
+    the deadlines: the default action of its signals ends a process wherever it is. No exception is
+    caught: what Math-Verify did not foresee ends this process, and the next one is started."""
     memory = 4 << 30  # of address space: 10**10**10 wants more than there is
     with contextlib.suppress(ValueError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -287,14 +288,19 @@ def serve():
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
-        deadline_s, *job = json.loads(line)
-        # Before the clock starts: this takes seconds. The trainer itself imports neither package.
+        deadline_s, cpu_s, *job = json.loads(line)
+        # Before the clock starts: this takes seconds. The trainer itself does not import it.
         if job[0] in own_reward.FUNCTIONS:
             own_reward.load(job[1])
         else:
-            importlib.import_module({"math": "math_verify", "gym": "reasoning_gym"}[job[0]])
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, deadline_s)
+            import math_verify  # noqa: F401
+        print("ready", file=out, flush=True)
+        clocks = {signal.SIGALRM: (signal.ITIMER_REAL, deadline_s),
+                  signal.SIGPROF: (signal.ITIMER_PROF, cpu_s)}
+        for number, (clock, seconds) in clocks.items():
+            signal.signal(number, signal.SIG_DFL)
+            signal.setitimer(clock, seconds)
         reason = grade(*job)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        for clock, _ in clocks.values():
+            signal.setitimer(clock, 0)
         print(reason, file=out, flush=True)

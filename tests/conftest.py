@@ -42,6 +42,15 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name != "test_launch.py")
 
 
+def pytest_terminal_summary(terminalreporter):
+    """One line: how many tests were skipped, and why; the reasons say what would run them."""
+    reasons = Counter(report.longrepr[-1].removeprefix("Skipped: ")
+                      for report in terminalreporter.stats.get("skipped", ()))
+    if reasons:
+        terminalreporter.write_line(f"{reasons.total()} skipped: " + "; ".join(
+            f"{n}: {reason}" for reason, n in reasons.most_common()))
+
+
 @pytest.fixture
 def seed(request):
     """A fresh seed for every run, or that of SEED=; pytest prints it when the test fails."""

@@ -100,7 +100,8 @@ def test_a_linux_that_lacks_one_call_trains_as_well(elsewhere, micro, call):
 
 
 @pytest.mark.parametrize("bwrap", [None, "echo 'bwrap: setting up uid map: denied' >&2; exit 1"])
-def test_without_a_sandbox_code_is_refused_in_one_sentence(elsewhere, micro, tmp_path, bwrap):
+def test_without_namespaces_landlock_is_told_or_code_refused_in_a_sentence(
+        elsewhere, micro, tmp_path, bwrap):
     """Nothing of that name, or one that may make no namespaces: Ubuntu 24.04, Docker's default."""
     (tmp_path / "bin").mkdir()
     if bwrap:
@@ -110,8 +111,11 @@ def test_without_a_sandbox_code_is_refused_in_one_sentence(elsewhere, micro, tmp
         {"question": f"{i}?", "answer": {"inputs": ["1"], "outputs": ["2"]}, "kind": "code"}) + "\n"
         for i in range(30)))
     done = elsewhere(ROOT / "scalerl.py", *arguments(
-        micro, task="code.jsonl", task_options="{}", heldout_prompts=4), pretended="",
+        micro, task="code.jsonl", task_options="{}", heldout_prompts=4, steps=1), pretended="",
         PATH=str(tmp_path / "bin"))
+    if sandbox.failure("Landlock") is None:  # this kernel has it, and nothing is refused
+        assert done.returncode == 0 and done.stderr.startswith("programs run behind Landlock")
+        return
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert ("uid map: denied" if bwrap else "bubblewrap") in done.stderr
     assert "unsafe_code = true" in done.stderr

@@ -152,7 +152,7 @@ class Service:
         if there := [name for name in own if (Path(packages) / name).exists()]:
             raise SandboxError(f"{packages} holds a {there[0]}: where the project itself is "
                                "installed as a package the answers are in reach")
-        command = sandbox.child_command(False)
+        command = sandbox.child_command("bubblewrap")
         at = command.index("--dev-bind")        # /tmp first: the project itself may lie in it
         command[at:at] = ["--size", str(64 << 20), "--tmpfs", "/tmp"]
         at = command.index("--remount-ro")

@@ -96,31 +96,21 @@ def test_a_run_is_there_as_soon_as_its_settings_are_and_not_before(make, monkeyp
     assert not RunFolder(Config(model="m", name="new")).begun and not Path("runs/new").exists()
 
 
-def test_fresh_moves_a_run_away_and_leaves_what_belongs_to_processes(make, capsys):
-    """Whatever it was is kept: --fresh may be one word too many. The logs are of processes that
-    have just been started, the addresses of servers that wait."""
+def test_a_run_that_starts_over_is_kept_under_another_name(make, capsys):
+    """--fresh may be one word too many. A run that is being trained stays where it is."""
     for time in (1, 2):
         folder = make(lr=time / 8)
         logged(folder, range(3))
         save(folder, 2)
-        (folder.path / "logs").mkdir(exist_ok=True)
-        (folder.path / "logs" / "rank_1.log").write_text("now")
-        (folder.path / "servers_a.txt").write_text("now")
+        with pytest.raises(ConfigError, match="^runs/r: another process is training it$"):
+            RunFolder(folder.config).set_aside()
         folder.close()
-        fresh = RunFolder(Config(model="m", name="r", lr=9.0), fresh=True)
-        assert not fresh.begun and fresh.done() == ""
-        fresh.make("cpu")
+        RunFolder(folder.config).set_aside()
         old = Path(f"runs/r-old-{time}")
-        assert f"runs/r starts over; what it was is now {old}." in capsys.readouterr().out
+        assert capsys.readouterr().out == f"runs/r starts over; what it was is now {old}.\n"
         assert make_config(read_toml(old / "config.toml")).lr == time / 8
         assert checkpoint.read_state(old / "checkpoints" / "step_2")["step"] == 2
-        assert len((old / "metrics.jsonl").read_text().splitlines()) == 3
-        assert {path.name for path in fresh.path.iterdir()} == {
-            ".lock", "logs", "servers_a.txt", "config.toml", "checkpoints", "source",
-            "versions.json"}
-        assert not any(fresh.checkpoints.iterdir()) and RunFolder(fresh.config).begun
-        fresh.close()
-        shutil.rmtree(fresh.path)
+        assert not RunFolder(folder.config).begun
 
 
 def test_a_finished_run_says_so_until_it_is_to_take_more_steps(make):

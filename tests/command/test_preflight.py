@@ -78,20 +78,18 @@ def test_what_fails_ends_the_run_with_what_to_change_and_is_tried_again(
     assert told(capsys.readouterr().out) == PARTS
 
 
-def test_the_rows_are_as_long_as_any_and_fill_a_micro_batch_of_every_trainer():
+def test_the_rows_are_as_long_as_any_and_fill_a_micro_batch_of_every_trainer(
+        monkeypatch):
     run = SimpleNamespace(
         config=SimpleNamespace(samples_per_prompt=4, prompts_per_step=3, micro_batch_tokens=600),
-        team=SimpleNamespace(size=2), problems=SimpleNamespace(prompt_tokens=30))
-    tried_length = tried.longest
-    try:
-        tried.longest = lambda _: 110
-        rollouts, rewards = tried.longest_rows(run)
-        assert (len(rollouts), rewards.shape) == (12, (3, 4))       # 6 for each of two trainers
-        assert rewards.std(1, correction=0).tolist() == [1, 1, 1]   # every group has a gradient
-        assert {(len(r.prompt_ids), len(r.output_ids)) for r in rollouts} == {(30, 80)}
-        run.config.micro_batch_tokens = 100                         # one sample is never cut
-        assert len(tried.longest_rows(run)[0]) == 4
-        run.config.micro_batch_tokens = 10 ** 6                     # a step has no more
-        assert len(tried.longest_rows(run)[0]) == 12
-    finally:
-        tried.longest = tried_length
+        trainer=SimpleNamespace(tokenizer=None, model=None), team=SimpleNamespace(size=2),
+        problems=SimpleNamespace(prompt_tokens=30))
+    monkeypatch.setattr(tried.load, "longest_tokens", lambda *_: (80, None))
+    rollouts, rewards = tried.longest_rows(run)
+    assert (len(rollouts), rewards.shape) == (12, (3, 4))       # 6 for each of two trainers
+    assert rewards.std(1, correction=0).tolist() == [1, 1, 1]   # every group has a gradient
+    assert {(len(r.prompt_ids), len(r.output_ids)) for r in rollouts} == {(30, 80)}
+    run.config.micro_batch_tokens = 100                         # one sample is never cut
+    assert len(tried.longest_rows(run)[0]) == 4
+    run.config.micro_batch_tokens = 10 ** 6                     # a step has no more
+    assert len(tried.longest_rows(run)[0]) == 12

@@ -222,7 +222,7 @@ def test_a_row_of_the_bench_that_fails_loses_no_other_and_none_keeps_the_one_bef
 
 
 def test_no_sequence_is_padded_to_more_than_twice_its_queries_or_its_keys(seed):
-    """In a single block the longest of 256 samples would set the price of all: 14% real at T = 256.
+    """In a single block the longest of 256 samples would set the price of all.
     Counted: what attention computes is at most four times what is asked, whatever the lengths."""
     lengths = [int(3 * 90 ** torch.rand(()).item()) for _ in range(61)]
     prompts = [[1] * int(torch.randint(2, 40, ())) for _ in range(7)]

@@ -55,6 +55,7 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["run", "--reward-range", "1", "1"], "two different numbers, got 1 1"),
     (["run", "--until", "1.0"], "nothing to predict"),
     (["run", "--out", "x.bmp"], ".png, .pdf or .svg"),
+    (["run", "hard", "--y", "eval/*/mean@4", "--out", "x.png"], "the picture is of one run"),
     (["broken/evals.jsonl"], "line 2 is not JSON"),
     (["list.jsonl"], "not JSON objects"),
     (["void.jsonl"], "no numbers yet"),

@@ -77,7 +77,7 @@ def test_a_dry_run_refuses_what_the_run_would(eight, tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
     config, estimate = estimate_of(eight, gpus=4, trainers=3)
-    monkeypatch.setattr(launch, "plan", lambda *_: (estimate, tmp_path))
+    monkeypatch.setattr(launch, "plan", lambda *_: estimate)
     launch.describe(config, [])                             # no GPU here: planned for elsewhere
     assert "CUDA_VISIBLE_DEVICES=5,3,2 " in capsys.readouterr().out
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -112,7 +112,7 @@ def test_gpus_that_are_there_but_do_not_start_are_refused(monkeypatch, eight):
             launch.check_machine(Config(gpus=gpus))
     launch.check_machine(Config(gpus=0))
     config, estimate = estimate_of(eight, gpus=8, trainers=4)
-    monkeypatch.setattr(launch, "plan", lambda *_: (estimate, ROOT / "runs" / "none"))
+    monkeypatch.setattr(launch, "plan", lambda *_: estimate)
     with pytest.raises(ConfigError, match="is the driver"):
         launch.describe(config, [])
 
@@ -124,7 +124,7 @@ def test_servers_without_vllm_are_refused_where_there_are_gpus(start, monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(launch, "plan", lambda *_: (estimate, ROOT / "runs" / "none"))
+    monkeypatch.setattr(launch, "plan", lambda *_: estimate)
     with pytest.raises(ConfigError, match="^servers need vllm, which is not installed here"):
         getattr(launch, start)(config, [])
 

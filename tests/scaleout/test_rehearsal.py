@@ -1,5 +1,6 @@
 """The path of a GPU, as far as a machine without one can walk it (make gpu-rehearsal)."""
 
+import functools
 import json
 import re
 
@@ -10,6 +11,7 @@ import torch
 from conftest import arguments, lines
 from estimates import estimate_of
 from pretend_gpu import OnCpu, OnGpu, PretendGpu
+from ranks import answers
 from test_launch import command, running
 from test_team import models                                                      # noqa: F401
 from transformers import (AutoModelForCausalLM, Olmo2Config, Qwen2Config, Qwen3Config,
@@ -207,6 +209,7 @@ def test_eight_processes_of_a_model_of_experts_make_a_whole_run(tmp_path):
 def test_the_real_compiler_under_fsdp2_has_the_gradient_of_one_process(models, seed, monkeypatch):
     """test_team.py leaves the compiler out, which takes a minute: once, here, it is not."""
     monkeypatch.setattr(test_team, "without_compiler", None)
+    monkeypatch.setattr(test_team, "answers", functools.partial(answers, timeout=1800))
     monkeypatch.setitem(test_team.CASES, "compiled",
                         test_team.CASES["compiled"] | {"deadline_s": 600.0})
     test_team.test_any_number_of_ranks_has_the_gradient_and_the_log_of_one(

@@ -264,6 +264,16 @@ sys.exit(130)
 """
 
 
+def test_a_stopped_run_ends_with_rank_0_though_another_rank_still_waits_for_it(parts, tmp_path):
+    """Signaled while they load: rank 0 ends at once, and another one waits for it to join."""
+    other = stand_in(tmp_path, "other", SERVES)
+    with launcher(tmp_path, *parts, others=[other]) as process:
+        processes = all_up(process, *parts, other)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 75
+        assert gone(processes) and notes(parts[0])[-1][0] == "checkpoint"
+
+
 def test_a_server_that_ends_with_the_run_is_not_started_again(tmp_path):
     """A scheduler's SIGTERM reaches all: servers may end before the last checkpoint is written."""
     slow = stand_in(tmp_path, "slow", SLOW)

@@ -3,6 +3,7 @@ run. The file of docs/tasks.md is the first one; the others are written here."""
 
 import random
 import re
+import runpy
 import time
 
 import psutil
@@ -12,7 +13,7 @@ from test_verifier import Chars, finished
 
 from tasks import TaskError, Verifier, load_task, verifier as room
 from tasks.problems import check_files, check_gold, load_splits
-from tasks.sources import load_pool
+from tasks.sources import load_pool, own_problems
 from config import Config
 
 EXAMPLE = re.search(r"```python\n(\"\"\"Write a word.*?)```", (ROOT / "docs/tasks.md").read_text(),
@@ -109,7 +110,7 @@ def test_a_reward_that_does_not_end_costs_its_sample_and_leaves_no_process(file,
     """Rewards from elsewhere call alarm() themselves, which takes the worker's clock away; and a
     child that holds the worker's pipe would keep the trainer waiting behind a worker that is gone.
     """
-    monkeypatch.setattr(room, "START_S", 8.0)
+    monkeypatch.setattr(room, "GRACE_S", 1.0)
     _, problems = file("import os, re, signal, subprocess, time\n"
                        f"{PROBLEM}def reward(problem, text):\n    if text == 'a':\n"
                        f"        {HANGS[what]}\n    return True")
@@ -226,3 +227,15 @@ def test_the_command_refuses_a_bad_file_and_trains_on_a_good_one(micro, tmp_path
     assert len(steps) == 3 and any(0 < line["pass_rate"] < 1 for line in steps)
     assert max(line["verifier/error_frac"] for line in steps) > 0
     assert "ZeroDivisionError" in done.stderr and "7.0 is no reward" in done.stderr
+
+
+def test_the_example_with_a_generators_own_rule_is_one(tmp_path):
+    """What tasks/ no longer does by itself: a sudoku is judged by its generator."""
+    block = re.findall(r"```python\n(import reasoning_gym.*?)```",
+                       (ROOT / "docs/tasks.md").read_text(), re.S)[0].replace("=500", "=3")
+    (tmp_path / "gym.py").write_text(block)
+    made = runpy.run_path(str(tmp_path / "gym.py"))
+    problem = made["problems"][2]
+    gold = made["source"][2]["answer"]
+    assert made["reward"](problem, gold) and not made["reward"](problem, gold.replace("1", "2"))
+    assert own_problems(str(tmp_path / "gym.py"))[0].kind == "reward"

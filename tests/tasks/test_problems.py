@@ -16,7 +16,7 @@ from made_tasks import SUMS, questions, write_jsonl
 
 from config import Config
 from tasks import problems as tasks
-from tasks import sandbox, sources
+from tasks import sandbox
 from tasks.problems import (Problem, TaskError, check_gold, count_unusable, load_problems,
                             load_task)
 from tasks.sandbox import UnitTests
@@ -370,7 +370,7 @@ def test_holding_out_everything_is_an_error(tmp_path):
 
 def test_the_examples_in_the_docstrings_are_true():
     """An example that is not run is a rumor."""
-    for module in (tasks, sources, sandbox):
+    for module in (tasks, sandbox):
         results = doctest.testmod(module)
         assert results.failed == 0 and results.attempted >= 1, module
 

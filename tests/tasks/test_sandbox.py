@@ -6,11 +6,14 @@ bubblewrap these tests are skipped, out loud, and code cannot be verified there 
 
 import json
 import os
+import re
+import resource
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,12 @@ try:
 except SandboxError as error:
     SANDBOX, WHY = False, str(error)
 sandboxed = pytest.mark.skipif(not SANDBOX, reason=SANDBOX or WHY)
+# Walls of another kind where there are no namespaces; both are tested where both can be made.
+LANDLOCK = sys.platform == "linux" and sandbox.failure("Landlock") is None
+WALLS = [pytest.param("bubblewrap", marks=pytest.mark.skipif(
+             sandbox.failure("bubblewrap") is not None, reason="no bubblewrap, or no namespaces")),
+         pytest.param("Landlock", marks=pytest.mark.skipif(
+             not LANDLOCK, reason="no Landlock in this kernel"))]
 in_and_without_the_sandbox = pytest.mark.parametrize(
     "unsafe", [pytest.param(False, marks=sandboxed), True])
 # For programs that end by themselves: a busy machine must not make them late.
@@ -96,6 +105,14 @@ def test_names_that_programs_take_for_granted_are_there():
 
 
 @sandboxed
+def test_programs_that_read_standard_input_have_livecodebench_s_names_too():
+    """Its imports stand in front of every solution, and 50,000 calls may be open."""
+    program = ("def deep(n): return n and 1 + deep(n - 1)\n"
+               "print(gcd(4, 6), Counter('aab')['a'], deep(20000), pow(3, 5, 7), sum([1]))")
+    assert run_tests(program, UnitTests([""], ["2 2 20000 5 1"]), PATIENT)[0] == "correct"
+
+
+@sandboxed
 @in_and_without_the_sandbox
 def test_a_program_that_needs_too_much_cpu_time_is_late_and_not_wrong(unsafe):
     """Its shares of the log are told apart: late programs ask for another limit, wrong ones do not.
@@ -112,6 +129,8 @@ def test_outputs_are_compared_word_by_word():
     assert sandbox.same_output("0.3333333", "0.33333333333")
     assert not sandbox.same_output("0.334", "0.333")
     assert not sandbox.same_output("3.0000001", "3")  # an integer is exact
+    assert sandbox.same_output("3.0 1e2", "3 100")  # as LiveCodeBench's checker
+    assert not sandbox.same_output("10000000000000001", "10000000000000000")
     assert not sandbox.same_output("nan", "0.5") and not sandbox.same_output("yes", "0.5")
 
 
@@ -241,16 +260,78 @@ def running():
     return names
 
 
-@sandboxed
+@pytest.mark.parametrize("walls", WALLS)
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_program_does_no_harm_and_does_not_score(what, harm):
+def test_a_hostile_program_does_no_harm_and_does_not_score(what, walls, harm, monkeypatch):
     """It comes to an end, the world outside is as it was, and the mark is not "correct"."""
+    monkeypatch.setattr(sandbox, "which_walls", lambda: walls)
     program = HOSTILE[what]
     for key, value in harm.items():
         program = program.replace("{" + key + "}", str(value))
     reason, detail = run_tests(program, UnitTests(("6\n7\n",), ("42",)), TIGHT)
     assert reason in ("wrong", "timeout"), detail
     assert "secret" not in detail.replace("secret.txt", "")
+
+
+DOORS = """
+import ctypes, os, {modules}
+CANARY, FOLDER, PARENT, PORT = {canary!r}, {folder!r}, {parent}, {port}
+LIBC = ctypes.CDLL(None, use_errno=True)
+def call(x86, arm, *arguments):
+    number = x86 if os.uname().machine == "x86_64" else arm
+    if LIBC.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+{door}
+print(42)
+"""
+LINES = [line for line in Path(__file__).with_name("hostile.txt").read_text().splitlines()
+         if not line.startswith("#")]
+
+
+def modules(line):
+    """What the line needs: all modules would take half a second a program."""
+    return ", ".join({"sys", *re.findall(
+        r"\b(importlib\.machinery|multiprocessing(?:\.shared_memory)?|fcntl|glob|mmap|linecache|pty"
+        r"|resource|shutil|socket|struct|tempfile|time|subprocess|urllib\.request)\.", line)})
+
+
+def outside(folder):
+    """What a program could change: files and their dates, devices, shared memory, limits, host."""
+    seen = [os.stat(path)[:4] + (os.stat(path).st_mtime_ns,) for path in (
+        *sorted(folder.rglob("*")), folder, os.__file__, "/usr/lib")]
+    device = os.stat("/dev/null")
+    return (seen, sorted(os.listdir(folder)), sorted(os.listdir("/dev")), device.st_mode,
+            device.st_uid, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0),
+            resource.getrlimit(resource.RLIMIT_NOFILE), os.uname(),
+            [line for kind in ("shm", "sem", "msg")  # of other programs there may be some
+             for line in Path(f"/proc/sysvipc/{kind}").read_text().split("\n") if " 1600 " in line],
+            [path for place in ("/", "/tmp", "/var/tmp", "/dev/shm", "/usr/lib", Path.home())
+             for path in Path(place).glob("*owned*")])
+
+
+@pytest.mark.parametrize("walls", WALLS)
+def test_two_hundred_doors_are_shut_and_nothing_is_seen_from_outside(walls, tmp_path, monkeypatch):
+    """One a program, as the tests' own user (often root): files, devices, processes, users, shared
+    memory, network, namespaces, clock, terminal. A door that opens prints 42, and would score."""
+    monkeypatch.setattr(sandbox, "which_walls", lambda: walls)
+    (tmp_path / "secret.txt").write_text("42")
+    before, clock = outside(tmp_path), time.time() - time.monotonic()
+    told = {"canary": f"{tmp_path}/secret.txt", "folder": str(tmp_path), "parent": os.getpid()}
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(2) as pool:
+        told["port"] = server.getsockname()[1]
+        programs = [DOORS.format(door=line, modules=modules(line), **told) for line in LINES]
+        found = list(pool.map(
+            lambda one: run_tests(one, UnitTests(("",), ("42",)), PATIENT), programs))
+        server.settimeout(0.01)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    assert len(LINES) >= 200
+    assert [line for line, (reason, _) in zip(LINES, found) if reason != "wrong"] == []
+    # Each was refused at its own line: an import that fails would shut every door.
+    assert [why for _, why in found if "ImportError" in why or "SyntaxError" in why] == []
+    assert outside(tmp_path) == before and abs(time.time() - time.monotonic() - clock) < 5
+    free = DOORS.format(door="pass", modules="sys", **told)
+    assert run_tests(free, UnitTests(("",), ("42",)), PATIENT)[0] == "correct"
 
 
 RIGHTS = """
@@ -295,9 +376,10 @@ tried("io_uring", lambda: libc.syscall(425, 4, (ctypes.c_uint8 * 120)()))
 """
 
 
-@sandboxed
-def test_inside_the_sandbox_no_right_is_left():
+@pytest.mark.parametrize("walls", WALLS)
+def test_inside_the_sandbox_no_right_is_left(walls, monkeypatch):
     """The namespaces are made by their root: one right forgotten opens them from inside."""
+    monkeypatch.setattr(sandbox, "which_walls", lambda: walls)
     assert run_tests(RIGHTS, UnitTests(("",), ("",)), PATIENT) == ("correct", "1 of 1 tests")
 
 
@@ -426,15 +508,24 @@ def wait_until(true, what, seconds=120):
 # Where there is no sandbox
 
 
-def test_without_namespaces_code_is_refused_with_a_way_out(monkeypatch):
+def test_without_namespaces_landlock_takes_their_place_or_the_cure_is_named(monkeypatch, capsys):
     """Many containers allow none. Silently running such programs bare would be worse than not."""
-    with monkeypatch.context() as patch:
-        patch.setattr(sandbox, "run_tests", lambda *_, **__: ("error", "bwrap: not permitted"))
-        with pytest.raises(SandboxError, match="not permitted.*unsafe_code = true"):
-            check_sandbox()
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(SandboxError, match="bubblewrap is not installed .apt install bubblewrap."):
-        check_sandbox()
+    monkeypatch.setenv("PATH", "")
+    sandbox.which_walls.cache_clear()
+    try:
+        if LANDLOCK:
+            check_sandbox()
+            assert "behind Landlock" in capsys.readouterr().err
+            assert run_tests(RIGHT, PRODUCT, PATIENT) == ("correct", "2 of 2 tests")
+        sandbox.which_walls.cache_clear()
+        monkeypatch.setattr(sandbox, "failure", lambda walls: f"{walls} not permitted")
+        with pytest.raises(SandboxError, match="Landlock not permitted.*apparmor_restrict_.*=0.*"
+                                               "docker run --security-opt.*unsafe_code = true"):
+            check_sandbox()
+    finally:
+        sandbox.which_walls.cache_clear()
+    monkeypatch.undo()
     check_sandbox(unsafe=True)
 
 
@@ -458,10 +549,9 @@ def test_a_sandbox_that_breaks_is_an_error_and_no_wrong_program(monkeypatch):
     which = shutil.which
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "which", lambda name: which("false"))
+        patch.setattr(sandbox, "which_walls", lambda: "bubblewrap")
         reason, detail = run_tests(RIGHT, PRODUCT, PATIENT)
         assert reason == "error" and "the sandbox failed before the program began" in detail
-        with pytest.raises(SandboxError, match="no sandbox can be made here .*the sandbox failed"):
-            check_sandbox()
     forger = "import os\nfor fd in range(20):\n    try: os.ftruncate(fd, 0)\n" \
              "    except OSError: pass\nos._exit(1)"
     assert run_tests(forger, PRODUCT, PATIENT)[0] == "wrong"

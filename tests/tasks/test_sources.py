@@ -3,11 +3,9 @@
 Each test is named after the claim it checks; its docstring says what would go wrong without it.
 """
 
-import ast
 import csv
 import json
 import re
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -17,10 +15,9 @@ import pyarrow.parquet
 import pytest
 from made_tasks import SUMS, questions, write_jsonl
 
-from tasks import generated, sandbox, sources
-from tasks.problems import TaskError, as_outputs, check_gold, count_unusable, load_task
+from tasks import sandbox, sources
+from tasks.problems import TaskError, check_gold, count_unusable, load_task
 from tasks.sandbox import UnitTests, parse_tests
-from tasks.answers import BOX
 from tasks.verifier import Verifier, verify
 
 
@@ -150,135 +147,13 @@ def test_a_generator_that_runs_dry_says_so():
     assert len(questions(problems)) == len(problems) <= 150
 
 
-def test_whole_numbers_of_a_generator_are_marked_by_value_the_rest_by_its_own_rule():
-    """The fast path is for numbers; "4b8" is none, though "418" from the same generator is one."""
-    for name, kinds in (("count_bits", {"math"}), ("base_conversion", {"math", "gym"})):
-        problems = load_task(f"reasoning_gym:{name}", "train", heldout=3, options={"size": 20})
-        assert {p.kind for p in problems} == kinds
-        assert check_gold(problems) == {}
-
-
-NO_GOLD = {"boxnet", "graph_color", "rubiks_cube", "rush_hour"}  # no right answer is told
-# What a lazy policy would find: each of the last three pleases some generator's own rule.
-LAZY = ["No such answer.", "[]", "777.77", "0", "nan", "4*6*1*1"]
-
-
-def parts(text):
-    """"0.0" and "0", "6*4*1/1" and "4*6*1*1" are one answer here: the same numbers and words."""
-    return {part.strip("0") for part in re.findall(r"\w+", text or "")}
-
-
-@pytest.fixture(scope="module")
-def of_all_generators():
-    """{generator: two problems of it}, of all that there are but "composite"."""
-    from reasoning_gym.factory import DATASETS
-
-    seed = time.time_ns() % 10**5
-    print("seed", seed)
-    return {name: load_task(f"reasoning_gym:{name}", "train", heldout=0, seed=seed,
-                            options={"size": 2}) for name in DATASETS if name != "composite"}
-
-
-def test_every_generator_marks_its_own_answers_right_and_others_wrong(of_all_generators):
-    """Most generators have many right answers to a problem, or answers in a form of their own.
-
-    The gold answer alone, in a box where its braces allow one, and in a sentence where it is one
-    line without a period; an answer in the thinking alone; and what is right for nothing.
-    """
-    assert len(of_all_generators) == 105
-    without_gold = set()
-    for name, problems in of_all_generators.items():
-        golds = [next(iter(as_outputs(p)), None) if p.kind == "gym" else p.answer
-                 for p in problems]
-        for problem, gold in zip(problems, golds, strict=True):
-            if gold is None:
-                without_gold.add(name)
-                continue
-            said = [f"<think>{LAZY[0]}</think>{gold}"]
-            if BOX.findall(rf"\boxed{{{gold}}}") == [gold]:
-                said += [rf"I am sure: \boxed{{{gold}}}."]
-            # A quotation mark or an exclamation mark of an answer is read as one of the sentence
-            # around it.
-            if not re.search(r'[\n.$*`_"!]|^[-+:]|\\boxed', gold):
-                said += [f"The answer is {gold}.", f"**Answer:** {gold}"]
-            for text in said:
-                assert verify(text, problem.answer, problem.kind)[1] == "correct", (name, text)
-            draft = f"{gold}</think>{LAZY[0]}"
-            assert verify(draft, problem.answer, problem.kind)[0] == -1, name
-        for problem, gold in zip(problems, golds, strict=True):
-            for wrong in LAZY:
-                if parts(wrong) != parts(gold):
-                    reward, _ = verify(wrong, problem.answer, problem.kind)
-                    assert reward == -1, (name, wrong, problem)
-    # The example of the one may be trivial, the integral of the other unsolved, once in 60 times.
-    assert NO_GOLD <= without_gold <= NO_GOLD | {"propositional_logic", "intermediate_integration"}
-
-
-def test_a_mix_of_mazes_without_gold_answers_passes_the_gold_check(of_all_generators):
-    """There is nothing to check where the generator tells no answer, and no reason to stop."""
-    problems = [p for name in (*NO_GOLD, "sudoku") for p in of_all_generators[name]]
-    assert check_gold(problems) == {}
-
-
-def test_partial_credit_is_no_credit(of_all_generators):
-    """The rules give 0.05 for a try and 0.9 for a sudoku in another layout; a reward is +1 or -1.
-
-    Any order of moves that reaches the goal in as few is right, though only one is the gold answer.
-    """
-    import reasoning_gym
-
-    problem = of_all_generators["quantum_lock"][0]
-    sudoku = of_all_generators["sudoku"][0]
-    spaced = as_outputs(sudoku)[0].replace(" ", "  ")
-    rule = reasoning_gym.create_dataset("sudoku", size=1, seed=1).score_answer
-    assert 0 < rule(spaced, ast.literal_eval(sudoku.answer)["entry"]) < 1
-    assert verify(spaced, sudoku.answer, "gym")[0] == -1
-    integral = of_all_generators["simple_integration"][0]
-    asked = ast.literal_eval(integral.answer)["entry"]["metadata"]
-    restated = f"Integral({asked['integrand']}, {asked['variable']})"
-    assert verify(restated, integral.answer, "gym")[0] == -1
-    assert verify(r"\boxed{A} or \boxed{B}", problem.answer, "gym")[1] == "several answers"
-
-
-HOSTILE_ANSWERS = {
-    "countdown": "exec('import os; os.write(1, b\"correct\")')",
-    "puzzle24": "(1).__class__.__base__.__subclasses__()",
-    "simple_integration": "open('{canary}', 'w').write('x')",
-    "intermediate_integration": "[f for f in [open('{canary}', 'w')]][0]",
-    "polynomial_multiplication": "lambda: exit(0)",
-    "n_queens": "[[open('{canary}', 'w')]]", "binary_matrix": "[[open('{canary}', 'w')]]",
-    "spiral_matrix": "[open('{canary}', 'w')]", "string_insertion": "[str(open('{canary}', 'w'))]",
-}  # fmt: skip
-
-
-def test_no_rule_evaluates_an_answer_as_a_program(of_all_generators, tmp_path):
-    """Nine rules call eval on what the model wrote: it could mark itself, or delete the run.
-
-    Read in the source of the installed package, so that a tenth one is noticed.
-    """
-    import inspect
-
-    from reasoning_gym.factory import DATASETS
-
-    calls = re.compile(r"(?<![\w.])(?:eval|exec)\(answer|(?:sp|sympy)\.parse_expr\(answer"
-                       r"|(?<![\w.])parse_expr\(answer|sympify\(|literal_eval\(")
-    found = {name for name, (source, _) in DATASETS.items()
-             if calls.search(inspect.getsource(source))}
-    assert found == set(generated.EVALUATED) == set(HOSTILE_ANSWERS)
-    canary = tmp_path / "canary"
-    for name, text in HOSTILE_ANSWERS.items():
-        for problem in of_all_generators[name]:
-            assert not generated.score(text.replace("{canary}", str(canary)), problem.answer)
-    assert not canary.exists()
-
-
-def test_a_rule_that_does_not_end_costs_its_sample_and_no_other(of_all_generators):
-    """The rules of others run in worker processes with a deadline, as SymPy does."""
-    countdown, sudoku = (of_all_generators[name][0] for name in ("countdown", "sudoku"))
-    items = [(as_outputs(sudoku)[0], sudoku.answer, "gym"),
-             ("9**9**9**9**9", countdown.answer, "gym")]
-    with Verifier(workers=1, deadline_s=2.0) as verifier:
-        assert verifier.score(items).reasons == ["correct", "timeout"]
+def test_a_generator_whose_answers_are_no_whole_numbers_is_refused():
+    """Only its own rule can judge a sudoku: a task of a Python file may ask it."""
+    problems = load_task("reasoning_gym:count_bits", "train", heldout=3, options={"size": 20})
+    assert {p.kind for p in problems} == {"math"} and check_gold(problems) == {}
+    with pytest.raises(TaskError, match="'reasoning_gym:sudoku' has answers that are no whole .* "
+                                        "in a task of a Python file"):
+        load_task("reasoning_gym:sudoku", "train", heldout=3, options={"size": 20})
 
 
 def test_an_unknown_generator_or_option_is_refused():
@@ -420,19 +295,19 @@ def test_any_data_set_is_read_with_names_of_columns(tmp_path, monkeypatch):
 def test_records_of_a_data_set_that_cannot_be_used_are_counted(tmp_path, monkeypatch):
     """Left out in silence, half a data set may be missing and nobody would know.
 
-    Of records with one question, the first is kept.
+    Of records with one question the first is kept; another answer to it is a bad record.
     """
     monkeypatch.chdir(tmp_path)
     rows = [{"question": f"q{i}", "answer": str(i)} for i in range(9)]
     rows += [{"question": "q3", "answer": "4"}, {"question": "", "answer": "1"},
              {"question": "none", "answer": None}, {"question": "q1", "answer": "1"}]
     write_data_set("someone/mess", {"default/train": rows})
-    with pytest.warns(UserWarning, match="2 of 11 problems cannot be used .*; the first: "
-                                         "'hf:someone/mess', record 11 has a field 'question' t"):
-        problems = everything("hf:someone/mess", 0.19)
+    with pytest.warns(UserWarning, match="3 of 12 problems cannot be used .*; the first: "
+                                         "'hf:someone/mess', record 10 has a question that came"):
+        problems = everything("hf:someone/mess", 0.25)
     assert {p.question: p.answer for p in problems} == {f"q{i}": str(i) for i in range(9)}
-    with pytest.raises(TaskError, match="max_unusable = 0.18: 2 of 11 problems"):
-        everything("hf:someone/mess", 0.18)
+    with pytest.raises(TaskError, match="max_unusable = 0.24: 3 of 12 problems"):
+        everything("hf:someone/mess", 0.24)
     write_data_set("someone/nothing", {"default/train": rows[10:12]})
     with pytest.raises(TaskError, match="no record can be used; the first: .*, record 1 has a f"):
         everything("hf:someone/nothing", 1.0)
@@ -587,7 +462,7 @@ def test_a_bad_record_is_left_out_with_its_number_and_too_many_stop_the_run(
     good = [json.dumps({"question": f"q{i}", "answer": str(i)}) for i in (1, 2, 3, 4)]
     (tmp_path / "p.jsonl").write_text("\n".join([*good[:2], "", line, *good[2:]]) + "\n")
     path = str(tmp_path / "p.jsonl")
-    message = f"{path!r}, record 3 {message}"
+    message = f"{path!r}, line 4 {message}"
     with pytest.warns(UserWarning) as told:
         problems = everything(path, 1 / 5)
     assert questions(problems) == {"q1", "q2", "q3", "q4"}
@@ -639,3 +514,49 @@ def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
                           ("binary", "cannot be read: 'utf-8'")):
         with pytest.raises(TaskError, match=message):
             load_task(str(next(tmp_path.glob(f"{name}.*"))), "train", heldout=0)
+
+
+# ------------------------------------------------------------------------------------------------
+# Files that were read half, and in silence
+
+
+@pytest.mark.parametrize(("rows", "kept", "sentence"), [
+    ([{"question": "a", "answer": "7"}, {"question": "a ", "answer": "8"}], 1,
+     "line 2 has a question that came before with another answer, '7' and '8'"),
+    ([{"question": "a", "answer": "7"}, {"question": "a", "answer": "7"}], 1, None),
+    ([{"question": "a", "answer": "12,5"}, {"question": "b", "answer": "1, 2"}], 1,
+     "line 1 has the answer '12,5', a decimal or a list: write 12.5 or 12, 5"),
+    ([{"question": "a", "answer": "1 000 000"}, {"question": "b", "answer": 1e21}], 2, None),
+    ([{"question": "a", "answer": "7"}, {"question": "b", "answer": "E", "choices": ["x", "y"]}], 1,
+     "line 2 has options of multiple choice: write them into the question"),
+    ([{"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+"},
+                                               {"type": "text", "text": "3"}]}], "answer": "5"},
+      {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "5"}], 1,
+     "line 2 has a message with a part that is no text"),
+])
+def test_a_line_is_read_rightly_or_refused_with_its_number(rows, kept, sentence, tmp_path):
+    """Each of these was read wrongly, without a word."""
+    problems, bad = sources.load_pool(write_jsonl(tmp_path / "f.jsonl", rows), 0, 0, {})
+    assert len(problems) == kept and len(bad) == (sentence is not None)
+    assert sentence is None or sentence in bad[0]
+
+
+def test_the_number_is_the_line_s_and_empty_lines_count(tmp_path):
+    path = tmp_path / "f.jsonl"
+    path.write_text('\ufeff{"question": "a", "answer": "7"}\n\n\nno JSON\n', "utf-8")
+    problems, bad = sources.load_pool(str(path), 0, 0, {})
+    assert [p.question for p in problems] == ["a"] and "line 4 is no JSON object" in bad[0]
+    path = tmp_path / "f.csv"
+    path.write_text("question,answer\na,7\nb,8,9\n")
+    problems, bad = sources.load_pool(str(path), 0, 0, {})
+    assert len(problems) == 1 and "record 2 has more fields than the first line: ['9']" in bad[0]
+
+
+def test_ten_thousand_bad_lines_are_one_sentence(tmp_path):
+    path = tmp_path / "f.jsonl"
+    path.write_text('{"question": "a", "answer": "7"}\n' + "{" * 99 + "\n" * 2
+                    + "half a line\n" * 10_000)
+    with pytest.raises(TaskError) as caught:
+        everything(str(path))
+    assert "10001 of 10002 problems cannot be used" in str(caught.value)
+    assert len(str(caught.value)) < 500

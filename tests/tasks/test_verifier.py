@@ -635,7 +635,7 @@ def test_thinking_that_the_prompt_has_opened_must_be_closed():
 def test_shares_of_what_could_not_be_judged_are_logged(verifier, monkeypatch):
     """Unreadable answers count as errors: a curve that sinks for such a reason must show it."""
     replies = {"a": "error", "b": "unreadable", "c": "timeout", "d": "correct", "e": "wrong"}
-    monkeypatch.setattr(Verifier, "ask_worker", lambda self, key: replies[key[2][0][0]])
+    monkeypatch.setattr(Verifier, "ask_worker", lambda self, key, _: replies[key[2][0][0]])
     verifier.known.clear()
     items = [(rf"\boxed{{{letter}+1}}", "x^2", "math") for letter in replies]
     items += [("<answer>7</answer> Answer: 8", "8", "math"), ("7", "7", "math"), ("", "7", "math")]
@@ -647,30 +647,75 @@ def test_shares_of_what_could_not_be_judged_are_logged(verifier, monkeypatch):
     verifier.known.clear()
 
 
-def test_late_answers_are_remembered_and_have_a_budget(monkeypatch):
-    """Two hundred texts that keep SymPy busy cost a batch its budget, and nothing when repeated."""
+def test_late_answers_are_remembered_and_those_behind_them_are_still_judged(monkeypatch):
+    """Six formulas that keep SymPy busy cost fifty honest ones their reward: 49 of 50 were lost.
+
+    What comes behind the budget has less time, enough for an honest one; repeated, it costs none.
+    """
     asked = []
-    monkeypatch.setattr(Verifier, "ask_worker", lambda self, key: asked.append(key) or (
-        "timeout" if "^9" in key[2][0] else "correct"))
+    monkeypatch.setattr(Verifier, "ask_worker", lambda self, key, cpu_s: asked.append(
+        (key, cpu_s)) or ("timeout" if "^9" in key[2][0] else "correct"))
     bombs = [(rf"\boxed{{{i}^9x}}", "x+1", "math") for i in range(2, 42)]
     honest = [(rf"\boxed{{x+{i}}}", f"{i}+x", "math") for i in range(20)]
-    with Verifier(workers=2, max_late=3) as verifier:
-        assert verifier.score(honest).reasons == ["correct"] * 20
-        assert verifier.score(bombs).reasons == ["timeout"] * 40
+    with Verifier(workers=2, max_late=3, late_s=0.7) as verifier:
+        reasons = verifier.score(bombs + honest).reasons
+        assert reasons == ["timeout"] * 40 + ["correct"] * 20
         # Three times two workers; a second one may be under way when the limit is reached.
-        assert 6 <= len(asked) - 20 <= 7
-        late = asked[20:]
-        verifier.score([item for item in bombs if any(item[0][7:-1] == key[2][0] for key in late)])
-        assert asked[20:] == late, "a late answer was asked again"
-        assert verifier.score(bombs[-1:]).reasons == ["timeout"]
-        assert len(asked) == 20 + len(late) + 1, "an answer that nobody looked at was remembered"
+        assert 6 <= sum(cpu_s is None for _, cpu_s in asked) <= 7
+        assert {cpu_s for key, cpu_s in asked if "^9" not in key[2][0]} == {0.7}
+        assert len(asked) == 60
+        verifier.score(bombs + honest)
+        assert len(asked) == 60, "a reason was asked again"
+
+
+def test_a_formula_behind_the_budget_has_its_second_of_cpu_time():
+    """With real workers: six endless ones, then honest ones."""
+    bombs = [(rf"\boxed{{{i}^{{9^{{9^{{9}}}}}} + x}}", "x^2+1", "math") for i in range(2, 8)]
+    honest = [(rf"\boxed{{x+{i}}}", f"{i}+x", "math") for i in range(5)]
+    with Verifier(workers=2, max_late=1, deadline_s=4.0) as verifier:
+        assert verifier.score(bombs + honest).reasons[6:] == ["correct"] * 5
+
+
+@pytest.mark.parametrize("kind", ["math", "code"])
+def test_what_cannot_be_started_is_tried_again_then_counted_and_the_run_goes_on(kind, monkeypatch):
+    """No memory, no descriptors: an OSError of one answer ended the run."""
+    tries = []
+    def refuse(*_, **__):
+        tries.append(1)
+        if len(tries) in (1, 2, 3):  # the first item twice, the second once
+            raise OSError(24, "Too many open files")
+        return "correct" if kind == "math" else ("correct", "")
+    if kind == "math":
+        monkeypatch.setattr(Verifier, "ask_worker", refuse)
+        items = [(rf"\boxed{{x+{i}}}", f"{i}+x", "math") for i in range(3)]
+    else:
+        monkeypatch.setattr(room.sandbox, "run_tests", refuse)
+        tests = room.sandbox.UnitTests(["1"], ["1"]).to_json()
+        items = [(f"```python\nprint({i})\n```", tests, "code") for i in range(3)]
+    monkeypatch.setattr(room.time, "sleep", lambda _: None)
+    with Verifier(workers=1) as verifier:
+        scores = verifier.score(items)
+        assert scores.reasons == ["error", "correct", "correct"] and len(tries) == 5
+        assert scores.log["verifier/error_frac"] == 1 / 3
+
+
+def test_a_stopped_worker_is_noticed_by_the_deadline(monkeypatch):
+    """SIGSTOP stops its clock, too: the trainer waited for ever."""
+    monkeypatch.setattr(room, "GRACE_S", 1.0)
+    with Verifier(workers=1, deadline_s=60.0) as verifier:
+        assert verifier.ask_worker(JOB) == "correct"
+        (worker,) = verifier.idle
+        os.kill(worker.pid, signal.SIGSTOP)
+        verifier.deadline_s = 1.0
+        assert verifier.ask_worker(("math", "x^2", ("x+3",))) == "timeout"
+        assert worker.poll() == -signal.SIGKILL and verifier.idle == []
 
 
 def test_the_same_question_is_put_to_math_verify_once(verifier, monkeypatch):
     """Sixteen samples of a prompt give few different answers."""
     verifier.known.clear()
     asked = []
-    monkeypatch.setattr(Verifier, "ask_worker", lambda self, key: asked.append(key) or "correct")
+    monkeypatch.setattr(Verifier, "ask_worker", lambda self, key, _: asked.append(key) or "correct")
     items = [(r"\boxed{3k}", "k+2k", "math")] * 16 + [(r"\boxed{2k}", "k+2k", "math")]
     assert verifier.score(items).rewards == [1.0] * 17
     verifier.score(items)
