@@ -15,12 +15,14 @@ from fitting.forecast import judge, verdict_line
 from fitting.figures import FORMS, plot_run, save, span, with_interval
 from fitting.like import disagree, fit_like, learn
 from fitting.plan import plan_lines
+from fitting.problems import by_problem_lines
 from fitting.readers import read_curves
 
 ABOUT = law.__doc__.partition("For `from")[0] + """
     python fit.py runs/demo                                 # verdict, law, intervals, picture
     python fit.py runs/demo --predict 1e15 --target 0.9     # what compute buys; what a reward costs
     python fit.py runs/new --until 0.3 --like runs/old      # what an earlier run of its kind adds
+    python fit.py runs/new --until 0.3 --by-problem         # from the counts of single problems
     python fit.py runs/demo --plan 0.02                     # how much evaluation a forecast takes
     python fit.py ours=runs/s1,runs/s2 grpo=runs/g1         # compare recipes; pool seeds of one"""
 NOTES = """\
@@ -145,6 +147,8 @@ def report_run(args, refit, curve, prior=None):
         lines.insert(0, "without earlier runs: " + verdict_line(judge(judged, ahead), where))
         warnings += filter(None, [disagree(judged, like)])
         judged, where = like, f"{where} (with earlier runs)"
+    if args.by_problem:
+        lines.insert(0, by_problem_lines(args.runs[0].rpartition("=")[2], args.until))
     summary["verdict"] = judge(judged, ahead)
     return fits, [verdict_line(summary["verdict"], where), *lines], summary, warnings
 
@@ -170,6 +174,8 @@ def arguments(argv):
     add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
     add("--like", nargs="+", metavar="EARLIER", help="whole runs of the same task and recipe: what "
         "they reached, and how steeply, is known before this one")
+    add("--by-problem", action="store_true", help="also a forecast from the right samples of each "
+        "problem, which a run's evaluations log (right@k)")
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
     add("--plan", type=float, metavar="W", help="how many answers a forecast of +-W takes")
@@ -191,6 +197,8 @@ def report(args):
     table, lines, record, several = {}, [], dict(runs={}, warnings=[]), len(curves) > 1
     if several and args.out not in (None, "none"):
         raise BadInput(f"--out {args.out}: the picture is of one run, these are {len(curves)}")
+    if several and args.by_problem:
+        raise BadInput(f"--by-problem takes one run of one task, these are {len(curves)} curves")
     for curve in curves:
         fits, more, record["runs"][curve.label], warnings = report_run(
             args, refits[curve.label], curve, prior)

@@ -1,0 +1,108 @@
+"""problems.py: a forecast from the right samples of each problem (`--by-problem`). Ours.
+
+The mean of an evaluation hides how many problems are easy, learned now, or never solved. An item
+response model keeps them apart. With x = compute / the last fitted compute, problem i is solved by
+a share p of its samples:
+
+    logit p = u_i + v_i x^b       u_i normal, log v_i normal, correlated;  p = 0 for a share of them
+
+The numbers of all problems together are fitted by their marginal likelihood: u and v are integrated
+over 15 x 15 nodes of Gauss and Hermite.
+"""
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit, logsumexp
+
+from fit import LAST, LAW_ERROR, BadInput, interval
+
+_z, _w = np.polynomial.hermite_e.hermegauss(15)
+NODES = np.stack(np.meshgrid(_z, _z)).reshape(2, -1)                                   # (2, 225)
+LOG_WEIGHTS = np.log(np.outer(_w, _w) / _w.sum() ** 2).ravel()
+# Means and sds of the weak priors of: mean u, log sd u, mean log v, log sd log v, the correlation
+# (as its artanh), log b, logit of the share never solved.
+PRIOR = np.array([[0, 2], [0.5, 0.7], [1, 1], [-0.5, 0.7], [0, 0.5], [0, 0.3], [-3, 1.5]])
+
+
+def read_counts(folder):
+    """The right samples of each problem in RUN/evals.jsonl -> C (n,), counts (n, problems), k."""
+    path = Path(folder)
+    path = path / "evals.jsonl" if path.is_dir() else path
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+    except ValueError as error:
+        raise BadInput(f"{path}: --by-problem reads lines of JSON ({error!s:.80})") from None
+    columns = sorted({name for row in rows for name in row if re.search(r"/right@\d+$", name)})
+    if len(columns) != 1:
+        raise BadInput(f"{path} has {len(columns)} columns eval/<task>/right@k, --by-problem takes "
+                       "one: this project's runs have one a task")
+    rows = [row for row in rows if columns[0] in row]
+    C = np.array([row["compute/flops"] for row in rows], float)
+    return C, np.array([row[columns[0]] for row in rows]), int(columns[0].rpartition("@")[2])
+
+
+def log_odds(theta, x):
+    """logit p of each node (225,) at x (n,) -> (n, 225)."""
+    u, log_v = NODES[0], np.tanh(theta[4]) * NODES[0] + NODES[1] / np.cosh(theta[4])
+    v = np.exp(theta[2] + np.exp(theta[3]) * log_v)
+    return theta[0] + np.exp(theta[1]) * u + v * x[:, None] ** np.exp(theta[5])
+
+
+def posterior(theta, x, right, k):
+    """log p of each problem's counts right (n, N) -> (N,); the share of every node for it (N, 225):
+    what is missing to 1 is the chance that it is never solved."""
+    odds = log_odds(theta, x)
+    each = right.T @ log_expit(odds) + (k - right.T) @ log_expit(-odds) + LOG_WEIGHTS  # (N, 225)
+    each = each + log_expit(-theta[6])
+    never = np.where(right.any(0), -np.inf, log_expit(theta[6]))                       # (N,)
+    total = np.logaddexp(logsumexp(each, 1), never)
+    return total, np.exp(each - total[:, None])
+
+
+def by_problem(C, right, k, C_at, draws=100, seed=0):
+    """The forecast for the mean of evaluations at C_at (m,) from counts right (n, N) of k samples
+    at compute C (n,) -> (value, low, high), the share of problems not solved so far.
+
+    The interval: parameters drawn from the normal distribution at the best ones, the law's own
+    error as in fit.py, and the noise of the samples. Raises BadInput below three evaluations."""
+    if np.unique(C).size < 3:
+        raise BadInput(f"{np.unique(C).size} evaluations: --by-problem takes three")
+    x, ahead = C / C[-1], np.concatenate([[C[-1]], C_at]) / C[-1]
+
+    def loss(theta):
+        return -posterior(theta, x, right, k)[0].sum() + (
+            ((theta - PRIOR[:, 0]) / PRIOR[:, 1]) ** 2).sum() / 2
+
+    def forecast(theta):                        # now, and at C_at
+        share = posterior(theta, x, right, k)[1]                                     # (N, 225)
+        p = (expit(log_odds(theta, ahead)) @ share.T).mean(1)
+        return p[0], p[1:].mean()
+    found = minimize(loss, PRIOR[:, 0], method="BFGS")
+    rng = np.random.default_rng(seed)
+    many = rng.multivariate_normal(found.x, (found.hess_inv + found.hess_inv.T) / 2, draws)
+    now, then = np.array([forecast(theta) for theta in many]).T
+    value = forecast(found.x)[1]
+    noise = np.sqrt(value * (1 - value) / (right.shape[1] * k * min(C_at.size, LAST)))
+    then = then + (then - now) * rng.normal(0, LAW_ERROR, draws) + noise * rng.normal(size=draws)
+    return (value, *interval(np.clip(then, 0, 1))), float((~right.any(0)).mean())
+
+
+def by_problem_lines(folder, until):
+    """What `--by-problem` prints of a run: the forecast of its end from the part up to `until`
+    (None: of twice its compute from all), and the problems that were never solved."""
+    C, right, k = read_counts(folder)
+    cut = C[-1] if until is None else until * C[-1] if until <= 1 else until
+    seen = C <= cut
+    C_at = np.full(LAST, 2 * C[-1]) if until is None else C[~seen][-LAST:]
+    (value, low, high), unsolved = by_problem(C[seen], right[seen], k, C_at)
+    told = (f"by problem: {value:.3f} [{low:.3f}, {high:.3f}]; {unsolved:.1%} of {right.shape[1]} "
+            "problems were not solved so far")
+    if until is not None:
+        later, never = right[~seen][-LAST:] / k, ~right[seen].any(0)
+        told += f"; measured {later.mean():.3f}, error {value - later.mean():+.3f}"
+        if never.any():
+            told += f"; at the end {later[:, never].mean():.1%} of their samples were right"
+    return told
