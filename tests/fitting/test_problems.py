@@ -70,7 +70,7 @@ def write(path, C, right, k, **more):
         enumerate(zip(C, right))))
 
 
-def test_the_command_prints_it_beside_the_law_and_says_what_became_of_the_unsolved(tmp_path, capsys):
+def test_the_command_prints_it_and_says_what_became_of_the_unsolved(tmp_path, capsys):
     C, right, C_at, end = made()
     rest = np.concatenate([right, np.repeat(right[-1:], 5, 0)])
     rest[-5:, ~right.any(0)] = [[3]] * 5                # of six: half of the samples are right
