@@ -4,9 +4,9 @@
     python bench/forecast.py --keep runs/demo-toy20-seed30 runs/calm-toy20-seed32 ...
 
 --keep writes what is read of the runs' logs into results/forecast/evals.csv: compute, pass rate,
-and the right samples of each held-out problem, a digit each. Printed are, for each group of runs and
-each cut, the mean absolute error for the last five evaluations and how many 90% intervals hold: of
-fit.py, of the naive forecast (the last three fitted evaluations carried forward), of a line in
+and the right samples of each held-out problem, a digit each. Printed are, for each group of runs
+and each cut, the mean absolute error for the last five evaluations and how many 90% intervals hold:
+of fit.py, of the naive forecast (the last three fitted evaluations carried forward), of a line in
 log(compute), of fit.py with one earlier run (`--like`), of the model of single problems.
 """
 import argparse
