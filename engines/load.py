@@ -51,7 +51,7 @@ def read_model(what, config, **options):
                           "smollm2` make those of configs/; a name on the hub reads OWNER/NAME")
     # Damaged files, other shapes, packages that are not installed, values of a wrong type.
     with refused(f"{about}cannot be read: ", (OSError, ValueError, SafetensorError, RuntimeError,
-                                              ImportError, StrictDataclassError)):
+                                              ImportError, AttributeError, StrictDataclassError)):
         return what.from_pretrained(name, **options)
 
 

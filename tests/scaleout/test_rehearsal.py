@@ -191,7 +191,7 @@ def test_eight_processes_of_a_model_of_experts_make_a_whole_run(tmp_path):
     with running(tmp_path, words) as (process,):
         assert process.wait(1800) == 0, (tmp_path / "launcher.log").read_text()[-3000:]
     said = (tmp_path / "launcher.log").read_text()
-    assert "no GPU: 3 train, 5 generate" in said and "Done: 3 steps." in said
+    assert "no GPU: 3 train, 5 servers generate" in said and "Done: 3 steps." in said
     assert re.search(r"Preflight: push +\S+ s  \S+ GB to 5 servers", said)
     folder = tmp_path / "runs" / "r"
     self_test, *log = lines(folder)
@@ -207,7 +207,9 @@ def test_eight_processes_of_a_model_of_experts_make_a_whole_run(tmp_path):
 
 
 def test_the_real_compiler_under_fsdp2_has_the_gradient_of_one_process(models, seed, monkeypatch):
-    """test_team.py leaves the compiler out, which takes a minute: once, here, it is not."""
+    """test_team.py leaves the compiler out, which takes a minute: once, here, it is not. Its fused
+    kernels round otherwise than the plain process beside them: 1.8e-6 of a gradient was seen."""
+    monkeypatch.setattr(test_team, "ROUNDING", 1e-5)
     monkeypatch.setattr(test_team, "without_compiler", None)
     monkeypatch.setattr(test_team, "answers", functools.partial(answers, timeout=1800))
     monkeypatch.setitem(test_team.CASES, "compiled",

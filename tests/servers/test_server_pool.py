@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import EOS, ROOT, V, WORDS, drain, requests
+from transformers import AutoConfig
 from served import Fake, connect, drained, free_port, push, until  # noqa: F401
 
 from config import Config, ConfigError
@@ -745,7 +746,8 @@ def test_the_settings_of_a_run_reach_its_servers(head_fp32, head, fake, micro, s
                     think_max=17, answer_tokens=4, samples_per_prompt=2, eval_samples=2, slots=20)
     trainer = SimpleNamespace(
         tokenizer=Words(), dtype=torch.float32, device="cpu", weights=lambda dtype: WEIGHT,
-        model=SimpleNamespace(config=None, generation_config=SimpleNamespace(eos_token_id=EOS),
+        model=SimpleNamespace(config=AutoConfig.from_pretrained(micro),
+                              generation_config=SimpleNamespace(eos_token_id=EOS),
                               get_input_embeddings=lambda: SimpleNamespace(num_embeddings=V)))
     argv, _ = server_command(config, length=134, slots=20, dtype=torch.float32,
                              url="http://127.0.0.1:8100")

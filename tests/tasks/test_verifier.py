@@ -267,7 +267,7 @@ TAILS = (
     ["x", " x", "xy", " xy", "ab", " ab", "abc", r"\pi", r"\,\pi", " pi", "i", "e", "k", " t", " n",
      r"\text{ x}", "-x", " - x", " + x", "+3", " - 3", "!", "^2", "^{3}", r"\cdot 2", r"\cdot x",
      r" \times 10^2", r" \times 10^{3}", "_2", "_{10}", "(x+1)", "(3)", "x^2", r"\sqrt{2}", " > x",
-     " < x", r"\text{ or }800000", " or 800000", ", 800000", ", x", ":1", "/x", "/h", r" \pmod{5}",
+     " < x", r"\text{ or }800000", " or 800000", ", 800000", ", x", "/x", "/h", r" \pmod{5}",
      r"\mod 5", r"\text{ hours and }30\text{ minutes}", r"\alpha", r"\infty", r"\ldots"],
 )  # fmt: skip
 
@@ -282,7 +282,7 @@ def named_difference(part, fast, slow):
     } if fast else {
         "arithmetic": r"sqrt 1|\(3\)|x.*[-/ ] ?x|[0-9})] ?[-+] ?[0-9]|\||!|mod|\\cdot|\\times|\^",
         "cancelled": r"(x|abc|pi).*/.*\1",
-        "dropped": r"[ 0-9.})]t$|ab$|:1$|infty$|_\{?[0-9]+\}?$|ldots|\}30|\{ x\}$",
+        "dropped": r"[ 0-9.})]t$|ab$|infty$|_\{?[0-9]+\}?$|ldots|\}30|\{ x\}$",
     }  # fmt: skip
     if fast and slow is None:
         return "unreadable"
