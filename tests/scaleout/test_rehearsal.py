@@ -198,7 +198,9 @@ def test_eight_processes_of_a_model_of_experts_make_a_whole_run(tmp_path):
     assert self_test["mismatch/fp32_head/kl_k3"] < 1e-6
     assert [r["version"] for r in log] == [1, 2, 3] and max(r["lag/max"] for r in log) > 0
     # The weights arrive: a token of the newest version is as likely for the trainer.
-    assert all(r["mismatch/mean_abs_dlogp/lag_0"] < 1e-3 for r in log)
+    newest = [r["mismatch/mean_abs_dlogp/lag_0"] for r in log
+              if "mismatch/mean_abs_dlogp/lag_0" in r]      # a late step may have none
+    assert newest and max(newest) < 1e-3
     assert len(list((folder / "checkpoints" / "step_3").glob("model*"))) == 3
     assert (folder / "model" / "config.json").exists() and len(lines(folder, "evals.jsonl")) == 2
     with running(tmp_path, words) as (process,):
