@@ -151,6 +151,16 @@ def test_the_readme_is_short_and_the_index_of_docs_names_every_page():
         assert page.name == "README.md" or f"({page.name})" in index, page.name
 
 
+def test_the_image_is_made_in_twenty_lines_by_targets_that_exist_and_takes_no_environment_along():
+    """`make -n` fails for a target without a rule. docker itself is not run here."""
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    targets = re.findall(r"RUN make (\S+)", "\n".join(lines)) + ["demo"]
+    assert len(lines) <= 20 and 'CMD ["make", "demo"]' in lines and len(targets) == 2
+    done = subprocess.run(["make", "-n", *targets], cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert {".venv", "runs", "models"} <= {*(ROOT / ".dockerignore").read_text().split()}
+
+
 def test_every_target_in_the_readme_is_in_the_makefile():
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert set(re.findall(r"^make ([\w-]+)", README, re.M)) <= targets
