@@ -667,7 +667,9 @@ def test_killed_at_ten_random_moments_and_resumed_it_writes_the_same_metrics(ref
         text = (folder / "metrics.jsonl").read_text() if (folder / "metrics.jsonl").exists() else ""
         return text.count("\n") - 1
     # Of 8 steps, a checkpoint every 3. A step that is in the log already: killed while resuming.
-    moments = [(rng.randint(0, 7), rng.random() * rng.choice([0.1, 1])) for _ in range(10)]
+    moments = [(rng.choice([4, rng.randint(0, 7)]), rng.random() * rng.choice([0.1, 1]))
+               for _ in range(10)]
+    resumable = False                           # a run was ended early and has a checkpoint
     for step, delay in [*sorted(moments), (None, 0)]:
         process = SPAWN.Process(target=main_in, args=(tmp_path, arguments(micro, name="r"), log),
                                 daemon=True)
@@ -677,7 +679,9 @@ def test_killed_at_ten_random_moments_and_resumed_it_writes_the_same_metrics(ref
             assert process.is_alive() and time.monotonic() < deadline, log.read_text()
             time.sleep(0.005)
         if step is not None:
-            time.sleep(delay)
+            moment = time.monotonic() + delay       # two steps later at the most, however fast
+            while time.monotonic() < moment and step_reached() < step + 2:
+                time.sleep(0.005)
             how = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1])
             with contextlib.suppress(psutil.NoSuchProcess):         # it may have reached its end
                 tree = psutil.Process(process.pid)
@@ -687,8 +691,9 @@ def test_killed_at_ten_random_moments_and_resumed_it_writes_the_same_metrics(ref
         process.join(300)
         # -how: killed, or signaled before Python had loaded what heeds the signal.
         assert process.exitcode in ((0, 75, -how) if step is not None else (0,)), log.read_text()
+        resumable |= process.exitcode != 0 and any(folder.glob("checkpoints/step_*"))
     assert process.exitcode == 0, log.read_text()
-    assert "Resumed runs/r/checkpoints/step_" in log.read_text()
+    assert ("Resumed runs/r/checkpoints/step_" in log.read_text()) == resumable
     assert same_logs(folder, reference)
     trained = [group for line in lines(folder, "groups.jsonl") for group in line["groups"]]
     assert len({group["id"] for group in trained}) == len(trained) == 8 * SMALL["prompts_per_step"]
