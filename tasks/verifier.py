@@ -239,8 +239,9 @@ class Verifier(contextlib.AbstractContextManager):
             return dict(zip(jobs, pool.map(ask, jobs)))
 
     def ask_worker(self, job, cpu_s=None):
-        """The reason of a worker process; "timeout" if it was late, "error" if it died. OSError: it
-        cannot be started. `multiprocessing` would bring torch into it, or fork a GPU's process."""
+        """The reason of a worker process; "timeout" if it was late, "error" if it failed. OSError:
+        it cannot be started, or somebody has killed or stopped it, which says nothing about the
+        job. `multiprocessing` would bring torch into it, or fork a GPU's process."""
         patience_s = self.deadline_s + GRACE_S
         try:  # "if self.idle" is too early: other threads pop, too
             worker = self.idle.pop()
@@ -251,11 +252,10 @@ class Verifier(contextlib.AbstractContextManager):
                 [sys.executable, "-c", "from tasks.verifier import serve; serve()"], text=True,
                 cwd=Path(__file__).parents[1].resolve(), start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        late = threading.Event()
 
         def hear(seconds, line=""):
             """The worker's next line. Late, it is killed: somebody may have stopped its clock."""
-            clock = threading.Timer(seconds, lambda: (late.set(), end_all(worker)))
+            clock = threading.Timer(seconds, end_all, [worker])
             clock.start()
             with contextlib.suppress(BrokenPipeError):
                 print(line, end="", file=worker.stdin, flush=True)
@@ -267,8 +267,12 @@ class Verifier(contextlib.AbstractContextManager):
         if hear(patience_s, line) and (reason := hear(self.deadline_s + GRACE_S)):
             self.idle.append(worker)
             return reason
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(1.0)  # its pipe is closed, so it is ending
         end_all(worker)  # and what it has started
-        return "timeout" if worker.wait() in OWN_CLOCK or late.is_set() else "error"
+        if (status := worker.wait()) < 0 and status not in OWN_CLOCK:
+            raise OSError(f"a worker was ended by signal {-status}")
+        return "timeout" if status < 0 else "error"
 
 
 def end_all(worker):

@@ -511,16 +511,29 @@ def test_a_late_worker_ends_and_the_next_one_is_another():
         assert verifier.ask_worker(JOB) == "correct"
 
 
-def test_a_dead_worker_is_an_error_and_is_replaced():
+def test_a_dead_worker_is_replaced_and_an_error_is_not_remembered(monkeypatch):
     """Killed for memory, say. Its item is no wrong answer: the share of errors is in the log."""
     items = [(r"\boxed{y+1}", "1+y", "math"), (r"\boxed{y+2}", "2+y", "math")]
+    monkeypatch.setattr(room.time, "sleep", lambda _: None)
+    ask, kills = Verifier.ask_worker, 1
+
+    def ask_a_dead_one(self, job, cpu_s):
+        nonlocal kills
+        if job[1] == "1+y" and kills:
+            kills -= 1
+            for worker in self.idle:
+                worker.kill()
+                worker.wait()
+        return ask(self, job, cpu_s)
     with Verifier(workers=1, deadline_s=60.0) as verifier:
         verifier.ask_worker(JOB)
-        verifier.idle[0].kill()
-        verifier.idle[0].wait()
-        marks = verifier.score(items)
-        assert marks.reasons == ["error", "correct"]
-        assert marks.log["verifier/error_frac"] == 1 / 2
+        monkeypatch.setattr(Verifier, "ask_worker", ask_a_dead_one)
+        assert verifier.score(items[:1]).reasons == ["correct"] and kills == 0
+        verifier.known.clear()
+        monkeypatch.setattr(Verifier, "ask_worker", lambda *_: "error")
+        marks = verifier.score(items[:1])
+        assert marks.reasons == ["error"] and marks.log["verifier/error_frac"] == 1
+        monkeypatch.setattr(Verifier, "ask_worker", ask)
         assert verifier.score(items).rewards == [1.0, 1.0]  # the error was not remembered
 
 
@@ -699,16 +712,17 @@ def test_what_cannot_be_started_is_tried_again_then_counted_and_the_run_goes_on(
         assert scores.log["verifier/error_frac"] == 1 / 3
 
 
-def test_a_stopped_worker_is_noticed_by_the_deadline(monkeypatch):
-    """SIGSTOP stops its clock, too: the trainer waited for ever."""
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_stopped_or_killed_worker_is_noticed_and_its_answer_asked_again(monkeypatch, number):
+    """SIGSTOP stops its clock, too: the trainer waited for ever. Neither is the answer's fault."""
     monkeypatch.setattr(room, "GRACE_S", 1.0)
     with Verifier(workers=1, deadline_s=60.0) as verifier:
         assert verifier.ask_worker(JOB) == "correct"
         (worker,) = verifier.idle
-        os.kill(worker.pid, signal.SIGSTOP)
+        os.kill(worker.pid, number)
         verifier.deadline_s = 1.0
-        assert verifier.ask_worker(("math", "x^2", ("x+3",))) == "timeout"
-        assert worker.poll() == -signal.SIGKILL and verifier.idle == []
+        assert verifier.grade([("math", "x^2", ("x*x",))]) == {("math", "x^2", ("x*x",)): "correct"}
+        assert worker.poll() == -signal.SIGKILL and worker not in verifier.idle
 
 
 def test_the_same_question_is_put_to_math_verify_once(verifier, monkeypatch):
