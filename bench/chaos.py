@@ -401,8 +401,9 @@ def watched(run, limit_s):
 
 def slopes(run, rows):
     """{measure: (at the start, growth in 1,000 steps, half of its 90% interval)} of a soak; its
-    first fifth warms up."""
+    first fifth warms up, and while it ends processes go."""
     steps = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if row["step"] < steps[-1]["step"]]
     columns = {name: [(row["step"], row[name]) for row in rows] for name in MEASURES[:-1]}
     columns["step_s"] = [(step["step"], step["time/step_s"]) for step in steps if step["step"]]
     found = {}
