@@ -459,12 +459,11 @@ def main(argv=None):
                             args.servers, args.trainers))
         calm, stormed = runs
         try:
-            calm_s, watched_rows = watched(calm, limit_s=20 * args.limit)
-            print(f"without faults: {args.steps} steps in {calm_s:.0f} s; left behind: "
-                  f"{orphans(calm)} processes", flush=True)
-            growth = slopes(calm, watched_rows)
-            for name, (at, slope, half) in growth.items():
-                print(f"  {name:12} {at:10.3f}, {slope:+.4f} +- {half:.4f} in 1,000 steps")
+            calm_s, seen = watched(calm, limit_s=20 * args.limit)
+            result = {"command": f"python bench/chaos.py {' '.join(argv or sys.argv[1:])}",
+                      "steps": args.steps, "calm_s": round(calm_s, 1), "orphans": orphans(calm),
+                      "growth": slopes(calm, seen)}
+            print(*told(result), sep="\n", flush=True)
             rows, ends = [], []
             if args.faults:
                 rows, storm_s, ends = storm(stormed, kinds, args.faults, args.every,
@@ -472,39 +471,51 @@ def main(argv=None):
                 groups, twice, missing = trained_once(stormed)
                 asked = sum(json.loads(line).get("servers/resubmitted", 0) for line in
                             (stormed.folder / "metrics.jsonl").read_text().splitlines())
-                print(*table(rows), sep="\n")
-                print(f"{len(rows)} faults, {len(ends) - 1} ended the command, statuses "
-                      f"{dict(Counter(end['status'] for end in ends))}; {args.steps} steps in "
-                      f"{storm_s:.0f} s: effective time {calm_s / storm_s:.2f}, a fault each "
-                      f"{storm_s / max(1, len(rows)):.0f} s\n{groups} groups trained, {twice} of "
-                      f"them twice, {missing} of their samples missing; {asked} samples asked "
-                      f"again; left behind: {sum(end['orphans'] for end in ends)} processes")
-                if not args.servers:
-                    print("equal to the run without faults, to the last digit:",
-                          (wrong := same(stormed, calm)) and f"not {wrong}" or "yes")
+                differs = "" if args.servers else same(stormed, calm)
+                result |= {
+                    "storm_s": round(storm_s, 1), "faults": len(rows),
+                    "statuses": dict(Counter(str(end["status"]) for end in ends)),
+                    "groups": groups, "twice": twice, "missing": missing, "asked_again": asked,
+                    "orphans": result["orphans"] + sum(end["orphans"] for end in ends),
+                    "equal": None if args.servers else not differs}
+                print(*table(rows), *told(result), sep="\n")
             if args.out:
-                write(args, growth, rows, ends)
+                write(args.out, "servers" if args.servers else "process", result, rows, ends)
         finally:
             for run in runs:
                 orphans(run, 0)
                 subprocess.run(["umount", "--lazy", run.cwd / "runs"], stderr=subprocess.DEVNULL)
-    failed = args.faults and (twice or missing or sum(end["orphans"] for end in ends)
-                              or not args.servers and wrong)
-    return int(bool(failed))
+    return int(bool(result["orphans"] or args.faults and (twice or missing or differs)))
 
 
-def write(args, growth, rows, ends):
-    args.out.mkdir(parents=True, exist_ok=True)
-    name = "servers" if args.servers else "process"
-    for what, table_rows in (
-            ("faults", rows), ("ends", ends),
-            ("growth", [dict(zip(("measure", "start", "in_1000_steps", "plus_minus"),
-                                 (key, *values))) for key, values in growth.items()])):
-        if table_rows:
-            with open(args.out / f"{name}_{what}.csv", "w", newline="") as file:
-                writer = csv.DictWriter(file, table_rows[0].keys())
+def told(result):
+    """Sentences about a `result`."""
+    yield (f"without faults {result['steps']} steps took {result['calm_s']:.0f} s; from the "
+           "first fifth on, in 1,000 steps:")
+    for name, (at, slope, half) in result["growth"].items():
+        yield f"  {name:12} {at:10.3f} {slope:+9.4f} +- {half:.4f}"
+    if "faults" in result:
+        yield (f"with {result['faults']} faults, one each "
+               f"{result['storm_s'] / max(1, result['faults']):.0f} s, {result['storm_s']:.0f} s: "
+               f"effective time {result['calm_s'] / result['storm_s']:.2f}; the command ended with "
+               + ", ".join(f"{status} ({n} times)" for status, n in result["statuses"].items()))
+        yield (f"{result['groups']} groups trained, {result['twice']} of them twice, "
+               f"{result['missing']} of their samples missing, {result['asked_again']} samples "
+               "asked again")
+    yield f"left behind: {result['orphans']} processes"
+    if result.get("equal") is not None:
+        yield "every digit as without faults: " + ("yes" if result["equal"] else "NO")
+
+
+def write(folder, name, result, rows, ends):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    for what, some in (("faults", rows), ("ends", ends)):
+        if some:
+            with open(folder / f"{name}_{what}.csv", "w", newline="") as file:
+                writer = csv.DictWriter(file, some[0].keys(), lineterminator="\n")
                 writer.writeheader()
-                writer.writerows(table_rows)
+                writer.writerows(some)
 
 
 if __name__ == "__main__":

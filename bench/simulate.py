@@ -4,12 +4,14 @@
     python bench/simulate.py --calibrate runs/a --against runs/b    another run, at the rates of a
     python bench/simulate.py --calibrate runs/a --devices 8 64 1024 --prompts 512
                                                                     the best split of so many
+    python bench/simulate.py --fleet 8 64 1024 10000                effective time, with failures
 
   1. Work        what a run does and what each part of it costs, measured
   2. Generator   a batch of slots; one decode step gives every sequence in it a token
   3. Model       generators, trainers and the real pacer, on simpy's clock
   4. Calibrate   rates and lengths of a run's metrics.jsonl
   5. Split       the best g : t, beside the closed form
+  6. Failures    what of the time is effective, and how often to save
 
 Events are samples that end, steps and pushes, not tokens: between two events a generator's batch is
 constant, and so is its speed. So the cost grows with the samples of a step, not with their tokens
@@ -453,10 +455,71 @@ def best_split(work, devices):
     return (g, devices - g), seen
 
 
+# ---------------------------------------------------------------------------------------------
+# 6. Failures
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Failures that come at any moment, independent of each other (a Poisson process)."""
+    device_hours: float = 50_676.0  # between two of one device: Llama 3's 419 unforeseen ends in
+    #                                 54 days on 16,384 GPUs (2407.21783, sec. 3.3.4)
+    checkpoint_s: float = 60.0      # the trainer stands still
+    restart_s: float = 300.0        # from a trainer's failure to its next step; a server's, too
+    save_s: float = 900.0           # between two checkpoints: `save_minutes`
+
+
+def expected(faults, devices):
+    """The effective share of the time if a failure of any of `devices` ends the run: exact for
+    exponential times between failures (Daly 2006, eq. 15, whose restart can fail as well)."""
+    M, R, d, tau = (3600 * faults.device_hours / devices, faults.restart_s, faults.checkpoint_s,
+                    faults.save_s)
+    return float(tau / (M * np.exp(R / M) * np.expm1((tau + d) / M)))
+
+
+def stormed(faults, devices, seed=0, segments=20_000):
+    """The same by drawing failures: the oracle of `expected`, and it of this."""
+    rng, M, now = np.random.default_rng(seed), 3600 * faults.device_hours / devices, 0.0
+    for _ in range(segments):               # a segment: work up to the next whole checkpoint
+        need = faults.save_s + faults.checkpoint_s
+        while (life := rng.exponential(M)) < need:
+            now += life                     # all of it is lost, and then it restarts
+            need = faults.save_s + faults.checkpoint_s + faults.restart_s
+        now += need
+    return segments * faults.save_s / now
+
+
+def best_interval(faults, devices):
+    """(Young's, Daly's) seconds between two checkpoints: sqrt(2 d M), and with its next terms."""
+    M, d = 3600 * faults.device_hours / devices, faults.checkpoint_s
+    young = (2 * d * M) ** 0.5
+    return young, (young * (1 + (d / (2 * M)) ** 0.5 / 3 + d / (18 * M)) - d if d < 2 * M else M)
+
+
+def fleet(devices, faults, trainer_share=1 / 4, of_a_server=1):
+    """Print the effective time of runs on so many devices: if any failure ends the run, and as it
+    is here, where only a trainer's does; a server's stops the `of_a_server` devices of that one."""
+    alive = 1 - of_a_server * faults.restart_s / (3600 * faults.device_hours)
+    print(f"a device fails each {faults.device_hours:,.0f} h, a checkpoint takes "
+          f"{faults.checkpoint_s:g} s, a restart {faults.restart_s:g} s; {trainer_share:.0%} of the "
+          "devices train")
+    print(f"{'devices':>8} {'failure each':>13} {'any ends it':>12} {'servers survive':>16} "
+          f"{'Young s':>8} {'Daly s':>8} {'at Daly':>8}")
+    for n in devices:
+        trainers = max(1, round(n * trainer_share))
+        young, daly = best_interval(faults, trainers)
+        best = dataclasses.replace(faults, save_s=daly)
+        print(f"{n:8} {faults.device_hours / n:11.1f} h {expected(faults, n):12.3f} "
+              f"{alive * expected(faults, trainers):16.3f} {young:8.0f} {daly:8.0f} "
+              f"{alive * expected(best, trainers):8.3f}")
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--calibrate", nargs="+", metavar="RUN", required=True,
-                        help="run folders: their rates")
+    parser.add_argument("--calibrate", nargs="+", metavar="RUN", help="run folders: their rates")
+    parser.add_argument("--fleet", nargs="+", type=int, metavar="DEVICES", help="with failures")
+    for field in dataclasses.fields(Faults):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=float, default=field.default)
     parser.add_argument("--against", nargs="+", metavar="RUN", help="runs to predict; the same")
     parser.add_argument("--devices", nargs="+", type=int, default=[], help="find the best split")
     for field in dataclasses.fields(Work):
@@ -464,6 +527,10 @@ def main(argv=None):
                             metavar=field.type.__name__.upper(),
                             type=json.loads if field.type is bool else field.type)
     args = parser.parse_args(argv)
+    if args.fleet:
+        fleet(args.fleet, Faults(*(getattr(args, f.name) for f in dataclasses.fields(Faults))))
+    if not args.calibrate:
+        return 0 if args.fleet else parser.error("--calibrate or --fleet: of which runs?")
     try:
         report(args)
     except ConfigError as error:

@@ -1,0 +1,67 @@
+"""bench/chaos.py: three kinds of faults at a real run, and what would let a fault go unseen."""
+
+import json
+import random
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
+import chaos                                                                # noqa: E402
+
+
+def test_three_kinds_of_faults_change_no_digit_and_leave_nothing_behind(micro, tmp_path, seed):
+    """One process: the trainer killed, a worker of the verifier killed, a bit flipped in the
+    newest checkpoint. The command is only repeated."""
+    rng, runs = random.Random(seed), []
+    for name in ("calm", "storm"):
+        (tmp_path / name).mkdir()
+        runs.append(chaos.Run(tmp_path / name, micro, steps=60, seed=0, minutes=0.01))
+    calm, stormed = runs
+    _, rows = chaos.watched(calm, limit_s=400)
+    kinds = {name: chaos.ALONE[name] for name in (
+        "SIGKILL, trainer", "SIGKILL, verifier", "checkpoint, a bit flipped")}
+    faults, _, ends = chaos.storm(stormed, kinds, 3, 2.0, rng, limit_s=300)
+    assert [end["orphans"] for end in ends] == [0] * len(ends) and chaos.orphans(calm) == 0
+    assert chaos.same(calm, stormed) == ""
+    assert chaos.trained_once(stormed) == (240, 0, 0)
+    assert set(chaos.slopes(calm, rows)) == set(chaos.MEASURES)
+    if any(fault["kind"] == "checkpoint, a bit flipped" for fault in faults):
+        assert "does not match its checksum" in (stormed.cwd / "log").read_text()
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_group_trained_twice_a_lost_sample_and_another_digit_are_seen(tmp_path):
+    runs = [SimpleNamespace(folder=tmp_path / name) for name in "ab"]
+    for run in runs:
+        run.folder.mkdir()
+        for name in chaos.LOGS:
+            lines(run.folder / name, [{"step": 1, "x": 0.1, "time/step_s": random.random()}])
+    assert chaos.same(*runs) == ""
+    lines(runs[1].folder / "metrics.jsonl", [{"step": 1, "x": np.nextafter(0.1, 1)}])
+    assert chaos.same(*runs) == "metrics.jsonl"
+    group = {"id": 1, "rewards": [1, 1, -1, -1]}
+    lines(runs[0].folder / "groups.jsonl", [
+        {"groups": [group, group | {"id": 2}]}, {"groups": [group | {"rewards": [1, 1, 1]}]}])
+    assert chaos.trained_once(runs[0]) == (3, 1, 1)
+
+
+def test_growth_is_seen_and_noise_is_none(tmp_path):
+    """A line of slope 2 in 1,000 steps among noise of 1; and a run in which nothing grows."""
+    rng = np.random.default_rng()
+    run = SimpleNamespace(folder=tmp_path)
+    lines(tmp_path / "metrics.jsonl", [
+        {"step": step, "time/step_s": 0.1 + rng.normal(0, 0.01)} for step in range(5001)])
+    rows = [{"step": step, "memory_mb": 500 + 0.002 * step + rng.normal(),
+             "descriptors": 20, "threads": 8, "log_mb": 0.0} for step in range(0, 5001, 10)]
+    found = chaos.slopes(run, rows)
+    at, slope, half = found["memory_mb"]
+    assert abs(slope - 2) < 3 * half < 0.6 and at == pytest.approx(502, abs=1)
+    assert abs(found["step_s"][1]) < 4 * found["step_s"][2] < 0.01
+    assert found["descriptors"][1] == 0
