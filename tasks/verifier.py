@@ -211,7 +211,7 @@ class Verifier(contextlib.AbstractContextManager):
     def grade(self, jobs):
         """{job: reason}. Reasons are remembered, but for errors, which may be the machine's. What
         cannot be started (no memory, no descriptors) is tried once more."""
-        if len(self.known) > 100_000:
+        if len(self.known) > 10_000:
             self.known.clear()
         late = []
 
