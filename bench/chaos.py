@@ -82,7 +82,7 @@ class Run:
             "heldout_prompts": 8, "eval_samples": 2, "eval_every": 100, "prompts_per_step": 4,
             "samples_per_prompt": 4, "slots": 24, "think_min": 8, "think_max": 22,
             "answer_tokens": 3, "prompt_tokens": 40, "warmup_steps": 2, "off_policy": "pipeline-2",
-            "retire_at": 1.5, "save_minutes": minutes, "gpus": 0, "deadline_s": 60,
+            "retire_at": 1.5, "save_minutes": minutes, "gpus": 0, "deadline_s": 300,
             "engine": "vllm" if servers else "transformers", "servers": servers,
             "trainers": trainers}
         self.words = [sys.executable, str(ROOT / "scalerl.py"), "--no-preflight", *(
