@@ -2,7 +2,8 @@
 
     python bench/chaos.py --faults 200                          one process, over transformers
     python bench/chaos.py --faults 40 --servers 2 --trainers 2  two vLLM servers, two ranks
-    python bench/chaos.py --soak 3000                           no faults: does anything grow?
+    python bench/chaos.py --faults 0 --steps 3000               a soak: does anything grow?
+    python bench/chaos.py --tell results/chaos                  the tables of what was kept
 
 A seed makes the schedule: the kind of each fault, and seconds between two (exponential, mean
 --every). The outer loop only repeats the command, as a scheduler does. What is measured: seconds
@@ -437,7 +438,11 @@ def main(argv=None):
     parser.add_argument("--kinds", nargs="*", default=[], help="of faults; without: all")
     parser.add_argument("--limit", type=float, default=900.0, help="seconds without a new step")
     parser.add_argument("--out", type=Path, help="folder for the tables")
+    parser.add_argument("--tell", type=Path, metavar="FOLDER")
     args = parser.parse_args(argv)
+    if args.tell:
+        print(*kept(args.tell), sep="\n")
+        return 0
     # Mounts and a network of our own, which end with this process however it ends.
     if os.geteuid() == 0 and "CHAOS_ALONE" not in os.environ:
         alone = ["unshare", "-m", *(["-n"] if args.servers else []), "--"]
@@ -505,6 +510,19 @@ def told(result):
     yield f"left behind: {result['orphans']} processes"
     if result.get("equal") is not None:
         yield "every digit as without faults: " + ("yes" if result["equal"] else "NO")
+
+
+def kept(folder):
+    """The same lines of the results in a folder: docs/reliability.md has them."""
+    for path in sorted(folder.glob("*.json")):
+        result = json.loads(path.read_text())
+        yield f"`{result['command']}`:"
+        faults = path.with_name(f"{path.stem}_faults.csv")
+        if faults.exists():
+            with open(faults, newline="") as file:
+                yield from table([row | {"lost_s": float(row["lost_s"]) if row["lost_s"] else None}
+                                  for row in csv.DictReader(file)])
+        yield from told(result)
 
 
 def write(folder, name, result, rows, ends):
