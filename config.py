@@ -37,7 +37,6 @@ class Config:
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
     max_unusable: float = 0.02          # ours; share of problems that may be left out: their gold
                                         # answer cannot be read, prompt too long; more: refused
-    unsafe_code: bool = False           # ours; run the model's programs even without a sandbox
     instruction: str = ""               # ours; stands before every question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; appended to every prompt: "<think>\n"

@@ -199,7 +199,7 @@ def load_problems(config, tokenizer, verifier):
                                   options=config.task_options, eval_spec=config.eval_tasks)
         problems = [p for part in parts for p in part]
         if any(p.kind == "code" for p in problems):
-            check_sandbox(config.unsafe_code)
+            check_sandbox()
         bad_gold = check_gold(problems, verifier)
         prompts = {p.id: tuple(prompt_ids(
             tokenizer, p, config.instruction, think_open=config.think_open,

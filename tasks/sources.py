@@ -291,7 +291,7 @@ def record_problem(record, task, columns, mark):
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise TaskError(f"has a bad field {columns['answer']!r}: unit tests must be in a known "
                             f"form ({error!r})") from None
-        answer = tests.to_json()
+        answer = json.dumps(tests)
     elif mark and isinstance(answer, str):
         parts = BOX.findall(answer) if mark == r"\boxed" else answer.split(mark)[1:]
         if not parts:

@@ -4,6 +4,7 @@ Each test is named after the claim it checks; its docstring says what would go w
 """
 
 import doctest
+import json
 import re
 import subprocess
 import sys
@@ -206,7 +207,7 @@ def test_what_cannot_be_used_is_counted_over_the_task_and_too_much_stops():
 
 def test_unit_tests_are_no_part_of_the_gold_check():
     """They are no text that a model could have written."""
-    answer = UnitTests(["1"], ["2"]).to_json()
+    answer = json.dumps(UnitTests(["1"], ["2"]))
     assert check_gold([Problem("x/1", "x", "add one", answer, kind="code")]) == {}
 
 
