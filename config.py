@@ -30,7 +30,7 @@ class Config:
 
     # -- model and problems
     model: str = ""                     # ours; Hugging Face folder or name; the paper has its own
-    task: str = "toy"                   # ours; the paper has "polaris-53k"; a mix: "a:0.7+b:0.3"
+    task: str = "toy"                   # ours; the paper has "polaris-53k"; a mix: "a+b"
     # Each part of a mix, and of eval_tasks, has its own table of options, under its name.
     task_options: dict = field(default_factory=dict)    # ours; as JSON; for a mix: {part: options}
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"

@@ -325,8 +325,7 @@ MATH_500 = [row | {"answer": str(i + 1)} for i, row in enumerate(MATH)]
 DAPO = [{"data_source": "math_dapo", "prompt": [{"role": "user", "content": f"{i} + 1?"}],
          "reward_model": {"ground_truth": str(i + 1), "style": "rule"}} for i in range(7)]
 CHATS = [{"messages": [{"role": "system", "content": "Be short."},
-                       {"role": "user", "content": f"{i} + 1?"},
-                       {"role": "assistant", "content": f"That is \\boxed{{{i + 1}}}."}]}
+                       {"role": "user", "content": f"{i} + 1?"}], "answer": i + 1}
          for i in range(7)]
 PLAIN = [{"prompt": f"{i} + 1?", "solution": i + 1, "level": "easy"} for i in range(7)]
 
@@ -336,7 +335,7 @@ PLAIN = [{"prompt": f"{i} + 1?", "solution": i + 1, "level": "easy"} for i in ra
     (MATH, r"read as problem, solution in the last \boxed{}, level", ("0 + 1?", "1")),
     (MATH_500, "read as problem, answer, level", ("0 + 1?", "1")),
     (DAPO, "read as prompt, reward_model.ground_truth", ("0 + 1?", "1")),
-    (CHATS, r"read as messages, messages in the last \boxed{}", ("Be short.\n\n0 + 1?", "1")),
+    (CHATS, "read as messages, answer", ("Be short.\n\n0 + 1?", "1")),
     (PLAIN, "read as prompt, solution", ("0 + 1?", "1")),
 ])  # fmt: skip
 def test_a_usual_layout_is_recognized_by_its_columns_and_told(rows, told, first, tmp_path, capsys):
@@ -532,10 +531,9 @@ def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
     ([{"question": "a", "answer": "1 000 000"}, {"question": "b", "answer": 1e21}], 2, None),
     ([{"question": "a", "answer": "7"}, {"question": "b", "answer": "E", "choices": ["x", "y"]}], 1,
      "line 2 has options of multiple choice: write them into the question"),
-    ([{"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+"},
-                                               {"type": "text", "text": "3"}]}], "answer": "5"},
+    ([{"prompt": [{"role": "user", "content": "2+3"}], "answer": "5"},
       {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "5"}], 1,
-     "line 2 has a message with a part that is no text"),
+     "line 2 has a field 'prompt' that is None and must be text"),
 ])
 def test_a_line_is_read_rightly_or_refused_with_its_number(rows, kept, sentence, tmp_path):
     """Each of these was read wrongly, without a word."""
