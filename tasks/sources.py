@@ -13,7 +13,7 @@ import random
 import re
 import tomllib
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tasks import own_reward
@@ -34,12 +34,6 @@ class Problem:
     level: int = 0  # graded difficulty, 0 where nobody graded it
     trace: str | None = None  # a correct completion, "thinking</think>answer", for warm starts
 
-    def shorter_than(self, characters):
-        """The same question with the smoke reward of docs/is-it-working.md: what is written counts
-        for nothing, only that it ends and has fewer characters."""
-        return replace(self, task=f"short:{self.task}", kind="short", answer=str(characters),
-                       trace=None)
-
 
 def make_problem(task, question, answer, **fields):
     """A Problem with its id. 48 bits of hash: 10,000 problems collide with chance 2e-7."""
@@ -57,10 +51,7 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")
 def load_pool(name, heldout, seed, options):
     """(all distinct problems of one task, training and held-out together; a sentence for each
     record that is none). Raises TaskError."""
-    options, bad = dict(options), []
-    limit = options.pop("shorter_than", None)  # of any task: the smoke reward instead of its own
-    if limit is not None and not (type(limit) is int and limit > 1):
-        raise TaskError(f"task option shorter_than = {limit!r} must be a whole number above 1")
+    bad = []
     try:
         if name == "toy":
             problems = toy_problems(heldout, seed, **checked_options(name, options, TOY_OPTIONS))
@@ -79,7 +70,7 @@ def load_pool(name, heldout, seed, options):
                 f"hf:OWNER/NAME, a file ({', '.join(FILES)}, .py), or a mix such as toy+my.jsonl")
     except ImportError as error:
         raise TaskError(f"task {name!r} needs a package: pip install {error.name}") from error
-    return problems if limit is None else [p.shorter_than(limit) for p in problems], bad
+    return problems, bad
 
 
 def checked_options(name, options, defaults):

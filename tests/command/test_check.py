@@ -13,14 +13,22 @@ NAMES = ["chat template", "problems", "base pass rate", "answers", "thinking",
 
 
 @pytest.fixture
-def check(micro, tmp_path, monkeypatch, capsys):
+def check(micro, tmp_path, tmp_path_factory, monkeypatch, capsys):
     """Returns (exit code, {name: (verdict, sentence)}) of --check with these settings."""
     monkeypatch.chdir(tmp_path)
+    smoke = tmp_path_factory.mktemp("smoke") / "short.py"
 
-    def run(**settings):
+    def run(shorter_than=None, **settings):
+        if shorter_than:
+            settings |= {"task": str(smoke), "task_options": "{}"}
+            smoke.write_text(
+                "from tasks import load_task\nproblems = [{'prompt': p.question} for p in "
+                "load_task('toy', 'train', heldout=0, options={'size': 32})]\n"
+                "def reward_func(prompts, completions, **_):\n"
+                f"    return [len(text) < {shorter_than} for text in completions]\n")
         code = main([*arguments(micro, **settings), "--gpus", "0", "--check"])
         lines = [re.fullmatch(r"(ok|look|bad) +([\w -]+): (.*)", line).groups()
-                 for line in capsys.readouterr().out.splitlines()]
+                 for line in capsys.readouterr().out.splitlines() if "judged by" not in line]
         assert code == any(verdict == "bad" for verdict, _, _ in lines)
         assert not list(tmp_path.iterdir())                     # nothing is written
         return code, {name: (verdict, sentence) for verdict, name, sentence in lines}
@@ -49,9 +57,8 @@ def test_a_template_that_drops_the_question_is_bad(check, monkeypatch):
 
 
 @pytest.mark.parametrize("settings, name, verdict", [
-    ({"task_options": '{"size": 24, "shorter_than": 2}'}, "base pass rate", "bad"),     # never
-    ({"task_options": '{"size": 24, "shorter_than": 999}', "think_max": 60, "think_min": 60},
-     "base pass rate", None),                                                           # nearly all
+    ({"shorter_than": 2}, "base pass rate", "bad"),                 # never
+    ({"shorter_than": 999, "think_max": 60, "think_min": 60}, "base pass rate", None),  # nearly all
     ({"think_min": 1, "think_max": 1}, "thinking", "look"),
     ({"think_min": 1, "think_max": 1, "interrupt_phrase": "", "answer_tokens": 1}, "answers",
      "bad"),

@@ -30,39 +30,6 @@ def everything(name, max_unusable=0.02, **options):
 
 
 # ------------------------------------------------------------------------------------------------
-# The smoke reward
-
-
-def test_any_task_can_pay_for_short_answers_instead(tmp_path):
-    """Its questions stay, and their ids; its rule, its worked solutions and its curve's name go."""
-    path = write_jsonl(tmp_path / "p.jsonl", [
-        {"question": f"{i} + 1 = ?", "answer": i + 1}
-        for i in range(9)])
-    for name, options in ((path, {}), ("toy", {"size": 40})):
-        own, short = everything(name, **options), everything(name, shorter_than=7, **options)
-        assert [(p.id, p.question) for p in short] == [(p.id, p.question) for p in own]
-        assert {(p.task, p.kind, p.answer, p.trace) for p in short} == {
-            (f"short:{own[0].task}", "short", "7", None)}
-        assert check_gold(short) == {}
-
-
-@pytest.mark.parametrize("limit", [0, 1, -3, "7", 7.0, True, None])
-def test_a_limit_of_characters_is_a_whole_number_above_1(limit):
-    if limit is None:
-        assert everything("toy", shorter_than=None, size=9)[0].kind == "exact"
-    else:
-        with pytest.raises(TaskError, match=f"shorter_than = {re.escape(repr(limit))} .* whole"):
-            everything("toy", shorter_than=limit, size=9)
-
-
-def test_a_short_answer_is_one_that_ends_below_the_limit_thinking_included():
-    """The tag that the prompt has opened is not the model's; a truncated sample has no text."""
-    for text, paid in (("1234", True), ("12345", False), ("<think>1234", True), ("", False),
-                       ("12</think>9", False), ("<think>", False)):
-        assert verify(text, "5", kind="short")[0] == (1.0 if paid else -1.0), text
-
-
-# ------------------------------------------------------------------------------------------------
 # Problems of the toy
 
 
