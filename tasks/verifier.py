@@ -44,28 +44,18 @@ class TaskError(ValueError):
 def verify(text, answer, kind="math", question=""):
     """(reward, reason) of a completion: +1.0 for "correct", else -1.0.
 
-    answer: the gold one, or a tuple of accepted ones, of which any counts.
-    kind: "math" compares values, "exact" the stripped text. "code": the last program passes all
-    unit tests, which are the answer, as JSON.
-    "reward", "reward_func": above 0 by the function of that name in a file of one's own
-    (own_reward.py).
+    kind: "math" compares values with the gold answer, "exact" the stripped text. "code": the last
+    program passes all unit tests, which are the answer, as JSON. "reward", "reward_func": above 0
+    by the function of that name in a file of one's own (own_reward.py).
     reason: "correct", "wrong", "no answer" or "several answers"; or, where it could not be judged,
     "unreadable", "bad reward", "timeout" or "error".
 
     Without a deadline, for gold answers and toys: a text can keep SymPy busy for ever. Samples of a
     model go through `Verifier`. Raises TaskError: unknown kind.
     """
-    jobs = [read(text, gold, kind, question) for gold in accepted(answer)]
-    reason = best([job if isinstance(job, str) else grade(*job) for job in jobs])
+    job = read(text, answer, kind, question)
+    reason = job if isinstance(job, str) else grade(*job)
     return (1.0 if reason == "correct" else -1.0), reason
-
-
-def accepted(answer):
-    return answer if isinstance(answer, tuple) else [answer]
-
-
-def best(reasons):
-    return "correct" if "correct" in reasons else reasons[0]
 
 
 def read(text, answer, kind, question="", think_tags=THINK_TAGS):
@@ -183,11 +173,10 @@ class Verifier(contextlib.AbstractContextManager):
     def score(self, items):
         """The Scores of (text, answer, kind) or (text, answer, kind, question)."""
         start = time.perf_counter()
-        found = [[read(text, gold, kind, *question or [""], self.think_tags)
-                  for gold in accepted(answer)] for text, answer, kind, *question in items]
-        graded = self.grade(dict.fromkeys(
-            job for row in found for job in row if isinstance(job, tuple)))
-        reasons = [best([graded.get(one, one) for one in row]) for row in found]
+        found = [read(text, answer, kind, *question or [""], self.think_tags)
+                 for text, answer, kind, *question in items]
+        graded = self.grade(dict.fromkeys(job for job in found if isinstance(job, tuple)))
+        reasons = [graded.get(job, job) for job in found]
         n = max(1, len(items))
         return Scores([1.0 if r == "correct" else -1.0 for r in reasons], reasons, {
             "verifier/error_frac": sum(
@@ -195,7 +184,7 @@ class Verifier(contextlib.AbstractContextManager):
             "verifier/bad_reward_frac": reasons.count("bad reward") / n,
             "verifier/timeout_frac": reasons.count("timeout") / n,
             "verifier/several_frac": reasons.count("several answers") / n,
-            "verifier/slow_frac": sum(not graded.keys().isdisjoint(row) for row in found) / n,
+            "verifier/slow_frac": sum(job in graded for job in found) / n,
             "time/check_ms": 1000 * (time.perf_counter() - start) / n,
         })
 
