@@ -165,7 +165,7 @@ def test_a_file_is_a_part_of_a_mix_and_can_be_evaluated_and_be_paid_for_brevity(
     path, problems = file(text)
     assert len(problems) == 40 and reasons(problems, ["yes", "no"])[0] == ["correct", "wrong"]
     other, _ = file(text.replace("range(40)", "range(30, 50)"), "other.py")
-    train, held, extra, bad = load_splits(f"{path}:0.5+toy:0.5", heldout=10, eval_spec=other)
+    train, held, extra, bad = load_splits(f"{path}+toy", heldout=10, eval_spec=other)
     assert {p.kind for p in train} == {"reward", "exact"} == {p.kind for p in held} and not bad
     assert len(extra) == 21 and not {p.question for p in train} & {p.question for p in extra}
     assert {p.kind for p in load_pool(path, 0, 0, {"shorter_than": 5})[0]} == {"short"}
