@@ -144,7 +144,7 @@ def arguments(argv):
         help="map these rewards onto [0, 1]")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
-    add("--R0", type=number_or_fit, metavar="R|fit", help="pass rate before training, or `fit` (default: step 0)")
+    add("--R0", type=number_or_fit, help="pass rate before training, or `fit` (default: step 0)")
     add("--c-min", type=float, help="leave out earlier evaluations (the paper: about one epoch)")
     add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
     add("--like", nargs="+", metavar="EARLIER", help="whole runs of the same task and recipe: what "
