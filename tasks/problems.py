@@ -18,7 +18,7 @@ from jinja2.exceptions import TemplateError
 from config import Config
 from tasks.sandbox import SandboxError, check_sandbox
 from tasks.sources import Problem, load_pool, own_problems, question_hash
-from tasks.verifier import TaskError, accepted, verify
+from tasks.verifier import TaskError, verify
 
 
 def load_task(spec, split, *, heldout=1000, seed=0, options=None):
@@ -117,8 +117,8 @@ def check_gold(problems, verifier=None):
     """{id: sentence} of the problems whose gold answer their own verifier calls wrong: they would
     give -1 to every completion. Programs and rewards of one's own have no answer that could be
     judged. Without a Verifier there is no deadline."""
-    claims = [(p, rf"\boxed{{{gold}}}" if p.kind == "math" else gold) for p in problems
-              if p.kind in ("math", "exact") for gold in accepted(p.answer)]
+    claims = [(p, rf"\boxed{{{p.answer}}}" if p.kind == "math" else p.answer) for p in problems
+              if p.kind in ("math", "exact")]
     items = [(text, p.answer, p.kind) for p, text in claims]
     reasons = verifier.score(items).reasons if verifier else [verify(*item)[1] for item in items]
     return {p.id: f"problem {p.id}: its own answer {text!r} is judged {reason!r}"

@@ -192,12 +192,6 @@ def system_call_filter(machine):
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
-CURE = ("install bubblewrap (apt install bubblewrap) and allow user namespaces: on Ubuntu 24.04 by "
-        "`sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, for Docker `docker run "
-        "--security-opt seccomp=unconfined --security-opt apparmor=unconfined`; or take a kernel "
-        "with Landlock (5.13)")
-
-
 def check_sandbox():
     """Makes sure once, before a run starts, that programs can be run. Raises SandboxError."""
     if sys.platform != "linux":
@@ -216,7 +210,11 @@ def which_walls():
         if (cause := failure(walls)) is None:
             return walls
         causes[walls] = cause
-    raise SandboxError(f"code cannot be verified: no sandbox can be made here ({causes}); {CURE}")
+    raise SandboxError(
+        f"code cannot be verified: no sandbox can be made here ({causes}); install bubblewrap (apt "
+        "install bubblewrap) and allow user namespaces: on Ubuntu 24.04 by `sudo sysctl -w kernel."
+        "apparmor_restrict_unprivileged_userns=0`, for Docker `docker run --security-opt seccomp="
+        "unconfined --security-opt apparmor=unconfined`; or take a kernel with Landlock (5.13)")
 
 
 def failure(walls):
@@ -229,9 +227,8 @@ def failure(walls):
     return None if ready else f"ended with {code}: {complaint.strip()[-200:]}"
 
 
-def readable():
-    """The files that a program may read: the interpreter's, under the names that it knows."""
-    return ["/usr/lib", "/usr/lib64", "/lib", "/lib64", f"{sys.base_prefix}/lib"]
+# The files that a program may read: the interpreter's, under the names that it knows.
+READABLE = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", f"{sys.base_prefix}/lib"]
 
 
 def child_command(walls):
@@ -248,7 +245,7 @@ def child_command(walls):
     command = [bwrap, "--unshare-all", "--unshare-user",
                "--die-with-parent", "--new-session", "--cap-drop", "ALL",
                "--dev-bind", "/dev/null", "/dev/null"]
-    for path in (*readable(), python, child):
+    for path in (*READABLE, python, child):
         command += ["--ro-bind-try", path, path]
     return [*command, "--remount-ro", "/", "--chdir", "/", *inner]
 
@@ -266,8 +263,8 @@ def run_program(program, name, given, limits, walls):
         tempfile.TemporaryFile() as stdout,
         tempfile.TemporaryFile() as stderr,
     ):
-        marshal.dump((rlimits, steps, program, name, given,
-                      readable() if walls == "Landlock" else None), request)
+        landlock = READABLE if walls == "Landlock" else None
+        marshal.dump((rlimits, steps, program, name, given, landlock), request)
         request.seek(0)
         try:
             code = subprocess.run(

@@ -177,7 +177,7 @@ def test_cores_are_those_that_this_process_may_use_or_all(monkeypatch):
 
 def test_windows_is_one_sentence_that_names_wsl(elsewhere):
     """For what would run; the help is the same everywhere."""
-    for words in (["--config", ROOT / "configs" / "demo.toml"], ["--model", "m", "--check"]):
+    for words in (["--config", ROOT / "configs" / "demo.toml"], ["--model", "m"]):
         done = elsewhere(ROOT / "scalerl.py", *words, pretended=WINDOWS)
         assert done.returncode and done.stderr.count("\n") == 1, done.stderr
         assert "use WSL, the Windows Subsystem for Linux" in done.stderr
