@@ -6,14 +6,13 @@ settings tell; for the rest a few tokens are scored in three ways (docs/models.m
 """
 
 import random
-from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from engines.kv_cache import make_cache
 from engines.own_forward import CAUSAL, Rows, cap, is_packed, text_config
 from engines.packed import Pack
-from loss import head_logits
 
 # In a token's log-prob, fp32, as weights are trained. Rounding was up to 3e-4 (Qwen3-Next; 100
 # other families up to 5e-5), a forgotten final softcap 0.01, samples that saw each other 0.3 up.
@@ -94,7 +93,7 @@ def prepare(model):
 def compare(model, attention):
     """Switch the model to this attention. Raises ValueError unless outputs are scored in a batch,
     and token by token from the cache, as the model does it with each alone."""
-    head, name = model.get_output_embeddings().weight, type(model).__name__
+    head, softcap, name = model.get_output_embeddings().weight, cap(model), type(model).__name__
     if head.is_meta:
         model.set_attn_implementation(attention)
         return
@@ -103,7 +102,9 @@ def compare(model, attention):
     prompts, outputs = [ids[:21], ids[21:30]], [ids[30:43], ids[43:51], ids[51:]]
     prompt_of = [0, 0, 1]
 
-    def scores(logits, tokens):
+    def scores(hidden, tokens):
+        logits = F.linear(hidden, head)
+        logits = softcap * (logits / softcap).tanh() if softcap else logits
         return logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     try:
         alone = torch.cat([
@@ -114,14 +115,13 @@ def compare(model, attention):
             raise ValueError("it cannot be switched to other attention")
         rows = (Pack if is_packed(model) else Rows)(prompts, outputs, prompt_of, dtype=head.dtype,
                                                     device=head.device)
-        alone = scores(alone, rows.targets)
-        logits = partial(head_logits, weight=head, softcap=cap(model))
-        batch = alone - scores(logits(rows.states(model)[rows.predict]), rows.targets)
+        alone = alone.log_softmax(-1).gather(1, rows.targets[:, None])[:, 0]
+        batch = alone - scores(rows.states(model)[rows.predict], rows.targets)
         cache = make_cache(model, 3, 40)
         hidden, steps = cache.prefill(model, prompts, [2, 1])[prompt_of], []
         for step in range(STEPS):
             at = rows.column == step                                    # (K,), three are true
-            steps.append(alone[at] - scores(logits(hidden), rows.targets[at]))
+            steps.append(alone[at] - scores(hidden, rows.targets[at]))
             hidden = cache.decode(model, rows.targets[at])
     except (AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError,
             TypeError, ValueError) as error:
