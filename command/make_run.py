@@ -89,7 +89,7 @@ def server_samplers(config, trainer, rule, length, shared):
         urls = read_addresses(config.vllm_url, config.start_deadline_s)
         pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
                           vocab=trainer.model.get_input_embeddings().num_embeddings,
-                          head_fp32=config.head_fp32, cuda=trainer.device == "cuda", tls=config.tls,
+                          head_fp32=config.head_fp32, cuda=trainer.device == "cuda",
                           deadline_s=config.deadline_s,
                           logs=Path("runs", config.name, "logs") if ours else None)
     make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,

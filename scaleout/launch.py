@@ -107,7 +107,7 @@ def commands(config, argv, placement, estimate, logs, port):
         script += ["--recompute-layers", "true"]
     env = env | os.environ | {              # what the user has set wins
         LAUNCHED: ",".join(urls), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": LOOPBACK[0], "MASTER_PORT": str(port),
+        "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True"}     # the store is ours, so it outlives every rank
     if config.gpus > 0:
         env["CUDA_VISIBLE_DEVICES"] = visible(range(ranks))
@@ -131,13 +131,14 @@ def launch(config, argv, address=""):
     logs = path.parent / "logs" / address
     logs.mkdir(parents=True, exist_ok=True)
     say(f"{placement.why}; logs in {logs}")
-    store = listening_store(LOOPBACK[0])
+    store = listening_store(LOOPBACK)
     supervisor = Supervisor(*commands(config, argv, placement, estimate, logs, store.port))
     if not address:
         return supervisor.run()
     urls = [server.url for server in placement.servers]
     with written_addresses(path, urls):
-        say(f"{', '.join(urls)}; trainers find them with --vllm-url @{path}")
+        say(f"{', '.join(urls)}; trainers find them with --vllm-url @{path}; whoever else reaches "
+            "them can change the weights")
         return supervisor.run()
 
 

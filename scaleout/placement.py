@@ -10,8 +10,7 @@ import socket
 from collections import namedtuple
 
 from config import ConfigError
-from engines.load import refused
-from servers.addresses import LOOPBACK, client_context
+from servers.addresses import LOOPBACK
 
 TRAINING = 16 / 80                  # of a step's work, by the paper's split
 RECOMPUTED = 4 / 3                  # of the work of training: a second forward pass
@@ -24,7 +23,7 @@ Server = namedtuple("Server", "url devices")
 Placement = namedtuple("Placement", "trainers servers why")
 
 
-def free_ports(count, host=LOOPBACK[0]):
+def free_ports(count, host=LOOPBACK):
     """Ports of this address that nobody listens on; below 32768, or a client that calls a dead
     server could be given its port, and connect to itself. Raises ConfigError."""
     ports = set()
@@ -42,7 +41,7 @@ def free_ports(count, host=LOOPBACK[0]):
 
 def make_placement(config, estimate, address=""):
     """The `Placement` that `config` asks for. Raises ConfigError: it does not add up."""
-    c, host = config, address or LOOPBACK[0]
+    c, host = config, address or LOOPBACK
     if c.vllm_url and c.servers:
         raise ConfigError(f"servers = {c.servers}: vllm_url names servers that others have "
                           "started; give one of the two")
@@ -52,10 +51,7 @@ def make_placement(config, estimate, address=""):
         trainers = 0 if address else c.trainers or 1
         count = 0 if c.vllm_url else c.servers or 1
         why = f"no GPU: {trainers} train, {count} servers generate"
-    urls = [f"{'https' if c.tls_folder else 'http'}://{host}:{port}"
-            for port in free_ports(count, host)]
-    with refused():     # on a network servers need tls = FOLDER, or tls = "none" in so many words
-        client_context(urls, c.tls)
+    urls = [f"http://{host}:{port}" for port in free_ports(count, host)]
     size, devices = max(1, c.tensor_parallel), range(trainers, c.gpus)      # none on CPUs
     return Placement(trainers, tuple(
         Server(url, tuple(devices[i * size:(i + 1) * size])) for i, url in enumerate(urls)), why)

@@ -17,7 +17,6 @@ from collections import Counter
 import aiohttp
 
 from servers.server import BadAnswer, Server, ServerError, ServerFailed
-from servers.addresses import client_context
 from servers.weight_transfer import buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
@@ -41,9 +40,8 @@ class ServerPool:
     Raises ValueError: a setting or an address is wrong; ServerError: not all came up.
     """
 
-    def __init__(self, urls, *, slots, length, vocab, dtype, head_fp32=True, cuda=False, tls="",
+    def __init__(self, urls, *, slots, length, vocab, dtype, head_fp32=True, cuda=False,
                  deadline_s=600.0, logs=None):
-        context = client_context(urls, tls)
         # Each request is a connection, and 1,024 open files are the usual soft limit.
         hard, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], slots * len(urls) + 64
         if needed > hard != resource.RLIM_INFINITY:         # every server would be lost
@@ -63,7 +61,7 @@ class ServerPool:
         self.ready_until = time.monotonic()     # the last time when a server was ready
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.wait(self._open(urls, context))
+        self.wait(self._open(urls))
         try:
             self._wait_for_all()
         except BaseException:
@@ -147,11 +145,11 @@ class ServerPool:
 
     # -- the loop's thread: connections --------------------------------------------------------
 
-    async def _open(self, urls, context):
+    async def _open(self, urls):
         # A connection of its own for each request: vLLM's server closes one after 5 s of silence,
         # and a moment after it has answered 500; a request into a closing one fails.
         self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(
-            limit=0, ssl=context or False, force_close=True))
+            limit=0, force_close=True))
         self.servers = [Server(url, self) for url in urls]
         for server in self.servers:
             self.task(self._watch(server))

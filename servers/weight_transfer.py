@@ -2,7 +2,7 @@
 
 Rank 0 and the workers of one server form a process group of their own, so a dead server breaks no
 other: gloo between CPUs (the other end is worker.py), NCCL between GPUs (vLLM's own). Neither knows
-passwords or encryption: private networks only, even if HTTP has TLS.
+passwords or encryption: private networks only.
 """
 
 import base64

@@ -4,11 +4,7 @@ likes, fail where it likes, and hold back what has to be unfinished. No vLLM is 
 import asyncio
 import contextlib
 import json
-import os
 import resource
-import socket
-import ssl
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -16,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import EOS, ROOT, V, WORDS, drain, requests
+from conftest import EOS, V, WORDS, drain, requests
 from transformers import AutoConfig
 from served import Fake, connect, drained, free_port, push, until  # noqa: F401
 
@@ -24,7 +20,6 @@ from config import Config, ConfigError
 from command.make_run import make_samplers
 from servers.server import ServerError, ServerFailed, check_answer
 from servers.pool import ServerPool
-from servers.addresses import client_context
 from servers.sampler import ServerSampler
 from sampler import Interruption
 from scaleout.server_command import server_command
@@ -413,21 +408,17 @@ def test_thinking_budgets_depend_on_the_seed_alone(fake, connect):
     assert budgets(3) == budgets(3) != budgets(5)
 
 
-def test_a_server_is_started_in_the_shape_and_with_the_locks_that_were_asked_for(micro):
-    config = Config(model=str(micro), tensor_parallel=2, tls="certs",
+def test_a_server_is_started_in_the_shape_that_was_asked_for(micro):
+    config = Config(model=str(micro), tensor_parallel=2,
                     vllm_args="--pipeline-parallel-size 3 --data-parallel-size 5")
     argv, env = server_command(config, length=134, slots=20, dtype=torch.bfloat16,
-                               url="https://10.0.0.7:8100", device="4,6")
+                               url="http://10.0.0.7:8100", device="4,6")
     given = dict(zip(argv, argv[1:]))
     assert [given[f"--{name}-parallel-size"] for name in ("tensor", "pipeline", "data")] == \
         ["2", "3", "5"]
-    assert given["--ssl-cert-reqs"] == str(int(ssl.CERT_REQUIRED))      # without one, nobody
-    assert given["--ssl-ca-certs"] == os.path.join("certs", "ca.pem")
     assert given["--host"] == "10.0.0.7" and env["CUDA_VISIBLE_DEVICES"] == "4,6"
-    config.tls = "none"
     argv, _ = server_command(config, length=134, slots=20, dtype=torch.bfloat16,
-                             url="https://10.0.0.7:8100")
-    assert "--ssl-certfile" not in argv
+                             url="http://10.0.0.7:8100")
     # Two servers with one seed would draw the same numbers.
     assert int(given["--seed"]) != int(argv[argv.index("--seed") + 1])
 
@@ -871,45 +862,3 @@ def test_servers_of_another_kind_or_version_are_refused(fake, connect, monkeypat
     with pytest.raises(ServerError, match="connect: not every server is ready since 3 s; "
                                           f"{url} is lost: "):
         connect(url, deadline_s=1)
-
-
-@pytest.mark.parametrize("url, words", [
-    ("http://10.0.0.7:8000", "everybody who reaches that port can change the weights"),
-    ("https://127.0.0.1:8000", "tls = '': .*make certs"),
-    ("127.0.0.1:8000", "give addresses like"), ("http://127.0.0.1", "give addresses like"),
-    ("ftp://127.0.0.1:21", "give addresses like")])
-def test_addresses_that_are_not_safe_are_refused(url, words, connect):
-    with pytest.raises(ValueError, match=words):
-        connect(url)
-
-
-def test_plain_http_to_another_machine_is_taken_if_tls_is_said_to_be_none():
-    assert client_context(["http://10.0.0.7:8000"], "none") is None
-    with pytest.raises(ValueError, match="tls = 'none': .*make certs"):
-        client_context(["https://10.0.0.7:8000"], "none")
-
-
-def test_with_tls_both_sides_show_a_certificate(fake, connect, tmp_path):
-    """A trainer of another authority does not get in, and does not talk to the server either."""
-    for name in ("mine", "other"):
-        run = subprocess.run(["make", "certs", f"CERTS={tmp_path / name}", "HOSTS=127.0.0.1"],
-                             cwd=ROOT, capture_output=True, text=True, timeout=60)
-        assert run.returncode == 0, run.stderr
-    asking = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tmp_path / "mine/ca.pem")
-    asking.load_cert_chain(tmp_path / "mine/cert.pem", tmp_path / "mine/key.pem")
-    asking.verify_mode = ssl.CERT_REQUIRED
-    server = fake(whole, ssl=asking)
-    trusting, said = ssl.create_default_context(cafile=tmp_path / "mine/ca.pem"), b""
-    with contextlib.suppress(OSError), trusting.wrap_socket(
-            socket.create_connection(("127.0.0.1", server.port), 20),
-            server_hostname="127.0.0.1") as nobody:         # it shows none
-        nobody.sendall(b"GET /version HTTP/1.0\r\n\r\n")
-        said = nobody.recv(1)
-    assert not said and not server.tries
-    sampler = connect(server.url, tls=str(tmp_path / "mine"))
-    push(sampler, WEIGHT, 0)
-    assert len(drain(sampler, requests(1))) == 3
-    with pytest.raises(ServerError, match="certificate"):
-        connect(server.url, tls=str(tmp_path / "other"), deadline_s=2)
-    with pytest.raises(ValueError, match="cannot be read"):
-        connect(server.url, tls=str(tmp_path), deadline_s=1)
