@@ -7,10 +7,12 @@ machines others start the trainers, and this file the servers of each (--serve-o
 import importlib.util
 import os
 import shlex
+import socket
 import sys
 from pathlib import Path
 
 import torch
+from torch.distributed import TCPStore
 
 from artifacts.settings import LAUNCHED, check
 from config import ConfigError
@@ -20,7 +22,6 @@ from scaleout.placement import make_placement
 from scaleout.server_command import ROOT, server_command
 from scaleout.supervise import Child, Supervisor, say
 from servers.addresses import LOOPBACK, written_addresses
-from servers.weight_transfer import listening_store
 
 
 def plan_alone(config):
@@ -131,7 +132,9 @@ def launch(config, argv, address=""):
     logs = path.parent / "logs" / address
     logs.mkdir(parents=True, exist_ok=True)
     say(f"{placement.why}; logs in {logs}")
-    store = listening_store(LOOPBACK)
+    listener = socket.create_server((LOOPBACK, 0))      # torch's own would be at every address
+    store = TCPStore(LOOPBACK, listener.getsockname()[1], None, True, wait_for_workers=False,
+                     master_listen_fd=listener.detach())
     supervisor = Supervisor(*commands(config, argv, placement, estimate, logs, store.port))
     if not address:
         return supervisor.run()

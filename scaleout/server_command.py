@@ -29,7 +29,7 @@ def server_command(config, *, length, slots, dtype, url, device=None):
             "--enable-prefix-caching",                      # the client salts it with the version
             "--enable-scale-out",                           # the route of token ids in and out
             "--skip-tokenizer-init",                        # ids alone: no text
-            "--weight-transfer-config", json.dumps({"backend": "nccl" if device else "gloo"}),
+            "--weight-transfer-config", json.dumps({"backend": "nccl" if device else "http"}),
             "--tensor-parallel-size", str(max(1, config.tensor_parallel)),
             "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
     env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1",       # the routes of pause and weights
@@ -50,7 +50,7 @@ def server_command(config, *, length, slots, dtype, url, device=None):
         memory = int(CACHE_SHARE * host_memory())
         argv += ["--enforce-eager", "--block-size", str(BLOCK_TOKENS), "--kv-cache-memory-bytes",
                  str(min(blocks * block_bytes(config.model, dtype), memory)),
-                 "--worker-extension-cls", "servers.worker.Worker"]       # gloo is ours
+                 "--worker-extension-cls", "servers.worker.Worker"]       # http is ours
         # Threads bound to cores would put every server of a machine on the same ones.
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     return argv + shlex.split(config.vllm_args), env

@@ -103,7 +103,7 @@ class Fake:
             "cache_config": {"cache_dtype": "auto"}, "speculative_config": None,
             "scheduler_config": {"max_num_seqs": 4000},
             "parallel_config": {"data_parallel_size": 1},
-            "weight_transfer_config": {"backend": "gloo"}}
+            "weight_transfer_config": {"backend": "http"}}
         for path, value in config.items():
             section, name = path.split("__")
             self.config[section][name] = value

@@ -50,7 +50,5 @@ def test_a_run_ends_in_a_sentence_where_no_addresses_are(text, code, sentence, m
         (tmp_path / "servers.txt").write_text(text)
     words = arguments(micro, name="r", engine="vllm", vllm_url="@servers.txt", gpus=0,
                       deadline_s=0.1)
-    # The deadline of the whole start would end this process: it is longer by a twentieth alone.
-    monkeypatch.setattr("scaleout.team.Alone.watch", lambda team: None)
     assert main(words) == code
     assert f"scalerl.py: {sentence}" in capsys.readouterr().err
