@@ -64,8 +64,8 @@ def plan(config, address=""):
     return estimate
 
 
-def check_machine(config):
-    """Raises ConfigError: the command asks for GPUs that are not here."""
+def check_machine(config, servers=()):
+    """Raises ConfigError: the command asks for GPUs that are not here, or vLLM is not."""
     found, needed = torch.cuda.device_count(), max(config.gpus, 0)
     if started():                               # a rank may be shown one GPU alone
         needed = min(needed, 1)
@@ -74,9 +74,6 @@ def check_machine(config):
         raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; is the driver "
                           f"(nvidia-smi) new enough for CUDA {torch.version.cuda}? gpus = 0 "
                           "computes on the CPU")
-
-
-def check_vllm(servers):
     if servers and importlib.util.find_spec("vllm") is None:
         raise ConfigError("servers need vllm, which is not installed here: run `make vllm`")
 
@@ -122,12 +119,11 @@ def commands(config, argv, placement, estimate, logs, port):
 def launch(config, argv, address=""):
     """Start what `config` asks for and run until it ends. Returns the exit status. address: for
     --serve-only, servers alone, which listen there; "": trainers and servers of a whole run."""
-    check_machine(config)
     path = Path("runs", config.name, f"servers_{address}.txt")
     path.unlink(missing_ok=True)                # of a start that was killed
     estimate = plan(config, address)
     placement = make_placement(config, estimate, address)
-    check_vllm(placement.servers)
+    check_machine(config, placement.servers)
     estimate.refuse(placement.trainers, len(placement.servers))
     logs = path.parent / "logs" / address
     logs.mkdir(parents=True, exist_ok=True)
@@ -166,6 +162,5 @@ def describe(config, argv, address=""):
         print(f"  {child.name}, log: {child.log or 'the terminal'}\n   ", *env,
               shlex.join(map(str, child.argv)))
     if torch.cuda.device_count():
-        check_machine(config)
-        check_vllm(counts[1])
+        check_machine(config, counts[1])
     estimate.refuse(*counts)

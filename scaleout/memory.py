@@ -71,6 +71,7 @@ class Estimate:
         head = model.get_output_embeddings().weight.numel()
         self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
         self.kv_token = block_bytes(config.model, dtype) / BLOCK_TOKENS     # bytes, all layers
+        self.sequence = length * self.kv_token              # the same of the longest one
         # Of a running sequence, on average: half of the prompt filled, and a quarter of the longest
         # output, as of samples half finished that become half as long. Assumed.
         self.mean_length = (length - output) / 2 + output / 4
@@ -103,8 +104,7 @@ class Estimate:
         layer = tokens * ((16 if rounded else 24) * hidden + 4 * (H + J) * D
                           + 3 * (H + J) * D * self.itemsize + mlp)
         kept = layer + layers * tokens * hidden * self.itemsize \
-            if recompute or self.recompute \
-            else layers * layer
+            if recompute or self.recompute else layers * layer
         if not self.flash:                                  # an attention mask for each sample
             kept += tokens * self.output * self.itemsize * H / J
         # Logits and their gradients; a rounded head's gradient and what is added to it, in fp32.
@@ -116,11 +116,6 @@ class Estimate:
         sequences = (0 if vllm else c.slots) + (least if self.cuda else c.slots)
         return {FIXED: fixed, ACTIVATIONS: kept, LOGITS: logits,
                 CACHE: sequences * self.sequence * self.alone}
-
-    @property
-    def sequence(self):
-        """Bytes of the cache for one sequence, the longest."""
-        return self.length * self.kv_token
 
     def sequences_left(self, free):
         """Whole sequences for which a GPU has room. free: its bytes beside the fp32 weights."""

@@ -4,7 +4,7 @@ The paper gives 64 GPUs to generation and 16 to training, and names no rule. Our
 are equally fast, and a step takes as long as the slower one. bench/simulate.py knows better.
 """
 
-import errno
+import contextlib
 import random
 import socket
 from collections import namedtuple
@@ -23,20 +23,17 @@ Server = namedtuple("Server", "url devices")
 Placement = namedtuple("Placement", "trainers servers why")
 
 
-def free_ports(count, host=LOOPBACK):
+def free_ports(count, host):
     """Ports of this address that nobody listens on; below 32768, or a client that calls a dead
     server could be given its port, and connect to itself. Raises ConfigError."""
-    ports = set()
-    while len(ports) < count:
-        try:
-            with socket.socket() as s:
-                s.bind((host, random.randrange(10000, 32768)))
-                ports.add(s.getsockname()[1])
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise ConfigError(f"--serve-only {host}: give an address of this machine, on which "
-                                  f"servers can listen ({error})") from None
-    return ports
+    ports = []
+    for port in random.sample(range(10000, 32768), 100 * count):
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind((host, port))
+            ports.append(port)
+    if len(ports) < count:
+        raise ConfigError(f"--serve-only {host}: give an address of this machine")
+    return ports[:count]
 
 
 def make_placement(config, estimate, address=""):
@@ -88,10 +85,8 @@ def on_gpus(c, estimate, address):
     _, recompute, trainers = min(plans, default=(0, estimate.recompute, max(possible[size])))
     estimate.recompute = recompute
     generators = c.gpus - trainers
-    why = "as asked for" if address or c.trainers or c.servers or c.vllm_url else (
-        "by the paper's split, 1 to 4, as far as the model's memory lets it; --servers, --trainers "
-        "and --tensor-parallel override this")
-    of = f" of {size}" if size > 1 else ""
+    why = "as asked for" if address or c.trainers or c.servers or c.vllm_url else \
+        "by the paper's split, 1 to 4, as far as the model's memory lets it"
+    servers = f"{generators // size} servers" + (f" of {size}" if size > 1 else "")
     return trainers, generators // size, (
-        f"{c.gpus} GPUs: {trainers} train, {generators} generate ({generators // size} servers"
-        f"{of}): {why}")
+        f"{c.gpus} GPUs: {trainers} train, {generators} generate ({servers}): {why}")

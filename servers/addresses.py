@@ -38,8 +38,7 @@ def read_addresses(vllm_url, limit_s):
         while not path.is_file():
             if time.monotonic() > end:
                 raise TimeoutError(f"start: {path} has not appeared for {limit_s:g} s: does "
-                                   "--serve-only run, with this --name and in a folder that both "
-                                   "see? Its addresses may also be given as vllm_url themselves")
+                                   "--serve-only run, in a folder that both see?")
             time.sleep(0.2)
         urls += path.read_text(errors="replace").split() or [""]
     for url in urls:

@@ -150,16 +150,13 @@ class Server:
         self.set_state("ready")
         self.pool.dispatch()
 
-    @property
-    def salt(self):
-        """Of its prefix cache: a block is found under the weights alone that computed it."""
-        return f"{self.label}-{self.connection}"
-
     async def generate(self, sampler, sample):
         """(ids, log-probs, versions) that continue sample.ids; see `check_answer`."""
         asked, name, version = sampler.budget(sample), secrets.token_hex(8), self.version
+        # With the salt a cached block is found under the weights alone that computed it.
         answer = await self.post("/inference/v1/generate", {
-            "request_id": name, "token_ids": sample.ids, "cache_salt": self.salt,
+            "request_id": name, "token_ids": sample.ids,
+            "cache_salt": f"{self.label}-{self.connection}",
             "sampling_params": {
                 "temperature": sampler.temperature, "max_tokens": asked, "logprobs": 0,
                 "stop_token_ids": sampler.eos_ids, "ignore_eos": True, "detokenize": False},

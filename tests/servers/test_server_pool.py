@@ -241,21 +241,6 @@ def test_two_thousand_requests_are_in_flight_at_once_where_1024_files_may_be_ope
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("hard, refused", [(1063, True), (1064, False),
-                                           (resource.RLIM_INFINITY, False)])
-def test_more_requests_than_this_process_may_open_files_are_refused(
-        hard, refused, fake, connect, monkeypatch):
-    """Else servers would be lost one after the other, in the middle of a run."""
-    raised = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, hard))
-    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
-    urls = [fake(whole).url for _ in range(2)]
-    with pytest.raises(ValueError, match="2 servers need up to 1064 open files and this process "
-                       "may open 1063") if refused else contextlib.nullcontext():
-        connect(*urls, slots=500)
-    assert raised == [(hard, hard)] * (not refused)
-
-
 def test_the_samples_of_a_group_go_to_one_server_and_servers_are_kept_equally_busy(fake, connect):
     """One server has their prompt in its cache then. Answers are held back, so what was sent is
     seen: 2 x 7 slots, four groups of three, and the fifth split over the two that are left."""
@@ -747,7 +732,7 @@ def test_a_request_that_begins_after_a_push_keeps_its_tokens_and_is_counted(fake
     server.release()
     assert sorted(r.versions[0] for r in drain(sampler)) == [0, 0, 1]
     salts = [body["cache_salt"] for body in server.asked]
-    assert salts == salts[:1] * 3 and sampler.pool.servers[0].salt != salts[0]
+    assert salts == salts[:1] * 3
     assert sampler.log()["servers/late_starts"] == 1
 
 
@@ -797,7 +782,7 @@ def test_a_push_that_another_trainer_left_open_is_closed_first(fake, connect):
     assert sampler.log()["servers/losses"] == 0
 
 
-def test_while_servers_start_the_last_line_of_each_log_is_said_with_the_time(
+def test_while_servers_start_the_last_line_of_each_log_is_said(
         connect, tmp_path, monkeypatch, capfd):
     """Where others have their logs, or another machine has one, the last try's error."""
     monkeypatch.setattr("servers.pool.SAY_S", 0.4)
@@ -811,7 +796,7 @@ def test_while_servers_start_the_last_line_of_each_log_is_said_with_the_time(
             connect(*urls, deadline_s=1, logs=logs)
         said = capfd.readouterr().err
         for url, word in zip(urls, words):
-            assert f"{url} is starting, 1 s of 3 at most: {word}" in said
+            assert f"{url} is starting: {word}" in said
 
 
 def test_servers_of_another_kind_or_version_are_refused(fake, connect, monkeypatch):
