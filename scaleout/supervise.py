@@ -108,7 +108,7 @@ class Supervisor:
             return exit_code(first)
         ended = [trainer for trainer in self.trainers if trainer.status is not None]
         # What rank 0 has said, or what ended it while it loaded.
-        stopped = (exit_code(first), 128 + first) if first else ()
+        stopped = (exit_code(first), 128 + first, 130) if first else ()
         for trainer in ended:
             # By a signal that nobody has sent to the launcher, a trainer has failed.
             if trainer.status and trainer.status not in stopped:
