@@ -30,14 +30,13 @@ class Config:
 
     # -- model and problems
     model: str = ""                     # ours; Hugging Face folder or name; the paper has its own
-    task: str = "toy"                   # ours; the paper has "polaris-53k"; a mix: "a:0.7+b:0.3"
+    task: str = "toy"                   # ours; the paper has "polaris-53k"; a mix: "a+b"
     # Each part of a mix, and of eval_tasks, has its own table of options, under its name.
     task_options: dict = field(default_factory=dict)    # ours; as JSON; for a mix: {part: options}
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
     max_unusable: float = 0.02          # ours; share of problems that may be left out: their gold
                                         # answer cannot be read, prompt too long; more: refused
-    unsafe_code: bool = False           # ours; run the model's programs even without a sandbox
     instruction: str = ""               # ours; stands before every question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; appended to every prompt: "<think>\n"

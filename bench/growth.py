@@ -71,7 +71,7 @@ def ranges(n):
 
 def evaluations(n):
     rows = [{"step": float(i), "C": float(i), "R": .5} for i in range(n)]
-    return lambda: readers.evaluations(rows, "C", "R", "x", None)
+    return lambda: readers.evaluations(rows, "C", "R", "x")
 
 
 def curve(n):

@@ -6,8 +6,7 @@
 
 The peers judge the answers that were set aside in bench/answers/, labelled by hand before anything
 was mended (docs/tasks.md): right ones by form, wrong ones, and texts that look for the reward.
-Numbers are marked in the trainer's process on one core; formulas by two worker processes, fresh
-ones and repeated ones (the samples of a prompt give few different answers).
+Numbers are marked in the trainer's process on one core; formulas by two worker processes.
 """
 
 import argparse
@@ -57,7 +56,7 @@ def programs(count, rng):
         a = rng.randint(2, 99)
         program = f"```python\n# {i}\nx = int(input())\nprint(x * {a})\n```"
         tests = UnitTests(("1", "2", "3"), (f"{a}", f"{2 * a}", f"{3 * a + i % 2}"))
-        items.append((program, tests.to_json(), "code"))
+        items.append((program, json.dumps(tests), "code"))
     return items
 
 
@@ -157,13 +156,11 @@ def main():
         verifier.score([(r"\boxed{y}", "2y-y", "math"), (r"\boxed{z}", "2z-z", "math")])  # start
         items = formulas(400, rng)
         print(f"{'formulas, two workers, all new':<44} {rate(verifier, items, 0.5):9,.0f}")
-        print(f"{'formulas, two workers, all seen before':<44} {rate(verifier, items, 0.5):9,.0f}")
-        for walls in ("bubblewrap", "Landlock", "limits"):
+        for walls in ("bubblewrap", "Landlock"):
             if cause := sandbox.failure(walls):
                 print(f"{walls}: {cause}")
                 continue
             sandbox.which_walls = lambda: walls
-            verifier.unsafe_code = walls == "limits"
             print(f"{f'programs of three tests, two at once, {walls}':<44} "
                   f"{rate(verifier, programs(60, rng), 0.5):9.1f}")
 

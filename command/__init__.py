@@ -2,6 +2,6 @@
 
     main.py       how a run begins, and how it ends; options.py: the options and their help
     make_run.py   from the settings to a `scalerl.Run` with all of its parts
-    preflight.py  can this machine do it? check.py, --check: is this model ready for this task?
+    preflight.py  can this machine do it?
     report.py     --report: a page about a run; symptoms.py: what its log says against it
 """

@@ -7,7 +7,6 @@ from artifacts import settings
 from artifacts.resume import Stopped
 from artifacts.run_folder import RunFolder
 from artifacts.step_log import describe
-from command.check import check
 from command.make_run import make_run
 from command.options import parse
 from command.preflight import preflight
@@ -52,8 +51,6 @@ def main(argv=None, make_trainer=Trainer):
             team = make_team(config)                    # the processes that train; mostly one
             # Of several processes only rank 0 returns from `lead`; the others serve its calls.
             run = make_run(config, team.lead(make_trainer(config, team)), folder)
-            if flags.check:
-                return check(run)
             if sentence := folder.begin(run):
                 print(sentence)
             signals.team = team

@@ -26,7 +26,7 @@ def make_run(config, trainer, folder):
     """The `Run` of these settings. trainer: a `Trainer`, or what stands for one in each process;
     folder: its `RunFolder`. Raises ConfigError or TaskError for settings that cannot be met."""
     tags = (config.think_open.strip() or "<think>", config.think_close)
-    verifier = Verifier(unsafe_code=config.unsafe_code, think_tags=tags)
+    verifier = Verifier(think_tags=tags)
     problems = load_problems(config, trainer.tokenizer, verifier)
     with trainer.team.during("start"):
         sampler, eval_sampler = make_samplers(config, trainer, problems.prompt_tokens)

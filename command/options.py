@@ -11,7 +11,7 @@ from artifacts.settings import FREE_TO_CHANGE, PLACE, did_you_mean, make_config,
 from config import Config, ConfigError
 
 # Options that are no settings.
-FLAGS = ("resume", "fresh", "dry_run", "no_preflight", "serve_only", "report", "check")
+FLAGS = ("resume", "fresh", "dry_run", "no_preflight", "serve_only", "report")
 
 ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
@@ -55,7 +55,6 @@ def make_parser():
             ("--fresh", "begin again: the run that is there becomes runs/NAME-old-1 (not "
               "under torchrun)"),
             ("--no-preflight", "do not try disk, memory and push before the first evaluation"),
-            ("--check", "say whether this model is ready for this task, and stop"),
             ("--dry-run", "print all settings, what would run where, what memory it would take, "
              "and stop")):
         add(flag, action="store_true", help=text)
@@ -106,8 +105,6 @@ def parse(argv):
         values |= read_toml(path)
     values |= given
     config = make_config(values)
-    if flags.check:
-        config.name += "-check"             # --check writes nothing: a run of this name may exist
     saved = Path("runs") / config.name / "config.toml"
     if flags.resume and not saved.exists():
         refuse(f"--resume: {saved.parent} does not exist: nothing to resume")

@@ -246,7 +246,7 @@ def differences(runs, measure):
             continue
         fits = {curve.label: fit_curve(curve.C, curve.R, bootstrap=200, seed=i)
                 for i, curve in enumerate(curves)}
-        told, _ = compare(curves, fits, dict.fromkeys(fits, partial(fit_curve, bootstrap=0)))
+        told = compare(curves, fits, dict.fromkeys(fits, partial(fit_curve, bootstrap=0)))
         found.append(told["A"][curves[1].label]["d"])
         doubts += [f"{label}: {why}" for label, why in told["doubts"].items()]
     return np.array(found), doubts

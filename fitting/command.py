@@ -1,6 +1,5 @@
-"""command.py: the command of fit.py: options, lines, warnings, JSON, tables, pictures."""
+"""command.py: the command of fit.py: options, lines, warnings, tables, pictures."""
 import argparse
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -31,8 +30,8 @@ header, or wandb:ENTITY/PROJECT/RUN. NAME=A,B,C pools the seeds A, B, C of one r
 steps if every step costs the same: --x step --x-scale 0.4 --x-label GPU-hours
 
 Read the verdict first, then --why. A ceiling fitted before the bend is a guess, and R0 moves
-everything: evaluate at step 0. --until is the test that counts.
-Exit codes: 0 well; 2 input that cannot be used; 3 there are warnings, with --strict."""
+everything: evaluate at step 0. --until is the test that counts. Programs import `fit_curve`.
+Exit codes: 0 well; 2 input that cannot be used."""
 
 
 def fit_table(fits):
@@ -42,11 +41,6 @@ def fit_table(fits):
          f"{f.R0:.3f} ({f.R0_from})", f"{f.rmse:.4f}") for label, f in fits.items()]
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
-
-
-def record(fit):
-    """The numbers, intervals and warnings of a fit, without data and replicates."""
-    return {name: v for name, v in vars(fit).items() if name not in ("C", "R", "pool")}
 
 
 def rival_line(label, fit):
@@ -68,80 +62,59 @@ def held_out_lines(told):
             f"error {told['naive_error']:+.3f}"]
 
 
-def forecast(fit, predict, target):
-    """--predict: the reward at a compute; --target: the reverse -> lines, numbers for --json."""
-    lines, summary = [], {"predict": [], "target": None}
+def ahead_lines(fit, predict, target):
+    """--predict: the reward at a compute; --target: the reverse."""
     for C in predict:
         mean, low, high = fit.predict(C)
-        summary["predict"].append(dict(C=C, mean=mean, lo=low, hi=high))
-        lines.append(f"at compute {C:.3g} ({C / fit.C[-1]:.2g} times the data): {mean:.3f} "
-                     f"{span(low, high, '.3f')}")
+        yield (f"at compute {C:.3g} ({C / fit.C[-1]:.2g} times the data): {mean:.3f} "
+               f"{span(low, high, '.3f')}")
     if target is not None:
         C, draws = fit.compute_for(target), np.concatenate([
             compute_needed(each.law, target, *each.draws.T) for each in fit.pool])
-        low, high = interval(draws)
-        summary["target"] = dict(R=target, C=C, lo=low, hi=high)
-        lines.append(
-            f"to reach {target:g} takes compute {C:.3g} {span(low, high)}" if np.isfinite(C) else
-            f"{target:g} is never reached: the ceiling is {fit.A:.3f} {span(*fit.ci['A'], '.3f')}")
-    return lines, summary
+        yield (f"to reach {target:g} takes compute {C:.3g} {span(*interval(draws))}"
+               if np.isfinite(C) else f"{target:g} is never reached: the ceiling is {fit.A:.3f} "
+               f"{span(*fit.ci['A'], '.3f')}")
 
 
 def compare_lines(told):
     """What `compare` found, in words."""
     base, shared = told["first"], f"{told['A_mean']:.3f}"
-    yield (f"ceilings: mean {shared}, farthest from it {told['A_spread']:.3f} "
-           "(three seeds of one recipe in the paper: 0.015)")
+    yield f"ceilings, {shared} in the mean:"
     for label, d in told["A"].items():
         yield (f"  A({label}) - A({base}) = {d['d']:+.3f} {span(d['lo'], d['hi'], '+.3f')}: "
-               f"{d['rule']} by the paper's {SAME_A}, {d['bootstrap']} by the bootstrap")
+               f"{d['rule']} by the paper's {SAME_A}")
     for label, doubt in told["doubts"].items():
         yield f"  A({label}) is not determined: {doubt}"
     if not told["B"]:
-        yield ("a ceiling is not determined: B is not compared" if told["doubts"] else
-               f"the ceilings span {told['A_span']:.3f}, more than {SAME_A}: B is not compared")
+        yield "B is not compared: " + ("a ceiling is not determined" if told["doubts"] else
+                                       "the ceilings differ")
         return
     yield f"steepness at the shared ceiling {shared}:"
     for label, d in told["B"].items():
         yield f"  B({label}) = {d['B']:.2f} {span(*d['ci'], '.2f')}" + (
-            f"; {d['d']:+.2f} {span(d['lo'], d['hi'], '+.2f')} against {base}: {d['bootstrap']}"
+            f"; {d['d']:+.2f} {span(d['lo'], d['hi'], '+.2f')} against {base}"
             if label != base else "")
 
 
-def refitter(args, run=0):
-    """fit_curve with the settings of the command line, for each run with a seed of its own: else
-    replicates would move together, and differences would look sure."""
-    options = {name: getattr(args, name) for name in (
-        "law", "method", "R0", "c_min", "bootstrap", "A_range", "C_mid_range")} | dict(seed=run)
-    if args.R0 not in (None, "fit"):
-        try:
-            options["R0"] = float(args.R0)
-        except ValueError:
-            raise BadInput(f"--R0 is a number or `fit`, got {args.R0}") from None
-    return partial(fit_curve, **options)
-
-
 def report_run(args, refit, curve, prior=None):
-    """Fit one run and describe it -> {label: Fit}, lines, numbers for --json, warnings. The verdict
-    is about the last evaluations, with --until; else about twice the compute that there is."""
+    """Fit one run and describe it -> {label: Fit}, lines, warnings. The verdict is about the last
+    evaluations, with --until; else about twice the compute that there is."""
     label, C, R = curve.label, curve.C, curve.R
-    fit, last = refit(C, R), R[-LAST:].mean()
+    fit = refit(C, R)
     print(f"{label}: {R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
-          f"({fit.R0_from}); last evaluation {last:.3f} (mean of the last {min(LAST, R.size)})")
-    print(*(f"  note: {note}\n" for note in curve.notes), sep="", end="")
-    fits, summary = {label: fit}, dict(x=curve.x, y=curve.y, last=last, fit=record(fit))
-    warnings = [*curve.warnings, *fit.warnings]
-    lines, summary["forecast"] = forecast(fit, args.predict, args.target)
+          f"({fit.R0_from}); last evaluation {R[-LAST:].mean():.3f} (mean of the last "
+          f"{min(LAST, R.size)})", *(f"  note: {note}" for note in curve.notes), sep="\n")
+    fits, warnings = {label: fit}, [*fit.warnings]
+    lines = [*ahead_lines(fit, args.predict, args.target)]
     if args.plan:
         lines += plan_lines({name: getattr(fit, name) for name in THETA}, C[-1], args.plan)
     judged, ahead, where = fit, np.full(LAST, 2 * C[-1]), "at twice the compute"
     if args.until is not None:
         cut = args.until * C[-1] if args.until <= 1 else args.until
-        early = fits[f"{label}, up to {cut:.3g}"] = refit(C, R, c_max=cut)
-        summary["held_out"], summary["early"] = held_out(C, R, early), record(early)
-        lines = held_out_lines(summary["held_out"]) + lines
-        warnings += [f"up to {cut:.3g}: {warning}" for warning in early.warnings]
-        judged, ahead, where = early, C[C > cut][-LAST:], "at the end"
+        judged = fits[f"{label}, up to {cut:.3g}"] = refit(C, R, c_max=cut)
+        lines = held_out_lines(held_out(C, R, judged)) + lines
+        warnings += [f"up to {cut:.3g}: {warning}" for warning in judged.warnings]
+        ahead, where = C[C > cut][-LAST:], "at the end"
     if prior:
         like = fit_like(judged, prior)
         lines.insert(0, "without earlier runs: " + verdict_line(judge(judged, ahead), where))
@@ -149,27 +122,29 @@ def report_run(args, refit, curve, prior=None):
         judged, where = like, f"{where} (with earlier runs)"
     if args.by_problem:
         lines.insert(0, by_problem_lines(args.runs[0].rpartition("=")[2], args.until))
-    summary["verdict"] = judge(judged, ahead)
-    return fits, [verdict_line(summary["verdict"], where), *lines], summary, warnings
+    return fits, [verdict_line(judge(judged, ahead), where), *lines], warnings
+
+
+def number_or_fit(text):
+    """The value of --R0."""
+    return text if text == "fit" else float(text)
 
 
 def arguments(argv):
     """The options of `python fit.py`."""
     p = argparse.ArgumentParser(prog="fit.py", description=ABOUT, epilog=NOTES,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    add, pair = p.add_argument, dict(type=float, nargs=2, metavar=("LO", "HI"))
+    add = p.add_argument
     add("runs", nargs="+", metavar="RUN", help="a log, a run folder, or NAME=LOG,LOG,...")
     add("--x", help="column of compute")
     add("--y", action="append", help="column of the pass rate; twice for two tasks of a run")
     add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
     add("--x-label", help="name of the compute axis")
-    add("--repeats", choices=("last",), help="of two rewards at one compute (a restarted run)")
-    add("--reward-range", **pair, default=(0.0, 1.0), help="map these rewards onto [0, 1]")
+    add("--reward-range", type=float, nargs=2, metavar=("LO", "HI"), default=(0.0, 1.0),
+        help="map these rewards onto [0, 1]")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
-    add("--R0", metavar="R|fit", help="pass rate before training, or `fit` (default: step 0)")
-    add("--A-range", **pair, help="default: R0 to 1; equal numbers hold A")
-    add("--C-mid-range", **pair, help="default: from the data")
+    add("--R0", type=number_or_fit, help="pass rate before training, or `fit` (default: step 0)")
     add("--c-min", type=float, help="leave out earlier evaluations (the paper: about one epoch)")
     add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
     add("--like", nargs="+", metavar="EARLIER", help="whole runs of the same task and recipe: what "
@@ -181,54 +156,46 @@ def arguments(argv):
     add("--plan", type=float, metavar="W", help="how many answers a forecast of +-W takes")
     add("--bootstrap", type=int, default=200, metavar="S", help="replicates (200)")
     add("--why", action="store_true", help="the rival laws and all warnings")
-    add("--strict", action="store_true", help="exit code 3 if there is any warning")
-    add("--json", metavar="FILE", help="the numbers, for programs")
     add("--out", metavar="FILE", help="picture of one run (.png, .pdf, .svg); `none`")
     return p.parse_args(argv)
 
 
 def report(args):
-    """Everything about one run, or about several and their comparison -> exit code."""
-    columns = (args.x, args.y, args.x_scale, args.x_label, args.reward_range, args.repeats)
+    """Everything about one run, or about several and their comparison."""
+    columns = (args.x, args.y, args.x_scale, args.x_label, args.reward_range)
     curves = read_curves(args.runs, *columns)
     prior = args.like and learn([fit_curve(each.C, each.R, bootstrap=0)
                                  for each in read_curves(args.like, *columns)])
-    refits = {curve.label: refitter(args, i) for i, curve in enumerate(curves)}
-    table, lines, record, several = {}, [], dict(runs={}, warnings=[]), len(curves) > 1
-    if several and args.out not in (None, "none"):
-        raise BadInput(f"--out {args.out}: the picture is of one run, these are {len(curves)}")
-    if several and args.by_problem:
-        raise BadInput(f"--by-problem takes one run of one task, these are {len(curves)} curves")
+    several, fits, lines, warnings = len(curves) > 1, {}, [], []
+    if several and (args.by_problem or args.out not in (None, "none")):
+        raise BadInput(f"--by-problem and --out take one run of one task, not {len(curves)}")
+    options = {name: getattr(args, name) for name in ("law", "method", "R0", "c_min", "bootstrap")}
+    # Each run has a seed of its own: else replicates would move together, and differences would
+    # look sure.
+    refits = {curve.label: partial(fit_curve, **options, seed=i) for i, curve in enumerate(curves)}
     for curve in curves:
-        fits, more, record["runs"][curve.label], warnings = report_run(
-            args, refits[curve.label], curve, prior)
-        table |= fits
+        found, more, doubts = report_run(args, refits[curve.label], curve, prior)
+        fits |= found
         lines += [f"{curve.label}: {line}" for line in more] if several else more
-        record["warnings"] += [f"{curve.label}: {warning}" for warning in warnings]
+        warnings += [f"warning: {curve.label}: {doubt}" for doubt in doubts]
     if several:
-        own = {curve.label: table[curve.label] for curve in curves}
-        record["comparison"] = compare(curves, own, refits)[0]
-        lines += compare_lines(record["comparison"])
-    why = [*(rival_line(*each) for each in table.items()),
-           *(f"warning: {warning}" for warning in record["warnings"])]
+        own = {curve.label: fits[curve.label] for curve in curves}
+        lines += compare_lines(compare(curves, own, refits))
+    why = [*(rival_line(*each) for each in fits.items()), *warnings]
     if not args.why:
-        why = [f"{len(record['warnings'])} warnings: --why"] if record["warnings"] else []
-    print(*lines, *fit_table(table), *why, sep="\n")
-    if args.json:             # numpy's numbers as Python's; nan and inf, unknown to JSON, as null
-        text = json.dumps(record, default=lambda value: value.tolist())
-        text = json.dumps(json.loads(text, parse_constant=lambda name: None), indent=1)
-        Path(args.json).write_text(text + "\n")
+        why = [f"{len(warnings)} warnings: --why"] if warnings else []
+    print(*lines, *fit_table(fits), *why, sep="\n")
     if args.out != "none" and not several:
         path = Path(args.out or curve.picture)
         save(plot_run(curve, *fits.values()), path)
         print(f"picture: {path}")
-    return 3 if args.strict and record["warnings"] else 0
 
 
 def main(argv=None):
-    """The command: reads logs, prints, draws. Returns the exit code, see NOTES."""
+    """The command: reads logs, prints, draws. Returns the exit code: 2 for unusable input."""
     try:
-        return report(arguments(argv))
+        report(arguments(argv))
+        return 0
     except (BadInput, OSError, ImportError) as error:         # a reader's package is not there
         print(f"fit.py: {error}", file=sys.stderr)
         return 2

@@ -5,12 +5,11 @@ from fit import RIVAL, SAME_A, THETA, interval
 
 
 def difference(name, a, b):
-    """a - b in parameter `name` ("A", "B"): its value, its interval, the verdict of the bootstrap,
-    which does not know how much seeds of one recipe differ: for recipes use the paper's 0.02."""
+    """a - b in parameter `name` ("A", "B"), with its interval. The bootstrap does not know how much
+    seeds of one recipe differ: for recipes use the paper's 0.02."""
     size, column = min(len(a.draws), len(b.draws)), THETA.index(name)
     low, high = interval(a.draws[:size, column] - b.draws[:size, column])
-    verdict = "unknown" if np.isnan(low) else "same" if low <= 0 <= high else "differ"
-    return dict(d=getattr(a, name) - getattr(b, name), lo=low, hi=high, bootstrap=verdict)
+    return dict(d=getattr(a, name) - getattr(b, name), lo=low, hi=high)
 
 
 def same_ceiling(A):
@@ -33,19 +32,17 @@ def compare(curves, fits, refits):
     ceilings are known and the same by the paper's rule: B means little without A.
 
     curves: each with label, C, R; fits {label: Fit}; refits {label: a function that fits (C, R) as
-    the command asks} -> numbers, and the fits that were compared"""
-    (base, base_fit), *others = fits.items()
-    A = np.array([fit.A for fit in fits.values()])
+    the command asks} -> numbers"""
+    base, A = next(iter(fits)), np.array([fit.A for fit in fits.values()])
     doubts = {label: why for label, fit in fits.items() if (why := ceiling_doubt(fit))}
-    summary = dict(first=base, A_mean=A.mean(), A_spread=np.abs(A - A.mean()).max(),
-                   A_span=np.ptp(A), doubts=doubts, A={}, B={})
-    for label, fit in others:
+    told = dict(first=base, A_mean=A.mean(), doubts=doubts, A={}, B={})
+    for label, fit in list(fits.items())[1:]:
         rule = ("undetermined" if {label, base} & doubts.keys() else
-                "same" if same_ceiling([fit.A, base_fit.A]) else "differ")
-        summary["A"][label] = difference("A", fit, base_fit) | dict(rule=rule)
+                "same" if same_ceiling([fit.A, fits[base].A]) else "differ")
+        told["A"][label] = difference("A", fit, fits[base]) | dict(rule=rule)
     if same_ceiling(A) and not doubts:
-        fits = {curve.label: refits[curve.label](curve.C, curve.R, A_range=(A.mean(), A.mean()))
-                for curve in curves}
-        summary["B"] = {label: difference("B", fit, fits[base]) | dict(B=fit.B, ci=fit.ci["B"])
-                        for label, fit in fits.items()}
-    return summary, fits
+        at_mean = {curve.label: refits[curve.label](curve.C, curve.R, A_range=(A.mean(), A.mean()))
+                   for curve in curves}
+        told["B"] = {label: difference("B", fit, at_mean[base]) | dict(B=fit.B, ci=fit.ci["B"])
+                     for label, fit in at_mean.items()}
+    return told

@@ -42,9 +42,7 @@ class Curve:
     x: str                    # what C is called
     y: str
     picture: Path             # where its picture goes unless --out says otherwise
-    seeds: tuple = ()         # (label, C, R) of each, if there are several
     notes: tuple = ()         # facts worth a line
-    warnings: tuple = ()      # reasons to doubt a fit of it (--strict)
 
 
 # ---------------------------------------------------------------- 1. a log -> rows of numbers
@@ -238,9 +236,9 @@ def metric(column):
     return column.split(" - ")[-1]
 
 
-def evaluations(rows, x, y, path, repeats):
-    """The rows of one run -> compute and reward (n,) of columns x and y, warnings. Rows of one step
-    share their compute; two rewards at one compute are two seeds, or a restarted run."""
+def evaluations(rows, x, y, path):
+    """The rows of one run -> compute and reward (n,) of columns x and y, notes. Rows of one step
+    share their compute; the same reward twice at one compute counts once (a resumed run)."""
     compute, found = {}, []                 # {step: compute}, [(step, reward)]
     for i, row in enumerate(rows):
         step = next((row[s] for s in STEP_COLUMNS if isinstance(row.get(s), float)), f"row {i}")
@@ -248,22 +246,20 @@ def evaluations(rows, x, y, path, repeats):
         compute |= {step: row[x]} if x in row else {}
         found += [(step, row[y])] if y in row else []
     pairs = [(compute[step], reward) for step, reward in found]
-    kept = {pair for pair in pairs if all(isinstance(v, float) and np.isfinite(v) for v in pair)}
+    kept = dict.fromkeys(pair for pair in pairs if all(
+        isinstance(v, float) and np.isfinite(v) for v in pair))
     if not kept:
         raise BadInput(f"{path} has no evaluation with both {x} and {y}")
     lost = [f"{x} = {C}, {y} = {reward}" for C, reward in pairs if (C, reward) not in kept]
-    warnings = [f"{len(lost)} of {len(pairs)} evaluations in {path} have no number in {x} or {y}: "
-                f"left out (the first: {lost[0]})"] if lost else []
-    last = {pair[0]: pair[1] for pair in pairs if pair in kept}    # of several rewards the last
-    if (differ := len(kept) - len(last)) and repeats != "last":
-        raise BadInput(
-            f"{path} repeats {x} with another {y} {differ} times: a restarted run? --repeats last "
-            "keeps the last. Several seeds? With a column `run` in a table: NAME=TABLE.csv:*")
-    return *np.array([*last.items()]).T, warnings
+    notes = [f"{len(lost)} of {len(pairs)} evaluations in {path} have no number in {x} or {y}: "
+             f"left out (the first: {lost[0]})"] if lost else []
+    if again := len(kept) - len({C for C, _ in kept}):
+        notes.append(f"{path} repeats {x} with another {y} {again} times, and all are fitted: "
+                     "several seeds, or a restarted run?")
+    return *np.array([*kept]).T, notes
 
 
-def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0),
-         repeats=None) -> Curve:
+def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0)) -> Curve:
     """Read "PATH", or "NAME=PATH,PATH,..." (seeds of one recipe, pooled), in which PATH may be
     TABLE:RUN, see `places_of`, or wandb:ENTITY/PROJECT/RUN.
 
@@ -276,26 +272,26 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
         raise BadInput(f"--reward-range takes two different numbers, got {lo:g} {hi:g}")
     if not all(paths.split(",")):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
-    seeds, notes, warnings = [], [], []
+    seeds, notes = [], []
     for given, run in (place for path in paths.split(",") for place in places_of(path)):
         rows, path, more = read_rows(given)
         rows = [row for row in rows if str(row.get("run")) == run] if run else rows
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
         x_name, _ = pick(rows, x, X_COLUMNS, "--x", path)
         x, y = x or (None if x_label else metric(x_name)), y or metric(y_name)
-        label = run or (given.absolute().name if given.is_dir() else given.stem)
-        C, R, doubts = evaluations(rows, x_name, y_name, path, repeats)
-        seeds.append((label, C, R))
-        notes, warnings = notes + more + others, warnings + doubts
-    best = max(R.max() for _, _, R in seeds)
-    if (lo, hi) == (0, 1) and 1 < best <= 100 and not re.search("(?i)reward|score|return", y_name):
-        hi, notes = 100.0, [*notes, f"{y_name} goes up to {best:g}: it is read as percent"]
-    seeds = [(label, *checked(C * x_scale, (R - lo) / (hi - lo))) for label, C, R in seeds]
-    C, R = checked(*map(np.concatenate, list(zip(*seeds))[1:]))
-    picture = given / "curve.png" if given.is_dir() else Path(
-        "" if "wandb:" in paths else given.parent, f"{run or given.stem}_curve.png")
-    return Curve(name or label, C, R, x_label or x_name, y_name, picture,
-                 tuple(seeds) if len(seeds) > 1 else (), tuple(notes), tuple(warnings))
+        *seed, doubts = evaluations(rows, x_name, y_name, path)
+        seeds.append(seed)
+        notes += more + others + doubts
+    C, R = map(np.concatenate, zip(*seeds))
+    usual = (lo, hi) == (0, 1) and not re.search("(?i)reward|score|return", y_name)
+    if usual and 1 < R.max() <= 100:
+        hi, notes = 100.0, [*notes, f"{y_name} goes up to {R.max():g}: it is read as percent"]
+    folder, label = given.is_dir(), run or given.stem
+    picture = given / "curve.png" if folder else Path(
+        "" if "wandb:" in paths else given.parent, f"{label}_curve.png")
+    return Curve(name or (given.absolute().name if folder else label),
+                 *checked(C * x_scale, (R - lo) / (hi - lo)), x_label or x_name, y_name, picture,
+                 tuple(notes))
 
 
 def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, *others):

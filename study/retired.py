@@ -12,6 +12,7 @@ tell the two apart, the same is done with the model before training.
 """
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,6 @@ import numpy as np
 from artifacts.run_folder import RunFolder
 from bench.held_out import write_csv
 from artifacts.settings import make_config, read_toml
-from command.check import ask
 from command.make_run import make_run
 from scalerl import Curriculum, Trainer
 from scaleout.team import make_team
@@ -46,10 +46,13 @@ def pass_rates(folder, model, prompts):
     try:
         run.push_weights(run.eval_sampler)
         run.eval_sampler.reseed(config.seed)
-        _, rates, _ = ask(run, {prompt: run.problems.train[prompt] for prompt in prompts})
+        asked = {prompt: run.problems.train[prompt] for prompt in prompts}
+        rollouts = run.answers(run.eval_sampler, asked, SAMPLES)
+        rewards, _ = run.verifier.rewards(rollouts, asked, run.trainer.tokenizer)
     finally:
         run.verifier.close()
-    return np.array(rates)
+    right = Counter(r.prompt_id for r, reward in zip(rollouts, rewards) if reward > 0)
+    return np.array([right[prompt] / SAMPLES for prompt in prompts])
 
 
 def row_of(folder):

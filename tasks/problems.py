@@ -9,7 +9,6 @@ prompt_ids writes a question in the model's chat format; load_problems does all 
 """
 
 import contextlib
-import re
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass
@@ -19,15 +18,14 @@ from jinja2.exceptions import TemplateError
 from config import Config
 from tasks.sandbox import SandboxError, check_sandbox
 from tasks.sources import Problem, load_pool, own_problems, question_hash
-from tasks.verifier import TaskError, accepted, verify
+from tasks.verifier import TaskError, verify
 
 
 def load_task(spec, split, *, heldout=1000, seed=0, options=None):
     """The "train" or "heldout" problems of a task, in a fixed order; any prefix is a fair sample.
 
-    spec: a task or a mix such as "a+b" or "a:0.7+b:0.3", and its options: docs/tasks.md.
-    heldout: how many are held out in total; a mix divides them by its shares, or equally, so that
-        the mean over them is the pass rate of the mix.
+    spec: a task or a mix such as "a+b", and its options: docs/tasks.md.
+    heldout: how many are held out in total; of a mix an equal number of each part.
     seed: which problems a generator draws. It does not touch a file, nor the hash of a question.
     Raises TaskError, also where more than 2% of the records cannot be used.
     """
@@ -39,19 +37,18 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
 def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
     """(training, held-out, evaluation sets' problems, sentences on records that are none); else as
     load_task. eval_spec: only evaluated, "aime-24+math-500"."""
-    weights, evaluated = parse_mix(spec), parse_mix(eval_spec) if eval_spec else {}
-    options = options_by_part(options or {}, weights, evaluated)
-    shares = {part: weight or 1.0 for part, weight in weights.items()}
+    parts, evaluated = parts_of(spec), parts_of(eval_spec) if eval_spec else []
+    options = options_by_part(options or {}, parts, evaluated)
     train, held, extra, bad, names = {}, {}, [], [], set()
-    for part in (*shares, *evaluated):
-        part_heldout = round(heldout * shares.get(part, 0) / sum(shares.values()))
+    for part in (*parts, *evaluated):
+        part_heldout = round(heldout / len(parts)) if part in parts else 0
         pool, unread = load_pool(part, part_heldout, seed, options.get(part, {}))
         bad += unread
         if pool[0].task in names:
             raise TaskError(f"task and eval_tasks name {pool[0].task!r} twice: every curve has its "
                             "own name")
         names.add(pool[0].task)
-        if part in shares:
+        if part in parts:
             train[part], held[part] = split_pool(part, pool, part_heldout)
         else:
             extra += pool
@@ -63,9 +60,6 @@ def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
         if len(train[part]) < len(problems):
             warnings.warn(f"{len(problems) - len(train[part])} of {len(problems)} problems of "
                           f"{part!r} leave training: they are evaluated", stacklevel=2)
-    if None not in weights.values():
-        whole = min(len(train[part]) / share for part, share in shares.items())
-        train = {part: train[part][: round(whole * share)] for part, share in shares.items()}
     return dealt(train.values()), dealt(held.values()), extra, bad
 
 
@@ -89,16 +83,9 @@ def dealt(parts):
     return [p for _, _, p in sorted(places, key=lambda place: place[:2])]
 
 
-def parse_mix(spec):
-    """{part: weight or None} of "a", "a+b" or "a:0.7+b:0.3"."""
-    weights = {}
-    for part in spec.split("+"):
-        weighted = re.fullmatch(r"(.+):([0-9]*\.?[0-9]+)", part.strip())
-        name, weight = weighted.groups() if weighted else (part.strip(), None)
-        weights[name] = None if weight is None else float(weight)
-    if 0.0 in weights.values() or len({weight is None for weight in weights.values()}) > 1:
-        raise TaskError(f"task = {spec!r}: give every part a weight above 0, or none of them")
-    return weights
+def parts_of(spec):
+    """["a", "b"] of the mix "a+b"."""
+    return list(dict.fromkeys(part.strip() for part in spec.split("+")))
 
 
 def options_by_part(options, parts, evaluated=()):
@@ -128,18 +115,14 @@ def split_pool(name, pool, heldout):
 
 def check_gold(problems, verifier=None):
     """{id: sentence} of the problems whose gold answer their own verifier calls wrong: they would
-    give -1 to every completion. Without a Verifier there is no deadline."""
-    claims = [(p, text) for p in problems for text in as_outputs(p)]
+    give -1 to every completion. Programs and rewards of one's own have no answer that could be
+    judged. Without a Verifier there is no deadline."""
+    claims = [(p, rf"\boxed{{{p.answer}}}" if p.kind == "math" else p.answer) for p in problems
+              if p.kind in ("math", "exact")]
     items = [(text, p.answer, p.kind) for p, text in claims]
     reasons = verifier.score(items).reasons if verifier else [verify(*item)[1] for item in items]
     return {p.id: f"problem {p.id}: its own answer {text!r} is judged {reason!r}"
             for (p, text), reason in zip(claims, reasons, strict=True) if reason != "correct"}
-
-
-def as_outputs(problem):
-    """The gold answers as a model would give them; none for programs and rewards of one's own."""
-    golds = accepted(problem.answer) if problem.kind in ("math", "exact", "short") else []
-    return [rf"\boxed{{{gold}}}" if problem.kind == "math" else gold for gold in golds]
 
 
 def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_options=None):
@@ -186,7 +169,7 @@ class Problems:
 
 def check_files(config):
     """Before a model is loaded: run the Python files that the tasks name. Raises TaskError."""
-    for part in [*parse_mix(config.task), *parse_mix(config.eval_tasks or config.task)]:
+    for part in parts_of(f"{config.task}+{config.eval_tasks}"):
         if part.endswith(".py"):
             own_problems(part)
 
@@ -199,7 +182,7 @@ def load_problems(config, tokenizer, verifier):
                                   options=config.task_options, eval_spec=config.eval_tasks)
         problems = [p for part in parts for p in part]
         if any(p.kind == "code" for p in problems):
-            check_sandbox(config.unsafe_code)
+            check_sandbox()
         bad_gold = check_gold(problems, verifier)
         prompts = {p.id: tuple(prompt_ids(
             tokenizer, p, config.instruction, think_open=config.think_open,

@@ -8,12 +8,11 @@ its memory holds, but no process and no other program: so nothing can outlive it
 
 Where namespaces are not allowed (many containers), Landlock takes their place: the same files can
 be read and no other opened; but names, sizes and dates of files can be seen. Where the kernel has
-neither, code is refused, unless somebody says `unsafe`: then limits, filter and empty environment
-remain, and a program that means harm can read and write what its user can. A sandbox is no proof:
-the kernel itself is in reach. What happens before the program starts is in sandbox_child.py.
+neither, code is refused. A sandbox is no proof: the kernel itself is in reach. What happens before
+the program starts is in sandbox_child.py.
 
-    >>> run_tests("print(int(input()) + 1)", UnitTests(["1", "41"], ["2", "42"]), unsafe=True)
-    ('correct', '2 of 2 tests')
+    >>> last_program("So:\\n```python\\nprint(6 * 7)\\n```\\nIt prints 42.")
+    'print(6 * 7)'
 """
 
 import errno
@@ -55,14 +54,6 @@ class UnitTests(NamedTuple):
     inputs: list
     outputs: list
     fn_name: str | None = None
-
-    def to_json(self):
-        return json.dumps(self._asdict())
-
-
-def parse_tests(text):
-    """UnitTests of their JSON."""
-    return UnitTests(**json.loads(text))
 
 
 MOST_TESTS = 15  # DeepCoder's: a problem's longest inputs; all of them would take minutes
@@ -110,20 +101,20 @@ def last_program(text):
     return found.get("python", found.get(""))
 
 
-def run_tests(program, tests, limits=Limits(), unsafe=False):
+def run_tests(program, tests, limits=Limits()):
     """(reason, which test and what was seen): "correct" if every test passes, else of the first
-    failure "wrong" (another output, or the program failed), "timeout" (of clock or CPU time), or
-    "error": the sandbox itself failed, which says nothing about the program."""
-    walls = "limits" if unsafe else which_walls()
+    failure "wrong" (another output, or the program failed) or "timeout" (of clock or CPU time).
+    Raises SandboxError: the sandbox itself failed, which says nothing about the program."""
     for i, (given, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
-        begun, code, output, complaint = run_program(program, tests.fn_name, given, limits, walls)
+        begun, code, output, complaint = run_program(
+            program, tests.fn_name, given, limits, which_walls())
         where, complaint = f"test {i} of {len(tests.inputs)}", complaint.strip()[-200:]
         # The clock of this side, or the kernel's limit of CPU time: SIGKILL, which bwrap reports as
         # 128 + 9 and Popen, for a child of our own, as -9.
         if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
             return "timeout", f"{where}: no end within {limits.cpu_s} s CPU, {limits.wall_s} s"
         if not begun:
-            return "error", f"{where}: the sandbox failed before the program began: {complaint}"
+            raise SandboxError(f"the sandbox failed before the program began: {complaint}")
         same = same_output if tests.fn_name is None else same_result
         if code != 0 or not same(output, expected):
             return "wrong", f"{where}: ended with {code}: {complaint}, got {output[:100]!r}"
@@ -201,20 +192,12 @@ def system_call_filter(machine):
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
-CURE = ("install bubblewrap (apt install bubblewrap) and allow user namespaces: on Ubuntu 24.04 by "
-        "`sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, for Docker `docker run "
-        "--security-opt seccomp=unconfined --security-opt apparmor=unconfined`; or take a kernel "
-        "with Landlock (5.13); unsafe_code = true runs programs with limits only")
-
-
-def check_sandbox(unsafe=False):
+def check_sandbox():
     """Makes sure once, before a run starts, that programs can be run. Raises SandboxError."""
     if sys.platform != "linux":
-        raise SandboxError("code cannot be verified here: the sandbox needs Linux, also with "
-                           "unsafe_code; a container or a virtual machine with Linux will do")
-    if unsafe and (cause := failure("limits")):
-        raise SandboxError(f"code cannot be verified: {cause}")
-    if not unsafe and which_walls() == "Landlock":
+        raise SandboxError("code cannot be verified here: the sandbox needs Linux; a container or "
+                           "a virtual machine with Linux will do")
+    if which_walls() == "Landlock":
         print("programs run behind Landlock, as bubblewrap can make no namespaces here; they can "
               "see the names of files outside (docs/tasks.md)", file=sys.stderr)
 
@@ -227,7 +210,11 @@ def which_walls():
         if (cause := failure(walls)) is None:
             return walls
         causes[walls] = cause
-    raise SandboxError(f"code cannot be verified: no sandbox can be made here ({causes}); {CURE}")
+    raise SandboxError(
+        f"code cannot be verified: no sandbox can be made here ({causes}); install bubblewrap (apt "
+        "install bubblewrap) and allow user namespaces: on Ubuntu 24.04 by `sudo sysctl -w kernel."
+        "apparmor_restrict_unprivileged_userns=0`, for Docker `docker run --security-opt seccomp="
+        "unconfined --security-opt apparmor=unconfined`; or take a kernel with Landlock (5.13)")
 
 
 def failure(walls):
@@ -240,9 +227,8 @@ def failure(walls):
     return None if ready else f"ended with {code}: {complaint.strip()[-200:]}"
 
 
-def readable():
-    """The files that a program may read: the interpreter's, under the names that it knows."""
-    return ["/usr/lib", "/usr/lib64", "/lib", "/lib64", f"{sys.base_prefix}/lib"]
+# The files that a program may read: the interpreter's, under the names that it knows.
+READABLE = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", f"{sys.base_prefix}/lib"]
 
 
 def child_command(walls):
@@ -259,7 +245,7 @@ def child_command(walls):
     command = [bwrap, "--unshare-all", "--unshare-user",
                "--die-with-parent", "--new-session", "--cap-drop", "ALL",
                "--dev-bind", "/dev/null", "/dev/null"]
-    for path in (*readable(), python, child):
+    for path in (*READABLE, python, child):
         command += ["--ro-bind-try", path, path]
     return [*command, "--remount-ro", "/", "--chdir", "/", *inner]
 
@@ -277,8 +263,8 @@ def run_program(program, name, given, limits, walls):
         tempfile.TemporaryFile() as stdout,
         tempfile.TemporaryFile() as stderr,
     ):
-        marshal.dump((rlimits, steps, program, name, given,
-                      readable() if walls == "Landlock" else None), request)
+        landlock = READABLE if walls == "Landlock" else None
+        marshal.dump((rlimits, steps, program, name, given, landlock), request)
         request.seek(0)
         try:
             code = subprocess.run(

@@ -4,8 +4,8 @@ load_pool chooses among toy_problems, reasoning_gym_problems, and record_problem
 and data sets. No randomness that is not seeded, and no problem is left out in silence.
 """
 
+import contextlib
 import csv
-import difflib
 import hashlib
 import json
 import math
@@ -13,13 +13,13 @@ import random
 import re
 import tomllib
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tasks import own_reward
 from tasks.answers import BOX
 from tasks.sandbox import read_tests
-from tasks.verifier import TaskError, accepted
+from tasks.verifier import TaskError
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,10 @@ class Problem:
     id: str  # "task/hash of the question": the same in every run, whatever the seed or file order
     task: str  # the name evaluation is reported under
     question: str
-    answer: str | tuple  # the gold one or accepted ones; of other kinds what judges it
+    answer: str  # the gold one; of other kinds what judges it
     kind: str = "math"  # which rule of `verify` judges it
     level: int = 0  # graded difficulty, 0 where nobody graded it
     trace: str | None = None  # a correct completion, "thinking</think>answer", for warm starts
-
-    def shorter_than(self, characters):
-        """The same question with the smoke reward of docs/is-it-working.md: what is written counts
-        for nothing, only that it ends and has fewer characters."""
-        return replace(self, task=f"short:{self.task}", kind="short", answer=str(characters),
-                       trace=None)
 
 
 def make_problem(task, question, answer, **fields):
@@ -57,10 +51,7 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")
 def load_pool(name, heldout, seed, options):
     """(all distinct problems of one task, training and held-out together; a sentence for each
     record that is none). Raises TaskError."""
-    options, bad = dict(options), []
-    limit = options.pop("shorter_than", None)  # of any task: the smoke reward instead of its own
-    if limit is not None and not (type(limit) is int and limit > 1):
-        raise TaskError(f"task option shorter_than = {limit!r} must be a whole number above 1")
+    bad = []
     try:
         if name == "toy":
             problems = toy_problems(heldout, seed, **checked_options(name, options, TOY_OPTIONS))
@@ -74,15 +65,12 @@ def load_pool(name, heldout, seed, options):
             problems = own_problems(name)
             print(f"{name}: {len(problems)} problems, judged by its own {problems[0].kind}")
         else:
-            near = difflib.get_close_matches(name, ["toy", *PRESETS], 1)
-            hint = f", did you mean {near[0]!r}?" if near else ":"
             raise TaskError(
-                f"task {name!r} is unknown{hint} use toy, reasoning_gym:NAME, "
-                f"{', '.join(PRESETS)}, hf:OWNER/NAME, a file ({', '.join(FILES)}, .py), or a mix "
-                "such as toy:0.7+my.jsonl:0.3")
+                f"task {name!r} is unknown: use toy, reasoning_gym:NAME, {', '.join(PRESETS)}, "
+                f"hf:OWNER/NAME, a file ({', '.join(FILES)}, .py), or a mix such as toy+my.jsonl")
     except ImportError as error:
         raise TaskError(f"task {name!r} needs a package: pip install {error.name}") from error
-    return problems if limit is None else [p.shorter_than(limit) for p in problems], bad
+    return problems, bad
 
 
 def checked_options(name, options, defaults):
@@ -189,7 +177,7 @@ KINDS = ("math", "exact", "code")  # other kinds are made here
 # The usual names, in the order in which they are looked for: MATH-500 has an answer beside its
 # solution, DAPO-17k a prompt beside its list of messages.
 USUAL = {"question": ("question", "problem", "prompt", "messages"),
-         "answer": ("answer", "reward_model.ground_truth", "solution", "messages")}
+         "answer": ("answer", "reward_model.ground_truth", "solution")}
 # What data sets write where there is no answer. As a gold answer, "\boxed{proof}" would score.
 NO_ANSWERS = {"proof", "see proof", "n/a", "notfound", "not found", "unknown", "see solution"}
 # "12,5" is 12.5 to one half of the world and a list to the other.
@@ -212,7 +200,7 @@ def read_records(name, options):
         if ending in (".json", ".jsonl"):
             text = Path(name).read_text("utf-8-sig")
             if ending == ".json":
-                return json.loads(text)
+                return list(json.loads(text))
             return [json_or_text(line) if line.strip() else ... for line in text.split("\n")]
         import datasets  # 0.8 s
 
@@ -222,17 +210,16 @@ def read_records(name, options):
         repository = options.get("repository") or name.removeprefix("hf:")
         return [record for config in options["config"].split("+") for record in
                 datasets.load_dataset(repository, config or None, split=options["split"])]
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, TypeError, ValueError, csv.Error) as error:
         cause = (str(error).strip() or repr(error)).splitlines()[0]
         raise TaskError(f"task {name!r} cannot be read: {cause}") from error
 
 
 def json_or_text(line):
     """What a line of JSON holds; a line that is no JSON as it is: one record that is none."""
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         return json.loads(line)
-    except (ValueError, RecursionError):
-        return line
+    return line
 
 
 def record_problems(name, options):
@@ -240,8 +227,7 @@ def record_problems(name, options):
     none). What the options leave open is found out from the first record, and told in one printed
     line. Raises TaskError."""
     records = read_records(name, options)
-    first = next((r for r in records if isinstance(r, dict)), None) if isinstance(records, list) \
-        else None
+    first = next((record for record in records if isinstance(record, dict)), None)
     if first is None:
         raise TaskError(f'task {name!r} holds no record like {{"question": "2+3", "answer": "5"}}')
     columns = dict(options)
@@ -251,7 +237,7 @@ def record_problems(name, options):
         if columns[role] is None:
             raise TaskError(f"task {name!r} has no column of a usual name for the {role}: it has "
                             f"{', '.join(map(str, first))}; name it by the task option {role}")
-    answer = str(text_of(column(first, columns["answer"]), "answer"))
+    answer = str(text_of(column(first, columns["answer"])))
     mark = next((m for m in MARKS if m in answer and columns["kind"] == "math"), "")
     task = Path(name).stem if name.lower().endswith(FILES) else name.rpartition("/")[2]
     problems, bad = {}, []
@@ -283,7 +269,7 @@ def record_problem(record, task, columns, mark):
         raise TaskError(f"has more fields than the first line: {str(record[None])[:60]}")
     kind = column(record, "kind")
     kind = kind if kind in KINDS else columns["kind"]
-    question, answer = (text_of(column(record, columns[role]), role) for role in USUAL)
+    question, answer = (text_of(column(record, columns[role])) for role in USUAL)
     if kind == "code":
         try:
             tests = read_tests(column(record, columns["answer"]), record.get("metadata"))
@@ -291,49 +277,40 @@ def record_problem(record, task, columns, mark):
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise TaskError(f"has a bad field {columns['answer']!r}: unit tests must be in a known "
                             f"form ({error!r})") from None
-        answer = tests.to_json()
+        answer = json.dumps(tests)
     elif mark and isinstance(answer, str):
         parts = BOX.findall(answer) if mark == r"\boxed" else answer.split(mark)[1:]
         if not parts:
             raise TaskError(f"has no {mark} in its field {columns['answer']!r}")
         answer = parts[-1].strip()
-    for role, value in [("question", question), *(("answer", gold) for gold in accepted(answer))]:
+    for role, value in (("question", question), ("answer", answer)):
         if not isinstance(value, str) or not value.strip():
             raise TaskError(f"has a field {columns[role]!r} that is {value!r} and must be text, "
                             "not empty")
-        if role == "answer" and value.strip(" .").lower() in NO_ANSWERS:
-            raise TaskError(f"has {value!r} for an answer")
-        if role == "question" and any(isinstance(record.get(key), list | dict) for key in OPTIONS):
-            raise TaskError("has options of multiple choice: write them into the question")
-        if role == "answer" and kind == "math" and not mark and AMBIGUOUS.fullmatch(value):
-            raise TaskError(f"has the answer {value!r}, a decimal or a list: write "
-                            f"{value.replace(',', '.')} or {value.replace(',', ', ')}")
+    if answer.strip(" .").lower() in NO_ANSWERS:
+        raise TaskError(f"has {answer!r} for an answer")
+    if any(isinstance(record.get(key), list | dict) for key in OPTIONS):
+        raise TaskError("has options of multiple choice: write them into the question")
+    if kind == "math" and not mark and AMBIGUOUS.fullmatch(answer):
+        raise TaskError(f"has the answer {answer!r}, a decimal or a list: write "
+                        f"{answer.replace(',', '.')} or {answer.replace(',', ', ')}")
     level = re.search("[0-9]+", str(column(record, columns["level"])))
     return make_problem(task, question, answer, kind=kind, level=int(level[0]) if level else 0)
 
 
-def text_of(value, role):
-    """A number as text; a list of one as its entry, of accepted answers as a tuple, of messages as
-    the part that is the question or the answer; any other value as it is."""
+def text_of(value):
+    """A number as text; of messages the system's and the user's; a list of one as its entry; any
+    other value as it is."""
     if type(value) in (int, float) and math.isfinite(value):
         return str(value)
     if not isinstance(value, list) or not value:
         return value
     if all(isinstance(entry, dict) and "role" in entry for entry in value):
-        for message in value:
-            parts = message.get("content") or ""
-            parts = parts if isinstance(parts, list) else [{"text": parts}]
-            if not all(isinstance(part, dict) and "text" in part for part in parts):
-                raise TaskError(f"has a message with a part that is no text: {str(parts)[:60]!r}")
-            message["content"] = "".join(str(part["text"]) for part in parts)
-        said = {who: [m["content"] for m in value if m["role"] == who]
-                for who in ("system", "user", "assistant")}
-        if role == "answer":
-            return "".join(said["assistant"][-1:])
-        # Of a longer conversation, the question is only a part.
-        return "\n\n".join(said["system"] + said["user"]) if len(said["user"]) == 1 else None
-    texts = tuple(text_of(entry, role) for entry in value)
-    return texts[0] if len(texts) == 1 else texts
+        said = [entry.get("content") for entry in value if entry["role"] in ("system", "user")]
+        # Of a longer conversation, the question is only a part; so is the text beside an image.
+        once = [entry["role"] for entry in value].count("user") == 1
+        return "\n\n".join(said) if once and all(isinstance(x, str) for x in said) else None
+    return text_of(value[0]) if len(value) == 1 else value
 
 
 def column(record, path):

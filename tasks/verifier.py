@@ -20,10 +20,10 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from tasks import answers, own_reward, sandbox
@@ -31,7 +31,6 @@ from tasks import answers, own_reward, sandbox
 THINK_TAGS = ("<think>", "</think>")
 NUMBER = re.compile("[-+0-9., ]*")  # a formula that is no calculation
 START_S = 120.0  # for a worker to start and to import what it needs; far more than that takes
-OWN_CLOCK = -signal.SIGALRM, -signal.SIGPROF  # how a worker ends that was late
 GRACE_S = 5.0  # after its deadline a worker is gone by itself, unless somebody has stopped it
 Scores = namedtuple("Scores", "rewards reasons log")  # in the order of the batch
 
@@ -45,35 +44,23 @@ class TaskError(ValueError):
 def verify(text, answer, kind="math", question=""):
     """(reward, reason) of a completion: +1.0 for "correct", else -1.0.
 
-    answer: the gold one, or a tuple of accepted ones, of which any counts.
-    kind: "math" compares values, "exact" the stripped text. "code": the last program passes all
-    unit tests, which are the answer, as JSON.
-    "short": any text of fewer characters than the answer says. "reward", "reward_func": above 0 by
-    the function of that name in a file of one's own (own_reward.py).
+    kind: "math" compares values with the gold answer, "exact" the stripped text. "code": the last
+    program passes all unit tests, which are the answer, as JSON. "reward", "reward_func": above 0
+    by the function of that name in a file of one's own (own_reward.py).
     reason: "correct", "wrong", "no answer" or "several answers"; or, where it could not be judged,
     "unreadable", "bad reward", "timeout" or "error".
 
     Without a deadline, for gold answers and toys: a text can keep SymPy busy for ever. Samples of a
     model go through `Verifier`. Raises TaskError: unknown kind.
     """
-    jobs = [read(text, gold, kind, question) for gold in accepted(answer)]
-    reason = best([job if isinstance(job, str) else grade(*job) for job in jobs])
+    job = read(text, answer, kind, question)
+    reason = job if isinstance(job, str) else grade(*job)
     return (1.0 if reason == "correct" else -1.0), reason
-
-
-def accepted(answer):
-    return answer if isinstance(answer, tuple) else [answer]
-
-
-def best(reasons):
-    return "correct" if "correct" in reasons else reasons[0]
 
 
 def read(text, answer, kind, question="", think_tags=THINK_TAGS):
     """A reason where that can be said at once, else a job: the arguments of `grade`."""
     opens, closes = think_tags
-    if kind == "short":  # thinking counts, and a truncated sample has no text
-        return "correct" if 0 < len(text.removeprefix(opens)) < int(answer) else "wrong"
     if kind != "reward_func":  # TRL's read all of it, and some the tags of the thinking
         text = text.rpartition(closes)[2].partition(opens)[0].strip()
     if kind in own_reward.FUNCTIONS:  # an empty text has none: a truncated sample is never right
@@ -98,10 +85,10 @@ def verdict(right):
     return "correct" if all(right) else "several answers" if any(right) else "wrong"
 
 
-def grade(kind, answer, parts, asked=(), unsafe_code=False):
+def grade(kind, answer, parts, asked=()):
     """The reason for the parts of a text. asked: the formulas of the question."""
     if kind == "code":
-        return sandbox.run_tests(parts[0], sandbox.parse_tests(answer), unsafe=unsafe_code)[0]
+        return sandbox.run_tests(parts[0], sandbox.UnitTests(*json.loads(answer)))[0]
     if kind in own_reward.FUNCTIONS:
         return own_reward.judge(kind, answer, parts[0])
     gold, *found = map(expression, [answer, *parts])
@@ -150,21 +137,15 @@ def same_expression(found, gold, asked):
 class Verifier(contextlib.AbstractContextManager):
     """Scores lists of (text, answer, kind); the slow ones in worker processes with a deadline.
 
-    unsafe_code: run programs with limits only, where there are no namespaces (see sandbox.py).
     think_tags: what opens and closes the thinking in this model's texts.
     workers: processes, started when slow items come. 0: one a core.
-    deadline_s: for one expression. Math-Verify needs 0.01 to 0.2 s for nearly all of them.
-    max_late: late expressions a worker and batch; those behind them have only `late_s` of CPU time
-    each, which is enough for an honest one. Programs have no such budget: slow ones are common.
+    deadline_s: for one formula or own reward. Math-Verify needs .01 to .2 s for nearly all.
     """
 
-    def __init__(self, unsafe_code=False, think_tags=THINK_TAGS, workers=0, deadline_s=10.0,
-                 max_late=3, late_s=1.0):
-        self.unsafe_code, self.think_tags = unsafe_code, think_tags
+    def __init__(self, think_tags=THINK_TAGS, workers=0, deadline_s=10.0):
+        self.think_tags, self.deadline_s = think_tags, deadline_s
         self.workers = workers or min(32, max(2, os.cpu_count() or 2))
-        self.deadline_s, self.max_late, self.late_s = deadline_s, max_late, late_s
         self.idle = []  # worker processes that wait for a job
-        self.known = {}  # job -> reason: the samples of a prompt repeat
 
     def __exit__(self, *_):
         self.close()
@@ -192,11 +173,10 @@ class Verifier(contextlib.AbstractContextManager):
     def score(self, items):
         """The Scores of (text, answer, kind) or (text, answer, kind, question)."""
         start = time.perf_counter()
-        found = [[read(text, gold, kind, *question or [""], self.think_tags)
-                  for gold in accepted(answer)] for text, answer, kind, *question in items]
-        graded = self.grade(dict.fromkeys(
-            job for row in found for job in row if isinstance(job, tuple)))
-        reasons = [best([graded.get(one, one) for one in row]) for row in found]
+        found = [read(text, answer, kind, *question or [""], self.think_tags)
+                 for text, answer, kind, *question in items]
+        graded = self.grade(dict.fromkeys(job for job in found if isinstance(job, tuple)))
+        reasons = [graded.get(job, job) for job in found]
         n = max(1, len(items))
         return Scores([1.0 if r == "correct" else -1.0 for r in reasons], reasons, {
             "verifier/error_frac": sum(
@@ -204,41 +184,24 @@ class Verifier(contextlib.AbstractContextManager):
             "verifier/bad_reward_frac": reasons.count("bad reward") / n,
             "verifier/timeout_frac": reasons.count("timeout") / n,
             "verifier/several_frac": reasons.count("several answers") / n,
-            "verifier/slow_frac": sum(not graded.keys().isdisjoint(row) for row in found) / n,
+            "verifier/slow_frac": sum(job in graded for job in found) / n,
             "time/check_ms": 1000 * (time.perf_counter() - start) / n,
         })
 
     def grade(self, jobs):
-        """{job: reason}. Reasons are remembered, but for errors, which may be the machine's. What
-        cannot be started (no memory, no descriptors) is tried once more."""
-        if len(self.known) > 100_000:
-            self.known.clear()
-        late = []
-
+        """{job: reason}. What cannot be started (no memory, no descriptors) is tried once more."""
         def ask(job):
-            if job in self.known:
-                return self.known[job]
-            code = job[0] == "code"  # it has processes of its own, one for every test
-            cpu_s = None if len(late) < self.max_late * self.workers else self.late_s
             for wait_s in (0.0, 1.0):
                 time.sleep(wait_s)
-                try:
-                    reason = grade(*job, unsafe_code=self.unsafe_code) if code else \
-                        self.ask_worker(job, cpu_s)
-                    if reason != "error" or not code:
-                        break
-                except (OSError, sandbox.SandboxError):
-                    reason = "error"
-            if reason == "timeout" and not code:
-                late.append(job)
-            if reason != "error":
-                self.known[job] = reason
-            return reason
+                with contextlib.suppress(OSError, sandbox.SandboxError):
+                    # A program has processes of its own, one for every test.
+                    return grade(*job) if job[0] == "code" else self.ask_worker(job)
+            return "error"
 
         with ThreadPoolExecutor(self.workers) as pool:  # its threads only wait for processes
             return dict(zip(jobs, pool.map(ask, jobs)))
 
-    def ask_worker(self, job, cpu_s=None):
+    def ask_worker(self, job):
         """The reason of a worker process; "timeout" if it was late, "error" if it died. OSError: it
         cannot be started. `multiprocessing` would bring torch into it, or fork a GPU's process."""
         patience_s = self.deadline_s + GRACE_S
@@ -248,38 +211,28 @@ class Verifier(contextlib.AbstractContextManager):
             patience_s = START_S
             # In a session of its own: Ctrl-C in a terminal is for the trainer, which still scores.
             worker = subprocess.Popen(
-                [sys.executable, "-c", "from tasks.verifier import serve; serve()"], text=True,
+                [sys.executable, "-c", "from tasks.verifier import serve; serve()"], bufsize=0,
                 cwd=Path(__file__).parents[1].resolve(), start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        late = threading.Event()
 
-        def hear(seconds, line=""):
-            """The worker's next line. Late, it is killed: somebody may have stopped its clock."""
-            clock = threading.Timer(seconds, lambda: (late.set(), end_all(worker)))
-            clock.start()
-            with contextlib.suppress(BrokenPipeError):
-                print(line, end="", file=worker.stdin, flush=True)
-            heard = worker.stdout.readline().strip()
-            clock.cancel()
-            return heard
+        def hear(seconds):
+            """The worker's next line, "" at its end; None: late, somebody has stopped its clock."""
+            if wait([worker.stdout], seconds):
+                return worker.stdout.readline().decode().strip()
 
-        line = json.dumps([self.deadline_s, cpu_s or self.deadline_s, *job]) + "\n"
-        if hear(patience_s, line) and (reason := hear(self.deadline_s + GRACE_S)):
+        with contextlib.suppress(BrokenPipeError):
+            worker.stdin.write(json.dumps([self.deadline_s, *job]).encode() + b"\n")
+        if (heard := hear(patience_s)) and (heard := hear(self.deadline_s + GRACE_S)):
             self.idle.append(worker)
-            return reason
-        end_all(worker)  # and what it has started
-        return "timeout" if worker.wait() in OWN_CLOCK or late.is_set() else "error"
-
-
-def end_all(worker):
-    """Kill a worker and its descendants: it is the first of a process group of their own."""
-    with contextlib.suppress(OSError):  # none of them is left
-        os.killpg(worker.pid, signal.SIGKILL)
+            return heard
+        with contextlib.suppress(OSError):  # nothing is left of its process group, of which
+            os.killpg(worker.pid, signal.SIGKILL)  # it is the first, and which its children share
+        return "timeout" if worker.wait() == -signal.SIGALRM or heard is None else "error"
 
 
 def serve():
     """The worker's side: a line with a job comes in, "ready" and its reason go out. The kernel has
-    the deadlines: the default action of its signals ends a process wherever it is. No exception is
+    the deadline: the default action of its signal ends a process wherever it is. No exception is
     caught: what Math-Verify did not foresee ends this process, and the next one is started."""
     memory = 4 << 30  # of address space: 10**10**10 wants more than there is
     with contextlib.suppress(ValueError):  # macOS has no such limit
@@ -288,19 +241,15 @@ def serve():
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
-        deadline_s, cpu_s, *job = json.loads(line)
+        deadline_s, *job = json.loads(line)
         # Before the clock starts: this takes seconds. The trainer itself does not import it.
         if job[0] in own_reward.FUNCTIONS:
             own_reward.load(job[1])
         else:
             import math_verify  # noqa: F401
         print("ready", file=out, flush=True)
-        clocks = {signal.SIGALRM: (signal.ITIMER_REAL, deadline_s),
-                  signal.SIGPROF: (signal.ITIMER_PROF, cpu_s)}
-        for number, (clock, seconds) in clocks.items():
-            signal.signal(number, signal.SIG_DFL)
-            signal.setitimer(clock, seconds)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a rule of others may have changed it
+        signal.setitimer(signal.ITIMER_REAL, deadline_s)
         reason = grade(*job)
-        for clock, _ in clocks.values():
-            signal.setitimer(clock, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         print(reason, file=out, flush=True)

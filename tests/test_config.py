@@ -163,12 +163,6 @@ def test_the_recipe_is_in_one_list_and_what_only_moves_it_in_another():
     assert count[False] <= 48 and count[True] <= 15
 
 
-def test_a_check_has_a_name_that_no_run_has():
-    for words in ([], ["--check"]):
-        config, flags = parse(["--model", "m", "--name", "demo", *words])
-        assert flags.check == bool(words) and config.name == "demo" + "-check" * flags.check
-
-
 # ---------------------------------------------------------------------------------------------
 # What is refused
 

@@ -118,7 +118,6 @@ def test_without_namespaces_landlock_is_told_or_code_refused_in_a_sentence(
         return
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert ("uid map: denied" if bwrap else "bubblewrap") in done.stderr
-    assert "unsafe_code = true" in done.stderr
 
 
 def test_the_verifier_of_mathematics_works_without_the_limit_of_memory(elsewhere):
@@ -135,7 +134,7 @@ def test_what_needs_linux_is_refused_in_one_sentence(elsewhere, micro, tmp_path)
     (tmp_path / "code.jsonl").write_text("".join(json.dumps(
         {"question": f"{i}?", "answer": {"inputs": ["1"], "outputs": ["2"]}, "kind": "code"}) + "\n"
         for i in range(30)))
-    code = [*arguments(micro, task="code.jsonl+toy", task_options="{}", unsafe_code="true")]
+    code = [*arguments(micro, task="code.jsonl+toy", task_options="{}")]
     done = elsewhere(ROOT / "scalerl.py", *code)
     assert done.returncode == 2 and "the sandbox needs Linux" in done.stderr
     assert "Traceback" not in done.stderr
@@ -160,9 +159,8 @@ def test_each_setting_that_needs_linux_is_named(settings, sentence, monkeypatch)
         check_platform(plain)
     check_platform(plain)
     assert plain.engine == "transformers"
-    for unsafe in (False, True):
-        with pytest.raises(sandbox.SandboxError, match="needs Linux"):
-            sandbox.check_sandbox(unsafe)
+    with pytest.raises(sandbox.SandboxError, match="needs Linux"):
+        sandbox.check_sandbox()
 
 
 def test_the_plan_of_a_cluster_can_be_made_without_linux(elsewhere, eight):
@@ -179,7 +177,7 @@ def test_cores_are_those_that_this_process_may_use_or_all(monkeypatch):
 
 def test_windows_is_one_sentence_that_names_wsl(elsewhere):
     """For what would run; the help is the same everywhere."""
-    for words in (["--config", ROOT / "configs" / "demo.toml"], ["--model", "m", "--check"]):
+    for words in (["--config", ROOT / "configs" / "demo.toml"], ["--model", "m"]):
         done = elsewhere(ROOT / "scalerl.py", *words, pretended=WINDOWS)
         assert done.returncode and done.stderr.count("\n") == 1, done.stderr
         assert "use WSL, the Windows Subsystem for Linux" in done.stderr

@@ -42,7 +42,6 @@ from scalerl import Group, Run
 from scaleout.team import Alone, Stopped
 from servers.server import ServerError
 from tasks import Problem, Verifier
-from tasks.sandbox import UnitTests
 
 # ---------------------------------------------------------------------------------------------
 # 1. Over fakes
@@ -407,12 +406,11 @@ def test_the_verifier_is_told_what_opens_and_closes_this_models_thinking(monkeyp
     monkeypatch.setattr(making, "Verifier", lambda **options: told.append(options))
     trainer = SimpleNamespace(tokenizer=None)
     monkeypatch.setattr(making, "load_problems", lambda *_: sys.exit())
-    for settings in ({}, {"think_open": "[r]\n", "think_close": "[/r]", "unsafe_code": True}):
+    for settings in ({}, {"think_open": "[r]\n", "think_close": "[/r]"}):
         trainer.team = Alone(Config())
         with pytest.raises(SystemExit):
             make_run(Config(**settings), trainer, None)
-    assert told == [{"unsafe_code": False, "think_tags": ("<think>", "</think>")},
-                    {"unsafe_code": True, "think_tags": ("[r]", "[/r]")}]
+    assert told == [{"think_tags": ("<think>", "</think>")}, {"think_tags": ("[r]", "[/r]")}]
 
 
 @pytest.mark.parametrize("head_fp32", [True, False])
@@ -912,13 +910,13 @@ def test_each_task_has_its_own_curve_and_evaluation_sets_are_never_trained_on(
     """A mix of sums and programs, as the paper's math and code, and a further set beside it."""
     sums = [{"question": f"{a}+{b}", "answer": str((a + b) % 10), "kind": "exact"}
             for a in range(10) for b in range(10)]
-    tests = UnitTests(("1",), ("2",)).to_json()
+    tests = {"inputs": ["1"], "outputs": ["2"]}
     code = [{"question": f"{a}+1", "answer": tests, "kind": "code"} for a in range(30)]
     for name, records in (("sums", sums), ("code", code), ("extra", sums[:25])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    words = arguments(micro, name="mix", task="sums.jsonl:0.7+code.jsonl:0.3", heldout_prompts=20,
-                      eval_tasks="extra.jsonl", eval_samples=3, steps=2, unsafe_code="true",
-                      task_options="{}")
+    words = arguments(micro, name="mix", task="sums.jsonl+code.jsonl", heldout_prompts=20,
+                      eval_tasks="extra.jsonl", eval_samples=3, steps=2, task_options="{}")
+    monkeypatch.setattr("tasks.problems.check_sandbox", lambda: None)   # no program is written
     with pytest.warns(UserWarning) as warned:
         assert train(tmp_path, words, monkeypatch) == 0
     assert any("leave training: they are evaluated" in str(each.message) for each in warned)

@@ -46,7 +46,7 @@ def test_steps_are_told_without_comparing_each_with_each():
 def test_evaluations_are_read_without_comparing_each_with_each():
     COMPARED.clear()
     rows = [{"step": float(i), "C": CountedFloat(i), "R": CountedFloat(.5)} for i in range(1500)]
-    compute, _, _ = readers.evaluations(rows, "C", "R", "a log", None)
+    compute, _, _ = readers.evaluations(rows, "C", "R", "a log")
     assert len(compute) == 1500 and COMPARED["float"] < 20 * 1500
 
 

@@ -108,4 +108,4 @@ def test_two_evaluations_are_too_few_and_two_runs_too_many(tmp_path, capsys):
         (tmp_path / name).mkdir()
         write(tmp_path / name / "evals.jsonl", C, right, 6)
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--by-problem"]) == 2
-    assert "--by-problem takes one run" in capsys.readouterr().err
+    assert "--by-problem and --out take one run" in capsys.readouterr().err

@@ -36,7 +36,7 @@ def test_one_run_is_the_same_in_every_tools_log(log, options, unit):
     curve = readers.load(str(FIXTURES / log), **options)
     np.testing.assert_allclose(curve.C, ours.C / 1e12 * unit, rtol=1e-6)
     np.testing.assert_allclose(curve.R, ours.R, atol=1e-4)
-    assert curve.C[0] == 0 and curve.C.size == 13 and not curve.warnings
+    assert curve.C[0] == 0 and curve.C.size == 13 and not curve.notes
     assert curve.x == options.get("x_label", curve.x)
     f = fit_curve(curve.C, curve.R, bootstrap=0)
     assert (f.A, f.B, f.C_mid) == pytest.approx((0.8, 1.5, 400 * unit), rel=0.06)
@@ -57,7 +57,7 @@ def test_one_run_of_a_table_of_many_is_read_by_its_name(tmp_path):
         assert curve.label == run and curve.picture == tmp_path / f"{run}_curve.png"
         np.testing.assert_allclose((curve.C, curve.R), (C, R / part))
     pooled = readers.load(f"both={table}:a,{table}:b:2")
-    assert pooled.C.size == 18 and [seed[0] for seed in pooled.seeds] == ["a", "b:2"]
+    assert pooled.C.size == 18 and pooled.label == "both"
     assert [run for _, run in readers.places_of(f"{table}:*")] == ["a", "b:2"]
     (tmp_path / "plain.csv").write_text("gpu_hours,pass_rate\n0,.2\n1,.3\n")
     with pytest.raises(BadInput, match="it has: no such column"):
@@ -73,30 +73,31 @@ def test_a_running_log_may_end_in_the_middle_of_a_line(tmp_path, capsys):
 
 
 def test_a_resumed_run_counts_each_evaluation_once(tmp_path):
-    """A resumed trainer logs some steps twice; the later one is what the weights went on from."""
+    """A resumed trainer logs some steps twice. Other numbers are another evaluation, and told."""
     C, R = made(n=21)
     run = write_run(tmp_path / "r", C, R)
     log = run / "evals.jsonl"
     again = json.dumps({"step": 20, "compute/flops": C[20], "eval/toy/mean@4": 0.5})
     same = log.read_text().splitlines()[7]                     # the same number twice is no doubt
-    log.write_text(log.read_text() + again + "\n" + same + "\n")
-    with pytest.raises(BadInput, match="repeats compute/flops with another eval/toy/mean@4 1 time"):
-        readers.load(str(run))
-    curve = readers.load(str(run), repeats="last")
-    assert curve.C.size == 21 and curve.R[20] == 0.5
+    log.write_text(log.read_text() + same + "\n")
+    curve = readers.load(str(run))
+    assert curve.C.size == 21 and not curve.notes
+    log.write_text(log.read_text() + again + "\n")
+    curve = readers.load(str(run))
+    assert curve.C.size == 22 and curve.R[-1] == 0.5
+    assert "repeats compute/flops with another eval/toy/mean@4 1 times" in curve.notes[0]
 
 
-def test_seeds_in_one_table_are_told_apart_by_its_column_run(tmp_path):
+def test_seeds_in_one_table_are_all_fitted_and_told(tmp_path):
     """In long format the last seed in the file would be taken for the run, and nobody told."""
     path = tmp_path / "a.csv"
     path.write_text("gpu_hours,pass_rate,run\n" + "".join(
         f"{C},{0.2 + C / 10 + 'ab'.index(run) / 100},{run}\n" for run in "ab" for C in range(4)))
-    with pytest.raises(BadInput, match=r"another pass_rate 4 times: .*: NAME=TABLE.csv:\*$"):
-        readers.load(str(path))
-    curve = readers.load(f"both={path}:*")
-    assert [seed[0] for seed in curve.seeds] == ["a", "b"]
-    assert curve.C.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert curve.seeds[1][2] == pytest.approx([0.21, 0.31, 0.41, 0.51])
+    whole, curve = readers.load(str(path)), readers.load(f"both={path}:*")
+    assert "repeats gpu_hours with another pass_rate 4 times" in whole.notes[0] and not curve.notes
+    for each in (whole, curve):
+        assert each.C.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+        assert each.R[1::2] == pytest.approx([0.21, 0.31, 0.41, 0.51])
 
 
 @pytest.mark.parametrize("column,option,best,read", [
@@ -130,8 +131,8 @@ def test_missing_and_nan_evaluations_are_counted_aloud(tmp_path):
     path.write_text("gpu_hours,pass_rate\n0,.2\n1,.3\n,.35\n2,nan\n3,.5\n2.5,.45\n4,\n")
     curve = readers.load(str(path))
     assert curve.C.tolist() == [0, 1, 2.5, 3] and curve.R.tolist() == [0.2, 0.3, 0.45, 0.5]
-    assert "2 of 6 evaluations" in curve.warnings[0] and len(curve.warnings) == 1
-    assert "left out (the first: gpu_hours = None, pass_rate = 0.35)" in curve.warnings[0]
+    assert "2 of 6 evaluations" in curve.notes[0] and len(curve.notes) == 1
+    assert "left out (the first: gpu_hours = None, pass_rate = 0.35)" in curve.notes[0]
 
 
 def test_the_choice_among_several_columns_is_told(tmp_path, capsys):
@@ -155,7 +156,7 @@ def test_different_columns_are_compared_if_the_user_says_so(tmp_path, capsys):
     assert readers.load(both, "*/flops", "eval/toy/mean@*").C.size == 18
     for run in ("s1", "s2"):
         (tmp_path / f"{run}.csv").write_text(f"Step,{run} - pass_rate\n0,.2\n1,.3\n2,.4\n")
-    assert len(readers.load(f"p={tmp_path / 's1.csv'},{tmp_path / 's2.csv'}").seeds) == 2
+    assert len(readers.load(f"p={tmp_path / 's1.csv'},{tmp_path / 's2.csv'}").C) == 6
     assert len(readers.read_curves([str(tmp_path / "s1.csv"), str(tmp_path / "s2.csv")])) == 2
 
 
@@ -192,7 +193,7 @@ def test_tables_of_other_countries_and_programs_are_read(name, text, encoding, t
     path.write_bytes(text.encode(encoding))
     curve = readers.load(str(path))
     assert curve.C.tolist() == [0, 500, 1500.5] and curve.R.tolist() == [0.2, 0.31, 0.4]
-    assert not curve.warnings
+    assert not curve.notes
 
 
 def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path):
@@ -209,7 +210,7 @@ def test_a_cell_that_is_no_number_is_named(tmp_path):
     path.write_text("gpu_hours,pass_rate\n0,.2\n1,a fifth\n2,.3\nlater,.4\n3,.5\n")
     curve = readers.load(str(path))
     assert curve.C.tolist() == [0, 2, 3]
-    assert "2 of 5 evaluations" in curve.warnings[0] and "pass_rate = a fifth" in curve.warnings[0]
+    assert "2 of 5 evaluations" in curve.notes[0] and "pass_rate = a fifth" in curve.notes[0]
     path.write_text("\ngpu_hours,pass_rate\n0,low\n1,high\n")
     with pytest.raises(BadInput, match="it has: gpu_hours, pass_rate .text."):
         readers.load(str(path))
@@ -405,6 +406,6 @@ def test_reading_a_log_is_linear_in_its_lines():
     for n in (300, 3000):
         compared[0] = 0
         rows = [{"step": float(i), "x": Number(i), "y": Number((i * 7 % n) / n)} for i in range(n)]
-        assert readers.evaluations(rows, "x", "y", "log", None)[0].size == n
+        assert readers.evaluations(rows, "x", "y", "log")[0].size == n
         counts.append(compared[0] / n)
     assert counts[1] < 2 * counts[0] + 2

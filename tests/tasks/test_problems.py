@@ -4,6 +4,7 @@ Each test is named after the claim it checks; its docstring says what would go w
 """
 
 import doctest
+import json
 import re
 import subprocess
 import sys
@@ -137,15 +138,6 @@ def test_an_unweighted_mix_trains_on_everything(tmp_path):
     assert Counter(p.task for p in train) == {"a": 80, "b": 40}
 
 
-def test_a_weighted_mix_has_its_shares_in_both_splits(tmp_path):
-    """The mean over held-out problems must be the mean over the training distribution."""
-    a, b = two_files(tmp_path)
-    held = load_task(f"{a}:0.25+{b}:0.75", "heldout", heldout=20)
-    train = load_task(f"{a}:0.25+{b}:0.75", "train", heldout=20)
-    assert Counter(p.task for p in held) == {"a": 5, "b": 15}
-    assert Counter(p.task for p in train) == {"a": 12, "b": 35}  # all 35 of b, a third of that of a
-
-
 def test_a_question_held_out_by_one_part_is_trained_on_by_none(tmp_path):
     """Two files that overlap hold out different questions unless somebody looks; it is said."""
     both = [{"question": f"q{i}", "answer": str(i)} for i in range(40)]
@@ -165,17 +157,17 @@ def test_options_of_a_mix_go_to_their_part():
     assert Counter(p.task for p in mix) == {"toy": 30, "reasoning_gym:chain_sum": 60}
 
 
-def test_every_prefix_of_a_mix_has_its_parts_in_their_shares(tmp_path):
+def test_every_prefix_of_a_mix_has_equal_shares_of_its_parts(tmp_path):
     """An evaluation on the first few held-out prompts must not be of the first part alone."""
     for name, n in (("a", 230), ("b", 410)):
         write_jsonl(tmp_path / f"{name}.jsonl",
                     [{"question": f"{name}{i}", "answer": "1"} for i in range(n)])
-    spec = f"{tmp_path}/a.jsonl:0.25+{tmp_path}/b.jsonl:0.75"
+    spec = f"{tmp_path}/a.jsonl+{tmp_path}/b.jsonl"
     held = tasks.load_task(spec, "heldout", heldout=80)
     assert len(held) == 80
     for n in (8, 20, 52, 80):
         of_a = sum(p.question.startswith("a") for p in held[:n])
-        assert abs(of_a - n / 4) <= 1
+        assert abs(of_a - n / 2) <= 1
 
 
 # ------------------------------------------------------------------------------------------------
@@ -206,7 +198,7 @@ def test_what_cannot_be_used_is_counted_over_the_task_and_too_much_stops():
 
 def test_unit_tests_are_no_part_of_the_gold_check():
     """They are no text that a model could have written."""
-    answer = UnitTests(["1"], ["2"]).to_json()
+    answer = json.dumps(UnitTests(["1"], ["2"]))
     assert check_gold([Problem("x/1", "x", "add one", answer, kind="code")]) == {}
 
 
@@ -325,11 +317,9 @@ def test_options_go_to_the_parts_of_task_and_evaluation():
 @pytest.mark.parametrize(
     ("spec", "arguments", "message"),
     [
-        ("tyo", {}, "task 'tyo' is unknown, did you mean 'toy'? use toy, reasoning"),
-        ("gsm-8k", {}, "did you mean 'gsm8k'?"),
+        ("tyo", {}, "task 'tyo' is unknown: use toy, reasoning"),
         ("", {}, "task '' is unknown"),
-        ("toy:0.5+reasoning_gym:chain_sum", {}, "give every part a weight"),
-        ("toy:0+reasoning_gym:chain_sum:1", {}, "a weight above 0"),
+        ("toy:0.5+reasoning_gym:chain_sum", {}, "task 'toy:0.5' is unknown"),
         ("hf:openai/gsm8k", {}, "task 'hf:openai/gsm8k' cannot be read: "),
         ("gsm8k", {"options": {"colum": "q"}}, "option colum = 'q' is not one of 'gsm8k', which"),
         ("gsm8k", {"options": {"split": 3}}, "task option split = 3 is not one of 'gsm8k', which"),

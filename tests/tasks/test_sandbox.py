@@ -20,7 +20,7 @@ import pytest
 from conftest import ROOT
 
 from tasks import sandbox, sandbox_child
-from tasks.sandbox import Limits, SandboxError, UnitTests, check_sandbox, parse_tests, run_tests
+from tasks.sandbox import Limits, SandboxError, UnitTests, check_sandbox, run_tests
 from tasks.verifier import Verifier, verify
 
 try:
@@ -35,8 +35,6 @@ WALLS = [pytest.param("bubblewrap", marks=pytest.mark.skipif(
              sandbox.failure("bubblewrap") is not None, reason="no bubblewrap, or no namespaces")),
          pytest.param("Landlock", marks=pytest.mark.skipif(
              not LANDLOCK, reason="no Landlock in this kernel"))]
-in_and_without_the_sandbox = pytest.mark.parametrize(
-    "unsafe", [pytest.param(False, marks=sandboxed), True])
 # For programs that end by themselves: a busy machine must not make them late.
 PATIENT = Limits(cpu_s=20, wall_s=100.0, memory_bytes=256 << 20)
 # For the others: small, so that a program which only waits does not make the tests wait.
@@ -113,13 +111,12 @@ def test_programs_that_read_standard_input_have_livecodebench_s_names_too():
 
 
 @sandboxed
-@in_and_without_the_sandbox
-def test_a_program_that_needs_too_much_cpu_time_is_late_and_not_wrong(unsafe):
+def test_a_program_that_needs_too_much_cpu_time_is_late_and_not_wrong():
     """Its shares of the log are told apart: late programs ask for another limit, wrong ones do not.
 
     The clock has no part in it: the deadline is far away."""
     limits = Limits(cpu_s=1, wall_s=600.0)
-    assert run_tests(HOSTILE["endless loop"], PRODUCT, limits, unsafe)[0] == "timeout"
+    assert run_tests(HOSTILE["endless loop"], PRODUCT, limits)[0] == "timeout"
 
 
 def test_outputs_are_compared_word_by_word():
@@ -525,12 +522,10 @@ def test_without_namespaces_landlock_takes_their_place_or_the_cure_is_named(monk
         sandbox.which_walls.cache_clear()
         monkeypatch.setattr(sandbox, "failure", lambda walls: f"{walls} not permitted")
         with pytest.raises(SandboxError, match="Landlock not permitted.*apparmor_restrict_.*=0.*"
-                                               "docker run --security-opt.*unsafe_code = true"):
+                                               "docker run --security-opt"):
             check_sandbox()
     finally:
         sandbox.which_walls.cache_clear()
-    monkeypatch.undo()
-    check_sandbox(unsafe=True)
 
 
 def test_a_kernel_that_refuses_the_filter_gets_no_program(monkeypatch):
@@ -553,41 +548,15 @@ def test_a_sandbox_that_breaks_is_an_error_and_no_wrong_program(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "which", lambda name: "/bin/false")
         patch.setattr(sandbox, "which_walls", lambda: "bubblewrap")
-        reason, detail = run_tests(RIGHT, PRODUCT, PATIENT)
-        assert reason == "error" and "the sandbox failed before the program began" in detail
+        with pytest.raises(SandboxError, match="the sandbox failed before the program began"):
+            run_tests(RIGHT, PRODUCT, PATIENT)
     forger = "import os\nfor fd in range(20):\n    try: os.ftruncate(fd, 0)\n" \
              "    except OSError: pass\nos._exit(1)"
     assert run_tests(forger, PRODUCT, PATIENT)[0] == "wrong"
-    assert run_tests(forger, PRODUCT, PATIENT, unsafe=True)[0] == "wrong"
 
 
-@pytest.mark.parametrize("what", ["endless loop", "sleeps for ever", "memory bomb",
-                                  "endless output", "exits before the checks",
-                                  "patches the checker", "reads the trainer's environment",
-                                  "holds memory that is nobody's"])
-def test_limits_hold_without_the_sandbox_as_well(what, monkeypatch):
-    """`unsafe` gives up the walls, not the limits, the deadline, or the empty environment."""
-    monkeypatch.setenv("SECRET_TOKEN", "42")
-    tests = UnitTests(("",), ("42",))
-    assert run_tests("print(42)", tests, PATIENT, unsafe=True)[0] == "correct"
-    segments = Path("/proc/sysvipc/shm").read_text()
-    assert run_tests(HOSTILE[what], tests, TIGHT, unsafe=True)[0] in ("wrong", "timeout")
-    assert Path("/proc/sysvipc/shm").read_text() == segments    # they outlive their process
-
-
-@pytest.mark.parametrize("what", ["a new session", "a process group", "a double fork"])
-def test_without_the_sandbox_the_deadline_still_ends_all_that_a_program_is(what):
-    """It cannot start another process: a daemon of each sample would soon fill the machine."""
-    name = f"group{os.getpid() % 10**6}"
-    program = (f"import ctypes, os, time\ntry:\n    {ESCAPES[what]}\n"
-               f"except OSError: pass\nctypes.CDLL(None).prctl(15, b'{name}')\n"
-               "time.sleep(10 ** 6)")
-    assert run_tests(program, PRODUCT, TIGHT, unsafe=True)[0] == "timeout"
-    wait_until(lambda: name not in running(), "the programs have ended")
-
-
-@in_and_without_the_sandbox
-def test_a_program_may_start_threads_and_no_process(unsafe):
+@sandboxed
+def test_a_program_may_start_threads_and_no_process():
     """Many solutions recurse in a thread of their own, with a larger stack."""
     program = ("import os, sys, threading\nthreading.stack_size(64 << 20)\n"
                "def main():\n    def deep(n): return n and 1 + deep(n - 1)\n"
@@ -596,7 +565,7 @@ def test_a_program_may_start_threads_and_no_process(unsafe):
                "for start in (os.fork, lambda: os.posix_spawn(sys.executable, ['python'], {})):\n"
                "    try: start()\n    except PermissionError: print('refused')")
     tests = UnitTests(("",), ("100000 refused refused",))
-    assert run_tests(program, tests, PATIENT, unsafe=unsafe)[0] == "correct"
+    assert run_tests(program, tests, PATIENT)[0] == "correct"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -606,7 +575,7 @@ def test_a_program_may_start_threads_and_no_process(unsafe):
 @sandboxed
 def test_code_is_a_kind_of_answer():
     """The last block of the text after the thinking; a program in the thinking is a draft."""
-    answer = PRODUCT.to_json()
+    answer = json.dumps(PRODUCT)
     block, wrong = f"```python\n{RIGHT}\n```", "```python\nprint(0)\n```"
     assert verify(f"{wrong}</think>Here:\n{block}\nDone.", answer, "code") == (1.0, "correct")
     items = [(text, answer, "code") for text in
@@ -631,13 +600,12 @@ def test_unit_tests_in_another_form_are_one_sentence(fields):
     """Tests that cannot be run would make every program wrong."""
     with pytest.raises(ValueError, match="must have texts as inputs|shorter than argument"):
         sandbox.read_tests(UnitTests(*fields)._asdict())
-    assert parse_tests(PRODUCT.to_json()) == PRODUCT
 
 
-@in_and_without_the_sandbox
-def test_a_program_cannot_take_back_that_it_ends_with_its_caller(unsafe):
+@sandboxed
+def test_a_program_cannot_take_back_that_it_ends_with_its_caller():
     """prctl(PR_SET_PDEATHSIG, 0); its other options, a thread's name for one, stay allowed."""
     program = ("import ctypes\nprctl = ctypes.CDLL(None).prctl\n"
                "print(prctl(1, 0, 0, 0, 0), prctl(15, b'name', 0, 0, 0))")
     tests = UnitTests([""], ["-1 0"])
-    assert run_tests(program, tests, PATIENT, unsafe=unsafe)[0] == "correct"
+    assert run_tests(program, tests, PATIENT)[0] == "correct"

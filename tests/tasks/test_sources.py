@@ -3,6 +3,7 @@
 Each test is named after the claim it checks; its docstring says what would go wrong without it.
 """
 
+import contextlib
 import csv
 import json
 import re
@@ -17,8 +18,8 @@ from made_tasks import SUMS, questions, write_jsonl
 
 from tasks import sandbox, sources
 from tasks.problems import TaskError, check_gold, count_unusable, load_task
-from tasks.sandbox import UnitTests, parse_tests
-from tasks.verifier import Verifier, verify
+from tasks.sandbox import UnitTests
+from tasks.verifier import verify
 
 
 def everything(name, max_unusable=0.02, **options):
@@ -26,39 +27,6 @@ def everything(name, max_unusable=0.02, **options):
     problems, bad = sources.load_pool(name, 0, 0, options)
     count_unusable({"bad_records": bad}, len(problems), max_unusable)
     return problems
-
-
-# ------------------------------------------------------------------------------------------------
-# The smoke reward
-
-
-def test_any_task_can_pay_for_short_answers_instead(tmp_path):
-    """Its questions stay, and their ids; its rule, its worked solutions and its curve's name go."""
-    path = write_jsonl(tmp_path / "p.jsonl", [
-        {"question": f"{i} + 1 = ?", "answer": i + 1}
-        for i in range(9)])
-    for name, options in ((path, {}), ("toy", {"size": 40})):
-        own, short = everything(name, **options), everything(name, shorter_than=7, **options)
-        assert [(p.id, p.question) for p in short] == [(p.id, p.question) for p in own]
-        assert {(p.task, p.kind, p.answer, p.trace) for p in short} == {
-            (f"short:{own[0].task}", "short", "7", None)}
-        assert check_gold(short) == {}
-
-
-@pytest.mark.parametrize("limit", [0, 1, -3, "7", 7.0, True, None])
-def test_a_limit_of_characters_is_a_whole_number_above_1(limit):
-    if limit is None:
-        assert everything("toy", shorter_than=None, size=9)[0].kind == "exact"
-    else:
-        with pytest.raises(TaskError, match=f"shorter_than = {re.escape(repr(limit))} .* whole"):
-            everything("toy", shorter_than=limit, size=9)
-
-
-def test_a_short_answer_is_one_that_ends_below_the_limit_thinking_included():
-    """The tag that the prompt has opened is not the model's; a truncated sample has no text."""
-    for text, paid in (("1234", True), ("12345", False), ("<think>1234", True), ("", False),
-                       ("12</think>9", False), ("<think>", False)):
-        assert verify(text, "5", kind="short")[0] == (1.0 if paid else -1.0), text
 
 
 # ------------------------------------------------------------------------------------------------
@@ -242,11 +210,11 @@ DATA_SETS = {
              "starter_code": "class Solution:\n    def total(self, xs, k):\n        ",
              "metadata": {"func_name": "total"}, "tests": json.dumps([
                  {"testtype": "functional", "input": "[1, 2]\n4", "output": "7"}])}]},
-        [(UnitTests(("41\n", "1\n"), ("42\n", "2\n")).to_json(), 0),
-         (UnitTests(([1, 2],), (3,), "add").to_json(), 0),
-         (UnitTests(([2], [3]), ([4], [6]), "twice").to_json(), 0),
-         (UnitTests(("1", "2"), ("2", "3")).to_json(), 0),
-         (UnitTests(([[1, 2], 4],), (7,), "total").to_json(), 0)]),
+        [(json.dumps(UnitTests(("41\n", "1\n"), ("42\n", "2\n"))), 0),
+         (json.dumps(UnitTests(([1, 2],), (3,), "add")), 0),
+         (json.dumps(UnitTests(([2], [3]), ([4], [6]), "twice")), 0),
+         (json.dumps(UnitTests(("1", "2"), ("2", "3"))), 0),
+         (json.dumps(UnitTests(([[1, 2], 4],), (7,), "total")), 0)]),
 }  # fmt: skip
 
 
@@ -264,7 +232,7 @@ def test_a_preset_reads_its_data_set(name, tmp_path, monkeypatch):
     assert [(p.answer, p.level) for p in problems] == expected
     assert {p.task for p in problems} == {name}
     for problem in problems:        # nobody can guess the name of the function that is called
-        function = parse_tests(problem.answer).fn_name if problem.kind == "code" else None
+        function = json.loads(problem.answer)[2] if problem.kind == "code" else None
         assert f"`{function}`" in problem.question if function else (
             ("standard input" in problem.question) == (problem.kind == "code"))
         assert ("def total(self" in problem.question) == (function == "total")
@@ -272,7 +240,9 @@ def test_a_preset_reads_its_data_set(name, tmp_path, monkeypatch):
     rows = [row for part in files.values() for row in part if "solutions" in row]
     for row, problem in zip(rows, problems if rows else [], strict=True):
         program = row["solutions"][0].removeprefix("```python\n").removesuffix("\n```")
-        assert sandbox.run_tests(program, parse_tests(problem.answer), unsafe=True)[0] == "correct"
+        with contextlib.suppress(sandbox.SandboxError):     # none can be made here
+            tests = UnitTests(*json.loads(problem.answer))
+            assert sandbox.run_tests(program, tests)[0] == "correct"
 
 
 def test_any_data_set_is_read_with_names_of_columns(tmp_path, monkeypatch):
@@ -322,8 +292,7 @@ MATH_500 = [row | {"answer": str(i + 1)} for i, row in enumerate(MATH)]
 DAPO = [{"data_source": "math_dapo", "prompt": [{"role": "user", "content": f"{i} + 1?"}],
          "reward_model": {"ground_truth": str(i + 1), "style": "rule"}} for i in range(7)]
 CHATS = [{"messages": [{"role": "system", "content": "Be short."},
-                       {"role": "user", "content": f"{i} + 1?"},
-                       {"role": "assistant", "content": f"That is \\boxed{{{i + 1}}}."}]}
+                       {"role": "user", "content": f"{i} + 1?"}], "answer": i + 1}
          for i in range(7)]
 PLAIN = [{"prompt": f"{i} + 1?", "solution": i + 1, "level": "easy"} for i in range(7)]
 
@@ -333,7 +302,7 @@ PLAIN = [{"prompt": f"{i} + 1?", "solution": i + 1, "level": "easy"} for i in ra
     (MATH, r"read as problem, solution in the last \boxed{}, level", ("0 + 1?", "1")),
     (MATH_500, "read as problem, answer, level", ("0 + 1?", "1")),
     (DAPO, "read as prompt, reward_model.ground_truth", ("0 + 1?", "1")),
-    (CHATS, r"read as messages, messages in the last \boxed{}", ("Be short.\n\n0 + 1?", "1")),
+    (CHATS, "read as messages, answer", ("Be short.\n\n0 + 1?", "1")),
     (PLAIN, "read as prompt, solution", ("0 + 1?", "1")),
 ])  # fmt: skip
 def test_a_usual_layout_is_recognized_by_its_columns_and_told(rows, told, first, tmp_path, capsys):
@@ -439,12 +408,12 @@ BAD_LINES = [
     ('{"question": "1+1", "answer": "2"', "is no JSON object: '{"),
     ('["1+1", "2"]', "is no JSON object: "),
     ("9" * 5_000, "is no JSON object: "), ("[" * 100_000, "is no JSON object: "),
-    ('{"question": "Show it.", "answer": ["2", "proof"]}', "has 'proof' for an answer"),
+    ('{"question": "Show it.", "answer": ["proof"]}', "has 'proof' for an answer"),
     ('{"question": "Show it.", "answer": "Proof."}', "has 'Proof.' for an answer"),
     ('{"question": "1+1"}', "has a field 'answer' that is None and must be text"),
     ('{"question": "1+1", "answer": []}', "has a field 'answer' that is [] and must be tex"),
-    ('{"question": "1+1", "answer": [2, null]}', "has a field 'answer' that is None and"),
-    ('{"question": "1+1", "answer": ["2", " "]}', "has a field 'answer' that is ' ' and must"),
+    ('{"question": "1+1", "answer": [null]}', "has a field 'answer' that is None and"),
+    ('{"question": "1+1", "answer": [" "]}', "has a field 'answer' that is ' ' and must"),
     ('{"question": "1+1", "answer": true}', "has a field 'answer' that is True"),
     ('{"question": "1+1", "answer": NaN}', "has a field 'answer' that is nan"),
     ('{"question": " ", "answer": "2"}', "has a field 'question' that is ' '"),
@@ -473,27 +442,13 @@ def test_a_bad_record_is_left_out_with_its_number_and_too_many_stop_the_run(
     assert message in str(caught.value) and "max_unusable = " in str(caught.value)
 
 
-def test_any_of_several_accepted_answers_counts(tmp_path):
-    """A list of one is that answer; of a longer list each answer is right alone.
-
-    Two of them at once are a list."""
-    rows = [{"question": "a", "answer": [7]},
-            {"question": "b", "answer": ["1/3", r"\sqrt{2}", 12]},
-            {"question": "c", "answer": ["blue", "azure"], "kind": "exact"}]
-    one, many, exact = everything(write_jsonl(tmp_path / "l.jsonl", rows))
-    assert one.answer == "7" and many.answer == ("1/3", r"\sqrt{2}", "12")
-    marked = {"2/6": 1, "12.0": 1, r"\frac{2}{\sqrt2}": 1, "13": -1, "x": -1, r"\sqrt{3}": -1,
-              "12, 1/3": -1, r"1/3 \text{ or } \sqrt{2}": -1}
-    items = [(rf"\boxed{{{text}}}", many.answer, "math") for text in marked]
-    items += [(text, exact.answer, "exact") for text in ("blue", "azure", "red")]
-    assert [verify(*item)[0] for item in items] == [*marked.values(), 1, 1, -1]
-    with Verifier(workers=1, deadline_s=60.0) as verifier:
-        scores = verifier.score(items)
-        assert scores.rewards == [*marked.values(), 1, 1, -1]
-        assert verifier.score([]).rewards == [] and check_gold([one, many, exact], verifier) == {}
-    (bad,) = everything(write_jsonl(tmp_path / "l.jsonl", [
-        {"question": "a", "answer": ["7", r"\frac{1}{"]}]))
-    assert list(check_gold([bad])) == [bad.id]
+def test_a_list_of_one_answer_is_that_answer(tmp_path):
+    """Of a longer one nobody knows whether all are asked or one is enough."""
+    rows = [{"question": "a", "answer": [7]}, {"question": "b", "answer": ["1/3", "12"]}]
+    path = write_jsonl(tmp_path / "l.jsonl", rows)
+    (one,), (bad,) = sources.load_pool(path, 0, 0, {})
+    assert one.answer == "7"
+    assert "line 2 has a field 'answer' that is ['1/3', '12'] and must be text" in bad
 
 
 def test_a_level_or_kind_of_another_meaning_is_left_alone(tmp_path):
@@ -529,10 +484,9 @@ def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
     ([{"question": "a", "answer": "1 000 000"}, {"question": "b", "answer": 1e21}], 2, None),
     ([{"question": "a", "answer": "7"}, {"question": "b", "answer": "E", "choices": ["x", "y"]}], 1,
      "line 2 has options of multiple choice: write them into the question"),
-    ([{"prompt": [{"role": "user", "content": [{"type": "text", "text": "2+"},
-                                               {"type": "text", "text": "3"}]}], "answer": "5"},
+    ([{"prompt": [{"role": "user", "content": "2+3"}], "answer": "5"},
       {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "5"}], 1,
-     "line 2 has a message with a part that is no text"),
+     "line 2 has a field 'prompt' that is None and must be text"),
 ])
 def test_a_line_is_read_rightly_or_refused_with_its_number(rows, kept, sentence, tmp_path):
     """Each of these was read wrongly, without a word."""

@@ -5,6 +5,7 @@ the claim that the fast path gives its marks.
 """
 
 import itertools
+import json
 import os
 import random
 import re
@@ -521,7 +522,7 @@ def test_a_dead_worker_is_an_error_and_is_replaced():
         marks = verifier.score(items)
         assert marks.reasons == ["error", "correct"]
         assert marks.log["verifier/error_frac"] == 1 / 2
-        assert verifier.score(items).rewards == [1.0, 1.0]  # the error was not remembered
+        assert verifier.score(items).rewards == [1.0, 1.0]
 
 
 def test_marking_works_in_a_thread():
@@ -635,8 +636,7 @@ def test_thinking_that_the_prompt_has_opened_must_be_closed():
 def test_shares_of_what_could_not_be_judged_are_logged(verifier, monkeypatch):
     """Unreadable answers count as errors: a curve that sinks for such a reason must show it."""
     replies = {"a": "error", "b": "unreadable", "c": "timeout", "d": "correct", "e": "wrong"}
-    monkeypatch.setattr(Verifier, "ask_worker", lambda self, key, _: replies[key[2][0][0]])
-    verifier.known.clear()
+    monkeypatch.setattr(Verifier, "ask_worker", lambda self, key: replies[key[2][0][0]])
     items = [(rf"\boxed{{{letter}+1}}", "x^2", "math") for letter in replies]
     items += [("<answer>7</answer> Answer: 8", "8", "math"), ("7", "7", "math"), ("", "7", "math")]
     scores = verifier.score(items)
@@ -644,35 +644,13 @@ def test_shares_of_what_could_not_be_judged_are_logged(verifier, monkeypatch):
     assert scores.log["verifier/error_frac"] == 2 / 8
     assert scores.log["verifier/timeout_frac"] == scores.log["verifier/several_frac"] == 1 / 8
     assert scores.log["verifier/slow_frac"] == 5 / 8
-    verifier.known.clear()
 
 
-def test_late_answers_are_remembered_and_those_behind_them_are_still_judged(monkeypatch):
-    """Six formulas that keep SymPy busy cost fifty honest ones their reward: 49 of 50 were lost.
-
-    What comes behind the budget has less time, enough for an honest one; repeated, it costs none.
-    """
-    asked = []
-    monkeypatch.setattr(Verifier, "ask_worker", lambda self, key, cpu_s: asked.append(
-        (key, cpu_s)) or ("timeout" if "^9" in key[2][0] else "correct"))
-    bombs = [(rf"\boxed{{{i}^9x}}", "x+1", "math") for i in range(2, 42)]
-    honest = [(rf"\boxed{{x+{i}}}", f"{i}+x", "math") for i in range(20)]
-    with Verifier(workers=2, max_late=3, late_s=0.7) as verifier:
-        reasons = verifier.score(bombs + honest).reasons
-        assert reasons == ["timeout"] * 40 + ["correct"] * 20
-        # Three times two workers; a second one may be under way when the limit is reached.
-        assert 6 <= sum(cpu_s is None for _, cpu_s in asked) <= 7
-        assert {cpu_s for key, cpu_s in asked if "^9" not in key[2][0]} == {0.7}
-        assert len(asked) == 60
-        verifier.score(bombs + honest)
-        assert len(asked) == 60, "a reason was asked again"
-
-
-def test_a_formula_behind_the_budget_has_its_second_of_cpu_time():
-    """With real workers: six endless ones, then honest ones."""
+def test_six_endless_formulas_take_nothing_from_those_behind_them():
+    """A budget of time for all of them would: 49 of 50 honest ones lost their reward to it."""
     bombs = [(rf"\boxed{{{i}^{{9^{{9^{{9}}}}}} + x}}", "x^2+1", "math") for i in range(2, 8)]
     honest = [(rf"\boxed{{x+{i}}}", f"{i}+x", "math") for i in range(5)]
-    with Verifier(workers=2, max_late=1, deadline_s=4.0) as verifier:
+    with Verifier(workers=2, deadline_s=4.0) as verifier:
         assert verifier.score(bombs + honest).reasons[6:] == ["correct"] * 5
 
 
@@ -690,7 +668,7 @@ def test_what_cannot_be_started_is_tried_again_then_counted_and_the_run_goes_on(
         items = [(rf"\boxed{{x+{i}}}", f"{i}+x", "math") for i in range(3)]
     else:
         monkeypatch.setattr(room.sandbox, "run_tests", refuse)
-        tests = room.sandbox.UnitTests(["1"], ["1"]).to_json()
+        tests = json.dumps([["1"], ["1"]])
         items = [(f"```python\nprint({i})\n```", tests, "code") for i in range(3)]
     monkeypatch.setattr(room.time, "sleep", lambda _: None)
     with Verifier(workers=1) as verifier:
@@ -713,14 +691,11 @@ def test_a_stopped_worker_is_noticed_by_the_deadline(monkeypatch):
 
 def test_the_same_question_is_put_to_math_verify_once(verifier, monkeypatch):
     """Sixteen samples of a prompt give few different answers."""
-    verifier.known.clear()
     asked = []
-    monkeypatch.setattr(Verifier, "ask_worker", lambda self, key, _: asked.append(key) or "correct")
+    monkeypatch.setattr(Verifier, "ask_worker", lambda self, key: asked.append(key) or "correct")
     items = [(r"\boxed{3k}", "k+2k", "math")] * 16 + [(r"\boxed{2k}", "k+2k", "math")]
     assert verifier.score(items).rewards == [1.0] * 17
-    verifier.score(items)
     assert len(asked) == 2
-    verifier.known.clear()
 
 
 def test_an_empty_batch_has_no_marks(verifier):
