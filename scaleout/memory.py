@@ -71,7 +71,6 @@ class Estimate:
         head = model.get_output_embeddings().weight.numel()
         self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
         self.kv_token = block_bytes(config.model, dtype) / BLOCK_TOKENS     # bytes, all layers
-        self.sequence = length * self.kv_token              # the same of the longest one
         # Of a running sequence, on average: half of the prompt filled, and a quarter of the longest
         # output, as of samples half finished that become half as long. Assumed.
         self.mean_length = (length - output) / 2 + output / 4
@@ -115,13 +114,13 @@ class Estimate:
         vllm, least = c.engine == "vllm", max(c.samples_per_prompt, c.eval_samples)
         sequences = (0 if vllm else c.slots) + (least if self.cuda else c.slots)
         return {FIXED: fixed, ACTIVATIONS: kept, LOGITS: logits,
-                CACHE: sequences * self.sequence * self.alone}
+                CACHE: sequences * self.length * self.kv_token * self.alone}
 
     def sequences_left(self, free):
         """Whole sequences for which a GPU has room. free: its bytes beside the fp32 weights."""
         sizes = self.trainer_memory(1)
         needed = sum(sizes.values()) - sizes[CACHE] - 4 * self.weights
-        return max(0, int((0.9 * free - needed) // self.sequence))
+        return max(0, int((0.9 * free - needed) // (self.length * self.kv_token)))
 
     def trainer_fits(self, trainers, recompute=False):
         memory = self.trainer_memory(trainers, recompute)
@@ -130,12 +129,12 @@ class Estimate:
     def server_memory(self, size=0):
         """({part: bytes} of one of a server's `size` GPUs, sequences that fit); 0: configured."""
         size = size or max(1, self.config.tensor_parallel)
-        weights, sequence = self.weights * self.itemsize / size, self.sequence / size
+        weights, sequence = self.weights * self.itemsize / size, self.length * self.kv_token / size
         share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE
         room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
         fits = max(0, int(room // sequence))
         if self.alone and self.cuda:                        # beside the trainer
-            fits = self.sequences_left(self.device.memory - 4 * self.weights)
+            fits = self.length * self.kv_tokens_left(self.device.memory - 4 * self.weights)
         return {"weights": weights, "the cache of one sequence": sequence,
                 "the cache of what fits": min(fits, self.config.slots) * sequence}, fits
 

@@ -76,10 +76,8 @@ def test_a_server_decodes_no_more_at_once_than_its_cache_holds_of_half_finished_
     assert (fits, config.slots, estimate.slots) == (23, 256, 81)
     assert "81 are decoded at once, of slots = 256" in estimate.text(3, 5)
     estimate.kv_token /= 4
-    estimate.sequence /= 4
     assert estimate.slots == 256
     estimate.kv_token *= 400                                # not one fits: refused elsewhere
-    estimate.sequence *= 400
     assert estimate.slots == 1
     _, few = estimate_of(eight, gpus=8, slots=32)
     assert few.slots == 32 and "32 are decoded at once, of slots = 32" in few.text(3, 5)
