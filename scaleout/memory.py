@@ -134,7 +134,7 @@ class Estimate:
         room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
         fits = max(0, int(room // sequence))
         if self.alone and self.cuda:                        # beside the trainer
-            fits = self.length * self.kv_tokens_left(self.device.memory - 4 * self.weights)
+            fits = self.sequences_left(self.device.memory - 4 * self.weights)
         return {"weights": weights, "the cache of one sequence": sequence,
                 "the cache of what fits": min(fits, self.config.slots) * sequence}, fits
 
