@@ -18,7 +18,7 @@ from artifacts.settings import LAUNCHED, check
 from config import ConfigError
 from engines import load
 from scaleout.memory import Estimate, cores_here, device_here
-from scaleout.placement import make_placement
+from scaleout.placement import Placement, make_placement
 from scaleout.server_command import ROOT, server_command
 from scaleout.supervise import Child, Supervisor, say
 from servers.addresses import LOOPBACK, written_addresses
@@ -143,24 +143,21 @@ def launch(config, argv, address=""):
 
 def describe(config, argv, address=""):
     """Print --dry-run, and then refuse what `launch` would. Without a GPU: for another machine."""
-    estimate = plan(config, address)
-    counts, children = (1, 0), []
-    if address or wanted(config):
-        placement = make_placement(config, estimate, address)
+    estimate, several = plan(config, address), address or wanted(config)
+    place = "GPU 0" if estimate.cuda else "the CPU"
+    placement = make_placement(config, estimate, address) if several else Placement(
+        1, (), f"One process for trainer and sampler, on {place}.")
+    counts = placement.trainers, len(placement.servers)
+    print(f"{placement.why}\n\n{estimate.text(*counts)}")
+    if several:
+        print("\nThe processes (a run takes free ports of its own):")
         trainers, servers = commands(config, argv, placement, estimate,
                                      Path("runs", config.name, "logs", address), "PORT")
-        counts, children = (placement.trainers, len(placement.servers)), trainers + servers
-        print(placement.why)
-    else:
-        print("One process for trainer and sampler, on", "GPU 0." if estimate.cuda else "the CPU.")
-    print("\n" + estimate.text(*counts))
-    if children:
-        print("\nThe processes (a run takes free ports of its own):")
-    for child in children:
-        env = [f"{name}={shlex.quote(value)}" for name, value in child.env.items()
-               if os.environ.get(name) != value]
-        print(f"  {child.name}, log: {child.log or 'the terminal'}\n   ", *env,
-              shlex.join(map(str, child.argv)))
+        for child in trainers + servers:
+            env = [f"{name}={shlex.quote(value)}" for name, value in child.env.items()
+                   if os.environ.get(name) != value]
+            print(f"  {child.name}, log: {child.log or 'the terminal'}\n   ", *env,
+                  shlex.join(map(str, child.argv)))
     if torch.cuda.device_count():
-        check_machine(config, counts[1])
+        check_machine(config, placement.servers)
     estimate.refuse(*counts)

@@ -246,7 +246,7 @@ def samplers_on_a_gpu(monkeypatch, folder, free, **settings):
     trainer.device = "cuda"
     need = sum(team.memory.trainer_memory(1).values()) - team.memory.trainer_memory(1)[CACHE]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (
-        (free * team.memory.sequence + need - 4 * team.memory.weights) / 0.9, None))
+        (free * team.memory.length * team.memory.kv_token + need - 4 * team.memory.weights) / 0.9, None))
     return make_samplers(config, trainer, 40)
 
 
