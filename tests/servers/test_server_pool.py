@@ -423,7 +423,8 @@ def test_tensors_travel_in_buckets_of_one_type_and_none_is_left_out(fake, connec
         [i + 1, 3] for i in range(7)]
     assert {name for info in server.updates for name in info["dtype_names"]} == {"bfloat16"}
     sent = bytearray(b"".join(base64.b64decode(info["data"]) for info in server.updates))
-    assert torch.frombuffer(sent, dtype=torch.bfloat16).tolist() == [i for i in range(7) for _ in range(3 * (i + 1))]
+    sent = torch.frombuffer(sent, dtype=torch.bfloat16).tolist()
+    assert sent == [i for i in range(7) for _ in range(3 * (i + 1))]
 
 
 def test_a_server_that_fails_in_a_push_stays_paused_until_a_whole_push_succeeds(fake, connect):
