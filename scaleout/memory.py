@@ -173,9 +173,8 @@ class Estimate:
         """All of it in words, for --dry-run."""
         lines = [f"Estimates for {self.device.name} of {self.device.memory / GIB:.0f} GiB:"]
         if trainers:
-            lines.append(f"  trainer   {listed(self.trainer_memory(trainers))}")
-        if trainers and self.recompute:
-            lines[-1] += "; layers are recomputed in the backward pass"
+            more = "; layers are recomputed in the backward pass" if self.recompute else ""
+            lines.append(f"  trainer   {listed(self.trainer_memory(trainers))}{more}")
         if servers or self.alone:
             parts, fits = self.server_memory()
             lines.append(f"  server    {listed(parts)}; {fits} whole sequences fit; {self.slots} "

@@ -20,15 +20,14 @@ from engines.vllm_inprocess import repack
 
 
 class HttpEngine(WeightTransferEngine):
-    """The receiving end in one worker. vLLM calls the methods, in this order."""
+    """The receiving end in one worker, by the names that vLLM calls."""
     init_info_cls = update_info_cls = SimpleNamespace   # made from the JSON that the trainer sends
     received = ()
 
-    def init_transfer_engine(self, info):
-        self.received = []              # of a trainer that went away in the middle
+    def start_weight_update(self, _=None):
+        self.received = []              # perhaps of a trainer that went away in the middle
 
-    def start_weight_update(self):
-        self.received = []
+    init_transfer_engine = shutdown = start_weight_update
 
     def receive_weights(self, info):
         """One bucket: tensors of one type, as weight_transfer.packed packs them."""
@@ -50,9 +49,6 @@ class HttpEngine(WeightTransferEngine):
         except BaseException:           # layers half loaded, and vLLM cannot begin them anew
             traceback.print_exc()
             os._exit(1)                 # vLLM ends the rest
-
-    def shutdown(self):
-        self.received = []
 
 
 class Worker:
