@@ -228,7 +228,6 @@ def check_answer(answer, *, name, asked, vocab, eos_ids, pushed, oldest):
         ("weights", places != tuple(range(len(ids))) or list(versions) != sorted(versions)
          or versions[0] < oldest)) if is_so]
     if wrong:
-        raise BadAnswer(f"wrong {', '.join(wrong)}; {len(ids)} tokens of {asked}, ended by "
-                        f"{choice.get('finish_reason')!r:.60}, {len(behavior_logprobs)} log-probs, "
-                        f"weights {spans!s:.200}")
+        raise BadAnswer(f"wrong {', '.join(wrong)}; {len(ids)} tokens of {asked}, "
+                        f"{len(behavior_logprobs)} log-probs, weights {spans!s:.200}")
     return ids, behavior_logprobs, list(versions)
