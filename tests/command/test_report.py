@@ -13,17 +13,11 @@ import pytest
 import fit
 from command import report, symptoms
 from command.main import main
-from config import Config
-
-HOSTILE = '</pre><script>document.title = "hacked"</script><img src=x onerror="alert(1)">'
 
 
 @pytest.fixture
 def run(tmp_path, seed):
-    """A made run of 23 steps and 12 evaluations on two tasks, with hostile text in its samples.
-
-    Interrupted are samples in its middle alone, which are neither among the first nor the last 8.
-    """
+    """A made run of 23 steps and 12 evaluations on two tasks."""
     rng, folder = random.Random(seed), tmp_path / "made <b>run"
     folder.mkdir()
     metrics = [{"step": 0, "version": 0, "mismatch/fp32_head/kl_k3": 0.0}]
@@ -35,16 +29,11 @@ def run(tmp_path, seed):
             "entropy": rng.random(),
             "time/generate_s": 0.5, "time/train_s": 0.25, "time/step_s": 1.0,
             "compute/flops": step * 1e12, "compute/tokens": step * 999})
-    samples = [{"step": step, "reward": rng.choice([-1.0, 1.0]), "prompt": f"p{step} {HOSTILE}",
-                "output": f"6+3=9;{Config.interrupt_phrase * (9 <= step < 16)}9",
-                "interrupted": 9 <= step < 16, "finish_reason": "stop"} for step in range(1, 24)]
     evals = [{"step": 2 * i, "compute/flops": 2e12 * i,
               "eval/toy/mean@4": fit.sigmoid(2e12 * i, 0.7, 2.0, 6e12, 0.2) + rng.gauss(0, 0.003),
               "eval/other/mean@4": fit.sigmoid(2e12 * i, 0.5, 1.5, 8e12, 0.1)} for i in range(12)]
-    for name, rows in (("metrics", metrics), ("samples", samples), ("evals", evals)):
+    for name, rows in (("metrics", metrics), ("evals", evals)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "config.toml").write_text(
-        f'model = "models/<toy>"\ninterrupt_phrase = {json.dumps(Config.interrupt_phrase)}\n')
     return folder
 
 
@@ -173,29 +162,9 @@ def test_a_run_whose_first_half_is_too_short_has_the_curve_of_all(run):
     assert "fit.py: " in report.write_report(run).read_text()
 
 
-def test_the_samples_are_spread_over_the_whole_run(run, no_fit):
-    """And it is said which were interrupted."""
+def test_the_name_of_a_run_is_shown_and_never_obeyed(run, no_fit):
     text = report.write_report(run).read_text()
-    assert text.count("<td>interrupted, stop<td>") == 7
-    assert all(f">p{step} &lt;" in text for step in range(1, 24))
-    lines = (run / "samples.jsonl").read_text().splitlines()
-    (run / "samples.jsonl").write_text("".join(line + "\n" for line in lines for _ in range(5)))
-    text = report.write_report(run).read_text()
-    assert 12 < text.count("<span class=note>") <= 24
-    assert ">p1 &lt;" in text and ">p23 &lt;" in text
-
-
-def test_half_a_character_in_a_sample_does_not_lose_the_page(run, no_fit):
-    """A model of bytes may end in the middle of one; JSON keeps it as a lone surrogate."""
-    with open(run / "samples.jsonl", "a") as file:
-        file.write(json.dumps({"step": 24, "reward": 1.0, "prompt": "p", "output": "so \ud83d?",
-                               "interrupted": False, "finish_reason": "stop"}) + "\n")
-    assert "so ??" in report.write_report(run).read_text(encoding="utf-8")
-
-
-def test_text_of_the_model_is_shown_and_never_obeyed(run, no_fit):
-    text = report.write_report(run).read_text()
-    assert "&lt;script&gt;document.title" in text and "<script>" not in text
+    assert "made &lt;b&gt;run" in text and "<b>" not in text
 
 
 def test_a_half_written_last_line_is_left_out(run, no_fit):
