@@ -139,7 +139,8 @@ def show_evaluation(folder, steps):
         print(f"evaluation at step {step[-1]}/{steps}:", *told, f"at {compute[-1]:.3g} FLOPs",
               flush=True)
     picture = folder / "curve.png"
-    if not picture.exists() or time.time() - picture.stat().st_mtime > REDRAW_S:
+    old = not picture.exists() or time.time() - picture.stat().st_mtime > REDRAW_S
+    if old or step[-1] >= steps:
         with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
             command.main([str(folder), "--out", str(picture),       # too few to fit: no picture yet
                           *(word for name in columns for word in ("--y", name))])

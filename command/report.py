@@ -1,13 +1,12 @@
 """One page about one run: python scalerl.py --report runs/demo
 
 Writes RUN/report.html, a single file without scripts, fonts or links: one step as a picture, the
-symptoms, the fitted curve with the first half's prediction (fit.py), and charts of the log. What
-did not come from this file goes through html.escape: a browser reads it.
+symptoms, the fitted curve, and charts of the log. The name of the run and the words of a symptom go
+through html.escape.
 """
 
-import contextlib
 import io
-import tempfile
+from base64 import b64encode
 from html import escape
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from matplotlib.patches import Patch
 
 import fit
 from command import symptoms
-from fitting import command as fitting_command
 from fitting import figures, readers
 
 ROWS = 128                      # samples in the picture of a step at most, evenly chosen
@@ -52,7 +50,8 @@ def write_report(folder):
             f"generated. Last step: pass rate {last['pass_rate']:.3f}.</p>",
             *one_step(folder / "groups.jsonl", steps), "<h2>Is it working?</h2>",
             *(f"<p>{escape(line)}</p>" for line in symptoms.told(folder)),
-            "<h2>What would more compute buy?</h2>", *curves(folder, rows), *charts(rows)]
+            "<h2>What would more compute buy?</h2>", *curve(folder / "curve.png"),
+            *charts(rows)]
     path = folder / "report.html"
     path.write_text(PAGE.format(title=escape(folder.name), body="\n".join(body)), "utf-8")
     return path
@@ -112,21 +111,10 @@ def timeline(trained, steps):
             f" {len(bars)} of the samples are drawn." if len(bars) < len(samples) else ""))
 
 
-def curves(folder, rows):
-    """What `fit.py FOLDER --until 0.5` draws and says of each task that was evaluated."""
-    for column in sorted({key for row in rows for key in row if "/mean@" in key}):
-        yield f"<h3>{escape(column)}</h3>"
-        with tempfile.TemporaryDirectory() as aside:
-            picture = Path(aside, "curve.svg")
-            words = [str(folder), "--y", column, "--out", str(picture)]
-            for half in (["--until", "0.5"], []):       # half of a short run cannot be fitted
-                with contextlib.redirect_stdout(io.StringIO()) as said, \
-                        contextlib.redirect_stderr(said):
-                    fitting_command.main(words + half)
-                if picture.exists():
-                    yield f"<div class=wide>{inline(picture.read_text())}</div>"
-                    break
-            yield f"<pre>{escape(said.getvalue().partition('picture: ')[0])}</pre>"
+def curve(picture):
+    """curve.png, as the run has drawn it at its last evaluation, inside of the page."""
+    if picture.is_file():
+        yield f'<img alt="" src="data:image/png;base64,{b64encode(picture.read_bytes()).decode()}">'
 
 
 def charts(rows):
@@ -159,12 +147,10 @@ def chart(title, points):
 
 
 def inline(picture):
-    """A figure, or the text of an SVG file, as SVG without XML header and the link to its DTD."""
-    if not isinstance(picture, str):
-        file = io.StringIO()
-        picture.savefig(file, format="svg")
-        picture = file.getvalue()
-    return picture[picture.index("<svg"):]
+    """A figure as SVG without XML header and the link to its DTD."""
+    file = io.StringIO()
+    picture.savefig(file, format="svg")
+    return file.getvalue()[file.getvalue().index("<svg"):]
 
 
 PAGE = """<!doctype html>
@@ -173,10 +159,7 @@ PAGE = """<!doctype html>
 <style>
 body {{ font: 15px/1.5 sans-serif; max-width: 1040px; margin: 1em auto; padding: 0 .6em; }}
 .charts {{ display: flex; flex-wrap: wrap; gap: .5em; }}
-svg {{ max-width: 100%; height: auto; }}
-.wide {{ overflow-x: auto; }}
-.wide svg {{ min-width: 640px; }}
-pre {{ background: #f6f6f6; padding: .8em; white-space: pre-wrap; font-size: 12.5px; }}
+svg, img {{ max-width: 100%; height: auto; }}
 </style></head><body>
 {body}
 </body></html>
