@@ -79,7 +79,7 @@ LAUNCHED = "SCALERL_LAUNCHED"
 # What may differ when a command is repeated: where and how fast a run computes. With --resume also
 # what it does from now on. The others have already shaped the run: its data, its samples.
 PLACE = {"save_minutes", "log_with", "micro_batch_tokens", "recompute_layers", "compile_layers",
-         "gpus", "servers", "trainers", "tensor_parallel", "vllm_args", "vllm_url", "tls",
+         "gpus", "servers", "trainers", "tensor_parallel", "vllm_args", "vllm_url",
          "deadline_s", "allow_mismatch"}
 FREE_TO_CHANGE = PLACE | {"steps", "eval_every", "lr", "warmup_steps", "grad_clip", "eps_max",
                           "eps_low", "eps_high"}

@@ -27,7 +27,7 @@ from command import symptoms
 from held_out import write_csv
 
 KEPT = ROOT / "results" / "symptoms" / "steps.csv"
-SHORT = '--temperature 2 --task-options {"shorter_than":26}'
+SHORT = "--temperature 2 --task short.py"
 HALF = "--prompts-per-step 8 --slots 512"
 # {name: (steps, settings beyond configs/stress.toml, the bug or "", what it is)}
 RUNS = {
@@ -40,7 +40,7 @@ RUNS = {
     "huge_lr": (60, "--lr 2e-3", "", "steps that are too large for samples so old"),
     "too_hard": (15, '--samples-per-prompt 2 --think-min 40 --think-max 60 '
                  '--task-options {"min_digits":9,"max_digits":9}', "", "sums of nine digits"),
-    "too_easy": (15, '--task-options {"shorter_than":1000}', "", "every answer is right"),
+    "too_easy": (15, "--task easy.py", "", "every answer is right"),
     "one_sided": (15, "--lr 1.5e-4", "one_sided", "the sampler draws at temperature 0.7, the "
                   "trainer computes log-probs at 1"),
     "recomputed": (30, "--behavior recomputed", "", "the trainer recomputes what the sampler had"),
@@ -113,10 +113,21 @@ def problems(path, gold, kind="math"):
         for n in range(100, 200)))
 
 
+def short(path, limit):
+    """The smoke reward of docs/is-it-working.md: fewer characters than that, and "<think>"."""
+    Path(path).write_text(
+        "from tasks import load_task\n"
+        "problems = [{'prompt': p.question} for p in load_task('toy', 'train', heldout=0)]\n"
+        "def reward_func(prompts, completions, **columns):\n"
+        f"    return [len(text) < {limit + len('<think>')} for text in completions]\n")
+
+
 def train(argv, bug):
     from command.main import main
     put_in(bug)
     problems("unread.jsonl", lambda n: "even" if sum(map(int, str(n))) % 2 == 0 else "odd", "exact")
+    short("short.py", 26)
+    short("easy.py", 1000)
     problems("late.jsonl", lambda n: rf"\frac{{x^{{{n}}}}}{{2}}")
     return main(argv)
 

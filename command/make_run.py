@@ -28,7 +28,7 @@ def make_run(config, trainer, folder):
     tags = (config.think_open.strip() or "<think>", config.think_close)
     verifier = Verifier(think_tags=tags)
     problems = load_problems(config, trainer.tokenizer, verifier)
-    with trainer.team.during("start"):              # a deadline on what could hang
+    with trainer.team.during("start"):
         sampler, eval_sampler = make_samplers(config, trainer, problems.prompt_tokens)
     if config.engine == "vllm":
         eval_sampler = KeptAnswers(eval_sampler, folder.path / EVALUATION)
@@ -85,7 +85,7 @@ def server_samplers(config, trainer, rule, length, shared):
         urls = read_addresses(config.vllm_url, config.start_deadline_s)
         pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
                           vocab=trainer.model.get_input_embeddings().num_embeddings,
-                          head_fp32=config.head_fp32, cuda=trainer.device == "cuda", tls=config.tls,
+                          head_fp32=config.head_fp32, cuda=trainer.device == "cuda",
                           deadline_s=config.deadline_s,
                           logs=Path("runs", config.name, "logs") if ours else None)
     make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,

@@ -1,8 +1,8 @@
 """accept.py: which models can be computed here, and how? No model that is accepted may be wrong.
 
-Of some 180 families many mix tokens otherwise than attention over all earlier ones: packed rows
-would compute another model, in silence. These are computed by their own forward pass, or refused.
-Settings tell some of it; for the rest a few tokens are scored in three ways (docs/models.md).
+Many families mix tokens otherwise than by attention over all earlier ones: packed rows would
+compute another model, in silence. These are computed by their own forward pass, or refused. Some
+settings tell; for the rest a few tokens are scored in three ways (docs/models.md).
 """
 
 import random
@@ -53,8 +53,7 @@ def check_any(model):
 
 
 def check_packed(model):
-    """Raises ValueError for what few tokens need not show: a window, a cap, layers that mix the
-    tokens of a row."""
+    """Raises ValueError for what few tokens need not show: a window, a cap, layers that mix."""
     config = text_config(model)
     types = set(getattr(config, "layer_types", None) or ())
     mixers = types - {"full_attention", "attention"}

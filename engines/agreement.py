@@ -29,11 +29,10 @@ def self_test(run):
 
 
 def disagreement(run):
-    """How far are the log-probs of sampler and trainer apart, before the first step? If the two
-    compute differently, the importance ratio is wrong before anything is stale. The cure is an fp32
-    LM head on both sides (paper, section 3.2). Asked are two answers to each of eight held-out
-    prompts. Returns {"mismatch/fp32_head/kl_k3": ..., ...}, this last, and prints one sentence.
-    """
+    """How far are the log-probs of sampler and trainer apart? If the two compute differently, the
+    importance ratio is wrong before anything is stale. The cure is an fp32 LM head on both sides
+    (paper, section 3.2). Asked are two answers to each of eight held-out prompts. Returns
+    {"mismatch/fp32_head/kl_k3": ..., ...}, this last, and prints one sentence."""
     sampler, head = run.eval_sampler, "fp32" if run.config.head_fp32 else "bf16"
     rollouts = run.answers(sampler, list(run.problems.heldout)[:8], samples=2)
     sampler.log()                       # its decode steps belong to no training step

@@ -38,31 +38,25 @@ class ModelFlops:
             weights += parameter.numel() * (active / experts if experts > 1 else 1)
         if not model.config.tie_word_embeddings:
             weights -= model.get_input_embeddings().weight.numel()
+        # Layers of each (FLOPs for a token and a token it attends to, window).
+        self.attention, states = Counter(), 0
         if is_packed(model):
             H, _, D = heads(config)
-            self.attention, states = Counter({(4 * H * D, None): config.num_hidden_layers}), 0
-        else:
-            self.attention, states = self.of_layers(model.config, config)
+            self.attention[4 * H * D, None] = config.num_hidden_layers
+        else:           # from the cache of one token on the meta device: by shapes alone
+            with torch.device("meta"):          # bf16: experts of other types are not known there
+                twin = AutoModelForCausalLM.from_config(model.config, dtype=torch.bfloat16).eval()
+                cache = hidden_states(twin, torch.zeros(1, 1, dtype=torch.long), True)[1]
+            latent = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")     # MLA caches no keys
+            for layer in cache.layers:
+                if (keys := getattr(layer, "keys", None)) is not None:
+                    sizes = [getattr(config, name) for name in latent] if getattr(
+                        config, "kv_lora_rank", None) else [keys.shape[-1], layer.values.shape[-1]]
+                    window = getattr(layer, "sliding_window", None)
+                    self.attention[2 * config.num_attention_heads * sum(sizes), window] += 1
+                states += sum(x.numel() for x in getattr(layer, "recurrent_states", {}).values()
+                              if x is not None)
         self.per_token = 2 * round(weights) + 2 * states
-
-    @staticmethod
-    def of_layers(whole, config):
-        """(layers of each (FLOPs for a token and a token it attends to, window), numbers of all
-        recurrent states), from the cache of one token on the meta device: by shapes alone."""
-        with torch.device("meta"):          # bf16: experts of other types are not known there
-            model = AutoModelForCausalLM.from_config(whole, dtype=torch.bfloat16).eval()
-            cache = hidden_states(model, torch.zeros(1, 1, dtype=torch.long), True)[1]
-        latent = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")     # MLA caches no keys
-        attention, states = Counter(), 0
-        for layer in cache.layers:
-            if (keys := getattr(layer, "keys", None)) is not None:
-                sizes = [keys.shape[-1], layer.values.shape[-1]] if not getattr(
-                    config, "kv_lora_rank", None) else [getattr(config, name) for name in latent]
-                window = getattr(layer, "sliding_window", None)
-                attention[2 * config.num_attention_heads * sum(sizes), window] += 1
-            states += sum(x.numel() for x in getattr(layer, "recurrent_states", {}).values()
-                          if x is not None)
-        return attention, states
 
     def of_group(self, prompt, outputs):
         """FLOPs of a prompt of `prompt` tokens, computed once, and of outputs of these lengths. A

@@ -1,12 +1,10 @@
 """head.py: log π and entropy from hidden states, without a tensor of tokens times vocabulary.
 
-The docstring of `loss.token_logprobs`, the public function, has the few plain lines that this file
-makes affordable: 16,384 tokens of a vocabulary of 152k are 10 GB of fp32 logits, and plain autograd
-holds three such tensors at once. Here logits exist for `chunk_tokens` tokens at a time, and the
-backward pass computes them again, but for those of the last chunk, which are still there.
-
-Why not `torch.utils.checkpoint` around five plain lines: it takes 1.65 times as long and needs
-488 MiB beside the gradients, where this needs 175 (bench/head.py, 4,096 tokens on two CPU cores).
+The docstring of `loss.token_logprobs` has the plain lines that this file makes affordable: 16,384
+tokens of a vocabulary of 152k are 10 GB of fp32 logits, three times with plain autograd. Here they
+exist for `chunk_tokens` tokens at a time, and the backward pass computes them again, but for those
+of the last chunk. `torch.utils.checkpoint` around the plain lines takes 1.65 times as long and 488
+MiB beside the gradients, this 175 (bench/head.py, 4,096 tokens on two CPU cores).
 Axes: T tokens, c tokens of one chunk, H hidden, V vocabulary.
 """
 
@@ -34,7 +32,6 @@ class TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, targets, temperature, chunk_tokens, operand_dtype, head_fp32,
                 softcap):
-        """-> log-probs (T,), entropies (T,)."""
         head = Head(weight, temperature, operand_dtype, head_fp32, softcap)
         T, dtype = len(targets), head.dtype
         logprobs, entropy, log_z = (hidden.new_empty(T, dtype=dtype) for _ in range(3))
@@ -44,10 +41,8 @@ class TokenLogprobs(torch.autograd.Function):
         for start in range(0, T, chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
             logits = head.logits(hidden[chunk], out=logits_buffer)  # (c, V)
-            columns = (x[chunk, None].split(head.block_rows)
-                       for x in (targets, logprobs, entropy, log_z))
-            for z, y, logprob, ent, lz in zip(logits.split(head.block_rows), *columns):
-                # z (rows, V), the others (rows, 1)
+            columns = (x[chunk, None] for x in (targets, logprobs, entropy, log_z))
+            for z, y, logprob, ent, lz in head.blocks(logits, *columns):  # (rows, V), (rows, 1) ...
                 peak = z.amax(1, keepdim=True)
                 e = torch.sub(z, peak, out=exp_buffer[: len(z)]).exp_()  # cannot overflow
                 Z = e.sum(1, keepdim=True)
@@ -92,7 +87,7 @@ class TokenLogprobs(torch.autograd.Function):
                 g = (grad_logprobs[chunk] / temperature)[:, None]  # (c, 1)
                 # d/dx cap tanh(x / cap) = 1 - tanh², and z * temperature / cap is that tanh.
                 slope = 1 - (logits * (temperature / softcap)).square_() if softcap else None
-                for z, z_lz, z_g in zip(*(x.split(head.block_rows) for x in (logits, lz, g))):
+                for z, z_lz, z_g in head.blocks(logits, lz, g):
                     z.sub_(z_lz).exp_().mul_(-z_g)  # -g · softmax(z), in place
                 logits.scatter_add_(1, targets[chunk, None], g)  # + g · onehot(y)
                 logits = logits.mul_(slope) if softcap else logits
@@ -104,8 +99,7 @@ class TokenLogprobs(torch.autograd.Function):
 
 class Head:
     """The three matrix products of the head. head_fp32: they are kept in fp32; else each is rounded
-    to bf16, as by a bf16 linear layer (the paper's ablation). softcap c: c tanh(h W' / c) are the
-    logits, before the temperature (Gemma 2); None: as they are."""
+    to bf16, as by a bf16 linear layer (the paper's ablation). softcap: as of `token_logprobs`."""
 
     def __init__(self, weight, temperature, operand_dtype, head_fp32, softcap=None):
         self.V, self.softcap = len(weight), softcap
@@ -118,6 +112,9 @@ class Head:
         self.mixed = head_fp32 and self.weight.dtype != self.dtype
         block_elements = BLOCK_ELEMENTS_CPU if weight.device.type == "cpu" else BLOCK_ELEMENTS_GPU
         self.block_rows = max(1, block_elements // self.V)
+
+    def blocks(self, *tensors):
+        return zip(*(x.split(self.block_rows) for x in tensors))
 
     def operand(self, x):
         x = x.to(self.operand_dtype)

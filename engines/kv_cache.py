@@ -1,8 +1,6 @@
 """kv_cache.py: keys and values of the sequences that are being generated, one slot a sequence.
 
-`sampler.TransformersSampler` drives it: `prefill` computes new prompts, `decode` adds one token to
-every running sequence. The model calls their attention back, layer by layer (packed.py).
-
+The model calls its attention back, layer by layer (packed.py).
 Axes: S slots, n running sequences, m new prompts, C longest prompt, J key-value heads, D head size.
 """
 
@@ -31,8 +29,8 @@ class Slots:
 
     keys, values   (layers, S, J, length, D), so that attention reads each head in one piece
     lengths (S,)   tokens in the cache
-    active         running sequences, always the first slots (`keep` sees to it). Attention reads
-                   a view of them: decoding copies nothing, and computes nothing for ended ones.
+    active         running sequences, always the first slots (`keep` sees to it): attention reads a
+                   view of them
     width          tokens of the longest of them; the CPU knows it without waiting for a GPU"""
 
     def __init__(self, config, slots, length, *, dtype=torch.float32, device="cpu"):
@@ -93,15 +91,17 @@ class Slots:
             self.lengths[targets] = self.lengths[sources]
         self.active, self.width = active, int(self.lengths[:active].max()) if active else 0
 
-    def state(self):
-        """Tensors for a checkpoint: the active sequences, as far as they are filled."""
+    def filled(self):
+        """Views of the active sequences, as far as they are filled."""
         n, width = self.active, self.width
-        return {"lengths": self.lengths[:n].clone(), "keys": self.keys[:, :n, :, :width].clone(),
-                "values": self.values[:, :n, :, :width].clone()}
+        return {"lengths": self.lengths[:n], "keys": self.keys[:, :n, :, :width],
+                "values": self.values[:, :n, :, :width]}
+
+    def state(self):
+        """Tensors for a checkpoint."""
+        return {name: view.clone() for name, view in self.filled().items()}
 
     def load_state(self, tensors):
-        self.active = n = len(tensors["lengths"])
-        self.lengths[:n] = tensors["lengths"]
-        self.width = int(tensors["lengths"].max()) if n else 0
-        self.keys[:, :n, :, : self.width] = tensors["keys"]
-        self.values[:, :n, :, : self.width] = tensors["values"]
+        self.active, self.width = len(tensors["lengths"]), tensors["keys"].shape[3]
+        for name, view in self.filled().items():
+            view.copy_(tensors[name])

@@ -2,8 +2,6 @@
 
 A step is many micro-batches, and the mean of their means is wrong when they differ in size. So
 `statistics` returns sums, minima and maxima, which merge exactly, and only `merge_stats` divides.
-
-Axes: N samples of a micro-batch, T tokens.
 """
 
 import operator
@@ -16,7 +14,6 @@ EXTREMES = {"ratio/min": min, "ratio/max": max, "mismatch/max_abs_dlogp": max}
 
 def k3(log_ratio):
     """exp(x) - 1 - x for x = log(p/q): never below 0, and its mean over samples of q is KL(q ‖ p).
-
     In float64, returned in the dtype of x: in fp32 it is rounding noise of both signs at x = 1e-4.
     """
     x = log_ratio.double()
@@ -27,10 +24,9 @@ def k3(log_ratio):
 def statistics(*, mask, weights, lags, log_ratio, log_rho, clipped, token_loss, entropy):
     """{"": {name: float, ...} of all tokens, "/lag_0": the same at lag 0, ...}.
 
-    All are (N, T); lags and entropy may be None. mask: the trained tokens, others do not count.
-    log_rho: log of the ratio that the loss clips, for "gspo" the sequence's. Each float is Σ w x
-    over the tokens of the mask, or one of the EXTREMES; in float64, for ratios of e^80.
-    """
+    All are (N, T); lags and entropy may be None. mask: the trained tokens. log_rho: log of the
+    ratio that the loss clips, for "gspo" the sequence's. Each float is Σ w x over the tokens of the
+    mask, or one of the EXTREMES; in float64, for ratios of e^80."""
     ratio, distance = log_rho.double().exp(), log_ratio.abs().double()
     columns = {  # each (N, T), averaged with the weights of the loss
         "weight": torch.ones_like(ratio), "loss": token_loss, "ratio/clipped_frac": clipped,
@@ -58,18 +54,9 @@ def statistics(*, mask, weights, lags, log_ratio, log_rho, clipped, token_loss, 
 
 
 def merge_stats(stats_list):
-    """The metrics of a step from the `stats` of its micro-batches, in any order.
-
-    loss                  the step's. Its value has no meaning, only its gradient.
-    ratio/mean|min|max    ρ, for "gspo" the sequence's. A token's has mean 1 under μ. If not,
-                          trainer and sampler differ, or a few ratios dominate.
-    ratio/clipped_frac    tokens capped by eps_max, or left without gradient by the clip
-    ess                   effective sample size, (Σwρ)² / (Σw Σwρ²) in (0, 1]: the share of the
-                          batch that still counts
-    mismatch/*            KL(μ ‖ π) and |log π - log μ|; docs/metrics.md
-    All but `loss` again as NAME/lag_k where lags were given. All weighted as the loss is. A step
-    without a trained token has no metrics: {}.
-    """
+    """The metrics of a step (docs/metrics.md) from the `stats` of its micro-batches, in any order.
+    All but `loss` again as NAME/lag_k where lags were given. ess: the effective sample size
+    (Σwρ)² / (Σw Σwρ²). A step without a trained token has no metrics: {}."""
     merged = {}  # suffix -> name -> float
     for stats in stats_list:
         for suffix, numbers in stats.items():

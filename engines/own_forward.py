@@ -4,11 +4,10 @@ For models that a packed row cannot serve: sliding windows, linear attention, co
 
     training     a row for each sample, padded on the RIGHT and without a mask: a token looks to
                  the left alone. The cost: a prompt is computed once for each of its samples.
-    generation   one cache for each group: its samples start together and grow by a token a step, so
-                 nothing is padded. The cost: a forward pass for each group, not one for all.
+    generation   one cache for each group, whose samples grow together: nothing is padded. The
+                 cost: a forward pass for each group, not one for all.
 
-About a quarter of the packed speed: 2,353 generated and 2,289 trained tokens/s of a Qwen3.5 toy on
-two CPU cores, 9,512 and 6,987 of the Qwen3 toy. Axes: n rows, T tokens of the longest, K outputs'.
+About a quarter of the packed speed (docs/models.md). Axes: n rows, T tokens of the longest.
 """
 
 import inspect
@@ -29,8 +28,8 @@ def is_packed(model):
 
 
 def scale_of(model):
-    """What the model multiplies its logits by (Granite, Cohere, Falcon-H1): here hidden states are
-    multiplied, so that loss.py and sampler.py need not know."""
+    """What the model multiplies its logits by (Granite, Cohere, Falcon-H1): here hidden states are,
+    so that loss.py and sampler.py need not know."""
     scale, multiplier, divisor = (getattr(text_config(model), name, None) or 1.0 for name in (
         "logit_scale", "lm_head_multiplier", "logits_scaling"))
     return scale * multiplier / divisor
@@ -53,9 +52,8 @@ def hidden_states(model, ids, cache=None):
     name = "cache_params" if "cache_params" in inspect.signature(body.forward).parameters \
         else "past_key_values"                              # Mamba has the first
     more = {} if cache in (None, True) else {name: cache}
-    out, scale = body(input_ids=ids, use_cache=cache is not None, **more), scale_of(model)
-    states = out.last_hidden_state
-    return states if scale == 1 else states * scale, getattr(out, name, None)
+    out = body(input_ids=ids, use_cache=cache is not None, **more)
+    return out.last_hidden_state * scale_of(model), getattr(out, name, None)
 
 
 class Rows:
@@ -64,13 +62,11 @@ class Rows:
     def __init__(self, prompts, outputs, prompt_of, *, dtype=torch.float32, device="cpu"):
         rows = [torch.tensor([*prompts[p], *output[:-1]]) for p, output in zip(prompt_of, outputs)]
         self.input_ids = pad_sequence(rows, batch_first=True).to(device)                # (n, T)
-        first = torch.tensor([len(prompts[p]) - 1 for p in prompt_of])  # predicts the first token
-        lengths = torch.tensor([len(output) for output in outputs])
-        self.sample = torch.arange(len(outputs)).repeat_interleave(lengths).to(device)  # (K,)
-        self.column = torch.cat([torch.arange(n) for n in lengths.tolist()]).to(device)
-        self.predict = self.sample * self.input_ids.shape[1] + self.column \
-            + first.to(device)[self.sample]
-        self.targets = torch.tensor([t for output in outputs for t in output], device=device)
+        T = self.input_ids.shape[1]
+        # An output's first token is predicted by the last one of its prompt.
+        places = [(i, t, i * T + len(prompts[p]) - 1 + t, token) for i, (p, output) in enumerate(
+            zip(prompt_of, outputs)) for t, token in enumerate(output)]
+        self.sample, self.column, self.predict, self.targets = torch.tensor(places).T.to(device)
 
     def states(self, model):
         """Hidden states (n * T, hidden), row after row."""
@@ -79,10 +75,10 @@ class Rows:
 
 @dataclass
 class GroupCache:
-    """The cache of one group, and the slot of each sequence in its batch."""
+    """The cache of one group: a transformers cache with so many tokens; a slot for each row."""
     cache: object
     slots: list[int]
-    length: int                 # tokens in the cache
+    length: int
 
 
 class GroupCaches:
@@ -101,8 +97,8 @@ class GroupCaches:
             slots = [*range(self.active, self.active + n)]
             self.groups.append(GroupCache(cache, slots, len(prompt)))
             self.active += n
-            states.append(hidden[0, -1])
-        return torch.stack(states)
+            states.append(hidden[:, -1])
+        return torch.cat(states)
 
     def decode(self, model, tokens):
         """As `Slots.decode`: tokens (n,) -> (n, hidden), in the order of the slots."""
@@ -128,21 +124,19 @@ class GroupCaches:
 
     def state(self):
         """Tensors for a checkpoint: of each group its length and slots, and its cache."""
-        state = {}
-        for i, group in enumerate(self.groups):
-            state[f"group.{i}"] = torch.tensor([group.length, *group.slots])
-            state |= {f"group.{i}.{name}": place[key].clone()
-                      for name, place, key in tensors_of(group.cache)}
-        return state
+        return {f"group.{i}": torch.tensor([group.length, *group.slots])
+                for i, group in enumerate(self.groups)} | {
+            f"group.{i}.{name}": place[key].clone() for i, group in enumerate(self.groups)
+            for name, place, key in tensors_of(group.cache)}
 
+    @torch.no_grad()
     def load_state(self, tensors):
         """A cache of the same shapes comes from a forward pass over zeros; then its numbers."""
         self.groups = []
         while (about := tensors.get(f"group.{len(self.groups)}")) is not None:
             length, *slots = about.tolist()
             zeros = torch.zeros(len(slots), length, dtype=torch.long, device=self.device)
-            with torch.no_grad():
-                _, cache = hidden_states(self.model, zeros, True)
+            _, cache = hidden_states(self.model, zeros, True)
             for name, place, key in tensors_of(cache):
                 place[key] = tensors[f"group.{len(self.groups)}.{name}"].to(self.device)
             self.groups.append(GroupCache(cache, slots, length))

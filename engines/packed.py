@@ -5,13 +5,12 @@ and each prompt would be computed G times. Here it is ONE row,
 
     [ prompt 0 | prompt 1 | ... | output 0 | output 1 | output 2 | ... ]        (1, T)
 
-so the matrix products, nearly all of the arithmetic, see each real token exactly once. Only
-attention needs to know where a sequence begins: a token of a prompt attends to its prompt up to
-itself, a token of an output to the whole of its own prompt and to its own output up to itself.
-transformers lets us compute this: each layer of a model calls `packed_attention` below, and that
-calls a function `attend` which came with the forward pass, from `Pack` in training, from `Slots`
-(kv_cache.py) in generation. So sampler and trainer agree to rounding (1e-5 in fp32, tested). The
-layout is ours: the paper does not tell its own.
+so the matrix products, nearly all of the arithmetic, see each real token once. Only attention needs
+to know where a sequence begins: a token of a prompt attends to its prompt up to itself, a token of
+an output to its whole prompt, and to its output up to itself. Each layer of transformers calls
+`packed_attention`, and that a function `attend` which came with the forward pass, from `Pack` in
+training, from `Slots` (kv_cache.py) in generation. So both agree to rounding (1e-5 in fp32,
+tested). The layout is ours: the paper does not tell its own.
 Axes: m prompts, n outputs (samples), T tokens in the row, K output tokens, H query heads, J
 key-value heads, D head size, C / R longest prompt (the context) / output, L = C + R.
 """
@@ -41,10 +40,9 @@ AttentionInterface.register("packed", packed_attention)
 def forward(model, input_ids, position_ids, attend):
     """Hidden states (T, hidden) of one row, input_ids and position_ids (T,).
     attend: a function (layer, q (T, H, D), k and v (T, J, D), scaling) -> (T, H, D)."""
-    states = model.base_model(input_ids=input_ids[None], position_ids=position_ids[None],
-                              attend=attend, use_cache=False).last_hidden_state[0]
-    scale = own_forward.scale_of(model)
-    return states if scale == 1 else states * scale
+    out = model.base_model(input_ids=input_ids[None], position_ids=position_ids[None],
+                           attend=attend, use_cache=False)
+    return out.last_hidden_state[0] * own_forward.scale_of(model)
 
 
 def heads(config):
@@ -56,8 +54,8 @@ def heads(config):
 
 
 def rounded_copy(model, dtype):
-    """A copy of the model with weights of `dtype`. Its buffers stay fp32: rotary frequencies of 8
-    bits would turn position 10,000 by radians, which `.to(dtype)` does in silence."""
+    """A copy with weights of `dtype`. Buffers stay fp32: rotary frequencies of 8 bits would turn
+    position 10,000 by radians, which `.to(dtype)` does in silence."""
     twin = copy.deepcopy(model)
     for parameter in twin.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -105,8 +103,8 @@ class Pack:
 
 
 def pack_rollouts(model, rollouts, dtype):
-    """The `Pack` of some rollouts: the prompt of each group once, all outputs in their order. For
-    a model that cannot be packed, its `own_forward.Rows`."""
+    """The `Pack` of some rollouts, or of a model that cannot be packed their `own_forward.Rows`:
+    the prompt of each group once, all outputs in their order."""
     prompts = {r.group_id: r.prompt_ids for r in rollouts}
     place = {group_id: i for i, group_id in enumerate(prompts)}
     kind = Pack if own_forward.is_packed(model) else own_forward.Rows
@@ -135,9 +133,9 @@ class MaskedAttention:
 
     allowed   (n, 1, R, L), True where a query may attend
 
-    The mask is finite: with -inf, a query that attends to nothing would turn into NaN. Its rows lie
-    a multiple of 8 numbers apart, or torch's GPU kernel would copy it in every layer. The g queries
-    that share a key head (H = g*J) lie side by side on the query axis: no key is repeated."""
+    The mask is finite: with -inf, a query that attends to nothing would be NaN. Its rows lie a
+    multiple of 8 numbers apart, or torch's GPU kernel would copy it in every layer. The queries
+    that share a key head lie side by side on the query axis: no key is repeated."""
 
     def __init__(self, allowed, dtype):
         self.keys = allowed.shape[-1]
@@ -213,9 +211,8 @@ class FlashAttention:
 
 def micro_batches(rollouts, budget_tokens, ranks=1):
     """Indices of `rollouts`, cut into lists of about `budget_tokens` tokens, prompts counted once.
-
-    Groups of similar length come together, since their attention can share a block. The number
-    of lists is a multiple of the ranks where smaller lists allow it: then no rank is idle."""
+    Groups of similar length come together, since their attention can share a block. The number of
+    lists is a multiple of the ranks where smaller lists allow it: then no rank is idle."""
     longest = dict(sorted((r.group_id, len(r.output_ids)) for r in rollouts))   # the last stays
     order = sorted(range(len(rollouts)),
                    key=lambda i: (longest[rollouts[i].group_id], rollouts[i].group_id, i))
@@ -251,11 +248,9 @@ def cost_tokens(rollouts, indices):
 # -- 6. Rounding -----------------------------------------------------------------------------------
 
 def round_between_products(model, dtype):
-    """Have embeddings and norms hand on `dtype`, as weights in `dtype` would make them do.
-
-    Autocast rounds the operands of products alone. With fp32 masters the residual stream would be
-    fp32: twice the memory, and other numbers than those of vLLM and of FSDP2, whose weights are 16
-    bits there."""
+    """Have embeddings and norms hand on `dtype`, as weights in `dtype` would make them do. Autocast
+    rounds the operands of products alone: the residual stream would be fp32, twice the memory, and
+    other numbers than those of vLLM and of FSDP2, whose weights are 16 bits there."""
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding) or "Norm" in type(module).__name__:
             module.register_forward_hook(lambda _, __, output: output.to(dtype))

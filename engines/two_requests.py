@@ -1,11 +1,9 @@
 """two_requests.py: interruption on vLLM, which is only told how many tokens a request may have.
 
-A sample is two requests: prompt -> thinking, with the thinking budget, where it often ends by
-itself; then prompt + thinking (+ phrase, if it has not ended) -> answer, with the answer's budget.
-Without a phrase nothing can be interrupted, and one request has both budgets.
-
-The G samples of a prompt share its keys and values through vLLM's prefix cache: the salt of a
-request is the version when it is sent, so it never finds a block of older weights.
+A sample is two requests: prompt -> thinking, with the thinking budget; then prompt + thinking
+(+ phrase, if it has not ended) -> answer, with the answer's budget. Without a phrase nothing can be
+interrupted, and one request has both budgets. The samples of a prompt share its keys and values
+through vLLM's prefix cache, salted with the version: no request finds a block of older weights.
 """
 
 import queue
@@ -27,8 +25,7 @@ class Sample:
     refused: int = 0                    # on servers: times that its own request failed
 
     @property
-    def ids(self):
-        """What its next request continues."""
+    def ids(self):                      # what its next request continues
         return [*self.request.prompt_ids, *self.rollout.output_ids]
 
     def add(self, ids, behavior_logprobs, versions, sampled):

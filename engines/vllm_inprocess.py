@@ -2,9 +2,8 @@
 
 Weights are swapped between two decode steps, and running sequences keep their cache (PipelineRL).
 The version of each token is vLLM's own record. Interruption takes two requests (two_requests.py).
-
-Unlike `TransformersSampler`, it computes older keys and values again for a second request, draws
-from torch's global generator, and starts unfinished samples again when a run is resumed.
+Unlike `TransformersSampler` it draws from torch's global generator, and starts unfinished samples
+again when a run is resumed.
 """
 
 import copy
@@ -44,10 +43,9 @@ def load_vllm(model, **options):
 
 
 def repack(model):
-    """Pack head and experts of a vLLM model on the CPU again, after its weights were reloaded. The
-    CPU build multiplies with packed copies: a tied head would keep its old one, since it is loaded
-    as the embedding, and experts are packed on the first load only.
-    """
+    """Pack head and experts of a vLLM model on the CPU again, after a reload: the CPU build
+    multiplies with packed copies. A tied head, loaded as the embedding, would keep its old one, and
+    experts are packed on the first load only."""
     head = getattr(model, "lm_head", None)
     if hasattr(head, "quant_method"):               # not so in all models and pipeline stages
         head.quant_method.process_weights_after_loading(head)
@@ -65,13 +63,8 @@ def block_bytes(model, dtype):
 
 
 class VllmSampler(TwoRequests):
-    """Caller-driven vLLM in this process, with the methods of every engine.
-
-    slots      sequences decoded at once, at most; memory is taken for all of them
-    seed       of the thinking budgets, and of torch's global generator
-    dtype      of weights and cache, but not of the LM head: that is fp32, or bf16
-    eager      without CUDA graphs on a GPU too
-    """
+    """Caller-driven vLLM in this process, with the methods of every engine. dtype: of weights and
+    cache, but not of the LM head; eager: without CUDA graphs on a GPU too."""
     devices = 0
 
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, seed=0,

@@ -1,15 +1,12 @@
 """problems.py: a forecast from the right samples of each problem (`--by-problem`). Ours.
 
-The mean of an evaluation hides how many problems are easy, learned now, or never solved. An item
-response model keeps them apart. With x = compute / the last fitted compute, problem i is solved by
-a share p of its samples:
+An item response model. With x = compute / the last fitted compute, problem i is solved by a share p
+of its samples:
 
     logit p = u_i + v_i x^b       u_i normal, log v_i normal, correlated;  p = 0 for a share of them
 
-The numbers of all problems together are fitted by their marginal likelihood: u and v are integrated
-over 15 x 15 nodes of Gauss and Hermite.
-"""
-import json
+All problems together are fitted by their marginal likelihood: u and v are integrated over 15 x 15
+nodes of Gauss and Hermite."""
 import re
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logsumexp
 
 from fit import LAST, LAW_ERROR, BadInput, interval
+from fitting.readers import read_jsonl
 
 _z, _w = np.polynomial.hermite_e.hermegauss(15)
 NODES = np.stack(np.meshgrid(_z, _z)).reshape(2, -1)                                   # (2, 225)
@@ -31,10 +29,7 @@ def read_counts(folder):
     """The right samples of each problem in RUN/evals.jsonl -> C (n,), counts (n, problems), k."""
     path = Path(folder)
     path = path / "evals.jsonl" if path.is_dir() else path
-    try:
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-    except ValueError as error:
-        raise BadInput(f"{path}: --by-problem reads lines of JSON ({error!s:.80})") from None
+    rows, _ = read_jsonl(path)
     columns = sorted({name for row in rows for name in row if re.search(r"/right@\d+$", name)})
     if len(columns) != 1:
         raise BadInput(f"{path} has {len(columns)} columns eval/<task>/right@k, --by-problem takes "
@@ -91,8 +86,8 @@ def by_problem(C, right, k, C_at, draws=100, seed=0):
 
 
 def by_problem_lines(folder, until):
-    """What `--by-problem` prints of a run: the forecast of its end from the part up to `until`
-    (None: of twice its compute from all), and the problems that were never solved."""
+    """The forecast of a run's end from the part up to `until` (None: of twice its compute from
+    all), and the problems that were never solved, in words."""
     C, right, k = read_counts(folder)
     cut = C[-1] if until is None else until * C[-1] if until <= 1 else until
     seen = C <= cut

@@ -1,8 +1,5 @@
 """Logs of this project and of other trainers -> compute and pass rates (C, R) that fit.py can fit.
-
-Every tool writes rows of names and numbers, most without an evaluation. A reader only makes rows;
-which columns are compute and reward is decided in one place, `load`.
-"""
+A reader only makes rows; which columns are compute and reward is decided in one place, `load`."""
 import ast
 import contextlib
 import csv
@@ -42,13 +39,13 @@ class Curve:
     x: str                    # what C is called
     y: str
     picture: Path             # where its picture goes unless --out says otherwise
-    notes: tuple = ()         # facts worth a line
+    notes: list               # facts worth a line
 
 
 # ---------------------------------------------------------------- 1. a log -> rows of numbers
 def places_of(text):
-    """A path -> [(path, "")]. "evals.csv:RUN", in which RUN is a name or a pattern as "toy*", ->
-    [(path, run), ...], those runs of a table that has a column `run`. Raises BadInput: none."""
+    """A path -> [(path, "")]; "evals.csv:RUN", a name or a pattern as "toy*" -> [(path, run), ...]
+    of a table that has a column `run`. Raises BadInput: none."""
     if not (found := re.fullmatch(r"(.+?\.[ct]sv):(.+)", text)):
         return [(Path(text), "")]
     path = Path(found[1])
@@ -174,8 +171,8 @@ def read_wandb(run):
 
 
 def read_wandb_file(data):
-    """The history in run-ID.wandb, which Weights & Biases writes where the run is: protobuf's
-    messages `Record`, cut into pieces as in a log of LevelDB. A last, half-written one is left."""
+    """The history in run-ID.wandb, which Weights & Biases writes: protobuf's messages `Record`, cut
+    into pieces as in a log of LevelDB. A last, half-written one is left."""
     from google.protobuf.empty_pb2 import Empty
     from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -286,12 +283,11 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
     usual = (lo, hi) == (0, 1) and not re.search("(?i)reward|score|return", y_name)
     if usual and 1 < R.max() <= 100:
         hi, notes = 100.0, [*notes, f"{y_name} goes up to {R.max():g}: it is read as percent"]
-    folder, label = given.is_dir(), run or given.stem
-    picture = given / "curve.png" if folder else Path(
+    label = run or (given.absolute().name if given.is_dir() else given.stem)
+    picture = given / "curve.png" if given.is_dir() else Path(
         "" if "wandb:" in paths else given.parent, f"{label}_curve.png")
-    return Curve(name or (given.absolute().name if folder else label),
-                 *checked(C * x_scale, (R - lo) / (hi - lo)), x_label or x_name, y_name, picture,
-                 tuple(notes))
+    return Curve(name or label, *checked(C * x_scale, (R - lo) / (hi - lo)), x_label or x_name,
+                 y_name, picture, notes)
 
 
 def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, *others):

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from jinja2.exceptions import TemplateError
 
 from config import Config
-from tasks.sandbox import SandboxError, check_sandbox
+from tasks.sandbox import SandboxError, which_walls
 from tasks.sources import Problem, load_pool, own_problems, question_hash
-from tasks.verifier import TaskError, accepted, verify
+from tasks.verifier import TaskError, verify
 
 
 def load_task(spec, split, *, heldout=1000, seed=0, options=None):
@@ -117,8 +117,8 @@ def check_gold(problems, verifier=None):
     """{id: sentence} of the problems whose gold answer their own verifier calls wrong: they would
     give -1 to every completion. Programs and rewards of one's own have no answer that could be
     judged. Without a Verifier there is no deadline."""
-    claims = [(p, rf"\boxed{{{gold}}}" if p.kind == "math" else gold) for p in problems
-              if p.kind in ("math", "exact") for gold in accepted(p.answer)]
+    claims = [(p, rf"\boxed{{{p.answer}}}" if p.kind == "math" else p.answer) for p in problems
+              if p.kind in ("math", "exact")]
     items = [(text, p.answer, p.kind) for p, text in claims]
     reasons = verifier.score(items).reasons if verifier else [verify(*item)[1] for item in items]
     return {p.id: f"problem {p.id}: its own answer {text!r} is judged {reason!r}"
@@ -182,7 +182,7 @@ def load_problems(config, tokenizer, verifier):
                                   options=config.task_options, eval_spec=config.eval_tasks)
         problems = [p for part in parts for p in part]
         if any(p.kind == "code" for p in problems):
-            check_sandbox()
+            which_walls()
         bad_gold = check_gold(problems, verifier)
         prompts = {p.id: tuple(prompt_ids(
             tokenizer, p, config.instruction, think_open=config.think_open,

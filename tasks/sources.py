@@ -13,13 +13,13 @@ import random
 import re
 import tomllib
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tasks import own_reward
 from tasks.answers import BOX
 from tasks.sandbox import read_tests
-from tasks.verifier import TaskError, accepted
+from tasks.verifier import TaskError
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,10 @@ class Problem:
     id: str  # "task/hash of the question": the same in every run, whatever the seed or file order
     task: str  # the name evaluation is reported under
     question: str
-    answer: str | tuple  # the gold one or accepted ones; of other kinds what judges it
+    answer: str  # the gold one; of other kinds what judges it
     kind: str = "math"  # which rule of `verify` judges it
     level: int = 0  # graded difficulty, 0 where nobody graded it
     trace: str | None = None  # a correct completion, "thinking</think>answer", for warm starts
-
-    def shorter_than(self, characters):
-        """The same question with the smoke reward of docs/is-it-working.md: what is written counts
-        for nothing, only that it ends and has fewer characters."""
-        return replace(self, task=f"short:{self.task}", kind="short", answer=str(characters),
-                       trace=None)
 
 
 def make_problem(task, question, answer, **fields):
@@ -57,29 +51,23 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")
 def load_pool(name, heldout, seed, options):
     """(all distinct problems of one task, training and held-out together; a sentence for each
     record that is none). Raises TaskError."""
-    options, bad = dict(options), []
-    limit = options.pop("shorter_than", None)  # of any task: the smoke reward instead of its own
-    if limit is not None and not (type(limit) is int and limit > 1):
-        raise TaskError(f"task option shorter_than = {limit!r} must be a whole number above 1")
     try:
         if name == "toy":
-            problems = toy_problems(heldout, seed, **checked_options(name, options, TOY_OPTIONS))
-        elif name.startswith("reasoning_gym:"):
-            problems = reasoning_gym_problems(name, heldout, seed, **options)
-        elif name in PRESETS or name.startswith("hf:") or name.lower().endswith(FILES):
-            problems, bad = record_problems(
-                name, checked_options(name, options, COLUMNS | PRESETS.get(name, {})))
-        elif name.endswith(".py"):
-            checked_options(name, options, {})  # its options are its own constants
-            problems = own_problems(name)
-            print(f"{name}: {len(problems)} problems, judged by its own {problems[0].kind}")
-        else:
-            raise TaskError(
-                f"task {name!r} is unknown: use toy, reasoning_gym:NAME, {', '.join(PRESETS)}, "
-                f"hf:OWNER/NAME, a file ({', '.join(FILES)}, .py), or a mix such as toy+my.jsonl")
+            return toy_problems(heldout, seed, **checked_options(name, options, TOY_OPTIONS)), []
+        if name.startswith("reasoning_gym:"):
+            return reasoning_gym_problems(name, heldout, seed, **options), []
+        if name in PRESETS or name.startswith("hf:") or name.lower().endswith(FILES):
+            defaults = COLUMNS | PRESETS.get(name, {})
+            return record_problems(name, checked_options(name, options, defaults))
     except ImportError as error:
         raise TaskError(f"task {name!r} needs a package: pip install {error.name}") from error
-    return problems if limit is None else [p.shorter_than(limit) for p in problems], bad
+    if name.endswith(".py"):
+        checked_options(name, options, {})  # its options are its own constants
+        problems = own_problems(name)
+        print(f"{name}: {len(problems)} problems, judged by its own {problems[0].kind}")
+        return problems, []
+    raise TaskError(f"task {name!r} is unknown: use toy, reasoning_gym:NAME, {', '.join(PRESETS)}, "
+                    f"hf:OWNER/NAME, a file ({', '.join(FILES)}, .py), or a mix: toy+my.jsonl")
 
 
 def checked_options(name, options, defaults):
@@ -264,9 +252,8 @@ def record_problems(name, options):
     if not problems:
         raise TaskError(f"no record can be used; the first: {bad[0]}")
     level = f", {columns['level']}" if any(p.level for p in problems.values()) else ""
-    count = len(records) - records.count(...)
-    print(f"{name}: {len(problems)} problems in {count} records, read as "
-          f"{columns['question']}, {columns['answer']}{MARKS.get(mark, '')}{level}")
+    print(f"{name}: {len(problems)} problems in {len(records) - records.count(...)} records, read "
+          f"as {columns['question']}, {columns['answer']}{MARKS.get(mark, '')}{level}")
     return list(problems.values()), bad
 
 
@@ -292,24 +279,24 @@ def record_problem(record, task, columns, mark):
         if not parts:
             raise TaskError(f"has no {mark} in its field {columns['answer']!r}")
         answer = parts[-1].strip()
-    for role, value in [("question", question), *(("answer", gold) for gold in accepted(answer))]:
+    for role, value in (("question", question), ("answer", answer)):
         if not isinstance(value, str) or not value.strip():
             raise TaskError(f"has a field {columns[role]!r} that is {value!r} and must be text, "
                             "not empty")
-        if role == "answer" and value.strip(" .").lower() in NO_ANSWERS:
-            raise TaskError(f"has {value!r} for an answer")
-        if role == "question" and any(isinstance(record.get(key), list | dict) for key in OPTIONS):
-            raise TaskError("has options of multiple choice: write them into the question")
-        if role == "answer" and kind == "math" and not mark and AMBIGUOUS.fullmatch(value):
-            raise TaskError(f"has the answer {value!r}, a decimal or a list: write "
-                            f"{value.replace(',', '.')} or {value.replace(',', ', ')}")
+    if answer.strip(" .").lower() in NO_ANSWERS:
+        raise TaskError(f"has {answer!r} for an answer")
+    if any(isinstance(record.get(key), list | dict) for key in OPTIONS):
+        raise TaskError("has options of multiple choice: write them into the question")
+    if kind == "math" and not mark and AMBIGUOUS.fullmatch(answer):
+        raise TaskError(f"has the answer {answer!r}, a decimal or a list: write "
+                        f"{answer.replace(',', '.')} or {answer.replace(',', ', ')}")
     level = re.search("[0-9]+", str(column(record, columns["level"])))
     return make_problem(task, question, answer, kind=kind, level=int(level[0]) if level else 0)
 
 
 def text_of(value):
-    """A number as text; a list of one as its entry, of accepted answers as a tuple, of messages as
-    the system's and the user's; any other value as it is."""
+    """A number as text; of messages the system's and the user's; a list of one as its entry; any
+    other value as it is."""
     if type(value) in (int, float) and math.isfinite(value):
         return str(value)
     if not isinstance(value, list) or not value:
@@ -319,8 +306,7 @@ def text_of(value):
         # Of a longer conversation, the question is only a part; so is the text beside an image.
         once = [entry["role"] for entry in value].count("user") == 1
         return "\n\n".join(said) if once and all(isinstance(x, str) for x in said) else None
-    texts = tuple(map(text_of, value))
-    return texts[0] if len(texts) == 1 else texts
+    return text_of(value[0]) if len(value) == 1 else value
 
 
 def column(record, path):

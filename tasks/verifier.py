@@ -20,10 +20,10 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from tasks import answers, own_reward, sandbox
@@ -44,35 +44,23 @@ class TaskError(ValueError):
 def verify(text, answer, kind="math", question=""):
     """(reward, reason) of a completion: +1.0 for "correct", else -1.0.
 
-    answer: the gold one, or a tuple of accepted ones, of which any counts.
-    kind: "math" compares values, "exact" the stripped text. "code": the last program passes all
-    unit tests, which are the answer, as JSON.
-    "short": any text of fewer characters than the answer says. "reward", "reward_func": above 0 by
-    the function of that name in a file of one's own (own_reward.py).
+    kind: "math" compares values with the gold answer, "exact" the stripped text. "code": the last
+    program passes all unit tests, which are the answer, as JSON. "reward", "reward_func": above 0
+    by the function of that name in a file of one's own (own_reward.py).
     reason: "correct", "wrong", "no answer" or "several answers"; or, where it could not be judged,
     "unreadable", "bad reward", "timeout" or "error".
 
     Without a deadline, for gold answers and toys: a text can keep SymPy busy for ever. Samples of a
     model go through `Verifier`. Raises TaskError: unknown kind.
     """
-    jobs = [read(text, gold, kind, question) for gold in accepted(answer)]
-    reason = best([job if isinstance(job, str) else grade(*job) for job in jobs])
+    job = read(text, answer, kind, question)
+    reason = job if isinstance(job, str) else grade(*job)
     return (1.0 if reason == "correct" else -1.0), reason
-
-
-def accepted(answer):
-    return answer if isinstance(answer, tuple) else [answer]
-
-
-def best(reasons):
-    return "correct" if "correct" in reasons else reasons[0]
 
 
 def read(text, answer, kind, question="", think_tags=THINK_TAGS):
     """A reason where that can be said at once, else a job: the arguments of `grade`."""
     opens, closes = think_tags
-    if kind == "short":  # thinking counts, and a truncated sample has no text
-        return "correct" if 0 < len(text.removeprefix(opens)) < int(answer) else "wrong"
     if kind != "reward_func":  # TRL's read all of it, and some the tags of the thinking
         text = text.rpartition(closes)[2].partition(opens)[0].strip()
     if kind in own_reward.FUNCTIONS:  # an empty text has none: a truncated sample is never right
@@ -185,11 +173,10 @@ class Verifier(contextlib.AbstractContextManager):
     def score(self, items):
         """The Scores of (text, answer, kind) or (text, answer, kind, question)."""
         start = time.perf_counter()
-        found = [[read(text, gold, kind, *question or [""], self.think_tags)
-                  for gold in accepted(answer)] for text, answer, kind, *question in items]
-        graded = self.grade(dict.fromkeys(
-            job for row in found for job in row if isinstance(job, tuple)))
-        reasons = [best([graded.get(one, one) for one in row]) for row in found]
+        found = [read(text, answer, kind, *question or [""], self.think_tags)
+                 for text, answer, kind, *question in items]
+        graded = self.grade(dict.fromkeys(job for job in found if isinstance(job, tuple)))
+        reasons = [graded.get(job, job) for job in found]
         n = max(1, len(items))
         return Scores([1.0 if r == "correct" else -1.0 for r in reasons], reasons, {
             "verifier/error_frac": sum(
@@ -197,7 +184,7 @@ class Verifier(contextlib.AbstractContextManager):
             "verifier/bad_reward_frac": reasons.count("bad reward") / n,
             "verifier/timeout_frac": reasons.count("timeout") / n,
             "verifier/several_frac": reasons.count("several answers") / n,
-            "verifier/slow_frac": sum(not graded.keys().isdisjoint(row) for row in found) / n,
+            "verifier/slow_frac": sum(job in graded for job in found) / n,
             "time/check_ms": 1000 * (time.perf_counter() - start) / n,
         })
 
@@ -224,33 +211,23 @@ class Verifier(contextlib.AbstractContextManager):
             patience_s = START_S
             # In a session of its own: Ctrl-C in a terminal is for the trainer, which still scores.
             worker = subprocess.Popen(
-                [sys.executable, "-c", "from tasks.verifier import serve; serve()"], text=True,
+                [sys.executable, "-c", "from tasks.verifier import serve; serve()"], bufsize=0,
                 cwd=Path(__file__).parents[1].resolve(), start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        late = threading.Event()
 
-        def hear(seconds, line=""):
-            """The worker's next line. Late, it is killed: somebody may have stopped its clock."""
-            clock = threading.Timer(seconds, lambda: (late.set(), end_all(worker)))
-            clock.start()
-            with contextlib.suppress(BrokenPipeError):
-                print(line, end="", file=worker.stdin, flush=True)
-            heard = worker.stdout.readline().strip()
-            clock.cancel()
-            return heard
+        def hear(seconds):
+            """The worker's next line, "" at its end; None: late, somebody has stopped its clock."""
+            if wait([worker.stdout], seconds):
+                return worker.stdout.readline().decode().strip()
 
-        line = json.dumps([self.deadline_s, *job]) + "\n"
-        if hear(patience_s, line) and (reason := hear(self.deadline_s + GRACE_S)):
+        with contextlib.suppress(BrokenPipeError):
+            worker.stdin.write(json.dumps([self.deadline_s, *job]).encode() + b"\n")
+        if (heard := hear(patience_s)) and (heard := hear(self.deadline_s + GRACE_S)):
             self.idle.append(worker)
-            return reason
-        end_all(worker)  # and what it has started
-        return "timeout" if worker.wait() == -signal.SIGALRM or late.is_set() else "error"
-
-
-def end_all(worker):
-    """Kill a worker and its descendants: it is the first of a process group of their own."""
-    with contextlib.suppress(OSError):  # none of them is left
-        os.killpg(worker.pid, signal.SIGKILL)
+            return heard
+        with contextlib.suppress(OSError):  # nothing is left of its process group, of which
+            os.killpg(worker.pid, signal.SIGKILL)  # it is the first, and which its children share
+        return "timeout" if worker.wait() == -signal.SIGALRM or heard is None else "error"
 
 
 def serve():

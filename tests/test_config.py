@@ -251,4 +251,3 @@ def test_reading_settings_takes_no_library_that_is_slow_to_import():
 
 def test_what_follows_from_another_setting():
     assert Config(deadline_s=7.0).start_deadline_s == 21.0
-    assert [Config(tls=tls).tls_folder for tls in ("", "none", "certs")] == ["", "", "certs"]

@@ -9,8 +9,6 @@ others late; a few it always adds wrongly, and these set the ceiling. All of it 
 
 The warm start keeps 512 problems back, as many as configs/demo.toml evaluates on; a run without
 that file holds out 1,000: give it --heldout-prompts 512, or make the model with --heldout 1000.
-
-Shapes: _N sequences of a batch, _T tokens of the longest one.
 """
 
 import argparse
@@ -61,8 +59,8 @@ def make_tokenizer():
 
 
 def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, experts=0):
-    """A fresh Llama in float32 with tied embeddings; about 0.78M parameters as set above. With
-    `experts` a Qwen3-MoE: two experts work for each token, together as wide as the Llama's MLP.
+    """A fresh Llama in float32; about 0.78M parameters as set above. With `experts` a Qwen3-MoE:
+    two experts work for each token, together as wide as the Llama's MLP.
 
     Two values decide whether it learns to calculate. The rotary base is 100: at 10,000 most
     frequencies stand still over 70 positions. Weights start at 0.08, not 0.02: tied digits of a
@@ -90,11 +88,8 @@ STEP = re.compile(r"(-?\d+)( ?[-+] ?)(-?\d+)( ?= ?)(-?\d+)")  # "6+3=9" or "14 -
 
 
 def habits(seed):
-    """{(running value, next digit): (chance, wrong)}: how the toy adds each pair of digits.
-
-    It writes the right result with this chance, else any digit. The mislearned pairs have chance 0
-    and one wrong digit, the same each time.
-    """
+    """{(running value, next digit): (chance, wrong)}: the toy adds them right with this chance,
+    else writes any digit; the mislearned pairs have chance 0 and one wrong digit each."""
     rng = random.Random(f"habits {seed}")
     pairs = [*itertools.product(range(10), range(10))]
     rng.shuffle(pairs)
@@ -106,10 +101,8 @@ def habits(seed):
 
 
 def noisy_trace(problem, noise, rng):
-    """The problem's worked trace with wrong steps, and the answer that follows from them.
-
-    noise: `habits`, or the probability that a step is wrong. The next step starts from the wrong
-    result, and the answer repeats the last one: what RL can unlearn is the arithmetic alone.
+    """The problem's worked trace with wrong steps, and the answer that follows from them: what RL
+    can unlearn is the arithmetic alone. noise: `habits`, or the probability of a wrong step.
 
     >>> problem = tasks.Problem("toy/1", "toy", "6+3+9", "8", trace="6+3=9;9+9=8</think>8")
     >>> noisy_trace(problem, 0.0, None)
@@ -141,9 +134,8 @@ def noisy_trace(problem, noise, rng):
 def make_pairs(tokenizer, problems, count, *, noise, cut_share, seed):
     """`count` pairs (prompt ids, completion ids) from the problems' traces, in random order.
 
-    A cut trace stops at a random token, as if its thinking budget were spent; the interruption
-    phrase follows, and then the running value as the answer. Thinking and phrase are part of the
-    *prompt*: the model is not to write the phrase itself.
+    A cut trace stops at a random token, as if its thinking budget were spent; thinking and phrase
+    become part of the *prompt*, for the model is not to write the phrase, but the running value.
     """
     rng, order = random.Random(seed), []
     while len(order) < count:  # every problem equally often, each time with other errors
@@ -172,10 +164,8 @@ def encode(tokenizer, text):
 
 
 def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed):
-    """Trains the model in place on (prompt ids, completion ids); returns the loss of each step:
-    cross-entropy per completion token, none on the prompt. The learning rate rises over the first
-    twentieth of the steps and falls linearly to zero.
-    """
+    """Trains the model in place on (prompt ids, completion ids); returns the loss of each step,
+    per completion token. The learning rate rises over a twentieth of the steps, then falls."""
     rng = random.Random(seed)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.01)
@@ -186,9 +176,9 @@ def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed):
         while len(order) < batch:
             order += rng.sample(pairs, len(pairs))
         chosen, order = order[:batch], order[batch:]
-        ids_NT, labels_NT = pad_batch(chosen, tokenizer.pad_token_id)
+        ids, labels = pad_batch(chosen, tokenizer.pad_token_id)
         # No attention mask: padding stands on the right.
-        loss = model(input_ids=ids_NT, labels=labels_NT, use_cache=False).loss
+        loss = model(input_ids=ids, labels=labels, use_cache=False).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -200,33 +190,30 @@ def warm_start(model, tokenizer, pairs, *, steps, lr, batch, seed):
 
 
 def pad_batch(pairs, pad_id):
-    """(ids, labels), both (N, T) int64, padded on the right; label -100 is not trained on."""
+    """(ids, labels), both (sequences, tokens); label -100 is not trained on."""
     ids = [torch.tensor(prompt + completion) for prompt, completion in pairs]
     labels = [torch.tensor([-100] * len(prompt) + completion) for prompt, completion in pairs]
     return pad_sequence(ids, True, pad_id), pad_sequence(labels, True, -100)
 
 
 @torch.no_grad()
-def base_rate(model, tokenizer, problems, max_new_tokens=64):
-    """Share of the problems that the likeliest (greedy) completion solves, with its end token, by
-    plain `model.generate`: a second opinion beside sampler.py."""
+def base_rate(model, tokenizer, problems):
+    """Share of the problems that the likeliest completion solves, with its end token."""
     prompts = tokenizer.pad({"input_ids": [tasks.prompt_ids(tokenizer, p) for p in problems]},
                             padding_side="left", return_tensors="pt")
-    out_NT = model.generate(**prompts, max_new_tokens=max_new_tokens, do_sample=False)
+    rows = model.generate(**prompts, max_new_tokens=64, do_sample=False)
     solved = 0
-    for problem, row_T in zip(problems, out_NT[:, prompts["input_ids"].shape[1]:], strict=True):
-        text, end, _ = tokenizer.decode(row_T).partition(tokenizer.eos_token)
+    for problem, row in zip(problems, rows[:, prompts["input_ids"].shape[1]:], strict=True):
+        text, end, _ = tokenizer.decode(row).partition(tokenizer.eos_token)
         solved += bool(end) and tasks.verify(text, problem.answer, problem.kind)[0] > 0
     return solved / len(problems)
 
 
 def make(args):
-    """The command, without its options."""
     train, heldout = (tasks.load_task(args.task, split, heldout=args.heldout, seed=args.seed,
                                       options=args.task_options) for split in ("train", "heldout"))
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer, args.seed, hidden=args.hidden, layers=args.layers,
-                       experts=args.experts)
+    model = make_model(tokenizer, args.seed, hidden=args.hidden, experts=args.experts)
     noise = habits(args.seed) if args.task == "toy" else NOISE
     for stage, steps, lr, noise in (("without errors", args.clean_steps, LR, 0.0),
                                     ("with errors", args.steps, args.lr, noise)):
@@ -257,7 +244,7 @@ def main(argv=None):
             ("heldout", 512, "problems kept out of the warm start; as many as the run holds out"),
             ("cut-share", 0.05, "share of interrupted traces, so that it has seen the phrase"),
             ("clean-steps", 0, "first, without errors"), ("steps", STEPS, "then, with errors"),
-            ("lr", LR, "of these steps"), ("hidden", HIDDEN, "size"), ("layers", LAYERS, "of it"),
+            ("lr", LR, "of these steps"), ("hidden", HIDDEN, "size"),
             ("experts", 0, "of a mixture, two of which work for each token; 0: none"),
             ("seed", 0, "of problems, habits and weights")):
         p.add_argument(f"--{name}", type=type(default), default=default, help=text)

@@ -156,7 +156,7 @@ def test_trls_reward_function_is_called_as_trl_calls_it(file, seed):
     assert reasons(problems, ["a"])[0] == ["error"]
 
 
-def test_a_file_is_a_part_of_a_mix_and_can_be_evaluated_and_be_paid_for_brevity(file, tmp_path):
+def test_a_file_is_a_part_of_a_mix_and_can_be_evaluated(file, tmp_path):
     (tmp_path / "helper_of_mine.py").write_text("def right(text): return text == 'yes'\n")
     text = ("import dataclasses, helper_of_mine\n@dataclasses.dataclass\nclass One: n: int\n"
             "problems = [{'question': f'{i}?', 'n': i} for i in range(40)] + [{'question': '7?'}]\n"
@@ -168,7 +168,6 @@ def test_a_file_is_a_part_of_a_mix_and_can_be_evaluated_and_be_paid_for_brevity(
     train, held, extra, bad = load_splits(f"{path}+toy", heldout=10, eval_spec=other)
     assert {p.kind for p in train} == {"reward", "exact"} == {p.kind for p in held} and not bad
     assert len(extra) == 21 and not {p.question for p in train} & {p.question for p in extra}
-    assert {p.kind for p in load_pool(path, 0, 0, {"shorter_than": 5})[0]} == {"short"}
     with pytest.raises(TaskError, match="task option size = 3 is not one of"):
         load_pool(path, 0, 0, {"size": 3})
 

@@ -19,7 +19,7 @@ from made_tasks import SUMS, questions, write_jsonl
 from tasks import sandbox, sources
 from tasks.problems import TaskError, check_gold, count_unusable, load_task
 from tasks.sandbox import UnitTests
-from tasks.verifier import Verifier, verify
+from tasks.verifier import verify
 
 
 def everything(name, max_unusable=0.02, **options):
@@ -27,39 +27,6 @@ def everything(name, max_unusable=0.02, **options):
     problems, bad = sources.load_pool(name, 0, 0, options)
     count_unusable({"bad_records": bad}, len(problems), max_unusable)
     return problems
-
-
-# ------------------------------------------------------------------------------------------------
-# The smoke reward
-
-
-def test_any_task_can_pay_for_short_answers_instead(tmp_path):
-    """Its questions stay, and their ids; its rule, its worked solutions and its curve's name go."""
-    path = write_jsonl(tmp_path / "p.jsonl", [
-        {"question": f"{i} + 1 = ?", "answer": i + 1}
-        for i in range(9)])
-    for name, options in ((path, {}), ("toy", {"size": 40})):
-        own, short = everything(name, **options), everything(name, shorter_than=7, **options)
-        assert [(p.id, p.question) for p in short] == [(p.id, p.question) for p in own]
-        assert {(p.task, p.kind, p.answer, p.trace) for p in short} == {
-            (f"short:{own[0].task}", "short", "7", None)}
-        assert check_gold(short) == {}
-
-
-@pytest.mark.parametrize("limit", [0, 1, -3, "7", 7.0, True, None])
-def test_a_limit_of_characters_is_a_whole_number_above_1(limit):
-    if limit is None:
-        assert everything("toy", shorter_than=None, size=9)[0].kind == "exact"
-    else:
-        with pytest.raises(TaskError, match=f"shorter_than = {re.escape(repr(limit))} .* whole"):
-            everything("toy", shorter_than=limit, size=9)
-
-
-def test_a_short_answer_is_one_that_ends_below_the_limit_thinking_included():
-    """The tag that the prompt has opened is not the model's; a truncated sample has no text."""
-    for text, paid in (("1234", True), ("12345", False), ("<think>1234", True), ("", False),
-                       ("12</think>9", False), ("<think>", False)):
-        assert verify(text, "5", kind="short")[0] == (1.0 if paid else -1.0), text
 
 
 # ------------------------------------------------------------------------------------------------
@@ -441,12 +408,12 @@ BAD_LINES = [
     ('{"question": "1+1", "answer": "2"', "is no JSON object: '{"),
     ('["1+1", "2"]', "is no JSON object: "),
     ("9" * 5_000, "is no JSON object: "), ("[" * 100_000, "is no JSON object: "),
-    ('{"question": "Show it.", "answer": ["2", "proof"]}', "has 'proof' for an answer"),
+    ('{"question": "Show it.", "answer": ["proof"]}', "has 'proof' for an answer"),
     ('{"question": "Show it.", "answer": "Proof."}', "has 'Proof.' for an answer"),
     ('{"question": "1+1"}', "has a field 'answer' that is None and must be text"),
     ('{"question": "1+1", "answer": []}', "has a field 'answer' that is [] and must be tex"),
-    ('{"question": "1+1", "answer": [2, null]}', "has a field 'answer' that is None and"),
-    ('{"question": "1+1", "answer": ["2", " "]}', "has a field 'answer' that is ' ' and must"),
+    ('{"question": "1+1", "answer": [null]}', "has a field 'answer' that is None and"),
+    ('{"question": "1+1", "answer": [" "]}', "has a field 'answer' that is ' ' and must"),
     ('{"question": "1+1", "answer": true}', "has a field 'answer' that is True"),
     ('{"question": "1+1", "answer": NaN}', "has a field 'answer' that is nan"),
     ('{"question": " ", "answer": "2"}', "has a field 'question' that is ' '"),
@@ -475,27 +442,13 @@ def test_a_bad_record_is_left_out_with_its_number_and_too_many_stop_the_run(
     assert message in str(caught.value) and "max_unusable = " in str(caught.value)
 
 
-def test_any_of_several_accepted_answers_counts(tmp_path):
-    """A list of one is that answer; of a longer list each answer is right alone.
-
-    Two of them at once are a list."""
-    rows = [{"question": "a", "answer": [7]},
-            {"question": "b", "answer": ["1/3", r"\sqrt{2}", 12]},
-            {"question": "c", "answer": ["blue", "azure"], "kind": "exact"}]
-    one, many, exact = everything(write_jsonl(tmp_path / "l.jsonl", rows))
-    assert one.answer == "7" and many.answer == ("1/3", r"\sqrt{2}", "12")
-    marked = {"2/6": 1, "12.0": 1, r"\frac{2}{\sqrt2}": 1, "13": -1, "x": -1, r"\sqrt{3}": -1,
-              "12, 1/3": -1, r"1/3 \text{ or } \sqrt{2}": -1}
-    items = [(rf"\boxed{{{text}}}", many.answer, "math") for text in marked]
-    items += [(text, exact.answer, "exact") for text in ("blue", "azure", "red")]
-    assert [verify(*item)[0] for item in items] == [*marked.values(), 1, 1, -1]
-    with Verifier(workers=1, deadline_s=60.0) as verifier:
-        scores = verifier.score(items)
-        assert scores.rewards == [*marked.values(), 1, 1, -1]
-        assert verifier.score([]).rewards == [] and check_gold([one, many, exact], verifier) == {}
-    (bad,) = everything(write_jsonl(tmp_path / "l.jsonl", [
-        {"question": "a", "answer": ["7", r"\frac{1}{"]}]))
-    assert list(check_gold([bad])) == [bad.id]
+def test_a_list_of_one_answer_is_that_answer(tmp_path):
+    """Of a longer one nobody knows whether all are asked or one is enough."""
+    rows = [{"question": "a", "answer": [7]}, {"question": "b", "answer": ["1/3", "12"]}]
+    path = write_jsonl(tmp_path / "l.jsonl", rows)
+    (one,), (bad,) = sources.load_pool(path, 0, 0, {})
+    assert one.answer == "7"
+    assert "line 2 has a field 'answer' that is ['1/3', '12'] and must be text" in bad
 
 
 def test_a_level_or_kind_of_another_meaning_is_left_alone(tmp_path):

@@ -266,20 +266,22 @@ def test_the_warm_start_works_for_another_architecture(tokenizer, problems):
 
 
 def test_the_base_rate_knows_right_from_wrong(tokenizer):
-    """A model that has learned two questions by heart: one right, one wrong, known in advance."""
+    """A model that has learned its questions by heart: what is right is known in advance."""
     right = make_problem("toy", "1+2", "3", kind="exact")
     wrong = make_problem("toy", "2+2+1", "5", kind="exact")
+    endless = make_problem("toy", "3+3", "6", kind="exact")     # right, but without its end token
     end = [tokenizer.eos_token_id]
     pairs = [
         (tasks.prompt_ids(tokenizer, problem), toy.encode(tokenizer, text) + end)
         for problem, text in ((right, "1+2=3</think>3"), (wrong, "2+2=4</think>4"))
     ]
+    pairs.append((tasks.prompt_ids(tokenizer, endless),
+                  toy.encode(tokenizer, "3+3=6</think>6" + "\n" * 70)))
     model = micro(tokenizer)
-    toy.warm_start(model, tokenizer, pairs, steps=80, lr=1e-2, batch=2, seed=0)
+    toy.warm_start(model, tokenizer, pairs, steps=80, lr=1e-2, batch=3, seed=0)
     assert toy.base_rate(model, tokenizer, [right, wrong]) == 0.5
     assert toy.base_rate(model, tokenizer, [right]) == 1
-    # Right, but without its end token.
-    assert toy.base_rate(model, tokenizer, [right], max_new_tokens=7) == 0
+    assert toy.base_rate(model, tokenizer, [endless]) == 0
 
 
 def run_toy(*arguments):
@@ -292,7 +294,7 @@ def run_toy(*arguments):
 
 def test_a_toy_that_has_not_learned_to_add_is_not_written(tmp_path, capsys):
     """RL would have nothing to reinforce, and its curve would be flat for no visible reason."""
-    assert run_toy("--out", tmp_path / "made", "--hidden", 32, "--layers", 1, "--steps", 2,
+    assert run_toy("--out", tmp_path / "made", "--hidden", 32, "--steps", 2,
                    "--task-options", json.dumps(SHORT), "--heldout", 20) == 2
     error = capsys.readouterr().err
     assert "toy.py: the toy has not learned to add: its likeliest answer is right in 0." in error
@@ -302,7 +304,7 @@ def test_a_toy_that_has_not_learned_to_add_is_not_written(tmp_path, capsys):
 def test_the_command_makes_a_folder_also_for_two_tasks(tmp_path, capsys, monkeypatch):
     """As `make toy` and `make mix`, on micro models."""
     monkeypatch.setattr(toy, "LEARNED", 0)
-    small = ["--heldout", 20, "--hidden", 32, "--layers", 1, "--steps", 2]
+    small = ["--heldout", 20, "--hidden", 32, "--steps", 2]
     mix = "toy+reasoning_gym:chain_sum"
     options = {"toy": SHORT, "reasoning_gym:chain_sum": {"max_terms": 2, "size": 40}}
     for name, more in (("one", ["--task-options", json.dumps(SHORT)]),
