@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from jinja2.exceptions import TemplateError
 
 from config import Config
-from tasks.sandbox import SandboxError, check_sandbox
+from tasks.sandbox import SandboxError, which_walls
 from tasks.sources import Problem, load_pool, own_problems, question_hash
 from tasks.verifier import TaskError, verify
 
@@ -182,7 +182,7 @@ def load_problems(config, tokenizer, verifier):
                                   options=config.task_options, eval_spec=config.eval_tasks)
         problems = [p for part in parts for p in part]
         if any(p.kind == "code" for p in problems):
-            check_sandbox()
+            which_walls()
         bad_gold = check_gold(problems, verifier)
         prompts = {p.id: tuple(prompt_ids(
             tokenizer, p, config.instruction, think_open=config.think_open,

@@ -101,20 +101,21 @@ def last_program(text):
     return found.get("python", found.get(""))
 
 
+# The clock of this side, or the kernel's limit of CPU time: SIGKILL, which bwrap reports as 128 + 9
+# and Popen, for a child of our own, as -9.
+KILLED = -signal.SIGKILL, 128 + signal.SIGKILL
+
+
 def run_tests(program, tests, limits=Limits()):
     """(reason, which test and what was seen): "correct" if every test passes, else of the first
     failure "wrong" (another output, or the program failed) or "timeout" (of clock or CPU time).
     Raises SandboxError: the sandbox itself failed, which says nothing about the program."""
     for i, (given, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
-        begun, code, output, complaint = run_program(
+        code, output, complaint = run_program(
             program, tests.fn_name, given, limits, which_walls())
-        where, complaint = f"test {i} of {len(tests.inputs)}", complaint.strip()[-200:]
-        # The clock of this side, or the kernel's limit of CPU time: SIGKILL, which bwrap reports as
-        # 128 + 9 and Popen, for a child of our own, as -9.
-        if code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        where = f"test {i} of {len(tests.inputs)}"
+        if code in KILLED:
             return "timeout", f"{where}: no end within {limits.cpu_s} s CPU, {limits.wall_s} s"
-        if not begun:
-            raise SandboxError(f"the sandbox failed before the program began: {complaint}")
         same = same_output if tests.fn_name is None else same_result
         if code != 0 or not same(output, expected):
             return "wrong", f"{where}: ended with {code}: {complaint}, got {output[:100]!r}"
@@ -192,24 +193,20 @@ def system_call_filter(machine):
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
-def check_sandbox():
-    """Makes sure once, before a run starts, that programs can be run. Raises SandboxError."""
+@functools.cache
+def which_walls():
+    """What stands around programs on this machine: "bubblewrap", else, as is told, "Landlock".
+    Raises SandboxError: no program can be run."""
     if sys.platform != "linux":
         raise SandboxError("code cannot be verified here: the sandbox needs Linux; a container or "
                            "a virtual machine with Linux will do")
-    if which_walls() == "Landlock":
+    if not (cause := failure("bubblewrap")):
+        return "bubblewrap"
+    causes = {"bubblewrap": cause, "Landlock": failure("Landlock")}
+    if not causes["Landlock"]:
         print("programs run behind Landlock, as bubblewrap can make no namespaces here; they can "
               "see the names of files outside (docs/tasks.md)", file=sys.stderr)
-
-
-@functools.cache
-def which_walls():
-    """What stands around programs on this machine, "bubblewrap" or "Landlock". SandboxError."""
-    causes = {}
-    for walls in ("bubblewrap", "Landlock"):
-        if (cause := failure(walls)) is None:
-            return walls
-        causes[walls] = cause
+        return "Landlock"
     raise SandboxError(
         f"code cannot be verified: no sandbox can be made here ({causes}); install bubblewrap (apt "
         "install bubblewrap) and allow user namespaces: on Ubuntu 24.04 by `sudo sysctl -w kernel."
@@ -220,11 +217,10 @@ def which_walls():
 def failure(walls):
     """Why no program can be run behind these walls; None: it can."""
     try:
-        begun, code, output, complaint = run_program("print('ready')", None, "", Limits(), walls)
+        code, output, complaint = run_program("print('ready')", None, "", Limits(), walls)
     except (OSError, SandboxError) as error:
         return str(error)
-    ready = begun and output == "ready\n"
-    return None if ready else f"ended with {code}: {complaint.strip()[-200:]}"
+    return None if output == "ready\n" else f"ended with {code}: {complaint}"
 
 
 # The files that a program may read: the interpreter's, under the names that it knows.
@@ -251,9 +247,9 @@ def child_command(walls):
 
 
 def run_program(program, name, given, limits, walls):
-    """(whether it was begun, exit code, output, complaint) of a process with the text `given` on
-    its input or, with a function's name, its list of arguments. The output goes to files, not to
-    pipes: the kernel bounds a file."""
+    """(exit code, output, end of complaint) of a process with the text `given` on its input or,
+    with a function's name, its list of arguments. The output goes to files, not to pipes: the
+    kernel bounds a file. Raises SandboxError: the program did not begin."""
     rlimits = {"CPU": limits.cpu_s, "AS": limits.memory_bytes, "FSIZE": limits.file_bytes,
                "NOFILE": 64, "CORE": 0}  # fmt: skip
     steps = system_call_filter(os.uname().machine)
@@ -273,7 +269,9 @@ def run_program(program, name, given, limits, walls):
                 env={}, cwd=folder, start_new_session=True, pass_fds=(request.fileno(),)).returncode
         except subprocess.TimeoutExpired:
             code = -signal.SIGKILL
-        begun = os.fstat(request.fileno()).st_size == 0
         output, complaint = (os.pread(file.fileno(), limits.file_bytes, 0).decode(errors="replace")
                              for file in (stdout, stderr))
-    return begun, code, output, complaint
+        complaint = complaint.strip()[-200:]
+        if os.fstat(request.fileno()).st_size and code not in KILLED:
+            raise SandboxError(f"the sandbox failed before the program began: {complaint}")
+    return code, output, complaint

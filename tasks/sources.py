@@ -51,26 +51,23 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")
 def load_pool(name, heldout, seed, options):
     """(all distinct problems of one task, training and held-out together; a sentence for each
     record that is none). Raises TaskError."""
-    bad = []
     try:
         if name == "toy":
-            problems = toy_problems(heldout, seed, **checked_options(name, options, TOY_OPTIONS))
-        elif name.startswith("reasoning_gym:"):
-            problems = reasoning_gym_problems(name, heldout, seed, **options)
-        elif name in PRESETS or name.startswith("hf:") or name.lower().endswith(FILES):
-            problems, bad = record_problems(
-                name, checked_options(name, options, COLUMNS | PRESETS.get(name, {})))
-        elif name.endswith(".py"):
-            checked_options(name, options, {})  # its options are its own constants
-            problems = own_problems(name)
-            print(f"{name}: {len(problems)} problems, judged by its own {problems[0].kind}")
-        else:
-            raise TaskError(
-                f"task {name!r} is unknown: use toy, reasoning_gym:NAME, {', '.join(PRESETS)}, "
-                f"hf:OWNER/NAME, a file ({', '.join(FILES)}, .py), or a mix such as toy+my.jsonl")
+            return toy_problems(heldout, seed, **checked_options(name, options, TOY_OPTIONS)), []
+        if name.startswith("reasoning_gym:"):
+            return reasoning_gym_problems(name, heldout, seed, **options), []
+        if name in PRESETS or name.startswith("hf:") or name.lower().endswith(FILES):
+            defaults = COLUMNS | PRESETS.get(name, {})
+            return record_problems(name, checked_options(name, options, defaults))
     except ImportError as error:
         raise TaskError(f"task {name!r} needs a package: pip install {error.name}") from error
-    return problems, bad
+    if name.endswith(".py"):
+        checked_options(name, options, {})  # its options are its own constants
+        problems = own_problems(name)
+        print(f"{name}: {len(problems)} problems, judged by its own {problems[0].kind}")
+        return problems, []
+    raise TaskError(f"task {name!r} is unknown: use toy, reasoning_gym:NAME, {', '.join(PRESETS)}, "
+                    f"hf:OWNER/NAME, a file ({', '.join(FILES)}, .py), or a mix: toy+my.jsonl")
 
 
 def checked_options(name, options, defaults):
@@ -255,9 +252,8 @@ def record_problems(name, options):
     if not problems:
         raise TaskError(f"no record can be used; the first: {bad[0]}")
     level = f", {columns['level']}" if any(p.level for p in problems.values()) else ""
-    count = len(records) - records.count(...)
-    print(f"{name}: {len(problems)} problems in {count} records, read as "
-          f"{columns['question']}, {columns['answer']}{MARKS.get(mark, '')}{level}")
+    print(f"{name}: {len(problems)} problems in {len(records) - records.count(...)} records, read "
+          f"as {columns['question']}, {columns['answer']}{MARKS.get(mark, '')}{level}")
     return list(problems.values()), bad
 
 

@@ -916,7 +916,7 @@ def test_each_task_has_its_own_curve_and_evaluation_sets_are_never_trained_on(
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     words = arguments(micro, name="mix", task="sums.jsonl+code.jsonl", heldout_prompts=20,
                       eval_tasks="extra.jsonl", eval_samples=3, steps=2, task_options="{}")
-    monkeypatch.setattr("tasks.problems.check_sandbox", lambda: None)   # no program is written
+    monkeypatch.setattr("tasks.problems.which_walls", lambda: None)   # no program is written
     with pytest.warns(UserWarning) as warned:
         assert train(tmp_path, words, monkeypatch) == 0
     assert any("leave training: they are evaluated" in str(each.message) for each in warned)

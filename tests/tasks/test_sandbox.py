@@ -20,11 +20,11 @@ import pytest
 from conftest import ROOT
 
 from tasks import sandbox, sandbox_child
-from tasks.sandbox import Limits, SandboxError, UnitTests, check_sandbox, run_tests
+from tasks.sandbox import Limits, SandboxError, UnitTests, run_tests, which_walls
 from tasks.verifier import Verifier, verify
 
 try:
-    check_sandbox()
+    which_walls()
     SANDBOX = True
 except SandboxError as error:
     SANDBOX, WHY = False, str(error)
@@ -438,7 +438,7 @@ def test_the_sandbox_is_as_tight_for_ordinary_users():
                 "import socket; socket.create_connection(('127.0.0.1', 22))"]
     programs.append(RIGHTS.replace("import ctypes", "print(42)\nimport ctypes", 1))
     command, options = as_nobody(
-        "import json\nfrom sandbox import *\ncheck_sandbox()\n"
+        "import json\nfrom sandbox import *\nwhich_walls()\n"
         "for p in json.loads(sys.argv[1]):\n"
         "    print(run_tests(p, UnitTests(('',), ('42',)), Limits(20, 100.0))[0])",
         json.dumps(programs))
@@ -453,7 +453,7 @@ UNSHARE = shutil.which("unshare", path="/usr/bin:/bin")    # util-linux's; PATH 
 @pytest.mark.skipif(not UNSHARE, reason="no unshare: install util-linux")
 def test_the_sandbox_is_as_tight_for_the_root_of_a_container():
     """Called root, but of one user id: the program cannot become another user there."""
-    code = "from sandbox import *; check_sandbox(); import sys; " \
+    code = "from sandbox import *; which_walls(); import sys; " \
            "print(run_tests(sys.argv[1], UnitTests(('',), ('',)), Limits(20, 100.0)))"
     done = subprocess.run([UNSHARE, "--user", "--map-root-user", sys.executable, "-c", code,
                            RIGHTS], capture_output=True, text=True, timeout=300, cwd=TASKS)
@@ -516,14 +516,14 @@ def test_without_namespaces_landlock_takes_their_place_or_the_cure_is_named(monk
     sandbox.which_walls.cache_clear()
     try:
         if LANDLOCK:
-            check_sandbox()
+            which_walls()
             assert "behind Landlock" in capsys.readouterr().err
             assert run_tests(RIGHT, PRODUCT, PATIENT) == ("correct", "2 of 2 tests")
         sandbox.which_walls.cache_clear()
         monkeypatch.setattr(sandbox, "failure", lambda walls: f"{walls} not permitted")
         with pytest.raises(SandboxError, match="Landlock not permitted.*apparmor_restrict_.*=0.*"
                                                "docker run --security-opt"):
-            check_sandbox()
+            which_walls()
     finally:
         sandbox.which_walls.cache_clear()
 
