@@ -206,7 +206,7 @@ BAD_INPUT = {
     "fewer than no GPUs": (["--gpus", "-2"], "gpus = -2: must be -1"),
     "fewer than no servers": (["--servers", "-1"], "servers = -1: must be zero"),
     "tensor parallel twice": (["--vllm-args=--tensor-parallel-size=2"],
-                              "has its own setting, tensor_parallel"),
+                              "use the setting tensor_parallel"),
     "an open quote": (["--vllm-args", "'-pp 2"], "cannot be split into options (No closing"),
     "a name that leads elsewhere": (["--name", "../x"], "must name one folder"),
 }
