@@ -80,8 +80,8 @@ class Supervisor:
     """One machine's trainers (rank 0 first) and servers: lists of Children.
 
     The first signal goes on to rank 0, which writes a checkpoint and ends; a second one ends all at
-    once. Without trainers (--serve-only) the first does. After a SIGKILL of this process the reapers
-    end all.
+    once. Without trainers (--serve-only) the first does. After a SIGKILL of this process the
+    reapers end all.
     """
 
     def __init__(self, trainers, servers):
