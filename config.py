@@ -120,19 +120,12 @@ class Config:
                                         # in the trainer's process "--enforce-eager" alone counts
     vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,...",
                                         # or "@FILE,..." with the addresses of --serve-only
-    tls: str = ""                       # ours; folder with ca.pem, cert.pem, key.pem (make certs);
-                                        # "none": without it, on a network you trust
     deadline_s: float = 600.0           # ours; longest wait for a process; 3 times that to start
 
     @property
     def start_deadline_s(self):
         """Seconds for all processes to start: to download, to load, to compile."""
         return 3 * self.deadline_s
-
-    @property
-    def tls_folder(self):
-        """The folder of the certificates; "" for plain connections."""
-        return "" if self.tls == "none" else self.tls
 
     def schedule(self):
         """(scheme, k) of `off_policy`, as ("pipeline", 8). Raises ConfigError: it is neither."""

@@ -309,7 +309,7 @@ class Trainer(TrainedModel):
     def __init__(self, config, team):
         self.config, self.team = config, team
         torch.manual_seed(config.seed)
-        with team.during("start"):              # a deadline; a clear error if memory is too small
+        with team.during("start"):              # a clear error if memory is too small
             # fp32 weights, and so fp32 moments: at lr 5e-7 a bf16 weight would not move.
             self.model, self.tokenizer, self.device, self.dtype = load.load_trained(
                 config, team.size)
@@ -487,7 +487,7 @@ class Run:
     def decode(self, sampler):
         """One decode step: a token more for every running sequence; on servers, a short wait.
         Returns the samples that have finished."""
-        with self.team.during("generate", self.version):    # a deadline; here a run can be stopped
+        with self.team.during("generate", self.version):    # here a run can be stopped
             return sampler.step()
 
     def collect(self, rollouts):

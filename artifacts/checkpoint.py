@@ -48,7 +48,6 @@ def my_rows(tensor, team):
 
 
 def training_state(model, optimizer, team):
-    """{name: rows} of this rank, for `save`."""
     return {name: my_rows(tensor, team) for name, tensor in tensors_of(model, optimizer)}
 
 
@@ -85,11 +84,8 @@ def load_training_state(folder, model, optimizer):
 
 
 def save(folder, state, team, tensors=None, plain=None):
-    """Write a checkpoint to `folder`, all ranks together.
-
-    state: `training_state`, every rank's; tensors: {file: {name: tensor}} and plain (JSON): rank
-    0's alone. Raises OSError if a rank cannot write; nothing half-written stays.
-    """
+    """Write a checkpoint to `folder`, all ranks together. state: `training_state`, every rank's;
+    tensors: {file: {name: tensor}} and plain (JSON): rank 0's alone. Raises OSError."""
     part = f".{team.rank:05}-of-{team.size:05}" if team.size > 1 else ""    # sorts as text
     with replacing(folder, team.rank == 0) as aside:
         team.all(None)              # rank 0 has made the folder; others see it or cannot write
@@ -102,8 +98,7 @@ def save(folder, state, team, tensors=None, plain=None):
 
 
 def save_model(model, tokenizer, named_tensors, folder):
-    """Weights, as pairs (name, full tensor), and tokenizer as an ordinary Hugging Face folder with
-    checksums; `model` gives the configuration. Raises OSError."""
+    """Weights, as pairs (name, full tensor), and tokenizer as an ordinary Hugging Face folder."""
     state = {name: tensor.to("cpu") for name, tensor in named_tensors}
     with replacing(folder) as aside:
         model.save_pretrained(aside, state_dict=state)
@@ -124,11 +119,7 @@ def read_state(folder):
 @contextmanager
 def replacing(folder, first=True):
     """Give a folder to write to, which takes the place of `folder` once all is in it. `first`: of
-    several ranks, one makes it and gives it its name.
-
-    A process killed between the two renames leaves the folder before as .NAME.old, where `recover`
-    finds it.
-    """
+    several ranks, one makes and renames it. A kill between the two renames leaves .NAME.old."""
     aside, old = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
     try:
         if first:

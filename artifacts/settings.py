@@ -5,7 +5,6 @@ import dataclasses
 import difflib
 import json
 import math
-import re
 import shlex
 import tomllib
 from importlib.util import find_spec
@@ -16,8 +15,7 @@ from config import Config, ConfigError
 
 
 def check(config):
-    """Raises ConfigError for what cannot work, one sentence each. `typed` has already checked
-    types and choices; the GPUs of this machine and the model are checked later."""
+    """Raises ConfigError for what cannot work; GPUs and model are checked later."""
     def refuse(name, right):
         raise ConfigError(f"{name} = {getattr(config, name)!r}: {right}")
 
@@ -62,8 +60,8 @@ def check(config):
          "must name one folder, which is made in runs/"),
         ("log_with", config.log_with and not find_spec(config.log_with),    # else no log, no word
          f"needs a package: pip install {config.log_with}"),
-        ("vllm_args", re.search(r"--tensor.parallel.size|-tp\b", config.vllm_args),
-         "the tensor parallel size has its own setting, tensor_parallel"),
+        ("vllm_args", any(word.startswith(("--tensor", "-tp")) for word in
+                          config.vllm_args.split()), "use the setting tensor_parallel"),
     ):
         if wrong:
             refuse(name, right)
@@ -81,7 +79,7 @@ LAUNCHED = "SCALERL_LAUNCHED"
 # What may differ when a command is repeated: where and how fast a run computes. With --resume also
 # what it does from now on. The others have already shaped the run: its data, its samples.
 PLACE = {"save_minutes", "log_with", "micro_batch_tokens", "recompute_layers", "compile_layers",
-         "gpus", "servers", "trainers", "tensor_parallel", "vllm_args", "vllm_url", "tls",
+         "gpus", "servers", "trainers", "tensor_parallel", "vllm_args", "vllm_url",
          "deadline_s", "allow_mismatch"}
 FREE_TO_CHANGE = PLACE | {"steps", "eval_every", "lr", "warmup_steps", "grad_clip", "eps_max",
                           "eps_low", "eps_high"}
@@ -112,8 +110,7 @@ def typed(name, value, kind):
 
 
 def read_toml(path):
-    """The settings in a TOML file, as {name: value}. Raises ConfigError: there is no file, it is
-    not TOML, or one of its keys is no setting."""
+    """The settings in a TOML file, as {name: value}."""
     try:
         values = tomllib.loads(Path(path).read_text())
     except OSError as error:
@@ -138,8 +135,8 @@ def make_config(values):
 
 
 def to_toml(config):
-    """All settings as TOML. Strings are written as in JSON. TOML can read them, if characters
-    beyond ASCII are not escaped. Raises ConfigError for null, which TOML does not have."""
+    """All settings as TOML, whose strings are JSON's if characters beyond ASCII stay as they are.
+    Raises ConfigError for null, which TOML does not have."""
     def render(value):
         if value is None:
             raise ConfigError("options cannot hold null: leave the option out")

@@ -44,10 +44,8 @@ def describe(run):
 
 
 def log_step(run, groups, rewards, log, watch):
-    """Write a step of scalerl.Run to its logs. Returns its line in metrics.jsonl.
-
-    groups: the step's P groups; rewards (P, G); log: the columns known already; watch: Stopwatch
-    """
+    """Write a step of scalerl.Run to its logs. Returns its line in metrics.jsonl. groups: the
+    step's P groups; rewards (P, G); log: the columns known already; watch: Stopwatch."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     lengths = torch.tensor([float(len(r.output_ids)) for r in rollouts])
     seconds, servers = watch.seconds, run.sampler.devices > 0
@@ -92,8 +90,8 @@ def log_step(run, groups, rewards, log, watch):
 
 
 def decoded(rollout):
-    """When a sample was decoded, a token a decode step: the engine's steps when it ended; [version
-    of weights, tokens in a row that they wrote]; [first, number] of forced tokens."""
+    """When a sample was decoded: the engine's steps at its end; [version of weights, tokens in a
+    row that they wrote]; [first, number] of forced tokens."""
     forced = rollout.sampled.count(False)
     return {"ended": rollout.ended,
             "versions": [[version, len([*run])] for version, run in groupby(rollout.versions)],
@@ -101,17 +99,15 @@ def decoded(rollout):
 
 
 def log_evaluation(run, rollouts, correct, mean_at_k, metrics, seconds):
-    """Write an evaluation of scalerl.Run to its log, and show it.
-
-    rollouts: all samples; correct {problem id: right ones}; mean_at_k {task: pass rate}; metrics:
-    the verifier's; seconds: how long it took. pass@k: the chance that one of k samples is right.
-    right@k: right samples of each problem, always in one order, for `fit.py --by-problem`.
-    """
+    """Write an evaluation of scalerl.Run to its log, and show it. rollouts: all samples; correct
+    {problem id: right ones}; mean_at_k {task: pass rate}; metrics: the verifier's. right@k: right
+    samples of each problem, always in one order, for `fit.py --by-problem`."""
     k, heldout, rates = run.config.eval_samples, run.problems.heldout.values(), {}
     for task, mean in mean_at_k.items():
         rates[f"eval/{task}/mean@{k}"] = mean
         solved = [correct[problem.id] for problem in heldout if problem.task == task]
-        rates |= {f"eval/{task}/{name}": rate for name, rate in pass_rates(k, solved).items()}
+        rates |= {f"eval/{task}/pass@{n}": sum(pass_at_k(k, right, n) for right in solved)
+                  / len(solved) for n in (2, 4, 8, 16, 32, 64, k) if n <= k}
         rates[f"eval/{task}/right@{k}"] = solved
     run.folder.append(
         "evals.jsonl", {"step": run.step, "version": run.version} | run.compute.log() | rates | {
@@ -143,16 +139,11 @@ def show_evaluation(folder, steps):
         print(f"evaluation at step {step[-1]}/{steps}:", *told, f"at {compute[-1]:.3g} FLOPs",
               flush=True)
     picture = folder / "curve.png"
-    if not picture.exists() or time.time() - picture.stat().st_mtime > REDRAW_S:
+    old = not picture.exists() or time.time() - picture.stat().st_mtime > REDRAW_S
+    if old or step[-1] >= steps:
         with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
             command.main([str(folder), "--out", str(picture),       # too few to fit: no picture yet
                           *(word for name in columns for word in ("--y", name))])
-
-
-def pass_rates(samples, solved):
-    """{"pass@2": .., "pass@samples": ..}; solved: right samples of each problem."""
-    return {f"pass@{k}": sum(pass_at_k(samples, n, k) for n in solved) / len(solved)
-            for k in (2, 4, 8, 16, 32, 64, samples) if k <= samples}
 
 
 def pass_at_k(n, correct, k):

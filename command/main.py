@@ -21,11 +21,8 @@ from tasks import TaskError, check_files
 
 
 def main(argv=None, make_trainer=Trainer):
-    """Run `python scalerl.py` with these words (None: those of the command line).
-
-    Returns the exit code: 0 done, 1 failure, 2 wrong input, 75 stopped by a scheduler's signal, 130
-    by Ctrl-C. After 75 the same command goes on.
-    """
+    """Run `python scalerl.py` with these words (None: those of the command line). Returns the exit
+    code: 0 done, 1 failure, 2 wrong input, 75 stopped by a scheduler's signal, 130 by Ctrl-C."""
     argv = sys.argv[1:] if argv is None else argv
     run, signals = None, Signals()
     try:
@@ -51,8 +48,10 @@ def main(argv=None, make_trainer=Trainer):
             team = make_team(config)                    # the processes that train; mostly one
             # Of several processes only rank 0 returns from `lead`; the others serve its calls.
             run = make_run(config, team.lead(make_trainer(config, team)), folder)
-            if sentence := folder.begin(run):
-                print(sentence)
+            if folder.begun:
+                print(folder.restore(run))
+            else:
+                folder.make(run.trainer.device)
             signals.team = team
             print(describe(run))
             print(trained(run, tried=flags.no_preflight or folder.newest() is not None))
@@ -62,15 +61,13 @@ def main(argv=None, make_trainer=Trainer):
     except (ConfigError, TaskError) as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 2
-    except (RuntimeError, OSError) as error:        # servers, processes, memory, the disk
-        where = f"step {run.step + 1}: {error}; {run.folder.resume_hint()}" if run else error
+    except (RuntimeError, OSError, KeyboardInterrupt) as error:     # servers, memory, the disk
+        stopped = isinstance(error, KeyboardInterrupt)
+        why = ("stopped at once" if run else "interrupted before the run had begun: nothing to save"
+               ) if stopped else error
+        where = f"step {run.step + 1}: {why}; {run.folder.resume_hint()}" if run else why
         print(f"scalerl.py: {where}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        where = f"step {run.step + 1}: stopped at once; {run.folder.resume_hint()}" if run else \
-            "interrupted before the run had begun: nothing to save"
-        print(f"scalerl.py: {where}", file=sys.stderr)
-        return exit_code(signals.first or signal.SIGINT)
+        return exit_code(signals.first or signal.SIGINT) if stopped else 1
     finally:
         if run:
             run.close()
@@ -102,9 +99,8 @@ def only_print(config, flags, argv):
 
 
 def trained(run, tried=True):
-    """Train, after a preflight if there was none. Returns the closing sentence; after a checkpoint,
-    if somebody has stopped the run. Raises ServerError, after a checkpoint, when no server is left
-    to generate."""
+    """Train, after a preflight if there was none. Returns the closing sentence. Before the end of a
+    run that somebody stops, or that has no server left to generate, there is a checkpoint."""
     run.folder.track()
     try:
         if not tried:

@@ -24,11 +24,11 @@ from tasks import Verifier, load_problems
 
 def make_run(config, trainer, folder):
     """The `Run` of these settings. trainer: a `Trainer`, or what stands for one in each process;
-    folder: its `RunFolder`. Raises ConfigError or TaskError for settings that cannot be met."""
+    folder: its `RunFolder`."""
     tags = (config.think_open.strip() or "<think>", config.think_close)
     verifier = Verifier(think_tags=tags)
     problems = load_problems(config, trainer.tokenizer, verifier)
-    with trainer.team.during("start"):              # a deadline on what could hang
+    with trainer.team.during("start"):
         sampler, eval_sampler = make_samplers(config, trainer, problems.prompt_tokens)
     if config.engine == "vllm":
         eval_sampler = KeptAnswers(eval_sampler, folder.path / EVALUATION)
@@ -36,14 +36,10 @@ def make_run(config, trainer, folder):
 
 
 def make_samplers(config, trainer, prompt_tokens):
-    """(sampler of training, sampler of evaluation) for this run; see `sampler.Sampler`.
+    """(sampler of training, sampler of evaluation). prompt_tokens: of the longest prompt.
 
-    trainer         gives model, tokenizer, dtype, device, and weights(dtype) for a push
-    prompt_tokens   tokens of the longest prompt
-
-    Two samplers, because an evaluation must not disturb the sequences that are under way. On vLLM
-    they share servers, or the engine in this process. Over transformers the training's has a cache
-    of its slots, and the evaluation's one of its own, on a GPU of what memory is left.
+    Two, because an evaluation must not disturb the sequences that are under way. On vLLM they share
+    servers or engine; over transformers evaluation has a cache of what memory a GPU has left.
     """
     rule = load.interruption_of(config, trainer.tokenizer)
     output, _ = load.longest_tokens(config, trainer.tokenizer, trainer.model, prompt_tokens)
@@ -89,7 +85,7 @@ def server_samplers(config, trainer, rule, length, shared):
         urls = read_addresses(config.vllm_url, config.start_deadline_s)
         pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
                           vocab=trainer.model.get_input_embeddings().num_embeddings,
-                          head_fp32=config.head_fp32, cuda=trainer.device == "cuda", tls=config.tls,
+                          head_fp32=config.head_fp32, cuda=trainer.device == "cuda",
                           deadline_s=config.deadline_s,
                           logs=Path("runs", config.name, "logs") if ours else None)
     make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,

@@ -16,8 +16,6 @@ FLAGS = ("resume", "fresh", "dry_run", "no_preflight", "serve_only", "report")
 ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
     python scalerl.py --config configs/demo.toml            a toy model, on a laptop, in minutes
-    python scalerl.py --config configs/demo.toml --config configs/loo/dapo_loss.toml --name dapo
-                                                            the same, one decision changed
     python scalerl.py --model Qwen/Qwen3-8B --task polaris-53k --gpus 8
     python fit.py runs/demo                                 fit its curve, predict more compute"""
 
@@ -40,7 +38,6 @@ def documented_fields():
 
 
 def make_parser():
-    """An argument parser with an option for each setting."""
     parser = argparse.ArgumentParser(
         prog="scalerl.py", usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter, description=ABOUT,
@@ -79,12 +76,8 @@ def option(name):
 
 
 def parse(argv):
-    """(config, flags) from the command line. flags has the values of FLAGS. If flags.report, the
-    folder of a run, is given, config is None.
-
-    Raises ConfigError: an argument is unknown, the value of a setting is wrong, or it is not the
-    one that runs/NAME was made with. Raises SystemExit(0) after --help.
-    """
+    """(config, flags) from the command line; flags has the values of FLAGS, and with flags.report
+    config is None. Raises ConfigError, also if runs/NAME was made with other settings."""
     def refuse(message):
         raise ConfigError(message)
     parser = make_parser()

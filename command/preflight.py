@@ -68,8 +68,7 @@ def part(name, cure):
 
 
 def longest_rows(run):
-    """(rollouts, rewards (P, G)): the longest samples that are possible, enough to fill a
-    micro-batch of every trainer, but no more than a step has."""
+    """(rollouts, rewards (P, G)): the longest samples, a micro-batch of every trainer full."""
     config, prompt, G = run.config, run.problems.prompt_tokens, run.config.samples_per_prompt
     output, _ = load.longest_tokens(config, run.trainer.tokenizer, run.trainer.model, prompt)
     samples = run.team.size * -(-config.micro_batch_tokens // (prompt + output))

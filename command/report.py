@@ -1,14 +1,12 @@
 """One page about one run: python scalerl.py --report runs/demo
 
 Writes RUN/report.html, a single file without scripts, fonts or links: one step as a picture, the
-symptoms, the fitted curve with the first half's prediction (fit.py), charts of the log, samples,
-settings and versions. Samples are text by a language model, and a page is read by a browser:
-everything that did not come from this file goes through html.escape.
+symptoms, the fitted curve, and charts of the log. The name of the run and the words of a symptom go
+through html.escape.
 """
 
-import contextlib
 import io
-import tempfile
+from base64 import b64encode
 from html import escape
 from pathlib import Path
 
@@ -19,10 +17,8 @@ from matplotlib.patches import Patch
 
 import fit
 from command import symptoms
-from fitting import command as fitting_command
 from fitting import figures, readers
 
-SAMPLES_SHOWN = 24              # at most
 ROWS = 128                      # samples in the picture of a step at most, evenly chosen
 BINS = 150                      # points of a chart at most: means over equally many steps
 CHARTS = {                      # question -> columns of the log
@@ -37,19 +33,15 @@ CHARTS = {                      # question -> columns of the log
 
 
 def write_report(folder):
-    """Write FOLDER/report.html from the run's logs and return its path.
-
-    A last line that a running or killed run left half-written is left out.
-    Raises fit.BadInput: no such run, no steps in its log, or a damaged line.
-    """
+    """Write FOLDER/report.html from the run's logs and return its path. Raises fit.BadInput for a
+    folder without steps in its log, or with a damaged line that is not the last."""
     folder = Path(folder)
     rows = symptoms.read(folder)
     steps = [row for row in rows if "pass_rate" in row]
     if not steps:
         raise fit.BadInput(f"nothing to report: {folder}/metrics.jsonl is not there, or has no "
                            "finished step yet")
-    last, files = steps[-1], [folder / "config.toml", folder / "versions.json"]
-    files = {path.name: path.read_text() for path in files if path.is_file()}
+    last = steps[-1]
     with matplotlib.rc_context({"svg.fonttype": "none"}):       # letters stay letters: small files
         body = [
             f"<h1>{escape(folder.name)}</h1><p>{len(steps)} steps, the last {last['step']:d}; "
@@ -58,12 +50,10 @@ def write_report(folder):
             f"generated. Last step: pass rate {last['pass_rate']:.3f}.</p>",
             *one_step(folder / "groups.jsonl", steps), "<h2>Is it working?</h2>",
             *(f"<p>{escape(line)}</p>" for line in symptoms.told(folder)),
-            "<h2>What would more compute buy?</h2>", *curves(folder, rows), *charts(rows),
-            "<h2>Samples</h2>", *shown_samples(folder / "samples.jsonl"), "<h2>Settings</h2>",
-            *(f"<h3>{name}</h3><pre>{escape(text)}</pre>" for name, text in files.items())]
+            "<h2>What would more compute buy?</h2>", *curve(folder / "curve.png"),
+            *charts(rows)]
     path = folder / "report.html"
-    page = PAGE.format(title=escape(folder.name), body="\n".join(body))
-    path.write_text(page, "utf-8", "replace")   # a sample may hold half a character
+    path.write_text(PAGE.format(title=escape(folder.name), body="\n".join(body)), "utf-8")
     return path
 
 
@@ -80,11 +70,8 @@ def one_step(path, steps):
 
 def timeline(trained, steps):
     """(figure, sentence) of a step's line of groups.jsonl, with a "timeline" (step_log.py) in it.
-
-    steps: the rows of metrics.jsonl; "decode/clock" is where a step ended and pushed its weights. A
-    sample is a bar over decode steps, in each of which every running sequence gets a token: so the
-    bars show PipelineRL: at a push of new weights they change color and go on.
-    """
+    steps: the rows of metrics.jsonl; at its "decode/clock" a step ended and pushed its weights. The
+    bars show PipelineRL: at a push they change color and go on."""
     samples = trained["timeline"]
     bars = [(sample["ended"] - sum(n for _, n in sample["versions"]), sample)
             for sample in samples[::-(-len(samples) // ROWS)]]
@@ -124,21 +111,10 @@ def timeline(trained, steps):
             f" {len(bars)} of the samples are drawn." if len(bars) < len(samples) else ""))
 
 
-def curves(folder, rows):
-    """What `fit.py FOLDER --until 0.5` draws and says of each task that was evaluated."""
-    for column in sorted({key for row in rows for key in row if "/mean@" in key}):
-        yield f"<h3>{escape(column)}</h3>"
-        with tempfile.TemporaryDirectory() as aside:
-            picture = Path(aside, "curve.svg")
-            words = [str(folder), "--y", column, "--out", str(picture)]
-            for half in (["--until", "0.5"], []):       # half of a short run cannot be fitted
-                with contextlib.redirect_stdout(io.StringIO()) as said, \
-                        contextlib.redirect_stderr(said):
-                    fitting_command.main(words + half)
-                if picture.exists():
-                    yield f"<div class=wide>{inline(picture.read_text())}</div>"
-                    break
-            yield f"<pre>{escape(said.getvalue().partition('picture: ')[0])}</pre>"
+def curve(picture):
+    """curve.png, as the run has drawn it at its last evaluation, inside of the page."""
+    if picture.is_file():
+        yield f'<img alt="" src="data:image/png;base64,{b64encode(picture.read_bytes()).decode()}">'
 
 
 def charts(rows):
@@ -171,23 +147,10 @@ def chart(title, points):
 
 
 def inline(picture):
-    """A figure, or the text of an SVG file, as SVG without XML header and the link to its DTD."""
-    if not isinstance(picture, str):
-        file = io.StringIO()
-        picture.savefig(file, format="svg")
-        picture = file.getvalue()
-    return picture[picture.index("<svg"):]
-
-
-def shown_samples(path):
-    """A table of samples, evenly spread over the log."""
-    samples, _ = readers.read_jsonl(path) if path.is_file() else ([], [])
-    yield "<table><tr><th>step<th>reward<th>end<th>prompt and output</tr>"
-    for row in samples[::-(-len(samples) // SAMPLES_SHOWN) or 1]:
-        end = ("interrupted, " if row["interrupted"] else "") + escape(str(row["finish_reason"]))
-        yield (f"<tr><td>{row['step']:d}<td>{row['reward']:+g}<td>{end}<td>"
-               f"<span class=note>{escape(row['prompt'])}</span>{escape(row['output'])}</tr>")
-    yield "</table>"
+    """A figure as SVG without XML header and the link to its DTD."""
+    file = io.StringIO()
+    picture.savefig(file, format="svg")
+    return file.getvalue()[file.getvalue().index("<svg"):]
 
 
 PAGE = """<!doctype html>
@@ -196,12 +159,7 @@ PAGE = """<!doctype html>
 <style>
 body {{ font: 15px/1.5 sans-serif; max-width: 1040px; margin: 1em auto; padding: 0 .6em; }}
 .charts {{ display: flex; flex-wrap: wrap; gap: .5em; }}
-svg {{ max-width: 100%; height: auto; }}
-.wide {{ overflow-x: auto; }}
-.wide svg {{ min-width: 640px; }}
-.note {{ color: #777; }}
-pre {{ background: #f6f6f6; padding: .8em; white-space: pre-wrap; font-size: 12.5px; }}
-td {{ vertical-align: top; padding: .3em .6em; overflow-wrap: anywhere; white-space: pre-wrap; }}
+svg, img {{ max-width: 100%; height: auto; }}
 </style></head><body>
 {body}
 </body></html>

@@ -40,13 +40,13 @@ class Symptom(NamedTuple):
 
 def term(kind, n, x):
     """A term of a rule as an array, one number a step. x: the column, nan where a step has none,
-    which makes every comparison false."""
-    at = np.isfinite(x).nonzero()[0]
-    if kind == "" or len(at) < n:
-        return x if kind == "" else np.full(len(x), np.nan)
+    which makes every comparison false. A term without a kind is a mean of one."""
+    at, out = np.isfinite(x).nonzero()[0], np.full(len(x), np.nan)
+    if len(at) < n:
+        return out
     if kind == "first":
         return np.full(len(x), x[at[:n]].mean())
-    out, statistic = np.full(len(x), np.nan), np.median if kind == "median" else np.mean
+    statistic = np.median if kind == "median" else np.mean
     out[at[n - 1:]] = statistic(np.lib.stride_tricks.sliding_window_view(x[at], n), 1)
     return np.fmax.accumulate(out) if kind == "best" else out
 
@@ -77,11 +77,7 @@ def found(rows):
 
 
 def ranges(steps):
-    """Steps in words, at most five ranges of them.
-
-    >>> ranges([1, 2, 3, 7, 9])
-    '1-3, 7, 9'
-    """
+    """Steps in words, as "1-3, 7, 9"; at most five ranges of them."""
     shown = set(steps)
     starts = [s for s in steps if s - 1 not in shown]
     ends = [s for s in steps if s + 1 not in shown]
@@ -91,7 +87,7 @@ def ranges(steps):
 
 
 def told(folder):
-    """Sentences for a terminal and a page: one for each symptom that a run's folder shows."""
+    """A sentence for each symptom that a run's folder shows."""
     return [f"symptom: {s.name}, step {ranges(steps)} ({s.rule}). Likely: {s.cause}. "
             f"Try: {s.advice}." for s, steps in found(read(folder))] or [
         "no symptom of docs/is-it-working.md"]

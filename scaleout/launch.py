@@ -7,25 +7,25 @@ machines others start the trainers, and this file the servers of each (--serve-o
 import importlib.util
 import os
 import shlex
+import socket
 import sys
 from pathlib import Path
 
 import torch
+from torch.distributed import TCPStore
 
 from artifacts.settings import LAUNCHED, check
 from config import ConfigError
 from engines import load
 from scaleout.memory import Estimate, cores_here, device_here
-from scaleout.placement import make_placement
+from scaleout.placement import Placement, make_placement
 from scaleout.server_command import ROOT, server_command
 from scaleout.supervise import Child, Supervisor, say
 from servers.addresses import LOOPBACK, written_addresses
-from servers.weight_transfer import listening_store
 
 
 def plan_alone(config):
-    """The same for a run in this process; a rank has been planned. Raises ConfigError for what
-    would fail minutes later."""
+    """Raises ConfigError for what would fail later in this process; a rank has been planned."""
     check_machine(config)
     if not started():
         estimate = plan(config)
@@ -63,8 +63,8 @@ def plan(config, address=""):
     return estimate
 
 
-def check_machine(config):
-    """Raises ConfigError: the command asks for GPUs that are not here."""
+def check_machine(config, servers=()):
+    """Raises ConfigError: the command asks for GPUs that are not here, or vLLM is not."""
     found, needed = torch.cuda.device_count(), max(config.gpus, 0)
     if started():                               # a rank may be shown one GPU alone
         needed = min(needed, 1)
@@ -73,9 +73,6 @@ def check_machine(config):
         raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; is the driver "
                           f"(nvidia-smi) new enough for CUDA {torch.version.cuda}? gpus = 0 "
                           "computes on the CPU")
-
-
-def check_vllm(servers):
     if servers and importlib.util.find_spec("vllm") is None:
         raise ConfigError("servers need vllm, which is not installed here: run `make vllm`")
 
@@ -107,7 +104,7 @@ def commands(config, argv, placement, estimate, logs, port):
         script += ["--recompute-layers", "true"]
     env = env | os.environ | {              # what the user has set wins
         LAUNCHED: ",".join(urls), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": LOOPBACK[0], "MASTER_PORT": str(port),
+        "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True"}     # the store is ours, so it outlives every rank
     if config.gpus > 0:
         env["CUDA_VISIBLE_DEVICES"] = visible(range(ranks))
@@ -121,47 +118,45 @@ def commands(config, argv, placement, estimate, logs, port):
 def launch(config, argv, address=""):
     """Start what `config` asks for and run until it ends. Returns the exit status. address: for
     --serve-only, servers alone, which listen there; "": trainers and servers of a whole run."""
-    check_machine(config)
     path = Path("runs", config.name, f"servers_{address}.txt")
     path.unlink(missing_ok=True)                # of a start that was killed
     estimate = plan(config, address)
     placement = make_placement(config, estimate, address)
-    check_vllm(placement.servers)
+    check_machine(config, placement.servers)
     estimate.refuse(placement.trainers, len(placement.servers))
     logs = path.parent / "logs" / address
     logs.mkdir(parents=True, exist_ok=True)
     say(f"{placement.why}; logs in {logs}")
-    store = listening_store(LOOPBACK[0])
+    listener = socket.create_server((LOOPBACK, 0))      # torch's own would be at every address
+    store = TCPStore(LOOPBACK, listener.getsockname()[1], None, True, wait_for_workers=False,
+                     master_listen_fd=listener.detach())
     supervisor = Supervisor(*commands(config, argv, placement, estimate, logs, store.port))
     if not address:
         return supervisor.run()
     urls = [server.url for server in placement.servers]
     with written_addresses(path, urls):
-        say(f"{', '.join(urls)}; trainers find them with --vllm-url @{path}")
+        say(f"{', '.join(urls)}; trainers find them with --vllm-url @{path}; whoever else reaches "
+            "them can change the weights")
         return supervisor.run()
 
 
 def describe(config, argv, address=""):
     """Print --dry-run, and then refuse what `launch` would. Without a GPU: for another machine."""
-    estimate = plan(config, address)
-    counts, children = (1, 0), []
-    if address or wanted(config):
-        placement = make_placement(config, estimate, address)
+    estimate, several = plan(config, address), address or wanted(config)
+    place = "GPU 0" if estimate.cuda else "the CPU"
+    placement = make_placement(config, estimate, address) if several else Placement(
+        1, (), f"One process for trainer and sampler, on {place}.")
+    counts = placement.trainers, len(placement.servers)
+    print(f"{placement.why}\n\n{estimate.text(*counts)}")
+    if several:
+        print("\nThe processes (a run takes free ports of its own):")
         trainers, servers = commands(config, argv, placement, estimate,
                                      Path("runs", config.name, "logs", address), "PORT")
-        counts, children = (placement.trainers, len(placement.servers)), trainers + servers
-        print(placement.why)
-    else:
-        print("One process for trainer and sampler, on", "GPU 0." if estimate.cuda else "the CPU.")
-    print("\n" + estimate.text(*counts))
-    if children:
-        print("\nThe processes (a run takes free ports of its own):")
-    for child in children:
-        env = [f"{name}={shlex.quote(value)}" for name, value in child.env.items()
-               if os.environ.get(name) != value]
-        print(f"  {child.name}, log: {child.log or 'the terminal'}\n   ", *env,
-              shlex.join(map(str, child.argv)))
+        for child in trainers + servers:
+            env = [f"{name}={shlex.quote(value)}" for name, value in child.env.items()
+                   if os.environ.get(name) != value]
+            print(f"  {child.name}, log: {child.log or 'the terminal'}\n   ", *env,
+                  shlex.join(map(str, child.argv)))
     if torch.cuda.device_count():
-        check_machine(config)
-        check_vllm(counts[1])
+        check_machine(config, placement.servers)
     estimate.refuse(*counts)

@@ -103,8 +103,7 @@ class Estimate:
         layer = tokens * ((16 if rounded else 24) * hidden + 4 * (H + J) * D
                           + 3 * (H + J) * D * self.itemsize + mlp)
         kept = layer + layers * tokens * hidden * self.itemsize \
-            if recompute or self.recompute \
-            else layers * layer
+            if recompute or self.recompute else layers * layer
         if not self.flash:                                  # an attention mask for each sample
             kept += tokens * self.output * self.itemsize * H / J
         # Logits and their gradients; a rounded head's gradient and what is added to it, in fp32.
@@ -115,18 +114,13 @@ class Estimate:
         vllm, least = c.engine == "vllm", max(c.samples_per_prompt, c.eval_samples)
         sequences = (0 if vllm else c.slots) + (least if self.cuda else c.slots)
         return {FIXED: fixed, ACTIVATIONS: kept, LOGITS: logits,
-                CACHE: sequences * self.sequence * self.alone}
-
-    @property
-    def sequence(self):
-        """Bytes of the cache for one sequence, the longest."""
-        return self.length * self.kv_token
+                CACHE: sequences * self.length * self.kv_token * self.alone}
 
     def sequences_left(self, free):
         """Whole sequences for which a GPU has room. free: its bytes beside the fp32 weights."""
         sizes = self.trainer_memory(1)
         needed = sum(sizes.values()) - sizes[CACHE] - 4 * self.weights
-        return max(0, int((0.9 * free - needed) // self.sequence))
+        return max(0, int((0.9 * free - needed) // (self.length * self.kv_token)))
 
     def trainer_fits(self, trainers, recompute=False):
         memory = self.trainer_memory(trainers, recompute)
@@ -135,7 +129,7 @@ class Estimate:
     def server_memory(self, size=0):
         """({part: bytes} of one of a server's `size` GPUs, sequences that fit); 0: configured."""
         size = size or max(1, self.config.tensor_parallel)
-        weights, sequence = self.weights * self.itemsize / size, self.sequence / size
+        weights, sequence = self.weights * self.itemsize / size, self.length * self.kv_token / size
         share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE
         room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
         fits = max(0, int(room // sequence))
@@ -179,9 +173,8 @@ class Estimate:
         """All of it in words, for --dry-run."""
         lines = [f"Estimates for {self.device.name} of {self.device.memory / GIB:.0f} GiB:"]
         if trainers:
-            lines.append(f"  trainer   {listed(self.trainer_memory(trainers))}")
-        if trainers and self.recompute:
-            lines[-1] += "; layers are recomputed in the backward pass"
+            more = "; layers are recomputed in the backward pass" if self.recompute else ""
+            lines.append(f"  trainer   {listed(self.trainer_memory(trainers))}{more}")
         if servers or self.alone:
             parts, fits = self.server_memory()
             lines.append(f"  server    {listed(parts)}; {fits} whole sequences fit; {self.slots} "

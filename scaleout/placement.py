@@ -4,14 +4,13 @@ The paper gives 64 GPUs to generation and 16 to training, and names no rule. Our
 are equally fast, and a step takes as long as the slower one. bench/simulate.py knows better.
 """
 
-import errno
+import contextlib
 import random
 import socket
 from collections import namedtuple
 
 from config import ConfigError
-from engines.load import refused
-from servers.addresses import LOOPBACK, client_context
+from servers.addresses import LOOPBACK
 
 TRAINING = 16 / 80                  # of a step's work, by the paper's split
 RECOMPUTED = 4 / 3                  # of the work of training: a second forward pass
@@ -24,25 +23,22 @@ Server = namedtuple("Server", "url devices")
 Placement = namedtuple("Placement", "trainers servers why")
 
 
-def free_ports(count, host=LOOPBACK[0]):
+def free_ports(count, host):
     """Ports of this address that nobody listens on; below 32768, or a client that calls a dead
     server could be given its port, and connect to itself. Raises ConfigError."""
-    ports = set()
-    while len(ports) < count:
-        try:
-            with socket.socket() as s:
-                s.bind((host, random.randrange(10000, 32768)))
-                ports.add(s.getsockname()[1])
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise ConfigError(f"--serve-only {host}: give an address of this machine, on which "
-                                  f"servers can listen ({error})") from None
-    return ports
+    ports = []
+    for port in random.sample(range(10000, 32768), 100 * count):
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind((host, port))
+            ports.append(port)
+    if len(ports) < count:
+        raise ConfigError(f"--serve-only {host}: give an address of this machine")
+    return ports[:count]
 
 
 def make_placement(config, estimate, address=""):
     """The `Placement` that `config` asks for. Raises ConfigError: it does not add up."""
-    c, host = config, address or LOOPBACK[0]
+    c, host = config, address or LOOPBACK
     if c.vllm_url and c.servers:
         raise ConfigError(f"servers = {c.servers}: vllm_url names servers that others have "
                           "started; give one of the two")
@@ -52,13 +48,10 @@ def make_placement(config, estimate, address=""):
         trainers = 0 if address else c.trainers or 1
         count = 0 if c.vllm_url else c.servers or 1
         why = f"no GPU: {trainers} train, {count} servers generate"
-    urls = [f"{'https' if c.tls_folder else 'http'}://{host}:{port}"
-            for port in free_ports(count, host)]
-    with refused():     # on a network servers need tls = FOLDER, or tls = "none" in so many words
-        client_context(urls, c.tls)
     size, devices = max(1, c.tensor_parallel), range(trainers, c.gpus)      # none on CPUs
     return Placement(trainers, tuple(
-        Server(url, tuple(devices[i * size:(i + 1) * size])) for i, url in enumerate(urls)), why)
+        Server(f"http://{host}:{port}", tuple(devices[i * size:(i + 1) * size]))
+        for i, port in enumerate(free_ports(count, host))), why)
 
 
 def on_gpus(c, estimate, address):
@@ -92,10 +85,8 @@ def on_gpus(c, estimate, address):
     _, recompute, trainers = min(plans, default=(0, estimate.recompute, max(possible[size])))
     estimate.recompute = recompute
     generators = c.gpus - trainers
-    why = "as asked for" if address or c.trainers or c.servers or c.vllm_url else (
-        "by the paper's split, 1 to 4, as far as the model's memory lets it; --servers, --trainers "
-        "and --tensor-parallel override this")
-    of = f" of {size}" if size > 1 else ""
+    why = "as asked for" if address or c.trainers or c.servers or c.vllm_url else \
+        "by the paper's split, 1 to 4, as far as the model's memory lets it"
+    servers = f"{generators // size} servers" + (f" of {size}" if size > 1 else "")
     return trainers, generators // size, (
-        f"{c.gpus} GPUs: {trainers} train, {generators} generate ({generators // size} servers"
-        f"{of}): {why}")
+        f"{c.gpus} GPUs: {trainers} train, {generators} generate ({servers}): {why}")

@@ -15,21 +15,18 @@ import threading
 
 import psutil
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36        # <linux/prctl.h>
-LIBC = ctypes.CDLL(None)
+PR_SET_CHILD_SUBREAPER = 36         # <linux/prctl.h>
 
 
 def reap(argv):
     """Run the command `argv`, and kill what it leaves behind. Returns its exit status, or 128 + n
     if signal n ended it."""
-    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # A scheduler signals every process of a job, but only the launcher decides what follows. Not
     # SIG_IGN, because the command would inherit that.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
-    command = subprocess.Popen(         # if this process gets a SIGKILL, so does the command
-        argv, stdin=subprocess.DEVNULL,
-        preexec_fn=lambda: LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+    command = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
 
     def obey():
         while order := os.read(0, 1):

@@ -29,22 +29,17 @@ def server_command(config, *, length, slots, dtype, url, device=None):
             "--enable-prefix-caching",                      # the client salts it with the version
             "--enable-scale-out",                           # the route of token ids in and out
             "--skip-tokenizer-init",                        # ids alone: no text
-            "--weight-transfer-config", json.dumps({"backend": "nccl" if device else "gloo"}),
+            "--weight-transfer-config", json.dumps({"backend": "nccl" if device else "http"}),
             "--tensor-parallel-size", str(max(1, config.tensor_parallel)),
             "--disable-uvicorn-access-log", "--uvicorn-log-level", "warning"]
     env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1",       # the routes of pause and weights
            "VLLM_NO_USAGE_STATS": "1",
-           "VLLM_HOST_IP": LOOPBACK[0],         # its inner process groups: all are on this machine
+           "VLLM_HOST_IP": LOOPBACK,         # its inner process groups: all are on this machine
            # Its log tells how far a start is, then how fast it is once a minute.
            "VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOG_STATS_INTERVAL": "60",
            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",           # an engine in this process sets it to 0
            # vLLM's worker processes import servers.worker, from whatever folder they run in.
            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
-    if config.tls_folder:
-        folder = Path(config.tls_folder)
-        argv += ["--ssl-keyfile", str(folder / "key.pem"),
-                 "--ssl-certfile", str(folder / "cert.pem"),
-                 "--ssl-ca-certs", str(folder / "ca.pem"), "--ssl-cert-reqs", "2"]
     if device:
         env["CUDA_VISIBLE_DEVICES"] = str(device)
     else:
@@ -55,7 +50,7 @@ def server_command(config, *, length, slots, dtype, url, device=None):
         memory = int(CACHE_SHARE * host_memory())
         argv += ["--enforce-eager", "--block-size", str(BLOCK_TOKENS), "--kv-cache-memory-bytes",
                  str(min(blocks * block_bytes(config.model, dtype), memory)),
-                 "--worker-extension-cls", "servers.worker.Worker"]       # gloo is ours
+                 "--worker-extension-cls", "servers.worker.Worker"]       # http is ours
         # Threads bound to cores would put every server of a machine on the same ones.
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     return argv + shlex.split(config.vllm_args), env

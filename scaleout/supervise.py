@@ -14,7 +14,7 @@ from pathlib import Path
 from scaleout.signals import SIGNALS, Signals, exit_code
 
 REAPER = Path(__file__).with_name("reaper.py")
-GRACE_S = 15.0                      # between SIGTERM and SIGKILL
+GRACE_S = 30.0                      # between SIGTERM and SIGKILL
 # A dead server is started again, but not after its third death within so many seconds.
 DEATHS_WITHIN_S = 600.0
 
@@ -25,7 +25,7 @@ class Child:
     def __init__(self, name, argv, env=None, *, log=None):
         self.name, self.argv, self.env, self.log = name, argv, env, log
         self.hangs = log and Path(log).with_suffix(".hangs")    # a file, when the trainer says so
-        self.process, self.log_start, self.deaths = None, 0, []
+        self.process, self.deaths = None, []
 
     def start(self):
         if self.hangs:
@@ -80,14 +80,13 @@ class Supervisor:
     """One machine's trainers (rank 0 first) and servers: lists of Children.
 
     The first signal goes on to rank 0, which writes a checkpoint and ends; a second one ends all at
-    once. Without trainers (--serve-only) the first does, and a server that ends: the trainers are
-    others', and do not wait for it. After a SIGKILL of this process the reapers end all.
+    once. Without trainers (--serve-only) the first does. After a SIGKILL of this process the
+    reapers end all.
     """
 
     def __init__(self, trainers, servers):
         self.trainers, self.servers = trainers, servers
-        self.signals = Signals()
-        self.status = None              # the run's, from when it is to end with a checkpoint
+        self.signals, self.stopping = Signals(), False
 
     def run(self):
         """Returns the exit status of the run when every process has ended."""
@@ -109,7 +108,7 @@ class Supervisor:
             return exit_code(first)
         ended = [trainer for trainer in self.trainers if trainer.status is not None]
         # What rank 0 has said, or what ended it while it loaded.
-        stopped = (exit_code(first), 128 + first, 130) if first or self.status is not None else ()
+        stopped = (exit_code(first), 128 + first, 130) if first else ()
         for trainer in ended:
             # By a signal that nobody has sent to the launcher, a trainer has failed.
             if trainer.status and trainer.status not in stopped:
@@ -117,29 +116,21 @@ class Supervisor:
                 return 2 if trainer.status == 2 else 1              # 2: bad input
         # Of a stopped run rank 0's end is the end: while they load, others would wait for it.
         if ended and (len(ended) == len(self.trainers) or stopped and ended[0] is self.trainers[0]):
-            return self.status or ended[0].status
-        if first and self.status is None:
-            self.finish(exit_code(first))
+            return exit_code(first) if first else ended[0].status
+        if first and not self.stopping:
+            self.stopping = True
+            say("waiting for rank 0's last checkpoint; Ctrl-C again ends every process at once")
+            self.trainers[0].send(first)
         for server in self.servers:
             if server.hangs and server.hangs.exists():
                 say(f"{server.name} hangs, and is ended")
                 server.hangs.unlink()
                 server.kill()
-            if server.status is None or self.status is not None:
-                continue
-            if not self.trainers:
-                say(server.ending())
+            if server.status is not None and not first and not server.restart():
                 return 1
-            if not server.restart():
-                self.finish(1)
-
-    def finish(self, status):
-        """The run ends with this status as soon as rank 0 has saved what it has."""
-        self.status = status
-        say("waiting for rank 0's last checkpoint; Ctrl-C again ends every process at once")
-        self.trainers[0].send(self.signals.first or signal.SIGINT)
 
     def end(self):
+        """End all: with a checkpoint of rank 0's, if it takes less than GRACE_S."""
         children = [child for child in (*self.servers, *self.trainers) if child.process]
         deadline = time.monotonic() + GRACE_S
         for child in children:

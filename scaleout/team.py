@@ -10,11 +10,9 @@ other ranks repeat. torch sends them pickled: private networks only. Ours.
 import contextlib
 import datetime
 import functools
-import math
 import os
 import signal
 import sys
-import threading
 import time
 
 import torch
@@ -29,7 +27,6 @@ from engines.trained_model import TrainedModel
 from scaleout.memory import Estimate, device_here
 from scaleout.signals import SIGNALS
 
-WAIT = "wait for rank 0"                    # for its next call, which may be hours away
 LOST_S = 5.0                                # a rank waits so long for the cause of a lost line
 
 
@@ -41,18 +38,13 @@ def make_team(config):
 class Alone:
     """The team of one process: the simplest form of everything that a team is asked for."""
     rank, size, name = 0, 1, ""             # name: the first words of its sentences
-    TICKS = 20                              # of a deadline
 
     def __init__(self, config):
-        self.config, self.version, self.deadline_s = config, 0, config.deadline_s
+        self.config, self.version, self.where = config, 0, ""       # where: what is being done
         self.memory = None                  # an `Estimate`, as soon as there is a model
         self.stop = 0                       # the signal that has asked for an end; 0: none has
         self.busy_saving = False            # it is heeded, or a checkpoint is being written
         self.share, self.error = 1.0, ""    # of the micro-batch; of the first that has failed
-        # What is being done, its ticks, and those that are left of them.
-        self.where, self.limit, self.left = "", math.inf, math.inf
-        # One thread for all that is watched: a thread for each decode step would cost percents.
-        threading.Thread(target=self.watch, daemon=True).start()
 
     def prepare(self, policy, optimizer, tokenizer):
         """(policy, optimizer) as the team computes with them."""
@@ -67,7 +59,6 @@ class Alone:
         costs, self.error = [cost_tokens(rollouts, batch) for batch in batches], ""
         for batch, self.share in deal(batches, costs, self.size)[self.rank]:
             self.heed(self.asked())
-            self.left = self.limit          # some progress: each has the whole deadline
             yield batch
 
     def loss(self, function, logprobs, *arguments, **options):
@@ -107,19 +98,17 @@ class Alone:
 
     @contextlib.contextmanager
     def during(self, doing, version=None):
-        """Around what may hang: a deadline. doing: "start", "generate", ...; version: of the
-        weights, None: as before. Raises Stopped: somebody has asked for the end."""
+        """Around a part of a step, for the sentence of what fails in it. doing: "start",
+        "generate", ...; version: of the weights, None: as before. Raises Stopped: somebody has
+        asked for the end."""
         self.version = self.version if version is None else version
         if doing == "generate":             # between two decode steps
             self.heed(self.stop)
-        outer = self.where, self.limit
-        self.where = f"{self.name}{doing}, version {self.version}"
-        self.limit = self.left = self.TICKS * (3 if doing == "start" else 1)
+        outer, self.where = self.where, f"{self.name}{doing}, version {self.version}"
         try:
             yield
         finally:
-            self.where, self.limit = outer
-            self.left = self.limit
+            self.where = outer
 
     def heed(self, stop):
         """Raises Stopped: somebody has asked for the end; what follows is a checkpoint."""
@@ -139,22 +128,6 @@ class Alone:
             yield
         finally:
             self.busy_saving = before
-
-    def watch(self):
-        """End this process at its deadline: a kernel that hangs cannot be interrupted. Ticks, not
-        seconds: a process that was stopped (Ctrl-Z) has not been hanging."""
-        while True:
-            time.sleep(self.deadline_s / self.TICKS)
-            self.tick()
-
-    def tick(self):
-        self.left -= 1
-        if self.left < 0:
-            print(f"scalerl.py: {self.where}: no progress for "
-                  f"{self.deadline_s * self.limit / self.TICKS:g} s; if the machine is only slow, "
-                  "raise deadline_s; the same command goes on from the last checkpoint",
-                  file=sys.stderr, flush=True)
-            os._exit(1)
 
     def close(self):
         """The run is over and all went well."""
@@ -187,8 +160,6 @@ class Ranks(Alone):
         from torch.distributed.fsdp import MixedPrecisionPolicy
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.name = f"rank {self.rank}: "
-        # A collective's own deadline says more, so the process's comes later.
-        self.deadline_s = 2 * config.deadline_s + 10
         cuda = device_of(config) == "cuda"
         # Explicit, because accelerate's own policy for bf16 reduces gradients in bf16 and casts
         # the forward's output, our fp32 log-probs, to bf16.
@@ -205,7 +176,6 @@ class Ranks(Alone):
             # one has a group of its own, without a limit.
             self.group = dist.new_group(backend="gloo", timeout=timeout)
             self.calls = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
-            self.store = dist.distributed_c10d._get_default_store()
 
     def prepare(self, policy, optimizer, tokenizer):
         super().prepare(policy, optimizer, tokenizer)
@@ -264,9 +234,8 @@ class Ranks(Alone):
         # Slurm signal every rank.
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        threading.Thread(target=self.hear, daemon=True).start()
         while True:
-            with self.together(WAIT):       # gloo notices at once that rank 0 has died
+            with self.together("wait for rank 0"):      # gloo notices at once that rank 0 has died
                 name, version, arguments = self.call()
             if name == "close":
                 dist.destroy_process_group()
@@ -276,16 +245,6 @@ class Ranks(Alone):
                 # run. A launcher ends all ranks as soon as one ends, so this one waits for it.
                 with contextlib.suppress(FloatingPointError, Stopped):
                     getattr(trainer, name)(*arguments)
-
-    def hear(self):
-        """A thread of the others: their wait has no end while the store, on rank 0's machine,
-        answers. Behind a cut cable gloo notices nothing: then it has a deadline."""
-        with contextlib.suppress(dist.DistError):
-            while True:
-                self.store.check(["cause"])                 # may have no end
-                if WAIT in self.where:
-                    self.left = self.limit
-                time.sleep(self.deadline_s / self.TICKS)
 
     def close(self):                        # only rank 0 comes here
         with self.together("close"):

@@ -17,7 +17,6 @@ from collections import Counter
 import aiohttp
 
 from servers.server import BadAnswer, Server, ServerError, ServerFailed
-from servers.addresses import client_context
 from servers.weight_transfer import buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
@@ -38,17 +37,13 @@ class ServerPool:
     cuda        the tensors that are sent are on a GPU, so NCCL can send them
     logs        folder of server_0.log, .. of our launcher, and of server_0.hangs, .. for it
 
-    Raises ValueError: a setting or an address is wrong; ServerError: not all came up.
+    Raises ServerError: not all came up; one of them, a ValueError: it was started wrongly.
     """
 
-    def __init__(self, urls, *, slots, length, vocab, dtype, head_fp32=True, cuda=False, tls="",
+    def __init__(self, urls, *, slots, length, vocab, dtype, head_fp32=True, cuda=False,
                  deadline_s=600.0, logs=None):
-        context = client_context(urls, tls)
         # Each request is a connection, and 1,024 open files are the usual soft limit.
-        hard, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], slots * len(urls) + 64
-        if needed > hard != resource.RLIM_INFINITY:         # every server would be lost
-            raise ValueError(f"slots = {slots}: {len(urls)} servers need up to {needed} open files "
-                             f"and this process may open {hard} (ulimit -Hn); lower slots")
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         self.slots, self.length, self.vocab = slots, length, vocab
         self.dtype, self.head_fp32, self.cuda, self.deadline_s = dtype, head_fp32, cuda, deadline_s
@@ -63,7 +58,7 @@ class ServerPool:
         self.ready_until = time.monotonic()     # the last time when a server was ready
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.wait(self._open(urls, context))
+        self.wait(self._open(urls))
         try:
             self._wait_for_all()
         except BaseException:
@@ -72,18 +67,15 @@ class ServerPool:
 
     def _wait_for_all(self):
         """Servers download, load, compile, capture graphs: how far each is, is said."""
-        start = said = time.monotonic()
+        said = time.monotonic()
         while lost := self.check():
             time.sleep(0.05)
-            if time.monotonic() - said < SAY_S:
-                continue
-            said = time.monotonic()
-            for server in lost:
-                log = self.logs and self.logs / f"server_{self.servers.index(server)}.log"
-                text = log.read_text(errors="replace").strip() if log and log.exists() else ""
-                told = text.rpartition("\n")[2][-200:] or server.why
-                say(f"{server.url} is starting, {said - start:.0f} s of "
-                    f"{3 * self.deadline_s:.0f} at most: {told}")
+            if time.monotonic() - said > SAY_S:
+                said = time.monotonic()
+                for server in lost:
+                    log = self.logs and self.logs / f"server_{self.servers.index(server)}.log"
+                    text = log.read_text(errors="replace").strip() if log and log.exists() else ""
+                    say(f"{server.url} is starting: {text.rpartition(chr(10))[2] or server.why}")
 
     def check(self):
         """The lost servers. Raises ServerError: all, or at the start any one, for too long."""
@@ -122,12 +114,10 @@ class ServerPool:
             try:
                 await step(server)
                 return server
-            except Exception as error:          # of HTTP, gloo, NCCL: the others go on
+            except Exception as error:          # of HTTP, NCCL: the others go on
                 self._lose(server, f"push of version {version}: {str(error) or repr(error)}")
-
-        async def every():
-            return await asyncio.gather(*map(one, servers))
-        return [server for server in self.wait(every()) if server]
+        done = [asyncio.run_coroutine_threadsafe(one(server), self.loop) for server in servers]
+        return [server for future in done if (server := future.result())]
 
     def close(self):
         async def end():
@@ -147,11 +137,11 @@ class ServerPool:
 
     # -- the loop's thread: connections --------------------------------------------------------
 
-    async def _open(self, urls, context):
+    async def _open(self, urls):
         # A connection of its own for each request: vLLM's server closes one after 5 s of silence,
         # and a moment after it has answered 500; a request into a closing one fails.
         self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(
-            limit=0, ssl=context or False, force_close=True))
+            limit=0, force_close=True))
         self.servers = [Server(url, self) for url in urls]
         for server in self.servers:
             self.task(self._watch(server))
@@ -166,7 +156,7 @@ class ServerPool:
                 await server.check_health()
             except (ServerError, ImportError):
                 raise
-            except Exception as error:          # of HTTP, gloo, NCCL: it may be starting
+            except Exception as error:          # of HTTP, NCCL: it may be starting
                 self._lose(server, str(error) or repr(error))
                 await asyncio.sleep(RETRY_S)
 

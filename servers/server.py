@@ -1,6 +1,7 @@
 """server.py: one vLLM server, all in the loop of pool.py: its routes, its part in a push."""
 
 import asyncio
+import base64
 import concurrent.futures
 import itertools
 import json
@@ -8,17 +9,14 @@ import re
 import secrets
 import threading
 import time
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from engines.vllm_inprocess import HEAD
-from servers.weight_transfer import GlooChannel, NcclChannel
+from servers.weight_transfer import NcclChannel
 
 CALL_S = 120.0      # for all but generation: in a push the other servers stand still so long
 LOOK_S = 30.0       # for a look and a pause, which cost a server little: it hangs if it is silent
-
-
 # A log-prob is above the first, which vLLM sends for nan, -inf and for none, and below the second:
 # that of a sure token may come out above 0 by rounding.
 NO_LOGPROB, ROUNDING = -9999.0, 1e-3
@@ -45,7 +43,7 @@ class Server:
 
     def __init__(self, url, pool):
         self.url, self.pool = url.rstrip("/"), pool
-        self.call_s, self.look_s = min(CALL_S, pool.deadline_s), min(LOOK_S, pool.deadline_s)
+        self.call_s = min(CALL_S, pool.deadline_s)
         self.state, self.why = "lost", "no answer yet"
         self.version = self.label = None    # of the last whole push since it was connected
         self.channel, self.workers = None, 0
@@ -54,21 +52,21 @@ class Server:
         self.requests = {}              # in flight: {task: (sampler, sample)}
         self.tokens, self.progress = 0.0, 0.0   # its own count of tokens; the time it last grew
 
-    async def get(self, path, total_s=None):
-        return await self.post(path, total_s=total_s, method="GET")
+    async def get(self, path):
+        return await self.post(path, limit_s=LOOK_S, method="GET")
 
-    async def post(self, path, body=None, total_s=None, method="POST"):
-        """What a route says, JSON or text. total_s: limit, 0: none. Raises ServerFailed;
-        ServerRefused: HTTP status 4xx before the first connection."""
-        seconds = self.call_s if total_s is None else total_s
-        limits = aiohttp.ClientTimeout(total=seconds, sock_connect=self.call_s)
+    async def post(self, path, body=None, limit_s=CALL_S, method="POST"):
+        """What a route says, JSON or text. limit_s: 0: none. Raises ServerFailed; ServerRefused:
+        HTTP status 4xx before the first connection."""
+        limit_s = min(limit_s, self.call_s)
+        limits = aiohttp.ClientTimeout(total=limit_s, sock_connect=self.call_s)
         try:
             async with self.pool.session.request(method, self.url + path, json=body,
                                                  timeout=limits) as response:
                 said = await response.text(errors="replace")
         except TimeoutError:
             self.pool.restart(self)
-            raise ServerFailed(f"{path}: no answer for {seconds or self.call_s:g} s") from None
+            raise ServerFailed(f"{path}: no answer for {limit_s or self.call_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ServerFailed(f"{path}: {error or type(error).__name__}") from None
         if response.status != 200:
@@ -108,12 +106,12 @@ class Server:
         self.slots = min(self.pool.slots, config["scheduler_config"]["max_num_seqs"]
                          * config["parallel_config"]["data_parallel_size"])
         self.workers = (await self.get("/get_world_size"))["world_size"]
-        if config["weight_transfer_config"]["backend"] == "gloo":
-            self.channel = GlooChannel(urlsplit(self.url), 1 + self.workers, self.call_s)
-        else:
+        if config["weight_transfer_config"]["backend"] == "nccl":
             self.channel = NcclChannel(1 + self.workers)
-        await self.transfer("/init_weight_transfer_engine", {"init_info": self.channel.init_info},
-                            self.channel.meet)
+            await self.transfer("/init_weight_transfer_engine",
+                                {"init_info": self.channel.init_info}, self.channel.meet)
+        else:
+            await self.post("/init_weight_transfer_engine", {"init_info": {}})
         self.connection = secrets.token_hex(4)
         self.set_state("stale")
 
@@ -130,7 +128,7 @@ class Server:
         """Begin a push: no new requests, stop generating (running sequences keep their keys and
         values), open an update."""
         self.set_state("stale")
-        await self.post("/pause?mode=keep&clear_cache=false", total_s=self.look_s)
+        await self.post("/pause?mode=keep&clear_cache=false", limit_s=LOOK_S)
         try:
             await self.post("/start_weight_update")
         except ServerFailed:            # a trainer that was killed has left one open
@@ -139,8 +137,12 @@ class Server:
 
     async def receive(self, info, data):
         """One bucket; see weight_transfer.py."""
-        await self.transfer("/update_weights", {"update_info": info},
-                            lambda: self.channel.send(data))
+        if self.channel:
+            await self.transfer("/update_weights", {"update_info": info},
+                                lambda: self.channel.send(data))
+        else:
+            text = base64.b64encode(data.cpu().numpy()).decode()
+            await self.post("/update_weights", {"update_info": info | {"data": text}})
 
     async def resume(self, version, label):
         """End a push: load what came, under the name `label`, and go on."""
@@ -150,20 +152,17 @@ class Server:
         self.set_state("ready")
         self.pool.dispatch()
 
-    @property
-    def salt(self):
-        """Of its prefix cache: a block is found under the weights alone that computed it."""
-        return f"{self.label}-{self.connection}"
-
     async def generate(self, sampler, sample):
         """(ids, log-probs, versions) that continue sample.ids; see `check_answer`."""
         asked, name, version = sampler.budget(sample), secrets.token_hex(8), self.version
+        # With the salt a cached block is found under the weights alone that computed it.
         answer = await self.post("/inference/v1/generate", {
-            "request_id": name, "token_ids": sample.ids, "cache_salt": self.salt,
+            "request_id": name, "token_ids": sample.ids,
+            "cache_salt": f"{self.label}-{self.connection}",
             "sampling_params": {
                 "temperature": sampler.temperature, "max_tokens": asked, "logprobs": 0,
                 "stop_token_ids": sampler.eos_ids, "ignore_eos": True, "detokenize": False},
-        }, total_s=0)
+        }, limit_s=0)
         return check_answer(answer, name=name, asked=asked, vocab=self.pool.vocab,
                             eos_ids=sampler.eos_ids, pushed=self.pool.pushed, oldest=version)
 
@@ -172,8 +171,7 @@ class Server:
         if self.state != "ready":
             return
         label = self.label
-        info, metrics = await asyncio.gather(self.get("/weight_info", self.look_s),
-                                             self.get("/metrics", self.look_s))
+        info, metrics = await asyncio.gather(self.get("/weight_info"), self.get("/metrics"))
         if info["weight_version"] != label == self.label:       # else a push has come meanwhile
             raise ServerFailed("it has other weights than were pushed: it was started again, or "
                                "another trainer uses it")
@@ -201,7 +199,7 @@ def wrong_settings(pool, version, config):
         ("--max-model-len", length, [max(length, pool.length)]),
         ("head_dtype in --hf-overrides", dtype if head == "model" else head,
          [HEAD[pool.head_fp32]]),
-        ("backend in --weight-transfer-config", backend, ["nccl", "gloo"][not pool.cuda:])]
+        ("backend in --weight-transfer-config", backend, ["nccl", "http"][not pool.cuda:])]
     return [f"{name} is {has}, this run needs {' or '.join(map(str, fits))}"
             for name, has, fits in settings if has not in fits]
 
@@ -232,7 +230,6 @@ def check_answer(answer, *, name, asked, vocab, eos_ids, pushed, oldest):
         ("weights", places != tuple(range(len(ids))) or list(versions) != sorted(versions)
          or versions[0] < oldest)) if is_so]
     if wrong:
-        raise BadAnswer(f"wrong {', '.join(wrong)}; {len(ids)} tokens of {asked}, ended by "
-                        f"{choice.get('finish_reason')!r:.60}, {len(behavior_logprobs)} log-probs, "
-                        f"weights {spans!s:.200}")
+        raise BadAnswer(f"wrong {', '.join(wrong)}; {len(ids)} tokens of {asked}, "
+                        f"{len(behavior_logprobs)} log-probs, weights {spans!s:.200}")
     return ids, behavior_logprobs, list(versions)

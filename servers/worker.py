@@ -1,48 +1,39 @@
 """worker.py: what the workers of a vLLM server load, to receive weights on a CPU.
 
-It adds a weight transfer backend "gloo"; the trainer's end is weight_transfer.GlooChannel. If the
-loading breaks off, the server ends: half of the new weights would be worse than none.
+It adds a weight transfer backend "http": they come inside the requests (`Server.receive`). If
+the loading breaks off, the server ends: half of the new weights would be worse than none.
 """
 
+import base64
 import math
 import os
 import traceback
-from datetime import timedelta
 from types import SimpleNamespace
 
 import torch
-from torch.distributed import TCPStore
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import (finalize_layerwise_reload,
                                                      initialize_layerwise_reload)
 
 from engines.vllm_inprocess import repack
-from servers.weight_transfer import gloo_group
 
 
-class GlooEngine(WeightTransferEngine):
-    """The receiving end in one worker. vLLM calls the methods, in this order."""
+class HttpEngine(WeightTransferEngine):
+    """The receiving end in one worker, by the names that vLLM calls."""
     init_info_cls = update_info_cls = SimpleNamespace   # made from the JSON that the trainer sends
-    group, received = None, ()
+    received = ()
 
-    def init_transfer_engine(self, info):
-        """Meet the trainer; a second call, by one that came back, replaces the first."""
-        config = self.parallel_config
-        rank = 1 + config.data_parallel_index * config.world_size + config.rank
-        self.received = []              # of a trainer that went away in the middle
-        store = TCPStore(info.address, info.port, None, False, timedelta(seconds=info.timeout_s))
-        self.group = gloo_group(store, rank, **vars(info))
+    def start_weight_update(self, _=None):
+        self.received = []              # perhaps of a trainer that went away in the middle
 
-    def start_weight_update(self):
-        self.received = []
+    init_transfer_engine = shutdown = start_weight_update
 
     def receive_weights(self, info):
         """One bucket: tensors of one type, as weight_transfer.packed packs them."""
         dtype = getattr(torch, info.dtype_names[0])
         sizes = [math.prod(shape) * dtype.itemsize for shape in info.shapes]
-        data = torch.empty(sum(sizes), dtype=torch.uint8)
-        self.group.broadcast(data, 0).wait()
+        data = torch.frombuffer(bytearray(base64.b64decode(info.data)), dtype=torch.uint8)
         for name, shape, part in zip(info.names, info.shapes, data.split(sizes)):
             self.received.append((name, part.view(dtype).view(shape)))
 
@@ -59,12 +50,9 @@ class GlooEngine(WeightTransferEngine):
             traceback.print_exc()
             os._exit(1)                 # vLLM ends the rest
 
-    def shutdown(self):
-        self.group, self.received = None, []
-
 
 class Worker:
     """vLLM mixes this into its own worker; to import it is enough."""
 
 
-WeightTransferEngineFactory.register_engine("gloo", GlooEngine)
+WeightTransferEngineFactory.register_engine("http", HttpEngine)

@@ -206,7 +206,7 @@ BAD_INPUT = {
     "fewer than no GPUs": (["--gpus", "-2"], "gpus = -2: must be -1"),
     "fewer than no servers": (["--servers", "-1"], "servers = -1: must be zero"),
     "tensor parallel twice": (["--vllm-args=--tensor-parallel-size=2"],
-                              "has its own setting, tensor_parallel"),
+                              "use the setting tensor_parallel"),
     "an open quote": (["--vllm-args", "'-pp 2"], "cannot be split into options (No closing"),
     "a name that leads elsewhere": (["--name", "../x"], "must name one folder"),
 }
@@ -251,4 +251,3 @@ def test_reading_settings_takes_no_library_that_is_slow_to_import():
 
 def test_what_follows_from_another_setting():
     assert Config(deadline_s=7.0).start_deadline_s == 21.0
-    assert [Config(tls=tls).tls_folder for tls in ("", "none", "certs")] == ["", "", "certs"]

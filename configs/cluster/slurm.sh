@@ -5,10 +5,8 @@
 #   sbatch --nodes 4 --gpus-per-node 8 --job-name big configs/cluster/slurm.sh \
 #       --model Qwen/Qwen3-8B --task polaris-53k
 #
-# GENERATE=3 in the environment lets three of the nodes generate, instead of half of them. Trainers
-# and servers speak mutual TLS: once, for all nodes that a job may get, in a folder they share,
-#
-#   make certs HOSTS=$(scontrol show hostnames node[01-64] | paste -sd,)
+# GENERATE=3 in the environment lets three of the nodes generate, instead of half of them. Whoever
+# reaches the nodes' ports can change the weights: private networks only.
 #
 # Ten minutes before its time is over every process of the job gets a SIGTERM: rank 0 writes a
 # checkpoint and ends with status 75, and the job queues up again: the same command goes on from the
@@ -23,7 +21,7 @@
 
 nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
 train=$((${#nodes[@]} - ${GENERATE:-$((${#nodes[@]} / 2))}))
-words=("$@" --name "$SLURM_JOB_NAME" --gpus "$SLURM_GPUS_ON_NODE" --tls certs)
+words=("$@" --name "$SLURM_JOB_NAME" --gpus "$SLURM_GPUS_ON_NODE")
 rm -f "runs/$SLURM_JOB_NAME"/servers_*.txt          # of a job that was killed
 
 # The servers, each node's with all of its cores. Their addresses come in a file for each node.

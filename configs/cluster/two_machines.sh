@@ -1,10 +1,8 @@
 #!/bin/bash
 # ScaleRL on two machines, rented for example, without a cluster's scheduler: the vLLM servers on
-# one, on the other one trainer rank for each GPU, started by torchrun. Here 10.0.0.2 generates. Once
-#
-#   make certs HOSTS=10.0.0.2       both need certs/: they show each other its certificate
-#
-# and then, with the same settings, on the first and on the second machine:
+# one, on the other one trainer rank for each GPU, started by torchrun. Here 10.0.0.2 generates.
+# Whoever reaches its ports can change the weights: between the machines a private network, or a VPN
+# as WireGuard. With the same settings, on the first and on the second machine:
 #
 #   configs/cluster/two_machines.sh serve 10.0.0.2 two --model Qwen/Qwen3-8B --task gsm8k
 #   configs/cluster/two_machines.sh train 10.0.0.2 two --model Qwen/Qwen3-8B --task gsm8k
@@ -22,7 +20,7 @@
 side=$1 generators=$2 name=$3
 shift 3
 python=${PYTHON:-.venv/bin/python}
-words=("$@" --name "$name" --tls "${TLS:-certs}")           # TLS=none: a network you trust
+words=("$@" --name "$name")
 
 if [ "$side" = serve ]; then
     exec "$python" scalerl.py "${words[@]}" --serve-only "$generators"

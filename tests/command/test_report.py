@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import subprocess
+from base64 import b64encode
 from collections import Counter
 from html.parser import HTMLParser
 
@@ -13,17 +14,11 @@ import pytest
 import fit
 from command import report, symptoms
 from command.main import main
-from config import Config
-
-HOSTILE = '</pre><script>document.title = "hacked"</script><img src=x onerror="alert(1)">'
 
 
 @pytest.fixture
 def run(tmp_path, seed):
-    """A made run of 23 steps and 12 evaluations on two tasks, with hostile text in its samples.
-
-    Interrupted are samples in its middle alone, which are neither among the first nor the last 8.
-    """
+    """A made run of 23 steps and 12 evaluations on two tasks."""
     rng, folder = random.Random(seed), tmp_path / "made <b>run"
     folder.mkdir()
     metrics = [{"step": 0, "version": 0, "mismatch/fp32_head/kl_k3": 0.0}]
@@ -35,28 +30,17 @@ def run(tmp_path, seed):
             "entropy": rng.random(),
             "time/generate_s": 0.5, "time/train_s": 0.25, "time/step_s": 1.0,
             "compute/flops": step * 1e12, "compute/tokens": step * 999})
-    samples = [{"step": step, "reward": rng.choice([-1.0, 1.0]), "prompt": f"p{step} {HOSTILE}",
-                "output": f"6+3=9;{Config.interrupt_phrase * (9 <= step < 16)}9",
-                "interrupted": 9 <= step < 16, "finish_reason": "stop"} for step in range(1, 24)]
     evals = [{"step": 2 * i, "compute/flops": 2e12 * i,
               "eval/toy/mean@4": fit.sigmoid(2e12 * i, 0.7, 2.0, 6e12, 0.2) + rng.gauss(0, 0.003),
               "eval/other/mean@4": fit.sigmoid(2e12 * i, 0.5, 1.5, 8e12, 0.1)} for i in range(12)]
-    for name, rows in (("metrics", metrics), ("samples", samples), ("evals", evals)):
+    for name, rows in (("metrics", metrics), ("evals", evals)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "config.toml").write_text(
-        f'model = "models/<toy>"\ninterrupt_phrase = {json.dumps(Config.interrupt_phrase)}\n')
     return folder
 
 
 @pytest.fixture
 def rng(seed):
     return np.random.default_rng(seed)
-
-
-@pytest.fixture
-def no_fit(monkeypatch):
-    """For pages whose curves are not looked at: a fit takes seconds."""
-    monkeypatch.setattr(report.fitting_command, "main", lambda words: 2)
 
 
 class Page(HTMLParser):
@@ -74,28 +58,28 @@ class Page(HTMLParser):
 
 def test_the_page_refers_to_nothing_outside_itself(run):
     page = Page(report.write_report(run).read_text())
-    assert not {"script", "img", "iframe", "object", "embed"} & set(page.tags)
+    assert not {"script", "iframe", "object", "embed"} & set(page.tags)
     links = [value for name, value in page.attributes if name in ("href", "src", "xlink:href")]
     assert links and all(value.startswith(("#", "data:")) for value in links)
     assert not [name for name, _ in page.attributes if name.startswith("on")]
 
 
-def test_each_evaluated_task_has_its_curve_and_each_column_its_chart(run):
+def test_the_curve_is_there_and_each_column_has_its_chart(run):
     """Letters stay letters in a picture. A column that never changes is a word, no chart."""
+    (run / "curve.png").write_bytes(b"drawn by the run")
     text = report.write_report(run).read_text()
     page = Page(text)
-    assert "eval/toy/mean@4" in text and "eval/other/mean@4" in text
+    assert f"data:image/png;base64,{b64encode(b'drawn by the run').decode()}" in text
     charts = ("held_out", "pass_rate", "frac_reward_zero_std", "completions/mean_length", "entropy")
     for column in charts:
         assert f">{column}</text>" in text
-    assert page.tags.count("svg") == 2 + len(charts)                            # two curves
+    assert page.tags.count("svg") == len(charts)
     for constant in ("lag/mean 1.5, lag/max 4", "time/step_s 1, time/generate_s 0.5"):
         assert f"The same in every step: {constant}" in text
     assert ">ess<" not in text and " ess " not in text      # no number in it
-    assert text.count("predicted from the first part for the last 5 evaluations") == 2
 
 
-def test_charts_stand_under_the_question_that_they_answer(run, no_fit):
+def test_charts_stand_under_the_question_that_they_answer(run):
     """Each column that a symptom is seen in has its place."""
     text = report.write_report(run).read_text()
     questions = [text.index(f"<h2>{question}") for question in report.CHARTS]
@@ -124,7 +108,7 @@ def test_a_chart_is_as_wide_as_a_phone_and_its_numbers_are_whole(rng):
         assert drawn[:, 1] == pytest.approx([numbers[i:i + 5].mean() for i in range(0, 700, 5)])
 
 
-def test_the_first_picture_is_the_step_that_most_versions_have_written(run, no_fit, rng):
+def test_the_first_picture_is_the_step_that_most_versions_have_written(run, rng):
     """Each token stands where it was decoded: a decode step each, the last at `ended`; and a push
     stands between the tokens of two versions."""
     assert "<h2>One step" not in report.write_report(run).read_text()   # servers record no times
@@ -164,41 +148,12 @@ def test_the_first_picture_is_the_step_that_most_versions_have_written(run, no_f
     assert all(bar.get_width() == 3 for bar in forced)
 
 
-def test_a_run_whose_first_half_is_too_short_has_the_curve_of_all(run):
-    lines = (run / "evals.jsonl").read_text().splitlines()
-    (run / "evals.jsonl").write_text("\n".join([lines[0], *lines[-4:]]) + "\n")
+def test_the_name_of_a_run_is_shown_and_never_obeyed(run):
     text = report.write_report(run).read_text()
-    assert Page(text).tags.count("svg") == 2 + 5 and "predicted from the first part" not in text
-    (run / "evals.jsonl").write_text(lines[0] + "\n")
-    assert "fit.py: " in report.write_report(run).read_text()
+    assert "made &lt;b&gt;run" in text and "<b>" not in text
 
 
-def test_the_samples_are_spread_over_the_whole_run(run, no_fit):
-    """And it is said which were interrupted."""
-    text = report.write_report(run).read_text()
-    assert text.count("<td>interrupted, stop<td>") == 7
-    assert all(f">p{step} &lt;" in text for step in range(1, 24))
-    lines = (run / "samples.jsonl").read_text().splitlines()
-    (run / "samples.jsonl").write_text("".join(line + "\n" for line in lines for _ in range(5)))
-    text = report.write_report(run).read_text()
-    assert 12 < text.count("<span class=note>") <= 24
-    assert ">p1 &lt;" in text and ">p23 &lt;" in text
-
-
-def test_half_a_character_in_a_sample_does_not_lose_the_page(run, no_fit):
-    """A model of bytes may end in the middle of one; JSON keeps it as a lone surrogate."""
-    with open(run / "samples.jsonl", "a") as file:
-        file.write(json.dumps({"step": 24, "reward": 1.0, "prompt": "p", "output": "so \ud83d?",
-                               "interrupted": False, "finish_reason": "stop"}) + "\n")
-    assert "so ??" in report.write_report(run).read_text(encoding="utf-8")
-
-
-def test_text_of_the_model_is_shown_and_never_obeyed(run, no_fit):
-    text = report.write_report(run).read_text()
-    assert "&lt;script&gt;document.title" in text and "<script>" not in text
-
-
-def test_a_half_written_last_line_is_left_out(run, no_fit):
+def test_a_half_written_last_line_is_left_out(run):
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + '{"step": 24, "pass_')
     text = report.write_report(run).read_text()

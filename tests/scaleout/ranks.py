@@ -34,14 +34,13 @@ def _child(rank, size, port, results, run, args):
 
 
 @contextlib.contextmanager
-def started(size, run, *args, port=None):
+def started(size, run, *args):
     """(children, results): run(*args) in each process; results is a queue of (rank, what it
-    returned, its exit code, or the sentence with which it ended). None outlives this.
-    port: of a store that somebody else keeps."""
+    returned, its exit code, or the sentence with which it ended). None outlives this."""
     results, store = SPAWN.SimpleQueue(), dist.TCPStore("127.0.0.1", 0, is_master=True,
                                                         wait_for_workers=False)
     children = [SPAWN.Process(target=_child, daemon=True, args=(
-        rank, size, port or store.port, results, run, args)) for rank in range(size)]
+        rank, size, store.port, results, run, args)) for rank in range(size)]
     try:
         for child in children:
             child.start()

@@ -277,12 +277,12 @@ def test_the_slurm_script_serves_on_some_nodes_and_hands_each_rank_every_word_wh
         return words
     for node in ("n3", "n4"):
         config, flags = parse(words(node))
-        assert (flags.serve_only, config.gpus, config.tls, config.name) == (node, 8, "certs", "big")
+        assert (flags.serve_only, config.gpus, config.name) == (node, 8, "big")
     *trainer, local, master, rank, size = words("n1,n2")
     assert [local, master, rank, size] == ["LOCAL_RANK=1", "MASTER_ADDR=n1", "RANK=9",
                                            "WORLD_SIZE=16"]
     config, flags = parse(trainer)
-    assert not flags.serve_only and (config.name, config.tls) == ("big", "certs")
+    assert not flags.serve_only and config.name == "big"
     assert config.vllm_url == "@runs/big/servers_n3.txt,@runs/big/servers_n4.txt"
     assert {"--nodes=2", "--ntasks=16", "--kill-on-bad-exit=0"} <= set(
         (tmp_path / "options ").read_text().splitlines()
@@ -470,18 +470,13 @@ def machines():
             ip("netns", "del", name, check=False)
 
 
-def test_servers_on_one_machine_and_torchrun_on_two_others_with_mutual_tls(micro, machines,
-                                                                           tmp_path):
+def test_servers_on_one_machine_and_torchrun_on_two_others(micro, machines, tmp_path):
     """The commands of configs/cluster/two_machines.sh, which wait for each other. A run of two
     steps ends well on both. Resumed on the same servers, it has the servers' cable cut: it pauses,
     and goes on. A SIGTERM to every process of torchrun's, as from a scheduler, brings a checkpoint.
     Resumed again, it loses the servers for good: every process ends at the deadline, and rank 0
     says which server, which version, and what it has saved. Nothing is lost or done twice."""
     (first, second, (inside, server)), cable = machines
-    certs = tmp_path / "certs"
-    subprocess.run(["make", "-s", "certs", f"HOSTS={server}", f"CERTS={certs}"], cwd=ROOT,
-                   check=True, capture_output=True, timeout=LIMIT_S)
-    assert {p.name for p in certs.iterdir()} == {"ca.pem", "cert.pem", "key.pem"}
     (tmp_path / "scalerl.py").symlink_to(ROOT / "scalerl.py")
     settings = command(micro, deadline_s=40, eval_every=3)[2:]
     file = tmp_path / "runs" / "r" / f"servers_{server}.txt"
@@ -503,7 +498,7 @@ def test_servers_on_one_machine_and_torchrun_on_two_others_with_mutual_tls(micro
     with running(tmp_path, *trainers(steps=2), script("serve", inside)) as (*ranks, serving):
         assert ended(ranks, 300) == [0, 0], (tmp_path / "launcher.log").read_text()[-3000:]
         assert steps(tmp_path) == [0, 1, 2] and serving.poll() is None
-        assert file.read_text().startswith(f"https://{server}:")
+        assert file.read_text().startswith(f"http://{server}:")
 
         again = trainers(steps=5000)
         again = [[*words, "--resume"] for words in again]
@@ -531,29 +526,26 @@ def test_servers_on_one_machine_and_torchrun_on_two_others_with_mutual_tls(micro
             assert 0 not in ended(ranks, 120)
         said = (tmp_path / "launcher.log").read_text()
         sentence = re.findall("^scalerl.py: step .*", said, re.MULTILINE)[-1]
-        found = re.search(rf"generate, version \d+: no server is ready since 40 s; https://{server}"
+        found = re.search(rf"generate, version \d+: no server is ready since 40 s; http://{server}"
                           r":\d+ is lost: .*; the same command goes on from runs/r/checkpoints/"
                           r"step_(\d+)$", sentence)
         assert found and int(found[1]) == steps(tmp_path)[-1], sentence
         nothing_is_lost(tmp_path)
 
 
-def test_serve_only_ends_with_its_file_when_it_is_stopped_or_a_server_ends(micro, tmp_path):
+def test_serve_only_ends_with_its_file_when_it_is_stopped(micro, tmp_path):
     """And its address is loopback as long as nobody says another one."""
     file = tmp_path / "runs" / "r" / "servers_127.0.0.1.txt"
     file.parent.mkdir(parents=True)
     file.write_text("")                                 # of a start that was killed
-    for end, code in ((signal.SIGINT, 130), (None, 1)):
-        with running(tmp_path, [*command(micro), "--serve-only"]) as (process,):
-            url = until(lambda: file.exists() and file.read_text().strip(),
-                        "the addresses")
-            assert re.fullmatch(r"http://127.0.0.1:\d+", url)
-            server, = until(lambda: find(tree(process), "api_server"), "a server")  # noqa: B023
-            processes = tree(process)
-            process.send_signal(end) if end else server.kill()
-            assert process.wait(LIMIT_S) == code
-            assert gone(processes) and not file.exists()
+    with running(tmp_path, [*command(micro), "--serve-only"]) as (process,):
+        url = until(lambda: file.exists() and file.read_text().strip(), "the addresses")
+        assert re.fullmatch(r"http://127.0.0.1:\d+", url)
+        until(lambda: find(tree(process), "api_server"), "a server")
+        processes = tree(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_S) == 130
+        assert gone(processes) and not file.exists()
     said = (tmp_path / "launcher.log").read_text()
     assert f"{url}; trainers find them with --vllm-url @runs/r/servers_127.0.0.1.txt" in said
-    assert f"server 0 ({url}) has ended with exit status 137" in said
     assert (tmp_path / "runs/r/logs/127.0.0.1/server_0.log").exists()

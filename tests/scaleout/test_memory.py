@@ -245,8 +245,8 @@ def samplers_on_a_gpu(monkeypatch, folder, free, **settings):
                            alone=True)
     trainer.device = "cuda"
     need = sum(team.memory.trainer_memory(1).values()) - team.memory.trainer_memory(1)[CACHE]
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (
-        (free * team.memory.sequence + need - 4 * team.memory.weights) / 0.9, None))
+    need += free * team.memory.length * team.memory.kv_token - 4 * team.memory.weights
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (need / 0.9, None))
     return make_samplers(config, trainer, 40)
 
 

@@ -296,28 +296,6 @@ def test_a_server_that_ends_with_the_run_is_not_started_again(tmp_path):
         assert gone(processes)
 
 
-@pytest.mark.parametrize("count, last", [(1, "checkpoint"), (2, "asked")])
-def test_a_signal_after_a_failure_lets_the_checkpoint_be_written_and_a_second_one_does_not(
-        count, last, tmp_path):
-    """A scheduler signals all nodes, and another node's failure may be heard of first."""
-    slow = stand_in(tmp_path, "slow", SLOW)
-    bad = stand_in(tmp_path, "bad", f"""
-        while not os.path.exists({str(slow) + ".notes"!r}): time.sleep(0.02)
-        while "up" not in open({str(slow) + ".notes"!r}).read(): time.sleep(0.02)
-        sys.exit(5)
-    """)
-    with launcher(tmp_path, slow, bad) as process:
-        until(lambda: any(n[0] == "asked" for n in notes(slow)), "asked for a checkpoint")
-        processes = tree(process)
-        for _ in range(count):
-            process.send_signal(signal.SIGTERM)
-            time.sleep(2.5)                     # within two seconds it would be the same signal
-        if count == 1:
-            (tmp_path / "slow.py.end").write_text("")
-        assert process.wait(LIMIT_S) == (1 if count == 1 else 75)
-        assert notes(slow)[-1][0] == last and gone(processes)
-
-
 def test_a_server_that_hangs_is_ended_and_started_again(parts, tmp_path):
     """SIGSTOP: its processes stay, and heed no other signal. The trainer sees it and leaves a file
     beside the log; one of an earlier run says nothing of this server."""
@@ -350,14 +328,16 @@ def test_a_machine_that_only_serves_ends_at_the_first_signal(number, parts, tmp_
         assert gone(processes)
 
 
-def test_a_machine_that_only_serves_ends_with_a_server_that_ends(parts, tmp_path):
+def test_a_machine_that_only_serves_starts_a_server_again(parts, tmp_path):
     with launcher(tmp_path, None, *parts[1:]) as process:
-        processes = all_up(process, *parts[1:])
-        os.kill(pid_of(parts[2]), signal.SIGKILL)
-        assert process.wait(LIMIT_S) == 1
+        all_up(process, *parts[1:])
+        first = pid_of(parts[2])
+        os.kill(first, signal.SIGKILL)
+        until(lambda: pid_of(parts[2]) != first, "started again")
+        processes = tree(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_S) == 130
         assert gone(processes)
-        error = process.stderr.read()
-        assert "server 1 has ended with exit status 137" in error and "started again" not in error
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])

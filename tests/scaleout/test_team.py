@@ -9,15 +9,13 @@ import re
 import resource
 import shutil
 import signal
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
-from conftest import SPAWN, packed_copy, random_llama, rollouts_of
+from conftest import packed_copy, random_llama, rollouts_of
 from ranks import answers, shard_on_cpu, started, wait_for
 from torch.distributed.fsdp import FSDPModule
 from transformers import AttentionInterface, AutoModelForCausalLM
@@ -116,9 +114,9 @@ def train_or_serve(body, config, sharded, before, prepare, *args):
     return answer
 
 
-def processes(body, size, config, *args, sharded=False, before=None, prepare=None, port=None):
+def processes(body, size, config, *args, sharded=False, before=None, prepare=None):
     """`started` with a trainer each; before(team) and prepare(trainer) may change them."""
-    return started(size, train_or_serve, body, config, sharded, before, prepare, *args, port=port)
+    return started(size, train_or_serve, body, config, sharded, before, prepare, *args)
 
 
 def run_ranks(body, size, config, *args, **options):
@@ -435,30 +433,6 @@ def test_ranks_that_are_idle_for_longer_than_the_deadline_go_on(models, tmp_path
         assert answers(children, results, {0, 1}) == {0: 1, 1: 0}
 
 
-def keep_a_store(ports):
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ports.put(store.port)
-    threading.Event().wait()
-
-
-def test_a_rank_does_not_wait_for_ever_for_a_machine_that_has_fallen_silent(models, tmp_path):
-    """Rank 0 and the store of the rendezvous are stopped, as if behind a cut cable: no connection
-    is closed, and gloo notices nothing."""
-    flag, ports = tmp_path / "flag", SPAWN.SimpleQueue()
-    keeper = SPAWN.Process(target=keep_a_store, args=(ports,), daemon=True)
-    keeper.start()
-    try:
-        with processes(idle, 2, settings(models["tied"], deadline_s=2), flag,
-                       port=ports.get()) as (children, results):
-            wait_for(flag, results)
-            for process in (keeper, children[0]):
-                os.kill(process.pid, signal.SIGSTOP)
-            children[1].join(60)                        # two deadlines and ten seconds
-            assert children[1].exitcode == 1
-    finally:
-        keeper.kill()
-
-
 def load_late(seconds, team):
     """The model of rank 1 is there later than that of the others."""
     time.sleep(seconds * team.rank)
@@ -565,91 +539,3 @@ def test_what_fails_on_one_rank_ends_all_and_the_one_that_knows_why_ends_first(
     assert [path.name for path in checkpoint.saved(tmp_path)] == ["step_4"]
     assert checkpoint.read_state(tmp_path / "step_4") == {}
     assert [path.name for path in tmp_path.glob("*step_*")] == ["step_4"]
-
-
-# ---------------------------------------------------------------------------------------------
-# What hangs in one process
-
-
-def hanging(folder, where):
-    """A run in one process, whose engine or whose training has no end."""
-    for stream, name in ((1, "out"), (2, "error")):
-        os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY), stream)
-    run, hang = Run.__new__(Run), lambda *_: threading.Event().wait()           # noqa: E731
-    run.team = Alone(Config(model="x", deadline_s=0.2))
-    run.trainer = SimpleNamespace(update=hang, weights=iter, dtype=())
-    run.sampler = SimpleNamespace(step=hang, push_weights=hang)
-    run.step, run.version, run.folder = 6, 4, RunFolder(Config(name="n"))
-    {"generate": lambda: run.decode(run.sampler), "push": run.push_weights,
-     "train": lambda: update(run, [], [])}[where]()
-
-
-@pytest.mark.parametrize("where", ["generate", "push", "train"])
-def test_what_hangs_in_this_process_ends_it_at_the_deadline_with_a_sentence(where, tmp_path):
-    """A kernel or an engine that never returns: no exception could be raised there."""
-    child = SPAWN.Process(target=hanging, args=(tmp_path, where), daemon=True)
-    child.start()
-    child.join(120)
-    child.kill()
-    assert child.exitcode == 1
-    error = (tmp_path / "error").read_text()
-    assert error.startswith(f"scalerl.py: {where}, version 4: no progress for 0.2 s; "), error
-    assert len(error.splitlines()) == 1
-
-
-def test_a_step_of_many_micro_batches_is_in_time_as_long_as_each_of_them_is(models, seed,
-                                                                            monkeypatch):
-    """A whole step may rightly take longer than any wait for another. Time is played here."""
-    trainer, ends, batches = one_process(settings(models["tied"], micro_batch_tokens=30)), [], []
-    team, ticks = trainer.team, Alone.TICKS - 1
-    monkeypatch.setattr(os, "_exit", ends.append)
-
-    def slow(*_):
-        batches.append(1)
-        for _ in range(ticks):
-            team.tick()
-    trainer.policy.register_forward_hook(slow)
-    with team.during("a step"):
-        trainer.update(*step_inputs(seed), 3)
-    assert len(batches) > 3 and not ends
-    slow(), slow()                                          # between two steps nobody is watched
-    assert not ends
-    ticks += 2
-    with team.during("a step"):
-        trainer.update(*step_inputs(seed), 3)
-    assert set(ends) == {1}
-
-
-def test_after_an_inner_wait_the_outer_one_has_its_own_deadline_again():
-    """A start has three deadlines, an idle rank none: neither may stay behind."""
-    team = Alone(Config(model="x", deadline_s=3600.0))
-    with team.during("start"):
-        for inner in ("push", teams.WAIT):
-            with team.during(inner):
-                pass
-            assert (team.left, team.where) == (3 * Alone.TICKS, "start, version 0")
-    assert team.left == math.inf and not team.where
-
-
-def waiting_for(flag, begun):
-    with Alone(Config(model="x", deadline_s=4.0)).during("wait"):
-        begun.touch()
-        while not flag.exists():
-            time.sleep(0.02)
-
-
-def test_time_in_which_a_process_was_stopped_does_not_count(tmp_path):
-    """Ctrl-Z, or a laptop asleep, for longer than the deadline."""
-    flag, begun = tmp_path / "flag", tmp_path / "begun"
-    child = SPAWN.Process(target=waiting_for, args=(flag, begun), daemon=True)
-    child.start()
-    try:
-        wait_for(begun)
-        os.kill(child.pid, signal.SIGSTOP)
-        time.sleep(6)
-        flag.touch()
-        os.kill(child.pid, signal.SIGCONT)
-        child.join(120)
-        assert child.exitcode == 0
-    finally:
-        child.kill()

@@ -93,7 +93,7 @@ class Fake:
 
     say(body, number) -> JSON of an answer, or bytes to send as they are.
     """
-    def __init__(self, say, ssl=None, **config):
+    def __init__(self, say, **config):
         self.say = say
         self.config = {
             "model_config": {"max_model_len": 134, "logprobs_mode": "processed_logprobs",
@@ -103,7 +103,7 @@ class Fake:
             "cache_config": {"cache_dtype": "auto"}, "speculative_config": None,
             "scheduler_config": {"max_num_seqs": 4000},
             "parallel_config": {"data_parallel_size": 1},
-            "weight_transfer_config": {"backend": "gloo"}}
+            "weight_transfer_config": {"backend": "http"}}
         for path, value in config.items():
             section, name = path.split("__")
             self.config[section][name] = value
@@ -125,10 +125,9 @@ class Fake:
         self.runner = web.AppRunner(app)
         self.loop.run_until_complete(self.runner.setup())
         self.loop.run_until_complete(
-            web.TCPSite(self.runner, "127.0.0.1", self.port, ssl_context=ssl,
-                        backlog=4096).start())
+            web.TCPSite(self.runner, "127.0.0.1", self.port, backlog=4096).start())
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.url = f"http{'s' if ssl else ''}://127.0.0.1:{self.port}"
+        self.url = f"http://127.0.0.1:{self.port}"
 
     def release(self):
         """Let the answers go that `open` holds back."""

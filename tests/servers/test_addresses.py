@@ -30,16 +30,19 @@ def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("text", [b"", b"10.0.0.2:8100", b"http://a:8000 and more", b"\xff\xfe\x00",
-                                  b"http://a:port", b"http://a:0", b"http://[a:1"])
+                                  b"http://a:port", b"http://a:0", b"http://a",
+                                  b"ftp://a:21"])
 def test_a_file_of_something_else_is_refused_in_a_sentence(text, tmp_path):
     (tmp_path / "file").write_bytes(text)
-    with pytest.raises(ValueError, match="^vllm_url = '@.*/file': should hold addresses like .*"):
+    with pytest.raises(ValueError, match="^vllm_url = '@.*/file': should give addresses like .*"):
         read_addresses(f"@{tmp_path}/file", 0)
+    with pytest.raises(ValueError, match="not '10.0.0.7:8000'"):
+        read_addresses("http://a:1,10.0.0.7:8000", 0)
 
 
 @pytest.mark.parametrize("text, code, sentence", [
     (None, 1, "start: servers.txt has not appeared for 0.3 s: does --serve-only run"),
-    ("gibberish", 2, "vllm_url = '@servers.txt': should hold addresses like")])
+    ("gibberish", 2, "vllm_url = '@servers.txt': should give addresses like")])
 def test_a_run_ends_in_a_sentence_where_no_addresses_are(text, code, sentence, micro, tmp_path,
                                                          monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -47,7 +50,5 @@ def test_a_run_ends_in_a_sentence_where_no_addresses_are(text, code, sentence, m
         (tmp_path / "servers.txt").write_text(text)
     words = arguments(micro, name="r", engine="vllm", vllm_url="@servers.txt", gpus=0,
                       deadline_s=0.1)
-    # The deadline of the whole start would end this process: it is longer by a twentieth alone.
-    monkeypatch.setattr("scaleout.team.Alone.watch", lambda team: None)
     assert main(words) == code
     assert f"scalerl.py: {sentence}" in capsys.readouterr().err

@@ -337,15 +337,15 @@ def test_a_server_killed_during_the_send_serves_nobody(
     early, late = requests(6, samples=4)[:5], requests(6, samples=4)[5]
     for request in early:
         sampler.submit(request)
-    channel, sent = sampler.pool.servers[0].channel, []
-    send = channel.send
+    server, sent = sampler.pool.servers[0], []
+    receive = server.receive
 
-    def send_and_kill(tensors):
-        sent.append(len(tensors))
+    async def send_and_kill(info, data):
+        sent.append(info)
         if len(sent) == 2:
             served.kill()
-        send(tensors)
-    channel.send = send_and_kill
+        await receive(info, data)
+    server.receive = send_and_kill
     sampler.push_weights(moved(plain, 0.3).named_parameters(), 1)
     assert len(sent) == 2 and sampler.pool.servers[0].state == "lost"
     sampler.submit(late)            # the early ones may all have been answered before the push
