@@ -317,7 +317,7 @@ def storm(run, kinds, faults, every, rng, limit_s):
             raise RuntimeError(f"no new step for {limit_s:g} s after {rows[-1:]}: "
                                f"{run.said()[-2000:]}")
         if run.ended():
-            status, said = run.process.wait(), run.said().strip()
+            status, said = int(run.process.wait()), run.said().strip()
             ends.append({"at_s": round(now - start, 2), "status": status,
                          "said": said.rpartition("\n")[2][:300]})
             if "Traceback" in said:
