@@ -11,7 +11,7 @@ from fit import (LAST, LAWS, SAME_A, THETA, BadInput, compute_needed, fit_curve,
                  interval)
 from fitting.compare import compare
 from fitting.forecast import judge, verdict_line
-from fitting.figures import FORMS, plot_run, save, span, with_interval
+from fitting.figures import FORMS, plot_run, span, with_interval
 from fitting.like import disagree, fit_like, learn
 from fitting.plan import plan_lines
 from fitting.problems import by_problem_lines
@@ -187,7 +187,7 @@ def report(args):
     print(*lines, *fit_table(fits), *why, sep="\n")
     if args.out != "none" and not several:
         path = Path(args.out or curve.picture)
-        save(plot_run(curve, *fits.values()), path)
+        plot_run(curve, *fits.values()).savefig(path, dpi=150)
         print(f"picture: {path}")
 
 
@@ -196,6 +196,7 @@ def main(argv=None):
     try:
         report(arguments(argv))
         return 0
-    except (BadInput, OSError, ImportError) as error:         # a reader's package is not there
+    # BadInput, or matplotlib's about --out; a reader's package is not there.
+    except (ValueError, OSError, ImportError) as error:
         print(f"fit.py: {error}", file=sys.stderr)
         return 2

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from fit import LEVEL, BadInput
+from fit import LEVEL
 
 BLUE, ORANGE, GREY = "#15406f", "#d9822b", "#777777"
 FORMS = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}          # how the parameters of a fit are printed
@@ -41,13 +41,6 @@ def log_axis(axis):
                                LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())
-
-
-def save(figure, path):
-    """Write a figure as .png, .pdf or .svg."""
-    if path.suffix not in (".png", ".pdf", ".svg"):
-        raise BadInput(f"--out {path} should end in .png, .pdf or .svg")
-    figure.savefig(path, dpi=150)
 
 
 def plot_run(curve, fit, early=None):

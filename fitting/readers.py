@@ -39,7 +39,7 @@ class Curve:
     x: str                    # what C is called
     y: str
     picture: Path             # where its picture goes unless --out says otherwise
-    notes: list               # facts worth a line
+    notes: tuple = ()         # facts worth a line
 
 
 # ---------------------------------------------------------------- 1. a log -> rows of numbers
@@ -287,7 +287,7 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
     picture = given / "curve.png" if given.is_dir() else Path(
         "" if "wandb:" in paths else given.parent, f"{label}_curve.png")
     return Curve(name or label, *checked(C * x_scale, (R - lo) / (hi - lo)), x_label or x_name,
-                 y_name, picture, notes)
+                 y_name, picture, tuple(notes))
 
 
 def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, *others):

@@ -367,7 +367,7 @@ def main():
         {name: round(value, 4) if isinstance(value, float) else value
          for name, value in row.items()} for row in rows.values()])
     for name, plot in plots.items():
-        figures.save(plot, KEPT / f"{name}.png")
+        plot.savefig(KEPT / f"{name}.png", dpi=150)
     PAGE.write_text(filled(PAGE.read_text(), tables))
     for name, text in tables.items():
         print(f"{name}\n{text}\n")

@@ -63,11 +63,6 @@ def question(problem):
     return problem.get("question", problem.get("prompt"))
 
 
-def load(packed):
-    """Run the file of a packed problem, so that `judge` finds it done: it may take seconds."""
-    run_file(ast.literal_eval(packed)[0])
-
-
 def judge(name, packed, text):
     """The reason for a text: "correct" or "wrong"; "bad reward": no number from -1 to 1; "error":
     the function has raised. The last two are told, each once in this process."""

@@ -10,6 +10,7 @@ Still open, for "simplify \sqrt{242}": \sqrt{242} + 0, and a part of a longer fo
     (1.0, 'correct')
 """
 
+import ast
 import contextlib
 import functools
 import json
@@ -244,7 +245,7 @@ def serve():
         deadline_s, *job = json.loads(line)
         # Before the clock starts: this takes seconds. The trainer itself does not import it.
         if job[0] in own_reward.FUNCTIONS:
-            own_reward.load(job[1])
+            own_reward.run_file(ast.literal_eval(job[1])[0])
         else:
             import math_verify  # noqa: F401
         print("ready", file=out, flush=True)

@@ -113,7 +113,7 @@ def test_percent_is_seen_and_said_and_a_reward_keeps_its_range(column, option, b
     assert curve.R[2] == pytest.approx(read)
     percent = f"{column} goes up to {best}: it is read as percent"
     told = not option and isinstance(best, float) and best > 1
-    assert curve.notes == ([percent] if told else [])
+    assert curve.notes == ((percent,) if told else ())
 
 
 def test_what_is_no_pass_rate_and_no_percent_is_refused(tmp_path):
