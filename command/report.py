@@ -114,7 +114,8 @@ def curve(picture):
     """curve.png, as the run has drawn it at its last evaluation, inside of the page."""
     if picture.is_file():
         data = b64encode(picture.read_bytes()).decode()
-        yield f'<h2>What would more compute buy?</h2><img alt="" src="data:image/png;base64,{data}">'
+        yield ("<h2>What would more compute buy?</h2>"
+               f'<img alt="" src="data:image/png;base64,{data}">')
 
 
 def charts(rows):
