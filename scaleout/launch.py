@@ -25,8 +25,7 @@ from servers.addresses import LOOPBACK, written_addresses
 
 
 def plan_alone(config):
-    """The same for a run in this process; a rank has been planned. Raises ConfigError for what
-    would fail minutes later."""
+    """Raises ConfigError for what would fail later in this process; a rank has been planned."""
     check_machine(config)
     if not started():
         estimate = plan(config)

@@ -48,10 +48,10 @@ def make_placement(config, estimate, address=""):
         trainers = 0 if address else c.trainers or 1
         count = 0 if c.vllm_url else c.servers or 1
         why = f"no GPU: {trainers} train, {count} servers generate"
-    urls = [f"http://{host}:{port}" for port in free_ports(count, host)]
     size, devices = max(1, c.tensor_parallel), range(trainers, c.gpus)      # none on CPUs
     return Placement(trainers, tuple(
-        Server(url, tuple(devices[i * size:(i + 1) * size])) for i, url in enumerate(urls)), why)
+        Server(f"http://{host}:{port}", tuple(devices[i * size:(i + 1) * size]))
+        for i, port in enumerate(free_ports(count, host))), why)
 
 
 def on_gpus(c, estimate, address):

@@ -80,8 +80,8 @@ class Supervisor:
     """One machine's trainers (rank 0 first) and servers: lists of Children.
 
     The first signal goes on to rank 0, which writes a checkpoint and ends; a second one ends all at
-    once. Without trainers (--serve-only) the first does, and a server that ends: the trainers are
-    others', and do not wait for it. After a SIGKILL of this process the reapers end all.
+    once. Without trainers (--serve-only) the first does. After a SIGKILL of this process the
+    reapers end all.
     """
 
     def __init__(self, trainers, servers):
@@ -126,12 +126,7 @@ class Supervisor:
                 say(f"{server.name} hangs, and is ended")
                 server.hangs.unlink()
                 server.kill()
-            if server.status is None or first:
-                continue
-            if not self.trainers:
-                say(server.ending())
-                return 1
-            if not server.restart():
+            if server.status is not None and not first and not server.restart():
                 return 1
 
     def end(self):

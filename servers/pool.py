@@ -114,12 +114,10 @@ class ServerPool:
             try:
                 await step(server)
                 return server
-            except Exception as error:          # of HTTP, gloo, NCCL: the others go on
+            except Exception as error:          # of HTTP, NCCL: the others go on
                 self._lose(server, f"push of version {version}: {str(error) or repr(error)}")
-
-        async def every():
-            return await asyncio.gather(*map(one, servers))
-        return [server for server in self.wait(every()) if server]
+        done = [asyncio.run_coroutine_threadsafe(one(server), self.loop) for server in servers]
+        return [server for future in done if (server := future.result())]
 
     def close(self):
         async def end():
@@ -158,7 +156,7 @@ class ServerPool:
                 await server.check_health()
             except (ServerError, ImportError):
                 raise
-            except Exception as error:          # of HTTP, gloo, NCCL: it may be starting
+            except Exception as error:          # of HTTP, NCCL: it may be starting
                 self._lose(server, str(error) or repr(error))
                 await asyncio.sleep(RETRY_S)
 

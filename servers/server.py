@@ -16,6 +16,7 @@ from engines.vllm_inprocess import HEAD
 from servers.weight_transfer import NcclChannel
 
 CALL_S = 120.0      # for all but generation: in a push the other servers stand still so long
+LOOK_S = 30.0       # for a look and a pause, which cost a server little: it hangs if it is silent
 # A log-prob is above the first, which vLLM sends for nan, -inf and for none, and below the second:
 # that of a sure token may come out above 0 by rounding.
 NO_LOGPROB, ROUNDING = -9999.0, 1e-3
@@ -52,19 +53,20 @@ class Server:
         self.tokens, self.progress = 0.0, 0.0   # its own count of tokens; the time it last grew
 
     async def get(self, path):
-        return await self.post(path, method="GET")
+        return await self.post(path, limit_s=LOOK_S, method="GET")
 
-    async def post(self, path, body=None, limited=True, method="POST"):
-        """What a route says, JSON or text. limited: within call_s. Raises ServerFailed;
-        ServerRefused: HTTP status 4xx before the first connection."""
-        limits = aiohttp.ClientTimeout(total=self.call_s * limited, sock_connect=self.call_s)
+    async def post(self, path, body=None, limit_s=CALL_S, method="POST"):
+        """What a route says, JSON or text. limit_s: 0: none. Raises ServerFailed; ServerRefused:
+        HTTP status 4xx before the first connection."""
+        limit_s = min(limit_s, self.call_s)
+        limits = aiohttp.ClientTimeout(total=limit_s, sock_connect=self.call_s)
         try:
             async with self.pool.session.request(method, self.url + path, json=body,
                                                  timeout=limits) as response:
                 said = await response.text(errors="replace")
         except TimeoutError:
             self.pool.restart(self)
-            raise ServerFailed(f"{path}: no answer for {self.call_s:g} s") from None
+            raise ServerFailed(f"{path}: no answer for {limit_s or self.call_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ServerFailed(f"{path}: {error or type(error).__name__}") from None
         if response.status != 200:
@@ -126,7 +128,7 @@ class Server:
         """Begin a push: no new requests, stop generating (running sequences keep their keys and
         values), open an update."""
         self.set_state("stale")
-        await self.post("/pause?mode=keep&clear_cache=false")
+        await self.post("/pause?mode=keep&clear_cache=false", limit_s=LOOK_S)
         try:
             await self.post("/start_weight_update")
         except ServerFailed:            # a trainer that was killed has left one open
@@ -160,7 +162,7 @@ class Server:
             "sampling_params": {
                 "temperature": sampler.temperature, "max_tokens": asked, "logprobs": 0,
                 "stop_token_ids": sampler.eos_ids, "ignore_eos": True, "detokenize": False},
-        }, limited=False)
+        }, limit_s=0)
         return check_answer(answer, name=name, asked=asked, vocab=self.pool.vocab,
                             eos_ids=sampler.eos_ids, pushed=self.pool.pushed, oldest=version)
 
@@ -228,7 +230,6 @@ def check_answer(answer, *, name, asked, vocab, eos_ids, pushed, oldest):
         ("weights", places != tuple(range(len(ids))) or list(versions) != sorted(versions)
          or versions[0] < oldest)) if is_so]
     if wrong:
-        raise BadAnswer(f"wrong {', '.join(wrong)}; {len(ids)} tokens of {asked}, ended by "
-                        f"{choice.get('finish_reason')!r:.60}, {len(behavior_logprobs)} log-probs, "
-                        f"weights {spans!s:.200}")
+        raise BadAnswer(f"wrong {', '.join(wrong)}; {len(ids)} tokens of {asked}, "
+                        f"{len(behavior_logprobs)} log-probs, weights {spans!s:.200}")
     return ids, behavior_logprobs, list(versions)
