@@ -63,9 +63,10 @@ def main(argv=None, make_trainer=Trainer):
         return 2
     except (RuntimeError, OSError, KeyboardInterrupt) as error:     # servers, memory, the disk
         stopped = isinstance(error, KeyboardInterrupt)
-        why = ("stopped at once" if run else "interrupted before the run had begun: nothing to save"
-               ) if stopped else error
-        where = f"step {run.step + 1}: {why}; {run.folder.resume_hint()}" if run else why
+        where = "interrupted before the run had begun: nothing to save" if stopped else error
+        if run:
+            why = "stopped at once" if stopped else error
+            where = f"step {run.step + 1}: {why}; {run.folder.resume_hint()}"
         print(f"scalerl.py: {where}", file=sys.stderr)
         return exit_code(signals.first or signal.SIGINT) if stopped else 1
     finally:

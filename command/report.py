@@ -50,8 +50,7 @@ def write_report(folder):
             f"generated. Last step: pass rate {last['pass_rate']:.3f}.</p>",
             *one_step(folder / "groups.jsonl", steps), "<h2>Is it working?</h2>",
             *(f"<p>{escape(line)}</p>" for line in symptoms.told(folder)),
-            "<h2>What would more compute buy?</h2>", *curve(folder / "curve.png"),
-            *charts(rows)]
+            *curve(folder / "curve.png"), *charts(rows)]
     path = folder / "report.html"
     path.write_text(PAGE.format(title=escape(folder.name), body="\n".join(body)), "utf-8")
     return path
@@ -114,7 +113,9 @@ def timeline(trained, steps):
 def curve(picture):
     """curve.png, as the run has drawn it at its last evaluation, inside of the page."""
     if picture.is_file():
-        yield f'<img alt="" src="data:image/png;base64,{b64encode(picture.read_bytes()).decode()}">'
+        data = b64encode(picture.read_bytes()).decode()
+        yield ("<h2>What would more compute buy?</h2>"
+               f'<img alt="" src="data:image/png;base64,{data}">')
 
 
 def charts(rows):
