@@ -174,6 +174,8 @@ class RunFolder:
             path.rename(aside)
             print(f"warning: {error}; it is now {aside}", file=sys.stderr)
             (self.path / EVALUATION).unlink(missing_ok=True)    # of weights that are lost
+        if plain and "logs" not in plain:
+            raise ConfigError(f"{folder} was written by an older version of this code")
         if plain and plain["step"] > self.config.steps:
             raise ConfigError(f"steps = {self.config.steps}: {self.path} is at step "
                               f"{plain['step']} already; give a larger number")

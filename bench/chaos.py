@@ -411,7 +411,7 @@ def slopes(run, rows):
     for name, pairs in columns.items():
         x, y = np.array([pair for pair in pairs if pair[0] > steps[-1]["step"] / 5]).T
         line = stats.linregress(x, y)
-        half = stats.t.ppf(0.95, len(x) - 2) * line.stderr
+        half = stats.t.ppf(0.95, len(x) - 2) * (line.stderr if np.ptp(y) else 0.0)
         found[name] = float(np.median(y[: len(y) // 10 + 1])), 1000 * line.slope, 1000 * half
     return found
 

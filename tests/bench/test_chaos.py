@@ -11,6 +11,7 @@ from conftest import ROOT
 
 sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
 import chaos                                                                # noqa: E402
+import simulate                                                             # noqa: E402
 
 
 def test_three_kinds_of_faults_change_no_digit_and_leave_nothing_behind(micro, tmp_path, seed):
@@ -65,3 +66,11 @@ def test_growth_is_seen_and_noise_is_none(tmp_path):
     assert abs(slope - 2) < 3 * half < 0.6 and at == pytest.approx(502, abs=1)
     assert abs(found["step_s"][1]) < 4 * found["step_s"][2] < 0.01
     assert found["descriptors"][1] == 0
+
+
+def test_the_figures_of_the_page_are_those_of_the_kept_faults(capsys):
+    """And the fleet's those of the closed form."""
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    assert "\n".join(chaos.kept(ROOT / "results" / "chaos")) in page
+    simulate.fleet([8, 64, 1024, 10_000], simulate.Faults())
+    assert capsys.readouterr().out in page
