@@ -130,7 +130,7 @@ class Run:
         return found
 
     def parts(self):
-        """{kind of process: those of it}: launcher, rank, server, worker (of a server), verifier."""
+        """{kind of process: those of it}: launcher, rank, server, worker (a server's), verifier."""
         found = {}
         for process in self.marked():
             with contextlib.suppress(psutil.Error, OSError):
@@ -420,7 +420,7 @@ def slopes(run, rows):
 
 
 def disk(cwd):
-    """A disk of its own for cwd/runs, so that it can be full; ends with this process's namespace."""
+    """A disk of its own for cwd/runs, so that it can be full; ends with this namespace."""
     (cwd / "runs").mkdir(parents=True)
     if os.geteuid() == 0:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", cwd / "runs"],
@@ -485,7 +485,8 @@ def main(argv=None):
                     "equal": None if args.servers else not differs}
                 print(*table(rows), *told(result), sep="\n")
             if args.out:
-                write(args.out, "servers" if args.servers else "process", result, rows, ends)
+                name = "soak" if not args.faults else "servers" if args.servers else "process"
+                write(args.out, name, result, rows, ends)
         finally:
             for run in runs:
                 orphans(run, 0)

@@ -501,8 +501,8 @@ def fleet(devices, faults, trainer_share=1 / 4, of_a_server=1):
     is here, where only a trainer's does; a server's stops the `of_a_server` devices of that one."""
     alive = 1 - of_a_server * faults.restart_s / (3600 * faults.device_hours)
     print(f"a device fails each {faults.device_hours:,.0f} h, a checkpoint takes "
-          f"{faults.checkpoint_s:g} s, a restart {faults.restart_s:g} s; {trainer_share:.0%} of the "
-          "devices train")
+          f"{faults.checkpoint_s:g} s, a restart {faults.restart_s:g} s; {trainer_share:.0%} of "
+          "the devices train")
     print(f"{'devices':>8} {'failure each':>13} {'any ends it':>12} {'servers survive':>16} "
           f"{'Young s':>8} {'Daly s':>8} {'at Daly':>8}")
     for n in devices:
