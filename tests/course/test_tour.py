@@ -180,7 +180,7 @@ def test_where_exercises_are_not_written_it_says_so_and_an_address_helps(tmp_pat
 def test_with_an_address_it_clones_and_installs_once(tmp_path, monkeypatch):
     commands, root, path = first_cell(monkeypatch, tmp_path, "https://example.org/x.git")
     assert [command[:2] for command in commands] == [["git", "clone"], [sys.executable, "-m"]]
-    assert "https://example.org/x.git" in commands[0] and "./scalerl" in commands[1]
+    assert "https://example.org/x.git" in commands[0] and "./scalerl[train]" in commands[1]
     assert root == (tmp_path / "scalerl").resolve() and path == str(root)
     assert first_cell(monkeypatch, tmp_path, "https://example.org/x.git")[0] == []
 
