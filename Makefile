@@ -132,8 +132,9 @@ slides: $(VENV)/base
 mutants: $(VENV)/test
 	$(PY) -m course.mutants
 
+# Three processes: tests of servers mostly wait.
 test: $(VENV)/test $(VENV)/vllm
-	$(PY) -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 gpu-check: $(VENV)/base
 	$(PY) bench/gpu.py --out results/gpu

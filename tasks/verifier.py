@@ -190,22 +190,24 @@ class Verifier(contextlib.AbstractContextManager):
         })
 
     def grade(self, jobs):
-        """{job: reason}. What cannot be started (no memory, no descriptors) is tried once more."""
+        """{job: reason}. What cannot be started (no memory, no descriptors) is tried once more, and
+        what somebody has killed or stopped."""
         def ask(job):
             for wait_s in (0.0, 1.0):
                 time.sleep(wait_s)
-                with contextlib.suppress(OSError, sandbox.SandboxError):
-                    # A program has processes of its own, one for every test.
+                try:                # a program has processes of its own, one for every test
                     return grade(*job) if job[0] == "code" else self.ask_worker(job)
-            return "error"
+                except (OSError, sandbox.SandboxError) as error:
+                    reason = "timeout" if isinstance(error, TimeoutError) else "error"
+            return reason
 
         with ThreadPoolExecutor(self.workers) as pool:  # its threads only wait for processes
             return dict(zip(jobs, pool.map(ask, jobs)))
 
     def ask_worker(self, job):
         """The reason of a worker process; "timeout" if it was late, "error" if it failed. OSError:
-        it cannot be started, or somebody has killed or stopped it, which says nothing about the
-        job. `multiprocessing` would bring torch into it, or fork a GPU's process."""
+        it cannot be started, or was killed; TimeoutError: its clock was stopped. Somebody may have
+        done that. `multiprocessing` would bring torch into it, or fork a GPU's process."""
         patience_s = self.deadline_s + GRACE_S
         try:  # "if self.idle" is too early: other threads pop, too
             worker = self.idle.pop()
@@ -233,7 +235,7 @@ class Verifier(contextlib.AbstractContextManager):
         with contextlib.suppress(OSError):  # nothing is left of its process group, of which
             os.killpg(worker.pid, signal.SIGKILL)  # it is the first, and which its children share
         if (status := worker.wait()) < 0 and status != -signal.SIGALRM:
-            raise OSError(f"a worker was ended by signal {-status}")
+            raise OSError("killed") if heard is not None else TimeoutError("stopped")
         return "timeout" if status < 0 else "error"
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import arguments, lines
+from conftest import THOROUGH, arguments, lines
 from estimates import estimate_of
 from pretend_gpu import OnCpu, OnGpu, PretendGpu
 from ranks import answers
@@ -174,10 +174,12 @@ def test_the_commands_of_the_first_gpu_run_are_accepted_and_print_what_is_promis
         assert line in text and line in printed, line
 
 
-def test_eight_processes_of_a_model_of_experts_make_a_whole_run(tmp_path):
+def test_eight_processes_of_a_model_of_experts_make_a_whole_run(tmp_path, request):
     """The main command's five servers and three ranks, on CPUs: preflight, self-test, evaluation
     before the first step, steps with pushes to five servers, a checkpoint, an evaluation, the
     model. Once more, the same command says that it is finished."""
+    if not (THOROUGH or request.config.option.markexpr):
+        pytest.skip("eight processes take two minutes and a half: `make gpu-rehearsal` runs them")
     tokenizer = toy.make_tokenizer()
     tokenizer.save_pretrained(tmp_path / "experts")
     model = AutoModelForCausalLM.from_config(Qwen3MoeConfig(

@@ -229,8 +229,9 @@ def test_any_number_of_ranks_has_the_gradient_and_the_log_of_one(size, sharded, 
         error = (want - have).norm() / want.norm()
         assert error < ROUNDING, f"{name}: {error}"             # FSDP2 reduces in fp32
     assert set(got_log) == set(log)
-    for name in log:
-        assert math.isclose(got_log[name], log[name], rel_tol=ROUNDING, abs_tol=1e-9), name
+    for name in log:                # the loss sums terms of about 1 that cancel to about .01
+        slack = ROUNDING / 10 if name == "loss" else 1e-9
+        assert math.isclose(got_log[name], log[name], rel_tol=ROUNDING, abs_tol=slack), name
 
 
 def bf16_logprobs(trainer, seed):

@@ -82,7 +82,7 @@ WRONG = [
     (lambda answer: answer.update(choices=[]), "not an answer"),
     (lambda answer: answer.update(choices=answer["choices"] * 2), "not an answer"),
     (lambda answer: answer.update(choices=3), "not an answer"),
-    (broken(token_ids=[5, 6, 7]), "number of tokens, end, weights; 3 tokens of 6, .* 6 log-probs"),
+    (broken(token_ids=[5, 6, 7]), "number of tokens, end, weights; 3 tokens of 6, 6 log-probs"),
     (broken(token_ids=[5] * 7), "number of tokens, weights; 7 tokens of 6"),
     (broken(token_ids=[]), "number of tokens, end, weights; 0 tokens of 6"),
     (broken(token_ids=None), "not an answer"),
@@ -93,7 +93,7 @@ WRONG = [
     (broken(finish_reason="abort", token_ids=[5, 6, 7, 8, 9],
             logprobs={"content": [{"logprob": -1.0}] * 5},
             weight_versions=[{"version": "run-0", "start": 0, "end": 5}]),
-     "wrong end; 5 tokens of 6, ended by 'abort'"),
+     "wrong end; 5 tokens of 6"),
     (broken(logprobs=None), "not an answer"), (broken(logprobs={"content": None}), "not an answer"),
     (logprob(0.25), r"wrong log-probs \[0.25\];"),
     (logprob(-9999.0), r"log-probs \[-9999.0\]"),         # vLLM's word for nan and none
