@@ -25,12 +25,10 @@ def test_three_kinds_of_faults_change_no_digit_and_leave_nothing_behind(micro, t
     chaos.watched(calm, limit_s=400)
     kinds = {name: chaos.ALONE[name] for name in (
         "SIGKILL, trainer", "SIGKILL, verifier", "checkpoint, a bit flipped")}
-    faults, _, ends = chaos.storm(stormed, kinds, 3, 2.0, rng, limit_s=300)
+    _, _, ends = chaos.storm(stormed, kinds, 3, 2.0, rng, limit_s=300)
     assert [end["orphans"] for end in ends] == [0] * len(ends) and chaos.orphans(calm) == 0
     assert chaos.same(calm, stormed) == ""
     assert chaos.trained_once(stormed) == (240, 0, 0)
-    if any(fault["kind"] == "checkpoint, a bit flipped" for fault in faults):
-        assert "; it is now runs/c/checkpoints/damaged_step_" in (stormed.cwd / "log").read_text()
 
 
 def lines(path, rows):
