@@ -249,6 +249,12 @@ def serve():
     # A rule of others that prints, or a program that it starts, gives no reasons.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+
+    def tell(word):
+        try:
+            print(word, file=out, flush=True)
+        except BrokenPipeError:  # the trainer was killed: its log needs no traceback of ours
+            os._exit(1)
     for line in sys.stdin:
         deadline_s, *job = json.loads(line)
         # Before the clock starts: this takes seconds. The trainer itself does not import it.
@@ -256,9 +262,9 @@ def serve():
             own_reward.run_file(ast.literal_eval(job[1])[0])
         else:
             import math_verify  # noqa: F401
-        print("ready", file=out, flush=True)
+        tell("ready")
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a rule of others may have changed it
         signal.setitimer(signal.ITIMER_REAL, deadline_s)
         reason = grade(*job)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        print(reason, file=out, flush=True)
+        tell(reason)
