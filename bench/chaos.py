@@ -39,11 +39,12 @@ from scipy import stats
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
+from artifacts import checkpoint                                # noqa: E402
+from artifacts.run_folder import LOGS                           # noqa: E402
 from bench.chaos_site.sitecustomize import ANSWERS              # noqa: E402
 from tasks import problems                                      # noqa: E402
 from tiny import toy                                            # noqa: E402
 
-LOGS = ("metrics.jsonl", "evals.jsonl", "groups.jsonl", "samples.jsonl")
 DISK_MB = 256                   # of the disk that the run has for itself
 SHORT_S = 10.0                  # a full or read-only disk, a frozen process
 CUT_S = 60.0                    # the network
@@ -84,13 +85,11 @@ class Run:
             "samples_per_prompt": 4, "slots": 24, "think_min": 8, "think_max": 22,
             "answer_tokens": 3, "prompt_tokens": 40, "warmup_steps": 2, "off_policy": "pipeline-2",
             "retire_at": 1.5, "save_minutes": minutes, "gpus": 0, "deadline_s": 300,
-            "engine": "vllm" if servers else "transformers", "servers": servers,
-            "trainers": trainers}
+            **({"engine": "vllm", "servers": servers, "trainers": trainers} if servers else
+               {"engine": "transformers"})}
         self.words = [sys.executable, str(ROOT / "scalerl.py"), "--no-preflight", *(
             word for name, value in settings.items()
             for word in (f"--{name.replace('_', '-')}", str(value)))]
-        if not servers:
-            self.words = self.words[: self.words.index("--servers")]
         self.process = None
 
     def start(self):
@@ -136,9 +135,9 @@ class Run:
             with contextlib.suppress(psutil.Error, OSError):
                 words, env = " ".join(process.cmdline()), process.environ()
                 kind = ("reaper" if "reaper.py" in words else
-                        "server" if "api_server" in words or "vllm serve" in words else
+                        "server" if "api_server" in words else
                         "worker" if process.name().startswith("VLLM") or "EngineCore" in words else
-                        "verifier" if "tasks.verifier" in words or "verifier import" in words else
+                        "verifier" if "tasks.verifier" in words else
                         "rank" if "scalerl.py" in words and "RANK" in env else
                         "launcher" if "scalerl.py" in words else "other")
                 found.setdefault(kind, []).append(process)
@@ -147,8 +146,8 @@ class Run:
         return found
 
     def checkpoints(self):
-        return sorted(self.folder.glob("checkpoints/step_*[0-9]"),
-                      key=lambda path: int(path.name[5:]))
+        """Newest first."""
+        return checkpoint.saved(self.folder / "checkpoints")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -171,7 +170,7 @@ def signal_to(kind, number, thaw=False):
     return fault
 
 
-def kill_all(run, rng):
+def kill_all(run, rng=None):
     for process in run.marked():
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
@@ -197,7 +196,7 @@ def damage(how):
             return None
         kill_all(run, rng)
         run.process.wait()
-        newest = run.checkpoints()[-1]
+        newest = run.checkpoints()[0]
         victim = rng.choice([path for path in newest.iterdir() if path.stat().st_size])
         data = bytearray(victim.read_bytes())
         place = rng.randrange(len(data))
@@ -248,8 +247,10 @@ def network(run, rng):
 
 def answers(kind):
     def fault(run, rng):
+        if not run.parts().get("server"):
+            return None
         (run.cwd / "answers").write_text(f"{kind} {rng.randint(1, 2)}")
-        return None if not run.parts().get("server") else kind
+        return kind
     return fault
 
 
@@ -290,9 +291,7 @@ def orphans(run, limit_s=20.0):
     deadline = time.monotonic() + limit_s
     while (left := run.marked()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    for process in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    kill_all(run)
     return len(left)
 
 
@@ -476,13 +475,12 @@ def main(argv=None):
                 groups, twice, missing = trained_once(stormed)
                 asked = sum(json.loads(line).get("servers/resubmitted", 0) for line in
                             (stormed.folder / "metrics.jsonl").read_text().splitlines())
-                differs = "" if args.servers else same(stormed, calm)
                 result |= {
                     "storm_s": round(storm_s, 1), "faults": len(rows),
                     "statuses": dict(Counter(str(end["status"]) for end in ends)),
                     "groups": groups, "twice": twice, "missing": missing, "asked_again": asked,
                     "orphans": result["orphans"] + sum(end["orphans"] for end in ends),
-                    "equal": None if args.servers else not differs}
+                    "equal": None if args.servers else not same(stormed, calm)}
                 print(*table(rows), *told(result), sep="\n")
             if args.out:
                 name = "soak" if not args.faults else "servers" if args.servers else "process"
@@ -491,7 +489,8 @@ def main(argv=None):
             for run in runs:
                 orphans(run, 0)
                 subprocess.run(["umount", "--lazy", run.cwd / "runs"], stderr=subprocess.DEVNULL)
-    return int(bool(result["orphans"] or args.faults and (twice or missing or differs)))
+    return int(any(result.get(name) for name in ("orphans", "twice", "missing"))
+               or result.get("equal") is False)
 
 
 def told(result):

@@ -21,8 +21,8 @@ import torch
 from transformers import (AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM,
                           Qwen3Config)
 
+from bench.chaos import make_model
 from engines import accept
-from tasks import problems as tasks
 from tiny import toy
 from sampler import Request, Rollout
 
@@ -89,13 +89,7 @@ def packed_copy(model):
 def micro(tmp_path_factory):
     """A tiny toy model's folder: it answers in the right form, right about as often as chance."""
     folder = tmp_path_factory.mktemp("micro")
-    tokenizer = toy.make_tokenizer()
-    model = toy.make_model(tokenizer, seed=0, hidden=64, layers=2)
-    problems = tasks.load_task("toy", "train", heldout=64)
-    pairs = toy.make_pairs(tokenizer, problems, 2000, noise=0.3, cut_share=0.1, seed=0)
-    toy.warm_start(model, tokenizer, pairs, steps=120, lr=3e-3, batch=64, seed=0)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    make_model(folder)
     return folder
 
 

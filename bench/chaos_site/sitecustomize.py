@@ -39,8 +39,6 @@ def spoil_answers():
             order.write_text(f"{kind} {int(left) - 1}")
         else:
             order.unlink()
-        with open(FOLDER / "spoiled", "a") as file:
-            file.write(kind + "\n")
         if kind == "delayed":
             await asyncio.sleep(5)
         elif kind == "cut off":
