@@ -496,17 +496,20 @@ def best_interval(faults, devices):
     return young, (young * (1 + (d / (2 * M)) ** 0.5 / 3 + d / (18 * M)) - d if d < 2 * M else M)
 
 
-def fleet(devices, faults, trainer_share=1 / 4, of_a_server=1):
+TRAINER_SHARE = 1 / 4           # of a fleet's devices
+
+
+def fleet(devices, faults):
     """Print the effective time of runs on so many devices: if any failure ends the run, and as it
-    is here, where only a trainer's does; a server's stops the `of_a_server` devices of that one."""
-    alive = 1 - of_a_server * faults.restart_s / (3600 * faults.device_hours)
+    is here, where only a trainer's does; a server's, of one device, stops that one."""
+    alive = 1 - faults.restart_s / (3600 * faults.device_hours)
     print(f"a device fails each {faults.device_hours:,.0f} h, a checkpoint takes "
-          f"{faults.checkpoint_s:g} s, a restart {faults.restart_s:g} s; {trainer_share:.0%} of "
+          f"{faults.checkpoint_s:g} s, a restart {faults.restart_s:g} s; {TRAINER_SHARE:.0%} of "
           "the devices train")
     print(f"{'devices':>8} {'failure each':>13} {'any ends it':>12} {'servers survive':>16} "
           f"{'Young s':>8} {'Daly s':>8} {'at Daly':>8}")
     for n in devices:
-        trainers = max(1, round(n * trainer_share))
+        trainers = max(1, round(n * TRAINER_SHARE))
         young, daly = best_interval(faults, trainers)
         best = dataclasses.replace(faults, save_s=daly)
         print(f"{n:8} {faults.device_hours / n:11.1f} h {expected(faults, n):12.3f} "
@@ -527,12 +530,13 @@ def main(argv=None):
                             metavar=field.type.__name__.upper(),
                             type=json.loads if field.type is bool else field.type)
     args = parser.parse_args(argv)
+    if not (args.fleet or args.calibrate):
+        parser.error("--calibrate or --fleet: of which runs?")
     if args.fleet:
         fleet(args.fleet, Faults(*(getattr(args, f.name) for f in dataclasses.fields(Faults))))
-    if not args.calibrate:
-        return 0 if args.fleet else parser.error("--calibrate or --fleet: of which runs?")
     try:
-        report(args)
+        if args.calibrate:
+            report(args)
     except ConfigError as error:
         print(f"simulate.py: {error}", file=sys.stderr)
         return 2
