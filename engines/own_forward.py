@@ -28,11 +28,16 @@ def is_packed(model):
 
 
 def scale_of(model):
-    """What the model multiplies its logits by (Granite, Cohere, Falcon-H1): here hidden states are,
-    so that loss.py and sampler.py need not know."""
+    """What the model multiplies its logits by (Granite, Cohere, Falcon-H1)."""
     scale, multiplier, divisor = (getattr(text_config(model), name, None) or 1.0 for name in (
         "logit_scale", "lm_head_multiplier", "logits_scaling"))
     return scale * multiplier / divisor
+
+
+def scaled(model, states):
+    """Hidden states times that, so that loss.py and sampler.py need not know."""
+    scale = scale_of(model)
+    return states if scale == 1 else states * scale         # no copy for nothing
 
 
 def cap(model):
@@ -53,7 +58,7 @@ def hidden_states(model, ids, cache=None):
         else "past_key_values"                              # Mamba has the first
     more = {} if cache in (None, True) else {name: cache}
     out = body(input_ids=ids, use_cache=cache is not None, **more)
-    return out.last_hidden_state * scale_of(model), getattr(out, name, None)
+    return scaled(model, out.last_hidden_state), getattr(out, name, None)
 
 
 class Rows:

@@ -42,7 +42,7 @@ def forward(model, input_ids, position_ids, attend):
     attend: a function (layer, q (T, H, D), k and v (T, J, D), scaling) -> (T, H, D)."""
     out = model.base_model(input_ids=input_ids[None], position_ids=position_ids[None],
                            attend=attend, use_cache=False)
-    return out.last_hidden_state[0] * own_forward.scale_of(model)
+    return own_forward.scaled(model, out.last_hidden_state[0])
 
 
 def heads(config):
