@@ -13,26 +13,11 @@ HEALTHY_FP32 = 1e-3
 
 
 def self_test(run):
-    """The columns of `disagreement`, for the log. Raises RuntimeError: sampler and trainer disagree
-    before the first step, and `allow_mismatch` does not let the run begin so."""
-    log = disagreement(run)
-    mean, _, kl = log.values()
-    fp32 = run.config.head_fp32 and run.trainer.dtype == torch.float32
-    if not (kl <= HEALTHY_KL and (mean <= HEALTHY_FP32 or not fp32)):
-        sentence = ("sampler and trainer disagree before the first step (mean k3 KL "
-                    f"{kl:.3f}, healthy is below {HEALTHY_KL}" + fp32 * (
-                        f"; mean difference {mean:.1g}, below {HEALTHY_FP32}") + ")")
-        if not run.config.allow_mismatch:
-            raise RuntimeError(f"{sentence}; --allow-mismatch true begins nevertheless")
-        print(f"warning: {sentence}", file=sys.stderr)
-    return log
-
-
-def disagreement(run):
     """How far are the log-probs of sampler and trainer apart? If the two compute differently, the
     importance ratio is wrong before anything is stale. The cure is an fp32 LM head on both sides
-    (paper, section 3.2). Asked are two answers to each of eight held-out prompts. Returns
-    {"mismatch/fp32_head/kl_k3": ..., ...}, this last, and prints one sentence."""
+    (paper, section 3.2). Asked are two answers to each of eight held-out prompts. Returns columns
+    for the log, {"mismatch/fp32_head/kl_k3": ..., ...}, and prints one sentence. Raises
+    RuntimeError: they disagree, and `allow_mismatch` does not let the run begin so."""
     sampler, head = run.eval_sampler, "fp32" if run.config.head_fp32 else "bf16"
     rollouts = run.answers(sampler, list(run.problems.heldout)[:8], samples=2)
     sampler.log()                       # its decode steps belong to no training step
@@ -41,8 +26,17 @@ def disagreement(run):
     sampled = torch.tensor([s for r in rollouts for s in r.sampled])
     recorded = torch.tensor([x for r in rollouts for x in r.behavior_logprobs])
     log_ratio = (trained - recorded)[sampled]                                           # (tokens,)
-    log = {"mean_abs_dlogp": log_ratio.abs().mean().item(),
-           "max_abs_dlogp": log_ratio.abs().max().item(), "kl_k3": k3(log_ratio).mean().item()}
-    print(f"Self-test: sampler and trainer differ in log-prob by {log['mean_abs_dlogp']:.1e} with "
-          f"the {head} head (mean over {len(log_ratio)} tokens, no lag)", flush=True)
+    distance = log_ratio.abs()
+    mean, most, kl = distance.mean().item(), distance.max().item(), k3(log_ratio).mean().item()
+    print(f"Self-test: sampler and trainer differ in log-prob by {mean:.1e} with the {head} head "
+          f"(mean over {len(log_ratio)} tokens, no lag)", flush=True)
+    fp32 = run.config.head_fp32 and run.trainer.dtype == torch.float32
+    if not (kl <= HEALTHY_KL and (mean <= HEALTHY_FP32 or not fp32)):
+        sentence = ("sampler and trainer disagree before the first step (mean k3 KL "
+                    f"{kl:.3f}, healthy is below {HEALTHY_KL}" + fp32 * (
+                        f"; mean difference {mean:.1g}, below {HEALTHY_FP32}") + ")")
+        if not run.config.allow_mismatch:
+            raise RuntimeError(f"{sentence}; --allow-mismatch true begins nevertheless")
+        print(f"warning: {sentence}", file=sys.stderr)
+    log = {"mean_abs_dlogp": mean, "max_abs_dlogp": most, "kl_k3": kl}
     return {f"mismatch/{head}_head/{name}": value for name, value in log.items()}
