@@ -61,14 +61,15 @@ def main(argv=None, make_trainer=Trainer):
     except (ConfigError, TaskError) as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 2
-    except (RuntimeError, OSError, KeyboardInterrupt) as error:     # servers, memory, the disk
-        stopped = isinstance(error, KeyboardInterrupt)
-        where = "interrupted before the run had begun: nothing to save" if stopped else error
-        if run:
-            why = "stopped at once" if stopped else error
-            where = f"step {run.step + 1}: {why}; {run.folder.resume_hint()}"
+    except (RuntimeError, OSError) as error:        # servers, processes, memory, the disk
+        where = f"step {run.step + 1}: {error}; {run.folder.resume_hint()}" if run else error
         print(f"scalerl.py: {where}", file=sys.stderr)
-        return exit_code(signals.first or signal.SIGINT) if stopped else 1
+        return 1
+    except KeyboardInterrupt:
+        where = f"step {run.step + 1}: stopped at once; {run.folder.resume_hint()}" if run else \
+            "interrupted before the run had begun: nothing to save"
+        print(f"scalerl.py: {where}", file=sys.stderr)
+        return exit_code(signals.first or signal.SIGINT)
     finally:
         if run:
             run.close()

@@ -114,13 +114,18 @@ class Estimate:
         vllm, least = c.engine == "vllm", max(c.samples_per_prompt, c.eval_samples)
         sequences = (0 if vllm else c.slots) + (least if self.cuda else c.slots)
         return {FIXED: fixed, ACTIVATIONS: kept, LOGITS: logits,
-                CACHE: sequences * self.length * self.kv_token * self.alone}
+                CACHE: sequences * self.sequence * self.alone}
+
+    @property
+    def sequence(self):
+        """Bytes of the cache for one sequence, the longest."""
+        return self.length * self.kv_token
 
     def sequences_left(self, free):
         """Whole sequences for which a GPU has room. free: its bytes beside the fp32 weights."""
         sizes = self.trainer_memory(1)
         needed = sum(sizes.values()) - sizes[CACHE] - 4 * self.weights
-        return max(0, int((0.9 * free - needed) // (self.length * self.kv_token)))
+        return max(0, int((0.9 * free - needed) // self.sequence))
 
     def trainer_fits(self, trainers, recompute=False):
         memory = self.trainer_memory(trainers, recompute)
@@ -129,7 +134,7 @@ class Estimate:
     def server_memory(self, size=0):
         """({part: bytes} of one of a server's `size` GPUs, sequences that fit); 0: configured."""
         size = size or max(1, self.config.tensor_parallel)
-        weights, sequence = self.weights * self.itemsize / size, self.length * self.kv_token / size
+        weights, sequence = self.weights * self.itemsize / size, self.sequence / size
         share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE
         room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
         fits = max(0, int(room // sequence))
