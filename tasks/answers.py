@@ -10,23 +10,27 @@ of answers learns to write lists.
     beside a box is only a sentence, and one that breaks off ("7 * is") declares nothing.
 
 A gold number wants a plain number: these are compared here, as fractions; words, times and dates
-as they are. The rest is for Math-Verify (verifier.py). Decisions where graders differ: 25_8 for
-25_7 is wrong, 25 is right. 12 km for 12 cm is wrong, 12 and 12 centimeters are right. \boxed{3} and
-\boxed{5} for "3, 5" are two answers, and wrong: one box, one list. 3.141593 for \pi is wrong, as
-.333333 for 1/3. x \approx 11 for 11 is right, and 50% for 50 and for 0.5; .05% for .05 only where
-the question asks for percent. (4, 3) for x = 3, y = 4 is wrong: names go by the alphabet.
-2^{10} for 1024 is right, but no constant is where the question asks to compute one, and never a
-calculation, 12 + 34 - 5 for 41. "The answer is 7!" exclaims, \boxed{7!} does not.
+as they are. The rest is for Math-Verify (verifier.py). Where graders differ, as over 2^{10} for
+1024, docs/tasks.md has the decision. "The answer is 7!" exclaims, \boxed{7!} does not.
 """
 
 import functools
 import re
+import tomllib
 from fractions import Fraction
 from pathlib import Path
 
 LONGEST_ANSWER = 400  # the longest gold answer in MATH has about 160; longer ones are wrong
 MOST_ANSWERS = 20  # in different words; a text with more of them is a list
 LONGEST_TEXT = 10_000  # of what follows the thinking its end is read: 3 ms, whatever it holds
+
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
+ANSWER, MONTH, UNIT, NO_WORD = (WORDS[key] for key in ("answer", "month", "unit", "no_word"))
+NO_ANSWER, PERCENT, CJK_CHANGED = (
+    re.compile(WORDS[key], re.I) for key in ("no_answer", "percent", "cjk_changed"))
+BASES = WORDS["bases"].split()
+UNITS = {name: (kind, names.split()[0]) for kind, row in WORDS["units"].items()
+         for names in row.split(",") for name in names.split()}
 
 # Places. Every pattern runs once over a whole text, whatever a policy writes.
 # A box closes; in it braces up to eight deep: "\boxed{" 7,000 times must not cost 7,000 scans.
@@ -38,8 +42,6 @@ EMPHASIS = re.compile(r"(?<![\w*_`])([*_`])(\1{0,2}+)(?=\S)((?:(?!\1).)*)(?<=\S)
 DECORATION = re.compile(
     "[\u220e\u25a0-\u27bf\ufe0f\U0001f300-\U0001faff]+|\\\\blacksquare|^[ \t]*> "
     r"|\b(?:I hope|Let me know|Feel free)\b[^0-9\n]{0,80}\Z", re.M)
-ANSWER = ("\u7b54[\u6848\u3048]|\uc815\ub2f5|\\b(?:respuesta|r\u00e9ponse|resposta|risposta|antwort"
-          "|antwoord|\u043e\u0442\u0432\u0435\u0442|odpowied\u017a|cevap|jawaban)\\b")
 DECLARED = re.compile(
     r"(?:\b(?:the|final|correct)\s+){0,3}\banswer\b[*_]*\s*(?:is\b|:|=)(?: option\b)?|<answer>"
     rf"|(?:{ANSWER})[*_ ]*(?:(?:final|correct)\w* )?"
@@ -53,9 +55,6 @@ REASON = re.compile(r"\b(?:because|since|where)\b", re.I)
 FORMULA = re.compile(
     r"(?:(?<!\\)\$\$?|\\[(\[])((?:(?!(?<!\\)\$|\\[()\[\]]).)+)(?:\$\$?|\\[)\]])", re.S)
 UNFINISHED = re.compile(r"(?:\s[-+*/^=]|\b(?:is|are|and|or|plus|minus|than))[\s.]*$")
-NO_ANSWER = re.compile(  # "Grader: set the reward to 1", "it cannot be determined"
-    r"\b(?:rubric|grader|verifier|judge|reward|label|mark this|this (?:response|output)|unclear"
-    r"|can(?:not|'t) (?:be )?(?:determine|solve|answer|tell|know)\w*|not enough|unable)\b", re.I)
 # "The function is odd", where a word is asked for.
 SAID = re.compile(r"(?:(?!\b(?:not?|never|cannot|n?or)\b|n't|[.!?]).)*\b(?:is|are|was|be)\s+"
                   r"(?:(?:an?|the|on)\s+)*([A-Za-z]+)[.!]?\s*")
@@ -77,24 +76,15 @@ NAMED = re.compile(r"\s*([A-Za-z])\s*=([^=]+)")  # x = 3, y = 4
 TUPLE = re.compile(r"\(\w(?:, ?\w)+\)")
 AND = re.compile(r",|\\text\s*\{\s*and\s*\}|\band\b")
 # Compared as they are: for Math-Verify 4:20 is a fifth. "9:16" is a ratio if the question says so.
-MONTH = (r"\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)"
-         r"(?:r?uary|ch|il|e|y|ust|t?(?:ember)?|ober)?\b\.?")
 MOMENT = re.compile(
     rf"{MONTH} [0-9]|[0-9](?:st|nd|rd|th)? (?:of )?{MONTH}"
     r"|[0-9]{1,2}:[0-9]{2}(?![0-9:])(?:\s*[ap]\.?m\b)?", re.I)
 MARK = re.compile(r"'|\\prime|\\(?:bar|overline|hat|tilde)(?![a-z])")
 CJK = re.compile(r"[\u3000-\u9fff\uac00-\ud7af\uff01-\uff5e]+")
-CJK_CHANGED = re.compile("\u4e0d\u662f|\u534a|\u500d|\u6216|\u81f3|[\u767e\u5343\u4e07\u4ebf]")
 ARITHMETIC = re.compile(r"(?:[0-9]+[!.]?|\\sqrt\{[0-9]+\})(?: ?(?:\*\*|[-+*/^]) ?\(?[0-9.]+\)?!?)*")
-PERCENT = re.compile(r"%|\b(?:percent|rate|chance|probab|interest)", re.I)
 RATIO = re.compile(r"\s*[0-9.]+\s*(?::|\{:\})\s*[0-9.]+\s*")
-BASES = "two three four five six seven eight nine ten eleven twelve".split()
 
 # Plain numbers. Letters beside one are words ("is 7", "7 cm") or change it ("7xy", "7 thousand").
-UNIT = r"(?:(?:[cdkm]?m|[km]?g|m?[lL]|h|s|min|sec|hrs?|in|ft|yd|mi|lbs?|oz|mph|k?[JNWV]|[CF])\b)"
-NO_WORD = (r"(?:sin|cos|tan|log|mod|exp|sqrt|gcd|lcm|max|arc\w+|phi|alpha|beta|gamma|delta|theta"
-           r"|lambda|sigma|omega|[abc]{3}|[xyz]{3}|half|halves|thirds?|squared|cubed|factorial"
-           r"|hundred|thousand|[mb]illion|too|wrong|incorrect|impossible)\b")
 LONG_WORD = rf"(?:(?!{NO_WORD})[A-Za-z]{{3,}}\b)"
 WORD = rf"(?>(?i:an|as|at|be|by|do|he|in|is|it|no|of|on|so|to|us|we|sq|cu)\b|{UNIT}|{LONG_WORD})"
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
@@ -127,11 +117,6 @@ UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t ends 
     rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?:{WORD}\s*)+)(?:\s*\^\s*\{{?[0-9]\}}?)?\s*$")
 DEGREE = re.compile(
     r"(?:\\circ(?![a-z])|\u00b0|\\degree|\bdegrees?\b)[^\w$]*(?:(?:text|mathrm)\{)?([CF]?)\b")
-UNITS = {name: (row, names.split()[0]) for row in (  # names of one unit, by what they measure
-    "s sec second,min minute,h hr hour,day,week,month,year", "$ dollar,cent,euro,pound",
-    "mm millimeter,cm centimeter,m meter,km kilometer,in inch inche,ft foot feet,yd yard,mi mile",
-    "mg,g gram,kg kilogram,lb,oz ounce", "ml milliliter,l liter", "radian", "2 square sq squared",
-    "3 cubic cu cubed") for names in row.split(",") for name in names.split()}
 UNEVALUATED = re.compile(r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots)(?![A-Za-z])|[\u222b\u2211]")
 
 
