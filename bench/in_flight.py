@@ -99,9 +99,9 @@ def main(argv=None):
     for _ in range(10):
         json.loads(body)
     alone = (time.process_time() - start) / 10
-    print(f"{done} answers of {args.tokens} tokens in {wall:.0f} s ({done * args.tokens / wall:,.0f} "
-          f"tokens/s): {used / wall:.3f} of a core; json.loads alone {alone * done / wall:.3f}; "
-          f"ratio {used / (alone * done):.2f}")
+    print(f"{done} answers of {args.tokens} tokens in {wall:.0f} s "
+          f"({done * args.tokens / wall:,.0f} tokens/s): {used / wall:.3f} of a core; json.loads "
+          f"alone {alone * done / wall:.3f}; ratio {used / (alone * done):.2f}")
     pool.close()
     server.terminate()
 
