@@ -103,7 +103,8 @@ def peers(folder, rng):
                        ROOT / "bench" / "answers" / f"{kind}_aside.jsonl").open(encoding="utf-8"))]
             for kind in ("right", "wrong", "hack")}
     hacks = runpy.run_path(ROOT / "bench" / "answers" / "hacks.py")["hacks"](100, rng)
-    rows["hack"] += [("made by hacks.py", text, gold, question) for text, gold, _, question in hacks]
+    rows["hack"] += [("made by hacks.py", text, gold, question)
+                     for text, gold, _, question in hacks]
     graders = {"ours": lambda text, gold, question: verify(text, gold, "math", question)[0] > 0,
                "Math-Verify": math_verify, "TRL": trl, **(verl(folder) if folder else {})}
     sizes = Counter((kind, form) for kind in rows for form, *_ in rows[kind])
