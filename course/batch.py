@@ -25,11 +25,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from course.forms import gradescope
-from course.student import MANIFEST, ROOT, BadInput, by_file, digest, exercises
+from course.student import (MANIFEST, ROOT, BadInput, by_file, digest, exercises,
+                            own_modules)
 
 MOST_FILES, MOST_BYTES = 20_000, 1 << 30        # of an archive, unpacked
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
-LIMIT_S = 1800                                  # of a tree
+LIMIT_S = 3600                  # of a tree: more than the limits of all its exercises together
 RUN = ("config.toml", "versions.json", "metrics.jsonl", "evals.jsonl", "source/**/*.py")
 
 
@@ -40,7 +41,7 @@ def pack(tree, target):
         raise BadInput(f"{tree} is no students' tree: there is nothing to hand in")
     old = json.loads((tree / MANIFEST).read_text())
     paths = {tree / MANIFEST, *(tree / path for path in by_file(exercises(tree)))}
-    paths |= {path for pattern in ("*.py", "[a-z]*/*.py") for path in tree.glob(pattern)
+    paths |= {path for path in own_modules(tree)
               if old.get(path.relative_to(tree).as_posix()) != digest(path.read_bytes())}
     for pattern in ("experiment/*", "ablation/*", "models/toy*/*",
                     *(f"runs/*-seed*/{name}" for name in RUN)):
@@ -69,8 +70,7 @@ def unpacked(path, place):
                 # Both refuse or mend what would lie outside; zipfile makes no links.
                 archive.extractall(place, **({} if hasattr(archive, "infolist")
                                              else dict(filter="data")))
-        except (OSError, EOFError, RuntimeError, ValueError, NotImplementedError,
-                zipfile.BadZipFile, tarfile.TarError) as error:
+        except Exception as error:      # of a damaged one zlib, lzma, struct ... say what they like
             raise BadInput(f"cannot be opened: {error}") from None
     found = [place / top / MANIFEST for top in (".", "*", "*/*")]
     found = [each for pattern in found
@@ -86,18 +86,19 @@ def open_archive(path):
 
 def grade_one(path, out, seed, plans=None):
     """One row of the table. Raises BadInput where nothing can be graded at all."""
-    name = path.name
+    # A name in another encoding than this machine's: its bytes are written as \\xfc.
+    name = os.fsencode(path.name).decode(errors="backslashreplace")
     row = dict(name=name, points="", note="")
     with tempfile.TemporaryDirectory(prefix="handed-in-") as place:
         report = Path(place) / "report.json"
         try:
             tree = unpacked(path, Path(place) / "tree")
-            more = ["--plans", plans_of(plans / name, Path(place))] if plans else []
+            more = ["--plans", plans_of(plans / path.name, Path(place))] if plans else []
             done = subprocess.run(
                 [sys.executable, "-B", "-m", "course.grade", str(tree), "--json", str(report),
                  "--seed", str(seed), *more], cwd=ROOT, text=True, capture_output=True,
                 timeout=LIMIT_S)
-        except (BadInput, subprocess.TimeoutExpired) as error:
+        except (BadInput, OSError, subprocess.TimeoutExpired) as error:
             row["note"] = f"not graded: {error}"
         else:
             if done.returncode == 3:
@@ -111,9 +112,10 @@ def grade_one(path, out, seed, plans=None):
                                for each in told["exercises"]})
                 row["bets"] = next((note for each in told["exercises"] for note in each["notes"]
                                     if note.startswith("forecasts: ")), "")
-                (out / "feedback" / f"{name}.txt").write_text(done.stdout)
-                (out / "feedback" / f"{name}.json").write_text(
-                    json.dumps(gradescope(told), indent=1))
+                for ending, text in (("txt", done.stdout),
+                                     ("json", json.dumps(gradescope(told), indent=1))):
+                    # A file's name has 255 bytes at most.
+                    (out / "feedback" / f"{name[:60]}.{ending}").write_text(text)
     return row
 
 

@@ -156,6 +156,14 @@ def without_bodies(source, numbers, path):
                                 for name, number in numbers.items()}, path)
 
 
+def own_modules(folder):
+    """The modules in a folder and in packages, two deep; without what runs and editors leave."""
+    found = [*folder.glob("*.py"), *folder.glob("*/*.py"), *folder.glob("*/*/*.py")]
+    return sorted(path for path in found if path.is_file() and not any(
+        "." in part or part in ("runs", "models", "__MACOSX", "venv", "env")
+        for part in path.relative_to(folder).parts[:-1]))
+
+
 # ----------------------------------------------------------------------------------- 2. the tree
 def handed_out(only=(), root=ROOT):
     """{path: bytes} of a students' tree."""

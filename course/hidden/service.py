@@ -55,7 +55,7 @@ def with_ours(theirs, ours, names):
 def mended(text, path):
     """The syntax tree of a student's file. What is no Python is cut out, a function or a statement
     at a time, and said: the rest of the file is graded."""
-    lines = text.splitlines()
+    lines = text.split("\n")
     for _ in range(30):
         try:
             return ast.parse("\n".join(lines) + "\n")
