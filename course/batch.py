@@ -30,7 +30,7 @@ from course.student import (MANIFEST, ROOT, BadInput, by_file, digest, exercises
 
 MOST_FILES, MOST_BYTES = 20_000, 1 << 30        # of an archive, unpacked
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
-LIMIT_S = 3600                  # of a tree: more than the limits of all its exercises together
+LIMIT_S = 4 * 3600              # of a tree: more than the limits of all its exercises together
 RUN = ("config.toml", "versions.json", "metrics.jsonl", "evals.jsonl", "source/**/*.py")
 
 

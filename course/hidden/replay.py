@@ -5,11 +5,12 @@ sandbox, from the settings, the code and the model that are handed in. All numbe
 those that measure time must come out again, to the last bit, and of each evaluation every problem's
 answers; without that no part of the exercise counts.
 
-Another processor, or other threads, round otherwise. Then the last bits differ from the first step
-on, and from some later step the samples. So where the bits are not equal, what is compared is the
-evaluation before any step, and step 1, before which no weight was rounded: SAME within 2%, the pass
-rates within what a few samples can move. A log that was made up does not come near
-(tests/course/test_replay.py has the figures).
+Another processor, or other threads, round otherwise. Then bits are not equal: with torch's kernels
+without AVX in place of those with it, a run of configs/stress.toml had other digits from step 1 on,
+by 3e-6 at most in 12 steps, and the same samples (2026-11-25, AMD EPYC). So where a bit differs,
+NEEDED columns have to agree within NEAR: in the first evaluation and the first step, before which
+no update could have spread a difference, and in more than half of all that was made again, because
+one sample that fell otherwise moves all that comes after it. Nobody invents such numbers.
 
 Who makes the first steps of all runs and invents the rest, or whose own code writes an invented
 log, is not found by this; `--replay 1000` makes a whole run again.
@@ -28,7 +29,7 @@ from course.student import BadInput
 STEPS = 10                  # where the second evaluation of configs/stress.toml is
 TIMED = re.compile("time/|throughput/|compute/.*hours|.*_s$|.*busy_share")      # columns
 NEEDED = ("pass_rate", "loss", "grad_norm", "entropy", "tokens/trained", "compute/flops")
-NEAR = 0.02                 # on another processor: relative to the number, and of a pass rate
+NEAR = 0.002                # on another processor: relative to the number, and of a pass rate
 MOST_FILE, MOST = 32 << 20, 512 << 20           # bytes of a file, and of all
 LIMIT_S = 300
 
@@ -99,6 +100,7 @@ def same_again(folder, seed, service, steps=STEPS):
     pairs = [(file, step, line, one) for file in ("evals.jsonl", "metrics.jsonl")
              for kept, made in [(experiment.log(run, file), by_step(again, file))]
              for step, line in sorted(kept.items()) if step <= steps
+             if file == "evals.jsonl" or step            # step 0 of metrics.jsonl: of the machine
              for one in [made.get(step, {})]]
     return compared(name, steps, pairs)
 
@@ -111,24 +113,29 @@ def compared(name, steps, pairs):
     """pairs: [(file, step, line of the log, line that was made again)] -> a sentence; Wrong."""
     other = ""
     for file, step, line, one in pairs:
-        if file == "metrics.jsonl" and step == 0:
-            continue                    # of the machine
         holds(f"{file}, step {step} has other columns than a run with these settings",
-              {*untimed(line)} == {*untimed(one)} and (file == "evals.jsonl" or {*NEEDED} <= {*one}))
+              {*untimed(line)} == {*untimed(one)})
         unequal = [key for key, value in untimed(line).items() if one[key] != value]
         if unequal and not other:
             other = f"{file}, step {step}, {unequal[0]}"
     if not other:
         return f"{name}: {steps} steps were made again, bit by bit: they are those of its log"
+    near = 0
     for file, step, line, one in pairs:
-        if (file, step) in (("evals.jsonl", 0), ("metrics.jsonl", 1)):
+        try:
             for key, value in one.items():
                 if "pass_rate" in key or re.fullmatch("eval/.*/mean@[0-9]+", key):
                     close(f"{file}, step {step}, {key}", line[key], value, 0, NEAR)
                 elif key in NEEDED:
-                    close(f"{file}, step {step}, {key}", line[key], value, NEAR, 0)
-    return (f"{name}: another processor, or other threads, made it ({other} has other digits); its "
-            f"first evaluation and first step are those of its log within {NEAR:.0%}")
+                    close(f"{file}, step {step}, {key}", line[key], value, NEAR, 1e-9)
+            near += 1
+        except Wrong:
+            if (file, step) in (("evals.jsonl", 0), ("metrics.jsonl", 1)):
+                raise
+    holds(f"{len(pairs) - near} of {len(pairs)} lines are other ones: the first is {other}",
+          near > len(pairs) / 2)
+    return (f"{name}: {steps} steps were made again; another processor, or other threads, had made "
+            f"them: {other} has other digits; {near} of {len(pairs)} lines agree within {NEAR:g}")
 
 
 def untimed(line):

@@ -28,7 +28,8 @@ from tasks import sandbox
 from tasks.sandbox import SandboxError
 
 HERE = Path(__file__).resolve().parent
-START_S, ASK_S = 120, 60            # until a process is ready; for one answer, of 5 s at most
+START_S, ASK_S = 300, 60            # until a process is ready; for one answer, of 5 s at most
+WAITING = 3             # seconds of waiting that count as one: a busy machine makes us wait as well
 PACKAGES = sysconfig.get_path("purelib")
 MEMORY = 3 << 30                    # bytes more than the libraries take
 PROGRAM = """
@@ -132,7 +133,7 @@ class Service:
 
     def __init__(self, tree, sources, others, extra, limit_s, memory=MEMORY, folders=()):
         self.process, self.problems, self.folders = None, [], dict(folders)
-        self.deadline, self.limit_s = time.monotonic() + limit_s, limit_s
+        self.limit_s, self.used_s = limit_s, 0.0        # in all; by processes that have ended
         self.patience = ASK_S           # halved by each question that was not answered in time
         extra = {path: text for path, text in extra.items() if not library(path)}
         self.folder = tempfile.TemporaryDirectory(prefix="grade-")
@@ -186,9 +187,9 @@ class Service:
                 start_new_session=True, bufsize=0, pass_fds=(request.fileno(),))
             for stream in (self.process.stdin, self.process.stdout):
                 os.set_blocking(stream.fileno(), False)
-            self.rest = bytearray()
+            self.rest, self.begun = bytearray(), time.monotonic()
             try:
-                ready = self.line(b"", time.monotonic() + START_S) == b'{"value": "ready"}'
+                ready = self.line(b"", START_S) == b'{"value": "ready"}'
             except Failed:
                 ready = False
             if not ready:
@@ -197,8 +198,17 @@ class Service:
                 raise SandboxError("nothing can be graded: no sandbox can be made here ("
                                    f"{(why.splitlines() or ['no answer'])[-1]})")
 
+    def clock(self):
+        """Seconds that count: those of a processor that worked for the submission, and a part of
+        those that we waited."""
+        if not self.process:
+            return self.used_s
+        waited = time.monotonic() - self.begun
+        return self.used_s + max(cpu_s(self.process.pid), waited / WAITING)
+
     def stop(self):
         if self.process:
+            self.used_s = self.clock()
             try:
                 os.killpg(self.process.pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -208,16 +218,16 @@ class Service:
                 stream.close()
         self.process = None
 
-    def line(self, data, deadline):
+    def line(self, data, limit_s):
         """Write the bytes, read one line. Raises Failed."""
+        deadline = min(self.clock() + limit_s, self.limit_s + START_S)
         into, out = self.process.stdin.fileno(), self.process.stdout.fileno()
         ended = b"\n" in self.rest
         while data or not ended:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                self.patience /= 2
+            readable, writable, _ = select.select([out], [into] if data else [], [], 1)
+            if self.clock() > deadline:
+                self.patience = max(self.patience / 2, 5)
                 raise Failed("no answer in time: an endless loop?")
-            readable, writable, _ = select.select([out], [into] if data else [], [], left)
             try:
                 if writable:
                     data = data[os.write(into, data[:1 << 16]):]
@@ -236,13 +246,13 @@ class Service:
 
     def ask(self, call, **args):
         """The value of a function of calls.py. Raises Failed, SandboxError."""
-        if time.monotonic() > self.deadline:
+        if self.clock() > self.limit_s:
             raise Failed(f"the exercise has used its {self.limit_s} s")
         if self.process is None:
             self.start()
         try:
             answer = wire.decode(self.line(wire.encode(dict(call=call, args=args)),
-                                           min(self.deadline, time.monotonic() + self.patience)))
+                                           min(self.patience, self.limit_s - self.clock())))
         except (Failed, ValueError, RecursionError) as error:
             self.stop()                     # the next question gets a fresh process
             raise Failed(str(error) if isinstance(error, Failed) else "no value came") from None
@@ -253,6 +263,16 @@ class Service:
         if "value" not in answer:
             raise Failed(answer.get("error"))
         return answer["value"]
+
+
+def cpu_s(pid):
+    """Seconds of a processor that a process and its children have used so far."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:                         # it has ended, or this system does not tell
+        return 0.0
+    return sum(map(int, line[11:15])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_s, children))
 
 
 # -------------------------------------------------------------------------------- 3. the points

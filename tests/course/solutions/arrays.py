@@ -69,7 +69,7 @@ def advantages(rewards, *, norm="batch"):
     a = r - r.mean(axis=1, keepdims=True)
     a[np.ptp(r, axis=1) <= 1e-6] = 0
     std = {"batch": lambda: a.std(), "prompt": lambda: a.std(axis=1, keepdims=True),
-           "none": lambda: np.float64(1), "mean": lambda: (1 + r.mean(1, keepdims=True)) / 1}[norm]()
+           "none": lambda: np.float64(1), "mean": lambda: 1 + r.mean(1, keepdims=True)}[norm]()
     return torch.from_numpy(np.divide(a, std, out=np.zeros_like(a), where=std > 0)).float()
 
 
