@@ -24,6 +24,7 @@ import subprocess
 import sys
 import textwrap
 import tokenize
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -115,15 +116,15 @@ def grade(folder, seed, only=(), limit_s=LIMIT_S, plans=None, replay=None):
     from course.hidden import values
     notes += [f"{path} has the name of a library: it is not used" for path in extra
               if values.library(path)]
-    graded = [grade_one(row, rows, folder, sources, extra, seed, limit_s, plans,
-                        replay)
-              for row in rows if not only or row["number"] in only]
+    with values.Sandbox(limit_s) as box:
+        graded = [grade_one(row, rows, folder, sources, extra, seed, limit_s, plans, replay, box)
+                  for row in rows if not only or row["number"] in only]
     return dict(folder=str(folder), seed=seed, exercises=graded, notes=notes,
                 points=round(sum(row["points"] for row in graded), 1),
                 of=sum(row["of"] for row in graded if not row["elective"]))
 
 
-def grade_one(row, rows, folder, sources, extra, seed, limit_s, plans=None, steps=None):
+def grade_one(row, rows, folder, sources, extra, seed, limit_s, plans=None, steps=None, box=None):
     """One exercise -> its row of the table."""
     number = row["number"]
     result = dict(number=number, title=row["title"], points=0.0, of=row["points"], notes=[],
@@ -143,7 +144,8 @@ def grade_one(row, rows, folder, sources, extra, seed, limit_s, plans=None, step
         return result
     from course.hidden import values
     asked = importlib.import_module(f"course.hidden.values_{number}")
-    with service(row, rows, sources, extra, limit_s, getattr(asked, "MEMORY", None)) as process:
+    with service(box, row, rows, sources, extra, limit_s,
+                 getattr(asked, "MEMORY", None)) as process:
         found = values.earned(asked.PARTS, process, seed, result["notes"])
     weights = sum(part.weight for part in asked.PARTS)
     for part, why in found:
@@ -157,7 +159,7 @@ def grade_one(row, rows, folder, sources, extra, seed, limit_s, plans=None, step
     return result
 
 
-def service(row, rows, sources, extra, limit_s, memory=None):
+def service(box, row, rows, sources, extra, limit_s, memory=None):
     """A student's files in the sandbox, beside our bodies of all exercises but this one (and those
     that it is to do without)."""
     from course.hidden import values
@@ -167,11 +169,12 @@ def service(row, rows, sources, extra, limit_s, memory=None):
     files = handed_out(gone)
     tree = {path: text.decode() for path, text in files.items() if path.endswith(".py")
             and (not path.startswith("course/") or path in names or path == "course/__init__.py")}
-    return values.Service(tree, sources, names, extra, limit_s, memory or values.MEMORY)
+    return values.Service(box, tree, sources, names, extra, limit_s, memory or values.MEMORY)
 
 
+@contextmanager
 def of_a_run(rows, sources, folders):
-    """The sandbox of a run of exercise 8 or 11: the exercises' files as its source/ has them, and
+    """The service of a run of exercise 8 or 11: the exercises' files as its source/ has them, and
     ours. Raises BadInput where it had other code besides."""
     from course.hidden import replay, values
     tree = {path: (ROOT / path).read_bytes().decode() for path in handed_out()
@@ -184,7 +187,9 @@ def of_a_run(rows, sources, folders):
     extra = {path: text for path, text in sources.items()
              if path not in tree and path not in own and not path.startswith("course/")}
     own = {path: text for path, text in own.items() if path in tree}
-    return values.Service(tree, own, {}, extra, replay.LIMIT_S, folders=folders)
+    with values.Sandbox(replay.LIMIT_S, folders) as box:
+        with values.Service(box, tree, own, {}, extra, replay.LIMIT_S) as process:
+            yield process
 
 
 # ------------------------------------------------------------- 3. in a student's own tree

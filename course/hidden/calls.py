@@ -489,12 +489,16 @@ def replay(config, steps):
     import contextlib
     import io
     import os
-    from command.main import main
+    import shutil
+    from command import main
+    # Neither sockets nor modes of files in here, and no signals to heed.
+    shutil.copymode = lambda *_, **__: None
+    main.Signals = lambda: SimpleNamespace(heeded=contextlib.nullcontext, first=None, team=None)
     os.chdir("/tmp")
     with open("replay.toml", "w") as file:
         file.write(config)
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        code = main(["--config", "replay.toml", "--model", "/model", "--name", "replay",
+        code = main.main(["--config", "replay.toml", "--model", "/model", "--name", "replay",
                      "--steps", str(steps)])
     if code and not os.path.exists("runs/replay/evals.jsonl"):
         raise RuntimeError(said.getvalue().strip().split("\n")[-1])

@@ -1,5 +1,6 @@
 """What the tests of grading share: trees that are handed in, made of bodies, and their points."""
 import ast
+import atexit
 import functools
 import re
 
@@ -7,6 +8,7 @@ import pytest
 from conftest import ROOT
 
 from course import grade, student
+from course.hidden import values
 from tasks.sandbox import failure
 
 WHY = failure("bubblewrap")
@@ -43,10 +45,18 @@ def tree(bodies=(), top="", real=(), where="loss.py"):
     return sources
 
 
+@functools.cache
+def box():
+    """One sandbox for all tests of this process."""
+    made = values.Sandbox(100)
+    atexit.register(made.__exit__)
+    return made
+
+
 def graded(number, sources, extra=None, seed=3, limit_s=100):
     """The row of one exercise."""
     return grade.grade_one(ROWS[number], [*ROWS.values()], ROOT, sources, extra or {}, seed,
-                           limit_s)
+                           limit_s, box=box())
 
 
 # Right solutions of all exercises, each in a style of its own (solutions/*.py): after a line
