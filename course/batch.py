@@ -107,7 +107,7 @@ def grade_one(path, out, seed, plans=None):
                 row["note"] = f"not graded: {(done.stderr.strip().splitlines() or ['?'])[-1]}"
             else:
                 told = json.loads(report.read_text())
-                row |= dict(points=told["points"],
+                row |= dict({"points": told["points"], "cpu s": told["cpu_s"]},
                             **{f"exercise {each['number']}": each["points"]
                                for each in told["exercises"]})
                 row["bets"] = next((note for each in told["exercises"] for note in each["notes"]
@@ -117,6 +117,20 @@ def grade_one(path, out, seed, plans=None):
                     # A file's name has 255 bytes at most.
                     (out / "feedback" / f"{name[:60]}.{ending}").write_text(text)
     return row
+
+
+def for_gradescope(submission, results):
+    """Grade what Gradescope has unpacked -> exit code. Raises SandboxError."""
+    from course.grade import grade, table       # not for `make submit`, which has no packages
+    try:
+        told = grade(unpacked(submission, None), int.from_bytes(os.urandom(3), "big"))
+        print(*table(told), sep="\n")
+        form = gradescope(told)
+    except BadInput as error:
+        form = dict(score=0, output=f"not graded: what was handed in {error}; `make submit` makes "
+                    "an archive that can be graded", tests=[])
+    results.write_text(json.dumps(form, indent=1) + "\n")
+    return 0
 
 
 def plans_of(path, place):
@@ -152,7 +166,8 @@ def grade_all(folder, out, seed, lanes, plans=None):
     if not paths:
         raise BadInput(f"{folder} holds no archive ({', '.join(ENDINGS)}) and no folder")
     (out / "feedback").mkdir(parents=True, exist_ok=True)
-    columns = ["name", "points", *(f"exercise {row['number']}" for row in exercises()), "note"]
+    columns = ["name", "points", *(f"exercise {row['number']}" for row in exercises()), "cpu s",
+               "note"]
     rows = []
     with open(out / "table.csv", "w", newline="") as file, ThreadPoolExecutor(lanes) as pool:
         from tqdm import tqdm           # `make submit` has no packages
@@ -191,6 +206,8 @@ def main(argv=None):
     p.add_argument("--out", type=Path, default=Path("graded"), help="the folder of results")
     p.add_argument("--pack", type=Path, metavar="FILE", help="hand in the tree in this folder")
     p.add_argument("--autograder", type=Path, metavar="FILE", help="write Gradescope's archive")
+    p.add_argument("--gradescope", type=Path, nargs=2, metavar=("FOLDER", "FILE"),
+                   help="grade the submission in FOLDER, write its results.json")
     p.add_argument("--plans", type=Path, metavar="FOLDER", help="archives from before the runs")
     p.add_argument("--seed", type=int, help="of all inputs (default: a fresh one)")
     p.add_argument("--lanes", type=int, default=os.cpu_count(), help="trees at a time")
@@ -200,6 +217,8 @@ def main(argv=None):
             names = pack(ROOT, args.pack)
             print(f"{args.pack}: {len(names)} files")
             return 0
+        if args.gradescope:
+            return for_gradescope(*args.gradescope)
         if args.autograder:
             print(f"{args.autograder}: {len(write_autograder(args.autograder))} files")
             return 0
@@ -210,7 +229,7 @@ def main(argv=None):
         seed = int.from_bytes(os.urandom(3), "big") if args.seed is None else args.seed
         rows = grade_all(args.folder, args.out, seed, args.lanes, args.plans)
         print(f"{args.out}/table.csv: {len(rows)} rows, seed {seed}")
-    except (BadInput, OSError) as error:
+    except (BadInput, OSError, RuntimeError) as error:          # SandboxError is one
         print(f"batch.py: {error}", file=sys.stderr)
         return 2
 

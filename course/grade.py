@@ -23,6 +23,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import time
 import tokenize
 from contextlib import contextmanager
 from functools import partial
@@ -120,6 +121,7 @@ def grade(folder, seed, only=(), limit_s=LIMIT_S, plans=None, replay=None):
         graded = [grade_one(row, rows, folder, sources, extra, seed, limit_s, plans, replay, box)
                   for row in rows if not only or row["number"] in only]
     return dict(folder=str(folder), seed=seed, exercises=graded, notes=notes,
+                cpu_s=round(time.process_time() + values.Sandbox.total_s, 1),
                 points=round(sum(row["points"] for row in graded), 1),
                 of=sum(row["of"] for row in graded if not row["elective"]))
 

@@ -97,16 +97,16 @@ def same_again(folder, seed, service, steps=STEPS):
     with service(sources, {"/model": model, "/proc/meminfo": "/proc/meminfo"}) as process:
         process.patience = process.limit_s
         again = process.ask("replay", config=(run / "config.toml").read_text(), steps=steps)
-    pairs = [(file, step, line, one) for file in ("evals.jsonl", "metrics.jsonl")
-             for kept, made in [(experiment.log(run, file), by_step(again, file))]
-             for step, line in sorted(kept.items()) if step <= steps
-             if file == "evals.jsonl" or step            # step 0 of metrics.jsonl: of the machine
-             for one in [made.get(step, {})]]
-    return compared(name, steps, pairs)
+    logs = {file: experiment.log(run, file).values() for file in ("evals.jsonl", "metrics.jsonl")}
+    return compared(name, steps, pairs_of(logs, again, steps))
 
 
-def by_step(again, file):
-    return {line["step"]: line for line in again[file]}
+def pairs_of(logs, again, steps):
+    """[(file, step, line of the log, line that was made again or {})] of the first steps."""
+    made = {(file, line["step"]): line for file, lines in again.items() for line in lines}
+    return [(file, line["step"], line, made.get((file, line["step"]), {}))
+            for file, lines in logs.items() for line in lines if line["step"] <= steps
+            if file == "evals.jsonl" or line["step"]]   # step 0 of metrics.jsonl: of the machine
 
 
 def compared(name, steps, pairs):

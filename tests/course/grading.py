@@ -39,9 +39,9 @@ def tree(bodies=(), top="", real=(), where="loss.py"):
                                        body.strip("\n").split("\n"))
         sources[path] = student.with_bodies(sources[path], mine, path)
     lines = sources[where].split("\n")
-    at = next(i for i, line in enumerate(lines) if line.startswith("import "))
-    sources[where] = "\n".join([*lines[:at], *top.split("\n"), *lines[at:]]) if top else \
-        sources[where]
+    if top:
+        at = next(i for i, line in enumerate(lines) if line.startswith("import "))
+        sources[where] = "\n".join([*lines[:at], *top.split("\n"), *lines[at:]])
     return sources
 
 

@@ -89,19 +89,23 @@ def main(argv=None):
     p.add_argument("--experiment", type=Path)
     args = p.parse_args(argv)
     args.folder.mkdir(parents=True)
-    for i, (style, sources, extra) in enumerate(submissions()):
-        name = f"{i:02d} {NAMES[i % len(NAMES)]} {style}"
-        with tempfile.TemporaryDirectory() as place:
-            place = Path(place) / "tree"
-            student.write(place)
+    with tempfile.TemporaryDirectory() as place:
+        places = [Path(place, kind) for kind in ("without", "with")]
+        for each in places:
+            student.write(each)
+        if args.experiment:
+            for part in ("experiment", "runs", "models"):
+                shutil.copytree(args.experiment / part, places[1] / part)
+        for i, (style, sources, extra) in enumerate(submissions()):
+            name = f"{i:02d} {NAMES[i % len(NAMES)]} {style}"
+            place = places[i < 60 and i % 2 == 0]
             for path, text in {**sources, **extra}.items():
                 (place / path).parent.mkdir(parents=True, exist_ok=True)
                 (place / path).write_text(text)
-            if args.experiment and i < 60 and i % 2 == 0:
-                for part in ("experiment", "runs", "models"):
-                    shutil.copytree(args.experiment / part, place / part)
             target = args.folder / f"{name}.zip"
             batch.pack(place, target)
+            for path in extra:
+                (place / path).unlink()
             if i % 10 == 7:                     # unpacked; in a folder of its own, as many zip it
                 with zipfile.ZipFile(target) as archive:
                     archive.extractall(args.folder / name / "submission")
