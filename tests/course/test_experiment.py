@@ -461,5 +461,6 @@ def test_a_pipe_or_a_link_among_the_runs_is_not_read(tree):
 
 
 def test_code_that_was_not_handed_out_is_not_run():
-    with pytest.raises(experiment.BadInput, match="source/config.py is not the one"):
-        grade.of_a_run(student.exercises(), {"loss.py": "", "config.py": "x = 1\n"}, {})
+    with pytest.raises(experiment.BadInput, match="source/config.py is not the one"), \
+            grade.of_a_run(student.exercises(), {"loss.py": "", "config.py": "x = 1\n"}, {}):
+        pass
