@@ -225,9 +225,10 @@ def check_logs(runs):
 
 def base_settings(plan):
     """What the base's config says, which was handed out; the model may be another toy."""
-    if not re.fullmatch(r"configs/[\w/]+\.toml", plan["base"]) or not (ROOT / plan["base"]).exists():
+    path = ROOT / plan["base"]
+    if not re.fullmatch(r"configs/[\w/]+\.toml", plan["base"]) or not path.exists():
         raise BadInput(f"`base` is a config that was handed out, and not {plan['base'][:60]}")
-    given = tomllib.loads((ROOT / plan["base"]).read_text())
+    given = tomllib.loads(path.read_text())
     return {key: value for key, value in given.items() if key not in ("name", "model")}
 
 

@@ -237,8 +237,8 @@ def main(argv=None):
     p.add_argument("--only", type=int, nargs="+", default=[], metavar="N", help="these exercises")
     p.add_argument("--plans", type=Path, metavar="FOLDER", help="what this student handed in "
                    "before the runs: FOLDER/experiment/plan.md, FOLDER/ablation/plan.md")
-    p.add_argument("--replay", type=int, metavar="STEPS", help="of exercises 8 and 11 so many steps "
-                   "of a run are made again; 1000: all")
+    p.add_argument("--replay", type=int, metavar="STEPS", help="of exercises 8 and 11 so many "
+                   "steps of a run are made again; 1000: all")
     p.add_argument("--limit", type=int, default=LIMIT_S, metavar="S", help="seconds an exercise")
     args = p.parse_args(argv)
     try:

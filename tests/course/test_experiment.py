@@ -370,8 +370,8 @@ def test_points_are_given_only_where_the_first_steps_of_a_run_come_out_again(tre
             assert (folders["/model"] / "config.json").exists()
             return Again(*logs)
         points, notes = replay.points(tree, "experiment", 14, seed, honest)
-        assert points == 6 and notes[0].startswith(f"{run.name}: 10 steps were made again, bit by "), \
-            notes
+        said = f"{run.name}: 10 steps were made again, bit by bit"
+        assert points == 6 and notes[0].startswith(said), notes
 
 
 @pytest.mark.parametrize("file, step, change, points", [
@@ -433,8 +433,8 @@ def test_a_real_run_comes_out_again_bit_by_bit_in_the_real_sandbox(tmp_path):
     """And a copy of it with one digit changed does not. No stand-ins: scalerl.py writes the log."""
     if not (ROOT / "models" / "toy" / "config.json").exists():
         pytest.skip("make toy first")
-    done = run_command([ROOT / "scalerl.py", "--config", ROOT / "configs" / "stress.toml", "--steps",
-                        "10", "--slots", "256", "--heldout-prompts", "64", "--name", "a", "--model",
+    config = ROOT / "configs" / "stress.toml"
+    done = run_command([ROOT / "scalerl.py", "--config", config, "--steps", "10", "--slots", "256", "--heldout-prompts", "64", "--name", "a", "--model",
                         (ROOT / "models" / "toy").resolve()], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "a"
