@@ -434,7 +434,8 @@ def test_a_real_run_comes_out_again_bit_by_bit_in_the_real_sandbox(tmp_path):
     if not (ROOT / "models" / "toy" / "config.json").exists():
         pytest.skip("make toy first")
     config = ROOT / "configs" / "stress.toml"
-    done = run_command([ROOT / "scalerl.py", "--config", config, "--steps", "10", "--slots", "256", "--heldout-prompts", "64", "--name", "a", "--model",
+    done = run_command([ROOT / "scalerl.py", "--config", config, "--steps", "10", "--slots", "256",
+                        "--heldout-prompts", "64", "--name", "a", "--model",
                         (ROOT / "models" / "toy").resolve()], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "a"
