@@ -66,16 +66,13 @@ class ServerPool:
             raise
 
     def _wait_for_all(self):
-        """Servers download, load, compile, capture graphs: how far each is, is said."""
+        """Servers download, load, compile, capture graphs: for minutes."""
         said = time.monotonic()
         while lost := self.check():
             time.sleep(0.05)
             if time.monotonic() - said > SAY_S:
                 said = time.monotonic()
-                for server in lost:
-                    log = self.logs and self.logs / f"server_{self.servers.index(server)}.log"
-                    text = log.read_text(errors="replace").strip() if log and log.exists() else ""
-                    say(f"{server.url} is starting: {text.rpartition(chr(10))[2] or server.why}")
+                say("; ".join(f"{server.url} is starting: {server.why}" for server in lost))
 
     def check(self):
         """The lost servers. Raises ServerError: all, or at the start any one, for too long."""
