@@ -49,10 +49,6 @@ def my_rows(tensor, team):
     return rows[team.rank * count: (team.rank + 1) * count]
 
 
-def training_state(model, optimizer, team):
-    return {name: my_rows(tensor, team) for name, tensor in tensors_of(model, optimizer)}
-
-
 def read_into(tensor, files, name):
     """Fill `tensor`, whole or this rank's shard of it, with the rows of `name` in all files."""
     whole = torch.cat([file.get_tensor(name) for file in files]).view(tensor.shape)
@@ -85,13 +81,14 @@ def load_training_state(folder, model, optimizer):
             raise OSError(f"{folder}: {name} does not fit the model ({error})") from None
 
 
-def save(folder, training, team, state=None):
-    """Write a checkpoint to `folder`, all ranks together. training: `training_state`, every rank's;
-    state: the rest of the run, rank 0's alone. Raises OSError."""
+def save(folder, model, optimizer, team, state=None):
+    """Write a checkpoint to `folder`, all ranks together. state: what is no parameter and not the
+    optimizer's, rank 0's alone. Raises OSError."""
     part = f".{team.rank:05}-of-{team.size:05}" if team.size > 1 else ""    # sorts as text
     with replacing(folder, team.rank == 0) as aside:
         team.all(None)              # rank 0 has made the folder; others see it or cannot write
-        save_file({name: rows.contiguous() for name, rows in training.items()},
+        save_file({name: my_rows(tensor, team).contiguous()
+                   for name, tensor in tensors_of(model, optimizer)},
                   aside / f"model{part}.safetensors")
         if state is not None:
             with open(aside / "state.pt", "wb") as file:    # else a full disk is a RuntimeError

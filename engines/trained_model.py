@@ -50,8 +50,7 @@ class TrainedModel:
 
     def save(self, folder, state=None):
         """Write weights and optimizer to a checkpoint; state: the rest of it (`RunFolder.save`)."""
-        checkpoint.save(folder, checkpoint.training_state(self.model, self.optimizer, self.team),
-                        self.team, state)
+        checkpoint.save(folder, self.model, self.optimizer, self.team, state)
 
     def load(self, folder):
         checkpoint.load_training_state(folder, self.model, self.optimizer)

@@ -79,8 +79,7 @@ def moments(model, optimizer):
 
 def save(folder, model, optimizer, size=1, **rank_0):
     return together(size, lambda team: checkpoint.save(
-        folder, checkpoint.training_state(model, optimizer, team), team,
-        **(rank_0 if team.rank == 0 else {})))
+        folder, model, optimizer, team, **(rank_0 if team.rank == 0 else {})))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 12])
@@ -249,7 +248,7 @@ def test_killed_at_any_point_of_a_replacement_one_of_the_two_is_there_whole(what
             path.mkdir(exist_ok=True, parents=True)
             torch.save(number, path / "state.pt")
         if what == "checkpoint":
-            checkpoint.save(folder, {"w": torch.full((3,), number)}, Team(), state=number)
+            checkpoint.save(folder, *trained(0), Team(), state=number)
         else:
             pretend = SimpleNamespace(save_pretrained=pretrained)
             checkpoint.save_model(pretend, pretend, [], folder)

@@ -29,7 +29,8 @@ class Alone:
 
 def save(folder, step):
     """A checkpoint of this step in a RunFolder."""
-    checkpoint.save(folder.checkpoints / f"step_{step}", {"w": torch.ones(3)}, Alone(),
+    checkpoint.save(folder.checkpoints / f"step_{step}", torch.nn.Linear(3, 1),
+                    SimpleNamespace(state={}), Alone(),
                     {"step": step, "logs": folder.log_sizes()})
 
 

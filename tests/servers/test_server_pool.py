@@ -25,7 +25,7 @@ from servers.server import ServerError, ServerFailed, check_answer
 from servers.pool import ServerPool
 from servers.sampler import ServerSampler
 from sampler import Interruption
-from scaleout.server_command import server_command
+from scaleout.launch import server_command
 
 
 # ---------------------------------------------------------------------------------------------
