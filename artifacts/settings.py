@@ -90,8 +90,7 @@ def typed(name, value, kind):
     """`value`, from TOML or the command line, as the type of its field; an int can be a float."""
     if choices := get_args(kind):                   # a Literal
         if value not in choices:
-            names = ", ".join(choice or '""' for choice in choices)
-            raise ConfigError(f"{name} = {value!r}: use one of {names}")
+            raise ConfigError(f"{name} = {value!r}: use one of {', '.join(choices)}")
         return value
     found = float(value) if kind is float and type(value) is int else value
     if isinstance(value, str) and kind is not str:

@@ -63,7 +63,7 @@ def make_parser():
         group = parser.add_argument_group(title)
         for name, comment in comments.items():
             kind, default = kinds[name], str(getattr(Config(), name))[:40] or '""'
-            metavar = "|".join(filter(None, get_args(kind))) or kind.__name__.upper()
+            metavar = "|".join(get_args(kind)) or kind.__name__.upper()
             group.add_argument(option(name), metavar=metavar, default=argparse.SUPPRESS,
                                help=f"{comment} [{default}]".replace("%", "%%"))
     return parser

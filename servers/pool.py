@@ -35,7 +35,7 @@ class ServerPool:
     slots       requests in flight at each server, at most; it may be started for fewer
     length      tokens of the longest sequence;  vocab: every token id is below
     cuda        the tensors that are sent are on a GPU, so NCCL can send them
-    logs        folder of server_0.log, .. of our launcher, and of server_0.hangs, .. for it
+    logs        folder of our launcher's logs, where it looks for server_0.hangs, ..
 
     Raises ServerError: not all came up; one of them, a ValueError: it was started wrongly.
     """
