@@ -118,8 +118,8 @@ def test_a_finished_run_says_so_until_it_is_to_take_more_steps(make):
     folder = make(steps=7)
     assert folder.done() == ""
     (folder.path / "done").write_text("7 Done: 7 steps.")
-    assert folder.done() == ("runs/r is finished. Done: 7 steps. The same command with --steps N, N "
-                             "above 7, trains on; --fresh starts over.")
+    assert folder.done() == ("runs/r is finished. Done: 7 steps. The same command with --steps N, "
+                             "N above 7, trains on; --fresh starts over.")
     assert RunFolder(Config(model="m", name="r", steps=8)).done() == ""
     (folder.path / "done").write_text("")                   # killed while it was written
     assert folder.done() == ""
