@@ -35,8 +35,8 @@ RIVAL = 4                 # two laws fit equally well if their AIC differs by le
 THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in this order
 POOLED = ("sigmoid", "stretched")         # bootstraps of both make the interval of a prediction
 RHO_MAX = 0.8             # a higher autocorrelation of residuals widens the intervals no further
-NOISE = 0.002             # the least noise of one evaluation; 16,000 samples scatter by .004
-LAW_ERROR = 0.3           # the law's own error: standard deviation, as a share of a promised rise
+NOISE = 0.002             # the least noise of one evaluation, if the number of answers is unknown
+LAW_ERROR = 0.5           # the law's own error: standard deviation, as a share of a promised rise
 
 
 class BadInput(ValueError):
@@ -94,6 +94,7 @@ class Search:
     C: np.ndarray             # (n,) compute
     A_range: tuple            # (low, high); equal numbers fix A
     box: np.ndarray           # (2 or 3, 2): ranges of log C_mid, log B and, if fitted, R0
+    least: float = NOISE      # the least noise of one evaluation
 
     @property
     def parameters(self):
@@ -204,7 +205,7 @@ class Replicates:
         return paths
 
 
-def widened(residual, parameters):
+def widened(residual, parameters, least=NOISE):
     """The noise that residuals (n,) of a fit with p parameters stand for -> (n,). It is wider:
 
     1. A fit of p parameters follows the noise: residuals shrink by sqrt((n - p) / n).
@@ -219,7 +220,7 @@ def widened(residual, parameters):
     rho = np.clip(neighbors(residual) + p / n, 0, RHO_MAX)              # 3.
     noise = (residual - residual.mean()) * (np.sqrt(shrunk * (1 + rho) / (1 - rho)) * t / z)
     # A flat stretch has no residuals; its evaluations are noisy all the same.
-    return noise if noise.std() >= NOISE else NOISE * ndtri((np.arange(n) + 0.5) / n)
+    return noise if noise.std() >= least else least * ndtri((np.arange(n) + 0.5) / n)
 
 
 def replicates(search, theta, angles, R, bootstrap, seed, step_0):
@@ -229,7 +230,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     curve, n = law_at(search.law, search.C, *theta), R.size
     if n <= search.parameters:                # a curve through every point: no noise to be seen
         bootstrap = 0
-    noise = widened(R - curve, search.parameters)
+    noise = widened(R - curve, search.parameters, search.least)
     rng = np.random.default_rng(seed)
     rewards = curve + rng.choice(noise, (bootstrap, n))                              # (S, n)
     R0 = np.full(bootstrap, theta[3])
@@ -324,20 +325,29 @@ class Fit:
 
     def futures(self, C, noise=False):
         """What may be measured at C (k,) -> (S or 2 S, k), within 0 and 1; no rows if there is no
-        interval. No law is exact: each replicate's rise beyond the data is multiplied by a number
-        of its own from N(1, LAW_ERROR). Ours."""
-        C = np.asarray(C, float)
+        interval. No law is exact: beyond the data every third replicate rises as the line in log C
+        does, and each rise is multiplied by a number of its own from N(1, LAW_ERROR). Ours."""
+        C, last = np.asarray(C, float), self.C[-1:]
         if self.no_interval:
             return np.empty((0, C.size))
-        now = self.paths(self.C[-1:])
-        rise = np.where(C > self.C[-1], self.paths(C) - now, 0)
-        error = np.random.default_rng(1).normal(0, LAW_ERROR, now.shape)
-        return np.clip(self.paths(C, noise) + error * rise, 0, 1)
+        paths = self.paths(C)
+        rise = paths - self.paths(last)
+        line = line_at(self.C, self.R, np.maximum(np.append(last, C), last))
+        rise[::3] = line[1:] - line[0]
+        factor = np.random.default_rng(1).normal(1, LAW_ERROR, (len(rise), 1))
+        ahead = np.where(C > last, self.paths(last) + factor * rise, paths)
+        return np.clip(ahead + self.paths(C, noise) - paths, 0, 1)
 
     def predict(self, C):
         """(curve, low, high) at C, of C's shape: this law, the interval of `futures` or nan."""
         low, high = interval(self.futures(np.ravel(C)))
         return self.curve(C), low.reshape(np.shape(C)), high.reshape(np.shape(C))
+
+    def forecast(self, C):
+        """(value, low, high) for the mean of noisy evaluations at C (k,); low, high may be nan."""
+        value, mean = float(self.curve(C).mean()), self.futures(C, noise=True).mean(1)
+        low, high = map(float, interval(mean))
+        return value, np.minimum(low, value), np.maximum(high, value)    # a value at 1 is inside
 
     def compute_for(self, R):
         """The compute at which the curve reaches R; inf if the ceiling is not above R."""
@@ -345,8 +355,8 @@ class Fit:
 
 
 def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=None,
-              bootstrap=200, seed=0, A_range=None, B_range=(0.1, 20), C_mid_range=None,
-              C_mid_nodes=None) -> Fit:
+              answers=None, bootstrap=200, seed=0, A_range=None, B_range=(0.1, 20),
+              C_mid_range=None, C_mid_nodes=None) -> Fit:
     """Fit pass rates R (n,) against compute C (n,).
 
     R0          a number stays fixed, "fit" is fitted, None is the mean of the evaluations at C = 0,
@@ -354,6 +364,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     method      "free": anywhere in the ranges; "grid": the paper's A.5
     law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4), "logistic" (not the paper's)
     c_min, c_max  evaluations with less or more compute are left out; R0 is still taken from C = 0
+    answers     problems times samples of one evaluation: its noise is at least theirs by chance
     bootstrap   replicates for the intervals; 0: none
     A_range     (low, high), by default (R0, 1), equal numbers fix A; B_range: published B's lie in
                 1.09-4.55; C_mid_range: by default from first / 100 to 10 times the last compute
@@ -381,7 +392,8 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         box.append((0.0, R.mean()))           # a curve that rises starts below the mean
 
     # The best curve of this law and of a rival, each with its bootstrap.
-    search = Search(law, C, ranges["A"], np.array(box))
+    least = max(NOISE, np.sqrt(R.mean() * (1 - R.mean()) / answers) if answers else 0)
+    search = Search(law, C, ranges["A"], np.array(box), least)
     rival = replace(search, law="sigmoid" if law == "stretched" else "stretched")
     theta, angles = search.fit(R, R0)
     its_theta, its_angles = rival.fit(R, R0)
@@ -448,6 +460,16 @@ def diagnostics(fit):
 
 # ------------------------------------------------------------------------------ 6. prediction
 # Three parameters fit any rising run: a small error on the fitted evaluations proves nothing.
+def line_at(C, R, C_at):
+    """The line in log C through the last half of the evaluations after step 0, three at least, at
+    C_at (k,) -> (k,) within 0 and 1. Raises BadInput below two points."""
+    C, R = C[C > 0], R[C > 0]                                 # step 0 has no logarithm
+    if np.unique(C).size < 2:
+        raise BadInput("a line needs two points after step 0")
+    half = max(3, C.size // 2)
+    return np.clip(np.polyval(np.polyfit(np.log(C[-half:]), R[-half:], 1), np.log(C_at)), 0, 1)
+
+
 def held_out(C, R, early):
     """How well `early`, fitted to the first part of C, R (n,), predicted the rest, and how well the
     naive forecast did: the last three fitted evaluations carried forward -> numbers."""
@@ -455,9 +477,8 @@ def held_out(C, R, early):
     if not rest.any():
         raise BadInput(f"--until leaves nothing to predict: the data end at {C[-1]:.3g}")
     C, R, k = C[rest], R[rest], min(LAST, rest.sum())
-    naive, measured, predicted = early.R[-3:].mean(), R[-k:].mean(), early.curve(C[-k:]).mean()
-    # What is measured is the mean of k noisy evaluations.
-    low, high = interval(early.futures(C[-k:], noise=True).mean(1))
+    naive, measured = early.R[-3:].mean(), R[-k:].mean()
+    predicted, low, high = early.forecast(C[-k:])
     return dict(evaluations=k, predicted=predicted, lo=low, hi=high, measured=measured,
                 error=predicted - measured, naive=naive, naive_error=naive - measured)
 

@@ -2,6 +2,8 @@
 
     python bench/forecast.py                            the tables below, from results/forecast
     python bench/forecast.py --keep runs/demo-toy20-seed30 runs/calm-toy20-seed32 ...
+    python bench/forecast.py --study                    every run of results/study, into study.csv
+    python bench/forecast.py --study --tables           the tables of the kept study.csv alone
 
 --keep writes what is read of the runs' logs into results/forecast/evals.csv: compute, pass rate,
 and the right samples of each held-out problem, a digit each. Printed are, for each group of runs
@@ -19,12 +21,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from fit import LAST, BadInput, fit_curve, held_out
-from fitting.forecast import judge, line_at
+from fit import LAST, BadInput, fit_curve, held_out, interval, line_at
+from fitting.forecast import judge
 from fitting.like import disagree, fit_like, learn
 from fitting.problems import by_problem, read_counts
 from fitting.readers import read_curves
 
+STUDY = Path(__file__).parent.parent / "results/study"
+COLUMNS = ("run", "task", "base", "collapsed", "cut", "measured", "error", "naive", "line", "lo",
+           "hi", "lo_before", "hi_before")
+ANSWERS = {"mix": 1024, "smollm2": 320}     # problems times samples of an evaluation; others 512
 KEPT = Path(__file__).parent.parent / "results/forecast/evals.csv"
 CUTS = (0.3, 0.5)
 
@@ -79,10 +85,89 @@ def measure(run, C, R, right, k, cut, earlier, stranger):
                    "unsolved": unsolved, "later": later, "alarms": alarms}
 
 
+# ---------------------------------------------------------------- the second round: results/study
+def before(fit, C):
+    """The interval of the first round, from the same fit: each rise times N(1, .3), no line."""
+    if fit.no_interval:
+        return np.nan, np.nan
+    now = fit.paths(fit.C[-1:])
+    error = np.random.default_rng(1).normal(0, 0.3, now.shape)
+    return interval(np.clip(fit.paths(C, noise=True) + error * (fit.paths(C) - now), 0, 1).mean(1))
+
+
+def study():
+    """Every run of the study, task and cut -> a row of numbers, the empty ones as ""."""
+    with open(STUDY / "runs.csv", newline="") as file:
+        fell = {f"{row['base']}-{row['variant']}-toy{row['toy']}-seed{row['seed']}".replace(
+            "toy-", ""): row["collapsed"] for row in csv.DictReader(file)}
+    tasks = {}
+    with open(STUDY / "evals.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            for name in row:
+                if "/mean@" in name and row[name]:
+                    tasks.setdefault((row["run"], name), []).append(
+                        (float(row["compute/flops"]), float(row[name])))
+    for (run, task), points in tasks.items():
+        C, R = np.array(points).T
+        for cut in CUTS:
+            base = run.split("-")[0]
+            row = dict(run=run, task=task, base=base, collapsed=fell[run], cut=cut)
+            try:
+                early = fit_curve(C, R, c_max=cut * C[-1], answers=ANSWERS.get(base, 512))
+            except BadInput:
+                yield row
+                continue
+            told, ahead = held_out(C, R, early), C[C > early.C[-1]][-LAST:]
+            low, high = before(early, ahead)
+            line = line_at(early.C, early.R, ahead).mean() - told["measured"]
+            numbers = dict(measured=told["measured"], error=told["error"], naive=told["naive_error"],
+                           line=line, lo=told["lo"], hi=told["hi"], lo_before=low, hi_before=high)
+            yield row | {name: round(float(n), 4) for name, n in numbers.items() if n == n}
+
+
+def study_tables(rows):
+    """A line for each regime and cut, collapsed runs apart; then for each toy of the two regimes."""
+    print("| runs | cut | n | fitted | error | naive | line | intervals | before: hold, median "
+          "width, mean score | after |\n|---|" + "--:|" * 9)
+    groups = {}
+    for row in rows:
+        fell = ", collapsed" if row["collapsed"] == "1.0" else ""
+        groups.setdefault((row["base"] + fell, row["cut"]), []).append(row)
+    for row in rows:
+        if row["base"] in ("calm", "stress") and row["collapsed"] != "1.0":
+            toy = re.search(r"toy\d+", row["run"])[0]
+            groups.setdefault((f"{row['base']}, {toy}", row["cut"]), []).append(row)
+    for (name, cut), members in groups.items():
+        fitted = [row for row in members if row.get("measured")]
+        errors = np.abs([[float(row[way]) for way in ("error", "naive", "line")] for row in fitted])
+        has, cells = [row for row in fitted if row["lo"]], []
+        for end in ("_before", ""):
+            y, low, high = np.array([[float(row[name]) for name in (
+                "measured", "lo" + end, "hi" + end)] for row in has]).reshape(-1, 3).T
+            miss = np.maximum(low - y, 0) + np.maximum(y - high, 0)
+            cells.append(f"{(miss == 0).sum()} of {len(has)}, {np.median(high - low):.3f}, "
+                         f"{(high - low + 20 * miss).mean():.3f}" if has else "")
+        means = [f"{mean:.3f}" for mean in errors.mean(0)] if fitted else ["", "", ""]
+        print("|", " | ".join([name, cut, str(len(members)), str(len(fitted)), *means,
+                               str(len(has)), *cells]), "|")
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--keep", nargs="+", metavar="RUN", help="write the table from run folders")
+    p.add_argument("--study", action="store_true", help="the study's runs, into study.csv")
+    p.add_argument("--tables", action="store_true", help="with --study: of the kept study.csv")
     args = p.parse_args()
+    if args.study:
+        path = KEPT.with_name("study.csv")
+        if not args.tables:
+            with open(path, "w", newline="") as file:
+                out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                out.writeheader()
+                out.writerows(study())
+        with open(path, newline="") as file:
+            study_tables(list(csv.DictReader(file)))
+        return
     if args.keep:
         keep(args.keep)
     runs = read()

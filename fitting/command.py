@@ -13,7 +13,7 @@ from fitting.compare import compare
 from fitting.forecast import judge, verdict_line
 from fitting.figures import FORMS, plot_run, span, with_interval
 from fitting.like import disagree, fit_like, learn
-from fitting.plan import plan_lines
+from fitting.plan import APART, plan_lines
 from fitting.problems import by_problem_lines
 from fitting.readers import read_curves
 
@@ -22,7 +22,7 @@ ABOUT = law.__doc__.partition("For `from")[0] + """
     python fit.py runs/demo --predict 1e15 --target 0.9     # what compute buys; what a reward costs
     python fit.py runs/new --until 0.3 --like runs/old      # what an earlier run of its kind adds
     python fit.py runs/new --until 0.3 --by-problem         # from the counts of single problems
-    python fit.py runs/demo --plan 0.02                     # how much evaluation a forecast takes
+    python fit.py --plan 0.02 --curve 0.8 1.8 0.4 0.25      # how much evaluation a forecast takes
     python fit.py ours=runs/s1,runs/s2 grpo=runs/g1         # compare recipes; pool seeds of one"""
 NOTES = """\
 RUN is a run folder, a log of verl, prime-rl, TRL, Weights & Biases or TensorBoard, any CSV with a
@@ -107,7 +107,8 @@ def report_run(args, refit, curve, prior=None):
     fits, warnings = {label: fit}, [*fit.warnings]
     lines = [*ahead_lines(fit, args.predict, args.target)]
     if args.plan:
-        lines += plan_lines({name: getattr(fit, name) for name in THETA}, C[-1], args.plan)
+        share = args.until / C[-1] if (args.until or 0) > 1 else args.until
+        lines += plan_lines({name: getattr(fit, name) for name in THETA}, C[-1], args.plan, share)
     judged, ahead, where = fit, np.full(LAST, 2 * C[-1]), "at twice the compute"
     if args.until is not None:
         cut = args.until * C[-1] if args.until <= 1 else args.until
@@ -135,7 +136,7 @@ def arguments(argv):
     p = argparse.ArgumentParser(prog="fit.py", description=ABOUT, epilog=NOTES,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     add = p.add_argument
-    add("runs", nargs="+", metavar="RUN", help="a log, a run folder, or NAME=LOG,LOG,...")
+    add("runs", nargs="*", metavar="RUN", help="a log, a run folder, or NAME=LOG,LOG,...")
     add("--x", help="column of compute")
     add("--y", action="append", help="column of the pass rate; twice for two tasks of a run")
     add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
@@ -153,15 +154,28 @@ def arguments(argv):
         "problem, which a run's evaluations log (right@k)")
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
-    add("--plan", type=float, metavar="W", help="how many answers a forecast of +-W takes")
+    add("--plan", type=float, metavar="W", help="the answers that a forecast of +-W takes, for the "
+        "curve of RUN, or before any run for --curve")
+    add("--apart", type=float, metavar="D", help="--plan for telling two recipes D apart")
+    add("--curve", type=float, nargs=4, metavar=tuple(THETA), default=(0.8, 1.8, 0.4, 0.25),
+        help="of --plan without RUN; C_mid as a share of the run (default: 0.8 1.8 0.4 0.25)")
+    add("--answers", type=float, metavar="N", help="problems times samples of one evaluation: the "
+        "least noise of the intervals (default: the log's right@k)")
     add("--bootstrap", type=int, default=200, metavar="S", help="replicates (200)")
     add("--why", action="store_true", help="the rival laws and all warnings")
     add("--out", metavar="FILE", help="picture of one run (.png, .pdf, .svg); `none`")
-    return p.parse_args(argv)
+    args = p.parse_args(argv)
+    args.plan = args.apart / APART if args.apart else args.plan
+    return args
 
 
 def report(args):
-    """Everything about one run, or about several and their comparison."""
+    """Everything about one run, or about several and their comparison; without a run, the plan."""
+    if not args.runs:
+        if not args.plan:
+            raise BadInput("it takes a RUN; or --plan W, or --apart D, before there is one")
+        print(*plan_lines(dict(zip(THETA, args.curve)), 1, args.plan, args.until), sep="\n")
+        return
     columns = (args.x, args.y, args.x_scale, args.x_label, args.reward_range)
     curves = read_curves(args.runs, *columns)
     prior = args.like and learn([fit_curve(each.C, each.R, bootstrap=0)
@@ -172,7 +186,8 @@ def report(args):
     options = {name: getattr(args, name) for name in ("law", "method", "R0", "c_min", "bootstrap")}
     # Each run has a seed of its own: else replicates would move together, and differences would
     # look sure.
-    refits = {curve.label: partial(fit_curve, **options, seed=i) for i, curve in enumerate(curves)}
+    refits = {curve.label: partial(fit_curve, **options, answers=args.answers or curve.answers,
+                                   seed=i) for i, curve in enumerate(curves)}
     for curve in curves:
         found, more, doubts = report_run(args, refits[curve.label], curve, prior)
         fits |= found

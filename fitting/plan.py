@@ -5,7 +5,12 @@ is the true one. A prior is not counted."""
 import numpy as np
 from scipy.special import ndtri
 
-from fit import LEVEL, THETA, sigmoid
+from fit import LEVEL, THETA, BadInput, sigmoid
+
+Z, POWER = ndtri((1 + LEVEL) / 2), 0.8
+# Ends that lie D apart: in 80% of the pairs of runs the interval of their difference excludes 0, if
+# each end is known to +-D / APART.
+APART = 2 ** 0.5 * (Z + ndtri(POWER)) / Z
 
 
 def deviation(theta, C, C_at, answers):
@@ -16,17 +21,24 @@ def deviation(theta, C, C_at, answers):
         return np.array([(sigmoid(C, **theta | {name: theta[name] + step}) -
                           sigmoid(C, **theta | {name: theta[name] - step})) / 2e-5
                          for name, step in steps.items()])
-    p, ahead = sigmoid(C, **theta), slopes(C_at)
+    p, ahead = np.clip(sigmoid(C, **theta), 0.01, 0.99), slopes(C_at)    # none is sure at R0 = 0
     information = slopes(C) / (p * (1 - p) / answers) @ slopes(C).T
     return float(np.sqrt(ahead @ np.linalg.pinv(information, rcond=1e-14) @ ahead))
 
 
-def plan_lines(theta, end, width, shares=(0.3, 0.5)):
-    """The answers that intervals of +-width at the run's end take, by the share that is seen."""
-    yield (f"answers an evaluation (problems x samples) for {LEVEL:.0%} intervals of +-{width:g} "
-           f"at the end, or to tell two recipes {width * 2 ** .5:.3g} apart; law known, no prior")
-    for share in shares:
-        needed = [(n, (ndtri((1 + LEVEL) / 2) / width * deviation(
-            theta, np.linspace(0, share * end, n + 1), end, 1)) ** 2) for n in (5, 10, 20, 40)]
+def plan_lines(theta, end, width, share=None):
+    """The answers that intervals of +-width at the run's end take, by the share that is seen (None:
+    .3 and .5). Raises BadInput: no such curve."""
+    A, B, C_mid, R0 = (theta[name] for name in THETA)
+    if not (0 <= R0 < A <= 1 and B > 0 and C_mid > 0 and 0 < width < 1 and 0 < (share or 1) <= 1):
+        raise BadInput(f"--plan takes 0 <= R0 < A <= 1, B and C_mid above 0, a width and a share "
+                       f"within 0 and 1; got A {A:g}, B {B:g}, C_mid {C_mid:g}, R0 {R0:g}")
+    yield (f"answers an evaluation (problems x samples) for {LEVEL:.0%} intervals of +-{width:.2g} "
+           f"at the end of a run with A {A:.3g}, B {B:.3g}, C_mid {C_mid / end:.2g} of the run, R0 "
+           f"{R0:.3g}; or to tell two recipes {width * APART:.2g} apart in {POWER:.0%} of the "
+           "pairs; law known, no prior")
+    for share in (share,) if share else (0.3, 0.5):
+        needed = [(n, (Z / width * deviation(theta, np.linspace(0, share * end, n + 1), end, 1))
+                   ** 2) for n in (5, 10, 20, 40)]
         yield f"  from {share:.0%} of the run: " + ", ".join(
             f"{n} evaluations {answers:,.0f}" for n, answers in needed)

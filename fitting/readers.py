@@ -20,8 +20,9 @@ X_COLUMNS = ("compute/flops", "compute/gpu_hours", "compute/core_hours", "comput
              "gpu_hours", "num_tokens", "step", "_step", "Step", "training/global_step", "epoch")
 Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "val/test_score/*",
              "eval*pass_rate*", "eval/*reward*", "eval_reward", "eval_rewards/*/mean",
-             "*pass_rate*")
-LIKELY = {"--x": "step|flop|hour|token|epoch", "--y": "reward|score|acc|succ|solve|correct|pass"}
+             "*pass_rate*", "Value")                       # Value: what TensorBoard exports
+LIKELY = {"--x": "step|flop|hour|time|token|epoch",
+          "--y": "reward|score|acc|succ|solve|correct|pass|value"}
 STEP_COLUMNS = ("step", "_step", "Step", "global_step", "training/global_step")
 # Spreads and extremes: only taken if --y names them. Weights & Biases has __MIN and __MAX.
 SPREAD = re.compile("(?i)std|[_/](min|max)$")
@@ -40,6 +41,7 @@ class Curve:
     y: str
     picture: Path             # where its picture goes unless --out says otherwise
     notes: tuple = ()         # facts worth a line
+    answers: float = 0        # problems times samples of an evaluation, where the log tells
 
 
 # ---------------------------------------------------------------- 1. a log -> rows of numbers
@@ -70,8 +72,10 @@ def read_rows(path):
         rows = read_table(path)
     elif path.suffix in (".json", ".jsonl", ".ipynb") or path.read_bytes()[:2] == b'{"':
         rows, notes = read_jsonl(path)
-    elif not (rows := read_console(path.read_text(errors="replace"))):
-        raise BadInput(f"{path} has no line `step:1 - name:0.5` or `{{'name': 0.5}}`, as logs have")
+    else:
+        text = path.read_text(errors="replace")
+        if not (rows := read_console(text) or read_cells(text)):
+            raise BadInput(f"{path} has no line `step:1 - name:0.5`, `{{'name': 0.5}}` or `name: 0.5`")
     if not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds lines that are not JSON objects")
     return [flat(row) for row in rows], path, notes
@@ -142,6 +146,22 @@ def read_console(text):
     return lines or dicts
 
 
+def read_cells(text):
+    """The last resort, any text: each `name: 0.5`, `name=0.5`, `│ name │ 0.5 │`. A row ends where a
+    line names another step (NeMo-RL, torchtune, AReaL, prime-rl), or a name comes again."""
+    rows, step = [{}], None
+    for line in re.split(r"[\r\n]", text):
+        if (found := re.findall(r"(?i)\bstep[ :=]+(\d+)", line)) and found[-1] != step:
+            step = found[-1]                 # the last: "Epoch 1 Step 3/200 Train step 203/2000"
+            rows.append({"step": step})
+        for name, value in re.findall(r"([A-Za-z][\w/@.() -]*?) *[:=│] *"
+                                      r"(-?\d+\.?\d*(?:e[+-]?\d+)?%?)(?![\w:./])", line):
+            if name in rows[-1] and name != "step":
+                rows.append({"step": step} if step else {})
+            rows[-1][name] = value
+    return [row for row in rows if row]
+
+
 def read_notebook(cells):
     """The rows of the tables that transformers shows in a notebook, or of what is printed there."""
     rows, outputs = [], [output for cell in cells for output in cell.get("outputs", ())]
@@ -199,6 +219,8 @@ def flat(row):
     for name, value in row.items():
         if isinstance(value, dict):
             cells |= {k if name == "data" else f"{name}/{k}": v for k, v in flat(value).items()}
+        elif isinstance(value, list) and "/right@" in name:       # the right samples of a problem
+            cells[re.sub("right@.*", "answers", name)] = float(len(value) * int(name.split("@")[1]))
         elif isinstance(value, int | float | str):        # else null, a list
             try:
                 cells[name] = float(str(value).rstrip("%")) / (100 if "%" in str(value) else 1)
@@ -224,7 +246,7 @@ def pick(rows, wanted, patterns, option, path):
     likely = ", ".join(name for name in usual if re.search(LIKELY[option], name.lower()))
     shown = ", ".join(name if name in numbers else f"{name} (text)"
                       for name in sorted({name for row in rows for name in row}))
-    raise BadInput(f"{path} has no column for {option} {wanted or ''}; it has: "
+    raise BadInput(f"{path} has no column for {' '.join(filter(None, (option, wanted)))}; it has: "
                    + (shown or "no numbers yet") + (likely and f"; likely: {likely}"))
 
 
@@ -269,7 +291,7 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
         raise BadInput(f"--reward-range takes two different numbers, got {lo:g} {hi:g}")
     if not all(paths.split(",")):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
-    seeds, notes = [], []
+    seeds, notes, answers = [], [], []
     for given, run in (place for path in paths.split(",") for place in places_of(path)):
         rows, path, more = read_rows(given)
         rows = [row for row in rows if str(row.get("run")) == run] if run else rows
@@ -277,6 +299,7 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
         x_name, _ = pick(rows, x, X_COLUMNS, "--x", path)
         x, y = x or (None if x_label else metric(x_name)), y or metric(y_name)
         *seed, doubts = evaluations(rows, x_name, y_name, path)
+        answers += [row.get(f"{y_name.rpartition('/')[0]}/answers", 0) for row in rows]
         seeds.append(seed)
         notes += more + others + doubts
     C, R = map(np.concatenate, zip(*seeds))
@@ -287,7 +310,7 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
     picture = given / "curve.png" if given.is_dir() else Path(
         "" if "wandb:" in paths else given.parent, f"{label}_curve.png")
     return Curve(name or label, *checked(C * x_scale, (R - lo) / (hi - lo)), x_label or x_name,
-                 y_name, picture, tuple(notes))
+                 y_name, picture, tuple(notes), max(answers))
 
 
 def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, *others):

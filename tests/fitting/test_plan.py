@@ -33,6 +33,7 @@ def test_four_times_the_answers_halve_the_width_and_the_plan_meets_it():
     one, four = (plan.deviation(THETA, C, 1.0, answers) for answers in (300, 1200))
     assert one == pytest.approx(2 * four, rel=1e-6)
     _, _, half = plan.plan_lines(THETA, 1.0, 0.03)
+    assert half == list(plan.plan_lines(THETA, 1.0, 0.03, 0.5))[1]
     width = 1.6449 * plan.deviation(THETA, np.linspace(0, 0.5, 11), 1.0, 1000)
     found = float(half.split("10 evaluations ")[1].split(", ")[0].replace(",", ""))
     assert found == pytest.approx(1000 * (width / 0.03) ** 2, rel=0.01)
@@ -44,3 +45,33 @@ def test_the_command_plans_for_the_curve_of_a_run(tmp_path, capsys):
     f = fit_curve(*made(n=21), bootstrap=0)
     lines = plan.plan_lines(dict(A=f.A, B=f.B, C_mid=f.C_mid, R0=f.R0), 16_000, 0.02)
     assert "\n".join(lines) in capsys.readouterr().out
+
+
+def test_two_recipes_that_lie_apart_by_the_planned_difference_are_told_apart_in_80_percent():
+    """Simulated: ends known to +-w scatter by w / 1.645; the 90% interval of their difference
+    leaves out 0. To promise w sqrt(2) instead, the naive form, finds it in half of the pairs."""
+    width, pairs = 0.02, np.random.default_rng().normal(0, 0.02 / 1.6449, (20_000, 2))
+    for apart, share in ((plan.APART * width, 0.80), (2 ** 0.5 * width, 0.50)):
+        difference = pairs[:, 0] - pairs[:, 1] + apart
+        assert (difference > 2 ** 0.5 * width).mean() == pytest.approx(share, abs=0.02)
+
+
+def test_the_plan_answers_before_there_is_a_run(capsys):
+    """Who plans has no run yet: a curve that is given, or a typical one."""
+    assert main(["--plan", "0.02", "--curve", "0.8", "1.8", "0.4", "0.25"]) == 0
+    said = capsys.readouterr().out
+    assert said == "\n".join(plan.plan_lines(THETA, 1, 0.02)) + "\n"
+    assert main(["--plan", "0.02"]) == 0 and capsys.readouterr().out == said       # the typical one
+    assert main(["--apart", "0.05", "--until", "0.4"]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert "two recipes 0.05 apart" in first and [line[:11] for line in rest] == ["  from 40% "]
+    assert main(["--plan", "0.02", "--curve", "1", "1.8", "0.4", "0"]) == 0        # no noise at 0
+    assert "nan" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["--plan", "0.02", "--curve", "0.2", "1", "1", "0.5"],
+                                   ["--plan", "2"], ["--plan", "0.1", "--until", "3"]])
+def test_a_plan_for_no_curve_is_refused_in_a_sentence(words, capsys):
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "--plan" in said and said.count("\n") == 1
