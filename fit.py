@@ -36,7 +36,7 @@ THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in
 POOLED = ("sigmoid", "stretched")         # bootstraps of both make the interval of a prediction
 RHO_MAX = 0.8             # a higher autocorrelation of residuals widens the intervals no further
 NOISE = 0.002             # the least noise of one evaluation, if the number of answers is unknown
-LAW_ERROR = 0.5           # the law's own error: standard deviation, as a share of a promised rise
+LAW_ERROR = 0.3           # the law's own error: standard deviation, as a share of a promised rise
 
 
 class BadInput(ValueError):
@@ -228,7 +228,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     widened residuals, drawn with replacement, fitted again. (To draw evaluations would lose the few
     early ones.) A measured R0, the mean of `step_0` evaluations, is drawn too."""
     curve, n = law_at(search.law, search.C, *theta), R.size
-    if n <= search.parameters:                # a curve through every point: no noise to be seen
+    if n + bool(step_0) <= search.parameters + 1:   # step 0 is a point, too: too few to see noise
         bootstrap = 0
     noise = widened(R - curve, search.parameters, search.least)
     rng = np.random.default_rng(seed)
@@ -315,7 +315,7 @@ class Fit:
     def no_interval(self):
         """Why no forecast has an interval, or ""."""
         if not len(self.draws):
-            return f"{self.n} evaluations, no more than parameters, or no bootstrap"
+            return f"{self.n} evaluations, too few for the parameters, or no bootstrap"
         flat = self.n >= FEW and self.rivals["constant"]["delta_aic"] < RIVAL
         return "a constant fits as well: the fitted evaluations show no rise" if flat else ""
 
@@ -325,29 +325,20 @@ class Fit:
 
     def futures(self, C, noise=False):
         """What may be measured at C (k,) -> (S or 2 S, k), within 0 and 1; no rows if there is no
-        interval. No law is exact: beyond the data every third replicate rises as the line in log C
-        does, and each rise is multiplied by a number of its own from N(1, LAW_ERROR). Ours."""
-        C, last = np.asarray(C, float), self.C[-1:]
+        interval. No law is exact: each replicate's rise beyond the data is multiplied by a number
+        of its own from N(1, LAW_ERROR). Ours."""
+        C = np.asarray(C, float)
         if self.no_interval:
             return np.empty((0, C.size))
-        paths = self.paths(C)
-        rise = paths - self.paths(last)
-        line = line_at(self.C, self.R, np.maximum(np.append(last, C), last))
-        rise[::3] = line[1:] - line[0]
-        factor = np.random.default_rng(1).normal(1, LAW_ERROR, (len(rise), 1))
-        ahead = np.where(C > last, self.paths(last) + factor * rise, paths)
-        return np.clip(ahead + self.paths(C, noise) - paths, 0, 1)
+        now = self.paths(self.C[-1:])
+        rise = np.where(C > self.C[-1], self.paths(C) - now, 0)
+        error = np.random.default_rng(1).normal(0, LAW_ERROR, now.shape)
+        return np.clip(self.paths(C, noise) + error * rise, 0, 1)
 
     def predict(self, C):
         """(curve, low, high) at C, of C's shape: this law, the interval of `futures` or nan."""
         low, high = interval(self.futures(np.ravel(C)))
         return self.curve(C), low.reshape(np.shape(C)), high.reshape(np.shape(C))
-
-    def forecast(self, C):
-        """(value, low, high) for the mean of noisy evaluations at C (k,); low, high may be nan."""
-        value, mean = float(self.curve(C).mean()), self.futures(C, noise=True).mean(1)
-        low, high = map(float, interval(mean))
-        return value, np.minimum(low, value), np.maximum(high, value)    # a value at 1 is inside
 
     def compute_for(self, R):
         """The compute at which the curve reaches R; inf if the ceiling is not above R."""
@@ -366,7 +357,8 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     c_min, c_max  evaluations with less or more compute are left out; R0 is still taken from C = 0
     answers     problems times samples of one evaluation: its noise is at least theirs by chance
     bootstrap   replicates for the intervals; 0: none
-    A_range     (low, high), by default (R0, 1), equal numbers fix A; B_range: published B's lie in
+    A_range     (low, high), by default (R0, 1), equal numbers fix A; a fitted ceiling at the edge,
+                1, means that the data do not determine it; B_range: published B's lie in
                 1.09-4.55; C_mid_range: by default from first / 100 to 10 times the last compute
     C_mid_nodes grid method: an ascending array; by default 400 over the data (docs/fit.md)
     Raises BadInput (a ValueError) with a sentence."""
@@ -460,16 +452,6 @@ def diagnostics(fit):
 
 # ------------------------------------------------------------------------------ 6. prediction
 # Three parameters fit any rising run: a small error on the fitted evaluations proves nothing.
-def line_at(C, R, C_at):
-    """The line in log C through the last half of the evaluations after step 0, three at least, at
-    C_at (k,) -> (k,) within 0 and 1. Raises BadInput below two points."""
-    C, R = C[C > 0], R[C > 0]                                 # step 0 has no logarithm
-    if np.unique(C).size < 2:
-        raise BadInput("a line needs two points after step 0")
-    half = max(3, C.size // 2)
-    return np.clip(np.polyval(np.polyfit(np.log(C[-half:]), R[-half:], 1), np.log(C_at)), 0, 1)
-
-
 def held_out(C, R, early):
     """How well `early`, fitted to the first part of C, R (n,), predicted the rest, and how well the
     naive forecast did: the last three fitted evaluations carried forward -> numbers."""
@@ -477,8 +459,9 @@ def held_out(C, R, early):
     if not rest.any():
         raise BadInput(f"--until leaves nothing to predict: the data end at {C[-1]:.3g}")
     C, R, k = C[rest], R[rest], min(LAST, rest.sum())
-    naive, measured = early.R[-3:].mean(), R[-k:].mean()
-    predicted, low, high = early.forecast(C[-k:])
+    naive, measured, predicted = early.R[-3:].mean(), R[-k:].mean(), early.curve(C[-k:]).mean()
+    # What is measured is the mean of k noisy evaluations.
+    low, high = interval(early.futures(C[-k:], noise=True).mean(1))
     return dict(evaluations=k, predicted=predicted, lo=low, hi=high, measured=measured,
                 error=predicted - measured, naive=naive, naive_error=naive - measured)
 

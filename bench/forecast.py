@@ -21,15 +21,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from fit import LAST, BadInput, fit_curve, held_out, interval, line_at
-from fitting.forecast import judge
+from fit import LAST, BadInput, fit_curve, held_out, interval
+from fitting.forecast import judge, line_at
 from fitting.like import disagree, fit_like, learn
 from fitting.problems import by_problem, read_counts
 from fitting.readers import read_curves
 
 STUDY = Path(__file__).parent.parent / "results/study"
 COLUMNS = ("run", "task", "base", "collapsed", "cut", "measured", "error", "naive", "line", "lo",
-           "hi", "lo_before", "hi_before")
+           "hi", "lo_tried", "hi_tried")
 ANSWERS = {"mix": 1024, "smollm2": 320}     # problems times samples of an evaluation; others 512
 KEPT = Path(__file__).parent.parent / "results/forecast/evals.csv"
 CUTS = (0.3, 0.5)
@@ -86,13 +86,19 @@ def measure(run, C, R, right, k, cut, earlier, stranger):
 
 
 # ---------------------------------------------------------------- the second round: results/study
-def before(fit, C):
-    """The interval of the first round, from the same fit: each rise times N(1, .3), no line."""
+def tried(fit, C):
+    """The interval of the protocol's second round, from the same fit: every third replicate rises
+    beyond the data as the line in log C does, each rise times N(1, .5); its forecast is inside."""
     if fit.no_interval:
         return np.nan, np.nan
-    now = fit.paths(fit.C[-1:])
-    error = np.random.default_rng(1).normal(0, 0.3, now.shape)
-    return interval(np.clip(fit.paths(C, noise=True) + error * (fit.paths(C) - now), 0, 1).mean(1))
+    paths, last = fit.paths(C), fit.C[-1:]
+    rise = paths - fit.paths(last)
+    line = line_at(fit.C, fit.R, np.append(last, C))
+    rise[::3] = line[1:] - line[0]
+    factor = np.random.default_rng(1).normal(1, 0.5, (len(rise), 1))
+    ahead = fit.paths(last) + factor * rise + fit.paths(C, noise=True) - paths
+    (low, high), value = interval(np.clip(ahead, 0, 1).mean(1)), fit.curve(C).mean()
+    return min(low, value), max(high, value)
 
 
 def study():
@@ -118,17 +124,17 @@ def study():
                 yield row
                 continue
             told, ahead = held_out(C, R, early), C[C > early.C[-1]][-LAST:]
-            low, high = before(early, ahead)
+            low, high = tried(early, ahead)
             line = line_at(early.C, early.R, ahead).mean() - told["measured"]
             numbers = dict(measured=told["measured"], error=told["error"], naive=told["naive_error"],
-                           line=line, lo=told["lo"], hi=told["hi"], lo_before=low, hi_before=high)
+                           line=line, lo=told["lo"], hi=told["hi"], lo_tried=low, hi_tried=high)
             yield row | {name: round(float(n), 4) for name, n in numbers.items() if n == n}
 
 
 def study_tables(rows):
     """A line for each regime and cut, collapsed runs apart; then for each toy of the two regimes."""
-    print("| runs | cut | n | fitted | error | naive | line | intervals | before: hold, median "
-          "width, mean score | after |\n|---|" + "--:|" * 9)
+    print("| runs | cut | n | fitted | error | naive | line | intervals | fit.py: hold, median "
+          "width, mean score | tried |\n|---|" + "--:|" * 9)
     groups = {}
     for row in rows:
         fell = ", collapsed" if row["collapsed"] == "1.0" else ""
@@ -141,7 +147,7 @@ def study_tables(rows):
         fitted = [row for row in members if row.get("measured")]
         errors = np.abs([[float(row[way]) for way in ("error", "naive", "line")] for row in fitted])
         has, cells = [row for row in fitted if row["lo"]], []
-        for end in ("_before", ""):
+        for end in ("", "_tried"):
             y, low, high = np.array([[float(row[name]) for name in (
                 "measured", "lo" + end, "hi" + end)] for row in has]).reshape(-1, 3).T
             miss = np.maximum(low - y, 0) + np.maximum(y - high, 0)

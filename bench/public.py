@@ -25,8 +25,8 @@ from scipy.special import expit, logit
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from fit import BadInput, fit_curve, line_at
-from fitting.forecast import LAST_VALUE, RANGE, USABLE, judge
+from fit import BadInput, fit_curve
+from fitting.forecast import LAST_VALUE, RANGE, USABLE, judge, line_at
 
 HERE = Path(__file__).parent.parent / "results" / "public"
 CUTS = (0.3, 0.5)

@@ -160,7 +160,7 @@ def arguments(argv):
     add("--curve", type=float, nargs=4, metavar=tuple(THETA), default=(0.8, 1.8, 0.4, 0.25),
         help="of --plan without RUN; C_mid as a share of the run (default: 0.8 1.8 0.4 0.25)")
     add("--answers", type=float, metavar="N", help="problems times samples of one evaluation: the "
-        "least noise of the intervals (default: the log's right@k)")
+        "least noise of the intervals")
     add("--bootstrap", type=int, default=200, metavar="S", help="replicates (200)")
     add("--why", action="store_true", help="the rival laws and all warnings")
     add("--out", metavar="FILE", help="picture of one run (.png, .pdf, .svg); `none`")
@@ -183,11 +183,11 @@ def report(args):
     several, fits, lines, warnings = len(curves) > 1, {}, [], []
     if several and (args.by_problem or args.out not in (None, "none")):
         raise BadInput(f"--by-problem and --out take one run of one task, not {len(curves)}")
-    options = {name: getattr(args, name) for name in ("law", "method", "R0", "c_min", "bootstrap")}
+    options = {name: getattr(args, name) for name in (
+        "law", "method", "R0", "c_min", "bootstrap", "answers")}
     # Each run has a seed of its own: else replicates would move together, and differences would
     # look sure.
-    refits = {curve.label: partial(fit_curve, **options, answers=args.answers or curve.answers,
-                                   seed=i) for i, curve in enumerate(curves)}
+    refits = {curve.label: partial(fit_curve, **options, seed=i) for i, curve in enumerate(curves)}
     for curve in curves:
         found, more, doubts = report_run(args, refits[curve.label], curve, prior)
         fits |= found

@@ -6,17 +6,28 @@
 """
 import numpy as np
 
-from fit import FEW, LAST, SAME_A, BadInput, falls, fit_curve, line_at
+from fit import FEW, LAST, SAME_A, BadInput, falls, fit_curve, interval
 
 USABLE, RANGE, LAST_VALUE = ("forecast usable", "only a range", "no better than the last value")
 WIDEST = 0.5              # a wider interval is of no use as a forecast
 FALLS = "if the run does not collapse, as 8 of 42 published ones did"
 
 
+def line_at(C, R, C_at):
+    """The line in log C through the last half of the evaluations after step 0, three at least, at
+    C_at (k,) -> (k,) within 0 and 1. Raises BadInput below two points."""
+    C, R = C[C > 0], R[C > 0]                                 # step 0 has no logarithm
+    if np.unique(C).size < 2:
+        raise BadInput("a line needs two points after step 0")
+    half = max(3, C.size // 2)
+    return np.clip(np.polyval(np.polyfit(np.log(C[-half:]), R[-half:], 1), np.log(C_at)), 0, 1)
+
+
 def judge(fit, C):
     """The forecast for the mean of evaluations at C (k,), beyond the fitted ones.
     -> {"verdict", "reasons" (two sentences at most), "value", "lo", "hi", "naive", "line"}"""
-    (value, low, high), naive = fit.forecast(C), float(fit.R[-3:].mean())
+    value, naive = float(fit.curve(C).mean()), float(fit.R[-3:].mean())
+    low, high = map(float, interval(fit.futures(C, noise=True).mean(1)))
     reasons, verdict = [], USABLE
     if fit.no_interval:
         verdict, reasons = LAST_VALUE, [fit.no_interval]

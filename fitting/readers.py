@@ -41,7 +41,6 @@ class Curve:
     y: str
     picture: Path             # where its picture goes unless --out says otherwise
     notes: tuple = ()         # facts worth a line
-    answers: float = 0        # problems times samples of an evaluation, where the log tells
 
 
 # ---------------------------------------------------------------- 1. a log -> rows of numbers
@@ -219,8 +218,6 @@ def flat(row):
     for name, value in row.items():
         if isinstance(value, dict):
             cells |= {k if name == "data" else f"{name}/{k}": v for k, v in flat(value).items()}
-        elif isinstance(value, list) and "/right@" in name:       # the right samples of a problem
-            cells[re.sub("right@.*", "answers", name)] = float(len(value) * int(name.split("@")[1]))
         elif isinstance(value, int | float | str):        # else null, a list
             try:
                 cells[name] = float(str(value).rstrip("%")) / (100 if "%" in str(value) else 1)
@@ -291,7 +288,7 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
         raise BadInput(f"--reward-range takes two different numbers, got {lo:g} {hi:g}")
     if not all(paths.split(",")):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
-    seeds, notes, answers = [], [], []
+    seeds, notes = [], []
     for given, run in (place for path in paths.split(",") for place in places_of(path)):
         rows, path, more = read_rows(given)
         rows = [row for row in rows if str(row.get("run")) == run] if run else rows
@@ -299,7 +296,6 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
         x_name, _ = pick(rows, x, X_COLUMNS, "--x", path)
         x, y = x or (None if x_label else metric(x_name)), y or metric(y_name)
         *seed, doubts = evaluations(rows, x_name, y_name, path)
-        answers += [row.get(f"{y_name.rpartition('/')[0]}/answers", 0) for row in rows]
         seeds.append(seed)
         notes += more + others + doubts
     C, R = map(np.concatenate, zip(*seeds))
@@ -310,7 +306,7 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
     picture = given / "curve.png" if given.is_dir() else Path(
         "" if "wandb:" in paths else given.parent, f"{label}_curve.png")
     return Curve(name or label, *checked(C * x_scale, (R - lo) / (hi - lo)), x_label or x_name,
-                 y_name, picture, tuple(notes), max(answers))
+                 y_name, picture, tuple(notes))
 
 
 def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, *others):

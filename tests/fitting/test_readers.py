@@ -386,13 +386,6 @@ def test_a_progress_bar_without_a_step_is_refused_with_its_columns(tmp_path):
         readers.load(str(path), y="reward")
 
 
-def test_the_log_says_how_many_answers_an_evaluation_has(tmp_path):
-    """Ours lists the right samples of each problem: 3 problems, 4 samples; other logs do not."""
-    run = write_run(tmp_path / "r", *made(n=9), **{"eval/toy/right@4": [1, 0, 4]})
-    assert readers.load(str(run)).answers == 12
-    assert readers.load(str(write_run(tmp_path / "s", *made(n=9)))).answers == 0
-
-
 def test_text_without_numbers_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "run.log").write_text("loading\ndone\n")
     with pytest.raises(BadInput, match="run.log has no line `step:1 - name:0.5` or"):
