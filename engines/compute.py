@@ -27,17 +27,19 @@ class ModelFlops:
 
     def __init__(self, model):
         config, weights = text_config(model), 0
-        whole = config is model.config              # else there is a tower beside the text part
+        whole = config.model_type == model.config.model_type        # else there is a tower beside the text part
         parts = [model] if whole else [model.get_decoder(), model.get_output_embeddings()]
-        # Not twice: a tied head is the embedding, which is looked up and multiplies nothing there.
+        # Tables are looked up: only one that is the head as well, tied, multiplies.
         parameters = {p: name for part in parts for name, p in part.named_parameters()}
+        for table in model.modules():
+            if isinstance(table, torch.nn.Embedding) \
+                    and table.weight is not model.get_output_embeddings().weight:
+                parameters.pop(table.weight, None)
         for parameter, name in parameters.items():
             # transformers keeps the experts of a layer in one tensor; its first axis counts them.
             experts = len(parameter) if ".experts." in name and parameter.ndim == 3 else 1
             active = next((getattr(config, n) for n in EXPERTS if getattr(config, n, None)), 1)
             weights += parameter.numel() * (active / experts if experts > 1 else 1)
-        if not model.config.tie_word_embeddings:
-            weights -= model.get_input_embeddings().weight.numel()
         # Layers of each (FLOPs for a token and a token it attends to, window).
         self.attention, states = Counter(), 0
         if is_packed(model):
@@ -45,17 +47,23 @@ class ModelFlops:
             self.attention[4 * H * D, None] = config.num_hidden_layers
         else:           # from the cache of one token on the meta device: by shapes alone
             with torch.device("meta"):          # bf16: experts of other types are not known there
-                twin = AutoModelForCausalLM.from_config(model.config, dtype=torch.bfloat16).eval()
+                text = model.config if whole else config        # a tower asks for numbers
+                twin = AutoModelForCausalLM.from_config(text, dtype=torch.bfloat16).eval()
                 cache = hidden_states(twin, torch.zeros(1, 1, dtype=torch.long), True)[1]
             latent = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")     # MLA caches no keys
-            for layer in cache.layers:
+            types, last = getattr(config, "layer_types", None) or [], {}
+            for i, layer in enumerate(cache.layers):
                 if (keys := getattr(layer, "keys", None)) is not None:
                     sizes = [getattr(config, name) for name in latent] if getattr(
                         config, "kv_lora_rank", None) else [keys.shape[-1], layer.values.shape[-1]]
                     window = getattr(layer, "sliding_window", None)
-                    self.attention[2 * config.num_attention_heads * sum(sizes), window] += 1
+                    kind = 2 * config.num_attention_heads * sum(sizes), window
+                    self.attention[kind] += 1
+                    last[types[i] if types else ""] = kind
                 states += sum(x.numel() for x in getattr(layer, "recurrent_states", {}).values()
                               if x is not None)
+            # Layers without a cache of their own look at that of the last of their type (Gemma 4).
+            self.attention.update(last[name] for name in types[len(cache.layers):])
         self.per_token = 2 * round(weights) + 2 * states
 
     def of_group(self, prompt, outputs):

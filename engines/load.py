@@ -6,14 +6,13 @@ import functools
 import importlib.util
 import math
 import os
+import re
 import sys
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
+from transformers.utils import find_adapter_config_file, logging as transformers_logging
 
 from config import ConfigError
 from engines import accept
@@ -31,55 +30,65 @@ def refused(about="", errors=ValueError):
     """These errors of what is called inside are the user's wrong input: a ConfigError."""
     try:
         yield
-    except errors as error:
-        raise ConfigError(f"{about}{str(error).strip().splitlines()[0]}") from None
+    except errors as error:         # some say one word, or nothing
+        says = repr(error) if isinstance(error, (LookupError, AssertionError)) else str(error)
+        raise ConfigError(about + re.sub(r":\s*\n\s*", ": ", says.strip()).split("\n")[0]) from None
 
 
 def read_model(what, config, **options):
     """`what.from_pretrained` of the config's model: AutoConfig, AutoTokenizer, or the model's."""
     name, about = config.model, f"model = {config.model!r}: "
-    if Path(name, "adapter_config.json").exists():      # transformers would take the base model
+    gguf = name.endswith(".gguf") or any(Path(name).glob("*.gguf"))
+    on_hub = name.count("/") == 1 and not name.startswith("models/") and not gguf
+    # transformers would take the base model, or what lies beside the adapter.
+    if (on_hub or Path(name).is_dir()) and find_adapter_config_file(name):
         raise ConfigError(f"{about}an adapter (adapter_config.json): merge it into its base model "
                           "(peft's merge_and_unload), save that, and give its folder")
-    on_hub = name.count("/") == 1 and not name.startswith("models/")
     if not on_hub and not Path(name, "config.json").exists():
-        if any(Path(name).glob("*.gguf")):
+        if gguf:
             raise ConfigError(f"{about}only GGUF files: give the folder that they were made from, "
                               "with config.json and safetensors of 16 or 32 bits")
         raise ConfigError(f"{about}no such folder, or it has no config.json; `make toy` and `make "
                           "smollm2` make those of configs/; a name on the hub reads OWNER/NAME")
-    # Damaged files, other shapes, packages that are not installed, values of a wrong type.
-    with refused(f"{about}cannot be read: ", (OSError, ValueError, SafetensorError, RuntimeError,
-                                              ImportError, AttributeError, StrictDataclassError)):
+    # Damaged files, packages that are not installed, values of a wrong type, families that
+    # transformers 5.19 cannot build (DBRX): errors of any class, as nothing inside is ours.
+    with refused(f"{about}cannot be read: ", Exception):
         return what.from_pretrained(name, **options)
 
 
 def load_model(config, shapes_only=False):
     """(model, tokenizer) after `accept.prepare`. The weights are fp32: at lr 5e-7 a bf16 weight
-    would round most updates away. shapes_only: on the meta device, no weights read."""
+    would round most updates away. shapes_only: on the meta device; of weights in a folder their
+    names and shapes are read, so that a dry run refuses what a run does."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     about, settings = f"model = {config.model!r}: ", read_model(AutoConfig, config)
     if quantized := getattr(settings, "quantization_config", None):
         raise ConfigError(f"{about}quantized ({quantized.get('quant_method')}): what is trained "
                           "must be the weights of 16 or 32 bits that it was made from")
-    tokenizer = read_model(AutoTokenizer, config)
-    if shapes_only:
-        with refused(about), torch.device("meta"):
+    if config.engine == "vllm" and settings.model_type in WRONG_ON_VLLM:
+        raise ConfigError(f"{about}vLLM does not take new weights of {settings.model_type} "
+                          'rightly; use engine = "transformers"')
+    tokenizer, info = read_model(AutoTokenizer, config), {}
+    if shapes_only and not {".safetensors", ".bin"} & {
+            file.suffix for file in Path(config.model).glob("*")}:
+        with refused(f"{about}cannot be built: ", Exception), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(settings)
     else:
         model, info = read_model(AutoModelForCausalLM, config, dtype=torch.float32,
-                                 output_loading_info=True)
-        if missing := sorted(info["missing_keys"]):
-            more = " ..." if len(missing) > 4 else ""
-            raise ConfigError(f"{about}the files lack {len(missing)} of its tensors, which would "
-                              f"be random: {', '.join(missing[:4])}{more}")
+                                 output_loading_info=True, ignore_mismatched_sizes=True,
+                                 device_map="meta" if shapes_only else None)
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "
                           f"{rows}: take the tokenizer that belongs to it")
     with refused(about):
         accept.prepare(model)
+    if wrong := sorted({*info.get("missing_keys", ()),
+                        *(name for name, *_ in info.get("mismatched_keys", ()))}):
+        more = " ..." if len(wrong) > 4 else ""
+        raise ConfigError(f"{about}the files lack {len(wrong)} of its tensors, or have them in "
+                          f"other shapes; they would be random: {', '.join(wrong[:4])}{more}")
     if not is_packed(model):
         tell(f"note: {about}computed by the model's own forward pass, at about a quarter of the "
              f"speed of packed rows: {model.slow_because}")
@@ -140,15 +149,12 @@ def longest_tokens(config, tokenizer, model, prompt_tokens=1):
     return output, min(config.prompt_tokens + output, limit)
 
 
-def settle_engine(config, servers=False, family=""):
+def settle_engine(config, servers=False):
     """Turn engine = "auto" into "vllm", where there is one, or into "transformers"; once, so that a
-    resumed run keeps it. family: the model's type, if it is known. Raises ConfigError."""
+    resumed run keeps it. Raises ConfigError."""
     if config.engine == "auto":
         config.engine = "vllm" if config.vllm_url or servers or importlib.util.find_spec("vllm") \
             else "transformers"
     if (config.vllm_url or servers) and config.engine != "vllm":
         raise ConfigError(f"engine = {config.engine!r}: several GPUs or processes, --serve-only "
                           "and vllm_url need servers, which are vLLM's: use \"vllm\" or \"auto\"")
-    if config.engine == "vllm" and family in WRONG_ON_VLLM:
-        raise ConfigError(f"model = {config.model!r}: vLLM does not take new weights of {family} "
-                          'rightly; use engine = "transformers"')
