@@ -66,9 +66,8 @@ def check_packed(model):
     refuse({name: getattr(config, name, None) for name in (*windows, *caps, "kv_lora_rank")} | {
         "layer_types": ", ".join(sorted(mixers)),
         "attention of its own": not model._supports_attention_backend
-        or config.model_type in NOT_PACKED})
-    if config is not model.config:
-        raise ValueError(f"{type(model).__name__} is more than a language model")
+        or config.model_type in NOT_PACKED,
+        "more than a language model in it": config is not model.config})
 
 
 def prepare(model):
