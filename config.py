@@ -8,7 +8,7 @@ Defaults are the recipe of ScaleRL (arXiv 2510.13786, sec. 4 and appendix A). Th
 give some numbers: Adam's betas, the gradient clip, the temperature, `slots`. Its problems, model
 and verifier are not published; configs/scalerl.toml comes closest to its 8B run.
 
-What a word means (lag, advantage, ratio) is told in scalerl.py and loss.py.
+Lag is explained below, at `off_policy`; advantage and ratio in scalerl.py, which comes next.
 """
 
 from __future__ import annotations
@@ -68,12 +68,15 @@ class Config:
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
     interrupt_phrase: str = PHRASE      # paper; it holds think_close; "": no interruption
-    length_penalty: int = 0             # paper; 0: off; its ablation: the last 2048 cost more
-    overlong_filter: bool = False       # ours; false: a truncated sample earns -1; true: is masked
+    length_penalty: int = 0             # paper; 0: off; 2048 (its ablation): right samples
+                                        # pay for the last so many tokens before the limit
+    overlong_filter: bool = False       # ours; a truncated sample earns -1; true: and no token
+                                        # of it is trained on
 
     # -- rewards and loss
     temperature: float = 1.0            # ours; of sampling, and of every log-prob
-    retire_at: float = 0.9              # paper; prompts of this pass rate are not asked again
+    retire_at: float = 0.9              # paper; prompts of this pass rate or a higher one leave
+                                        # when the next epoch begins
     zero_variance_filter: bool = True   # paper; leaves out groups with equal rewards
     advantage_norm: Literal["batch", "prompt", "mean", "none"] = "batch"    # paper; divide by the
                                         # batch's std; prompt: the group's std (GRPO); mean: its
@@ -82,8 +85,9 @@ class Config:
                                         # a prompt, then over prompts; sample: GRPO
     # "dapo" needs an eps_high above eps_low: see configs/rivals. GSPO clips the ratio of whole
     # sequences, which stays close to 1: its eps_low and eps_high are about 1e-3. For "dppo" they
-    # bound how far a token's probability moves, for "cispo_masked" a sequence's mean log ratio.
-    loss: Literal[                      # paper
+    # bound how far a token's probability moves, for "cispo_masked" a sequence's mean of log μ/π.
+    loss: Literal[                      # paper; the term of a token alone: whole rival recipes are
+                                        # in configs/rivals
         "cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"
     behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; whose log-probs are the ratio's
                                         # denominator; recomputed: the trainer's own, ratio 1

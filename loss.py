@@ -13,8 +13,6 @@ What the paper leaves open, and what we chose ("ours"):
     ratio, no place in |y|.
  3. E_x is a mean over the prompts that have at least one trained token.
 
-Where to go next: sampler.py, where the log μ come from.
-
 Axes: P prompts in a step, G samples of a prompt, N samples (P·G in a step, fewer in a
 micro-batch), T tokens, H hidden, V vocabulary.
 
@@ -40,7 +38,7 @@ From rewards to a gradient, for two prompts of two samples each (run by tests/te
 import torch
 
 from engines.head import Head, TokenLogprobs
-from engines.loss_stats import k3, merge_stats, statistics  # noqa: F401  (two are for others)
+from engines.loss_stats import k3, merge_stats, statistics  # noqa: F401  (for importers)
 
 AGGREGATIONS = ("prompt", "sample", "token")
 NORMS = ("batch", "prompt", "mean", "none")
@@ -60,7 +58,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
     head_fp32          bf16 operands are multiplied as they are, products are summed and kept in
                        fp32 (ours: in the backward pass a GPU rounds the logits' gradient to bf16).
-                       False: logits rounded to bf16 (its ablation: the ceiling falls to .52).
+                       False: logits rounded to bf16 (the paper: the ceiling falls, .61 to .52).
     softcap            c: logits are c tanh(h W' / c), of a few models; None: as they are
     Returns (logprobs, entropy), each (...), float32 (float64 where an operand is). Entropy is a
     diagnostic without a gradient. These are the plain lines:
@@ -102,8 +100,9 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
 def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
     """(n, H), (V, H) -> (n, V) fp32 logits, by the same products as `token_logprobs`.
 
-    For a sampler, which draws from whole rows. Trainer and sampler must round alike: an fp32 head
-    in one of them alone does not bring the ratio back to 1.
+    For a sampler, which draws from whole rows; hidden is in the dtype that the model computes in.
+    Trainer and sampler must round alike: an fp32 head in one of them alone does not bring the ratio
+    back to 1.
     """
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
     head = Head(weight, 1.0, operand_dtype, head_fp32, softcap)
@@ -154,7 +153,7 @@ def advantages(rewards, *, norm="batch"):
     centered = centered.masked_fill(zero_variance(rewards)[:, None], 0)
     if norm == "none":
         return centered
-    if norm == "mean":  # centered/2 is the centered reward of 0 and 1
+    if norm == "mean":  # of rewards 0 and 1: (r - m)/2 by a pass rate of (1 + m)/2
         return centered / (1 + rewards.mean(1, keepdim=True)).clamp(min=1e-6)
     # Every group is centered, so the mean is zero and the std is the root mean square.
     variance = centered.square().mean((0, 1) if norm == "batch" else 1, keepdim=True)
@@ -190,7 +189,7 @@ def token_weights(mask, prompt_index, *, aggregation="prompt"):
         prompt_tokens = sample_tokens.new_zeros(len(prompts))
         prompt_tokens.index_add_(0, prompt_of, sample_tokens)
         denominator = prompt_tokens[prompt_of] * (prompt_tokens > 0).sum()
-    return mask.float() / denominator.clamp(min=1)[:, None]  # 0 only where there is no token
+    return mask.float() / denominator.clamp(min=1)[:, None]  # a clamp: rows without a token
 
 
 # -- 4. The loss -----------------------------------------------------------------------------------
@@ -205,9 +204,9 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     advantages         (N,)    Â
     weights            (N, T)  rows of `token_weights`; tokens of weight 0 are ignored everywhere
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
-                       "cispo_masked"  the same without the wrong samples that π has left: Â < 0
-                                    and a mean of log μ/π above eps_high (DeepSeek-V3.2,
-                                    2512.02556)
+                       "cispo_masked"  the same without wrong samples (Â < 0) that π finds far less
+                                    likely than μ did: a mean of log μ/π above eps_high
+                                    (DeepSeek-V3.2, 2512.02556)
                        "dppo"       ρ Â, without the tokens whose probability π - μ has moved by
                                     more than eps_high up for Â > 0, eps_low down for Â < 0
                                     (DPPO's binary mask of total variation, 2602.04879)
@@ -254,7 +253,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     elif loss == "dppo":
         moved = logprobs.detach().exp() - behavior_logprobs.exp()  # π - μ of the token
         clipped = ((moved > eps_high) & (A > 0)) | ((moved < -eps_low) & (A < 0))
-        # log ρ = 0 before `exp` where nothing is learned: e^89 is inf in fp32, and 0 · inf is nan.
+        # Where the term is 0, exp gets 0 instead of log ρ: e^89 is inf in fp32, 0 · inf is nan.
         objective = torch.where(clipped | (A == 0), 0, log_rho).exp() * A * ~clipped
     elif loss == "reinforce":
         objective, clipped = A * logprobs, torch.zeros_like(mask)
@@ -278,8 +277,8 @@ def _capped(logprobs, log_rho, A, eps_max):
 
 
 def _sequence_log_ratio(log_ratio, mask):
-    """GSPO: (N, T) log ratios of tokens, 0 off the mask -> (N, T), each row filled with its mean
-    over the row's trained tokens, log (Π_t ρ_t)^(1/|y|). A row may have none."""
+    """GSPO, cispo_masked: (N, T) log ratios of tokens, 0 off the mask -> (N, T), each row filled
+    with its mean over the row's trained tokens, log (Π_t ρ_t)^(1/|y|). A row may have none."""
     return (log_ratio.sum(1) / mask.sum(1).clamp(min=1))[:, None].expand_as(log_ratio)
 
 

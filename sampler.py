@@ -20,8 +20,6 @@ What the paper leaves open, and what is ours:
     probabilities, but not the trainer's, so every ratio would be biased (its mean: 0.896, not 1, at
     top-p 0.8 on a small model).
 
-Where to go next: fit.py, what the curve of a run says.
-
 Axes: n running sequences, V vocabulary. A slot is room for one sequence: the running ones fill the
 first n slots.
 """
@@ -122,7 +120,7 @@ class Interruption:
 class TransformersSampler:
     """Continuous batching on the model's own forward pass, driven by the caller.
 
-    model           a causal LM after `engines.accept.prepare`, maybe the trainer's own (in fp32)
+    model           a causal LM after `engines.accept.prepare`, maybe the trainer's own
     slots           sequences decoded at once
     prompt_tokens   the longest prompt; a slot of the cache holds this and the longest output
     eos_ids         ids that end a sample
@@ -143,7 +141,7 @@ class TransformersSampler:
         self.ends = torch.tensor(sorted(eos_ids), device=device)        # eos_ids, as a tensor
         self.phrase = torch.tensor(interruption.phrase_ids, dtype=torch.long, device=device)
         self.decoded = Counter()            # "steps", "sequences": for log(); "clock": all steps
-        self.waiting: deque[Request] = deque()          # groups that must wait for slots
+        self.waiting: deque[Request] = deque()          # groups that wait for slots: in evaluations
         self.running: list[Request] = []                # the request of the sequence in each slot
         self.in_flight = 0                              # samples submitted and not yet returned
         self.cache = make_cache(model, slots, prompt_tokens + longest)
@@ -261,7 +259,7 @@ class TransformersSampler:
         """Write down one token of each running sequence; returns the slots of the ended ones."""
         n, rows = len(token), self.rows
         sampled = rows.phrase_left[:n] == 0
-        if len(self.phrase):    # phrase[-left] is the next forced token (left 0: not looked at)
+        if len(self.phrase):    # 2 left of the phrase p q r: [-2] is q; 0 left: `where` drops it
             token = torch.where(sampled, token, self.phrase[-rows.phrase_left[:n]])
             logprob = torch.where(sampled, logprob, 0.0)        # the draw is thrown away
             rows.phrase_left[:n] -= (~sampled).long()
@@ -295,8 +293,8 @@ class TransformersSampler:
         move into the holes, so that the running ones always fill the first slots."""
         rows, ended = self.rows, torch.tensor(slots, device=self.device)
         counts, interrupted = rows.count[ended].tolist(), rows.interrupted[ended].tolist()
-        end, rollouts = max(counts), []         # behind the longest of them nothing is copied
-        ids, logprobs, versions, sampled = (column[:, :end][ended].tolist() for column in (
+        longest, rollouts = max(counts), []     # behind the longest of them nothing is copied
+        ids, logprobs, versions, sampled = (column[:, :longest][ended].tolist() for column in (
             rows.ids, rows.behavior_logprobs, rows.versions, rows.sampled))
         for i, slot in enumerate(slots):
             n = counts[i]

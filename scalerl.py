@@ -10,19 +10,20 @@ its tokens more likely where the advantage is positive, less likely where it is 
 GRPO. ScaleRL is GRPO, but:
 
     paper   here                what
-    3.1     part 2              generation never stops: samples go on while weights change, by at
-                                most k steps. The loss corrects for it by the ratio of a token's
-                                probabilities, now / when it was drawn.
+    3.1     part 2              generation does not wait for training: a sample goes on while the
+                                weights change, by at most k steps. The loss corrects for it by the
+                                ratio of a token's probabilities, now / when it was drawn.
     3.2     parts 1 and 3       groups of equal rewards leave the batch; learned prompts retire
     3.2     loss.py             CISPO caps the ratio, PPO clips it; one std for the whole batch;
                                 tokens are averaged by prompt; fp32 logits, also in the sampler
     4       sampler.py          who thinks too long is interrupted, and has to answer
     4                           no KL penalty, no value network
 
-The loop is `Run.train_step`, in part 5: you may begin there. "Ours" marks what the paper does not
-say, for example what counts as compute (engines/compute.py: no evaluation does).
+"Ours" marks what the paper does not say, for example what counts as compute (engines/compute.py: no
+evaluation does).
 
-Read before: config.py, and part 1 of sampler.py. Next: loss.py, then sampler.py, then fit.py.
+Order of reading: config.py, this file (the loop is `Run.train_step`, in part 5), loss.py,
+sampler.py, fit.py.
 
 Axes: P prompts in a step, G samples of a prompt, N = P*G samples, T tokens of the longest output
 (shorter ones are padded on the right). The version of the weights is the number of optimizer steps
@@ -59,7 +60,8 @@ class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
     When an epoch begins, a prompt leaves for good if its pass rate, over all samples that steps
-    have consumed so far, is `retire_at` (0.9) or higher: most of its groups would be left out.
+    have consumed so far, is `retire_at` (0.9) or higher: at .9, .9^16 = 19% of its groups would be
+    all right, and the others teach little.
     """
 
     def __init__(self, prompts, retire_at, seed):
@@ -100,14 +102,16 @@ class PipelinePacer:
     """PipelineRL-k: generation goes on all the time, and no token is more than k versions old.
 
     admission   A group may start while fewer than (k + 1) * P groups are outstanding, that is,
-                admitted and not yet consumed by a step. Why k + 1: a group that starts at version s
-                may be trained on at versions s to s + k. With fewer, generation would wait.
+                admitted and not yet consumed by a step. Why k + 1: a group that starts at version v
+                may be trained on at versions v to v + k; with P a step, (k + 1) * P groups fill
+                these steps exactly. (k = 0, on-policy, needs the P groups of its one step.)
     a step      takes the P finished groups with the oldest start, oldest first.
     deadline    A group that started at version s has to be in a step at version s + k, or earlier.
 
-    If young, quick groups kept overtaking, more than P slow ones could reach their deadline
-    together, and one step cannot hold them. So a step is taken only if the groups that it leaves
-    behind can all still be consumed in time, P a step. Else the trainer waits for older groups.
+    Only finished groups can be taken, so a quick young group may pass a slow old one. If too many
+    did, more than P slow ones would reach their deadline together, and one step cannot hold them.
+    So a step is taken only if the groups that it leaves behind can all still be consumed in time,
+    P a step. Else the trainer waits for older groups.
     (Ours: the paper only says that it waits when it is k steps ahead.) Nothing is dropped for
     being old.
     """
@@ -212,7 +216,7 @@ def effective_batch(rollouts, rewards, config):
     return kept, rewards[keep], log
 
 
-def table(rollouts, name, dtype):
+def padded(rollouts, name, dtype):
     """A list that each rollout has, as `versions` -> one tensor (N, T), padded with zeros."""
     rows = [torch.tensor(getattr(r, name), dtype=dtype) for r in rollouts]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
@@ -225,7 +229,7 @@ class Batch:
     behavior_logprobs: torch.Tensor     # (N, T) log μ, as the sampler recorded it
     lags: torch.Tensor                  # (N, T) the weights' version now minus the token's own
     advantages: torch.Tensor            # (N,)   one for all tokens of a sample
-    weights: torch.Tensor               # (N, T) share of each token in the loss; 0: not trained on
+    token_weights: torch.Tensor         # (N, T) share of each token in the loss; 0: not trained on
 
     def rows(self, indices, device):
         """A micro-batch: the rows with these indices, cut to the longest output among them."""
@@ -233,7 +237,7 @@ class Batch:
         T = max(len(r.output_ids) for r in rollouts)
         return Batch(rollouts, *(x.to(device) for x in (
             self.behavior_logprobs[indices, :T], self.lags[indices, :T], self.advantages[indices],
-            self.weights[indices, :T])))
+            self.token_weights[indices, :T])))
 
 
 def make_batch(rollouts, rewards, version, config):
@@ -244,13 +248,13 @@ def make_batch(rollouts, rewards, version, config):
     """
     P, G = rewards.shape
     # In the loss: tokens that the policy sampled, not those of the forced phrase.
-    mask = table(rollouts, "sampled", torch.bool)                                       # (N, T)
+    mask = padded(rollouts, "sampled", torch.bool)                                      # (N, T)
     if config.overlong_filter:          # ablation: a truncated sample gives no gradient, but it
                                         # still counts in the mean and the std of the rewards
         mask &= torch.tensor([[r.finish_reason == "stop"] for r in rollouts])           # (N, 1)
     return Batch(
-        rollouts, table(rollouts, "behavior_logprobs", torch.float32),
-        version - table(rollouts, "versions", torch.long),
+        rollouts, padded(rollouts, "behavior_logprobs", torch.float32),
+        version - padded(rollouts, "versions", torch.long),
         advantages(rewards, norm=config.advantage_norm).flatten(),
         token_weights(mask, torch.arange(P * G) // G, aggregation=config.aggregation))
 
@@ -282,16 +286,16 @@ class Policy(torch.nn.Module):
         # One row of tokens: the prompt of each group once, then all outputs (engines/packed.py).
         row = packed.pack_rollouts(self.model, rollouts, self.dtype)
         # Forced tokens are part of the row, but nobody needs their log-probs.
-        drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)
+        drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # bool
         with torch.autocast(head.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
-            hidden = row.states(self.model)
-            # The shift by one: a token is predicted by the state of the token before it.
-            # row.predict is that token's place in the row; row.targets are the tokens themselves.
+            hidden = row.states(self.model)                             # (tokens of the row, H)
+            # The shift by one: a token is predicted by the state of the token before it. For each
+            # output token, row.targets is the token, row.predict the place of the one before it.
             logprobs, entropy = token_logprobs(
                 hidden[row.predict[drawn]], head, row.targets[drawn], temperature=self.temperature,
                 head_fp32=self.head_fp32, softcap=own_forward.cap(self.model),
                 chunk_tokens=logits_chunk(len(head)))
-        # Back to the shape of `Batch`: token t of sample i stands in [i, t].
+        # Back to the shape of `Batch`: token t of sample i (row.column, row.sample) is [i, t].
         where = row.sample[drawn], row.column[drawn]
         T = max(len(r.output_ids) for r in rollouts)
         return tuple(x.new_zeros(len(rollouts), T).index_put(where, x) for x in (logprobs, entropy))
@@ -302,8 +306,9 @@ class Trainer(TrainedModel):
     checkpoints ask for: logprobs, weights, save, load.
 
     team    the processes that train together (scaleout/team.py). With one process
-            team.mine(batches, rollouts) is batches; team.loss(f, x, ..) is f(x, ..);
-            team.finish(policy, stats) is stats; team.whole(x) is x.
+            team.mine(batches, rollouts) is batches; team.loss(f, x, ..) is f(x, ..), but keeps
+            its error; team.finish(policy, stats) is stats, or raises this error as a
+            FloatingPointError, when no process waits for another; team.whole(x) is x.
     """
 
     def __init__(self, config, team):
@@ -328,7 +333,7 @@ class Trainer(TrainedModel):
         """
         config = self.config
         batch = make_batch(rollouts, rewards, version, config) if rollouts else None
-        if batch is None or not batch.weights.any():        # no group, or no token, is left
+        if batch is None or not batch.token_weights.any():  # no group, or no token, is left
             return 0, {"tokens/trained": 0}
 
         # 1. The gradient: those of the micro-batches add up.
@@ -341,7 +346,7 @@ class Trainer(TrainedModel):
                 # Ablation: those of this same forward pass, so that the ratio is 1 in every step.
                 part.behavior_logprobs = logprobs.detach()
             loss, stat = self.team.loss(
-                policy_loss, logprobs, part.behavior_logprobs, part.advantages, part.weights,
+                policy_loss, logprobs, part.behavior_logprobs, part.advantages, part.token_weights,
                 loss=config.loss, eps_max=config.eps_max, eps_low=config.eps_low,
                 eps_high=config.eps_high, lags=part.lags, entropy=entropy)
             loss.backward()
@@ -361,7 +366,7 @@ class Trainer(TrainedModel):
             group["lr"] = lr
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return 1, log | {"tokens/trained": int((batch.weights > 0).sum()), "grad_norm": norm,
+        return 1, log | {"tokens/trained": int((batch.token_weights > 0).sum()), "grad_norm": norm,
                          "lr": lr}
 
 
@@ -399,7 +404,7 @@ class Run:
             self.folder.append("metrics.jsonl", {"step": 0, "version": 0} | self.problems.log
                                | agreement)
         if self.evaluated != self.step and self.step % self.config.eval_every == 0:
-            self.evaluate()                     # step 0, or an evaluation that a stop interrupted
+            self.evaluate()                     # of step 0, or one that a stop interrupted
         with Progress(self.config.steps, self.step) as progress:
             while self.step < self.config.steps:
                 line = self.train_step()
@@ -442,7 +447,7 @@ class Run:
         kept, kept_rewards, metrics = effective_batch(rollouts, rewards, config)
         with self.folder.bad_step(self, groups, rewards, kept), \
                 self.team.during("train", self.version):
-            stepped, trained = self.trainer.update(kept, kept_rewards, self.version)
+            stepped, train_log = self.trainer.update(kept, kept_rewards, self.version)
         watch.lap("train")
 
         # 4. Push the new weights, in flight: running sequences keep the keys and values of older
@@ -455,7 +460,8 @@ class Run:
         self.step += 1
         self.compute.add_step(rollouts, kept if stepped else [], config.samples_per_prompt,
                               self.generated, watch.total)
-        log |= metrics | trained | {"optimizer_step": stepped, "lag/max": lag, "lag/mean": mean_lag}
+        log |= metrics | train_log | {
+            "optimizer_step": stepped, "lag/max": lag, "lag/mean": mean_lag}
         line = log_step(self, groups, rewards, log, watch)
         self.generated = 0
         return line
@@ -497,8 +503,8 @@ class Run:
             self.generated += sum(rollout.sampled)
 
     def reward(self, groups):
-        """(rollouts (P*G), rewards (P, G), metrics); also tells the curriculum. A truncated sample
-        is wrong, whatever its text says (ours)."""
+        """(rollouts (P*G), rewards (P, G), metrics); also tells the curriculum. The verifier marks
+        a truncated sample as wrong, whatever its text says (ours)."""
         config, G = self.config, self.config.samples_per_prompt
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         verdicts, log = self.verifier.rewards(
@@ -551,7 +557,8 @@ class Run:
         return rollouts
 
     def close(self):
-        """However the run ended: no process stays behind, and no log line is lost."""
+        """However the run ended: no process stays behind, and no log line is lost. (An evaluation
+        has no servers of its own.)"""
         for part in (self.verifier, self.sampler, self.folder):
             part.close()
 

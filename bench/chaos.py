@@ -41,6 +41,7 @@ sys.path.insert(0, str(ROOT))
 
 from artifacts import checkpoint                                # noqa: E402
 from artifacts.run_folder import LOGS                           # noqa: E402
+from bench import simulate                                      # noqa: E402
 from bench.chaos_site.sitecustomize import ANSWERS              # noqa: E402
 from tasks import problems                                      # noqa: E402
 from tiny import toy                                            # noqa: E402
@@ -48,6 +49,7 @@ from tiny import toy                                            # noqa: E402
 DISK_MB = 256                   # of the disk that the run has for itself
 SHORT_S = 10.0                  # a full or read-only disk, a frozen process
 CUT_S = 60.0                    # the network
+SAVE_MINUTES = 0.1              # between two checkpoints
 GRACE_S = 30.0                  # from SIGTERM to SIGKILL, as Kubernetes gives
 TASK = '''"""The toy's sums, judged in the verifier's workers, which a fault may kill."""
 import itertools
@@ -75,7 +77,8 @@ def make_model(folder):
 class Run:
     """One command, repeated in one folder; its processes carry a mark in their environment."""
 
-    def __init__(self, cwd, model, steps, seed, servers=0, trainers=1, minutes=0.1):
+    def __init__(self, cwd, model, steps, seed, servers=0, trainers=1,
+                 minutes=SAVE_MINUTES):
         self.cwd, self.folder, self.servers = cwd, cwd / "runs" / "c", servers
         self.mark = f"{os.getpid()}-{cwd.name}"
         (cwd / "task.py").write_text(TASK)
@@ -386,7 +389,7 @@ def watched(run, limit_s):
         with contextlib.suppress(psutil.Error):
             processes = [p for some in run.parts().values() for p in some]
             rows.append({
-                "step": run.step(),
+                "step": run.step(), "at_s": time.monotonic() - start,
                 "memory_mb": sum(p.memory_info().rss for p in processes) / 2**20,
                 "descriptors": sum(p.num_fds() for p in processes),
                 "threads": sum(p.num_threads() for p in processes),
@@ -466,6 +469,7 @@ def main(argv=None):
             calm_s, seen = watched(calm, limit_s=20 * args.limit)
             result = {"command": f"python bench/chaos.py {' '.join(argv or sys.argv[1:])}",
                       "steps": args.steps, "calm_s": round(calm_s, 1), "orphans": orphans(calm),
+                      "start_s": min(row["at_s"] for row in seen if row["step"]),
                       "growth": slopes(calm, seen)}
             print(*told(result), sep="\n", flush=True)
             rows, ends = [], []
@@ -481,9 +485,12 @@ def main(argv=None):
                     "groups": groups, "twice": twice, "missing": missing, "asked_again": asked,
                     "orphans": result["orphans"] + sum(end["orphans"] for end in ends),
                     "equal": None if args.servers else not same(stormed, calm)}
+                if args.kinds == ["SIGKILL, all"]:
+                    result["foretold"] = foretold(result)
                 print(*table(rows), *told(result), sep="\n")
             if args.out:
-                name = "soak" if not args.faults else "servers" if args.servers else "process"
+                name = ("soak" if not args.faults else "kills" if "foretold" in result else
+                        "servers" if args.servers else "process")
                 write(args.out, name, result, rows, ends)
         finally:
             for run in runs:
@@ -491,6 +498,14 @@ def main(argv=None):
                 subprocess.run(["umount", "--lazy", run.cwd / "runs"], stderr=subprocess.DEVNULL)
     return int(any(result.get(name) for name in ("orphans", "twice", "missing"))
                or result.get("equal") is False)
+
+
+def foretold(result):
+    """The effective time by Daly's formula (simulate.py) for kills at this rate: a restart takes as
+    long as the start of the run without faults, whose time holds its checkpoints already."""
+    return simulate.expected(simulate.Faults(
+        device_hours=result["storm_s"] / result["faults"] / 3600, checkpoint_s=0.0,
+        restart_s=result["start_s"], save_s=60 * SAVE_MINUTES), devices=1)
 
 
 def told(result):
@@ -508,6 +523,9 @@ def told(result):
                f"{result['missing']} of their samples missing, {result['asked_again']} samples "
                "asked again")
     yield f"left behind: {result['orphans']} processes"
+    if "foretold" in result:
+        yield (f"a start takes {result['start_s']:.1f} s, a checkpoint comes each "
+               f"{60 * SAVE_MINUTES:g} s: Daly's formula gives {result['foretold']:.2f}")
     if result.get("equal") is not None:
         yield "every digit as without faults: " + ("yes" if result["equal"] else "NO")
 

@@ -49,7 +49,7 @@ from config import Config, ConfigError  # noqa: E402
 from loss import k3, token_logprobs  # noqa: E402
 from engines import accept, head, load, packed, vllm_inprocess  # noqa: E402
 from engines.compute import Compute  # noqa: E402
-from scalerl import Policy, table  # noqa: E402
+from scalerl import Policy, padded  # noqa: E402
 from scaleout.team import Alone  # noqa: E402
 from sampler import Interruption, Request, Rollout, TransformersSampler  # noqa: E402
 
@@ -258,8 +258,8 @@ def compared(trainer, sampler, prompt, args):
     seconds = timed(args.device, draw)
     sampler.close()
     log_ratio = (trainer.logprobs(drawn).cpu()
-                 - table(drawn, "behavior_logprobs", torch.float32))[
-                     table(drawn, "sampled", torch.bool)]
+                 - padded(drawn, "behavior_logprobs", torch.float32))[
+                     padded(drawn, "sampled", torch.bool)]
     return {"sync_s": sync_s,
             "generated_tok_s": sum(len(r.output_ids) for r in drawn[half:]) / seconds,
             "mismatch/mean_abs_dlogp": log_ratio.abs().mean().item(),

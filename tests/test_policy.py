@@ -14,7 +14,7 @@ from test_packed import random_qwen3
 from test_scalerl import rollouts_of
 
 from engines import packed
-from scalerl import Policy, table
+from scalerl import Policy, padded
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -43,7 +43,7 @@ def test_a_token_that_the_sampler_was_certain_of_is_trained_like_any_other(llama
         r.behavior_logprobs = [0.0] * len(r.behavior_logprobs)
     found, _ = policy(rollouts)
     assert torch.equal(found, expected) and torch.equal(
-        found != 0, table(rollouts, "sampled", torch.bool))
+        found != 0, padded(rollouts, "sampled", torch.bool))
 
 
 def head_logprobs(model, rollouts, kind):
@@ -63,7 +63,7 @@ def test_the_head_rounds_as_it_is_asked_to(llama):
     """The states of the two sides differ in their last digits, so a rounded logit may fall on
     either side: on average the right head is far nearer."""
     rollouts = rollouts_of(4, 5, random.Random(7))
-    sampled = table(rollouts, "sampled", torch.bool)
+    sampled = padded(rollouts, "sampled", torch.bool)
     for head_fp32 in (True, False):
         found, _ = Policy(packed_copy(llama), head_fp32=head_fp32)(rollouts)
         right, wrong = ((head_logprobs(llama, rollouts, kind) - found[sampled]).abs().mean()

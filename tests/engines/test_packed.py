@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 
 from engines import packed
 from engines.packed import uses_flash
-from scalerl import Policy, table
+from scalerl import Policy, padded
 
 sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
 import gpu                                                                     # noqa: E402
@@ -159,7 +159,7 @@ def test_the_padded_rows_that_packing_is_measured_against_compute_the_same(llama
     packed_logprobs, _ = Policy(packed_copy(llama))(rollouts)
     padded_logprobs, _ = gpu.Padded(copy.deepcopy(llama))(rollouts)
     assert packed_logprobs.shape == padded_logprobs.shape
-    sampled = table(rollouts, "sampled", torch.bool)
+    sampled = padded(rollouts, "sampled", torch.bool)
     torch.testing.assert_close(padded_logprobs[sampled], packed_logprobs[sampled], atol=1e-4,
                                rtol=0)
 

@@ -11,7 +11,7 @@ from conftest import packed_copy, rollouts_of
 
 import scalerl
 from config import Config
-from scalerl import table
+from scalerl import padded
 from loss import token_weights
 from scaleout.team import Alone
 from study import article
@@ -51,7 +51,7 @@ def test_kl_entropy_and_the_cosine_are_all_that_differs_in_a_step(
         logs.append(trainer.update(rollouts, rewards, version)[1])
     with torch.no_grad():
         log_q = trainer.reference(rollouts)[0]
-    mask = table(rollouts, "sampled", torch.bool)
+    mask = padded(rollouts, "sampled", torch.bool)
     weights = token_weights(mask, torch.arange(6) // 3, aggregation="prompt")
     k3 = (log_q - log_p).exp() - 1 - (log_q - log_p)
     extra = (weights * (0.05 * k3 + 0.01 * log_p.square())).sum().item()
