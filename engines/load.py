@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_utils import load_state_dict
 from transformers.utils import find_adapter_config_file, logging as transformers_logging
 
 from config import ConfigError
@@ -30,9 +31,9 @@ def refused(about="", errors=ValueError):
     """These errors of what is called inside are the user's wrong input: a ConfigError."""
     try:
         yield
-    except errors as error:         # some say one word, or nothing
-        says = repr(error) if isinstance(error, (LookupError, AssertionError)) else str(error)
-        raise ConfigError(about + re.sub(r":\s*\n\s*", ": ", says.strip()).split("\n")[0]) from None
+    except errors as error:         # some say nothing, some their reason in a second line
+        says = re.sub(r":\s*\n\s*", ": ", str(error).strip() or repr(error))
+        raise ConfigError(about + says.splitlines()[0]) from None
 
 
 def read_model(what, config, **options):
@@ -70,14 +71,19 @@ def load_model(config, shapes_only=False):
         raise ConfigError(f"{about}vLLM does not take new weights of {settings.model_type} "
                           'rightly; use engine = "transformers"')
     tokenizer, info = read_model(AutoTokenizer, config), {}
-    if shapes_only and not {".safetensors", ".bin"} & {
-            file.suffix for file in Path(config.model).glob("*")}:
-        with refused(f"{about}cannot be built: ", Exception), torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(settings)
-    else:
+    if not shapes_only:
         model, info = read_model(AutoModelForCausalLM, config, dtype=torch.float32,
-                                 output_loading_info=True, ignore_mismatched_sizes=True,
-                                 device_map="meta" if shapes_only else None)
+                                 output_loading_info=True, ignore_mismatched_sizes=True)
+    else:
+        with refused(f"{about}cannot be read: ", Exception):
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(settings)
+            shapes = {name: tensor for path in Path(config.model).glob("model*.safetensors")
+                      for name, tensor in load_state_dict(path, map_location="meta").items()}
+            if shapes:
+                model, info = type(model).from_pretrained(
+                    None, config=model.config, state_dict=shapes, device_map="meta",
+                    output_loading_info=True, ignore_mismatched_sizes=True)
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "
