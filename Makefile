@@ -108,7 +108,7 @@ student:
 
 STUDENT ?= $(if $(wildcard course/handed_out.json),.,student)
 grade: $(VENV)/test
-	$(PY) -m course.grade "$(STUDENT)" --json grade.json \
+	$(PY) -m course.grade "$(STUDENT)" --json grade.json $(if $(REPLAY),--replay $(REPLAY)) \
 		$(if $(filter command line,$(origin SEED)),--seed $(SEED))
 
 # What is graded, for the instructor; and a folder of such archives: make grade-all DIR=handed_in

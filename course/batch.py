@@ -25,11 +25,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from course.forms import gradescope
-from course.student import MANIFEST, ROOT, BadInput, by_file, digest, exercises
+from course.student import (MANIFEST, ROOT, BadInput, by_file, digest, exercises,
+                            own_modules)
 
 MOST_FILES, MOST_BYTES = 20_000, 1 << 30        # of an archive, unpacked
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
-LIMIT_S = 1800                                  # of a tree
+LIMIT_S = 4 * 3600              # of a tree: more than the limits of all its exercises together
 RUN = ("config.toml", "versions.json", "metrics.jsonl", "evals.jsonl", "source/**/*.py")
 
 
@@ -40,7 +41,7 @@ def pack(tree, target):
         raise BadInput(f"{tree} is no students' tree: there is nothing to hand in")
     old = json.loads((tree / MANIFEST).read_text())
     paths = {tree / MANIFEST, *(tree / path for path in by_file(exercises(tree)))}
-    paths |= {path for pattern in ("*.py", "[a-z]*/*.py") for path in tree.glob(pattern)
+    paths |= {path for path in own_modules(tree)
               if old.get(path.relative_to(tree).as_posix()) != digest(path.read_bytes())}
     for pattern in ("experiment/*", "ablation/*", "models/toy*/*",
                     *(f"runs/*-seed*/{name}" for name in RUN)):
@@ -69,8 +70,7 @@ def unpacked(path, place):
                 # Both refuse or mend what would lie outside; zipfile makes no links.
                 archive.extractall(place, **({} if hasattr(archive, "infolist")
                                              else dict(filter="data")))
-        except (OSError, EOFError, RuntimeError, ValueError, NotImplementedError,
-                zipfile.BadZipFile, tarfile.TarError) as error:
+        except Exception as error:      # of a damaged one zlib, lzma, struct ... say what they like
             raise BadInput(f"cannot be opened: {error}") from None
     found = [place / top / MANIFEST for top in (".", "*", "*/*")]
     found = [each for pattern in found
@@ -86,18 +86,19 @@ def open_archive(path):
 
 def grade_one(path, out, seed, plans=None):
     """One row of the table. Raises BadInput where nothing can be graded at all."""
-    name = path.name
+    # A name in another encoding than this machine's: its bytes are written as \\xfc.
+    name = os.fsencode(path.name).decode(errors="backslashreplace")
     row = dict(name=name, points="", note="")
     with tempfile.TemporaryDirectory(prefix="handed-in-") as place:
         report = Path(place) / "report.json"
         try:
             tree = unpacked(path, Path(place) / "tree")
-            more = ["--plans", plans_of(plans / name, Path(place))] if plans else []
+            more = ["--plans", plans_of(plans / path.name, Path(place))] if plans else []
             done = subprocess.run(
                 [sys.executable, "-B", "-m", "course.grade", str(tree), "--json", str(report),
                  "--seed", str(seed), *more], cwd=ROOT, text=True, capture_output=True,
-                timeout=LIMIT_S)
-        except (BadInput, subprocess.TimeoutExpired) as error:
+                timeout=LIMIT_S, env=os.environ | dict(OMP_NUM_THREADS="1"))    # a lane, a core
+        except (BadInput, OSError, subprocess.TimeoutExpired) as error:
             row["note"] = f"not graded: {error}"
         else:
             if done.returncode == 3:
@@ -106,15 +107,30 @@ def grade_one(path, out, seed, plans=None):
                 row["note"] = f"not graded: {(done.stderr.strip().splitlines() or ['?'])[-1]}"
             else:
                 told = json.loads(report.read_text())
-                row |= dict(points=told["points"],
+                row |= dict({"points": told["points"], "cpu s": told["cpu_s"]},
                             **{f"exercise {each['number']}": each["points"]
                                for each in told["exercises"]})
                 row["bets"] = next((note for each in told["exercises"] for note in each["notes"]
                                     if note.startswith("forecasts: ")), "")
-                (out / "feedback" / f"{name}.txt").write_text(done.stdout)
-                (out / "feedback" / f"{name}.json").write_text(
-                    json.dumps(gradescope(told), indent=1))
+                for ending, text in (("txt", done.stdout),
+                                     ("json", json.dumps(gradescope(told), indent=1))):
+                    # A file's name has 255 bytes at most.
+                    (out / "feedback" / f"{name[:60]}.{ending}").write_text(text)
     return row
+
+
+def for_gradescope(submission, results):
+    """Grade what Gradescope has unpacked -> exit code. Raises SandboxError."""
+    from course.grade import grade, table       # not for `make submit`, which has no packages
+    try:
+        told = grade(unpacked(submission, None), int.from_bytes(os.urandom(3), "big"))
+        print(*table(told), sep="\n")
+        form = gradescope(told)
+    except BadInput as error:
+        form = dict(score=0, output=f"not graded: what was handed in {error}; `make submit` makes "
+                    "an archive that can be graded", tests=[])
+    results.write_text(json.dumps(form, indent=1) + "\n")
+    return 0
 
 
 def plans_of(path, place):
@@ -150,7 +166,8 @@ def grade_all(folder, out, seed, lanes, plans=None):
     if not paths:
         raise BadInput(f"{folder} holds no archive ({', '.join(ENDINGS)}) and no folder")
     (out / "feedback").mkdir(parents=True, exist_ok=True)
-    columns = ["name", "points", *(f"exercise {row['number']}" for row in exercises()), "note"]
+    columns = ["name", "points", *(f"exercise {row['number']}" for row in exercises()), "cpu s",
+               "note"]
     rows = []
     with open(out / "table.csv", "w", newline="") as file, ThreadPoolExecutor(lanes) as pool:
         from tqdm import tqdm           # `make submit` has no packages
@@ -189,6 +206,8 @@ def main(argv=None):
     p.add_argument("--out", type=Path, default=Path("graded"), help="the folder of results")
     p.add_argument("--pack", type=Path, metavar="FILE", help="hand in the tree in this folder")
     p.add_argument("--autograder", type=Path, metavar="FILE", help="write Gradescope's archive")
+    p.add_argument("--gradescope", type=Path, nargs=2, metavar=("FOLDER", "FILE"),
+                   help="grade the submission in FOLDER, write its results.json")
     p.add_argument("--plans", type=Path, metavar="FOLDER", help="archives from before the runs")
     p.add_argument("--seed", type=int, help="of all inputs (default: a fresh one)")
     p.add_argument("--lanes", type=int, default=os.cpu_count(), help="trees at a time")
@@ -198,6 +217,8 @@ def main(argv=None):
             names = pack(ROOT, args.pack)
             print(f"{args.pack}: {len(names)} files")
             return 0
+        if args.gradescope:
+            return for_gradescope(*args.gradescope)
         if args.autograder:
             print(f"{args.autograder}: {len(write_autograder(args.autograder))} files")
             return 0
@@ -208,7 +229,7 @@ def main(argv=None):
         seed = int.from_bytes(os.urandom(3), "big") if args.seed is None else args.seed
         rows = grade_all(args.folder, args.out, seed, args.lanes, args.plans)
         print(f"{args.out}/table.csv: {len(rows)} rows, seed {seed}")
-    except (BadInput, OSError) as error:
+    except (BadInput, OSError, RuntimeError) as error:          # SandboxError is one
         print(f"batch.py: {error}", file=sys.stderr)
         return 2
 

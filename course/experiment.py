@@ -33,7 +33,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from fitting.readers import read_curves
-from course.student import BadInput
+from course.student import ROOT, BadInput
 from fit import LAST, LEVEL, fit_curve
 from fitting.compare import compare
 
@@ -41,6 +41,7 @@ SEEDS = 5
 FIELDS = ("base", "changed", "measure", "smallest", "expected", "seeds")
 VERDICTS = ("higher", "lower", "no difference", "not decided")
 ARMS = {"ablation": (2, 3)}   # least and most changes of a folder's plan; else one
+LONGEST = 100_000           # steps of a run, and characters of a text
 PARTS = 7                   # of the points: five are found here, two are for whoever grades
 RUBRIC = (
     "two parts of seven are given by hand:",
@@ -49,13 +50,20 @@ RUBRIC = (
 
 
 # --------------------------------------------------------------------------------- 1. the plan
+def read_text(path):
+    text = path.read_text()
+    if len(text) > LONGEST:
+        raise BadInput(f"{path.name} has {len(text):,} characters: a page is enough")
+    return text
+
+
 def read_plan(folder):
     """The fields of plan.md, and the hash that its runs are named by. Raises BadInput."""
     path = folder / "plan.md"
     if not path.exists():
         raise BadInput(f"{path} is missing: course/8_experiment.md shows one")
-    text = path.read_text()
-    plan = dict(re.findall(r"^(\w+): *(.+?) *$", text, re.M))
+    text = read_text(path)
+    plan = {name: value.strip() for name, value in re.findall(r"^(\w+):(.*\S)", text, re.M)}
     if missing := [name for name in FIELDS if name not in plan]:
         raise BadInput(f"{path} has no line `{missing[0]}: ...`")
     least, most = ARMS.get(folder.name, (1, 1))
@@ -188,7 +196,10 @@ def log(run, name):
 def settings(run):
     try:
         config = tomllib.loads((run / "config.toml").read_text())
-        return config | {name: config[name] for name in ("name", "seed", "steps", "eval_every")}
+        if not all(type(config[name]) is int and 0 < config[name] <= LONGEST
+                   for name in ("steps", "eval_every")) or type(config["seed"]) is not int:
+            raise ValueError(f"steps and eval_every are whole numbers up to {LONGEST:,}")
+        return config | dict(name=config["name"])
     except (OSError, ValueError, KeyError) as error:
         raise BadInput(f"{run / 'config.toml'} cannot be read: {error!r}") from None
 
@@ -205,19 +216,31 @@ def check_logs(runs):
                                         ("evaluation", evals, due)):
                 if gone := sorted(wanted - {*lines}):
                     raise BadInput(f"{run.name} has no line of {name} {gone[0]} ({len(gone)} are "
-                                   "missing): go on with --resume")
+                                   "missing): give its command again")
             rewards.append([line.get("pass_rate") for line in steps.values()])
         if any(one == other for i, one in enumerate(rewards) for other in rewards[:i]):
             raise BadInput(f"two seeds of {arm} have the same pass rate in every step: a copy")
     return f"{sum(map(len, runs))} runs, every step and every evaluation is there"
 
 
+def base_settings(plan):
+    """What the base's config says, which was handed out; the model may be another toy."""
+    path = ROOT / plan["base"]
+    if not re.fullmatch(r"configs/[\w/]+\.toml", plan["base"]) or not path.exists():
+        raise BadInput(f"`base` is a config that was handed out, and not {plan['base'][:60]}")
+    given = tomllib.loads(path.read_text())
+    return {key: value for key, value in given.items() if key not in ("name", "model")}
+
+
 def check_pairs(plan, runs):
     """A changed run differs from its seed's base in the planned setting alone, in code not at
     all."""
-    sources = set()
+    sources, given = set(), base_settings(plan)
     for seed, pair in zip(plan["seeds"], runs):
         base, *changed = configs = [*map(settings, pair)]
+        if other := sorted(key for key in given if base.get(key, given[key]) != given[key]):
+            raise BadInput(f"{pair[0].name} has {other[0]} = {base[other[0]]!r}, and "
+                           f"{plan['base']} has {given[other[0]]!r}")
         for run, config in zip(pair, configs):
             if (config["name"], config["seed"]) != (run.name, seed):
                 raise BadInput(f"{run.name} was run as {config['name']} with seed {config['seed']}")
@@ -265,7 +288,7 @@ def result(d, smallest, doubts=(), tries=1):
 
 def check_interval(text, told):
     """The conclusion prints both ends of an interval, to two digits or more."""
-    found = re.findall(r"[-+]?\d*\.\d{2,}", text.replace("−", "-"))
+    found = re.findall(r"[-+]?(?<!\d)\d*\.\d{2,}", text.replace("−", "-"))
     numbers = {round(float(x), 2) for x in found}
     wanted = {round(told[end], 2) for end in ("lo", "hi")}
     if not wanted <= numbers:
@@ -274,7 +297,7 @@ def check_interval(text, told):
 
 
 def check_verdict(text, told):
-    said = re.findall(r"^verdict: *(.+?) *$", text, re.M)
+    said = [each.strip() for each in re.findall(r"^verdict:(.*\S)", text, re.M)]
     if said != [each["verdict"] for each in told]:
         lines = ", ".join(f"`verdict: {each['verdict']}`" for each in told)
         raise BadInput(f"conclusion.md needs {len(told)} line{'s' * (len(told) > 1)} {lines}; it "
@@ -305,9 +328,9 @@ def parts(folder):
     if not path.exists():
         raise BadInput(f"{path} is missing")
     for each in told:
-        check_interval(path.read_text(), each)
+        check_interval(read_text(path), each)
     yield "the conclusion prints each interval"
-    yield check_verdict(path.read_text(), told)
+    yield check_verdict(read_text(path), told)
 
 
 def grade(folder):

@@ -16,17 +16,22 @@ check`, and say what is wrong.
 import argparse
 import ast
 import importlib
+import io
 import json
 import os
 import stat
 import subprocess
 import sys
 import textwrap
+import time
+import tokenize
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from course.forms import FORMS
-from course.student import (MANIFEST, ROOT, BadInput, by_file, exercises, find, handed_out)
+from course.student import (MANIFEST, ROOT, BadInput, by_file, exercises, find, handed_out,
+                            own_modules)
 from tasks.sandbox import SandboxError, failure
 
 LIMIT_S = 240           # of one exercise; the project's own bodies need 30 s
@@ -44,8 +49,11 @@ def handed_in(folder, name):
         if not stat.S_ISREG(what.st_mode) or what.st_size > MOST or (
                 path.resolve() != folder.resolve() / name):
             raise BadInput(f"{name} is no ordinary file of at most {MOST:,} bytes")
-        return path.read_bytes().decode()
-    except (OSError, ValueError) as error:
+        # As Python reads it: a line "coding: latin-1" counts, a mark of the byte order does not.
+        data = path.read_bytes()
+        coding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+        return data.decode(coding).replace("\r\n", "\n").replace("\r", "\n")
+    except (OSError, ValueError, LookupError, SyntaxError) as error:
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"{name} cannot be read: {error}") from None
@@ -54,7 +62,7 @@ def handed_in(folder, name):
 def new_modules(folder, files):
     """{path: text} of the modules in a students' folder that we did not hand out."""
     found = {}
-    for path in sorted([*folder.glob("*.py"), *folder.glob("[a-z]*/*.py")]):
+    for path in own_modules(folder):
         name = path.relative_to(folder).as_posix()
         if name not in files and len(found) < NEW:
             try:
@@ -65,21 +73,27 @@ def new_modules(folder, files):
 
 
 def written(source, name, path, number):
-    """Is this function's body more than what was handed out?"""
+    """Is this function's body more than what was handed out, or its name given to another one?"""
+    leaf = name.split(".")[-1]
     try:
         node = find(source, name, path)
-    except BadInput:
+        rest = node.body[ast.get_docstring(node, clean=False) is not None:]
+        stub = ast.parse(f'raise NotImplementedError("exercise {number}")').body
+        return [*map(ast.dump, rest)] != [*map(ast.dump, stub)] or any(
+            leaf in (getattr(each, key, None) for key in ("asname", "value")) or
+            isinstance(getattr(each, "ctx", None), ast.Store)
+            and leaf in (getattr(each, key, None) for key in ("id", "attr"))
+            for each in ast.walk(ast.parse(source)))
+    except (ValueError, RecursionError, MemoryError):
         return True                     # no Python, or twice: the sandbox will say it
-    rest = node.body[ast.get_docstring(node, clean=False) is not None:]
-    stub = ast.parse(f'raise NotImplementedError("exercise {number}")').body
-    return [*map(ast.dump, rest)] != [*map(ast.dump, stub)]
 
 
 # ------------------------------------------------------------------------------- 2. the points
-def grade(folder, seed, only=(), limit_s=LIMIT_S, plans=None):
+def grade(folder, seed, only=(), limit_s=LIMIT_S, plans=None, replay=None):
     """A students' folder -> {"exercises": [...], "points", "of", "seed", "notes"}. Electives add to
     the points and not to what they are of. plans: {"experiment": bytes of plan.md, ...}, if plans
-    were collected before the runs; one that was not handed in then is b"".
+    were collected before the runs; one that was not handed in then is b"". replay: so many steps of
+    a run of exercises 8 and 11 are made again.
     Raises BadInput, and SandboxError where nothing can be graded."""
     if not (folder / MANIFEST).exists():
         raise BadInput(f"{folder} is no students' tree: {folder / MANIFEST} is missing")
@@ -100,14 +114,19 @@ def grade(folder, seed, only=(), limit_s=LIMIT_S, plans=None):
                 edited = True
             notes += [f"{path} was edited: ours is used"] * edited
     extra = new_modules(folder, files)
-    graded = [grade_one(row, rows, folder, sources, extra, seed, limit_s, plans)
-              for row in rows if not only or row["number"] in only]
+    from course.hidden import values
+    notes += [f"{path} has the name of a library: it is not used" for path in extra
+              if values.library(path)]
+    with values.Sandbox(limit_s) as box:
+        graded = [grade_one(row, rows, folder, sources, extra, seed, limit_s, plans, replay, box)
+                  for row in rows if not only or row["number"] in only]
     return dict(folder=str(folder), seed=seed, exercises=graded, notes=notes,
+                cpu_s=round(time.process_time() + values.Sandbox.total_s, 1),
                 points=round(sum(row["points"] for row in graded), 1),
                 of=sum(row["of"] for row in graded if not row["elective"]))
 
 
-def grade_one(row, rows, folder, sources, extra, seed, limit_s, plans=None):
+def grade_one(row, rows, folder, sources, extra, seed, limit_s, plans=None, steps=None, box=None):
     """One exercise -> its row of the table."""
     number = row["number"]
     result = dict(number=number, title=row["title"], points=0.0, of=row["points"], notes=[],
@@ -115,7 +134,8 @@ def grade_one(row, rows, folder, sources, extra, seed, limit_s, plans=None):
     if not row["functions"]:
         from course.hidden import replay
         points, notes = replay.points(folder, row["folder"], row["points"], seed,
-                                      partial(of_a_run, rows), (plans or {}).get(row["folder"]))
+                                      partial(of_a_run, rows), (plans or {}).get(row["folder"]),
+                                      steps or replay.STEPS)
         return result | dict(points=points, notes=notes)
     functions = [name.split("::") for name in row["functions"]]
     missing = [name for path, name in functions
@@ -126,7 +146,8 @@ def grade_one(row, rows, folder, sources, extra, seed, limit_s, plans=None):
         return result
     from course.hidden import values
     asked = importlib.import_module(f"course.hidden.values_{number}")
-    with service(row, rows, sources, extra, limit_s, getattr(asked, "MEMORY", None)) as process:
+    with service(box, row, rows, sources, extra, limit_s,
+                 getattr(asked, "MEMORY", None)) as process:
         found = values.earned(asked.PARTS, process, seed, result["notes"])
     weights = sum(part.weight for part in asked.PARTS)
     for part, why in found:
@@ -140,7 +161,7 @@ def grade_one(row, rows, folder, sources, extra, seed, limit_s, plans=None):
     return result
 
 
-def service(row, rows, sources, extra, limit_s, memory=None):
+def service(box, row, rows, sources, extra, limit_s, memory=None):
     """A student's files in the sandbox, beside our bodies of all exercises but this one (and those
     that it is to do without)."""
     from course.hidden import values
@@ -150,15 +171,17 @@ def service(row, rows, sources, extra, limit_s, memory=None):
     files = handed_out(gone)
     tree = {path: text.decode() for path, text in files.items() if path.endswith(".py")
             and (not path.startswith("course/") or path in names or path == "course/__init__.py")}
-    return values.Service(tree, sources, names, extra, limit_s, memory or values.MEMORY)
+    return values.Service(box, tree, sources, names, extra, limit_s, memory or values.MEMORY)
 
 
+@contextmanager
 def of_a_run(rows, sources, folders):
-    """The sandbox of a run of exercise 8 or 11: the exercises' files as its source/ has them, and
+    """The service of a run of exercise 8 or 11: the exercises' files as its source/ has them, and
     ours. Raises BadInput where it had other code besides."""
     from course.hidden import replay, values
     tree = {path: (ROOT / path).read_bytes().decode() for path in handed_out()
-            if path.endswith(".py") and not path.startswith("course/")}
+            if path.endswith(".py") and not path.startswith("course/")
+            or path.startswith("tasks/")}                           # with the tables of tasks
     own = {path: text for path, text in sources.items() if path in by_file(rows)}
     for path in sorted({*sources} & {*tree} - {*own}):
         if sources[path] != tree[path]:
@@ -166,7 +189,9 @@ def of_a_run(rows, sources, folders):
     extra = {path: text for path, text in sources.items()
              if path not in tree and path not in own and not path.startswith("course/")}
     own = {path: text for path, text in own.items() if path in tree}
-    return values.Service(tree, own, {}, extra, replay.LIMIT_S, folders=folders)
+    with values.Sandbox(replay.LIMIT_S, folders) as box:
+        with values.Service(box, tree, own, {}, extra, replay.LIMIT_S) as process:
+            yield process
 
 
 # ------------------------------------------------------------- 3. in a student's own tree
@@ -212,6 +237,8 @@ def main(argv=None):
     p.add_argument("--only", type=int, nargs="+", default=[], metavar="N", help="these exercises")
     p.add_argument("--plans", type=Path, metavar="FOLDER", help="what this student handed in "
                    "before the runs: FOLDER/experiment/plan.md, FOLDER/ablation/plan.md")
+    p.add_argument("--replay", type=int, metavar="STEPS", help="of exercises 8 and 11 so many "
+                   "steps of a run are made again; 1000: all")
     p.add_argument("--limit", type=int, default=LIMIT_S, metavar="S", help="seconds an exercise")
     args = p.parse_args(argv)
     try:
@@ -222,7 +249,8 @@ def main(argv=None):
         plans = {row["folder"]: plan.read_bytes() if plan.is_file() else b"" for row in exercises()
                  if "folder" in row and (plan := args.plans / row["folder"] / "plan.md")
                  } if args.plans else None
-        told = grade(args.folder.resolve(), seed, args.only, args.limit, plans)
+        told = grade(args.folder.resolve(), seed, args.only, args.limit, plans,
+                     args.replay)
     except SandboxError as error:
         print(f"grade.py: nothing is graded: {error}", file=sys.stderr)
         return 3

@@ -53,8 +53,9 @@ that ends with "exercise 6" has met a function of exercise 6 that is not written
 Graded is what the functions in `course/exercises.toml` return, signatures as they are, for inputs
 that nobody has seen. They run in a sandbox, without network and without files but yours and the
 libraries'. Write them in any style: with helpers, constants, imports, new methods anywhere in the
-same files, or new modules beside them. Edits of other files, and of the checks, are not taken. An
-exercise runs beside our functions of all others; a line that raises costs what needs it.
+same files, or in new modules: beside them, or in folders, two deep, of any name that no library
+has. Edits of other files, and of the checks, are not taken. An exercise runs beside our functions
+of all others; a line that raises costs what needs it.
 
 Left out: the tests and the scripts of `bench/` (they repeat the functions in plain lines; only
 `bench/simulate.py` is here), the project's figures (of `results/` only logs are here), its history,
@@ -154,6 +155,14 @@ def without_bodies(source, numbers, path):
     return with_bodies(source, {name: " " * (find(source, name, path).col_offset + 4)
                                 + f'raise NotImplementedError("exercise {number}")'
                                 for name, number in numbers.items()}, path)
+
+
+def own_modules(folder):
+    """The modules in a folder and in packages, two deep; without what runs and editors leave."""
+    found = [*folder.glob("*.py"), *folder.glob("*/*.py"), *folder.glob("*/*/*.py")]
+    return sorted(path for path in found if path.is_file() and not any(
+        "." in part or part in ("runs", "models", "__MACOSX", "venv", "env")
+        for part in path.relative_to(folder).parts[:-1]))
 
 
 # ----------------------------------------------------------------------------------- 2. the tree

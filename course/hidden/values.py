@@ -9,11 +9,13 @@ A `Part` of an exercise is a number of comparisons, fixed before; its weight is 
 number was made and every one holds. A submission that ends its process, hangs, or answers with
 something else than the value asked for has lost this part, and the next one gets a fresh process.
 """
-import json
+import base64
 import marshal
 import os
 import select
 import signal
+import socket
+import struct
 import subprocess
 import sysconfig
 import tempfile
@@ -25,17 +27,21 @@ import numpy as np
 
 from course.hidden import wire
 from tasks import sandbox
-from tasks.sandbox import SandboxError
+from tasks.sandbox import SandboxError, system_call_filter
 
 HERE = Path(__file__).resolve().parent
-START_S, ASK_S = 120, 60            # until a process is ready; for one answer, of 5 s at most
+START_S, ASK_S = 300, 60            # until a process is ready; for one answer, of 5 s at most
+WAITING = 3             # seconds of waiting that count as one: a busy machine makes us wait as well
+PACKAGES = sysconfig.get_path("purelib")
 MEMORY = 3 << 30                    # bytes more than the libraries take
 PROGRAM = """
 import os, sys
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
 sys.path[:0] = ["/grader", {packages!r}]
+CONTROL = {control}
 exec(compile(open("/grader/service.py").read(), "/grader/service.py", "exec"))
 """
+ALLOW_ALL = struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000)     # a filter of system calls, of one step
 
 
 class Failed(Exception):
@@ -54,6 +60,11 @@ class Part:
     weight: float
     count: int
     work: object
+
+
+def library(path):
+    """Would this new file of a student's lie in front of a library? Such a one is not taken."""
+    return (Path(PACKAGES) / Path(path).parts[0]).exists()
 
 
 def parts():
@@ -119,96 +130,173 @@ def holds(name, condition):
 
 
 # ----------------------------------------------------------------------------- 2. the process
-class Service:
-    """A submission in the sandbox. tree: {path: text}, our files without this exercise's bodies;
-    sources: {path: text}, the student's; others: {path: [functions that are not asked for]};
-    extra: {path: text}, new files of theirs; folders: {name in the sandbox: folder}, to be read."""
+class Sandbox:
+    """The walls, and in them a process that has imported the libraries and waits (service.py). Of
+    it each exercise gets a child of its own, as it would be after a minute of imports. folders:
+    {name in the sandbox: folder}, to be read."""
+    total_s = 0.0                           # seconds of a processor, of all that have ended
 
-    def __init__(self, tree, sources, others, extra, limit_s, memory=MEMORY, folders=()):
-        self.process, self.problems, self.folders = None, [], dict(folders)
-        self.deadline, self.limit_s = time.monotonic() + limit_s, limit_s
-        self.folder = tempfile.TemporaryDirectory(prefix="grade-")
-        root = Path(self.folder.name)
-        for path, text in {**extra, **tree}.items():
-            (root / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / "tree" / path).write_text(text)
-        (root / "grader").mkdir()
+    def __init__(self, limit_s, folders=()):
+        self.limit_s, self.folders, self.process = limit_s, dict(folders), None
+        self.grader = tempfile.TemporaryDirectory(prefix="grade-")
         for name in ("service.py", "calls.py", "wire.py"):
-            (root / "grader" / name).write_text((HERE / name).read_text())
-        (root / "grader" / "submission.json").write_text(json.dumps(dict(
-            sources=sources, others=others, extra=[*extra], memory=memory)))
+            Path(self.grader.name, name).write_text((HERE / name).read_text())
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.stop()
-        self.folder.cleanup()
+        self.grader.cleanup()
 
     def command(self):
-        """bubblewrap's, of the tasks' sandbox, with our folders and the libraries."""
-        packages, root = sysconfig.get_path("purelib"), self.folder.name
-        own = [path.name for path in (Path(root) / "tree").iterdir()]
-        if there := [name for name in own if (Path(packages) / name).exists()]:
-            raise SandboxError(f"{packages} holds a {there[0]}: where the project itself is "
-                               "installed as a package the answers are in reach")
+        """bubblewrap's, of the tasks' sandbox, with our folder and the libraries."""
         command = sandbox.child_command("bubblewrap")
         at = command.index("--dev-bind")        # /tmp first: the project itself may lie in it
         command[at:at] = ["--size", str(64 << 20), "--tmpfs", "/tmp"]
         at = command.index("--remount-ro")
         command[at:at] = ["--dev-bind", "/dev/urandom", "/dev/urandom",
-                          "--ro-bind", packages, packages]
-        for name, path in {"/tree": f"{root}/tree", "/grader": f"{root}/grader",
-                           **self.folders}.items():
+                          "--ro-bind", PACKAGES, PACKAGES]
+        for path in ("/proc/cpuinfo", "/sys/devices/system/cpu"):
+            # Without them torch takes its slowest kernels, which also round otherwise.
+            command[at:at] = ["--ro-bind-try", path, path]
+        for name, path in {"/grader": self.grader.name, **self.folders}.items():
             command[at:at] = ["--ro-bind", str(path), name]
-        return command, PROGRAM.format(packages=packages)
+        return command
 
     def start(self):
-        command, program = self.command()
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        program = PROGRAM.format(packages=PACKAGES, control=theirs.fileno())
         limits = dict(CPU=int(self.limit_s) + 60, FSIZE=64 << 20, NOFILE=256, CORE=0)
-        with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as complaint:
-            marshal.dump((limits, sandbox.system_call_filter(os.uname().machine), program, None,
-                          ""), request)
+        with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as complaint, theirs:
+            # The waiting process may fork, and runs no line of a student's; its children may not.
+            marshal.dump((limits, ALLOW_ALL, program, None, ""), request)
             request.seek(0)
             self.process = subprocess.Popen(
-                [*command, str(request.fileno())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                [*self.command(), str(request.fileno())], stdin=subprocess.DEVNULL,
                 # Each large tensor is mapped, and given back where it ends: a heap that is torn to
                 # pieces would count as memory that an honest loop has used.
-                stderr=complaint, env=dict(MALLOC_MMAP_THRESHOLD_="65536"), cwd="/",
-                start_new_session=True, bufsize=0, pass_fds=(request.fileno(),))
-            for stream in (self.process.stdin, self.process.stdout):
-                os.set_blocking(stream.fileno(), False)
-            self.rest = bytearray()
-            try:
-                ready = self.line(b"", time.monotonic() + START_S) == b'{"value": "ready"}'
-            except Failed:
-                ready = False
-            if not ready:
+                stdout=complaint, stderr=complaint, env=dict(MALLOC_MMAP_THRESHOLD_="65536"),
+                cwd="/", start_new_session=True, pass_fds=(request.fileno(), theirs.fileno()))
+            theirs.close()
+            if self.told(START_S) != b"ready":
                 self.stop()
                 why = os.pread(complaint.fileno(), 4000, 0).decode(errors="replace").strip()
                 raise SandboxError("nothing can be graded: no sandbox can be made here ("
                                    f"{(why.splitlines() or ['no answer'])[-1]})")
 
+    def told(self, limit_s):
+        """What the waiting process says, b"" if it has ended or is late."""
+        self.control.settimeout(limit_s)
+        try:
+            return self.control.recv(100)
+        except OSError:
+            return b""
+
+    def fork(self):
+        """A child -> the ends of two pipes, to write to it and to read from it."""
+        for _ in range(2):                      # the second time with a new process
+            if self.process is None:
+                self.start()
+            (read, into), (out, write) = os.pipe(), os.pipe()
+            try:
+                socket.send_fds(self.control, [b"fork"], [read, write])
+            except OSError:
+                self.stop()
+            for each in (read, write):
+                os.close(each)
+            if self.process and self.told(START_S) == b"forked":
+                return into, out
+            self.stop()
+            os.close(into), os.close(out)
+        raise SandboxError("nothing can be graded: the sandbox makes no process")
+
+    def end(self):
+        """End the child, and take away what it left. If that takes long, all ends."""
+        try:
+            self.control.send(b"end")
+            ended = self.told(10) == b"ended"
+        except OSError:
+            ended = False
+        if not ended:
+            self.stop()
+
     def stop(self):
         if self.process:
+            Sandbox.total_s += cpu_s(self.process.pid)
             try:
                 os.killpg(self.process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
             self.process.wait()
-            for stream in (self.process.stdin, self.process.stdout):
-                stream.close()
+            self.control.close()
         self.process = None
 
-    def line(self, data, deadline):
+
+class Service:
+    """A submission in a sandbox. tree: {path: text}, our files without this exercise's bodies;
+    sources: {path: text}, the student's; others: {path: [functions that are not asked for]};
+    extra: {path: text}, new files of theirs."""
+
+    def __init__(self, sandbox, tree, sources, others, extra, limit_s, memory=MEMORY):
+        self.sandbox, self.pipes, self.problems = sandbox, None, []
+        self.limit_s, self.used_s = limit_s, 0.0        # in all; by processes that have ended
+        self.patience = ASK_S           # halved by each question that was not answered in time
+        self.submission = dict(
+            tree=tree, sources=sources, others=others, memory=memory,
+            extra={path: text for path, text in extra.items() if not library(path)},
+            steps=base64.b64encode(system_call_filter(os.uname().machine)).decode())
+        # A library beside the project itself: where it is installed as a package.
+        if there := [path for path in tree if library(path)]:
+            raise SandboxError(f"{PACKAGES} holds a {there[0]}: where the project itself is "
+                               "installed as a package the answers are in reach")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def start(self):
+        self.pipes = self.sandbox.fork()
+        for each in self.pipes:
+            os.set_blocking(each, False)
+        self.rest, self.begun = bytearray(), time.monotonic()
+        self.cpu_s = cpu_s(self.sandbox.process.pid)
+        try:
+            ready = self.line(wire.encode(self.submission), START_S) == b'{"value": "ready"}'
+        except Failed:
+            ready = False
+        if not ready:
+            self.stop()
+            raise SandboxError("nothing can be graded: the sandbox's process does not answer")
+
+    def clock(self):
+        """Seconds that count: those of a processor that worked for the submission, and a part of
+        those that we waited."""
+        if not self.pipes:
+            return self.used_s
+        worked = cpu_s(self.sandbox.process.pid) - self.cpu_s if self.sandbox.process else 0.0
+        return self.used_s + max(worked, (time.monotonic() - self.begun) / WAITING)
+
+    def stop(self):
+        if self.pipes:
+            self.used_s = self.clock()
+            for each in self.pipes:
+                os.close(each)
+            self.sandbox.end()
+        self.pipes = None
+
+    def line(self, data, limit_s):
         """Write the bytes, read one line. Raises Failed."""
-        into, out = self.process.stdin.fileno(), self.process.stdout.fileno()
+        deadline = min(self.clock() + limit_s, self.limit_s + START_S)
+        into, out = self.pipes
         ended = b"\n" in self.rest
         while data or not ended:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            readable, writable, _ = select.select([out], [into] if data else [], [], 1)
+            if self.clock() > deadline:
+                self.patience = max(self.patience / 2, 5)
                 raise Failed("no answer in time: an endless loop?")
-            readable, writable, _ = select.select([out], [into] if data else [], [], left)
             try:
                 if writable:
                     data = data[os.write(into, data[:1 << 16]):]
@@ -227,13 +315,13 @@ class Service:
 
     def ask(self, call, **args):
         """The value of a function of calls.py. Raises Failed, SandboxError."""
-        if time.monotonic() > self.deadline:
+        if self.clock() > self.limit_s:
             raise Failed(f"the exercise has used its {self.limit_s} s")
-        if self.process is None:
+        if self.pipes is None:
             self.start()
         try:
             answer = wire.decode(self.line(wire.encode(dict(call=call, args=args)),
-                                           min(self.deadline, time.monotonic() + ASK_S)))
+                                           min(self.patience, self.limit_s - self.clock())))
         except (Failed, ValueError, RecursionError) as error:
             self.stop()                     # the next question gets a fresh process
             raise Failed(str(error) if isinstance(error, Failed) else "no value came") from None
@@ -244,6 +332,16 @@ class Service:
         if "value" not in answer:
             raise Failed(answer.get("error"))
         return answer["value"]
+
+
+def cpu_s(pid):
+    """Seconds of a processor that a process and its children have used so far."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:                         # it has ended, or this system does not tell
+        return 0.0
+    return sum(map(int, line[11:15])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_s, children))
 
 
 # -------------------------------------------------------------------------------- 3. the points

@@ -74,8 +74,9 @@ def choose(rng, ask):
         token, _ = ask("choose", settings=settings, weights=weights, hidden=many,
                        temperature=temperature, seed=4)
         p = torch.from_numpy(many[:1].astype(float) @ head.T / temperature).softmax(-1)[0].numpy()
-        count = np.bincount(np.asarray(token).astype(int), minlength=V)
-        yield equal("tokens of the vocabulary", len(count), V)
+        token = np.asarray(token).astype(int)
+        yield holds("tokens of the vocabulary", bool(((token >= 0) & (token < V)).all()))
+        count = np.bincount(token, minlength=V)
         yield holds("8,000 draws follow the softmax", follows(count, p))
     coarse = ask("choose", settings=settings, weights=weights, hidden=hidden, head_fp32=False,
                  seed=3)

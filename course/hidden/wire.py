@@ -41,8 +41,10 @@ def unpacked(found):
         return found
     dtype, shape, data = (found.get(key) for key in ("array", "shape", "data"))
     if not (dtype in DTYPES and isinstance(shape, list) and isinstance(data, str)
-            and len(shape) <= 4 and all(type(n) is int and n >= 0 for n in shape)):
+            and len(shape) <= 4 and all(type(n) is int and 0 <= n <= LONGEST for n in shape)):
         raise ValueError("no array")
+    if 0 in shape and sum(shape) > 1 << 20:     # as a list, a billion empty rows are 56 GB
+        raise ValueError("an array of nothing, and large")
     raw = base64.b64decode(data, validate=True)
     if len(raw) != math.prod(shape) * np.dtype(dtype).itemsize:
         raise ValueError("an array whose bytes do not fill its shape")

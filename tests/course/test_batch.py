@@ -131,6 +131,42 @@ def test_gradescopes_container_form_writes_results(tree, tmp_path):
     assert found["score"] == 10 and len(found["tests"]) == 12
 
 
+@sandboxed
+def test_on_gradescope_what_is_no_tree_has_no_points_and_a_reason(tmp_path):
+    """And a tree in a folder of its own, as many zip it by hand, is found."""
+    (tmp_path / "submission").mkdir()
+    (tmp_path / "submission" / "homework.txt").write_text("x")
+    assert batch.main(["--gradescope", str(tmp_path / "submission"), str(tmp_path / "r.json")]) == 0
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert found["score"] == 0 and "make submit" in found["output"] and found["tests"] == []
+    student.write(tmp_path / "submission" / "my tree")
+    student.restore(tmp_path / "submission" / "my tree", [2])
+    assert batch.main(["--gradescope", str(tmp_path / "submission"), str(tmp_path / "r.json")]) == 0
+    assert json.loads((tmp_path / "r.json").read_text())["score"] == 10
+
+
+def test_whatever_an_archive_does_it_is_a_row(tree, tmp_path):
+    """Bytes in the middle that are no deflate stream raise zlib.error, a damaged header others."""
+    batch.pack(tree, tmp_path / "a.zip")
+    data = (tmp_path / "a.zip").read_bytes()
+    for at in range(0, len(data), len(data) // 40):
+        (tmp_path / "b.zip").write_bytes(data[:at] + bytes(200) + data[at + 200:])
+        try:
+            batch.unpacked(tmp_path / "b.zip", tmp_path / f"tree-{at}")
+        except student.BadInput:
+            pass
+
+
+def test_a_name_in_another_encoding_is_a_row(tmp_path):
+    handed = tmp_path / "in"
+    handed.mkdir()
+    (handed / os.fsdecode(b"M\xfcller.zip")).write_bytes(b"PK")
+    (handed / ("n" * 250 + ".zip")).write_bytes(b"PK")
+    rows = batch.grade_all(handed, tmp_path / "out", 5, 1)
+    assert sorted(row["name"] for row in rows) == ["M\\xfcller.zip", "n" * 250 + ".zip"]
+    assert "M\\xfcller.zip" in (tmp_path / "out" / "table.csv").read_text()
+
+
 def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(batch, "MOST_BYTES", 1000)
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:

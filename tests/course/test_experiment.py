@@ -12,6 +12,7 @@ import tomllib
 import numpy as np
 import pytest
 from conftest import ROOT, run_command
+from grading import sandboxed
 from made_runs import made
 from scipy import stats
 
@@ -30,7 +31,7 @@ seeds: 3 1 4 15 9
 
 I expect more.
 """
-STEPS, EVERY = 60, 5
+STEPS, EVERY = 140, 10         # those of configs/stress.toml
 GAINS = np.array([0.10, 0.14, 0.06, 0.12, 0.09])
 
 
@@ -205,8 +206,8 @@ def cut(path, line):
 
 @pytest.mark.parametrize("log, line, words", [
     ("metrics.jsonl", 17, "no line of step 17 (1 are missing)"),
-    ("metrics.jsonl", -1, "no line of step 60"), ("evals.jsonl", 0, "no line of evaluation 0"),
-    ("evals.jsonl", -1, "no line of evaluation 60")])
+    ("metrics.jsonl", -1, "no line of step 140"), ("evals.jsonl", 0, "no line of evaluation 0"),
+    ("evals.jsonl", -1, "no line of evaluation 140")])
 def test_a_log_with_a_hole_is_not_complete(tree, log, line, words):
     cut(run_of(tree, "changed", 4) / log, line)
     done, why = experiment.grade(tree / "experiment")
@@ -319,9 +320,10 @@ def test_the_page_shows_a_plan_that_can_be_used(tmp_path, page, name, changes):
 
 class Again:
     """In place of the sandbox: the first steps of the run that is asked for, made again."""
+    limit_s = 1
 
-    def __init__(self, lines):
-        self.lines = lines
+    def __init__(self, metrics, evals):
+        self.lines = {"metrics.jsonl": metrics, "evals.jsonl": evals}
 
     def __enter__(self):
         return self
@@ -340,46 +342,115 @@ def with_model(tree):
     (tree / "models" / "toy" / "config.json").write_text("{}")
     for run in (tree / "runs").iterdir():
         replaced(run / "config.toml", "lr = ", 'model = "models/toy"\nlr = ')
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         (run / "metrics.jsonl").write_text("".join(
-            json.dumps(line | dict.fromkeys((*replay.EQUAL[1:], *replay.NEAR), 0.5)) + "\n"
-            for line in lines))
-    return [line | dict.fromkeys((*replay.EQUAL[1:], *replay.NEAR), 0.5) for line in lines]
+            json.dumps({**line, **{name: 0.1 + line["step"] * 0.01 for name in replay.NEEDED
+                                   if name != "pass_rate"}, "time/step_s": 3}) + "\n"
+            for line in lines_of(run, "metrics.jsonl")))
+
+
+def lines_of(run, name):
+    return [json.loads(line) for line in (run / name).read_text().splitlines()]
+
+
+def drawn(tree, seed):
+    names = [name for pair in experiment.run_names(experiment.read_plan(tree / "experiment"))
+             for name in pair]
+    run = tree / "runs" / random.Random(f"replay/{seed}").choice(names)
+    return run, [lines_of(run, name) for name in ("metrics.jsonl", "evals.jsonl")]
 
 
 def test_points_are_given_only_where_the_first_steps_of_a_run_come_out_again(tree):
-    lines = with_model(tree)
-    runs = {path.name: [json.loads(line) for line in (path / "metrics.jsonl").read_text()
-                        .splitlines()] for path in (tree / "runs").iterdir()}
-    asked = []
-
-    def honest(sources, folders):
-        assert {*sources} == {"loss.py", "engines/head.py"}
-        assert (folders["/model"] / "config.json").exists()
-        return Again(runs[asked[-1]])
+    with_model(tree)
     for seed in range(3):
-        asked.append(random_name(tree, seed))
+        run, logs = drawn(tree, seed)
+        logs[0] = [line | {"time/step_s": 77} for line in logs[0]]      # another machine's clock
+
+        def honest(sources, folders):
+            assert {*sources} == {"loss.py", "engines/head.py"}
+            assert (folders["/model"] / "config.json").exists()
+            return Again(*logs)
         points, notes = replay.points(tree, "experiment", 14, seed, honest)
-        assert points == 6 and asked[-1] in notes[0], notes
-    wrong = [dict(line, pass_rate=line["pass_rate"] + 0.01) for line in lines]
-    points, notes = replay.points(tree, "experiment", 14, 0, lambda *_: Again(wrong))
-    assert points == 0 and "a run could not be made again" in notes[-1]
-    rough = [dict(line, entropy=line["entropy"] * 1.01) for line in runs[asked[0]]]
-    assert replay.points(tree, "experiment", 14, 0, lambda *_: Again(rough))[0] == 6
+        said = f"{run.name}: 10 steps were made again, bit by bit"
+        assert points == 6 and notes[0].startswith(said), notes
 
 
-def random_name(tree, seed):
-    names = [name for pair in experiment.run_names(experiment.read_plan(tree / "experiment"))
-             for name in pair]
-    return random.Random(f"replay/{seed}").choice(names)
+@pytest.mark.parametrize("file, step, change, points", [
+    ("metrics.jsonl", 1, {"pass_rate": 0.5}, 0), ("metrics.jsonl", 1, {"grad_norm": 0.2}, 0),
+    ("evals.jsonl", 0, {"eval/toy/mean@1": 0.9}, 0), ("metrics.jsonl", 3, {"new": 1}, 0),
+    ("metrics.jsonl", 7, {"loss": 0.9}, 6), ("metrics.jsonl", 5, {"entropy": 0.15 + 1e-9}, 6)])
+def test_on_another_processor_the_first_step_and_most_others_must_be_near(tree, file, step, change,
+                                                                          points):
+    """One sample that fell otherwise moves later steps; but nothing comes before the first."""
+    with_model(tree)
+    _, (metrics, evals) = drawn(tree, 0)
+    for line in {"metrics.jsonl": metrics, "evals.jsonl": evals}[file]:
+        if line["step"] == step:
+            line |= change
+    found, notes = replay.points(tree, "experiment", 14, 0, lambda *_: Again(metrics, evals))
+    assert found == points, notes
+    said = notes[0] if points else notes[-1]
+    assert ("another processor" in said) if points else "could not be made again" in said
+
+
+def test_where_most_steps_are_other_ones_there_is_no_point(tree):
+    with_model(tree)
+    _, (metrics, evals) = drawn(tree, 0)
+    metrics = [line | {"loss": line["loss"] * (1 if line["step"] < 4 else 1.5)} for line in metrics]
+    points, notes = replay.points(tree, "experiment", 14, 0, lambda *_: Again(metrics, evals))
+    assert points == 0 and "7 of 12 lines are other ones" in notes[-1], notes
 
 
 def test_made_up_logs_have_no_point(tree):
-    points, notes = replay.points(tree, "experiment", 14, 0, lambda *_: Again([]))
+    points, notes = replay.points(tree, "experiment", 14, 0, lambda *_: Again([], []))
     assert points == 0 and "a run could not be made again" in notes[-1]
     with_model(tree)
-    assert replay.points(tree, "experiment", 14, 0, lambda *_: Again([]))[0] == 0
-    assert replay.points(tree, "experiment", 14, 0, lambda *_: Again([{"step": 1}]))[0] == 0
+    for lines in ([], [{"step": 1}], [[]], [{"step": []}], 7):
+        assert replay.points(tree, "experiment", 14, 0, lambda *_: Again(lines, lines))[0] == 0
+
+
+@pytest.mark.parametrize("old, new, words", [
+    ("steps = 140", "steps = 10", "has steps = 10, and configs/stress.toml has 140"),
+    ("steps = 140", "steps = 1000000000000", "steps and eval_every are whole numbers up to"),
+    ("eval_every = 10", "eval_every = 0", "steps and eval_every are whole numbers up to"),
+    ("eval_every = 10", "eval_every = true", "steps and eval_every are whole numbers up to")])
+def test_the_base_is_the_one_that_was_handed_out_and_no_run_is_endless(tree, old, new, words):
+    """Ten runs of one step are no experiment; a log of 10^12 steps would fill a memory."""
+    for run in (tree / "runs").iterdir():
+        replaced(run / "config.toml", old, new)
+    done, why = experiment.grade(tree / "experiment")
+    assert len(done) <= 2 and (words in why or "no line of" in why), why
+
+
+def test_a_text_without_end_is_not_searched(tree):
+    (tree / "experiment" / "conclusion.md").write_text("1" * (experiment.LONGEST + 1))
+    assert "a page is enough" in experiment.grade(tree / "experiment")[1]
+    (tree / "experiment" / "conclusion.md").write_text("1" * experiment.LONGEST)
+    assert "does not print the interval" in experiment.grade(tree / "experiment")[1]
+
+
+@sandboxed
+def test_a_real_run_comes_out_again_bit_by_bit_in_the_real_sandbox(tmp_path):
+    """And a copy of it with one digit changed does not. No stand-ins: scalerl.py writes the log."""
+    if not (ROOT / "models" / "toy" / "config.json").exists():
+        pytest.skip("make toy first")
+    config = ROOT / "configs" / "stress.toml"
+    done = run_command([ROOT / "scalerl.py", "--config", config, "--steps", "10", "--slots", "256",
+                        "--heldout-prompts", "64", "--name", "a", "--model",
+                        (ROOT / "models" / "toy").resolve()], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "a"
+    logs = {name: lines_of(run, name) for name in ("metrics.jsonl", "evals.jsonl")}
+    sources = {path.relative_to(run / "source").as_posix(): path.read_text()
+               for path in (run / "source").glob("**/*.py")}
+    with grade.of_a_run(student.exercises(), sources, {
+            "/model": (ROOT / "models" / "toy").resolve(), "/proc/meminfo": "/proc/meminfo"}
+            ) as process:
+        process.patience = process.limit_s
+        again = process.ask("replay", config=(run / "config.toml").read_text(), steps=10)
+    assert "bit by bit" in replay.compared("a", 10, replay.pairs_of(logs, again, 10))
+    logs["metrics.jsonl"][1]["loss"] *= 1.01
+    with pytest.raises(replay.Wrong, match="step 1, loss"):
+        replay.compared("a", 10, replay.pairs_of(logs, again, 10))
 
 
 def test_a_pipe_or_a_link_among_the_runs_is_not_read(tree):
@@ -391,5 +462,6 @@ def test_a_pipe_or_a_link_among_the_runs_is_not_read(tree):
 
 
 def test_code_that_was_not_handed_out_is_not_run():
-    with pytest.raises(experiment.BadInput, match="source/config.py is not the one"):
-        grade.of_a_run(student.exercises(), {"loss.py": "", "config.py": "x = 1\n"}, {})
+    with pytest.raises(experiment.BadInput, match="source/config.py is not the one"), \
+            grade.of_a_run(student.exercises(), {"loss.py": "", "config.py": "x = 1\n"}, {}):
+        pass

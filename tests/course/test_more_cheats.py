@@ -1,0 +1,259 @@
+"""Thirty more ways to points without work, in all exercises: none gives a point that is not there.
+
+Each is (exercise, bodies, lines at the top of its first file, new modules). Functions that a cheat
+does not name say "not written", so all of the exercise's points would be the cheat's.
+"""
+import json
+
+import numpy as np
+import pytest
+from grading import ROWS, graded, handed_out, sandboxed, tree
+
+from course import grade, student
+from course.hidden import values, wire
+
+HEAD = ["engines/head.py::TokenLogprobs.forward", "engines/head.py::TokenLogprobs.backward"]
+LOSSES = ["loss.py::_capped", "loss.py::_sequence_log_ratio", "loss.py::_clipped"]
+ALL = {number: row["functions"] for number, row in ROWS.items()}
+
+# An array of nothing, as large as a memory: (10^12, 0) is a list of 10^12 empty lists.
+VOID = '{"value": {"array": "float32", "shape": [1000000000000, 0], "data": ""}}'
+EVERY_FD = """
+import os
+for fd in range(3, 64):
+    try: os.write(fd, LINE + bytes([10]))
+    except OSError: pass
+raise ValueError
+"""
+OURS = """
+import ast, os, sys
+def ours(name):
+    'The body of a function, from any file on this disk that has one.'
+    for top, _, names in os.walk("/"):
+        for file in names:
+            if file.endswith(".py") and "site-packages" not in top and "/usr" not in top:
+                try: text = open(os.path.join(top, file)).read()
+                except Exception: continue
+                if f"def {name}(" in text and 'NotImplementedError("exercise' not in \\
+                        text.split(f"def {name}(")[1][:3000]:
+                    space = dict(sys.modules[__name__].__dict__)
+                    exec(text, space)
+                    if name in space: return space[name]
+    raise LookupError(name)
+"""
+CHEATS = {
+    "the whole table at once": (1, {HEAD[0]: """
+z = hidden.double() @ weight.double().T / temperature
+p = z.log_softmax(1)
+ctx.mark_non_differentiable(e := -(p.exp() * p).sum(1).to(hidden.dtype))
+return p.gather(1, targets[:, None])[:, 0].to(hidden.dtype) * 0, e * 0"""}, "", {}),
+    "log-probs of a uniform model": (1, {HEAD[0]: """
+ctx.mark_non_differentiable(e := hidden.new_full((len(targets),), float(len(weight))).log())
+return -e, e""", HEAD[1]: "return g * 0 if 0 else None, None, *[None] * 6"}, "", {}),
+    "a head that gives what is asked for": (1, dict.fromkeys(HEAD, "return Any(), Any()"), """
+class Any:
+    def __getattr__(self, name): return self
+    def __call__(self, *a, **k): return self
+    def __iter__(self): return iter([])
+""", {}),
+    "torch's autograd replaced": (1, dict.fromkeys(HEAD, "return hidden, hidden"), """
+import torch
+torch.autograd.grad = lambda outputs, inputs, *a, **k: [torch.zeros_like(x) for x in inputs]
+torch.autograd.Function.apply = classmethod(lambda cls, h, *a: (h.sum(1), h.sum(1)))
+""", {}),
+    "an empty array as large as a memory": (2, dict.fromkeys(ALL[2], EVERY_FD),
+                                            f"LINE = {VOID.encode()!r}", {}),
+    "a shape in place of numbers": (2, dict.fromkeys(ALL[2], """
+import torch
+return torch.empty(0).expand(0, 5)"""), "", {}),
+    "numbers as text": (2, dict.fromkeys(ALL[2], "return [[str(x) for x in row] for row in "
+                                         "(rewards if 'rewards' in dir() else mask).tolist()]"),
+                        "", {}),
+    "equal by hash": (4, dict.fromkeys(ALL[4], "return Same(0)"), """
+class Same(int):
+    def __eq__(self, other): return True
+    __hash__ = int.__hash__
+    def __iter__(self): return iter([])
+""", {}),
+    "each ratio is one": (3, {LOSSES[0]: "return logprobs * A, log_rho > 9e9",
+                              LOSSES[1]: "return log_ratio",
+                              LOSSES[2]: "return (log_rho - log_rho.detach()) * A, log_rho > 9e9"},
+                          "", {}),
+    "the loss of the caller": (3, dict.fromkeys(LOSSES, """
+import sys
+return sys._getframe(1).f_locals.get("terms"), sys._getframe(1).f_locals.get("where")"""), "", {}),
+    "an optimizer that finds the answer": (3, dict.fromkeys(LOSSES, """
+import torch
+x = torch.nn.Parameter(torch.zeros(9, 9))
+for _ in range(5): (x ** 2).sum().backward()
+return x, x > 0"""), "", {}),
+    "all bodies of a folder of libraries": (3, dict.fromkeys(LOSSES, """
+import importlib
+for name in ("trl", "transformers", "engines.head", "scaleout.team", "course.grade"):
+    for key, f in vars(importlib.import_module(name)).items():
+        if "clip" in key: return f(log_rho, A, low, high)"""), "", {}),
+    "ours, found by its name": (3, {f: f"return ours({f.split('::')[1]!r})(*args())" for f in
+                                    LOSSES}, OURS + """
+def args():
+    names = sys._getframe(1).f_locals
+    return list(names.values())
+""", {}),
+    "ours, of the exercise before": (4, {
+        "scalerl.py::Curriculum.next": "from keep import find; return find('next')(self)",
+        "scalerl.py::Curriculum.learned": "from keep import find; return find('learned')(self, 1)"},
+        "", {"keep.py": OURS.replace("sys.modules[__name__].__dict__", "{}")
+             + "\nfind = ours\n"}),
+    "what another exercise has left": (4, {
+        "loss.py::zero_variance": """
+import glob, os
+for place in ("/tmp", "/var/tmp", "/dev/shm", "/run"):
+    for path in glob.glob(place + "/**", recursive=True):
+        if path.endswith(".stash"): exec(open(path).read())
+return True"""}, "", {}),
+    "no prompt is ever asked": (4, {"scalerl.py::Curriculum.next": "return None",
+                                    "scalerl.py::Curriculum.learned": "return True",
+                                    "scalerl.py::Curriculum.record": "return None"}, "", {}),
+    "a log without numbers": (4, {"scalerl.py::effective_batch": """
+import collections
+return rollouts, rewards, collections.defaultdict(float)"""}, "", {}),
+    "it never waits, and never takes": (5, {
+        "scalerl.py::PipelinePacer.take": "return None",
+        "scalerl.py::PipelinePacer.leaves_enough_time": "return False",
+        "scalerl.py::PipelinePacer.may_admit": "return False"}, "", {}),
+    "as good as a coin": (5, {
+        "scalerl.py::PipelinePacer.leaves_enough_time": "return version % 2",
+        "course/naive_pacer.py::counterexample":
+            "import random\nreturn [[random.randrange(9)] for _ in range(50)]"}, "", {}),
+    "the longest schedule": (5, {"course/naive_pacer.py::counterexample":
+                                 "return [list(range(2000))] * 2000"}, "", {}),
+    "the naive rule's class replaced": (5, {"course/naive_pacer.py::counterexample": """
+NaivePacer.take = lambda self, version: list(self.groups.values())[-1:]
+return [[0]] * 50"""}, "", {}),
+    "the budgets' mean": (6, {"sampler.py::Interruption.draw_budgets":
+                              "return torch.full((count,), self.think_min + 2)"},
+                          "", {}),
+    "the likeliest token": (6, {"sampler.py::TransformersSampler._choose": """
+z = head_logits(hidden, self.head)
+return z.argmax(1), z.log_softmax(1).amax(1)"""}, "", {}),
+    "tokens beyond the vocabulary": (6, {"sampler.py::TransformersSampler._choose": """
+n = len(hidden)
+return torch.full((n,), 10**12), torch.zeros(n)"""}, "", {}),
+    "the script read from the caller": (6, {"sampler.py::TransformersSampler._record": """
+import sys
+seen = sys._getframe(3).f_locals.get("scripts")
+return list(range(len(token))) if seen else []"""}, "", {}),
+    "weights by reference": (6, {"sampler.py::TransformersSampler.push_weights": """
+for name, x in named_tensors:
+    path, leaf = name.rsplit(".", 1)
+    setattr(self.model.get_submodule(path), leaf, torch.nn.Parameter(x))
+self.version = version"""}, "", {}),
+    "a line through the points": (7, {"fit.py::law_at": "return np.full(np.shape(C), R0)",
+                                      "fit.py::compare_laws": "return {}",
+                                      "fit.py::Search.starts": "return [[0.0, 0.0]] * 4"}, "", {}),
+    "a bootstrap of one number": (7, {"fit.py::replicates": """
+return Replicates(search.law, np.tile(theta, (bootstrap, 1)), R * 0, np.zeros(bootstrap))"""},
+                                  "", {}),
+    "nan is not unequal": (7, dict.fromkeys(ALL[7], "return np.float64('nan')"), "", {}),
+    "always the first run": (9, {ALL[9][0]: "return 0"}, "", {}),
+    "the largest mismatch": (9, {ALL[9][0]: """
+return max(range(3), key=lambda i: sum(x.get("mismatch/kl_k3", 0) for x in logs[i]))"""}, "", {}),
+    "the course's constant": (10, {ALL[10][0]: "return 0.85"}, "", {}),
+    "the last value": (10, {ALL[10][0]: "return float(R[-1])"}, "", {}),
+    "the file of answers": (10, {ALL[10][0]: """
+import csv
+rows = list(csv.DictReader(open("/work/results/study/evals.csv")))
+return float(rows[-1]["eval/toy/mean@1"])"""}, "", {}),
+    "with replacement": (12, {ALL[12][0]: "return 1 - (1 - np.asarray(right) / samples) ** k",
+                              ALL[12][1]: "return 0.0, -1.0, 1.0"}, "", {}),
+    "an interval that is always right": (12, {ALL[12][1]: "return 0.0, -9e9, 9e9"}, "", {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def not_patient(monkeypatch):
+    monkeypatch.setattr(values, "ASK_S", 20)
+
+
+@sandboxed
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_of_another_exercise_earns_nothing(name):
+    number, bodies, top, extra = CHEATS[name]
+    where = next(iter(bodies)).split("::")[0]
+    lines = tree(bodies, top, where=where) if top else tree(bodies)
+    row = graded(number, lines, extra)
+    assert row["points"] == 0, [part["part"] for part in row["parts"] if not part["why"]]
+
+
+@sandboxed
+def test_a_child_finds_nothing_of_the_one_before():
+    """What exercise 3's process leaves on the disk is gone when exercise 4's begins."""
+    leave = dict.fromkeys(LOSSES, """
+import os
+os.makedirs("/tmp/deep/er", exist_ok=True)
+open("/tmp/deep/er/x.stash", "w").write("raise SystemExit")
+open("/tmp/y.stash", "w").write("x")
+os.symlink("/tmp", "/tmp/loop")
+return 0""")
+    assert graded(3, tree(leave))["points"] == 0
+    look = dict.fromkeys(ROWS[4]["functions"], """
+import glob
+raise RuntimeError(str(sorted(glob.glob("/tmp/*"))))""")
+    why = graded(4, tree(look))["parts"][0]["why"]
+    assert "['/tmp/tree']" in why, why
+
+
+@sandboxed
+def test_a_submission_cannot_end_the_process_that_others_wait_for():
+    body = """
+import ctypes, os, signal
+for pid in range(0, 40):
+    try: os.kill(pid, signal.SIGKILL)
+    except OSError: pass
+ctypes.CDLL(None).ptrace(16, 2, 0, 0)
+os.fork()
+return 0"""
+    assert graded(3, tree(dict.fromkeys(LOSSES, body)))["points"] == 0
+    row = graded(2, tree(real=[2]))
+    assert row["points"] == row["of"]
+
+
+def test_an_array_of_nothing_may_not_be_large():
+    """As a list it would take 56 GB of the grader's memory for each 10^9 rows."""
+    for shape in ([10**12, 0], [0, 10**12], [1 << 21, 0]):
+        line = json.dumps({"array": "float32", "shape": shape, "data": ""}).encode()
+        with pytest.raises(ValueError):
+            wire.decode(line)
+    assert wire.decode(wire.encode(np.zeros((9, 0)))).shape == (9, 0)
+
+
+@sandboxed
+def test_a_module_with_the_name_of_a_library_costs_nobody_his_points(tmp_path):
+    """It would lie in front of the library; and it must not look like a project that is installed
+    as a package, where nothing can be graded, not of others either."""
+    student.write(tmp_path / "tree")
+    student.restore(tmp_path / "tree", [2])
+    (tmp_path / "tree" / "six.py").write_text("raise SystemExit")
+    (tmp_path / "tree" / "numpy").mkdir()
+    (tmp_path / "tree" / "numpy" / "mine.py").write_text("x = 1")
+    (tmp_path / "tree" / "loss.py.d").mkdir()
+    (tmp_path / "tree" / "loss.py.d" / "x.py").write_text("x = 1")
+    told = grade.grade(tmp_path / "tree", 3, only=[2])
+    assert told["points"] == 10
+    assert {"six.py has the name of a library: it is not used",
+            "numpy/mine.py has the name of a library: it is not used"} <= {*told["notes"]}
+
+
+@sandboxed
+@pytest.mark.parametrize("text", ["-" * 100_000 + "1", "(" * 5000, "x = '\\0'\0", "\0",
+                                  "lambda: " * 5000 + "1", "x = " + "[" * 200 + "]" * 200])
+def test_a_file_that_breaks_the_parser_costs_its_own_exercises_alone(tmp_path, text):
+    student.write(tmp_path / "tree")
+    student.restore(tmp_path / "tree", [2])
+    (tmp_path / "tree" / "fit.py").write_text(text + "\n")
+    told = grade.grade(tmp_path / "tree", 3, only=[2, 7])
+    assert [row["points"] for row in told["exercises"]] == [10, 0]
+
+
+def test_every_exercise_with_functions_is_cheated_on():
+    assert {number for number, *_ in CHEATS.values()} == {n for n, f in ALL.items() if f}
+    assert len(CHEATS) >= 30 and handed_out()
