@@ -126,13 +126,14 @@ def study():
             told, ahead = held_out(C, R, early), C[C > early.C[-1]][-LAST:]
             low, high = tried(early, ahead)
             line = line_at(early.C, early.R, ahead).mean() - told["measured"]
-            numbers = dict(measured=told["measured"], error=told["error"], naive=told["naive_error"],
-                           line=line, lo=told["lo"], hi=told["hi"], lo_tried=low, hi_tried=high)
+            numbers = dict(measured=told["measured"], error=told["error"], lo=told["lo"],
+                           hi=told["hi"], naive=told["naive_error"], line=line, lo_tried=low,
+                           hi_tried=high)
             yield row | {name: round(float(n), 4) for name, n in numbers.items() if n == n}
 
 
 def study_tables(rows):
-    """A line for each regime and cut, collapsed runs apart; then for each toy of the two regimes."""
+    """A line for each regime and cut, collapsed runs apart; then for each toy of two regimes."""
     print("| runs | cut | n | fitted | error | naive | line | intervals | fit.py: hold, median "
           "width, mean score | tried |\n|---|" + "--:|" * 9)
     groups = {}

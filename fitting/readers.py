@@ -74,7 +74,8 @@ def read_rows(path):
     else:
         text = path.read_text(errors="replace")
         if not (rows := read_console(text) or read_cells(text)):
-            raise BadInput(f"{path} has no line `step:1 - name:0.5`, `{{'name': 0.5}}` or `name: 0.5`")
+            raise BadInput(f"{path} has no line `step:1 - name:0.5`, `{{'name': 0.5}}` or "
+                           "`name: 0.5`")
     if not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds lines that are not JSON objects")
     return [flat(row) for row in rows], path, notes

@@ -50,7 +50,7 @@ def test_each_verdict_is_given_where_its_rule_says_so():
     R[-10:] -= 0.15
     assert verdict_of(C, R)["reasons"][0] == "the reward falls, and no law here does"
     few = verdict_of(*made(n=4, sd=0.01, seed=rng))
-    assert few["verdict"] == forecast.LAST_VALUE and "no more than parameters" in few["reasons"][0]
+    assert few["verdict"] == forecast.LAST_VALUE and "too few for the param" in few["reasons"][0]
 
 
 def test_a_forecast_whose_interval_holds_the_last_value_is_only_a_range():
