@@ -58,8 +58,8 @@ def plan(config, address=""):
     if config.gpus == -1 and several:
         config.gpus = torch.cuda.device_count()
     cuda = torch.cuda.is_available() if config.gpus == -1 else config.gpus > 0
+    load.settle_engine(config, servers=several)
     model, tokenizer = load.load_model(config, shapes_only=True)
-    load.settle_engine(config, servers=several, family=model.config.model_type)
     output, length = load.longest_tokens(config, tokenizer, model)
     estimate = Estimate(config, model, output, length, load.compute_dtype(config, cuda),
                         device_here(cuda), alone=not (several or config.vllm_url))
