@@ -49,7 +49,6 @@ class Config:
     eval_every: int = 100               # paper; steps; before each evaluation a checkpoint (ours)
     save_minutes: float = 15.0          # ours; a checkpoint also when the last one is so old
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
-    log_with: Literal["", "tensorboard", "wandb", "trackio"] = ""   # ours; also write the log there
 
     # -- batch and asynchrony
     prompts_per_step: int = 48          # paper; P in the code

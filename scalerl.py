@@ -323,7 +323,7 @@ class Trainer(TrainedModel):
             optimizer = torch.optim.AdamW(
                 self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
                 eps=config.adam_eps, weight_decay=config.weight_decay, fused=True)
-            self.policy, self.optimizer = team.prepare(policy, optimizer, self.tokenizer)
+            self.policy, self.optimizer = team.prepare(policy, optimizer)
 
     def update(self, rollouts, rewards, version):
         """Update the weights once. Returns (1, metrics); (0, metrics) if nothing can be learned.

@@ -3,14 +3,15 @@
     checkpoints/step_N/
         model[.RANK-of-SIZE].safetensors        {name: rows of the parameter, and of AdamW's
                                                 name.exp_avg, name.exp_avg_sq, name.step}
-        sampler.safetensors, random.safetensors, state.json      rank 0's: the rest of the run
+        state.pt                                                rank 0's: the rest of the run
         checksums.json                                           {file: SHA-256}
     checkpoints/best/, model/                   an ordinary Hugging Face folder and checksums.json
 
 Every rank writes its own rows, and any number of ranks reads them back, a whole tensor at a time. A
 folder is written under another name and renamed when it is whole: a kill leaves the
 checkpoint before. (A power cut may leave files empty: their checksums tell, and a run keeps two
-checkpoints.) No pickle, which torch's own have: reading one runs the code in it.
+checkpoints.) Reading one runs no code in it: state.pt is a pickle, of which torch reads tensors,
+numbers, texts, lists and the records of sampler.py alone.
 """
 
 import hashlib
@@ -25,6 +26,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from config import ConfigError
+from sampler import Group, Request, Rollout
 
 CHECKSUMS = "checksums.json"
 
@@ -45,10 +47,6 @@ def my_rows(tensor, team):
     rows = torch.atleast_1d(tensor)
     count = -(-len(rows) // team.size)
     return rows[team.rank * count: (team.rank + 1) * count]
-
-
-def training_state(model, optimizer, team):
-    return {name: my_rows(tensor, team) for name, tensor in tensors_of(model, optimizer)}
 
 
 def read_into(tensor, files, name):
@@ -83,17 +81,18 @@ def load_training_state(folder, model, optimizer):
             raise OSError(f"{folder}: {name} does not fit the model ({error})") from None
 
 
-def save(folder, state, team, tensors=None, plain=None):
-    """Write a checkpoint to `folder`, all ranks together. state: `training_state`, every rank's;
-    tensors: {file: {name: tensor}} and plain (JSON): rank 0's alone. Raises OSError."""
+def save(folder, model, optimizer, team, state=None):
+    """Write a checkpoint to `folder`, all ranks together. state: what is no parameter and not the
+    optimizer's, rank 0's alone. Raises OSError."""
     part = f".{team.rank:05}-of-{team.size:05}" if team.size > 1 else ""    # sorts as text
     with replacing(folder, team.rank == 0) as aside:
         team.all(None)              # rank 0 has made the folder; others see it or cannot write
-        for name, group in ({f"model{part}": state} | (tensors or {})).items():
-            save_file({key: tensor.contiguous() for key, tensor in group.items()},
-                      aside / f"{name}.safetensors")
-        if plain is not None:
-            (aside / "state.json").write_text(json.dumps(plain))
+        save_file({name: my_rows(tensor, team).contiguous()
+                   for name, tensor in tensors_of(model, optimizer)},
+                  aside / f"model{part}.safetensors")
+        if state is not None:
+            with open(aside / "state.pt", "wb") as file:    # else a full disk is a RuntimeError
+                torch.save(state, file)
         team.all(None)              # all have written
 
 
@@ -111,9 +110,10 @@ def saved(folder):
 
 
 def read_state(folder):
-    """The plain part of a checkpoint. Raises ConfigError, naming the file, if it is damaged."""
+    """What rank 0 has written of a run. Raises ConfigError, naming the file, if it is damaged."""
     check(folder)
-    return json.loads((folder / "state.json").read_text())
+    with torch.serialization.safe_globals([Group, Request, Rollout]):
+        return torch.load(folder / "state.pt", map_location="cpu")
 
 
 @contextmanager

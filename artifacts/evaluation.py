@@ -9,10 +9,9 @@ import contextlib
 import json
 from dataclasses import asdict
 
-from artifacts.resume import restored
 from sampler import Rollout
 
-FOR_TRAINING = {"behavior_logprobs": [], "versions": [], "sampled": []}
+FOR_TRAINING = {"prompt_ids": (), "behavior_logprobs": [], "versions": [], "sampled": []}
 
 
 class KeptAnswers:
@@ -43,7 +42,7 @@ class KeptAnswers:
     def submit(self, request):
         answers = self.kept.get(request.group_id, [])
         if len(answers) == request.samples:
-            self.ready += [restored(Rollout, fields) for fields in answers]
+            self.ready += [Rollout(**fields) for fields in answers]
         else:
             self.kept = {}              # nor any problem that comes later
             self.sampler.submit(request)

@@ -7,8 +7,6 @@
     evaluation.jsonl               answers of the last evaluation, on vLLM: evaluation.py's
     checkpoints/, model/           checkpoint.py's
     logs/                          of processes without a terminal, as the launcher starts them
-
-Trackers (TensorBoard, wandb, trackio) get the numbers of metrics.jsonl and evals.jsonl as well.
 """
 
 import contextlib
@@ -31,7 +29,6 @@ except ImportError:     # it is the first of many such modules that a run import
              "the Windows Subsystem for Linux, where everything is as on Linux")
 
 import torch
-from safetensors.torch import load_file
 from tqdm import tqdm
 
 from artifacts import checkpoint
@@ -51,7 +48,7 @@ class RunFolder:
     def __init__(self, config):
         self.config, self.path = config, Path("runs") / config.name
         self.checkpoints = self.path / "checkpoints"
-        self.tracker = self.locked = None
+        self.locked = None
         self.saved = None           # (step, evaluated) of the last checkpoint
         self.saved_at = time.monotonic()
 
@@ -64,8 +61,8 @@ class RunFolder:
         steps, _, sentence = (path.read_text() if path.exists() else "").partition(" ")
         if not steps or int(steps) < self.config.steps:
             return ""
-        return (f"{self.path} is finished. {sentence} --resume --steps N, with N above {steps}, "
-                "trains on; --fresh starts over.")
+        return (f"{self.path} is finished. {sentence} The same command with --steps N, N above "
+                f"{steps}, trains on; --fresh starts over.")
 
     def set_aside(self):
         """The run that is there becomes runs/NAME-old-N. Raises ConfigError: it is in use."""
@@ -109,33 +106,18 @@ class RunFolder:
         aside.replace(self.path / "config.toml")
 
     def append(self, name, *lines):
-        """Lines of JSON at the end of a log; metrics and evaluations go to the tracker as well."""
+        """Lines of JSON at the end of a log."""
         with open(self.path / name, "a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
-        for line in lines if self.tracker and name in LOGS[:2] else ():
-            self.tracker.log({k: v for k, v in line.items()
-                              if k != "step" and not isinstance(v, list)}, step=line["step"])
 
     def log_sizes(self):
         """{log: its bytes}: a checkpoint has those of its moment."""
         return {name: (self.path / name).stat().st_size for name in LOGS
                 if (self.path / name).exists()}
 
-    def track(self):
-        """Begin accelerate's trackers, if `log_with` names one."""
-        if self.config.log_with:
-            from accelerate import Accelerator
-            self.tracker = Accelerator(cpu=not torch.cuda.is_available(), project_dir=self.path,
-                                       log_with=self.config.log_with)
-            self.tracker.init_trackers(self.config.name, config={
-                name: json.dumps(value) if isinstance(value, dict) else value
-                for name, value in dataclasses.asdict(self.config).items()})
-
     def close(self):
         if self.locked:
             self.locked.close()
-        if self.tracker:
-            self.tracker.end_training()
 
     @contextlib.contextmanager
     def bad_step(self, run, groups, rewards, rollouts):
@@ -154,18 +136,18 @@ class RunFolder:
 
     def rewind(self):
         """Back to the newest whole checkpoint: what was logged after it is cut off, damaged ones
-        are renamed. Returns (its folder, its plain part), (None, None) where there is none yet."""
+        are renamed. Returns (its folder, its state), (None, None) where there is none yet."""
         self.lock()
         for parent in (self.path, self.checkpoints):
             checkpoint.recover(parent)
-        folder, plain, damaged = None, None, {}
+        folder, state, damaged = None, None, {}
         for folder in checkpoint.saved(self.checkpoints):
             try:
-                plain = checkpoint.read_state(folder)
+                state = checkpoint.read_state(folder)
                 break
             except ConfigError as error:
                 damaged[folder] = error
-        if damaged and plain is None:
+        if damaged and state is None:
             raise ConfigError(f"{next(iter(damaged.values()))}, and {self.path} has no other "
                               "checkpoint; --fresh starts over")
         for path, error in damaged.items():
@@ -174,24 +156,21 @@ class RunFolder:
             path.rename(aside)
             print(f"warning: {error}; it is now {aside}", file=sys.stderr)
             (self.path / EVALUATION).unlink(missing_ok=True)    # of weights that are lost
-        if plain and "logs" not in plain:
-            raise ConfigError(f"{folder} was written by an older version of this code")
-        if plain and plain["step"] > self.config.steps:
+        if state and state["step"] > self.config.steps:
             raise ConfigError(f"steps = {self.config.steps}: {self.path} is at step "
-                              f"{plain['step']} already; give a larger number")
+                              f"{state['step']} already; give a larger number")
         for name, size in self.log_sizes().items():
-            os.truncate(self.path / name, min(size, plain["logs"].get(name, 0) if plain else 0))
-        return folder, plain
+            os.truncate(self.path / name, min(size, state["logs"].get(name, 0) if state else 0))
+        return folder, state
 
     def restore(self, run):
         """Bring a new `scalerl.Run` to the newest whole checkpoint. Returns a sentence about it."""
-        folder, plain = self.rewind()
+        folder, state = self.rewind()
         if folder is None:
             self.write_config()
             return f"{self.path} has no checkpoint yet: starting from the first step."
         run.trainer.load(folder)
-        load_state(run, {name: load_file(folder / f"{name}.safetensors")
-                         for name in ("sampler", "random")}, plain)
+        load_state(run, state)
         self.saved = run.step, run.evaluated
         self.write_config()             # last: a resume that fails changes nothing
         (self.path / "done").unlink(missing_ok=True)
@@ -213,10 +192,9 @@ class RunFolder:
         """Write a checkpoint of a `scalerl.Run`, unless that was the last one."""
         if self.saved == (run.step, run.evaluated):
             return
-        tensors, plain = state_of(run)
         with run.team.saving():
-            run.trainer.save(self.checkpoints / f"step_{run.step}", tensors=tensors,
-                             plain=plain | {"logs": self.log_sizes()})
+            run.trainer.save(self.checkpoints / f"step_{run.step}",
+                             state=state_of(run) | {"logs": self.log_sizes()})
         self.saved, self.saved_at = (run.step, run.evaluated), time.monotonic()
         for old in checkpoint.saved(self.checkpoints)[KEPT:]:
             shutil.rmtree(old)

@@ -7,7 +7,6 @@ import json
 import math
 import shlex
 import tomllib
-from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -58,8 +57,6 @@ def check(config):
         ("model", not config.model, "give a Hugging Face folder or name, as models/toy"),
         ("name", Path(config.name).name != config.name or config.name == "..",
          "must name one folder, which is made in runs/"),
-        ("log_with", config.log_with and not find_spec(config.log_with),    # else no log, no word
-         f"needs a package: pip install {config.log_with}"),
         ("vllm_args", any(word.startswith(("--tensor", "-tp")) for word in
                           config.vllm_args.split()), "use the setting tensor_parallel"),
     ):
@@ -76,13 +73,11 @@ def check(config):
 # servers, for this start only.
 LAUNCHED = "SCALERL_LAUNCHED"
 
-# What may differ when a command is repeated: where and how fast a run computes. With --resume also
-# what it does from now on. The others have already shaped the run: its data, its samples.
-PLACE = {"save_minutes", "log_with", "micro_batch_tokens", "recompute_layers", "compile_layers",
-         "gpus", "servers", "trainers", "tensor_parallel", "vllm_args", "vllm_url",
-         "deadline_s", "allow_mismatch"}
-FREE_TO_CHANGE = PLACE | {"steps", "eval_every", "lr", "warmup_steps", "grad_clip", "eps_max",
-                          "eps_low", "eps_high"}
+# What may differ when a command is repeated: where, how fast and how long a run computes. The
+# others have already shaped the run: its data, its samples, its weights.
+PLACE = {"steps", "save_minutes", "micro_batch_tokens", "recompute_layers", "compile_layers",
+         "gpus", "servers", "trainers", "tensor_parallel", "vllm_args", "vllm_url", "deadline_s",
+         "allow_mismatch"}
 
 
 def did_you_mean(word, known):
@@ -95,8 +90,7 @@ def typed(name, value, kind):
     """`value`, from TOML or the command line, as the type of its field; an int can be a float."""
     if choices := get_args(kind):                   # a Literal
         if value not in choices:
-            names = ", ".join(choice or '""' for choice in choices)
-            raise ConfigError(f"{name} = {value!r}: use one of {names}")
+            raise ConfigError(f"{name} = {value!r}: use one of {', '.join(choices)}")
         return value
     found = float(value) if kind is float and type(value) is int else value
     if isinstance(value, str) and kind is not str:

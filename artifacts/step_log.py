@@ -64,8 +64,6 @@ def log_step(run, groups, rewards, log, watch):
         "curriculum/active": len(run.curriculum.active),
         "curriculum/retired": len(run.problems.train) - len(run.curriculum.active),
         **{f"time/{part}_s": s for part, s in seconds.items()}, "time/step_s": watch.total,
-        # Servers generate all the time: what the trainer spends on "generate" is its waiting.
-        **({"time/wait_s": seconds["generate"]} if servers else {}),
         "throughput/generated_tok_s":
             run.generated / max(watch.total if servers else seconds["generate"], 1e-9),
         "throughput/trained_tok_s": log["tokens/trained"] / max(seconds["train"], 1e-9),

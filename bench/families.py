@@ -71,7 +71,7 @@ ALSO = {
     "kimi_linear": MIXED | MLA,
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    # Its full pass cuts time steps below this, and its decoding does not (transformers 5.19).
+    # transformers 5.19 would cut time steps below this; `accept.prepare` has it not.
     "nemotron_h": {"time_step_min": 1e-9, "mamba_num_heads": 8, "mamba_head_dim": 16,
                    "n_groups": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"]},

@@ -40,7 +40,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from config import Config  # noqa: E402
-from scaleout.server_command import server_command  # noqa: E402
+from scaleout.launch import server_command  # noqa: E402
 
 
 @contextlib.contextmanager
@@ -101,7 +101,7 @@ def measure(args, scheme, url, seed):
     train, push, empty = (mean("time/train_s") + mean("time/verify_s"), mean("time/sync_s"),
                           mean("off_policy/waited_s"))
     turn = train if scheme == "pipeline-0" or scheme.startswith("ppo") else 0.0
-    return {"step": mean("time/step_s"), "wait": mean("time/wait_s"), "train": train,
+    return {"step": mean("time/step_s"), "wait": mean("time/generate_s"), "train": train,
             "push": push, "empty": empty, "turn": turn, "tail": max(0.0, empty - push - turn),
             "batch": tokens / steps, "lag": mean("lag/mean"),
             "most": max(r["lag/max"] for r in log), "length": mean("completions/mean_length"),

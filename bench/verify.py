@@ -5,7 +5,7 @@
     python bench/verify.py --peers --verl FOLDER      and verl's three, from an installed verl/
 
 The peers judge the answers that were set aside in bench/answers/, labelled by hand before anything
-was mended (docs/tasks.md): right ones by form, wrong ones, and texts that look for the reward.
+was mended (its README.md): right ones by form, wrong ones, and texts that look for the reward.
 Numbers are marked in the trainer's process on one core; formulas by two worker processes.
 """
 
@@ -98,12 +98,13 @@ def verl(folder):
 def peers(folder, rng):
     """The table: of right answers how many are refused, of wrong ones and hacks how many paid."""
     logging.disable(logging.CRITICAL)
-    rows = {kind: [(form, text, gold, question) for form, gold, text, question in map(
-        json.loads, (ROOT / "bench" / "answers" / f"{kind}_aside.jsonl").open(encoding="utf-8"))]
-            for kind in ("right", "wrong")}
-    hacks = runpy.run_path(ROOT / "bench" / "answers" / "hacks.py")["hacks"](300, rng)
-    rows["hack"] = [("texts that look for the reward", text, gold, question)
-                    for text, gold, _, question in hacks]
+    rows = {kind: [(form.split()[0] if kind == "hack" else form, text, gold, question)
+                   for form, gold, text, question, _ in map(json.loads, (
+                       ROOT / "bench" / "answers" / f"{kind}_aside.jsonl").open(encoding="utf-8"))]
+            for kind in ("right", "wrong", "hack")}
+    hacks = runpy.run_path(ROOT / "bench" / "answers" / "hacks.py")["hacks"](100, rng)
+    rows["hack"] += [("made by hacks.py", text, gold, question)
+                     for text, gold, _, question in hacks]
     graders = {"ours": lambda text, gold, question: verify(text, gold, "math", question)[0] > 0,
                "Math-Verify": math_verify, "TRL": trl, **(verl(folder) if folder else {})}
     sizes = Counter((kind, form) for kind in rows for form, *_ in rows[kind])
@@ -118,6 +119,8 @@ def peers(folder, rng):
                     paid, failed[name] = False, failed[name] + 1
                 wrong[name][kind, form] += paid != (kind == "right")
         cost[name] = 1000 * (time.process_time() - start) / sizes.total()
+        print(name, *(f"{kind} {sum(n for (k, _), n in wrong[name].items() if k == kind)}"
+                      for kind in rows), flush=True)
     print("| refused of right, paid of wrong | n |", *(f"{name} |" for name in graders))
     print("|---|---|" + "---|" * len(graders))
     for key, size in sizes.items():

@@ -1,6 +1,5 @@
 """main.py: the command line of scalerl.py: how a run begins, and how it ends."""
 
-import signal
 import sys
 
 from artifacts import settings
@@ -65,11 +64,9 @@ def main(argv=None, make_trainer=Trainer):
         where = f"step {run.step + 1}: {error}; {run.folder.resume_hint()}" if run else error
         print(f"scalerl.py: {where}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        where = f"step {run.step + 1}: stopped at once; {run.folder.resume_hint()}" if run else \
-            "interrupted before the run had begun: nothing to save"
-        print(f"scalerl.py: {where}", file=sys.stderr)
-        return exit_code(signals.first or signal.SIGINT)
+    except KeyboardInterrupt:                       # before signals are heeded
+        print("scalerl.py: interrupted before the run had begun: nothing to save", file=sys.stderr)
+        return 130
     finally:
         if run:
             run.close()
@@ -103,7 +100,6 @@ def only_print(config, flags, argv):
 def trained(run, tried=True):
     """Train, after a preflight if there was none. Returns the closing sentence. Before the end of a
     run that somebody stops, or that has no server left to generate, there is a checkpoint."""
-    run.folder.track()
     try:
         if not tried:
             preflight(run)

@@ -16,6 +16,7 @@ from engines import load, packed
 from engines.vllm_inprocess import VllmSampler
 from sampler import TransformersSampler
 from scalerl import Run
+from scaleout.memory import Estimate, device_here
 from servers.addresses import read_addresses
 from servers.pool import ServerPool
 from servers.sampler import ServerSampler
@@ -42,7 +43,7 @@ def make_samplers(config, trainer, prompt_tokens):
     servers or engine; over transformers evaluation has a cache of what memory a GPU has left.
     """
     rule = load.interruption_of(config, trainer.tokenizer)
-    output, _ = load.longest_tokens(config, trainer.tokenizer, trainer.model, prompt_tokens)
+    output, length = load.longest_tokens(config, trainer.tokenizer, trainer.model, prompt_tokens)
     positions = prompt_tokens + output
     eos = trainer.model.generation_config.eos_token_id
     eos = trainer.tokenizer.eos_token_id if eos is None else eos
@@ -54,7 +55,8 @@ def make_samplers(config, trainer, prompt_tokens):
         return server_samplers(config, trainer, rule, positions, shared)
     slots, left = config.slots, math.inf
     if trainer.device == "cuda":                    # a CPU's memory is not looked at
-        left = trainer.team.memory.sequences_left(torch.cuda.mem_get_info()[0])
+        left = Estimate(config, trainer.model, output, length, trainer.dtype, device_here(True),
+                        alone=True).sequences_left(torch.cuda.mem_get_info()[0])
     slots = min(slots, left if config.engine == "vllm" else left - slots)
     if slots < max(config.samples_per_prompt, config.eval_samples):
         raise ConfigError(

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from artifacts.settings import FREE_TO_CHANGE, PLACE, did_you_mean, make_config, read_toml
+from artifacts.settings import PLACE, did_you_mean, make_config, read_toml
 from config import Config, ConfigError
 
 # Options that are no settings.
-FLAGS = ("resume", "fresh", "dry_run", "no_preflight", "serve_only", "report")
+FLAGS = ("fresh", "dry_run", "no_preflight", "serve_only", "report")
 
 ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
@@ -47,10 +47,8 @@ def make_parser():
     add("--config", metavar="FILE", action="append", default=[],
         help="TOML file with differences from the defaults; of several the later wins")
     for flag, text in (
-            ("--resume", "go on with runs/NAME under its own settings, and change some of them; "
-             "a command that is repeated as it is goes on with its run"),
             ("--fresh", "begin again: the run that is there becomes runs/NAME-old-1 (not "
-              "under torchrun)"),
+             "under torchrun); else a command that is repeated goes on with its run"),
             ("--no-preflight", "do not try disk, memory and push before the first evaluation"),
             ("--dry-run", "print all settings, what would run where, what memory it would take, "
              "and stop")):
@@ -65,7 +63,7 @@ def make_parser():
         group = parser.add_argument_group(title)
         for name, comment in comments.items():
             kind, default = kinds[name], str(getattr(Config(), name))[:40] or '""'
-            metavar = "|".join(filter(None, get_args(kind))) or kind.__name__.upper()
+            metavar = "|".join(get_args(kind)) or kind.__name__.upper()
             group.add_argument(option(name), metavar=metavar, default=argparse.SUPPRESS,
                                help=f"{comment} [{default}]".replace("%", "%%"))
     return parser
@@ -91,28 +89,23 @@ def parse(argv):
     flags = argparse.Namespace(**{key: given.pop(key) for key in FLAGS})
     if flags.report:
         return None, flags
-    if flags.resume and flags.fresh:
-        refuse("--resume, --fresh: go on, or start over? Give one of the two")
     values = {}
     for path in given.pop("config"):
         values |= read_toml(path)
     values |= given
     config = make_config(values)
     saved = Path("runs") / config.name / "config.toml"
-    if flags.resume and not saved.exists():
-        refuse(f"--resume: {saved.parent} does not exist: nothing to resume")
     if saved.exists() and not (flags.fresh or flags.serve_only):
-        before = dataclasses.asdict(make_config(read_toml(saved)))
-        if not flags.resume:                # "auto" was settled when the run began
-            values = {k: v for k, v in dataclasses.asdict(config).items() if v != "auto"}
-        config = make_config(before | values)
-        other = [f"{name} = {value!r} (it has {before[name]!r})"
-                 for name, value in dataclasses.asdict(config).items() if value != before[name]
-                 and name not in (FREE_TO_CHANGE if flags.resume else PLACE)]
+        before, values = (dataclasses.asdict(c) for c in (make_config(read_toml(saved)), config))
+        # "auto" was settled when the run began.
+        values = before | {name: value for name, value in values.items() if value != "auto"}
+        config = make_config(values)
+        other = [f"{name} = {value!r} (it has {before[name]!r})" for name, value in values.items()
+                 if value != before[name] and name not in PLACE]
         if other:
             refuse(f"{', '.join(other)}: {saved.parent} exists with other settings; repeat its own "
-                   "command, or choose another --name; --resume takes its settings and may change "
-                   "lr and steps, for example; --fresh starts over")
+                   f"command (--config {saved} has them), or choose another --name; --fresh starts "
+                   "over")
     return config, flags
 
 

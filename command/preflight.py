@@ -30,7 +30,7 @@ def preflight(run):
             raise OSError(told[0])
     try:
         with part("checkpoint", "all trainers must be able to write to runs/") as told:
-            trainer.save(folder, tensors={}, plain={})
+            trainer.save(folder)
             told.append(f"{size * PLAIN:.3g} GB written, without Adam's moments")
         with part("longest rows", "set recompute_layers = true, or lower micro_batch_tokens or "
                   "think_max") as told, run.team.during("train", 0):

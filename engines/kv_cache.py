@@ -10,13 +10,6 @@ from engines.own_forward import GroupCaches, is_packed
 from engines.packed import DenseAttention, MaskedAttention, forward, heads, padded, take
 
 
-def check_fits(request, prompt_tokens, slots):
-    """Raises ValueError for a prompt or a group that an engine has no room for."""
-    if (n := len(request.prompt_ids)) > prompt_tokens or request.samples > slots:
-        raise ValueError(f"prompt {request.prompt_id}: {n} tokens, prompt_tokens = {prompt_tokens};"
-                         f" {request.samples} samples a prompt, {slots} slots")
-
-
 def make_cache(model, slots, length):
     """The cache of a model: `Slots`, or `own_forward.GroupCaches` if it cannot be packed."""
     weight = model.get_output_embeddings().weight

@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
+from transformers.utils import find_adapter_config_file, logging as transformers_logging
 
 from config import ConfigError
 from engines import accept
@@ -32,25 +30,30 @@ def refused(about="", errors=ValueError):
     try:
         yield
     except errors as error:
-        raise ConfigError(f"{about}{str(error).strip().splitlines()[0]}") from None
+        says = str(error).strip() or repr(error)        # some say nothing
+        raise ConfigError(f"{about}{says.splitlines()[0]}") from None
 
 
 def read_model(what, config, **options):
     """`what.from_pretrained` of the config's model: AutoConfig, AutoTokenizer, or the model's."""
     name, about = config.model, f"model = {config.model!r}: "
-    if Path(name, "adapter_config.json").exists():      # transformers would take the base model
+    gguf = name.endswith(".gguf") or any(Path(name).glob("*.gguf"))
+    on_hub = name.count("/") == 1 and not name.startswith("models/") and not gguf
+    # transformers would take the base model, or what lies beside the adapter.
+    with refused(f"{about}cannot be read: ", Exception):
+        adapter = (on_hub or Path(name).is_dir()) and find_adapter_config_file(name)
+    if adapter:
         raise ConfigError(f"{about}an adapter (adapter_config.json): merge it into its base model "
                           "(peft's merge_and_unload), save that, and give its folder")
-    on_hub = name.count("/") == 1 and not name.startswith("models/")
     if not on_hub and not Path(name, "config.json").exists():
-        if any(Path(name).glob("*.gguf")):
+        if gguf:
             raise ConfigError(f"{about}only GGUF files: give the folder that they were made from, "
                               "with config.json and safetensors of 16 or 32 bits")
         raise ConfigError(f"{about}no such folder, or it has no config.json; `make toy` and `make "
                           "smollm2` make those of configs/; a name on the hub reads OWNER/NAME")
-    # Damaged files, other shapes, packages that are not installed, values of a wrong type.
-    with refused(f"{about}cannot be read: ", (OSError, ValueError, SafetensorError, RuntimeError,
-                                              ImportError, AttributeError, StrictDataclassError)):
+    # Damaged files, other shapes, packages that are not installed, values of a wrong type, families
+    # that transformers 5.19 cannot build (DBRX): errors of any class, as nothing inside is ours.
+    with refused(f"{about}cannot be read: ", Exception):
         return what.from_pretrained(name, **options)
 
 
@@ -63,9 +66,12 @@ def load_model(config, shapes_only=False):
     if quantized := getattr(settings, "quantization_config", None):
         raise ConfigError(f"{about}quantized ({quantized.get('quant_method')}): what is trained "
                           "must be the weights of 16 or 32 bits that it was made from")
+    if config.engine == "vllm" and settings.model_type in WRONG_ON_VLLM:
+        raise ConfigError(f"{about}vLLM does not take new weights of {settings.model_type} "
+                          'rightly; use engine = "transformers"')
     tokenizer = read_model(AutoTokenizer, config)
     if shapes_only:
-        with refused(about), torch.device("meta"):
+        with refused(f"{about}cannot be built: ", Exception), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(settings)
     else:
         model, info = read_model(AutoModelForCausalLM, config, dtype=torch.float32,
@@ -140,15 +146,12 @@ def longest_tokens(config, tokenizer, model, prompt_tokens=1):
     return output, min(config.prompt_tokens + output, limit)
 
 
-def settle_engine(config, servers=False, family=""):
+def settle_engine(config, servers=False):
     """Turn engine = "auto" into "vllm", where there is one, or into "transformers"; once, so that a
-    resumed run keeps it. family: the model's type, if it is known. Raises ConfigError."""
+    resumed run keeps it. Raises ConfigError."""
     if config.engine == "auto":
         config.engine = "vllm" if config.vllm_url or servers or importlib.util.find_spec("vllm") \
             else "transformers"
     if (config.vllm_url or servers) and config.engine != "vllm":
         raise ConfigError(f"engine = {config.engine!r}: several GPUs or processes, --serve-only "
                           "and vllm_url need servers, which are vLLM's: use \"vllm\" or \"auto\"")
-    if config.engine == "vllm" and family in WRONG_ON_VLLM:
-        raise ConfigError(f"model = {config.model!r}: vLLM does not take new weights of {family} "
-                          'rightly; use engine = "transformers"')

@@ -10,7 +10,6 @@ For models that a packed row cannot serve: sliding windows, linear attention, co
 About a quarter of the packed speed (docs/models.md). Axes: n rows, T tokens of the longest.
 """
 
-import inspect
 from dataclasses import dataclass
 
 import torch
@@ -54,11 +53,9 @@ def hidden_states(model, ids, cache=None):
     """(hidden states (n, T, hidden), cache). ids (n, T) go on from `cache`; True: a new one; None:
     without. Neither mask nor positions: transformers would look for packed sequences in these."""
     body = model.base_model if model.base_model is not model else model.get_decoder()
-    name = "cache_params" if "cache_params" in inspect.signature(body.forward).parameters \
-        else "past_key_values"                              # Mamba has the first
-    more = {} if cache in (None, True) else {name: cache}
+    more = {} if cache in (None, True) else {"past_key_values": cache}
     out = body(input_ids=ids, use_cache=cache is not None, **more)
-    return scaled(model, out.last_hidden_state), getattr(out, name, None)
+    return scaled(model, out.last_hidden_state), getattr(out, "past_key_values", None)
 
 
 class Rows:

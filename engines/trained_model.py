@@ -48,10 +48,9 @@ class TrainedModel:
         return [(name, self.team.whole(parameter.detach().to(dtype or parameter.dtype)))
                 for name, parameter in self.named_parameters[start: start + GATHERED]]
 
-    def save(self, folder, **story):
-        """Write weights and optimizer to a checkpoint; story: the rest of it (`RunFolder.save`)."""
-        checkpoint.save(folder, checkpoint.training_state(self.model, self.optimizer, self.team),
-                        self.team, **story)
+    def save(self, folder, state=None):
+        """Write weights and optimizer to a checkpoint; state: the rest of it (`RunFolder.save`)."""
+        checkpoint.save(folder, self.model, self.optimizer, self.team, state)
 
     def load(self, folder):
         checkpoint.load_training_state(folder, self.model, self.optimizer)

@@ -8,11 +8,10 @@ through vLLM's prefix cache, salted with the version: no request finds a block o
 
 import queue
 from collections import Counter, deque
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from artifacts.resume import restored
 from sampler import Interruption, Request, Rollout
 
 
@@ -108,12 +107,11 @@ class TwoRequests:
 
     def state(self):
         missing = Counter(sample.request for sample in self.unfinished)
-        plain = {"version": self.version,
-                 "requests": [asdict(replace(r, samples=n)) for r, n in missing.items()]}
-        return {"random": self.random.get_state()}, plain
+        return {"version": self.version, "random": self.random.get_state(),
+                "requests": [replace(r, samples=n) for r, n in missing.items()]}
 
-    def load_state(self, tensors, plain):
-        self.random.set_state(tensors["random"])
-        for fields in plain["requests"]:
-            self.submit(restored(Request, fields))
-        self.version = plain["version"]
+    def load_state(self, state):
+        self.random.set_state(state["random"])
+        for request in state["requests"]:
+            self.submit(request)
+        self.version = state["version"]

@@ -14,7 +14,6 @@ from collections import Counter
 import torch
 from transformers import AutoConfig
 
-from engines.kv_cache import check_fits
 from engines.packed import heads
 from engines.two_requests import Sample, TwoRequests
 from sampler import Interruption, Request, Rollout
@@ -105,7 +104,6 @@ class VllmSampler(TwoRequests):
         return other
 
     def submit(self, request: Request):
-        check_fits(request, self.prompt_tokens, self.slots)
         self.waiting.extend(self.new_samples(request))
 
     def push_weights(self, named_tensors, version):

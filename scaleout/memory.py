@@ -138,8 +138,6 @@ class Estimate:
         share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE
         room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
         fits = max(0, int(room // sequence))
-        if self.alone and self.cuda:                        # beside the trainer
-            fits = self.sequences_left(self.device.memory - 4 * self.weights)
         return {"weights": weights, "the cache of one sequence": sequence,
                 "the cache of what fits": min(fits, self.config.slots) * sequence}, fits
 
@@ -150,11 +148,8 @@ class Estimate:
     def held(self, size=0):
         """Sequences that a server decodes at once: as asked, or what its cache holds of half
         finished samples. Where many begin together, vLLM preempts some."""
-        if self.alone and not self.cuda:
-            return self.config.slots
         _, fits = self.server_memory(size)
-        held = fits if self.alone else int(fits * self.length / self.mean_length)
-        return min(self.config.slots, held)
+        return min(self.config.slots, int(fits * self.length / self.mean_length))
 
     def decode_rate(self, size):
         """Tokens for each byte that a server of `size` GPUs reads: all weights once a step, and the
@@ -180,7 +175,7 @@ class Estimate:
         if trainers:
             more = "; layers are recomputed in the backward pass" if self.recompute else ""
             lines.append(f"  trainer   {listed(self.trainer_memory(trainers))}{more}")
-        if servers or self.alone:
+        if servers:
             parts, fits = self.server_memory()
             lines.append(f"  server    {listed(parts)}; {fits} whole sequences fit; {self.slots} "
                          f"are decoded at once, of slots = {self.config.slots}")

@@ -1,7 +1,7 @@
 """scaleout/signals.py: Ctrl-C, SIGTERM and SIGUSR1 end a run.
 
-With a checkpoint, between two decode steps or micro-batches; or after HEED_S without one, since a
-scheduler kills after 30 to 120 s; a second signal at once.
+With a checkpoint, between two decode steps or micro-batches. Without one after HEED_S, since a
+scheduler kills after 30 to 120 s, at a second signal, and where no run has begun.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import threading
 import time
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-HEED_S, LAST_S = 30.0, 5.0          # longest time to heed the first signal, and the second
+HEED_S = 30.0                       # longest time to heed the first signal
 TWICE_S = 2.0                       # a scheduler and torchrun may both send the same signal
 REQUEUE = 75                        # EX_TEMPFAIL: the same command goes on from the checkpoint
 
@@ -38,11 +38,8 @@ class Signals:
             self.second = number
 
     def heed(self, number, _):
-        """A trainer's handler. Raises KeyboardInterrupt: nothing to save yet, or the second one."""
-        self.note(number)
-        if self.second or self.team is None:
-            raise KeyboardInterrupt
-        if not self.team.stop:
+        """A trainer's handler: its team stops, at the next place where it can."""
+        if self.team and not self.team.stop:
             self.team.stop = number
             print("\nstopping, with a checkpoint; a second signal stops at once", file=sys.stderr)
 
@@ -53,7 +50,7 @@ class Signals:
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         fd = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self.count_down, args=[ours], daemon=True).start()
+        threading.Thread(target=self.watch, args=[ours], daemon=True).start()
         try:
             yield self
         finally:
@@ -62,20 +59,19 @@ class Signals:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def count_down(self, ours):
-        """In a thread: end this process when a signal is not heeded in time."""
-        came, latest = Signals(), None
+    def watch(self, ours):
+        """In a thread: end this process when there is nothing to save, at the second signal, or if
+        the first one is not heeded in time."""
         while True:
             if select.select([ours], [], [], 1.0)[0]:
                 number = ours.recv(1)
                 if not number:                      # all is done
                     return ours.close()
                 if number[0] in SIGNALS:
-                    came.note(number[0])
-                    latest = time.monotonic() + LAST_S if came.second else came.at + HEED_S
-            if latest and time.monotonic() > latest and (
-                    came.second or not (self.team and self.team.busy_saving)):
-                print("scalerl.py: stopped without a checkpoint, since what it did has not ended "
-                      "in time; the same command goes on from the newest one", file=sys.stderr,
-                      flush=True)
-                os._exit(exit_code(came.first))
+                    self.note(number[0])
+            late = time.monotonic() > self.at + HEED_S and self.team and not self.team.busy_saving
+            if self.first and (self.second or not self.team or late):
+                print("scalerl.py: stopped at once, without a checkpoint; the same command goes on "
+                      "from the newest one, or begins", file=sys.stderr, flush=True)
+                sys.stdout.flush()
+                os._exit(exit_code(self.first))

@@ -21,10 +21,9 @@ from torch.distributed.tensor import DTensor
 
 from artifacts.resume import Stopped
 from config import ConfigError
-from engines.load import compute_dtype, device_of, longest_tokens
+from engines.load import compute_dtype, device_of
 from engines.packed import cost_tokens
 from engines.trained_model import TrainedModel
-from scaleout.memory import Estimate, device_here
 from scaleout.signals import SIGNALS
 
 LOST_S = 5.0                                # a rank waits so long for the cause of a lost line
@@ -41,17 +40,12 @@ class Alone:
 
     def __init__(self, config):
         self.config, self.version, self.where = config, 0, ""       # where: what is being done
-        self.memory = None                  # an `Estimate`, as soon as there is a model
         self.stop = 0                       # the signal that has asked for an end; 0: none has
         self.busy_saving = False            # it is heeded, or a checkpoint is being written
         self.share, self.error = 1.0, ""    # of the micro-batch; of the first that has failed
 
-    def prepare(self, policy, optimizer, tokenizer):
+    def prepare(self, policy, optimizer):
         """(policy, optimizer) as the team computes with them."""
-        config, model = self.config, policy.model
-        self.memory = Estimate(
-            config, model, *longest_tokens(config, tokenizer, model), policy.dtype,
-            device_here(device_of(config) == "cuda"), alone=not config.vllm_url)
         return policy, optimizer
 
     def mine(self, batches, rollouts):
@@ -177,8 +171,7 @@ class Ranks(Alone):
             self.group = dist.new_group(backend="gloo", timeout=timeout)
             self.calls = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
 
-    def prepare(self, policy, optimizer, tokenizer):
-        super().prepare(policy, optimizer, tokenizer)
+    def prepare(self, policy, optimizer):
         with self.together("start"):
             # A node may have to download the model that others have: wait for the last one.
             limit = datetime.timedelta(seconds=self.config.start_deadline_s)

@@ -35,7 +35,7 @@ class ServerPool:
     slots       requests in flight at each server, at most; it may be started for fewer
     length      tokens of the longest sequence;  vocab: every token id is below
     cuda        the tensors that are sent are on a GPU, so NCCL can send them
-    logs        folder of server_0.log, .. of our launcher, and of server_0.hangs, .. for it
+    logs        folder of our launcher's logs, where it looks for server_0.hangs, ..
 
     Raises ServerError: not all came up; one of them, a ValueError: it was started wrongly.
     """
@@ -66,16 +66,13 @@ class ServerPool:
             raise
 
     def _wait_for_all(self):
-        """Servers download, load, compile, capture graphs: how far each is, is said."""
+        """Servers download, load, compile, capture graphs: for minutes."""
         said = time.monotonic()
         while lost := self.check():
             time.sleep(0.05)
             if time.monotonic() - said > SAY_S:
                 said = time.monotonic()
-                for server in lost:
-                    log = self.logs and self.logs / f"server_{self.servers.index(server)}.log"
-                    text = log.read_text(errors="replace").strip() if log and log.exists() else ""
-                    say(f"{server.url} is starting: {text.rpartition(chr(10))[2] or server.why}")
+                say("; ".join(f"{server.url} is starting: {server.why}" for server in lost))
 
     def check(self):
         """The lost servers. Raises ServerError: all, or at the start any one, for too long."""

@@ -1,10 +1,8 @@
 """sampler.py: samples from a pool of vLLM servers, which generate while the trainer trains."""
 
 import contextlib
-import math
 import queue
 
-from engines.kv_cache import check_fits
 from engines.two_requests import TwoRequests
 from sampler import Request, Rollout
 
@@ -22,7 +20,6 @@ class ServerSampler(TwoRequests):
         pool.samplers.append(self)
 
     def submit(self, request: Request):
-        check_fits(request, self.prompt_tokens, math.inf)           # some may wait for a slot
         samples = self.new_samples(request)
 
         def enqueue():

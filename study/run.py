@@ -80,9 +80,8 @@ class Job:
         return Path("runs") / f"study-{self.name}"
 
     def command(self):
-        resume = ["--resume"] if any(self.folder.glob("checkpoints/*")) else []
         return [sys.executable, *self.program, *self.options, "--model", str(self.model), "--seed",
-                str(self.seed), "--name", self.folder.name, *resume]
+                str(self.seed), "--name", self.folder.name]
 
 
 def options_of(layers):
@@ -172,11 +171,8 @@ def start(job):
     if refused:
         fail(job, refused)
         return None
-    command = job.command()
-    if "--resume" not in command and job.folder.exists():
-        shutil.rmtree(job.folder)               # it ended before its first checkpoint
     log = open(job.folder.with_suffix(".log"), "w")         # noqa: SIM115: the child's
-    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
+    return subprocess.Popen(job.command(), stdout=log, stderr=subprocess.STDOUT, env=env)
 
 
 def finish(job, code):

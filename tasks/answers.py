@@ -10,23 +10,27 @@ of answers learns to write lists.
     beside a box is only a sentence, and one that breaks off ("7 * is") declares nothing.
 
 A gold number wants a plain number: these are compared here, as fractions; words, times and dates
-as they are. The rest is for Math-Verify (verifier.py). Decisions where graders differ: 25_8 for
-25_7 is wrong, 25 is right. 12 km for 12 cm is wrong, 12 and 12 centimeters are right. \boxed{3} and
-\boxed{5} for "3, 5" are two answers, and wrong: one box, one list. 3.141593 for \pi is wrong, as
-.333333 for 1/3. x \approx 11 for 11 is right, and 50% for 50 and for 0.5; .05% for .05 only where
-the question asks for percent. (4, 3) for x = 3, y = 4 is wrong: names go by the alphabet.
-2^{10} for 1024 is right, but no constant is where the question asks to compute one, and never a
-calculation, 12 + 34 - 5 for 41. "The answer is 7!" exclaims, \boxed{7!} does not.
+as they are. The rest is for Math-Verify (verifier.py). Where graders differ, as over 2^{10} for
+1024, docs/tasks.md has the decision. "The answer is 7!" exclaims, \boxed{7!} does not.
 """
 
 import functools
 import re
+import tomllib
 from fractions import Fraction
 from pathlib import Path
 
 LONGEST_ANSWER = 400  # the longest gold answer in MATH has about 160; longer ones are wrong
 MOST_ANSWERS = 20  # in different words; a text with more of them is a list
 LONGEST_TEXT = 10_000  # of what follows the thinking its end is read: 3 ms, whatever it holds
+
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
+ANSWER, MONTH, UNIT, NO_WORD = (WORDS[key] for key in ("answer", "month", "unit", "no_word"))
+NO_ANSWER, PERCENT, CJK_CHANGED = (
+    re.compile(WORDS[key], re.I) for key in ("no_answer", "percent", "cjk_changed"))
+BASES = WORDS["bases"].split()
+UNITS = {name: (kind, names.split()[0]) for kind, row in WORDS["units"].items()
+         for names in row.split(",") for name in names.split()}
 
 # Places. Every pattern runs once over a whole text, whatever a policy writes.
 # A box closes; in it braces up to eight deep: "\boxed{" 7,000 times must not cost 7,000 scans.
@@ -36,24 +40,28 @@ ONE_LINE = re.compile(  # display formulas and tagged answers
     r"(?<!\\)\\\[(?:(?!(?<!\\)\\[\[\]]).)*\\\]|\$\$[^$]*\$\$|<answer>[^<]*</answer>", re.S | re.I)
 EMPHASIS = re.compile(r"(?<![\w*_`])([*_`])(\1{0,2}+)(?=\S)((?:(?!\1).)*)(?<=\S)\1\2(?!\w)")
 DECORATION = re.compile(
-    "[\u220e\u25a0-\u27bf\ufe0f\U0001f300-\U0001faff]+|\\\\blacksquare|^[ \t]*> ", re.M)
+    "[\u220e\u25a0-\u27bf\ufe0f\U0001f300-\U0001faff]+|\\\\blacksquare|^[ \t]*> "
+    r"|\b(?:I hope|Let me know|Feel free)\b[^0-9\n]{0,80}\Z", re.M)
 DECLARED = re.compile(
     r"(?:\b(?:the|final|correct)\s+){0,3}\banswer\b[*_]*\s*(?:is\b|:|=)(?: option\b)?|<answer>"
-    "|(?:\u7b54[\u6848\u3048]|\uc815\ub2f5|\\b(?:respuesta|r\u00e9ponse|resposta|antwort"
-    "|\u043e\u0442\u0432\u0435\u0442)\\b)[*_ ]*(?:(?:final|correct)\\w* )?"
-    "(?:\u662f|\u4e3a|\u306f|(?:es|est|\u00e9|ist|lautet)\\b|[:\uff1a=])[:\uff1a]?"
+    rf"|(?:{ANSWER})[*_ ]*(?:(?:final|correct)\w* )?"
+    "(?:\u662f|\u4e3a|\u306f|(?:es|est|[\u00e8\u00e9]|is|ist|lautet)\\b|[:\uff1a=])[:\uff1a]?"
+    r"|</answer>(?=[^<]*</answer>)"  # of two tags in one
     r"|^####(?=[^\n#]*\Z)|^[#*_ \t]*(?:final )?answer[*_ \t]*\n", re.I | re.M)
-END_OF_ANSWER = re.compile(r"\.(?![0-9]|\\overline)|\u3002|\n(?!\s{0,9}[-+.0-9])|</answer>", re.I)
+END_OF_ANSWER = re.compile(
+    r"(?<!\bRs)\.(?![0-9]|m\b|\\overline)|\u3002|\n(?!\s{0,9}[-+.0-9])|</answer>", re.I)
 EXCLAIMED = re.compile(r"(\bis \S{0,20}[0-9])!(?=[*_]*(?:\s*\Z|\s+[A-Z]))")
 REASON = re.compile(r"\b(?:because|since|where)\b", re.I)
 FORMULA = re.compile(
     r"(?:(?<!\\)\$\$?|\\[(\[])((?:(?!(?<!\\)\$|\\[()\[\]]).)+)(?:\$\$?|\\[)\]])", re.S)
 UNFINISHED = re.compile(r"(?:\s[-+*/^=]|\b(?:is|are|and|or|plus|minus|than))[\s.]*$")
-FOR_THE_GRADER = re.compile(  # "Grader: set the reward to 1"
-    r"\b(?:rubric|grader|verifier|judge|reward|label|mark this|this (?:response|output))\b", re.I)
+# "The function is odd", where a word is asked for.
+SAID = re.compile(r"(?:(?!\b(?:not?|never|cannot|n?or)\b|n't|[.!?]).)*\b(?:is|are|was|be)\s+"
+                  r"(?:(?:an?|the|on)\s+)*([A-Za-z]+)[.!]?\s*")
 
 # One spelling: sizes, colors and spaces, and what Math-Verify does not know or reads as letters.
-TEXT = re.compile(r"\\(?:text(?:normal|rm|bf|it|tt|sf)?|math(?:rm|bf|it)|mbox)\s*\{([^{}]*)\}")
+TEXT = re.compile(  # braces in it, too: \mathrm{m s^{-1}}
+    r"\\(?:text(?:normal|rm|bf|it|tt|sf)?|math(?:rm|bf|it)|mbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 ROWS = [row.split("\t") for row in Path(__file__).with_name("spellings.tsv").read_text(
     "utf-8").split("\n") if row and not row.startswith("#")]  # pattern, replacement, example, ...
 ONE = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*?)"  # what braces hold, two deep
@@ -65,28 +73,23 @@ SPELLINGS.append((  # 0.1\overline{6} = 15/90
         rf"\frac{{{int(m[1] + m[2] + m[3]) - int(m[1] + m[2] or 0)}}}"
         rf"{{{10 ** len(m[2]) * (10 ** len(m[3]) - 1)}}}")))
 NAMED = re.compile(r"\s*([A-Za-z])\s*=([^=]+)")  # x = 3, y = 4
+TUPLE = re.compile(r"\(\w(?:, ?\w)+\)")
 AND = re.compile(r",|\\text\s*\{\s*and\s*\}|\band\b")
 # Compared as they are: for Math-Verify 4:20 is a fifth. "9:16" is a ratio if the question says so.
 MOMENT = re.compile(
-    r"\b(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)[a-z]*\.? [0-9]"
+    rf"{MONTH} [0-9]|[0-9](?:st|nd|rd|th)? (?:of )?{MONTH}"
     r"|[0-9]{1,2}:[0-9]{2}(?![0-9:])(?:\s*[ap]\.?m\b)?", re.I)
 MARK = re.compile(r"'|\\prime|\\(?:bar|overline|hat|tilde)(?![a-z])")
 CJK = re.compile(r"[\u3000-\u9fff\uac00-\ud7af\uff01-\uff5e]+")
-CJK_CHANGED = re.compile("\u4e0d\u662f|\u534a|\u500d|\u6216|\u81f3|[\u767e\u5343\u4e07\u4ebf]")
 ARITHMETIC = re.compile(r"(?:[0-9]+[!.]?|\\sqrt\{[0-9]+\})(?: ?(?:\*\*|[-+*/^]) ?\(?[0-9.]+\)?!?)*")
 RATIO = re.compile(r"\s*[0-9.]+\s*(?::|\{:\})\s*[0-9.]+\s*")
-BASES = "two three four five six seven eight nine ten eleven twelve".split()
 
 # Plain numbers. Letters beside one are words ("is 7", "7 cm") or change it ("7xy", "7 thousand").
-UNIT = r"(?:(?:[cdkm]?m|[km]?g|m?[lL]|h|s|min|sec|hrs?|in|ft|yd|mi|lbs?|oz|mph|k?[JNWV]|[CF])\b)"
-NO_WORD = (r"(?:sin|cos|tan|log|mod|exp|sqrt|gcd|lcm|max|arc\w+|phi|alpha|beta|gamma|delta|theta"
-           r"|lambda|sigma|omega|[abc]{3}|[xyz]{3}|half|halves|thirds?|squared|cubed|factorial"
-           r"|hundred|thousand|[mb]illion|too|wrong|incorrect|impossible)\b")
 LONG_WORD = rf"(?:(?!{NO_WORD})[A-Za-z]{{3,}}\b)"
 WORD = rf"(?>(?i:an|as|at|be|by|do|he|in|is|it|no|of|on|so|to|us|we|sq|cu)\b|{UNIT}|{LONG_WORD})"
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
 # Before it stands nothing, "x =", "Total:" or a word, but none that says another number.
-BEFORE = (r"((?:(?:[^0-9]*|[^,;]*)(?<![<>!\\])=>?|[^0-9]*(?:[A-Za-z]:|\?"
+BEFORE = (r"((?:(?:[^0-9]*|[^,;]*)(?<![<>!\\])=>?|[^0-9]*(?:[^\W\d_]:|\?"
           rf"|(?<![\w\\'\u2019]){WORD}(?:['\u2019]s)?[,.]?))?\s*)")
 CHANGED = re.compile(  # "cannot be 7", "half of 7", "at least 7", "5 to 7"
     r"(?:\| to|\b(?:not?|never|than|least|most|plus|minus|negative|times|double|twice|half|and|or)"
@@ -100,7 +103,7 @@ PLAIN = re.compile(
     rf"(?:[\s,;:.]+(?:a )?{WORD}(?:['\u2019/-](?:{WORD}|s\b)?)*)*(?:(?<=[a-z])!)?[\s.,;:]*", re.S)
 LAST_NUMBER = re.compile(rf"[^0-9]*{NUMBER}[^0-9]*\Z")
 SIMPLE = re.compile(  # most answers: nothing to take away
-    "(?:[A-DF-Za-df-z0-9.;= ]|(?<![0-9])[eE]|-(?=[0-9]))*")
+    "(?:(?!Rs|US|illion|thousand)(?:[A-DF-Za-df-z0-9.;= ]|(?<![0-9])[eE]|-(?=[0-9])))*")
 FRACTION = re.compile(r"\\frac\s*(?:\{(-?)([0-9]+)\}|()([0-9]))\s*(?:\{(-?)([0-9]+)\}|()([0-9]))")
 # A number written as one power, root, factorial, binomial or 1e3: a value, and no calculation.
 CONSTANT = re.compile(
@@ -112,6 +115,8 @@ CHOICE = re.compile(
     r"\(?([A-J])(?:\)?|[).:](?!\s*[-+*/^=<>]|.*\b[A-J]\b).*|\)? is (?:correct|right)\W*)", re.S)
 UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t ends in a variable
     rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?:{WORD}\s*)+)(?:\s*\^\s*\{{?[0-9]\}}?)?\s*$")
+DEGREE = re.compile(
+    r"(?:\\circ(?![a-z])|\u00b0|\\degree|\bdegrees?\b)[^\w$]*(?:(?:text|mathrm)\{)?([CF]?)\b")
 UNEVALUATED = re.compile(r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots)(?![A-Za-z])|[\u222b\u2211]")
 
 
@@ -135,11 +140,13 @@ def judged(text, gold, question=""):
     number = not moment and "=" not in gold and plain_number(gold, bool(RATIO.fullmatch(gold)))
     ratio = number and (":" in gold or number[0].denominator > 1)
     last_line = text.rpartition("\n")[2][-LONGEST_ANSWER:]
-    if not found and not FOR_THE_GRADER.search(last_line):
+    if not found and not NO_ANSWER.search(last_line):
         short = 0 < len(last_line) <= 100 or FORMULA.search(last_line)
         found = last_number(text, ratio) if number else [last_line] if short else []
     if not (number or moment or CHOICE.fullmatch(word(gold))):  # "x = 3 or x = 5" is one list
         found = [", ".join(FORMULA.findall(part[: LONGEST_ANSWER + 100])) or part for part in found]
+        found = [said[1] if (said := SAID.fullmatch(part)) and word(gold).isalpha() else part
+                 for part in found]
     found = list(dict.fromkeys(found))
     if len(found) > MOST_ANSWERS:
         return [], [False]
@@ -148,8 +155,9 @@ def judged(text, gold, question=""):
     parts = found if number else list(map(clean, found))
     return parts, [
         False if len(part) > LONGEST_ANSWER or UNFINISHED.search(raw[:LONGEST_ANSWER])
+        or other_unit(part, gold, question)
         else same_number(part, number, question, ratio) if number
-        else same_moment(part, clean(gold)) if moment else same_text(part, gold)
+        else same_moment(part, clean(gold)) if moment else same_text(part, gold, question)
         for part, raw in zip(parts, found)]
 
 
@@ -174,13 +182,13 @@ def clean(part):
     if len(part) <= LONGEST_ANSWER:
         for pattern, replacement in SPELLINGS:
             part = pattern.sub(replacement, part)
-    part = part.strip("*_` ").strip(" ,;:").rstrip(" .")  # .5 keeps its point
+    part = part.strip("*_` ").strip(" ,;:").rstrip(" .\\")  # .5 keeps its point
     if re.fullmatch(r"[^,(]*\\frac\{[^,(]*\\pm[^,(]*", part):  # two roots
         return ", ".join(part.replace(r"\pm", sign) for sign in "+-")
     names = list(map(NAMED.fullmatch, AND.split(part)))
     if all(names) and len({found[1] for found in names}) == len(names) > 1:
         return f"({','.join(found[2] for found in sorted(names, key=lambda found: found[1]))})"
-    return part[1:-1] if re.fullmatch(r"\{[^{}]*\}", part) else part  # {7}
+    return part[1:-1] if re.fullmatch(rf"\{{{ONE}\}}", part) else part  # {7}
 
 
 def bare(part, ratio=False):
@@ -194,8 +202,8 @@ def bare(part, ratio=False):
     left, _, right = clean(part).partition(r"\approx")  # 22/7, about 3.14; x, about 11
     part = left if re.search("[0-9]", left) else right or left
     part = FRACTION.sub(r" \1\5\3\7\2\4/\6\8 ", TEXT.sub(r" \1 ", part))
-    part = re.sub(r"(?<=[A-Za-z])\s*\^\s*\{?[0-9]\}?|[()]", " ", part)
-    part = re.sub(r"\s*/\s*(?=[A-Za-z])", "/", part)  # mg / mL
+    part = re.sub(r"(?<=[A-Za-z])\s*\^\s*\{?-?[0-9]\}?|[()]", " ", part)
+    part = re.sub(r"\s*(?:/|(?<=[A-Za-z])\\cdot)\s*(?=[A-Za-z])", "/", part)  # mg / mL
     part = re.sub("(?<=[0-9]):(?=[0-9])", "/", part) if ratio else part
     return re.sub("- ?-|- (?=-)", "", part).replace("- ", "-").strip().rstrip(" .")
 
@@ -221,18 +229,45 @@ def same_number(part, gold, question="", ratio=False):
     if unit and gold_unit and unit != gold_unit:
         return False
     if value == gold_value:
-        share = percent and not gold_percent and abs(value) < 1  # .05% for .05
-        scientific = "^" in part and "10" in question
-        return (None if scientific else True) if not share or re.search("%|percent", question) \
-            else False
+        # .05% for .05, and 7% of apples
+        if percent and not gold_percent and (question or abs(value) < 1) and not PERCENT.search(
+                question):
+            return False
+        return None if "^" in part and "10" in question else True  # scientific
     return percent != gold_percent and (  # 50% for 0.5; but 2500% for 25 is a slip
         value == 100 * gold_value and abs(value) <= 1000 if percent else 100 * value == gold_value)
+
+
+@functools.lru_cache(maxsize=4096)
+def unit_of(part):
+    """The unit at the end of an answer as [(kind, name), ...], with its power: "5 square feet" has
+    "2" and ft. [] if there is none, or a word that is no unit."""
+    if degree := DEGREE.search(part):
+        return [("angle", f"degree {degree[1] or ''}")]
+    end = re.search(r"\\\$", part) or UNIT_AT_END.search(clean(part))
+    words = re.findall(r"[a-z$]+|[2-9]", TEXT.sub(r" \1 ", end[0]).lower()) if end else []
+    found = [UNITS.get(word) or UNITS.get(word.removesuffix("s")) for word in words
+             if word != "per"]
+    return [] if None in found else sorted(found)
+
+
+def other_unit(part, gold, question):
+    """Whether an answer has another unit than the gold one or, if that has none, than the question
+    asks for ("how many meters")."""
+    if wanted := unit_of(gold):
+        return unit_of(part) not in ([], wanted)
+    asked = {UNITS.get(one) or UNITS.get(one.removesuffix("s"))
+             for one in re.findall(r"\b(?:how many|in) ([a-z]+)", question.lower())} - {None}
+    found = unit_of(part) if len(asked) == 1 else []
+    return len(found) == 1 and found != [*asked] and found[0][0] == [*asked][0][0]
 
 
 def same_moment(part, gold):
     """Whether a time or date is right, as it is written; "4:20" and "4:20 PM" are the same."""
     found, wanted = (re.sub(r"[.,]|(?<=[0-9])(?:st|nd|rd|th)\b", "", TEXT.sub(r" \1", one)).lower()
                      for one in (part, gold))
+    found, wanted = (re.sub(rf"([0-9]+) (?:of )?{MONTH}|{MONTH}", r"\2\3 \1", one)  # 14 May
+                     for one in (found, wanted))
     if not (time := re.fullmatch(r"([0-9]+:[0-9]+) ?([ap]m)?", wanted)):
         return found.split() == wanted.split()
     said = re.findall("([0-9]+:[0-9]+) ?([ap]m)?", found)
@@ -241,13 +276,16 @@ def same_moment(part, gold):
         and not re.search(r"[0-9=\\$]|\b(?:or|not?|and)\b", rest)
 
 
-def same_text(part, gold):
+def same_text(part, gold, question=""):
     """Whether a cleaned answer is right; None where only Math-Verify can say, but not of words: for
     it "der" is the same product as "red"."""
     wanted = word(gold)
     if re.fullmatch("[A-J]|[0-9A-Z]+_[0-9]+", wanted) or re.fullmatch("[a-z'-]{2,}", wanted) and (
             r"\text" in gold or re.fullmatch(rf"(?:(?:{WORD}|a)\s*)+", gold)):
         return word(part) in (wanted, wanted.partition("_")[0])
+    names, *asked = (TUPLE.findall(one) for one in (part.partition("=")[0], question))
+    if any(one != two and sorted(one) == sorted(two) for one in names for two in asked[0]):
+        return False  # (b, a) = (1, 2), where (a, b) is asked
     sides = [part, clean(gold)] if ("=" in part) == ("=" in gold) else [
         side.rpartition("=")[2] for side in (part, clean(gold))]
     marks = [MARK.findall(side.replace("^\\prime", "'")) for side in sides]  # f'(x), \bar{A}

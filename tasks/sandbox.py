@@ -161,12 +161,13 @@ DENIED = [line.split()[1:] for line in Path(__file__).with_name("system_calls.tx
 CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000  # <linux/sched.h>
 PRCTL, PR_SET_PDEATHSIG = (157, 167), 1  # it could take back that it ends with the caller
 PRLIMIT = 302, 261  # of another process: then its first argument is not 0
+FCNTL = 72, 25  # a file's signal to another process (8, 10, 15), a lease that others wait for
 
 
 @functools.cache
 def system_call_filter(machine):
     """A seccomp filter: a program for the kernel's classic BPF machine, which loads words of struct
-    seccomp_data (number at 0, architecture at 4, first argument at 16) and compares them."""
+    seccomp_data (number at 0, architecture at 4, arguments from 16 on) and compares them."""
     if machine not in ARCHITECTURES:
         raise SandboxError(f"code cannot be verified on {machine}, only on "
                            f"{' and '.join(ARCHITECTURES)}: its system calls are not known")
@@ -183,6 +184,8 @@ def system_call_filter(machine):
     steps += [
         (equal, 0, 4, PRCTL[which]), (load, 0, 0, 16), (equal, 0, 1, PR_SET_PDEATHSIG), denied,
         (give, 0, 0, allow),
+        (equal, 0, 7, FCNTL[which]), (load, 0, 0, 24), (equal, 3, 0, 8), (equal, 2, 0, 10),
+        (equal, 1, 0, 15), (equal, 0, 1, 1024), denied, (give, 0, 0, allow),
         (equal, 0, 4, PRLIMIT[which]), (load, 0, 0, 16), (equal, 1, 0, 0), denied,
         (give, 0, 0, allow),
         # clone3's flags are out of a filter's sight. Where it is absent, libc takes clone.

@@ -4,7 +4,7 @@ The paper grades with SymPy and Math-Verify. Differences, all ours: one answer i
 place (answers.py), where Math-Verify tries several and a policy learns to fill them all; a gold
 number wants a number, and no formula of the question is an answer; Math-Verify's own time limit is
 off, as it works in the main thread only: batches go through worker processes with a deadline.
-Still open, for "simplify \sqrt{242}": \sqrt{242} + 0, and a part of a longer formula.
+Still open: a part of a longer formula of the question.
 
     >>> verify(r"It is \boxed{[2, 3)}.", r"x \in [2,3)")
     (1.0, 'correct')
@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -110,8 +111,12 @@ def expression(text):
     # Without its list of units: that has t and m, and would read 3t^2-4t as 3t^2-4.
     config = LatexExtractionConfig(normalization_config=NormalizationConfig(
         malformed_operators=True, nits=True))
-    text = answers.UNIT_AT_END.sub("", answers.clean(text))
+    whole = answers.clean(text)
+    text = answers.UNIT_AT_END.sub("", whole)
     found = parse(f"${text}$", [config], "no_fallback", parsing_timeout=None)
+    name = getattr(found[0], "name", "") if found else ""
+    if len(name) > 2 and rf"\{name} " in whole:  # of "\triangle ABC" it reads "triangle" alone
+        return type(found[0])(whole)
     return found[0] if found else None
 
 
@@ -124,15 +129,28 @@ def same(gold, found):
 
 
 def same_expression(found, gold, asked):
-    """As `same`. But a formula that was asked, or a derivative left standing, is no answer."""
-    from sympy import Derivative
+    """As `same`. But a formula that was asked, in another order or not worked out, a root of it
+    that the gold answer has not, or a derivative left standing, is no answer."""
+    from sympy import Derivative, Pow, Rational
+
+    def worked_out(one):
+        """x^2 of the tree x*x; powers of numbers may be huge, and stay."""
+        return one.func(*map(worked_out, one.args)) if one.args and one.free_symbols else one
+
+    def roots(one):
+        return {(power.base.doit(), power.exp) for power in one.atoms(Pow)
+                if power.base.is_number and isinstance(power.exp, Rational) and power.exp.q > 1}
 
     if not same(gold, found):
         return False
     side, wanted, *asked = (getattr(one, "rhs", one)
                             for one in (found, gold, *map(expression, asked)))
-    return side == wanted or not (isinstance(side, Derivative) or any(
-        type(side) is type(one) and set(side.args) == set(one.args) for one in [*asked] if one))
+    if side == wanted or isinstance(side, Derivative):
+        return side == wanted
+    return not any(
+        type(side) is type(one) and set(side.args) == set(one.args)
+        or worked_out(side) == worked_out(one) != worked_out(wanted)
+        or roots(side) & roots(one) - roots(wanted) for one in asked if one)
 
 
 class Verifier(contextlib.AbstractContextManager):
@@ -218,15 +236,27 @@ class Verifier(contextlib.AbstractContextManager):
                 [sys.executable, "-c", "from tasks.verifier import serve; serve()"], bufsize=0,
                 cwd=Path(__file__).parents[1].resolve(), start_new_session=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            os.set_blocking(worker.stdin.fileno(), False)
+
+        def send(job):
+            """Whether it takes all of it in time: the pipe to a stopped one holds 64 KB."""
+            poll, until = select.poll(), time.monotonic() + patience_s
+            poll.register(worker.stdin, select.POLLOUT)
+            while job and poll.poll(1000 * max(0.0, until - time.monotonic())):
+                job = job[os.write(worker.stdin.fileno(), job) :]
+            return not job
 
         def hear(seconds):
             """The worker's next line, "" at its end; None: late, somebody has stopped its clock."""
             if wait([worker.stdout], seconds):
                 return worker.stdout.readline().decode().strip()
 
-        with contextlib.suppress(BrokenPipeError):
-            worker.stdin.write(json.dumps([self.deadline_s, *job]).encode() + b"\n")
-        if (heard := hear(patience_s)) and (heard := hear(self.deadline_s + GRACE_S)):
+        try:
+            heard = hear(patience_s) if send(
+                json.dumps([self.deadline_s, *job]).encode() + b"\n") else None
+        except BrokenPipeError:
+            heard = ""
+        if heard and (heard := hear(self.deadline_s + GRACE_S)):
             self.idle.append(worker)
             return heard
         if heard is not None:  # its pipe is closed, so it is ending

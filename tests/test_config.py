@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 import loss
-from artifacts.settings import FREE_TO_CHANGE, PLACE, check, make_config, read_toml, to_toml
+from artifacts.settings import PLACE, check, make_config, read_toml, to_toml
 from command.options import FLAGS, documented_fields, option, parse
 from config import Config, ConfigError
 
@@ -63,21 +63,20 @@ def test_a_run_without_a_name_is_called_after_what_it_is():
     assert config.name == "Qwen3-8B-hf-a-b-seed4"
 
 
-def test_a_resumed_run_keeps_its_settings_and_changes_only_what_is_free(tmp_path, monkeypatch):
+def test_a_run_goes_on_under_its_own_settings_and_for_as_many_steps_as_asked(tmp_path, monkeypatch):
     """Another loss half-way would make a curve of two recipes."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "r").mkdir(parents=True)
     before = Config(model="m", name="r", lr=3e-4, loss="grpo", steps=17, slots=64)
     (tmp_path / "runs" / "r" / "config.toml").write_text(to_toml(before))
-    config, _ = parse(["--name", "r", "--resume", "--steps", "23"])
-    assert config == dataclasses.replace(before, steps=23)
-    assert parse(["--name", "r", "--resume", "--loss", "grpo"])[0] == before
-    assert refusal(["--name", "r", "--resume", "--loss", "cispo"]) == (
+    own = ["--config", "runs/r/config.toml"]
+    assert parse([*own, "--steps", "23"])[0] == dataclasses.replace(before, steps=23)
+    assert parse([*own, "--loss", "grpo"])[0] == before
+    assert refusal([*own, "--loss", "cispo"]) == (
         "loss = 'cispo' (it has 'grpo'): runs/r exists with other settings; repeat its own command"
-        ", or choose another --name; --resume takes its settings and may change lr and steps, for "
-        "example; --fresh starts over")
-    assert set(FIELDS) > FREE_TO_CHANGE
-    assert not FREE_TO_CHANGE & {"seed", "task", "slots", "off_policy", "engine", "dtype"}
+        " (--config runs/r/config.toml has them), or choose another --name; --fresh starts over")
+    assert set(FIELDS) > PLACE
+    assert not PLACE & {"seed", "task", "slots", "off_policy", "engine", "dtype"}
 
 
 def test_a_command_is_repeated_as_it_is_and_every_other_setting_is_named(tmp_path, monkeypatch):
@@ -91,12 +90,12 @@ def test_a_command_is_repeated_as_it_is_and_every_other_setting_is_named(tmp_pat
     (tmp_path / "runs" / "r" / "config.toml").write_text(to_toml(began))
     assert parse([*words, "--gpus", "4"])[0] == dataclasses.replace(began, gpus=4)
     assert parse([*words, "--engine", "vllm"])[0].engine == "vllm"
-    assert refusal([*words, "--steps", "7", "--engine", "transformers"]).startswith(
-        "steps = 7 (it has 1000), engine = 'transformers' (it has 'vllm'): runs/r exists")
+    assert refusal([*words, "--eval-every", "7", "--engine", "transformers"]).startswith(
+        "eval_every = 7 (it has 100), engine = 'transformers' (it has 'vllm'): runs/r exists")
     assert refusal(words[:4]).startswith("lr = 5e-07 (it has 0.0003): runs/r exists")
     config, flags = parse([*words, "--steps", "7", "--fresh"])
     assert config.steps == 7 and flags.fresh
-    assert not PLACE & {"lr", "steps", "eval_every", "eps_max"} and PLACE < FREE_TO_CHANGE
+    assert not PLACE & {"lr", "eval_every", "eps_max"}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -174,7 +173,7 @@ BAD_INPUT = {
     "missing file": (["--config", "none.toml"], "none.toml: No such file"),
     "unknown option": (["--learning-rate", "1"], "unknown argument '--learning-rate'"),
     "typo": (["--stepz", "1"], "did you mean '--steps'?"),
-    "typo of a flag": (["--resumee"], "'--resumee', did you mean '--resume'?"),
+    "typo of a flag": (["--frehs"], "'--frehs', did you mean '--fresh'?"),
     "typo of a longer one": (["--no-preflght"], "did you mean '--no-preflight'?"),
     "typo without its dash": (["--dryrun"], "did you mean '--dry-run'?"),
     "typo of the file": (["--confg", "a.toml"], "did you mean '--config'?"),
@@ -200,9 +199,6 @@ BAD_INPUT = {
     "null": (["--template-options", '{"a": null}'], "options cannot hold null"),
     "schedule": (["--off-policy", "async"], "off_policy = 'async'"),
     "ppo of no steps": (["--off-policy", "ppo-0"], "off_policy = 'ppo-0'"),
-    "another tracker": (["--log-with", "mlflow"],
-                        "log_with = 'mlflow': use one of \"\", tensorboard, wandb, trackio"),
-    "tracker": (["--log-with", "wandb"], "log_with = 'wandb': needs a package"),
     "fewer than no GPUs": (["--gpus", "-2"], "gpus = -2: must be -1"),
     "fewer than no servers": (["--servers", "-1"], "servers = -1: must be zero"),
     "tensor parallel twice": (["--vllm-args=--tensor-parallel-size=2"],

@@ -74,7 +74,7 @@ def test_the_demo_is_trained_resumed_and_fitted_and_its_numbers_are_linuxs(
         micro, name="demo", eval_every=2)]
     done = elsewhere(*demo, "--engine", "auto", "--steps", 3)
     assert done.returncode == 0, done.stderr
-    done = elsewhere(ROOT / "scalerl.py", "--name", "demo", "--steps", 6, "--resume")
+    done = elsewhere(ROOT / "scalerl.py", "--config", "runs/demo/config.toml", "--steps", 6)
     assert done.returncode == 0 and "Done: 6 steps." in done.stdout, done.stderr
     there = tmp_path / "runs" / "demo"
     assert 'engine = "transformers"' in (there / "config.toml").read_text()

@@ -2,7 +2,6 @@
 
 import ast
 import copy
-import json
 from collections import Counter
 from dataclasses import replace
 
@@ -257,10 +256,10 @@ def test_a_saved_state_goes_on_exactly_running_sequences_included(llama, inside_
     done += sampler.step()
     while inside_the_phrase and not {1, 2} & {*sampler.rows.phrase_left[:9].tolist()}:
         done += sampler.step()
-    tensors, plain = sampler_state(sampler)
+    state = copy.deepcopy(sampler_state(sampler))       # as a checkpoint keeps it
     expected = drain(sampler)
     resumed = engine(new, seed=99)
-    load_sampler_state(resumed, tensors, json.loads(json.dumps(plain)))  # as a checkpoint keeps it
+    load_sampler_state(resumed, state)
     assert resumed.in_flight == 21 - len(done) > 0
     assert drain(resumed) == expected and resumed.log() == sampler.log()
 
@@ -290,14 +289,6 @@ def test_samples_that_wait_for_a_slot_are_in_flight_and_leave_fewer_than_none_fr
         sampler.submit(request)
         sampler.step()
     assert sampler.in_flight == 16 and sampler.free_slots == 11 - 16
-
-
-def test_what_cannot_fit_is_refused_with_numbers(llama):
-    sampler = make(packed_copy(llama))
-    with pytest.raises(ValueError, match="14 tokens, prompt_tokens = 13"):
-        sampler.submit(Request(0, "p", tuple(range(14)), 2))
-    with pytest.raises(ValueError, match="12 samples a prompt, 11 slots"):
-        sampler.submit(Request(0, "p", (1, 2), 12))
 
 
 def test_the_table_of_methods_has_all_that_the_trainer_uses_and_the_engine_has_them(llama):

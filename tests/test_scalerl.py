@@ -541,8 +541,6 @@ BAD_INPUT = {
     "another machine's address": (["--engine", "vllm", "--serve-only", "192.0.2.1"],
                                   "--serve-only 192.0.2.1: give an address of this machine"),
     "run exists": (["--name", "taken"], "runs/taken exists with other settings"),
-    "nothing to resume": (["--name", "new", "--resume"], "runs/new does not exist: nothing to"),
-    "on, or over": (["--resume", "--fresh"], "--resume, --fresh: go on, or start over?"),
 }
 
 

@@ -1,23 +1,25 @@
-"""Checkpoints: every row comes back, whoever wrote it; whole or not there; no pickle."""
+"""Checkpoints: every row comes back, whoever wrote it; whole or not there; no code runs."""
 
 import contextlib
 import functools
 import itertools
 import json
+import pickle
 import random
 import resource
 import shutil
 import threading
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from artifacts import checkpoint
+from sampler import Group, Request, Rollout
 
 
 class Team:
@@ -77,8 +79,7 @@ def moments(model, optimizer):
 
 def save(folder, model, optimizer, size=1, **rank_0):
     return together(size, lambda team: checkpoint.save(
-        folder, checkpoint.training_state(model, optimizer, team), team,
-        **(rank_0 if team.rank == 0 else {})))
+        folder, model, optimizer, team, **(rank_0 if team.rank == 0 else {})))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 12])
@@ -86,8 +87,10 @@ def save(folder, model, optimizer, size=1, **rank_0):
 def test_what_any_number_of_ranks_wrote_one_reads_back(size, fused, tmp_path, seed):
     """From 11 ranks on their files must not be sorted 0, 1, 10, 2: rows would change places."""
     model, optimizer = trained(3, fused)
-    save(tmp_path / "step_3", model, optimizer, size, plain={"step": 3},
-         tensors={"random": {"state": torch.arange(5)}})
+    group = Group(7, "p", 2, 3, [Rollout("p", 7, (1, 2), [3], [-0.5], [2], [True], "stop", False)])
+    state = {"step": 3, "random": torch.arange(5), "groups": {7: group},
+             "waiting": [Request(8, "q", (1,), 3)], "decoded": Counter(steps=9)}
+    save(tmp_path / "step_3", model, optimizer, size, state=state)
     assert len(list((tmp_path / "step_3").glob("model*"))) == size
     read, fresh = trained(0, fused)
     checkpoint.load_training_state(tmp_path / "step_3", read, fresh)
@@ -98,9 +101,8 @@ def test_what_any_number_of_ranks_wrote_one_reads_back(size, fused, tmp_path, se
     for key in want:
         assert torch.equal(got[key], want[key]) and got[key].dtype == want[key].dtype, key
     assert got["wide.step"] == 3
-    assert checkpoint.read_state(tmp_path / "step_3") == {"step": 3}
-    assert torch.equal(load_file(tmp_path / "step_3" / "random.safetensors")["state"],
-                       torch.arange(5))
+    found = checkpoint.read_state(tmp_path / "step_3")
+    assert torch.equal(found.pop("random"), state.pop("random")) and found == state
     both = []                               # and both go on alike
     for m, o in ((model, optimizer), (read, fresh)):
         for p in m.parameters():
@@ -181,18 +183,27 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
         checkpoint.load_training_state(tmp_path / "step_2", other, optimizer)
 
 
-def test_a_checkpoint_holds_only_tensors_and_json(tmp_path):
+class Trap:
+    """Writes a file when it is read back: what a pickle from a stranger may do."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_what_is_no_record_of_ours_is_not_read_and_so_no_code_runs(tmp_path):
     """Reading a pickle runs whatever is in it."""
-    save(tmp_path / "step_1", *trained(1), size=2, plain={}, tensors={"sampler": {}})
-    files = [path for path in (tmp_path / "step_1").rglob("*") if path.is_file()]
-    assert {path.suffix for path in files} == {".safetensors", ".json"} and len(files) == 5
-    for path in files:
-        data = path.read_bytes()
-        size = int.from_bytes(data[:8], "little") if path.suffix == ".safetensors" else None
-        json.loads(data[8: 8 + size] if size else data)
-    checkpoint.check(tmp_path / "step_1")
+    save(tmp_path / "step_1", *trained(1), size=2, state={"step": Trap(str(tmp_path / "ran"))})
+    files = {path.name for path in (tmp_path / "step_1").iterdir()}
+    assert files == {"model.00000-of-00002.safetensors", "model.00001-of-00002.safetensors",
+                     "state.pt", "checksums.json"}
     sums = json.loads((tmp_path / "step_1" / "checksums.json").read_text())
-    assert set(sums) == {path.name for path in files} - {"checksums.json"}
+    assert set(sums) == files - {"checksums.json"}
+    with pytest.raises(pickle.UnpicklingError, match="open"):
+        checkpoint.read_state(tmp_path / "step_1")
+    assert not (tmp_path / "ran").exists()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -211,9 +222,9 @@ def disk_with_room_for(size):
 
 def test_a_disk_that_is_full_leaves_what_was_there_and_nothing_else(tmp_path):
     model, optimizer = trained(1)
-    save(tmp_path / "step_1", model, optimizer, plain={"step": 1})
+    save(tmp_path / "step_1", model, optimizer, state={"step": 1})
     with disk_with_room_for(600):
-        error, = save(tmp_path / "step_2", model, optimizer, plain={"step": 2})
+        error, = save(tmp_path / "step_2", model, optimizer, state={"step": 2})
         pretend = SimpleNamespace(save_pretrained=lambda path, **_: (
             path / "model.safetensors").write_bytes(bytes(1000)))
         (tmp_path / "best").mkdir()
@@ -235,9 +246,9 @@ def test_killed_at_any_point_of_a_replacement_one_of_the_two_is_there_whole(what
     def write(folder, number):
         def pretrained(path, **_):
             path.mkdir(exist_ok=True, parents=True)
-            (path / "state.json").write_text(json.dumps(number))
+            torch.save(number, path / "state.pt")
         if what == "checkpoint":
-            checkpoint.save(folder, {"w": torch.full((3,), number)}, Team(), plain=number)
+            checkpoint.save(folder, *trained(0), Team(), state=number)
         else:
             pretend = SimpleNamespace(save_pretrained=pretrained)
             checkpoint.save_model(pretend, pretend, [], folder)
@@ -272,7 +283,7 @@ def test_killed_at_any_point_of_a_replacement_one_of_the_two_is_there_whole(what
 
 def test_one_wrong_bit_anywhere_is_found_and_its_file_named(tmp_path, seed):
     rng = random.Random(seed)
-    save(tmp_path / "step_1", *trained(1), size=2, plain={"step": 1})
+    save(tmp_path / "step_1", *trained(1), size=2, state={"step": 1})
     checkpoint.check(tmp_path / "step_1")
     for path in sorted((tmp_path / "step_1").iterdir()):
         if path.name == checkpoint.CHECKSUMS:
@@ -292,7 +303,7 @@ def test_one_wrong_bit_anywhere_is_found_and_its_file_named(tmp_path, seed):
 
 @pytest.mark.parametrize("damage", [b"[]", b"\xff", b"{", None])
 def test_a_list_of_checksums_that_is_none_is_said(damage, tmp_path):
-    save(tmp_path / "step_1", *trained(1), plain={})
+    save(tmp_path / "step_1", *trained(1), state={})
     path = tmp_path / "step_1" / checkpoint.CHECKSUMS
     path.unlink() if damage is None else path.write_bytes(damage)
     with pytest.raises(ValueError, match="step_1 cannot be read"):

@@ -29,8 +29,9 @@ class Alone:
 
 def save(folder, step):
     """A checkpoint of this step in a RunFolder."""
-    checkpoint.save(folder.checkpoints / f"step_{step}", {"w": torch.ones(3)}, Alone(),
-                    plain={"step": step, "logs": folder.log_sizes()})
+    checkpoint.save(folder.checkpoints / f"step_{step}", torch.nn.Linear(3, 1),
+                    SimpleNamespace(state={}), Alone(),
+                    {"step": step, "logs": folder.log_sizes()})
 
 
 def damage(folder):
@@ -117,8 +118,8 @@ def test_a_finished_run_says_so_until_it_is_to_take_more_steps(make):
     folder = make(steps=7)
     assert folder.done() == ""
     (folder.path / "done").write_text("7 Done: 7 steps.")
-    assert folder.done() == ("runs/r is finished. Done: 7 steps. --resume --steps N, with N above "
-                             "7, trains on; --fresh starts over.")
+    assert folder.done() == ("runs/r is finished. Done: 7 steps. The same command with --steps N, "
+                             "N above 7, trains on; --fresh starts over.")
     assert RunFolder(Config(model="m", name="r", steps=8)).done() == ""
     (folder.path / "done").write_text("")                   # killed while it was written
     assert folder.done() == ""
@@ -197,8 +198,8 @@ def test_the_logs_of_a_resumed_run_end_with_its_checkpoint(make):
         file.write('{"step": 8, "pa')
     (folder.path / "bad_step.jsonl").write_text("kept")
     folder = again(folder)
-    path, plain = folder.rewind()
-    assert path == folder.checkpoints / "step_6" and plain["step"] == 6
+    path, state = folder.rewind()
+    assert path == folder.checkpoints / "step_6" and state["step"] == 6
     for name in ("metrics", "samples", "groups"):
         assert read(folder, f"{name}.jsonl") == [{"step": i, "of": name} for i in range(7)]
     assert [line["step"] for line in read(folder, "evals.jsonl")] == [0, 3]
@@ -281,7 +282,7 @@ def test_what_a_kill_left_half_done_is_put_right_before_it_is_read(make):
 def test_the_last_two_checkpoints_are_kept_and_the_best(make, monkeypatch):
     """And none is written again where nothing has happened since."""
     folder, written = make(), []
-    monkeypatch.setattr(run_folder, "state_of", lambda run: ({}, {}))
+    monkeypatch.setattr(run_folder, "state_of", lambda run: {})
     shutil.copytree(folder.path / "source", folder.checkpoints / "best")
     trainer = SimpleNamespace(save=lambda path, **_: (save(folder, run.step), written.append(path)))
     team = SimpleNamespace(saving=contextlib.nullcontext)
@@ -291,42 +292,6 @@ def test_the_last_two_checkpoints_are_kept_and_the_best(make, monkeypatch):
     assert [path.name for path in written] == ["step_8", "step_9", "step_10", "step_10", "step_11"]
     assert {path.name for path in folder.checkpoints.iterdir()} == {"step_10", "step_11", "best"}
     assert folder.resume_hint() == "the same command goes on from runs/r/checkpoints/step_11"
-
-
-# ---------------------------------------------------------------------------------------------
-# Trackers
-
-
-def test_a_tracker_gets_what_the_folder_gets(make):
-    """TensorBoard's files hold every number of metrics.jsonl and evals.jsonl, at its step."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    folder = make(log_with="tensorboard", eval_every=2, task_options={"size": 7})
-    folder.track()
-    for step in range(1, 5):
-        folder.append("metrics.jsonl", {"step": step, "pass_rate": step / 7})
-        folder.append("groups.jsonl", {"step": step, "groups": []})
-        folder.append("samples.jsonl", {"step": step, "output": f"sample {step}</think>"})
-    for step in (2, 4):
-        folder.append("evals.jsonl", {"step": step, "eval/toy/mean@2": step / 9})
-    folder.close()
-    found = {}
-    for path in folder.path.rglob("events.out.tfevents.*"):
-        log = EventAccumulator(str(path.parent))
-        log.Reload()
-        for tag in log.Tags()["scalars"]:
-            found[tag] = {e.step: e.value for e in log.Scalars(tag)}
-    assert found["pass_rate"] == pytest.approx({step: step / 7 for step in range(1, 5)})
-    assert found["eval/toy/mean@2"] == pytest.approx({2: 2 / 9, 4: 4 / 9})
-    assert [line["step"] for line in read(folder, "samples.jsonl")] == [1, 2, 3, 4]
-
-
-def test_closing_a_folder_ends_its_tracker():
-    """wandb and trackio send in the background: unless they are ended, the last lines are lost."""
-    ended, folder = [], RunFolder(Config(model="m", name="none"))
-    folder.close()
-    folder.tracker = SimpleNamespace(end_training=lambda: ended.append(1))
-    folder.close()
-    assert ended == [1]
 
 
 # ---------------------------------------------------------------------------------------------

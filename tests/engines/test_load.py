@@ -95,6 +95,9 @@ WRONG = {
     "a size in words": (lambda f: settings(f, hidden_size="many"), "cannot be read", True),
     "a bias of the head": (lambda f: settings(f, model_type="phi"), "a head with a bias", True),
     "a cache that differs": (lambda f: settings(f, model_type="moshi"), "model_type = moshi", True),
+    "Mamba layers that cut time steps": (
+        lambda f: settings(f, model_type="falcon_h1", time_step_limit=[0.0, 0.1]),
+        r"time_step_limit = \(0\.0, 0\.1\): not computed", True),
     "no attention": (lambda f: settings(f, model_type="rwkv"), "model_type = rwkv", True),
 }
 
@@ -116,6 +119,20 @@ def test_a_folder_that_would_train_another_model_than_it_names_is_refused_in_a_s
         assert not seen or len(said) == 1
         assert bool(re.search(says, "".join(said))) == seen
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_gguf_file_is_refused_as_a_folder_of_them_is(tmp_path, capsys):
+    (tmp_path / "model-Q4_K_M.gguf").touch()
+    assert main([*arguments(tmp_path / "model-Q4_K_M.gguf", gpus=0), "--dry-run"]) == 2
+    assert "only GGUF files" in capsys.readouterr().err
+
+
+def test_an_adapter_on_the_hub_is_refused_though_it_has_a_config_of_its_own(tmp_path, monkeypatch,
+                                                                            capsys):
+    """transformers would look for it with peft installed alone, and else train what it finds."""
+    monkeypatch.setattr(load, "find_adapter_config_file", lambda name: f"/cache/{name}")
+    assert main([*arguments("somebody/adapter", gpus=0), "--dry-run"]) == 2
+    assert "somebody/adapter': an adapter" in capsys.readouterr().err
 
 
 def test_a_tied_head_is_not_missing_and_further_tensors_do_no_harm(tmp_path, seed):

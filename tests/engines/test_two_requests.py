@@ -1,6 +1,6 @@
 """Interruption by two requests, without vLLM: an engine that answers with random tokens."""
 
-import json
+import copy
 import random
 from collections import Counter, deque
 
@@ -110,10 +110,9 @@ def test_unfinished_samples_are_asked_for_again_and_nothing_comes_twice(seed):
         engine.submit(request)
     done = [r for _ in range(55) for r in engine.step()]
     assert done and len({r.group_id for r in done}) < 9
-    tensors, plain = engine.state()
-    plain = json.loads(json.dumps(plain))                   # as a checkpoint keeps it
+    state = copy.deepcopy(engine.state())                   # as a checkpoint keeps it
     resumed = RandomEngine(seed=99)
-    resumed.load_state(tensors, plain)
+    resumed.load_state(state)
     assert resumed.in_flight == 63 - len(done)
     rollouts = done + drain(resumed)
     assert Counter(r.group_id for r in rollouts) == {i: 7 for i in range(9)}
@@ -129,7 +128,7 @@ def test_budgets_go_on_after_a_resume_and_repeat_after_a_reseed():
     first = budgets(engine)
     assert len(set(first)) > 2 and set(first) <= set(range(9, 18))
     engine.unfinished.clear()
-    resumed.load_state(*engine.state())
+    resumed.load_state(engine.state())
     assert budgets(resumed) == budgets(engine) != first
     engine.reseed(5)
     assert budgets(engine) == first

@@ -342,14 +342,14 @@ def test_an_evaluation_on_the_same_engine_leaves_no_sample_of_the_training_behin
     evaluation.push_weights(plain.named_parameters(), 0)    # once more, the same weights
     evaluated = drain(evaluation, requests(5, samples=4))
     assert Counter(r.group_id for r in evaluated) == {i: 4 for i in range(5)}
-    assert errors(plain, evaluated).max() < 1e-4 and not evaluation.state()[1]["requests"]
+    assert errors(plain, evaluated).max() < 1e-4 and not evaluation.state()["requests"]
     # One has at most 4 tokens of its second request to go. If this evaluation was shorter, as for
     # few seeds, another one follows.
     for _ in range(40):
         if not sampler.done.qsize():
             drain(evaluation, requests(5, samples=4))
     assert sampler.done.qsize() and sampler.in_flight == 63 - len(got)
-    missing = sum(request["samples"] for request in sampler.state()[1]["requests"])
+    missing = sum(request.samples for request in sampler.state()["requests"])
     assert missing == sampler.in_flight
     got += sampler.finished() + drain(sampler)
     assert Counter(r.group_id for r in got) == {i: 7 for i in range(9)}
@@ -399,10 +399,9 @@ def test_a_resumed_engine_asks_again_for_what_was_unfinished_and_nothing_comes_t
         sampler.submit(request)
     done = [r for _ in range(14) for r in sampler.step()]
     assert sampler.running and sampler.waiting and done
-    tensors, state = sampler.state()
-    state = json.loads(json.dumps(state))               # as a checkpoint keeps it
+    state = copy.deepcopy(sampler.state())              # as a checkpoint keeps it
     resumed = make(slots=20, seed=99)
-    resumed.load_state(tensors, state)
+    resumed.load_state(state)
     assert resumed.in_flight == 63 - len(done)
     rollouts = done + drain(resumed)
     assert Counter(r.group_id for r in rollouts) == {i: 7 for i in range(9)}
@@ -434,11 +433,6 @@ def test_the_engine_listens_on_loopback_only(make):
 
 
 def test_what_cannot_work_is_refused_with_numbers(make, monkeypatch):
-    sampler = make(slots=11, prompt_tokens=13)
-    with pytest.raises(ValueError, match="14 tokens, prompt_tokens = 13"):
-        sampler.submit(Request(0, "p", tuple(range(14)), 2))
-    with pytest.raises(ValueError, match="12 samples a prompt, 11 slots"):
-        sampler.submit(Request(0, "p", (1, 2), 12))
     import vllm
     monkeypatch.setattr(vllm, "__version__", "0.31.1")
     with pytest.raises(ValueError, match="vllm 0.31.1 is installed.*make vllm"):
@@ -497,7 +491,7 @@ def test_a_killed_run_goes_on_and_says_what_it_starts_again(first, micro, tmp_pa
     """From the checkpoint of step 3, as if killed after it; steps 4 to 6 are taken anew."""
     shutil.copytree(first[0] / "runs", tmp_path / "runs")
     shutil.rmtree(tmp_path / "runs" / "r" / "checkpoints" / "step_6")
-    resumed, log = run(micro, tmp_path, "--steps", 7, "--resume")
+    resumed, log = run(micro, tmp_path, "--steps", 7)
     assert "unfinished samples start again" in resumed.stdout
     assert [r["step"] for r in log] == list(range(8)) and log[:4] == first[2][:4]
     assert all(r["lag/max"] <= 2 for r in log[1:])

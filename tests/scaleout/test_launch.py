@@ -215,7 +215,7 @@ def test_ranks_are_started_as_torchrun_would_start_them_beside_their_servers(eig
 
 
 def test_servers_that_others_started_are_not_taken_for_the_launchers_own(eight):
-    """Else --resume would not know them any more, and start its own."""
+    """Else a run that goes on would not know them any more, and start its own."""
     config, estimate = estimate_of(eight, gpus=0, trainers=2, vllm_url="http://127.0.0.1:1")
     placement = launch.make_placement(config, estimate)
     trainers, servers = launch.commands(config, [], placement, estimate, Path("f"), 1)
@@ -351,12 +351,12 @@ def nothing_is_lost(folder, step=None):
     assert not list(run.glob("**/.*.tmp"))              # nor is anything half-written
     lines = map(json.loads, (run / "groups.jsonl").read_text().splitlines())
     trained = [group["id"] for line in lines if line["step"] <= last for group in line["groups"]]
-    assert sorted(trained + [group["group_id"] for group in state["pacer"]["groups"]]) == list(
-        range(state["pacer"]["admitted"]))
+    outstanding = state["pacer"]["groups"]
+    assert sorted([*trained, *outstanding]) == list(range(state["pacer"]["admitted"]))
     # And of every outstanding one all samples: finished ones, and those to be asked for again.
-    unfinished = {r["group_id"]: r["samples"] for r in state["sampler"]["requests"]}
-    assert all(len(group["rollouts"]) + unfinished.get(group["group_id"], 0) == group["size"]
-               for group in state["pacer"]["groups"])
+    unfinished = {r.group_id: r.samples for r in state["sampler"]["requests"]}
+    assert all(len(group.rollouts) + unfinished.get(i, 0) == group.size
+               for i, group in outstanding.items())
 
 
 def find(processes, word):
@@ -397,24 +397,24 @@ def test_a_lost_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, tm
     rng = random.Random(seed)
     for kill in range(10 if THOROUGH else 0):
         several = 2 - kill % 2
-        words = command(micro, servers=several, trainers=several, eval_every=2)
+        words = command(micro, servers=several, trainers=several, save_minutes=0.01)
         moment = len(steps(tmp_path)) + rng.randint(1, 6)
         early = time.monotonic() + rng.uniform(0, 60) if rng.random() < 0.3 else float("inf")
-        with running(tmp_path, [*words, "--resume"]) as (process,):
+        with running(tmp_path, words) as (process,):
             until(lambda: len(steps(tmp_path)) >= moment or time.monotonic() > early,   # noqa: B023
                   f"kill {kill}", 300)
             assert process.poll() is None
             time.sleep(rng.random() * rng.choice([0.1, 1, 5]))
         print(f"kill {kill}: {several} ranks and servers, {len(steps(tmp_path)) - 1} steps")
     if THOROUGH:
-        with running(tmp_path, [*command(micro), "--resume"]) as (process,):
+        with running(tmp_path, command(micro)) as (process,):
             steps_reach(tmp_path, process, len(steps(tmp_path)) + 9)
             process.send_signal(signal.SIGINT)
             assert process.wait(LIMIT_S) == 130
         nothing_is_lost(tmp_path)
     assert 'vllm_url = ""' in (tmp_path / "runs" / "r" / "config.toml").read_text()
 
-    again = [*command(micro, trainers=2), "--resume"]
+    again = command(micro, trainers=2)
     with running(tmp_path, again) as (process,):
         def rank_1():
             with contextlib.suppress(psutil.NoSuchProcess):     # a parent wins over its fork
@@ -501,7 +501,6 @@ def test_servers_on_one_machine_and_torchrun_on_two_others(micro, machines, tmp_
         assert file.read_text().startswith(f"http://{server}:")
 
         again = trainers(steps=5000)
-        again = [[*words, "--resume"] for words in again]
         with running(tmp_path, *again) as ranks:
             steps_reach(tmp_path, ranks[0], 6)
             if cable:

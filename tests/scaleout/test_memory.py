@@ -238,14 +238,12 @@ def samplers_on_a_gpu(monkeypatch, folder, free, **settings):
     config = make_config({"model": str(folder), "gpus": 0, "dtype": "float32", "think_min": 5,
                           "think_max": 9, "prompt_tokens": 40, "answer_tokens": 3,
                           "samples_per_prompt": 4, "eval_samples": 3} | settings)
-    team = Alone(config)
-    trainer = scalerl.Trainer(config, team)
+    trainer = scalerl.Trainer(config, Alone(config))
     output, length = load.longest_tokens(config, trainer.tokenizer, trainer.model)
-    team.memory = Estimate(config, trainer.model, output, length, trainer.dtype, ASSUMED,
-                           alone=True)
+    memory = Estimate(config, trainer.model, output, length, trainer.dtype, ASSUMED, alone=True)
     trainer.device = "cuda"
-    need = sum(team.memory.trainer_memory(1).values()) - team.memory.trainer_memory(1)[CACHE]
-    need += free * team.memory.length * team.memory.kv_token - 4 * team.memory.weights
+    need = sum(memory.trainer_memory(1).values()) - memory.trainer_memory(1)[CACHE]
+    need += free * memory.length * memory.kv_token - 4 * memory.weights
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (need / 0.9, None))
     return make_samplers(config, trainer, 40)
 

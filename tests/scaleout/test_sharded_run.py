@@ -83,14 +83,14 @@ def test_sharded_ranks_beside_two_servers_are_killed_and_go_on_with_other_number
                                        torch.optim.AdamW(sharded.parameters()))
         for kill in range(1, kills):            # by turns 3 or 1 ranks and 1 server, 2 and 2
             size, count = ((3, 1), (2, 2), (1, 1), (2, 2))[(kill - 1) % 4]
-            with started(size, run_main, [*words(count), "--resume"], tmp_path) as (_, results):
+            with started(size, run_main, words(count), tmp_path) as (_, results):
                 log, deadline = folder / "metrics.jsonl", time.monotonic() + 300
                 step = log.read_text().count("\n") + rng.randint(0, 5)
                 while log.read_text().count("\n") < step and results.empty():
                     assert time.monotonic() < deadline, folder
                     time.sleep(0.02)
                 time.sleep(rng.random())
-        with started(1, run_main, [*words(2), "--resume"], tmp_path) as (children, results):
+        with started(1, run_main, words(2), tmp_path) as (children, results):
             assert answers(children, results, {0}) == {0: 0}
         found = [checksums(server.url) for server in servers]
         model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
@@ -128,6 +128,5 @@ def test_sharded_ranks_beside_two_servers_are_killed_and_go_on_with_other_number
     trained = [g for line in lines(folder, "groups.jsonl") for g in line["groups"]]
     assert all(len(group["rewards"]) == SMALL["samples_per_prompt"] for group in trained)
     pacer = checkpoint.read_state(folder / "checkpoints" / f"step_{6 * kills}")["pacer"]
-    outstanding = [group["group_id"] for group in pacer["groups"]]
-    assert sorted([group["id"] for group in trained] + outstanding) == list(range(
-        pacer["admitted"]))
+    assert sorted([*(group["id"] for group in trained), *pacer["groups"]]) == list(
+        range(pacer["admitted"]))

@@ -17,17 +17,14 @@ BUSY = """
 import sys, time
 from types import SimpleNamespace
 from scaleout import signals
-signals.HEED_S, signals.LAST_S = 0.5, 0.5
+signals.HEED_S = 0.5
 mine = signals.Signals()
 with mine.heeded():
-    mine.team = SimpleNamespace(stop=0, busy_saving=sys.argv[1] == "saving")
+    if sys.argv[1] != "loading":
+        mine.team = SimpleNamespace(stop=0, busy_saving=sys.argv[1] == "saving")
     print("up", flush=True)
-    while True:
-        try:
-            time.sleep(0.1)
-            if mine.team.stop and sys.argv[1] == "saved": break
-        except KeyboardInterrupt:
-            print("interrupted", flush=True)
+    while not (mine.team and mine.team.stop and sys.argv[1] == "saved"):
+        time.sleep(0.1)
 time.sleep(2)
 print("end")
 """
@@ -40,26 +37,28 @@ def started(how):
     return process
 
 
+@pytest.mark.parametrize("how", ["busy", "loading"])
 @pytest.mark.parametrize("number, code", [
     (signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
-def test_a_signal_that_nothing_heeds_ends_the_process_all_the_same(number, code):
-    """A compiler, a collective or a verifier can take longer than a scheduler waits."""
-    process = started("busy")
+def test_a_signal_that_nothing_heeds_ends_the_process_all_the_same(number, code, how):
+    """A compiler, a collective or a verifier can take longer than a scheduler waits; and where no
+    run has begun there is nothing to wait for."""
+    process = started(how)
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
     assert process.returncode == code
-    assert "stopped without a checkpoint" in error and "the same command goes on" in error
+    assert error.count("stopped at once, without a checkpoint; the same command goes on") == 1
+    assert ("stopping, with a checkpoint" in error) == (how == "busy")
 
 
 def test_a_checkpoint_on_its_way_has_its_time_and_a_second_signal_ends_it():
-    """Which raises KeyboardInterrupt first, so that other processes are told and ended."""
     process = started("saving")
     process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(3)
     process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=60)
-    assert process.returncode == 75 and "interrupted" in out
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 75 and "stopped at once" in error
 
 
 def test_after_the_run_nothing_counts_down():
@@ -86,14 +85,10 @@ def test_the_same_signal_twice_at_once_is_one_but_ctrl_c_is_not(monkeypatch):
     assert mine.second == 15
 
 
-def test_before_there_is_a_run_the_first_signal_ends_it():
-    mine = Signals()
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), mine.heeded():
-        os.kill(os.getpid(), signal.SIGTERM)
-        signal.sigtimedwait([], 5)
-    assert mine.first == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == before
+def test_a_team_is_asked_to_stop_and_afterwards_the_handlers_are_those_of_before():
+    mine, before = Signals(), signal.getsignal(signal.SIGTERM)
+    mine.team = SimpleNamespace(stop=0, busy_saving=True)
     with mine.heeded():
-        mine.team = SimpleNamespace(stop=0, busy_saving=True)
-        mine.heed(15, None)
-        assert mine.team.stop == 15
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert mine.team.stop == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -324,7 +324,7 @@ def chain_link(trainer, seed, folder, before, step):
     if before:
         trainer.load(before)
     trainer.update(*step_inputs(seed + step), step)
-    trainer.save(folder, plain={"step": step}, tensors={"random": {}})
+    trainer.save(folder, state={"step": step})
     pushed = {name: tensor.float().numpy() for name, tensor in trainer.weights(torch.bfloat16)}
     checkpoint.save_model(trainer.model, SimpleNamespace(save_pretrained=lambda path: None),
                           trainer.weights(), folder / "model")
@@ -342,7 +342,7 @@ def slow_to_read(trainer):
 
 
 def save_load_remove(trainer, folder):
-    trainer.save(folder, plain={})
+    trainer.save(folder, state={})
     trainer.load(folder)
     shutil.rmtree(folder)
 
@@ -492,7 +492,7 @@ def save_step_save_step(trainer, how, folder):
     run.trainer, run.team, run.step, run.version = trainer, trainer.team, 7, 5
     run.folder = RunFolder(Config(name="n"))
     run.folder.path = folder
-    trainer.save(folder / "step_4", plain={})
+    trainer.save(folder / "step_4", state={})
     update(run, *step_inputs(0))
     rollouts, rewards = step_inputs(1)
     if how == "infinite":           # of one sample: one rank has it, the other has not
@@ -504,7 +504,7 @@ def save_step_save_step(trainer, how, folder):
             return dumps(row)
         json.dumps = slowly
     if how in ("disk", "killed while saving"):
-        trainer.save(folder / "step_5", plain={})
+        trainer.save(folder / "step_5", state={})
     update(run, rollouts, rewards)
 
 

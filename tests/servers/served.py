@@ -20,7 +20,7 @@ from config import Config
 from servers.pool import ServerPool
 from servers.sampler import ServerSampler
 from sampler import Interruption
-from scaleout.server_command import server_command
+from scaleout.launch import server_command
 
 
 def until(condition, seconds=60, what="the condition"):

@@ -267,11 +267,11 @@ def test_a_whole_run_on_a_server_keeps_the_lag_at_most_k_and_goes_on_after_a_sto
     for r in log[1:]:
         assert 0 < r["off_policy/busy_share"] <= r["off_policy/decoding_share"] <= 1
         assert r["off_policy/waited_s"] >= 0
-        assert r["time/wait_s"] == r["time/generate_s"] >= 0 and r["servers/losses"] == 0
+        assert r["time/generate_s"] >= 0 and r["servers/losses"] == 0
     evals = (tmp_path / "runs/r/evals.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in evals] == [0, 3, 6]
     shutil.rmtree(tmp_path / "runs/r/checkpoints/step_6")
-    done, again = run(served, tmp_path, "--steps", 7, "--resume")
+    done, again = run(served, tmp_path, "--steps", 7)
     assert done.returncode == 0, done.stderr
     assert "unfinished samples start again" in done.stdout
     assert [r["step"] for r in again] == list(range(8)) and again[:4] == log[:4]

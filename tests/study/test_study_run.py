@@ -31,7 +31,7 @@ def stop(*_):
 signal.signal(signal.SIGTERM, stop)
 name = sys.argv[sys.argv.index("--name") + 1]
 run = pathlib.Path("runs") / name
-resumed = "--resume" in sys.argv
+resumed = (run / "checkpoints").exists()
 (run / "checkpoints/step_1").mkdir(parents=True, exist_ok=True)
 with open("started.txt", "a") as file:
     file.write(name + (" resumed" if resumed else "") + "\\n")

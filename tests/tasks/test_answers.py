@@ -341,12 +341,13 @@ def test_an_answer_that_the_question_offers_is_an_answer():
 FOLDER = ROOT / "bench" / "answers"
 
 
-@pytest.mark.parametrize("part", ["right_mend", "right_aside", "wrong_mend", "wrong_aside"])
+@pytest.mark.parametrize("part", ["right_mend", "wrong_mend", "hack_mend"])
 def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
-    """At most 1% of right ones refused, no wrong one paid. The labels came first."""
+    """At most 1% of right ones refused, no wrong one paid. The labels came first. What is set aside
+    is judged by bench/verify.py alone: a test would look at it every day."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
     rewards = verifier.score([(text, gold, "math", question)
-                              for _, gold, text, question in rows]).rewards
+                              for _, gold, text, question, *_ in rows]).rewards
     right = part.startswith("right")
     wrong = [row for row, reward in zip(rows, rewards) if (reward > 0) != right]
     assert len(wrong) <= 0.01 * len(rows) * right, wrong

@@ -691,6 +691,24 @@ def test_a_stopped_or_killed_worker_is_noticed_and_its_answer_asked_again(monkey
         assert worker.poll() == -signal.SIGKILL and worker not in verifier.idle
 
 
+def test_a_worker_stopped_while_idle_takes_no_long_job_and_is_noticed(monkeypatch, tmp_path):
+    """Its pipe holds 64 KB: the trainer waited for ever to write the rest."""
+    monkeypatch.setattr(room, "GRACE_S", 1.0)
+    path = tmp_path / "long.py"
+    path.write_text("def reward(problem, text):\n    return len(text) == 300_000\n")
+    job = ("reward", repr((str(path), {"question": "?"})), ("x" * 300_000,))
+    with Verifier(workers=1, deadline_s=60.0) as verifier:
+        assert verifier.ask_worker(job) == "correct"  # all of it arrives
+        (worker,) = verifier.idle
+        os.kill(worker.pid, signal.SIGSTOP)
+        verifier.deadline_s = 1.0
+        with pytest.raises(TimeoutError):
+            verifier.ask_worker(job)
+        assert worker.poll() == -signal.SIGKILL and verifier.idle == []
+        verifier.deadline_s = 60.0
+        assert verifier.grade([job]) == {job: "correct"}
+
+
 def test_the_same_question_is_put_to_math_verify_once(verifier, monkeypatch):
     """Sixteen samples of a prompt give few different answers."""
     asked = []
