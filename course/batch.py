@@ -8,9 +8,9 @@
 Of --out: table.csv, a row for each; bets.csv, exercise 10's table of the class; and in feedback/
 for each NAME.txt, the table that a student may read, and NAME.json in Gradescope's form of
 results.json. An archive that cannot be opened is a row, too. Each is graded by a process of its own
-(grade.py, forked from a lane that has imported the libraries), with the same seed. --plans: a folder
-of archives of the same names, handed in before the runs of exercises 8 and 11, whose plans must be
-the same.
+(grade.py, forked from a lane that has imported the libraries), with the same seed. --plans: a
+folder of archives of the same names, handed in before the runs of exercises 8 and 11, whose plans
+must be the same.
 """
 import argparse
 import csv
