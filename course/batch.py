@@ -8,20 +8,24 @@
 Of --out: table.csv, a row for each; bets.csv, exercise 10's table of the class; and in feedback/
 for each NAME.txt, the table that a student may read, and NAME.json in Gradescope's form of
 results.json. An archive that cannot be opened is a row, too. Each is graded by a process of its own
-(grade.py), with the same seed. --plans: a folder of archives of the same names, handed in before
-the runs of exercises 8 and 11, whose plans must be the same.
+(grade.py, forked from a lane that has imported the libraries), with the same seed. --plans: a
+folder of archives of the same names, handed in before the runs of exercises 8 and 11, whose plans
+must be the same.
 """
 import argparse
 import csv
 import json
 import os
+import queue
 import re
+import select
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 from course.forms import gradescope
@@ -84,7 +88,40 @@ def open_archive(path):
     return zipfile.ZipFile(path) if path.suffix == ".zip" else tarfile.open(path)
 
 
-def grade_one(path, out, seed, plans=None):
+class Lane:
+    """A process that grades one tree at a time (grade.py's `serve`)."""
+    process = None
+
+    def grade(self, argv, place):
+        """(exit code, stdout, stderr) of grade.py with these words. Raises BadInput."""
+        if self.process is None or self.process.poll() is not None:
+            self.process = subprocess.Popen(
+                [sys.executable, "-B", "-m", "course.grade", "--serve"], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, cwd=ROOT, env=os.environ | dict(OMP_NUM_THREADS="1"))
+        asked = dict(argv=argv, stdout=f"{place}/stdout", stderr=f"{place}/stderr")
+        try:
+            self.process.stdin.write(json.dumps(asked).encode() + b"\n")
+            self.process.stdin.flush()
+            ready, *_ = select.select([self.process.stdout], [], [], LIMIT_S)
+            code = int(self.process.stdout.readline() or 1) if ready else None
+        except OSError:
+            code = 1
+        if code is None:
+            self.end()
+            raise BadInput(f"took more than {LIMIT_S} s")
+        said = [Path(asked[name]).read_text(errors="replace") if Path(asked[name]).exists() else ""
+                for name in ("stdout", "stderr")]
+        return code, *said
+
+    def end(self):
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.process.stdin.close(), self.process.stdout.close()
+        self.process = None
+
+
+def grade_one(path, out, seed, lanes, plans=None):
     """One row of the table. Raises BadInput where nothing can be graded at all."""
     # A name in another encoding than this machine's: its bytes are written as \\xfc.
     name = os.fsencode(path.name).decode(errors="backslashreplace")
@@ -94,17 +131,19 @@ def grade_one(path, out, seed, plans=None):
         try:
             tree = unpacked(path, Path(place) / "tree")
             more = ["--plans", plans_of(plans / path.name, Path(place))] if plans else []
-            done = subprocess.run(
-                [sys.executable, "-B", "-m", "course.grade", str(tree), "--json", str(report),
-                 "--seed", str(seed), *more], cwd=ROOT, text=True, capture_output=True,
-                timeout=LIMIT_S, env=os.environ | dict(OMP_NUM_THREADS="1"))    # a lane, a core
-        except (BadInput, OSError, subprocess.TimeoutExpired) as error:
+            lane = lanes.get()
+            try:
+                code, text, why = lane.grade([str(tree), "--json", str(report), "--seed",
+                                              str(seed), *map(str, more)], place)
+            finally:
+                lanes.put(lane)
+        except (BadInput, OSError) as error:
             row["note"] = f"not graded: {error}"
         else:
-            if done.returncode == 3:
-                raise BadInput(done.stderr.strip())
-            if done.returncode:
-                row["note"] = f"not graded: {(done.stderr.strip().splitlines() or ['?'])[-1]}"
+            if code == 3:
+                raise BadInput(why.strip())
+            if code:
+                row["note"] = f"not graded: {(why.strip().splitlines() or ['?'])[-1]}"
             else:
                 told = json.loads(report.read_text())
                 row |= dict({"points": told["points"], "cpu s": told["cpu_s"]},
@@ -112,10 +151,10 @@ def grade_one(path, out, seed, plans=None):
                                for each in told["exercises"]})
                 row["bets"] = next((note for each in told["exercises"] for note in each["notes"]
                                     if note.startswith("forecasts: ")), "")
-                for ending, text in (("txt", done.stdout),
-                                     ("json", json.dumps(gradescope(told), indent=1))):
+                for ending, words in (("txt", text),
+                                      ("json", json.dumps(gradescope(told), indent=1))):
                     # A file's name has 255 bytes at most.
-                    (out / "feedback" / f"{name[:60]}.{ending}").write_text(text)
+                    (out / "feedback" / f"{name[:60]}.{ending}").write_text(words)
     return row
 
 
@@ -168,12 +207,17 @@ def grade_all(folder, out, seed, lanes, plans=None):
     (out / "feedback").mkdir(parents=True, exist_ok=True)
     columns = ["name", "points", *(f"exercise {row['number']}" for row in exercises()), "cpu s",
                "note"]
-    rows = []
-    with open(out / "table.csv", "w", newline="") as file, ThreadPoolExecutor(lanes) as pool:
+    rows, all_lanes, free = [], [Lane() for _ in range(lanes)], queue.SimpleQueue()
+    for lane in all_lanes:
+        free.put(lane)
+    with open(out / "table.csv", "w", newline="") as file, ThreadPoolExecutor(lanes) as pool, \
+            ExitStack() as last:
+        for lane in all_lanes:
+            last.callback(lane.end)
         from tqdm import tqdm           # `make submit` has no packages
         writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
         writer.writeheader()
-        graded = pool.map(lambda path: grade_one(path, out, seed, plans), paths)
+        graded = pool.map(lambda path: grade_one(path, out, seed, free, plans), paths)
         for row in tqdm(graded, total=len(paths), unit="tree"):
             writer.writerow(row)
             file.flush()

@@ -25,7 +25,7 @@ import sys
 import textwrap
 import time
 import tokenize
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def written(source, name, path, number):
         rest = node.body[ast.get_docstring(node, clean=False) is not None:]
         stub = ast.parse(f'raise NotImplementedError("exercise {number}")').body
         return [*map(ast.dump, rest)] != [*map(ast.dump, stub)] or any(
-            leaf in (getattr(each, key, None) for key in ("asname", "value")) or
+            leaf in (getattr(each, key, None) for key in ("asname", "value", "arg")) or
             isinstance(getattr(each, "ctx", None), ast.Store)
             and leaf in (getattr(each, key, None) for key in ("id", "attr"))
             for each in ast.walk(ast.parse(source)))
@@ -89,11 +89,11 @@ def written(source, name, path, number):
 
 
 # ------------------------------------------------------------------------------- 2. the points
-def grade(folder, seed, only=(), limit_s=LIMIT_S, plans=None, replay=None):
+def grade(folder, seed, only=(), limit_s=LIMIT_S, plans=None, replay=None, box=None):
     """A students' folder -> {"exercises": [...], "points", "of", "seed", "notes"}. Electives add to
     the points and not to what they are of. plans: {"experiment": bytes of plan.md, ...}, if plans
     were collected before the runs; one that was not handed in then is b"". replay: so many steps of
-    a run of exercises 8 and 11 are made again.
+    a run of exercises 8 and 11 are made again. box: a sandbox that waits already.
     Raises BadInput, and SandboxError where nothing can be graded."""
     if not (folder / MANIFEST).exists():
         raise BadInput(f"{folder} is no students' tree: {folder / MANIFEST} is missing")
@@ -117,11 +117,13 @@ def grade(folder, seed, only=(), limit_s=LIMIT_S, plans=None, replay=None):
     from course.hidden import values
     notes += [f"{path} has the name of a library: it is not used" for path in extra
               if values.library(path)]
-    with values.Sandbox(limit_s) as box:
+    with nullcontext(box) if box else values.Sandbox(limit_s) as box:
+        before = box.spent_s() + values.Sandbox.total_s         # total_s: exercise 8's own
         graded = [grade_one(row, rows, folder, sources, extra, seed, limit_s, plans, replay, box)
                   for row in rows if not only or row["number"] in only]
+        spent = time.process_time() + box.spent_s() + values.Sandbox.total_s - before
     return dict(folder=str(folder), seed=seed, exercises=graded, notes=notes,
-                cpu_s=round(time.process_time() + values.Sandbox.total_s, 1),
+                cpu_s=round(spent, 1),
                 points=round(sum(row["points"] for row in graded), 1),
                 of=sum(row["of"] for row in graded if not row["elective"]))
 
@@ -227,7 +229,41 @@ def table(told):
     yield f"seed {told['seed']}: `make grade SEED={told['seed']}` draws the same inputs"
 
 
-def main(argv=None):
+def serve():
+    """For batch.py: a lane that grades one tree after the other. It imports what all need, keeps a
+    sandbox, and forks for each tree: a line {"argv": [...], "stdout": path, "stderr": path} in, the
+    exit code out."""
+    from course.hidden import values
+    for row in exercises():
+        if row["functions"]:
+            importlib.import_module(f"course.hidden.values_{row['number']}")
+    import transformers
+    transformers.LlamaForCausalLM, transformers.DynamicCache        # loaded by their first use
+    box = values.Sandbox(LIMIT_S)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if box.process is None or box.process.poll() is not None:
+            box.stop()
+            try:
+                box.start()
+            except SandboxError:
+                pass                        # grade() will say it
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                for stream, name in ((sys.stdout, "stdout"), (sys.stderr, "stderr")):
+                    os.dup2(os.open(asked[name], os.O_WRONLY | os.O_CREAT), stream.fileno())
+                code = main(asked["argv"], box) or 0
+                sys.stdout.flush()
+            except BaseException as error:
+                print(f"grade.py: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            finally:
+                os._exit(code)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+def main(argv=None, box=None):
     p = argparse.ArgumentParser(prog="grade.py", description=__doc__.split("\n")[0])
     p.add_argument("folder", type=Path, help="a students' tree")
     p.add_argument("--json", type=Path, metavar="FILE", help="the table for programs")
@@ -250,7 +286,7 @@ def main(argv=None):
                  if "folder" in row and (plan := args.plans / row["folder"] / "plan.md")
                  } if args.plans else None
         told = grade(args.folder.resolve(), seed, args.only, args.limit, plans,
-                     args.replay)
+                     args.replay, box)
     except SandboxError as error:
         print(f"grade.py: nothing is graded: {error}", file=sys.stderr)
         return 3
@@ -266,4 +302,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve() if sys.argv[1:] == ["--serve"] else main())

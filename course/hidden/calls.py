@@ -273,13 +273,15 @@ def run_admit(G, version, step, may, slots, prompts):
         seen.told += 1
     sampler = SimpleNamespace(free_slots=slots, submit=submit)
     names = [f"q{i}" for i in range(120)]
-    Run.admit(SimpleNamespace(
+    run = Run.__new__(Run)              # with all its methods: admit may call itself, or helpers
+    vars(run).update(
         config=SimpleNamespace(samples_per_prompt=G), version=version, step=step, sampler=sampler,
         curriculum=SimpleNamespace(next=next_prompt),
         pacer=SimpleNamespace(may_admit=lambda: len(seen.admitted) < may, admit=admit,
                               no_more_prompts=told),
         problems=SimpleNamespace(prompts={name: (i, 3) for i, name in enumerate(names)},
-                                 train={name: SimpleNamespace(task=name * 2) for name in names})))
+                                 train={name: SimpleNamespace(task=name * 2) for name in names}))
+    run.admit()
     return vars(seen)
 
 

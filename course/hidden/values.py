@@ -185,6 +185,9 @@ class Sandbox:
                 raise SandboxError("nothing can be graded: no sandbox can be made here ("
                                    f"{(why.splitlines() or ['no answer'])[-1]})")
 
+    def spent_s(self):
+        return cpu_s(self.process.pid) if self.process else 0.0
+
     def told(self, limit_s):
         """What the waiting process says, b"" if it has ended or is late."""
         self.control.settimeout(limit_s)
@@ -223,7 +226,7 @@ class Sandbox:
 
     def stop(self):
         if self.process:
-            Sandbox.total_s += cpu_s(self.process.pid)
+            Sandbox.total_s += self.spent_s()
             try:
                 os.killpg(self.process.pid, signal.SIGKILL)
             except ProcessLookupError:

@@ -79,7 +79,8 @@ def solution(path):
 def written_into(source, text):
     """`text` in the student's file `source`: a definition takes the place of the one of its name, a
     class gives its members to the class of its name; what stands above the first of these goes
-    below the imports, all else to the end."""
+    below the imports, all else to the end; all below a line `# -- below` just to the end."""
+    text, _, below = text.partition("# -- below\n")
     lines, top, end = source.split("\n"), [], []
     edits = []                                  # (first line, last line, new lines), from 0
     old = {node.name: node for node in ast.parse(source).body if hasattr(node, "name")}
@@ -102,7 +103,7 @@ def written_into(source, text):
     early = [line for line in top if line.startswith("from __future__")]
     lines[at:at] = [line for line in top if line not in early]
     at = ast.parse(source).body[0].end_lineno
-    return "\n".join([*lines[:at], *early, *lines[at:], *end, ""])
+    return "\n".join([*lines[:at], *early, *lines[at:], *end, *below.split("\n"), ""])
 
 
 def first(node):

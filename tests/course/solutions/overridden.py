@@ -1,11 +1,12 @@
 """The stubs stay where they are; the work stands below them and takes their names."""
 # file: engines/head.py
+# -- below
 def _forward(ctx, hidden, weight, targets, *args):
     head = Head(weight, args[0], *args[2:])
     lp, ent = hidden.new_zeros(len(targets), dtype=head.dtype), []
     for n, rows in enumerate(torch.arange(len(targets)).split(args[1]) if len(targets) else []):
         z = head.logits(hidden[rows], out=torch.empty(len(rows), head.V, dtype=head.dtype))
-        dist = torch.distributions.Categorical(logits=z)
+        dist = torch.distributions.Categorical(logits=z, validate_args=False)
         lp[rows] = dist.log_prob(targets[rows])
         ent.append(dist.entropy())
     ent = torch.cat(ent) if ent else lp.clone()
@@ -38,6 +39,7 @@ def _backward(ctx, g, _):
 TokenLogprobs.forward = staticmethod(_forward)
 TokenLogprobs.backward = staticmethod(_backward)
 # file: loss.py
+# -- below
 from functools import partial
 
 
@@ -98,6 +100,7 @@ _sequence_log_ratio = lambda log_ratio, mask: (                         # noqa: 
 def ranges(rewards, tol=1e-6):
     return (rewards[:, :, None] - rewards[:, None]).abs().flatten(1).amax(1) <= tol
 # file: scalerl.py
+# -- below
 def _next(self):
     if self.cursor == len(self.order):
         self.active = [p for p in self.active if not self.learned(p)]
@@ -178,9 +181,11 @@ def _admit_all(self):
 
 Run.admit = _admit_all
 # file: course/naive_pacer.py
+# -- below
 counterexample = lambda k, P: (                                         # noqa: E731
     [[(k + t) * P + i for i in range(P)] for t in range(k)] + [list(range(k * P))] + [[]] * k)
 # file: sampler.py
+# -- below
 class MyInterruption(Interruption):
     def draw_budgets(self, count, generator):
         low = self.think_min if self.phrase_ids else self.think_max
@@ -241,6 +246,7 @@ class MySampler(TransformersSampler):
 for _name in ("_choose", "_record", "_interrupt", "_rollout", "push_weights"):
     setattr(TransformersSampler, _name, vars(MySampler)[_name])
 # file: fit.py
+# -- below
 def law_at(law, C, A, B, C_mid, R0):
     x, gain = np.maximum(C / C_mid, 1e-300), A - R0
     with np.errstate(all="ignore"):
@@ -312,6 +318,7 @@ Replicates.paths = lambda self, C, noise=False: (
     law_at(self.law, np.asarray(C, float), *self.draws.T[..., None])
     + (np.random.default_rng(0).choice(self.noise, (len(self.draws), len(C))) if noise else 0))
 # file: course/late_push.py
+# -- below
 def mine(logs):
     keys = [f"mismatch/mean_abs_dlogp/lag_{lag}" for lag in "01"]
     pairs = [[(x[keys[0]], x[keys[1]]) for x in log if x.get(keys[0]) and x.get(keys[1])]
@@ -322,6 +329,7 @@ def mine(logs):
 
 which_pushed_late = mine
 # file: course/bets.py
+# -- below
 from itertools import product
 
 
@@ -337,6 +345,7 @@ def my_bet(C, R, later):
 
 forecast = my_bet
 # file: course/pass_at_k.py
+# -- below
 def pass_at_k(right, samples, k):
     from fractions import Fraction
     from math import comb
