@@ -56,6 +56,10 @@ SIZES = {name: size for size, names in {
 # What the class's own defaults would hide or not allow. Values as in published models.
 MIXED = {"layer_types": ["linear_attention", "full_attention"]}
 MLA = {"num_key_value_heads": 4}
+# The last layers look at keys and values of earlier ones, and full attention has larger heads.
+GEMMA4 = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "global_head_dim": 32,
+          "layer_types": ["sliding_attention", "full_attention"] * 2,
+          "final_logit_softcapping": 30.0}
 ALSO = {
     "granite": {"logits_scaling": 8.0}, "granitemoe": {"logits_scaling": 6.0},
     "granitemoeshared": {"logits_scaling": 6.0}, "cohere": {"logit_scale": 0.0625},
@@ -83,6 +87,7 @@ ALSO = {
     "zamba": {"layer_types": ["linear_attention", "hybrid"]},
     "zamba2": {"layer_types": ["linear_attention", "hybrid"], "time_step_min": 1e-9},
     "reformer": {"is_decoder": True}, "dots1": {"n_shared_experts": 1},
+    "gemma4_text": GEMMA4, "gemma4_unified_text": GEMMA4, "gemma4": {"text_config": GEMMA4},
     "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention",
                                                                 "full_attention"]},
 }
@@ -103,7 +108,7 @@ def build(family):
     kind = CONFIG_MAPPING[family]
     try:
         also, small = ALSO.get(family, {}), sizes(kind)
-        config = kind(**small | {name: value | small.get(name, {}) if isinstance(value, dict)
+        config = kind(**small | {name: small.get(name, {}) | value if isinstance(value, dict)
                                  else value for name, value in also.items()})
         with torch.device("meta"):
             shapes = AutoModelForCausalLM.from_config(copy.deepcopy(config))

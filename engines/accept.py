@@ -25,7 +25,7 @@ WINDOWS = ("sliding_window", "window_size", "attention_window_size", "keep_windo
 # from the full forward pass, has another cache, or shapes do not tell memory and FLOPs.
 NOT_PACKED = {"diffllama", "hrm_text", "nemotron"}
 NEITHER = {"axk1", "bamba", "bart", "biogpt", "blenderbot", "blenderbot-small", "cpmant",
-           "gemma3n_text", "gemma4_text", "gemma4_unified_text", "jetmoe", "longcat_flash",
+           "gemma3n_text", "jetmoe", "longcat_flash",
            "marian", "mbart", "minimax", "mllama_text_model", "moshi", "openai-gpt", "pegasus",
            "plbart", "prophetnet", "recurrent_gemma", "rwkv", "zamba2"}
 

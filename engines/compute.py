@@ -27,17 +27,17 @@ class ModelFlops:
 
     def __init__(self, model):
         config, weights = text_config(model), 0
-        whole = config is model.config              # else there is a tower beside the text part
-        parts = [model] if whole else [model.get_decoder(), model.get_output_embeddings()]
-        # Not twice: a tied head is the embedding, which is looked up and multiplies nothing there.
-        parameters = {p: name for part in parts for name, p in part.named_parameters()}
+        whole = config.model_type == model.config.model_type    # else there is a tower beside it
+        head = model.get_output_embeddings()
+        # Tables are looked up: only one that is the head as well, tied, multiplies.
+        tables = {m.weight for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+        parameters = {p: name for part in ([model] if whole else [model.get_decoder(), head])
+                      for name, p in part.named_parameters() if p is head.weight or p not in tables}
         for parameter, name in parameters.items():
             # transformers keeps the experts of a layer in one tensor; its first axis counts them.
             experts = len(parameter) if ".experts." in name and parameter.ndim == 3 else 1
             active = next((getattr(config, n) for n in EXPERTS if getattr(config, n, None)), 1)
             weights += parameter.numel() * (active / experts if experts > 1 else 1)
-        if not model.config.tie_word_embeddings:
-            weights -= model.get_input_embeddings().weight.numel()
         # Layers of each (FLOPs for a token and a token it attends to, window).
         self.attention, states = Counter(), 0
         if is_packed(model):
@@ -45,17 +45,24 @@ class ModelFlops:
             self.attention[4 * H * D, None] = config.num_hidden_layers
         else:           # from the cache of one token on the meta device: by shapes alone
             with torch.device("meta"):          # bf16: experts of other types are not known there
-                twin = AutoModelForCausalLM.from_config(model.config, dtype=torch.bfloat16).eval()
+                twin = AutoModelForCausalLM.from_config(        # a tower would ask for numbers
+                    model.config if whole else config, dtype=torch.bfloat16).eval()
                 cache = hidden_states(twin, torch.zeros(1, 1, dtype=torch.long), True)[1]
             latent = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")     # MLA caches no keys
+            kinds = []
             for layer in cache.layers:
                 if (keys := getattr(layer, "keys", None)) is not None:
                     sizes = [getattr(config, name) for name in latent] if getattr(
                         config, "kv_lora_rank", None) else [keys.shape[-1], layer.values.shape[-1]]
                     window = getattr(layer, "sliding_window", None)
-                    self.attention[2 * config.num_attention_heads * sum(sizes), window] += 1
+                    kinds.append((2 * config.num_attention_heads * sum(sizes), window))
                 states += sum(x.numel() for x in getattr(layer, "recurrent_states", {}).values()
                               if x is not None)
+            # The last layers of Gemma 4 look at keys and values of the last before of their type.
+            if shared := getattr(config, "num_kv_shared_layers", None):
+                last = dict(zip(config.layer_types, kinds))
+                kinds += [last[name] for name in config.layer_types[-shared:]]
+            self.attention.update(kinds)
         self.per_token = 2 * round(weights) + 2 * states
 
     def of_group(self, prompt, outputs):

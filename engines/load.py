@@ -6,11 +6,13 @@ import functools
 import importlib.util
 import math
 import os
+import re
 import sys
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_utils import load_state_dict
 from transformers.utils import find_adapter_config_file, logging as transformers_logging
 
 from config import ConfigError
@@ -29,9 +31,9 @@ def refused(about="", errors=ValueError):
     """These errors of what is called inside are the user's wrong input: a ConfigError."""
     try:
         yield
-    except errors as error:
-        says = str(error).strip() or repr(error)        # some say nothing
-        raise ConfigError(f"{about}{says.splitlines()[0]}") from None
+    except errors as error:         # some say nothing, some their reason in a second line
+        says = re.sub(r":\s*\n\s*", ": ", str(error).strip() or repr(error))
+        raise ConfigError(about + says.splitlines()[0]) from None
 
 
 def read_model(what, config, **options):
@@ -51,15 +53,16 @@ def read_model(what, config, **options):
                               "with config.json and safetensors of 16 or 32 bits")
         raise ConfigError(f"{about}no such folder, or it has no config.json; `make toy` and `make "
                           "smollm2` make those of configs/; a name on the hub reads OWNER/NAME")
-    # Damaged files, other shapes, packages that are not installed, values of a wrong type, families
-    # that transformers 5.19 cannot build (DBRX): errors of any class, as nothing inside is ours.
+    # Damaged files, packages that are not installed, values of a wrong type, families that
+    # transformers 5.19 cannot build (DBRX): errors of any class, as nothing inside is ours.
     with refused(f"{about}cannot be read: ", Exception):
         return what.from_pretrained(name, **options)
 
 
 def load_model(config, shapes_only=False):
     """(model, tokenizer) after `accept.prepare`. The weights are fp32: at lr 5e-7 a bf16 weight
-    would round most updates away. shapes_only: on the meta device, no weights read."""
+    would round most updates away. shapes_only: on the meta device; of weights in a folder their
+    names and shapes are read, so that a dry run refuses what a run does."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     about, settings = f"model = {config.model!r}: ", read_model(AutoConfig, config)
@@ -69,23 +72,31 @@ def load_model(config, shapes_only=False):
     if config.engine == "vllm" and settings.model_type in WRONG_ON_VLLM:
         raise ConfigError(f"{about}vLLM does not take new weights of {settings.model_type} "
                           'rightly; use engine = "transformers"')
-    tokenizer = read_model(AutoTokenizer, config)
-    if shapes_only:
-        with refused(f"{about}cannot be built: ", Exception), torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(settings)
-    else:
+    tokenizer, info = read_model(AutoTokenizer, config), {}
+    if not shapes_only:
         model, info = read_model(AutoModelForCausalLM, config, dtype=torch.float32,
-                                 output_loading_info=True)
-        if missing := sorted(info["missing_keys"]):
-            more = " ..." if len(missing) > 4 else ""
-            raise ConfigError(f"{about}the files lack {len(missing)} of its tensors, which would "
-                              f"be random: {', '.join(missing[:4])}{more}")
+                                 output_loading_info=True, ignore_mismatched_sizes=True)
+    else:
+        with refused(f"{about}cannot be read: ", Exception):
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(settings)
+            shapes = {name: tensor for path in Path(config.model).glob("model*.safetensors")
+                      for name, tensor in load_state_dict(path, map_location="meta").items()}
+            if shapes:
+                model, info = type(model).from_pretrained(
+                    None, config=model.config, state_dict=shapes, device_map="meta",
+                    output_loading_info=True, ignore_mismatched_sizes=True)
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "
                           f"{rows}: take the tokenizer that belongs to it")
     with refused(about):
         accept.prepare(model)
+    if wrong := sorted({*info.get("missing_keys", ()),
+                        *(name for name, *_ in info.get("mismatched_keys", ()))}):
+        more = " ..." if len(wrong) > 4 else ""
+        raise ConfigError(f"{about}the files lack {len(wrong)} of its tensors, or have them in "
+                          f"other shapes; they would be random: {', '.join(wrong[:4])}{more}")
     if not is_packed(model):
         tell(f"note: {about}computed by the model's own forward pass, at about a quarter of the "
              f"speed of packed rows: {model.slow_because}")

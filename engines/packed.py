@@ -46,11 +46,13 @@ def forward(model, input_ids, position_ids, attend):
 
 
 def heads(config):
-    """(H, J, D) of a transformers config: query heads, key-value heads, and their size."""
+    """(H, J, D) of a transformers config: query heads, key-value heads, and their size; the most
+    of any layer, where they differ (Gemma 4)."""
     config = config.get_text_config(decoder=True)
+    layers = config.per_layer_config if config.is_heterogeneous else [config]
     H = config.num_attention_heads
-    return (H, getattr(config, "num_key_value_heads", None) or H,
-            getattr(config, "head_dim", None) or config.hidden_size // H)
+    return (H, max(getattr(layer, "num_key_value_heads", None) or H for layer in layers),
+            max(getattr(layer, "head_dim", None) or config.hidden_size // H for layer in layers))
 
 
 def rounded_copy(model, dtype):

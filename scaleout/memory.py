@@ -91,6 +91,7 @@ class Estimate:
         fixed += self.weights * self.itemsize * (rounded * (not sharded) + self.cuda * self.alone)
         tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
         inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
+        inner = max(inner) if isinstance(inner, list) else inner            # Gemma 3n: by layer
         mlp = 4 * inner * self.itemsize
         if self.experts:            # for each expert of a token its input and output as well, in
             # the type of its weights: transformers' product of experts knows no autocast; the

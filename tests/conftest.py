@@ -18,8 +18,8 @@ os.environ["OMP_NUM_THREADS"] = "1"            # of the processes that tests sta
 
 import pytest
 import torch
-from transformers import (AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM,
-                          Qwen3Config)
+from transformers import (AutoConfig, AutoModelForCausalLM, DynamicCache, LlamaConfig,
+                          LlamaForCausalLM, Qwen3Config)
 
 from bench.chaos import make_model
 from engines import accept
@@ -163,6 +163,25 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def plain(folder, seed):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+# Families that vLLM computes in a way of their own: packed experts, and transformers' own class.
+VLLM_FAMILIES = {"qwen3_moe": {"head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2,
+                               "moe_intermediate_size": 64},
+                 "olmo2": {"hidden_size": 192}}
+
+
+def of_family(family, folder):
+    """A random model of another family of transformers, written to the folder."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{
+        "vocab_size": V, "hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 512,
+        "eos_token_id": EOS, "bos_token_id": 0, "pad_token_id": 0} | VLLM_FAMILIES[family])).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+    model.save_pretrained(folder)
+    return model
 
 
 def requests(n, samples=3, length=None):

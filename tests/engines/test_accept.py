@@ -49,6 +49,56 @@ def test_a_bias_of_the_head_is_refused(seed):
         accept.prepare(random_model("phi"))
 
 
+def test_nemotron_h_is_computed_as_published_and_its_time_steps_are_not_cut(seed, monkeypatch):
+    """transformers 5.19 cuts those below `time_step_min`, in its full passes alone: trainer and
+    sampler would compute two models. The oracle is the class with the published limits. (.001 in
+    published models; .5 to be seen in a few tokens.)"""
+    monkeypatch.setitem(families.ALSO["nemotron_h"], "time_step_min", 0.5)
+    model, _ = families.build("nemotron_h")
+    published, cut = copy.deepcopy(model).eval(), copy.deepcopy(model).eval()
+    for module in published.modules():
+        if hasattr(module, "time_step_limit"):
+            module.time_step_limit = tuple(model.config.time_step_limit)
+    accept.prepare(model)
+    assert max(families.differences(model, published)) < 1e-4
+    assert min(families.differences(model, cut)) > 1e-3
+
+
+def test_time_steps_that_full_passes_alone_would_cut_are_refused(seed):
+    model, _ = families.build("falcon_h1")
+    accept.check_any(model)
+    model.config.time_step_limit = (0.0, 0.1)
+    with pytest.raises(ValueError, match=r"time_step_limit = \(0.0, 0.1\): not computed here"):
+        accept.prepare(model)
+
+
+def test_a_forgotten_final_softcap_of_a_few_hundredths_is_seen(seed, monkeypatch):
+    """NanoChat's and Gemma 2's: .01 of a log-prob and up, the same on both sides, so that a
+    comparison of the two would say nothing."""
+    model, _ = families.build("nanochat")
+    assert own_forward.cap(model) == 15 and accept.prepare(copy.deepcopy(model)).slow_because
+    monkeypatch.setattr(accept, "cap", lambda model: None)
+    with pytest.raises(ValueError, match="scores a sample otherwise in a batch"):
+        accept.prepare(model)
+
+
+@pytest.mark.parametrize("size", [0.01, 0.1])
+def test_the_probe_sees_a_hundredth_in_the_log_prob_of_one_late_token(size, seed, monkeypatch):
+    """An error as a window makes it: nothing but the tokens far from the beginning is wrong."""
+    right = own_forward.Rows.states
+
+    def wrong(rows, model):
+        states, head = right(rows, model), model.get_output_embeddings().weight
+        place, token = rows.predict[-1], rows.targets[-1]
+        states[place] += size * 2 * head[token] / head[token].square().sum()
+        return states
+    model, _ = families.build("gemma3_text")
+    accept.prepare(copy.deepcopy(model))
+    monkeypatch.setattr(own_forward.Rows, "states", wrong)
+    with pytest.raises(ValueError, match="scores a sample otherwise in a batch"):
+        accept.prepare(model)
+
+
 # Small ones of families whose layers, or some of them, are no attention that we are asked for.
 MIXERS = {
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},

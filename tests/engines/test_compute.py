@@ -72,8 +72,10 @@ def test_of_the_experts_those_count_that_a_token_is_sent_to(kind, own, seed):
 
 
 @pytest.mark.parametrize("family", [
-    "qwen3_5_text", "qwen3_5", "qwen3_5_moe", "lfm2", "falcon_h1", "granitemoehybrid", "nemotron_h",
-    "jamba", "gemma3", "gemma2", "gpt_oss", "mistral", "deepseek_v3"])
+    "qwen3_5_text", "qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2_moe",
+    "falcon_h1", "granitemoehybrid", "nemotron_h", "jamba", "olmo_hybrid", "gemma2", "gemma3",
+    "gemma4", "gemma4_text", "gpt_oss", "olmo3", "cohere2", "mistral", "ministral", "deepseek_v2",
+    "deepseek_v3"])
 def test_each_layer_counts_as_what_it_is(family, seed, monkeypatch):
     """Linear attention, convolutions and Mamba attend to nothing, a window of 8 to no more; torch
     counts token by token with the model's own cache (DeepSeek: in one pass, for its cache holds no
@@ -88,7 +90,7 @@ def test_each_layer_counts_as_what_it_is(family, seed, monkeypatch):
     model.set_attn_implementation("eager")
 
     def counted(n):
-        pieces = [torch.zeros(1, n)] if family == "deepseek_v3" else torch.zeros(n, 1, 1)
+        pieces = [torch.zeros(1, n)] if "deepseek" in family else torch.zeros(n, 1, 1)
         cache = True
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             for ids in pieces:

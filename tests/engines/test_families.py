@@ -38,7 +38,7 @@ def test_no_family_is_accepted_and_wrong_and_a_dry_run_says_what_the_run_says(ro
             "cohere"} <= ways["packed"]
     assert {"qwen3_5_text", "qwen3_5", "qwen3_5_moe", "gemma2", "gemma3_text", "gemma3", "gpt_oss",
             "olmo3", "granitemoehybrid", "ministral", "deepseek_v2", "deepseek_v3", "falcon_h1",
-            "lfm2", "nemotron_h", "cohere2"} <= ways["slow"]
+            "lfm2", "nemotron_h", "cohere2", "gemma4", "gemma4_text"} <= ways["slow"]
     assert {row["family"]: row for row in built if row["dry"] != row["verdict"]} == {}
     for row in built:
         assert row["verdict"] in ways, row
@@ -65,6 +65,26 @@ PUBLISHED = {
     "Phi-3 of 128k": ("phi3", {"rope_parameters": {
         "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8,
         "long_factor": [2.0] * 8, "original_max_position_embeddings": 64}}, "refused"),
+    "Phi-4-mini": ("phi3", {"partial_rotary_factor": 0.75, "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 6,
+        "long_factor": [2.0] * 6, "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 64}, "sliding_window": 262144}, "refused"),
+    "R1-Distill-Qwen-1.5B": ("qwen2", {"use_sliding_window": False, "sliding_window": 4096,
+                                       "max_window_layers": 21}, "packed"),
+    "gemma-3-1b": ("gemma3_text", {"sliding_window_pattern": 6, "num_hidden_layers": 6,
+                                   "query_pre_attn_scalar": 256, "head_dim": 32}, "slow"),
+    "gemma-4-E2B": ("gemma4", {"text_config": families.GEMMA4 | {
+        "use_double_wide_mlp": True}}, "slow"),
+    "gemma-4-26B-A4B": ("gemma4_text", families.GEMMA4 | {
+        "num_kv_shared_layers": 0, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+        "moe_intermediate_size": 48, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0}, "slow"),
+    "Qwen3.5-0.8B": ("qwen3_5", {"text_config": {
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"], "num_hidden_layers": 4,
+        "tie_word_embeddings": True}, "tie_word_embeddings": True}, "slow"),
+    "gpt-oss-20b": ("gpt_oss", {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1.5e5, "factor": 32.0, "beta_fast": 32.0,
+        "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 64}}, "slow"),
     "Granite-3.3-2B": ("granite", {"logits_scaling": 8.0, "embedding_multiplier": 12.0}, "packed"),
 }
 

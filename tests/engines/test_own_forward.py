@@ -121,7 +121,7 @@ def test_a_sampler_writes_down_the_models_own_log_probs_and_goes_on_from_a_check
     assert apart.mean() < 1e-5
 
 
-@pytest.mark.parametrize("pair", ["qwen3_5_text", "gemma3_text", "falcon_h1"], indirect=True)
+@pytest.mark.parametrize("pair", SLOW, indirect=True)
 def test_new_weights_in_flight_go_on_over_the_cache_that_the_old_ones_filled(pair):
     """The oracle reads the same tokens with a cache of its own, and changes models half-way. A
     cache that is computed again with the new weights gives other numbers."""

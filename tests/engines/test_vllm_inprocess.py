@@ -13,9 +13,10 @@ from collections import Counter
 import psutil
 import pytest
 import torch
-from conftest import (EOS, ROOT, V, WORDS, check_cut_thinking, drain, errors, methods_of_an_engine,
-                      moved, packed_copy, plain_logprobs, requests, run_command, swapped_logprobs)
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from conftest import (EOS, ROOT, V, VLLM_FAMILIES, WORDS, check_cut_thinking, drain, errors,
+                      methods_of_an_engine, moved, of_family, packed_copy, plain_logprobs, requests,
+                      run_command, swapped_logprobs)
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from tasks import problems as tasks
 from engines import vllm_inprocess as vllm_engine
@@ -84,25 +85,7 @@ def test_without_the_repacking_a_tied_head_would_be_stale(plain, make, monkeypat
     assert errors(new, drain(sampler, requests(5))).mean() > 1e-2
 
 
-FAMILIES = {"qwen3_moe": {"head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2,
-                          "moe_intermediate_size": 64},
-            "olmo2": {"hidden_size": 192}}
-
-
-def of_family(family, folder):
-    """A random model of another family of transformers, written to the folder."""
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{
-        "vocab_size": V, "hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 2,
-        "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 512,
-        "eos_token_id": EOS, "bos_token_id": 0, "pad_token_id": 0} | FAMILIES[family])).eval()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.15)
-    model.save_pretrained(folder)
-    return model
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", VLLM_FAMILIES)
 def test_families_with_a_way_of_their_own_agree_before_and_after_a_swap(
         family, seed, tmp_path, make):
     """Experts are packed on the first load only: after a swap they would be read as nonsense.

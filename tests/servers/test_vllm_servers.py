@@ -12,8 +12,8 @@ from collections import Counter
 import psutil
 import pytest
 import torch
-from conftest import (ROOT, check_cut_thinking, drain, errors, moved, plain_logprobs, requests,
-                      run_command, swapped_logprobs)
+from conftest import (ROOT, VLLM_FAMILIES, check_cut_thinking, drain, errors, moved, of_family,
+                      plain_logprobs, requests, run_command, swapped_logprobs)
 from served import Served, connect, drained, push, some, until  # noqa: F401
 from transformers import AutoModelForCausalLM
 
@@ -72,6 +72,26 @@ def test_log_probs_are_those_of_a_full_forward_before_and_after_a_push(served, c
     log = sampler.log()
     assert 0 < log["off_policy/busy_share"] <= 1 and log["off_policy/waited_s"] > 0
     assert not any(value for name, value in log.items() if name.startswith("servers/"))
+
+
+@pytest.mark.parametrize("family", VLLM_FAMILIES)
+def test_experts_and_olmo_2_agree_before_and_after_a_push(family, seed, tmp_path, connect):
+    """As in the trainer's process. Experts are packed on the first load only: after a push they
+    would be read as nonsense, .4 nats off and more. The same weights are pushed twice."""
+    old = of_family(family, tmp_path / "model")
+    new = moved(old, 0.3)
+    server = Served(tmp_path / "model", tmp_path / "log")
+    try:
+        server.wait()
+        sampler = connect(server.url, phrase=())
+        for version, model in enumerate((old, new, new)):
+            push(sampler, model.named_parameters(), version)
+            rollouts = drain(sampler, requests(4))
+            assert {v for r in rollouts for v in r.versions} == {version}
+            assert len(rollouts) == 12 and errors(model, rollouts).max() < 1e-4
+        assert errors(old, rollouts).mean() > 1e-2          # the weights did differ
+    finally:
+        server.kill()
 
 
 def test_thinking_is_cut_at_a_random_budget_and_the_phrase_is_not_sampled(sampler, plain):
