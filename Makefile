@@ -35,7 +35,7 @@ SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
-.PHONY: demo seeds held-out public stress study study-figures record mix check test student grade submit grade-all slides mutants gpu-check gpu-rehearsal toy smollm2 vllm clean
+.PHONY: demo seeds held-out public stress study study-figures record mix check test student grade submit grade-all slides mutants grading-check gpu-check gpu-rehearsal toy smollm2 vllm clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -135,6 +135,10 @@ mutants: $(VENV)/test
 # Three processes: tests of servers mostly wait.
 test: $(VENV)/test $(VENV)/vllm
 	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+# All styles of right solutions and all cheats: `make test` takes some of them, others each day.
+grading-check: $(VENV)/test
+	EVERY=1 $(PY) -m pytest -q -n 2 tests/course/test_solutions.py tests/course/test_more_cheats.py
 
 gpu-check: $(VENV)/base
 	$(PY) bench/gpu.py --out results/gpu
