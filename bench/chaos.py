@@ -122,11 +122,12 @@ class Run:
         return 0
 
     def marked(self):
-        """Every living process of this run, wherever in the tree."""
-        found = []
+        """Every living process of this run, wherever in the tree. (Not by psutil's environ: a
+        process that writes its title over its environment, as vLLM's do, has none there.)"""
+        found, mark = [], f"CHAOS_MARK={self.mark}\0".encode()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                if process.environ().get("CHAOS_MARK") == self.mark \
+                if mark in Path(f"/proc/{process.pid}/environ").read_bytes() \
                         and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
