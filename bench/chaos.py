@@ -93,7 +93,7 @@ class Run:
         self.words = [sys.executable, str(ROOT / "scalerl.py"), "--no-preflight", *(
             word for name, value in settings.items()
             for word in (f"--{name.replace('_', '-')}", str(value)))]
-        self.process = None
+        self.process, self.sessions = None, set()
 
     def start(self):
         path = os.pathsep.join([str(ROOT / "bench" / "chaos_site"), str(ROOT)])
@@ -122,12 +122,16 @@ class Run:
         return 0
 
     def marked(self):
-        """Every living process of this run, wherever in the tree. (Not by psutil's environ: a
-        process that writes its title over its environment, as vLLM's do, has none there.)"""
-        found, mark = [], f"CHAOS_MARK={self.mark}\0".encode()
+        """Every living process of this run, wherever in the tree: those with the mark, and those of
+        their sessions. (vLLM's engines write their titles over their environment.)"""
+        found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                if mark in Path(f"/proc/{process.pid}/environ").read_bytes() \
+                if process.environ().get("CHAOS_MARK") == self.mark:
+                    self.sessions.add(os.getsid(process.pid))
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if os.getsid(process.pid) in self.sessions \
                         and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found

@@ -1,7 +1,9 @@
 """bench/chaos.py: three kinds of faults at a real run, and what would let a fault go unseen."""
 
 import json
+import os
 import random
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -71,3 +73,23 @@ def test_the_figures_of_the_page_are_those_of_the_kept_faults(capsys):
     assert "\n".join(chaos.kept(ROOT / "results" / "chaos")) in page
     simulate.fleet([8, 64, 1024, 10_000], simulate.Faults())
     assert capsys.readouterr().out in page
+
+
+def test_a_process_that_has_written_its_title_over_its_environment_is_found_too():
+    """vLLM's engines do: a storm that does not see them leaves them behind, and says 0."""
+    pytest.importorskip("setproctitle")
+    engine = ("import setproctitle, time; setproctitle.setproctitle('VLLM::EngineCore'); "
+              "print(flush=True); time.sleep(600)")
+    server = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {engine!r}])"
+    run = SimpleNamespace(mark=f"{os.getpid()}-title", sessions=set())
+    with subprocess.Popen([sys.executable, "-c", server], stdout=subprocess.PIPE,
+                          env=os.environ | {"CHAOS_MARK": run.mark},
+                          start_new_session=True) as parent:
+        parent.stdout.readline()
+        found = {process.pid for process in chaos.Run.marked(run)}
+        assert len(found) == 2 and parent.pid in found
+        parent.kill()
+        parent.wait()
+        left, = chaos.Run.marked(run)
+        left.kill()
+    assert left.pid in found
