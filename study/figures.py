@@ -22,6 +22,8 @@ PAGE = HERE.parent / "results/study/README.md"
 BASELINE = "scalerl"
 CALM = "calm"                 # the base whose curves are fitted
 CUTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
+SECOND_ROUND = ("11_trust_region", "12_ess_rate", "13_lag_trust_region")
+VISIBLE = 0.05                # of the second round: a coarser design is "underpowered"
 
 
 # ------------------------------------------------------------------------- 1. a run -> a row
@@ -83,15 +85,20 @@ def paired(differences):
     return d.mean(), d.mean() - half, d.mean() + half, d.size
 
 
-def verdict(d, low, high, bound=SAME_A):
-    """The rule of PLAN.md.
+def verdict(d, low, high, bound=SAME_A, visible=np.inf):
+    """The rule of PLAN.md. visible: of its second round; half of an interval's width is the
+    smallest difference that the pairs could have shown, and should not be more than this.
 
     >>> verdict(-.05, -.08, -.02), verdict(.01, .0, .019), verdict(.05, -.01, .11)
     ('differs', 'same', 'not decided')
+    >>> verdict(.05, -.01, .11, visible=.05)
+    'underpowered'
     """
     if abs(d) > bound and (low > 0 or high < 0):
         return "differs"
-    return "same" if -bound <= low and high <= bound else "not decided"
+    if -bound <= low and high <= bound:
+        return "same"
+    return "underpowered" if (high - low) / 2 > visible else "not decided"
 
 
 def compared(names, jobs, rows):
@@ -125,8 +132,8 @@ def told(comparison, form="+.3f"):
     return f"{number(d, form)} [{number(low, form)}, {number(high, form)}]" if n > 1 else ""
 
 
-def table_of(jobs, rows, comparisons):
-    """An experiment: a line for each base and variant."""
+def table_of(jobs, rows, comparisons, visible=np.inf):
+    """An experiment: a line for each base and variant. visible: of `verdict`."""
     lines = ["| base | variant | n | end | against `scalerl` | | A | against `scalerl` | | "
              "log B at a shared A | C_mid, factor | lag | collapsed |",
              "|---|---|--:|--:|--:|---|--:|--:|---|--:|--:|--:|--:|"]
@@ -143,7 +150,8 @@ def table_of(jobs, rows, comparisons):
         same_A = A[3] > 1 and verdict(*A[:3]) != "differs"
         lines.append(" | ".join([
             f"| {base}", f"`{variant}`", str(len(mine)), number(mean("end"), ".3f"), told(end),
-            verdict(*end[:3]) if end[3] > 1 else "", number(mean("A"), ".3f"), told(A),
+            verdict(*end[:3], visible=visible) if end[3] > 1 else "",
+            number(mean("A"), ".3f"), told(A),
             verdict(*A[:3]) if A[3] > 1 else "", told(B, "+.2f") if same_A else "",
             told((*np.exp(C_mid[:3]), C_mid[3]), ".2f"),
             number(mean("lag"), ".1f"),
@@ -326,8 +334,9 @@ def results():
     everything = {name: job for jobs in found.values() for name, job in jobs.items()}
     tables, plots, other_curves = {}, {}, {}
     for stem, jobs in found.items():
-        if len(jobs) < len(planned[stem]) / 2:
-            continue
+        if len(jobs) < len(planned[stem]) / 2:              # by the plan: of finished bases alone
+            open_bases = {job.base for job in planned[stem] if job.name not in ended}
+            jobs = {name: job for name, job in jobs.items() if job.base not in open_bases}
         if stem == "9_two_tasks":
             tables[stem], other_curves = tasks_of(
                 {name: job for name, job in jobs.items() if not rows[name]["failed"]})
@@ -335,7 +344,8 @@ def results():
         comparisons = compared(jobs, everything, rows)
         if not comparisons:                                 # runs of others, at most
             continue
-        tables[stem] = table_of(jobs, rows, comparisons)
+        tables[stem] = table_of(jobs, rows, comparisons,
+                                VISIBLE if stem in SECOND_ROUND else np.inf)
         if stem == "3_lag":
             plots[stem] = plot_lag([rows[name] for name in jobs])
         elif stem == "4_lr_lag":

@@ -46,7 +46,7 @@ from study import logs
 
 HERE = Path(__file__).parent
 KEPT = HERE.parent / "results/study"
-DIGITS = 8                  # of what is kept of each step
+DIGITS = 4                  # of what is kept of each step
 
 
 @dataclass(frozen=True)
