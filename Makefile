@@ -136,9 +136,11 @@ mutants: $(VENV)/test
 test: $(VENV)/test $(VENV)/vllm
 	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# All styles of right solutions and all cheats: `make test` takes some of them, others each day.
-grading-check: $(VENV)/test
-	EVERY=1 $(PY) -m pytest -q -n 2 tests/course/test_solutions.py tests/course/test_more_cheats.py
+# All styles of right solutions, all cheats, a replayed run of the toy: `make test` takes some of
+# the first two, others each day.
+grading-check: $(VENV)/test models/toy/config.json
+	EVERY=1 $(PY) -m pytest -q -n 2 tests/course/test_solutions.py \
+	  tests/course/test_more_cheats.py tests/course/test_experiment.py
 
 gpu-check: $(VENV)/base
 	$(PY) bench/gpu.py --out results/gpu

@@ -432,7 +432,7 @@ def test_a_text_without_end_is_not_searched(tree):
 def test_a_real_run_comes_out_again_bit_by_bit_in_the_real_sandbox(tmp_path):
     """And a copy of it with one digit changed does not. No stand-ins: scalerl.py writes the log."""
     if not (ROOT / "models" / "toy" / "config.json").exists():
-        pytest.skip("make toy first")
+        pytest.skip("it takes the toy: `make grading-check` makes it and runs this")
     config = ROOT / "configs" / "stress.toml"
     done = run_command([ROOT / "scalerl.py", "--config", config, "--steps", "10", "--slots", "256",
                         "--heldout-prompts", "64", "--name", "a", "--model",
