@@ -2,7 +2,7 @@
 
     python bench/forecast.py                            the tables below, from results/forecast
     python bench/forecast.py --keep runs/demo-toy20-seed30 runs/calm-toy20-seed32 ...
-    python bench/forecast.py --study                    every run of results/study, into study.csv
+    python bench/forecast.py --study                    the study's first round, into study.csv
     python bench/forecast.py --study --tables           the tables of the kept study.csv alone
 
 --keep writes what is read of the runs' logs into results/forecast/evals.csv: compute, pass rate,
@@ -26,10 +26,12 @@ from fitting.forecast import judge, line_at
 from fitting.like import disagree, fit_like, learn
 from fitting.problems import by_problem, read_counts
 from fitting.readers import read_curves
+from study import logs
 
 STUDY = Path(__file__).parent.parent / "results/study"
 COLUMNS = ("run", "task", "base", "collapsed", "cut", "measured", "error", "naive", "line", "lo",
            "hi", "lo_tried", "hi_tried")
+FIRST_ROUND = range(20, 25)                 # seeds of the study's runs that the protocol names
 ANSWERS = {"mix": 1024, "smollm2": 320}     # problems times samples of an evaluation; others 512
 KEPT = Path(__file__).parent.parent / "results/forecast/evals.csv"
 CUTS = (0.3, 0.5)
@@ -102,17 +104,17 @@ def tried(fit, C):
 
 
 def study():
-    """Every run of the study, task and cut -> a row of numbers, the empty ones as ""."""
+    """Every run of the study's first round, task and cut -> a row of numbers, the empty ones as "".
+    """
     with open(STUDY / "runs.csv", newline="") as file:
         fell = {f"{row['base']}-{row['variant']}-toy{row['toy']}-seed{row['seed']}".replace(
             "toy-", ""): row["collapsed"] for row in csv.DictReader(file)}
     tasks = {}
-    with open(STUDY / "evals.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            for name in row:
-                if "/mean@" in name and row[name]:
-                    tasks.setdefault((row["run"], name), []).append(
-                        (float(row["compute/flops"]), float(row[name])))
+    for run, rows in logs.read(STUDY / "evals.csv").items():
+        if int(run.rpartition("seed")[2]) in FIRST_ROUND:
+            for row in rows:
+                for name in (name for name in row if "/mean@" in name):
+                    tasks.setdefault((run, name), []).append((row["compute/flops"], row[name]))
     for (run, task), points in tasks.items():
         C, R = np.array(points).T
         for cut in CUTS:

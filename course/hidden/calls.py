@@ -501,7 +501,7 @@ def replay(config, steps):
         file.write(config)
     with contextlib.redirect_stderr(io.StringIO()) as said:
         code = main.main(["--config", "replay.toml", "--model", "/model", "--name", "replay",
-                     "--steps", str(steps)])
+                          "--steps", str(steps)])
     if code and not os.path.exists("runs/replay/evals.jsonl"):
         raise RuntimeError(said.getvalue().strip().split("\n")[-1])
     found = {}

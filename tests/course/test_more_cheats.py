@@ -161,9 +161,9 @@ return Replicates(search.law, np.tile(theta, (bootstrap, 1)), R * 0, np.zeros(bo
 return max(range(3), key=lambda i: sum(x.get("mismatch/kl_k3", 0) for x in logs[i]))"""}, "", {}),
     "the course's constant": (10, {ALL[10][0]: "return 0.85"}, "", {}),
     "the last value": (10, {ALL[10][0]: "return float(R[-1])"}, "", {}),
-    "the file of answers": (10, {ALL[10][0]: """
+    "the file of answers": (10, {ALL[10][0]: f"""
 import csv
-rows = list(csv.DictReader(open("/work/results/study/evals.csv")))
+rows = list(csv.DictReader(open({str(student.ROOT / "results/study/evals.csv")!r})))
 return float(rows[-1]["eval/toy/mean@1"])"""}, "", {}),
     "with replacement": (12, {ALL[12][0]: "return 1 - (1 - np.asarray(right) / samples) ** k",
                               ALL[12][1]: "return 0.0, -1.0, 1.0"}, "", {}),
