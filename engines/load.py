@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.modeling_utils import load_state_dict
 from transformers.utils import find_adapter_config_file, logging as transformers_logging
 
 from config import ConfigError
@@ -61,8 +60,8 @@ def read_model(what, config, **options):
 
 def load_model(config, shapes_only=False):
     """(model, tokenizer) after `accept.prepare`. The weights are fp32: at lr 5e-7 a bf16 weight
-    would round most updates away. shapes_only: on the meta device; of weights in a folder their
-    names and shapes are read, so that a dry run refuses what a run does."""
+    would round most updates away. shapes_only: on the meta device; names and shapes of weights in a
+    folder are read, so that a dry run refuses what a run does; nothing is downloaded."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     about, settings = f"model = {config.model!r}: ", read_model(AutoConfig, config)
@@ -73,19 +72,13 @@ def load_model(config, shapes_only=False):
         raise ConfigError(f"{about}vLLM does not take new weights of {settings.model_type} "
                           'rightly; use engine = "transformers"')
     tokenizer, info = read_model(AutoTokenizer, config), {}
-    if not shapes_only:
-        model, info = read_model(AutoModelForCausalLM, config, dtype=torch.float32,
-                                 output_loading_info=True, ignore_mismatched_sizes=True)
+    if shapes_only and not [*Path(config.model).glob("model*.safetensors")]:
+        with refused(f"{about}cannot be read: ", Exception), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(settings)
     else:
-        with refused(f"{about}cannot be read: ", Exception):
-            with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(settings)
-            shapes = {name: tensor for path in Path(config.model).glob("model*.safetensors")
-                      for name, tensor in load_state_dict(path, map_location="meta").items()}
-            if shapes:
-                model, info = type(model).from_pretrained(
-                    None, config=model.config, state_dict=shapes, device_map="meta",
-                    output_loading_info=True, ignore_mismatched_sizes=True)
+        model, info = read_model(
+            AutoModelForCausalLM, config, dtype=torch.float32, output_loading_info=True,
+            ignore_mismatched_sizes=True, device_map="meta" if shapes_only else None)
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "
