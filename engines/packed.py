@@ -132,13 +132,10 @@ class MaskedAttention:
     """softmax(q k' * scaling + mask) v for q (n, H, R, D), k and v (n, J, L, D).
     allowed (n, 1, R, L): may a query attend?
 
-    The mask is finite: with -inf, a query that attends to nothing would be NaN. Its rows lie a
-    multiple of 8 numbers apart, or torch's GPU kernel would copy it in every layer. The queries
-    that share a key head lie side by side on the query axis: no key is repeated."""
+    The mask is finite: with -inf, a query that attends to nothing would be NaN. The queries that
+    share a key head lie side by side on the query axis: no key is repeated."""
 
     def __init__(self, allowed, dtype):
-        self.keys = allowed.shape[-1]
-        allowed = F.pad(allowed, (0, -self.keys % 8))
         self.mask = torch.where(allowed, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
 
     def __call__(self, q, k, v, scaling):
@@ -146,8 +143,8 @@ class MaskedAttention:
         queries = H // J * R
         if self.mask.shape[2] < queries:        # once for all layers, which keep it for backward
             self.mask = self.mask.repeat(1, 1, H // J, 1)
-        out = F.scaled_dot_product_attention(q.reshape(n, J, queries, D), k, v, scale=scaling,
-                                             attn_mask=self.mask[..., : self.keys])
+        out = F.scaled_dot_product_attention(q.reshape(n, J, queries, D), k, v, self.mask,
+                                             scale=scaling)
         return out.reshape(n, H, R, D)
 
 
