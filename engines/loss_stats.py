@@ -54,8 +54,8 @@ def statistics(*, mask, weights, lags, log_ratio, log_rho, clipped, token_loss, 
 
 def merge_stats(stats_list):
     """The metrics of a step (docs/metrics.md) from the `stats` of its micro-batches, in any order.
-    All but `loss` again as NAME/lag_k where lags were given. ess: the effective sample size
-    (Σwρ)² / (Σw Σwρ²). A step without a trained token has no metrics: {}."""
+    All but `loss` again as NAME/lag_k. ess: the effective sample size (Σwρ)² / (Σw Σwρ²). A step
+    without a trained token has no metrics: {}."""
     merged = {}  # suffix -> name -> float
     for suffix, numbers in (item for stats in stats_list for item in stats.items()):
         total = merged.setdefault(suffix, {})

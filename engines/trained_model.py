@@ -13,7 +13,6 @@ from transformers import AttentionInterface
 from artifacts import checkpoint
 from config import ConfigError
 from engines import packed
-from engines.packed import micro_batches
 
 GATHERED = 12               # parameters that the ranks gather at a time: about those of a layer
 
@@ -26,7 +25,7 @@ class TrainedModel:
     def logprobs(self, rollouts):
         """(N, T) log-probs of the sampled tokens under the current weights; no gradient."""
         rows = {}
-        for indices in micro_batches(rollouts, self.config.micro_batch_tokens):
+        for indices in packed.micro_batches(rollouts, self.config.micro_batch_tokens):
             rows |= zip(indices, self.policy([rollouts[i] for i in indices])[0])
         if isinstance(self.policy, FSDPModule):
             self.policy.reshard()       # only a backward pass would
