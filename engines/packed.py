@@ -241,7 +241,7 @@ def cost_tokens(rollouts, indices):
 
 def round_between_products(model, dtype):
     """Have embeddings and norms hand on `dtype`, as weights in `dtype` do in vLLM and FSDP2.
-    Autocast rounds operands of products alone: the residual stream would be fp32, twice the size."""
+    Autocast rounds operands of products alone: the residual stream would be fp32, twice as big."""
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding) or "Norm" in type(module).__name__:
             module.register_forward_hook(lambda _, __, output: output.to(dtype))

@@ -142,8 +142,8 @@ class VllmSampler(TwoRequests):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
         # ignore_eos: only our ids end a sample. logprobs=0: of the sampled token alone.
-        return {"type": "token", "cache_salt": str(self.version),
-                "prompt_token_ids": sample.ids}, SamplingParams(
+        prompt = {"type": "token", "cache_salt": str(self.version), "prompt_token_ids": sample.ids}
+        return prompt, SamplingParams(
             temperature=self.temperature, max_tokens=self.budget(sample),
             stop_token_ids=self.eos_ids, ignore_eos=True, logprobs=0, flat_logprobs=True,
             detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
