@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def halves():
-    """(work, aside): rows [kind, form, gold answer, text, question] of third.jsonl, halved by form."""
+    """(work, aside): rows [kind, form, gold answer, text, question], each form halved."""
     rows = [json.loads(line) for line in
             (Path(__file__).parent / "third.jsonl").open(encoding="utf-8")]
     rng, work, aside = random.Random(28), [], []
