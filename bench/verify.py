@@ -146,6 +146,7 @@ def peers(folder, rng):
         start = time.process_time()
         jobs[read(*item)] = True
         times.append(1000 * (time.process_time() - start))
+    assert "correct" not in jobs
     jobs = [job for job in jobs if isinstance(job, tuple)]
     costs = []
     for job in jobs:
