@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 
 import fit as law
-from fit import (LAST, LAWS, SAME_A, THETA, BadInput, compute_needed, fit_curve, held_out,
-                 interval)
-from fitting.compare import compare
-from fitting.forecast import judge, verdict_line
+from fit import LAST, LAWS, THETA, BadInput, compute_needed, fit_curve, held_out, interval
+from fitting.compare import compare_lines
 from fitting.figures import FORMS, plot_run, span, with_interval
+from fitting.forecast import judge, verdict_line
 from fitting.like import disagree, fit_like, learn
 from fitting.plan import APART, plan_lines
 from fitting.problems import by_problem_lines
@@ -27,7 +26,7 @@ ABOUT = law.__doc__.partition("For `from")[0] + """
 NOTES = """\
 RUN is a run folder, a log of verl, prime-rl, TRL, Weights & Biases or TensorBoard, any CSV with a
 header, or wandb:ENTITY/PROJECT/RUN. NAME=A,B,C pools the seeds A, B, C of one recipe. --x may be
-steps if every step costs the same: --x step --x-scale 0.4 --x-label GPU-hours
+steps if every step costs the same, as 0.4 GPU-hours: --x step --x-scale 0.4
 
 Read the verdict first, then --why. A ceiling fitted before the bend is a guess, and R0 moves
 everything: evaluate at step 0. --until is the test that counts. Programs import `fit_curve`.
@@ -76,26 +75,6 @@ def ahead_lines(fit, predict, target):
                f"{span(*fit.ci['A'], '.3f')}")
 
 
-def compare_lines(told):
-    """What `compare` found, in words."""
-    base, shared = told["first"], f"{told['A_mean']:.3f}"
-    yield f"ceilings, {shared} in the mean:"
-    for label, d in told["A"].items():
-        yield (f"  A({label}) - A({base}) = {d['d']:+.3f} {span(d['lo'], d['hi'], '+.3f')}: "
-               f"{d['rule']} by the paper's {SAME_A}")
-    for label, doubt in told["doubts"].items():
-        yield f"  A({label}) is not determined: {doubt}"
-    if not told["B"]:
-        yield "B is not compared: " + ("a ceiling is not determined" if told["doubts"] else
-                                       "the ceilings differ")
-        return
-    yield f"steepness at the shared ceiling {shared}:"
-    for label, d in told["B"].items():
-        yield f"  B({label}) = {d['B']:.2f} {span(*d['ci'], '.2f')}" + (
-            f"; {d['d']:+.2f} {span(d['lo'], d['hi'], '+.2f')} against {base}"
-            if label != base else "")
-
-
 def report_run(args, refit, curve, prior=None):
     """Fit one run and describe it -> {label: Fit}, lines, warnings. The verdict is about the last
     evaluations, with --until; else about twice the compute that there is."""
@@ -140,7 +119,6 @@ def arguments(argv):
     add("--x", help="column of compute")
     add("--y", action="append", help="column of the pass rate; twice for two tasks of a run")
     add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
-    add("--x-label", help="name of the compute axis")
     add("--reward-range", type=float, nargs=2, metavar=("LO", "HI"), default=(0.0, 1.0),
         help="map these rewards onto [0, 1]")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
@@ -165,7 +143,8 @@ def arguments(argv):
     add("--why", action="store_true", help="the rival laws and all warnings")
     add("--out", metavar="FILE", help="picture of one run (.png, .pdf, .svg); `none`")
     args = p.parse_args(argv)
-    args.plan = args.apart / APART if args.apart else args.plan
+    if args.apart:
+        args.plan = args.apart / APART
     return args
 
 
@@ -176,7 +155,7 @@ def report(args):
             raise BadInput("it takes a RUN; or --plan W, or --apart D, before there is one")
         print(*plan_lines(dict(zip(THETA, args.curve)), 1, args.plan, args.until), sep="\n")
         return
-    columns = (args.x, args.y, args.x_scale, args.x_label, args.reward_range)
+    columns = (args.x, args.y, args.x_scale, args.reward_range)
     curves = read_curves(args.runs, *columns)
     prior = args.like and learn([fit_curve(each.C, each.R, bootstrap=0)
                                  for each in read_curves(args.like, *columns)])
@@ -194,8 +173,7 @@ def report(args):
         lines += [f"{curve.label}: {line}" for line in more] if several else more
         warnings += [f"warning: {curve.label}: {doubt}" for doubt in doubts]
     if several:
-        own = {curve.label: fits[curve.label] for curve in curves}
-        lines += compare_lines(compare(curves, own, refits))
+        lines += compare_lines(curves, {c.label: fits[c.label] for c in curves}, refits)
     why = [*(rival_line(*each) for each in fits.items()), *warnings]
     if not args.why:
         why = [f"{len(warnings)} warnings: --why"] if warnings else []

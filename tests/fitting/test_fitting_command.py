@@ -58,7 +58,7 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["void.jsonl"], "no numbers yet"),
     (["other.json"], "it has: a"),
     (["binary.csv"], "no numbers yet"),
-    (["run", "hard", "--x-label", "FLOPs"], "hard/evals.jsonl has no column for --y eval/toy/me"),
+    (["run", "hard"], "hard/evals.jsonl has no column for --y eval/toy/me"),
     (["a=run,hard"], "hard/evals.jsonl has no column for --y eval/toy/mean@4; it has: "),
 ])
 def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys,
