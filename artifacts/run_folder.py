@@ -26,7 +26,7 @@ try:
     import fcntl
 except ImportError:     # it is the first of many such modules that a run imports
     sys.exit("scalerl.py: Windows has no locks, signals and limits as a run needs them: use WSL, "
-             "the Windows Subsystem for Linux, where everything is as on Linux")
+             "the Windows Subsystem for Linux")
 
 import torch
 from tqdm import tqdm
@@ -122,7 +122,7 @@ class RunFolder:
     @contextlib.contextmanager
     def bad_step(self, run, groups, rewards, rollouts):
         """Around a training step on `rollouts`, what is left of `groups` with `rewards` (P, G): a
-        number that is not finite ends the run; one stopped half-way takes back its groups."""
+        number that is not finite ends the run; one stopped half-way gives back its groups."""
         try:
             yield
         except Stopped:

@@ -76,23 +76,16 @@ def ahead_lines(fit, predict, target):
 
 
 def report_run(args, refit, curve, prior=None):
-    """Fit one run and describe it -> {label: Fit}, lines, warnings. The verdict is about the last
+    """Fit one run and print what it tells -> {label: Fit}, warnings. The verdict is about the last
     evaluations, with --until; else about twice the compute that there is."""
     label, C, R = curve.label, curve.C, curve.R
-    fit = refit(C, R)
-    print(f"{label}: {R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
-          f"({fit.R0_from}); last evaluation {R[-LAST:].mean():.3f} (mean of the last "
-          f"{min(LAST, R.size)})", *(f"  note: {note}" for note in curve.notes), sep="\n")
-    fits, warnings = {label: fit}, [*fit.warnings]
-    lines = [*ahead_lines(fit, args.predict, args.target)]
-    if args.plan:
-        share = args.until / C[-1] if (args.until or 0) > 1 else args.until
-        lines += plan_lines({name: getattr(fit, name) for name in THETA}, C[-1], args.plan, share)
-    judged, ahead, where = fit, np.full(LAST, 2 * C[-1]), "at twice the compute"
+    judged = fit = refit(C, R)
+    fits, warnings, lines = {label: fit}, [*fit.warnings], []
+    ahead, where = np.full(LAST, 2 * C[-1]), "at twice the compute"
     if args.until is not None:
         cut = args.until * C[-1] if args.until <= 1 else args.until
         judged = fits[f"{label}, up to {cut:.3g}"] = refit(C, R, c_max=cut)
-        lines = held_out_lines(held_out(C, R, judged)) + lines
+        lines += held_out_lines(held_out(C, R, judged))
         warnings += [f"up to {cut:.3g}: {warning}" for warning in judged.warnings]
         ahead, where = C[C > cut][-LAST:], "at the end"
     if prior:
@@ -102,7 +95,15 @@ def report_run(args, refit, curve, prior=None):
         judged, where = like, f"{where} (with earlier runs)"
     if args.by_problem:
         lines.insert(0, by_problem_lines(args.runs[0].rpartition("=")[2], args.until))
-    return fits, [verdict_line(judge(judged, ahead), where), *lines], warnings
+    lines += ahead_lines(fit, args.predict, args.target)
+    if args.plan:
+        share = args.until / C[-1] if (args.until or 0) > 1 else args.until
+        lines += plan_lines({name: getattr(fit, name) for name in THETA}, C[-1], args.plan, share)
+    print(f"{label}: {R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
+          f"({fit.R0_from}); last evaluation {R[-LAST:].mean():.3f} (mean of the last "
+          f"{min(LAST, R.size)})", *(f"  note: {note}" for note in curve.notes),
+          verdict_line(judge(judged, ahead), where), *lines, sep="\n")
+    return fits, [f"warning: {label}: {warning}" for warning in warnings]
 
 
 def number_or_fit(text):
@@ -159,7 +160,7 @@ def report(args):
     curves = read_curves(args.runs, *columns)
     prior = args.like and learn([fit_curve(each.C, each.R, bootstrap=0)
                                  for each in read_curves(args.like, *columns)])
-    several, fits, lines, warnings = len(curves) > 1, {}, [], []
+    several, fits, warnings = len(curves) > 1, {}, []
     if several and (args.by_problem or args.out not in (None, "none")):
         raise BadInput(f"--by-problem and --out take one run of one task, not {len(curves)}")
     options = {name: getattr(args, name) for name in (
@@ -168,16 +169,16 @@ def report(args):
     # look sure.
     refits = {curve.label: partial(fit_curve, **options, seed=i) for i, curve in enumerate(curves)}
     for curve in curves:
-        found, more, doubts = report_run(args, refits[curve.label], curve, prior)
+        found, doubts = report_run(args, refits[curve.label], curve, prior)
         fits |= found
-        lines += [f"{curve.label}: {line}" for line in more] if several else more
-        warnings += [f"warning: {curve.label}: {doubt}" for doubt in doubts]
+        warnings += doubts
     if several:
-        lines += compare_lines(curves, {c.label: fits[c.label] for c in curves}, refits)
-    why = [*(rival_line(*each) for each in fits.items()), *warnings]
-    if not args.why:
-        why = [f"{len(warnings)} warnings: --why"] if warnings else []
-    print(*lines, *fit_table(fits), *why, sep="\n")
+        own = {curve.label: fits[curve.label] for curve in curves}
+        print(*compare_lines(curves, own, refits), sep="\n")
+    why = [f"{len(warnings)} warnings: --why"] if warnings else []
+    if args.why:
+        why = [*(rival_line(*each) for each in fits.items()), *warnings]
+    print(*fit_table(fits), *why, sep="\n")
     if args.out != "none" and not several:
         path = Path(args.out or curve.picture)
         plot_run(curve, *fits.values()).savefig(path, dpi=150)
