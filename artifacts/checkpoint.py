@@ -39,13 +39,11 @@ def tensors_of(model, optimizer):
 
 
 def my_rows(tensor, team):
-    """The rows that this rank writes, cut as FSDP2 cuts: into equal parts, rounded up. A number
-    (AdamW's step) is one row."""
+    """The rows that this rank writes: its shard; of a tensor that every rank has whole, as AdamW's
+    step, rank 0 writes all. A number is one row."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
-    rows = torch.atleast_1d(tensor)
-    count = -(-len(rows) // team.size)
-    return rows[team.rank * count: (team.rank + 1) * count]
+    return torch.atleast_1d(tensor)[:0 if team.rank else None]
 
 
 @torch.no_grad()
@@ -65,7 +63,7 @@ def load_training_state(folder, model, optimizer):
                                           "exp_avg_sq": torch.zeros_like(parameter)}
     for name, tensor in tensors_of(model, optimizer):
         whole = torch.cat([file.get_tensor(name) for file in files]).view(tensor.shape)
-        if isinstance(tensor, DTensor):             # its rows, as `my_rows` has cut them
+        if isinstance(tensor, DTensor):             # cut as FSDP2 cuts: equal parts, rounded up
             mesh, tensor = tensor.device_mesh, tensor.to_local()
             first = mesh.get_local_rank() * -(-len(whole) // mesh.size())
             whole = whole[first: first + len(tensor)]
@@ -123,9 +121,10 @@ def replacing(folder, first=True):
             shutil.rmtree(folder, ignore_errors=True)
             aside.rename(folder)
     except (OSError, SafetensorError) as error:
-        if first:
-            shutil.rmtree(aside, ignore_errors=True)
         raise OSError(f"{folder} could not be written: {error}") from None
+    finally:
+        if first:
+            shutil.rmtree(aside, ignore_errors=True)    # once renamed, it is not there any more
 
 
 def sha256(path):

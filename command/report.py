@@ -105,9 +105,7 @@ def timeline(trained, steps):
     return figure, (
         f"Step {trained['step']} was trained on {len(samples)} samples. Each is a bar over the "
         f"time in which it was decoded, in the color of the weights that wrote it; {across} of "
-        "them went on while weights changed. Black: the phrase that interrupts a sample's "
-        "thinking. Orange: the end of a step, when new weights are pushed." + (
-            f" {len(bars)} of the samples are drawn." if len(bars) < len(samples) else ""))
+        f"them went on while weights changed. {len(bars)} of the samples are drawn.")
 
 
 def charts(rows):

@@ -106,11 +106,6 @@ def report_run(args, refit, curve, prior=None):
     return fits, [f"warning: {label}: {warning}" for warning in warnings]
 
 
-def number_or_fit(text):
-    """The value of --R0."""
-    return text if text == "fit" else float(text)
-
-
 def arguments(argv):
     """The options of `python fit.py`."""
     p = argparse.ArgumentParser(prog="fit.py", description=ABOUT, epilog=NOTES,
@@ -124,7 +119,7 @@ def arguments(argv):
         help="map these rewards onto [0, 1]")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
-    add("--R0", type=number_or_fit, help="pass rate before training, or `fit` (default: step 0)")
+    add("--R0", help="pass rate before training, or `fit` (default: step 0)")
     add("--c-min", type=float, help="leave out earlier evaluations (the paper: about one epoch)")
     add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
     add("--like", nargs="+", metavar="EARLIER", help="whole runs of the same task and recipe: what "
@@ -144,6 +139,8 @@ def arguments(argv):
     add("--why", action="store_true", help="the rival laws and all warnings")
     add("--out", metavar="FILE", help="picture of one run (.png, .pdf, .svg); `none`")
     args = p.parse_args(argv)
+    if args.R0 not in (None, "fit"):
+        args.R0 = float(args.R0)
     if args.apart:
         args.plan = args.apart / APART
     return args

@@ -71,10 +71,8 @@ def read_rows(path):
     elif path.suffix in (".json", ".jsonl", ".ipynb") or path.read_bytes()[:2] == b'{"':
         rows, notes = read_jsonl(path)
     else:
-        text = path.read_text(errors="replace")
-        if not (rows := read_console(text) or read_cells(text)):
-            raise BadInput(f"{path} has no line `step:1 - name:0.5`, `{{'name': 0.5}}` or "
-                           "`name: 0.5`")
+        if not (rows := read_console(path.read_text(errors="replace"))):
+            raise BadInput(f"{path} has no line `step:1 - name:0.5` or `{{'name': 0.5}}`")
     if not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds lines that are not JSON objects")
     return [flat(row) for row in rows], path, notes
@@ -141,22 +139,6 @@ def read_console(text):
             elif isinstance(row, dict):
                 dicts.append({"step": found[1]} | row if found[1] else row)
     return lines or dicts
-
-
-def read_cells(text):
-    """The last resort, any text: each `name: 0.5`, `name=0.5`, `│ name │ 0.5 │`. A row ends where a
-    line names another step (NeMo-RL, torchtune, AReaL, prime-rl), or a name comes again."""
-    rows, step = [{}], None
-    for line in re.split(r"[\r\n]", text):
-        if (found := re.findall(r"(?i)\bstep[ :=]+(\d+)", line)) and found[-1] != step:
-            step = found[-1]                 # the last: "Epoch 1 Step 3/200 Train step 203/2000"
-            rows.append({"step": step})
-        for name, value in re.findall(r"([A-Za-z][\w/@.() -]*?) *[:=│] *"
-                                      r"(-?\d+\.?\d*(?:e[+-]?\d+)?%?)(?![\w:./])", line):
-            if name in rows[-1] and name != "step":
-                rows.append({"step": step} if step else {})
-            rows[-1][name] = value
-    return [row for row in rows if row]
 
 
 def read_notebook(cells):

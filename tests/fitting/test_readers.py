@@ -334,21 +334,6 @@ def test_a_notebook_is_read_and_likely_columns_are_proposed(tmp_path):
     assert readers.load(str(path), y="reward").R.tolist() == [0.5]
 
 
-NEMO = """
-========================= Step {step}/200 =========================
-  • Loss: -0.0021
-  • Avg Reward: 0.1
-  • generation: 40.1s (49.8%)
-Starting validation at step {step}...
-    • Accuracy: {rate}
-    • Average response length: 823.1 tokens
-"""
-AREAL = """20251125-10:00:00.123 StatsLogger INFO: Epoch 1/10 Step 3/20 Train step {step}/200 done.
-│ grpo_actor/task_reward/avg │ 1.0e-01 │
-│ eval-rollout/reward        │ {rate:.6e} │
-"""
-TUNE = "Step {step} | loss:-0.01 lr:1e-6 rewards:{rate} kl_loss:.001\n"
-PRIME = "10:00:00 SUCCESS Step {step} | Time: 31.21s | Reward: {rate} | Seq. Length: 512.1 tokens\n"
 STRINGS = ("  4%|4 | {step}/250 [05:00<1:55:00]"
            "{{'loss': '0.01', 'reward': '{rate}', 'num_tokens': '{step}'}}\n")
 EVENTS = "1.7e9,{step},{rate}\n"
@@ -356,15 +341,13 @@ EXTREMES = '"{step}","{rate}","0.01","0.99"\n'
 
 
 @pytest.mark.parametrize("name,head,line,y", [
-    ("nemo-rl.log", "", NEMO, "Accuracy"), ("areal.log", "", AREAL, "eval-rollout/reward"),
-    ("torchtune.txt", "", TUNE, "rewards"), ("prime-rl.log", "", PRIME, "Reward"),
     ("unsloth.log", "Unsloth: Will patch your computer\n", STRINGS, "reward"),
     ("tensorboard.csv", "Wall time,Step,Value\n", EVENTS, None),
     ("wandb.csv", '"Step","a - eval/reward","a - eval/reward__MIN","a - eval/reward__MAX"\n',
      EXTREMES, None)])
 def test_what_other_trainers_print_or_export_is_read(name, head, line, y, tmp_path):
-    """NeMo-RL's blocks, AReaL's tables, torchtune's and prime-rl's lines, TRL's dicts of strings,
-    TensorBoard's and Weights & Biases' exports: rows as they were printed, step 0 included."""
+    """TRL's dicts of strings, TensorBoard's and Weights & Biases' exports: rows as they were
+    printed, step 0 included."""
     C, R = np.arange(0, 200, 20), np.linspace(0.2, 0.65, 10)
     path = tmp_path / name
     path.write_text(head + "".join(line.format(step=c, rate=r) for c, r in zip(C, R)))
@@ -376,18 +359,9 @@ def test_what_other_trainers_print_or_export_is_read(name, head, line, y, tmp_pa
             readers.load(str(path))
 
 
-def test_a_progress_bar_without_a_step_is_refused_with_its_columns(tmp_path):
-    """OpenRLHF's bar: what it counts begins anew with each episode."""
-    path = tmp_path / "openrlhf.log"
-    path.write_text("".join(f"\rTrain epoch [1/1]: 100%|# | 16/16 [00:13<00:00, 1.18it/s, reward="
-                            f"{r:.3f}, glen=312, kl=0.001]" for r in np.linspace(0.2, 0.6, 9)))
-    with pytest.raises(BadInput, match="has no column for --x; it has: glen, kl, reward"):
-        readers.load(str(path), y="reward")
-
-
 def test_text_without_numbers_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "run.log").write_text("loading\ndone\n")
-    with pytest.raises(BadInput, match="run.log has no line `step:1 - name:0.5`, `{"):
+    with pytest.raises(BadInput, match="run.log has no line `step:1 - name:0.5` or `{"):
         readers.load(str(tmp_path / "run.log"))
 
 
