@@ -52,10 +52,21 @@ def collapses(y, fitted, last):
     """Does the run fall for good after the cut? The rule of fit.py's warning, asked of the last
     `last` fitted points and all that follow: the mean of the end is below that of the best stretch
     of this length, by more than .02 and 3 standard errors. (median |difference| = .954 sigma)"""
-    after = y[max(fitted - last, 0):]
-    means = np.convolve(after, np.ones(last) / last, "valid")
-    sigma = np.median(np.abs(np.diff(y))) / 0.954
-    return bool(means.max() - means[-1] > max(0.02, 3 * sigma * np.sqrt(2 / last)))
+    means = np.convolve(y[max(fitted - last, 0):], np.ones(last) / last, "valid")
+    return bool(means.max() - means[-1] > noise_of(y, last))
+
+
+def noise_of(y, last):
+    """What two means of `last` points each must differ by: .02 and 3 standard errors."""
+    return max(0.02, 3 * np.median(np.abs(np.diff(y))) / 0.954 * np.sqrt(2 / last))
+
+
+def has_trend(y):
+    """The rule of the collection: stretches of a fifth of the points, 3 at least; is the highest
+    mean above the lowest by more than the noise?"""
+    last = max(3, y.size // 5)
+    means = np.convolve(y, np.ones(last) / last, "valid")
+    return bool(means.max() - means.min() > noise_of(y, last))
 
 
 def logit_line(x, y, at):
