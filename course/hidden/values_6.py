@@ -61,7 +61,7 @@ def plainly(pair):
 
 @part("_choose", 3, 12)
 def choose(rng, ask):
-    settings, weights = model_of(rng)
+    settings, weights = model_of(rng, layers=1)             # the head alone is asked
     V, head = settings["vocab_size"], weights["lm_head.weight"].astype(float)
     for temperature in (1.0, float(rng.uniform(0.4, 0.8))):
         hidden = rng.normal(size=(40, 32)).astype(np.float32)
