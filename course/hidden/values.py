@@ -170,7 +170,7 @@ class Sandbox:
         limits = dict(CPU=int(self.limit_s) + 60, FSIZE=64 << 20, NOFILE=256, CORE=0)
         with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as complaint, theirs:
             # The waiting process may fork, and runs no line of a student's; its children may not.
-            marshal.dump((limits, ALLOW_ALL, program, None, ""), request)
+            marshal.dump((limits, ALLOW_ALL, program, None, "", None), request)
             request.seek(0)
             self.process = subprocess.Popen(
                 [*self.command(), str(request.fileno())], stdin=subprocess.DEVNULL,
