@@ -346,6 +346,8 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
     """At most 1% of right ones refused, no wrong one paid. The labels came first. What is set aside
     is judged by bench/verify.py alone: a test would look at it every day."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
+    rows += [row for kind, *row in runpy.run_path(FOLDER / "coin.py")["halves"]()[0]
+             if part.startswith(kind)]  # of the third set
     rewards = verifier.score([(text, gold, "math", question)
                               for _, gold, text, question, *_ in rows]).rewards
     right = part.startswith("right")

@@ -484,6 +484,8 @@ def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
     ([{"question": "a", "answer": "1 000 000"}, {"question": "b", "answer": 1e21}], 2, None),
     ([{"question": "a", "answer": "7"}, {"question": "b", "answer": "E", "choices": ["x", "y"]}], 1,
      "line 2 has options of multiple choice: write them into the question"),
+    ([{"question": "a", "answer": "7"}, {"question": "b", "answer": "E", "options": "E) 4"}], 1,
+     "line 2 has options of multiple choice: write them into the question"),
     ([{"prompt": [{"role": "user", "content": "2+3"}], "answer": "5"},
       {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "5"}], 1,
      "line 2 has a field 'prompt' that is None and must be text"),
