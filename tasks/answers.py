@@ -77,7 +77,7 @@ MOMENT = re.compile(
     r"|[0-9]{1,2}:[0-9]{2}(?![0-9:])(?:\s*[ap]\.?m\b)?", re.I)
 MARK = re.compile(r"'|\\prime|\\(?:bar|overline|hat|tilde)(?![a-z])")
 CJK = re.compile(r"[\u3000-\u9fff\uac00-\ud7af\uff01-\uff5e]+")
-ARITHMETIC = re.compile(r"(?:[0-9]+[!.]?|\\sqrt\{[0-9]+\})(?: ?(?:\*\*|[-+*/^]) ?\(?[0-9.]+\)?!?)*")
+ARITHMETIC = re.compile(r"(?:[0-9]+[!.]?|\\sqrt\{[0-9]+\})(?: ?\*?[-+*/^] ?[({]?[0-9.]+[)}]?!?)*")
 
 # Plain numbers. Letters beside one are words ("is 7", "7 cm") or change it ("7xy", "7 thousand").
 LONG_WORD = rf"(?:(?!{NO_WORD})[A-Za-z]{{3,}}\b)"

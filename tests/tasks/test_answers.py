@@ -310,6 +310,7 @@ QUESTIONS = [
     ("Find the derivative of $x^3$.", "3x^2", [r"\frac{d}{dx} x^3", r"\frac{d}{dx}(x^3)",
      r"\dfrac{d}{dx}(x^3)", r"\frac{\mathrm{d}}{\mathrm{d}x}(x^3)", r"\frac d{dx}(x^3)",
      r"\frac{d(x^3)}{dx}", r"\frac{\partial}{\partial x}(x^3)", r"f'(x) = \frac{d(x^3)}{dx}"]),
+    ("Compute 2^{10}.", "1024", ["2^{10}", "4^5"]),
     (r"What is $f(x) = \frac{x^2-1}{x-1}$ for $x \ne 1$?", "x+1", [r"\frac{x^2-1}{x-1}"]),
 ]
 
