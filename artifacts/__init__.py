@@ -4,6 +4,5 @@
     run_folder.py, step_log.py     runs/NAME: settings, versions, logs, the progress line
     checkpoint.py, resume.py       files of weights and optimizer; the state of everything else
 
-No decision of the paper is in here. resume.py knows the attributes of a `scalerl.Run`; the others
-do not.
+No decision of the paper is in here.
 """

@@ -1,17 +1,16 @@
 """checkpoint.py: what a run writes so that nothing is lost, and how it is read back.
 
     checkpoints/step_N/
-        model[.RANK-of-SIZE].safetensors        {name: rows of the parameter, and of AdamW's
-                                                name.exp_avg, name.exp_avg_sq, name.step}
-        state.pt                                                rank 0's: the rest of the run
-        checksums.json                                           {file: SHA-256}
-    checkpoints/best/, model/                   an ordinary Hugging Face folder and checksums.json
+        model[.RANK-of-SIZE].safetensors    {name: rows of the parameter, and of AdamW's
+                                            name.exp_avg, name.exp_avg_sq, name.step}
+        state.pt                            rank 0's: the rest of the run
+        checksums.json                      {file: SHA-256}
+    checkpoints/best/, model/               an ordinary Hugging Face folder and checksums.json
 
-Every rank writes its own rows, and any number of ranks reads them back, a whole tensor at a time. A
-folder is written under another name and renamed when it is whole: a kill leaves the
-checkpoint before. (A power cut may leave files empty: their checksums tell, and a run keeps two
-checkpoints.) Reading one runs no code in it: state.pt is a pickle, of which torch reads tensors,
-numbers, texts, lists and the records of sampler.py alone.
+Every rank writes its own rows, and any number of ranks reads them back. A folder is written under
+another name and renamed when it is whole: a kill leaves the checkpoint before. (What a power cut
+leaves empty, its checksum tells.) Reading one runs no code in it: of state.pt, a pickle, torch
+reads tensors, numbers, texts, lists and the records of sampler.py alone.
 """
 
 import hashlib
@@ -40,23 +39,11 @@ def tensors_of(model, optimizer):
 
 
 def my_rows(tensor, team):
-    """The rows that this rank writes, cut as FSDP2 cuts: into equal parts, rounded up. A number
-    (AdamW's step) is one row."""
+    """The rows that this rank writes: its shard; of a tensor that every rank has whole, as AdamW's
+    step, rank 0 writes all. A number is one row."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
-    rows = torch.atleast_1d(tensor)
-    count = -(-len(rows) // team.size)
-    return rows[team.rank * count: (team.rank + 1) * count]
-
-
-def read_into(tensor, files, name):
-    """Fill `tensor`, whole or this rank's shard of it, with the rows of `name` in all files."""
-    whole = torch.cat([file.get_tensor(name) for file in files]).view(tensor.shape)
-    if isinstance(tensor, DTensor):
-        mesh, tensor = tensor.device_mesh, tensor.to_local()
-        first = mesh.get_local_rank() * -(-len(whole) // mesh.size())
-        whole = whole[first: first + len(tensor)]
-    tensor.copy_(whole)
+    return torch.atleast_1d(tensor)[:0 if team.rank else None]
 
 
 @torch.no_grad()
@@ -75,10 +62,12 @@ def load_training_state(folder, model, optimizer):
             optimizer.state[parameter] = {"step": step, "exp_avg": torch.zeros_like(parameter),
                                           "exp_avg_sq": torch.zeros_like(parameter)}
     for name, tensor in tensors_of(model, optimizer):
-        try:
-            read_into(tensor, files, name)
-        except (SafetensorError, RuntimeError, ValueError) as error:
-            raise OSError(f"{folder}: {name} does not fit the model ({error})") from None
+        whole = torch.cat([file.get_tensor(name) for file in files]).view(tensor.shape)
+        if isinstance(tensor, DTensor):             # cut as FSDP2 cuts: equal parts, rounded up
+            mesh, tensor = tensor.device_mesh, tensor.to_local()
+            first = mesh.get_local_rank() * -(-len(whole) // mesh.size())
+            whole = whole[first: first + len(tensor)]
+        tensor.copy_(whole)
 
 
 def save(folder, model, optimizer, team, state=None):
@@ -119,8 +108,8 @@ def read_state(folder):
 @contextmanager
 def replacing(folder, first=True):
     """Give a folder to write to, which takes the place of `folder` once all is in it. `first`: of
-    several ranks, one makes and renames it. A kill between the two renames leaves .NAME.old."""
-    aside, old = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
+    several ranks, one makes and renames it. With its checksums it is whole, see `recover`."""
+    aside = folder.with_name(f".{folder.name}.tmp")
     try:
         if first:
             shutil.rmtree(aside, ignore_errors=True)
@@ -129,11 +118,8 @@ def replacing(folder, first=True):
         if first:
             sums = {path.name: sha256(path) for path in aside.iterdir() if path.is_file()}
             (aside / CHECKSUMS).write_text(json.dumps(sums))
-            if folder.exists():
-                shutil.rmtree(old, ignore_errors=True)
-                folder.rename(old)
+            shutil.rmtree(folder, ignore_errors=True)
             aside.rename(folder)
-            shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise OSError(f"{folder} could not be written: {error}") from None
     finally:
@@ -147,12 +133,14 @@ def sha256(path):
 
 
 def recover(parent):
-    """After a kill: a folder that `replacing` had moved away gets its name back; the rest goes."""
+    """After a kill: a whole folder of `replacing` takes its place; what is half-written goes."""
     for aside in filter(Path.is_dir, parent.glob(".*.tmp")):
-        shutil.rmtree(aside)
-    for old in parent.glob(".*.old"):
-        folder = old.with_name(old.name[1:].removesuffix(".old"))
-        shutil.rmtree(old) if folder.exists() else old.rename(folder)
+        if (aside / CHECKSUMS).exists():
+            folder = parent / aside.name[1:].removesuffix(".tmp")
+            shutil.rmtree(folder, ignore_errors=True)
+            aside.rename(folder)
+        else:
+            shutil.rmtree(aside)
 
 
 def check(folder):

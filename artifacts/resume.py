@@ -1,8 +1,7 @@
 """resume.py: what a run must keep, so that a resumed one goes on as one that never stopped.
 
 The five files know nothing of checkpoints: the state of their objects is taken, and given back,
-between two steps. The engines on vLLM have state() and load_state() of their own: its cache cannot
-be saved, so they save which samples are unfinished, and these start again.
+between two steps. The engines on vLLM have state() and load_state() of their own.
 """
 
 from collections import deque

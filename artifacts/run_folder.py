@@ -26,7 +26,7 @@ try:
     import fcntl
 except ImportError:     # it is the first of many such modules that a run imports
     sys.exit("scalerl.py: Windows has no locks, signals and limits as a run needs them: use WSL, "
-             "the Windows Subsystem for Linux, where everything is as on Linux")
+             "the Windows Subsystem for Linux")
 
 import torch
 from tqdm import tqdm
@@ -124,7 +124,7 @@ class RunFolder:
     @contextlib.contextmanager
     def bad_step(self, run, groups, rewards, rollouts):
         """Around a training step on `rollouts`, what is left of `groups` with `rewards` (P, G): a
-        number that is not finite ends the run; one stopped half-way takes back its groups."""
+        number that is not finite ends the run; one stopped half-way gives back its groups."""
         try:
             yield
         except Stopped:
@@ -158,9 +158,6 @@ class RunFolder:
             path.rename(aside)
             print(f"warning: {error}; it is now {aside}", file=sys.stderr)
             (self.path / EVALUATION).unlink(missing_ok=True)    # of weights that are lost
-        if state and state["step"] > self.config.steps:
-            raise ConfigError(f"steps = {self.config.steps}: {self.path} is at step "
-                              f"{state['step']} already; give a larger number")
         for name, size in self.log_sizes().items():
             os.truncate(self.path / name, min(size, state["logs"].get(name, 0) if state else 0))
         return folder, state

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import json
 import math
 import shlex
@@ -80,12 +79,6 @@ PLACE = {"steps", "save_minutes", "micro_batch_tokens", "recompute_layers", "com
          "allow_mismatch"}
 
 
-def did_you_mean(word, known):
-    """The question to add to "unknown ...", with the nearest known word; "" if none is near."""
-    near = difflib.get_close_matches(word, known, 1)
-    return f", did you mean {near[0]!r}?" if near else ""
-
-
 def typed(name, value, kind):
     """`value`, from TOML or the command line, as the type of its field; an int can be a float."""
     if choices := get_args(kind):                   # a Literal
@@ -94,10 +87,8 @@ def typed(name, value, kind):
         return value
     found = float(value) if kind is float and type(value) is int else value
     if isinstance(value, str) and kind is not str:
-        read = {int: int, float: float, dict: json.loads,
-                bool: {"true": True, "false": False}.get}[kind]
         with contextlib.suppress(ValueError):       # not readable: still text, refused below
-            found = read(value)
+            found = {int: int, float: float}.get(kind, json.loads)(value)
     if type(found) is not kind:                     # not isinstance: True is an int
         raise ConfigError(f"{name} = {value!r}: should be of type {kind.__name__}")
     return found
@@ -111,10 +102,8 @@ def read_toml(path):
         raise ConfigError(f"{path}: {error.strerror}") from None
     except ValueError as error:                     # no TOML, or no text
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    known = [f.name for f in dataclasses.fields(Config)]
-    for name in values:
-        if name not in known:
-            raise ConfigError(f"{path}: unknown key {name!r}{did_you_mean(name, known)}")
+    if unknown := [*values.keys() - {field.name for field in dataclasses.fields(Config)}]:
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}; --help lists all")
     return values
 
 

@@ -37,10 +37,15 @@ VERDICTS = (USABLE, RANGE, LAST_VALUE)
 
 
 # ---------------------------------------------------------------------------------- 1. one curve
-def curves():
-    """{run: (x, y), each (n,) in order of x}, {run: its row of sources.csv}."""
+def sources_of(*rounds):
+    """{run: its row of sources.csv} of these rounds of the collection, 1 and 2."""
     with open(HERE / "sources.csv", newline="") as file:
-        sources = {row["run"]: row for row in csv.DictReader(file)}
+        return {row["run"]: row for row in csv.DictReader(file) if int(row["round"]) in rounds}
+
+
+def curves():
+    """{run: (x, y), each (n,) in order of x}, {run: its row of sources.csv}, of both rounds."""
+    sources = sources_of(1, 2)
     points = {run: [] for run in sources}
     with open(HERE / "curves.csv", newline="") as file:
         for row in csv.DictReader(file):
@@ -52,10 +57,21 @@ def collapses(y, fitted, last):
     """Does the run fall for good after the cut? The rule of fit.py's warning, asked of the last
     `last` fitted points and all that follow: the mean of the end is below that of the best stretch
     of this length, by more than .02 and 3 standard errors. (median |difference| = .954 sigma)"""
-    after = y[max(fitted - last, 0):]
-    means = np.convolve(after, np.ones(last) / last, "valid")
-    sigma = np.median(np.abs(np.diff(y))) / 0.954
-    return bool(means.max() - means[-1] > max(0.02, 3 * sigma * np.sqrt(2 / last)))
+    means = np.convolve(y[max(fitted - last, 0):], np.ones(last) / last, "valid")
+    return bool(means.max() - means[-1] > noise_of(y, last))
+
+
+def noise_of(y, last):
+    """What two means of `last` points each must differ by: .02 and 3 standard errors."""
+    return max(0.02, 3 * np.median(np.abs(np.diff(y))) / 0.954 * np.sqrt(2 / last))
+
+
+def has_trend(y):
+    """The rule of the collection: stretches of a fifth of the points, 3 at least; is the highest
+    mean above the lowest by more than the noise?"""
+    last = max(3, y.size // 5)
+    means = np.convolve(y, np.ones(last) / last, "valid")
+    return bool(means.max() - means.min() > noise_of(y, last))
 
 
 def logit_line(x, y, at):
@@ -115,40 +131,63 @@ def table_row(name, cut, rows):
     return "| " + " | ".join(cells) + " |"
 
 
-def halves(sources):
-    """{run: "choosing" or "test"}: repositories in the order of their names, every other one."""
+def halves():
+    """{run: "choosing" or "test"} of the first round: repositories in the order of their names,
+    every other one."""
+    sources = sources_of(1)
     names = sorted({row["repository"] for row in sources.values()})
     return {run: ("choosing", "test")[names.index(row["repository"]) % 2]
             for run, row in sources.items()}
 
 
-def tables(rows):
-    """Three tables: by kind; by step 0, and by what nobody knows at the cut, the fall; by the half
-    of the repositories that the rules were chosen on, or tested on, and by the verdict."""
+def lines(parts):
+    """A table of {name: rows}, the half first."""
     head = ("| curves | cut | n | " + " | ".join(FORECASTS) + " | median: " + " | ".join(FORECASTS)
             + " | hold | fall |\n|---" + "|--:" * 12 + "|\n")
+    return head + "\n".join(table_row(name, cut, parts[name]) for cut in CUTS[::-1]
+                            for name in parts if any(row["cut"] == cut for row in parts[name]))
+
+
+def tables(rows):
+    """Three tables of the first round: by kind; by step 0, and by what nobody knows at the cut,
+    the fall; by the half of the repositories that the rules were chosen on, or tested on, and by
+    the verdict."""
     kinds = {kind: [row for row in rows if row["kind"] == kind] for kind in KINDS} | {"all": rows}
     where = {"fall": [row for row in rows if row["collapse"]]}
     for step_0, name in (("yes", "step 0 measured"), ("no", "no step 0")):
         where[name] = [row for row in rows if row["step_0"] == step_0]
         where[f"{name}, no fall"] = [row for row in where[name] if not row["collapse"]]
-    half, judged = halves(curves()[1]), {}
+    half, judged = halves(), {}
     for name in ("choosing", "test"):
         part = [row for row in rows if half[row["run"]] == name]
         judged[f"{name} half, no fall"] = [row for row in part if not row["collapse"]]
         judged |= {f"{name} half: {word}": [row for row in part if row["verdict"] == word]
                    for word in VERDICTS}
-    return [head + "\n".join(table_row(name, cut, part[name]) for cut in CUTS[::-1]
-                             for name in part if any(row["cut"] == cut for row in part[name]))
-            for part in (kinds, where, judged)]
+    return [lines(part) for part in (kinds, where, judged)]
 
 
-def kept():
-    """The rows of errors.csv: numbers where there are numbers, "" where a cell is empty."""
+def beside(rows, more):
+    """The table of both rounds, one below the other: the first round's rows, the second's."""
+    ways = {"evaluations": lambda row: row["kind"] == "evaluations",
+            "training": lambda row: row["kind"] == "training",
+            "all": lambda row: True,
+            "fall": lambda row: row["collapse"],
+            "no fall": lambda row: not row["collapse"],
+            "step 0 measured, no fall": lambda row: row["step_0"] == "yes" and not row["collapse"]}
+    ways |= {word: lambda row, word=word: row["verdict"] == word for word in VERDICTS}
+    return lines({f"{name}, {number} round": [row for row in part if way(row)]
+                  for name, way in ways.items()
+                  for number, part in (("first", rows), ("second", more))})
+
+
+def kept(number=1):
+    """The rows of errors.csv of a round: numbers where there are numbers, "" for an empty cell."""
     text = ("run", "kind", "step_0", "reason", "verdict")
+    sources = sources_of(number)
     with open(HERE / "errors.csv", newline="") as file:
         return [{name: cell if name in text or not cell else float(cell)
-                 for name, cell in row.items()} for row in csv.DictReader(file)]
+                 for name, cell in row.items()} for row in csv.DictReader(file)
+                if row["run"] in sources]
 
 
 def main():
@@ -164,7 +203,7 @@ def main():
             writer.writerows(rows)
     print("Mean absolute errors of the four forecasts, then medians; 90% intervals that hold what "
           "was measured,\nof those that exist; runs that fall for good after the cut.\n")
-    print("\n\n".join(tables(kept())))
+    print("\n\n".join([*tables(kept()), beside(kept(), kept(2))]))
 
 
 if __name__ == "__main__":

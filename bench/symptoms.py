@@ -151,9 +151,14 @@ def run(words, bug):
     return done.stdout + done.stderr
 
 
+def columns_of(symptom):
+    """All that its rule reads, and the one that shows it."""
+    return {symptom.column, *(term[2] for term in symptoms.TERM.findall(symptom.rule))}
+
+
 def kept(folder):
     """The rows of a run's logs, only the columns that a rule reads, four digits each."""
-    columns = {"step"} | {c for s in symptoms.SYMPTOMS for c in s.columns}
+    columns = {"step"}.union(*map(columns_of, symptoms.SYMPTOMS))
     return [{name: float(f"{value:.4g}") for name, value in row.items()
              if name in columns and value is not None} for row in symptoms.read(folder)]
 

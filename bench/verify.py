@@ -2,7 +2,11 @@
 
     python bench/verify.py                 about a minute on two cores
     python bench/verify.py --peers         our grader beside Math-Verify's and TRL's
-    python bench/verify.py --peers --verl FOLDER      and verl's three, from an installed verl/
+    python bench/verify.py --peers --verl /tmp/verl/verl      and verl's four, from that folder
+
+TRL comes with make test; verl and what its graders need, without Ray, into a folder of their own:
+
+    pip install --no-deps --target /tmp/verl verl==0.9.1 pylatexenc==2.11
 
 The peers judge the answers that were set aside in bench/answers/, labelled by hand before anything
 was mended (its README.md): right ones by form, wrong ones, and texts that look for the reward.
@@ -26,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 from tasks import sandbox  # noqa: E402
 from tasks.sandbox import UnitTests  # noqa: E402
-from tasks.verifier import Verifier, read, verify  # noqa: E402
+from tasks.verifier import Verifier, grade, read, verify  # noqa: E402
 
 
 def numbers(count, rng):
@@ -79,20 +83,23 @@ def math_verify(text, gold, question):
 def trl(text, gold, question):
     from trl.rewards import accuracy_reward
 
-    return accuracy_reward([[{"role": "assistant", "content": text}]], [gold])[0] == 1.0
+    # In "$": of a gold answer that is a bare formula it reads nothing, and skips the sample.
+    return accuracy_reward([[{"role": "assistant", "content": text}]], [f"${gold}$"])[0] == 1.0
 
 
 def verl(folder):
-    """{name: grader} of verl's three, without its packages that need Ray."""
+    """{name: grader} of verl's four for math, without its packages that need Ray."""
     sys.path.append(str(Path(folder).parent))  # what it needs is installed beside it
     for name in ("verl", "verl.utils", "verl.utils.reward_score"):
         sys.modules[name] = types.ModuleType(name)
         sys.modules[name].__path__ = [str(Path(folder, *name.split(".")[1:]))]
-    math, dapo, prime = (import_module(f"verl.utils.reward_score.{name}")
-                         for name in ("math_reward", "math_dapo", "prime_math"))
+    math, dapo, prime, mv = (import_module(f"verl.utils.reward_score.{name}") for name in (
+        "math_reward", "math_dapo", "prime_math", "math_verify"))
     return {"verl math": lambda text, gold, _: math.compute_score(text, gold) > 0,
             "verl DAPO": lambda text, gold, _: dapo.compute_score(text, gold)["score"] > 0,
-            "verl PRIME": lambda text, gold, _: bool(prime.compute_score(text, gold)[0])}
+            "verl PRIME": lambda text, gold, _: bool(prime.compute_score(text, gold)[0]),
+            "verl Math-Verify": lambda text, gold, _: mv._verify_in_subprocess(  # here, not there
+                rf"\boxed{{{gold}}}", text) > 0}
 
 
 def peers(folder, rng):
@@ -108,7 +115,7 @@ def peers(folder, rng):
     graders = {"ours": lambda text, gold, question: verify(text, gold, "math", question)[0] > 0,
                "Math-Verify": math_verify, "TRL": trl, **(verl(folder) if folder else {})}
     sizes = Counter((kind, form) for kind in rows for form, *_ in rows[kind])
-    wrong, failed, cost = {}, Counter(), {}
+    wrong, failed, cost, boxed = {}, Counter(), {}, Counter()
     for name, grader in graders.items():
         wrong[name], start = Counter(), time.process_time()
         for kind in rows:
@@ -118,6 +125,7 @@ def peers(folder, rng):
                 except Exception:  # theirs: no answer is a refusal, and is counted
                     paid, failed[name] = False, failed[name] + 1
                 wrong[name][kind, form] += paid != (kind == "right")
+                boxed[name] += kind == "right" and not paid and r"\boxed" in text
         cost[name] = 1000 * (time.process_time() - start) / sizes.total()
         print(name, *(f"{kind} {sum(n for (k, _), n in wrong[name].items() if k == kind)}"
                       for kind in rows), flush=True)
@@ -129,16 +137,26 @@ def peers(folder, rng):
         n = sum(size for key, size in sizes.items() if key[0] == kind)
         print(f"| **all {kind}** | {n} |", *(
             f"{sum(wrong[name][key] for key in sizes if key[0] == kind)} |" for name in graders))
+    in_boxes = sum(r"\boxed" in text for _, text, *_ in rows["right"])
+    print(f"| of right, in a box | {in_boxes} |", *(f"{boxed[name]} |" for name in graders))
     print("| exceptions | |", *(f"{failed[name]} |" for name in graders))
     print("| CPU ms a reward | |", *(f"{cost[name]:.1f} |" for name in graders))
-    times = []
-    for text, gold, kind, question in runpy.run_path(
-            ROOT / "bench" / "answers" / "hacks.py")["hacks"](2000, rng):
+    times, jobs = [], {}
+    for item in runpy.run_path(ROOT / "bench" / "answers" / "hacks.py")["hacks"](2000, rng):
         start = time.process_time()
-        read(text, gold, kind, question)
+        jobs[read(*item)] = True
         times.append(1000 * (time.process_time() - start))
-    print(f"\n2,000 texts that look for the reward, read in the trainer's process: "
-          f"{statistics.fmean(times):.2f} ms in the mean, {max(times):.0f} ms the worst")
+    assert "correct" not in jobs
+    jobs = [job for job in jobs if isinstance(job, tuple)]
+    costs = []
+    for job in jobs:
+        start, reason = time.process_time(), grade(*job)
+        assert reason != "correct", job
+        costs.append(1000 * (time.process_time() - start))
+    print(f"\n2,000 texts that look for the reward, CPU time: read in the trainer's process "
+          f"{statistics.fmean(times):.2f} ms in the mean, {max(times):.0f} ms the worst; "
+          f"{len(jobs)} of them, no two alike, in a worker {statistics.fmean(costs):.0f} ms "
+          f"in the mean, {max(costs):.0f} ms the worst")
 
 
 def main():

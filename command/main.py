@@ -26,8 +26,15 @@ def main(argv=None, make_trainer=Trainer):
     run, signals = None, Signals()
     try:
         config, flags = parse(argv)
-        if flags.report or flags.dry_run:
-            return only_print(config, flags, argv)
+        if flags.report:
+            from command import report, symptoms        # matplotlib, which training never needs
+            with load.refused():
+                print(report.write_report(flags.report), *symptoms.told(flags.report), sep="\n")
+            return 0
+        if flags.dry_run:
+            print(settings.to_toml(config))
+            launch.describe(config, argv, flags.serve_only)
+            return 0
         folder = RunFolder(config)
         if flags.fresh and folder.begun:
             if launch.started():
@@ -83,18 +90,6 @@ def check_platform(config, serve_only=""):
         raise ConfigError(f"gpus = {config.gpus}, servers = {config.servers}, trainers = "
                           f"{config.trainers}: several processes need Linux; use one")
     config.engine = "transformers"                  # "auto", and a vLLM may be installed
-
-
-def only_print(config, flags, argv):
-    """--report, --dry-run: a page or lines, and no training. Returns 0."""
-    if flags.report:
-        from command import report, symptoms        # matplotlib, which training never needs
-        with load.refused():
-            print(report.write_report(flags.report), *symptoms.told(flags.report), sep="\n")
-        return 0
-    print(settings.to_toml(config))
-    launch.describe(config, argv, flags.serve_only)
-    return 0
 
 
 def trained(run, tried=True):

@@ -3,11 +3,11 @@
 import argparse
 import dataclasses
 import inspect
+import re
 import sys
 from pathlib import Path
-from typing import get_args, get_type_hints
 
-from artifacts.settings import PLACE, did_you_mean, make_config, read_toml
+from artifacts.settings import PLACE, make_config, read_toml
 from config import Config, ConfigError
 
 # Options that are no settings.
@@ -20,29 +20,19 @@ ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
     python fit.py runs/demo                                 fit its curve, predict more compute"""
 
 
-def documented_fields():
-    """{title: {name: comment}} of Config, read from its source: the comments are the help. A title
-    is a line "# -- title"; a comment goes on in lines that are indented deeper than the fields."""
-    names, groups = [f.name for f in dataclasses.fields(Config)], {}
-    for line in inspect.getsource(Config).splitlines():
-        code, _, comment = line.partition("# ")
-        word = code.partition(":")[0].strip()
-        if comment.startswith("-- "):
-            group = groups[comment.removeprefix("-- ")] = {}
-        elif word in names:
-            name = word
-            group[name] = comment
-        elif comment and len(code) > len("    "):
-            group[name] += " " + comment
-    return groups
+def settings_help():
+    """The fields of Config as its source has them: type, default, and a comment that explains."""
+    source = inspect.getsource(Config)
+    fields = source[source.index("    # -- "):source.index("    @property")]
+    return "settings, each also a key of FILE, as eval_every = 50:\n\n" + re.sub(
+        r"(?m)^    (\w+):", lambda field: f"  {option(field[1])}:", fields)
 
 
 def make_parser():
     parser = argparse.ArgumentParser(
         prog="scalerl.py", usage="%(prog)s [--config FILE] [--SETTING VALUE ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter, description=ABOUT,
-        epilog="Every setting is also a key of FILE. [in brackets]: the default.",
-        allow_abbrev=False)
+        epilog=settings_help(), allow_abbrev=False)
     add = parser.add_argument
     add("--config", metavar="FILE", action="append", default=[],
         help="TOML file with differences from the defaults; of several the later wins")
@@ -58,14 +48,8 @@ def make_parser():
     add("--serve-only", metavar="ADDRESS", nargs="?", const="127.0.0.1", default="",
         help="start only this machine's vLLM servers, at this address of it [127.0.0.1], and write "
              "theirs to runs/NAME/servers_ADDRESS.txt; trainers take --vllm-url @FILE")
-    kinds = get_type_hints(Config)
-    for title, comments in documented_fields().items():
-        group = parser.add_argument_group(title)
-        for name, comment in comments.items():
-            kind, default = kinds[name], str(getattr(Config(), name))[:40] or '""'
-            metavar = "|".join(get_args(kind)) or kind.__name__.upper()
-            group.add_argument(option(name), metavar=metavar, default=argparse.SUPPRESS,
-                               help=f"{comment} [{default}]".replace("%", "%%"))
+    for field in dataclasses.fields(Config):
+        add(option(field.name), default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
 
@@ -79,21 +63,15 @@ def parse(argv):
     def refuse(message):
         raise ConfigError(message)
     parser = make_parser()
-    parser.error = refuse
-    options, unknown = parser.parse_known_args(argv)
-    given = vars(options)
-    if unknown:
-        names = [*FLAGS, "config", "help", *(f.name for f in dataclasses.fields(Config))]
-        hint = did_you_mean(unknown[0].partition("=")[0], list(map(option, names)))
-        refuse(f"unknown argument {unknown[0]!r}{hint}")
+    parser.error = lambda message: refuse(f"{message}; --help lists all options")
+    given = vars(parser.parse_args(argv))
     flags = argparse.Namespace(**{key: given.pop(key) for key in FLAGS})
     if flags.report:
         return None, flags
     values = {}
     for path in given.pop("config"):
         values |= read_toml(path)
-    values |= given
-    config = make_config(values)
+    config = make_config(values | given)
     saved = Path("runs") / config.name / "config.toml"
     if saved.exists() and not (flags.fresh or flags.serve_only):
         before, values = (dataclasses.asdict(c) for c in (make_config(read_toml(saved)), config))

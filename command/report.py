@@ -1,8 +1,7 @@
 """One page about one run: python scalerl.py --report runs/demo
 
 Writes RUN/report.html, a single file without scripts, fonts or links: one step as a picture, the
-symptoms, the fitted curve, and charts of the log. The name of the run and the words of a symptom go
-through html.escape.
+symptoms, the fitted curve, and charts of the log.
 """
 
 import io
@@ -49,8 +48,12 @@ def write_report(folder):
             f"{last.get('compute/flops', 0):.3g} FLOPs; {last.get('compute/tokens', 0):,d} tokens "
             f"generated. Last step: pass rate {last['pass_rate']:.3f}.</p>",
             *one_step(folder / "groups.jsonl", steps), "<h2>Is it working?</h2>",
-            *(f"<p>{escape(line)}</p>" for line in symptoms.told(folder)),
-            *curve(folder / "curve.png"), *charts(rows)]
+            *(f"<p>{escape(line)}</p>" for line in symptoms.told(folder))]
+        picture = folder / "curve.png"              # as the run has drawn it at its last evaluation
+        if picture.is_file():
+            body.append("<h2>What would more compute buy?</h2><img alt=\"\" src=\"data:image/png;"
+                        f"base64,{b64encode(picture.read_bytes()).decode()}\">")
+        body += charts(rows)
     path = folder / "report.html"
     path.write_text(PAGE.format(title=escape(folder.name), body="\n".join(body)), "utf-8")
     return path
@@ -59,9 +62,8 @@ def write_report(folder):
 def one_step(path, steps):
     """The recorded step whose samples were written by most versions of the weights, as a picture.
     None is recorded where vLLM generates."""
-    lines, _ = readers.read_jsonl(path) if path.is_file() else ([], [])
-    recorded = [line for line in lines if "timeline" in line]
-    if recorded:
+    lines = readers.read_jsonl(path)[0] if path.is_file() else ()
+    if recorded := [line for line in lines if "timeline" in line]:
         figure, text = timeline(max(recorded, key=lambda line: len(
             {v for sample in line["timeline"] for v, _ in sample["versions"]})), steps)
         yield f"<h2>One step</h2>{inline(figure)}<p>{text}</p>"
@@ -69,8 +71,7 @@ def one_step(path, steps):
 
 def timeline(trained, steps):
     """(figure, sentence) of a step's line of groups.jsonl, with a "timeline" (step_log.py) in it.
-    steps: the rows of metrics.jsonl; at its "decode/clock" a step ended and pushed its weights. The
-    bars show PipelineRL: at a push they change color and go on."""
+    steps: the rows of metrics.jsonl; at its "decode/clock" a step ended and pushed its weights."""
     samples = trained["timeline"]
     bars = [(sample["ended"] - sum(n for _, n in sample["versions"]), sample)
             for sample in samples[::-(-len(samples) // ROWS)]]
@@ -87,8 +88,7 @@ def timeline(trained, steps):
             first, number = sample["forced"]
             ax.barh(y, number, left=x + first, height=0.4, color="black", zorder=3)
         for version, number in sample["versions"]:
-            ax.barh(y, number, left=x, height=1, color=shade[version],
-                    edgecolor="white", linewidth=0.4)
+            ax.barh(y, number, 1, x, color=shade[version], edgecolor="white", linewidth=0.4)
             x += number
     for row in steps:
         if zero < row.get("decode/clock", 0) and row["step"] <= trained["step"]:
@@ -96,7 +96,7 @@ def timeline(trained, steps):
     ax.set(xlabel="decode steps: one token of every running sample", yticks=[], xlim=(0, None),
            ylabel="samples, oldest below", ylim=(-1, len(bars)))
     ax.grid(False)
-    shown = versions if len(versions) <= 6 else versions[::-(-len(versions) // 6)]
+    shown = versions[::-(-len(versions) // 6)]
     ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=4, frameon=False, fontsize=9,
               handles=[*(Patch(color=shade[v], label=f"weights {v}") for v in shown),
                        Line2D([], [], color="black", linewidth=2.5, label="forced phrase"),
@@ -105,17 +105,7 @@ def timeline(trained, steps):
     return figure, (
         f"Step {trained['step']} was trained on {len(samples)} samples. Each is a bar over the "
         f"time in which it was decoded, in the color of the weights that wrote it; {across} of "
-        "them went on while weights changed. Black: the phrase that interrupts a sample's "
-        "thinking. Orange: the end of a step, when new weights are pushed." + (
-            f" {len(bars)} of the samples are drawn." if len(bars) < len(samples) else ""))
-
-
-def curve(picture):
-    """curve.png, as the run has drawn it at its last evaluation, inside of the page."""
-    if picture.is_file():
-        data = b64encode(picture.read_bytes()).decode()
-        yield ("<h2>What would more compute buy?</h2>"
-               f'<img alt="" src="data:image/png;base64,{data}">')
+        f"them went on while weights changed. {len(bars)} of the samples are drawn.")
 
 
 def charts(rows):
@@ -149,8 +139,7 @@ def chart(title, points):
 
 def inline(picture):
     """A figure as SVG without XML header and the link to its DTD."""
-    file = io.StringIO()
-    picture.savefig(file, format="svg")
+    picture.savefig(file := io.StringIO(), format="svg")
     return file.getvalue()[file.getvalue().index("<svg"):]
 
 

@@ -6,6 +6,7 @@ and a large model may need others.
 """
 
 import re
+from itertools import count, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +25,6 @@ class Symptom(NamedTuple):
     rule: str
     cause: str
     advice: str
-
-    @property
-    def columns(self):
-        """All that the rule reads."""
-        return [*dict.fromkeys([self.column, *(m[2] for m in TERM.findall(self.rule))])]
 
     def steps(self, rows):
         """The steps of rows [{column: number}] in which the rule holds."""
@@ -78,10 +74,9 @@ def found(rows):
 
 def ranges(steps):
     """Steps in words, as "1-3, 7, 9"; at most five ranges of them."""
-    shown = set(steps)
-    starts = [s for s in steps if s - 1 not in shown]
-    ends = [s for s in steps if s + 1 not in shown]
-    words = [f"{a}-{b}" if a < b else f"{a}" for a, b in zip(starts, ends)]
+    n = count()                     # steps that follow one another are as far ahead of it
+    rows = [[*row] for _, row in groupby(steps, lambda step: step - next(n))]
+    words = [f"{row[0]}-{row[-1]}" if len(row) > 1 else f"{row[0]}" for row in rows]
     more = f" and {len(words) - 5} times more" if len(words) > 5 else ""
     return ", ".join(words[:5]) + more
 

@@ -14,8 +14,8 @@ PLANS=FOLDER`, has a clock that is not the student's.)
 What decides are five differences, one a seed: a run with one setting changed minus the run without.
 The mean of five has a 90% interval by Student's t, which holds what differs from seed to seed; the
 intervals of fit.py are those of a single run. `measure` says of what the difference is taken:
-"end", the mean of the last five evaluations, or "A", the ceiling that fit.py's `compare` gives for
-each pair, where it also has to call each pair determined.
+"end", the mean of the last five evaluations, or "A", the fitted ceiling, which fit.py also has to
+call determined in each run.
 """
 import argparse
 import base64
@@ -26,7 +26,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +34,7 @@ from scipy.special import stdtrit
 from fitting.readers import read_curves
 from course.student import ROOT, BadInput
 from fit import LAST, LEVEL, fit_curve
-from fitting.compare import compare
+from fitting.compare import ceiling_doubt
 
 SEEDS = 5
 FIELDS = ("base", "changed", "measure", "smallest", "expected", "seeds")
@@ -259,7 +258,7 @@ def check_pairs(plan, runs):
 
 # ------------------------------------------------------------------------------- 4. the result
 def differences(runs, measure):
-    """Changed minus base of each pair -> (differences, doubts); `compare` has the word on A."""
+    """Changed minus base of each pair -> (differences, doubts about a ceiling)."""
     found, doubts = [], []
     for pair in runs:
         curves = read_curves([str(run) for run in pair])
@@ -269,9 +268,9 @@ def differences(runs, measure):
             continue
         fits = {curve.label: fit_curve(curve.C, curve.R, bootstrap=200, seed=i)
                 for i, curve in enumerate(curves)}
-        told = compare(curves, fits, dict.fromkeys(fits, partial(fit_curve, bootstrap=0)))
-        found.append(told["A"][curves[1].label]["d"])
-        doubts += [f"{label}: {why}" for label, why in told["doubts"].items()]
+        base, changed = fits.values()
+        found.append(changed.A - base.A)
+        doubts += [f"{label}: {why}" for label, fit in fits.items() if (why := ceiling_doubt(fit))]
     return np.array(found), doubts
 
 

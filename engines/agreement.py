@@ -13,27 +13,26 @@ HEALTHY_FP32 = 1e-3
 
 
 def self_test(run):
-    """How far are the log-probs of sampler and trainer apart? If the two compute differently, the
-    importance ratio is wrong before anything is stale. The cure is an fp32 LM head on both sides
-    (paper, section 3.2). Asked are two answers to each of eight held-out prompts. Returns columns
-    for the log, {"mismatch/fp32_head/kl_k3": ..., ...}, and prints one sentence. Raises
-    RuntimeError: they disagree, and `allow_mismatch` does not let the run begin so."""
+    """How far are the log-probs of sampler and trainer apart? If they compute differently, the
+    ratio is wrong before anything is stale. The cure is an fp32 LM head on both sides (paper, sec.
+    3.2). Asked are two answers to each of eight held-out prompts. Prints one sentence, returns
+    {"mismatch/fp32_head/kl_k3": ..., ...} for the log. Raises RuntimeError: they disagree, and
+    `allow_mismatch` does not let the run begin so."""
     sampler, head = run.eval_sampler, "fp32" if run.config.head_fp32 else "bf16"
     rollouts = run.answers(sampler, list(run.problems.heldout)[:8], samples=2)
     sampler.log()                       # its decode steps belong to no training step
-    logprobs = run.trainer.logprobs(rollouts).cpu()                                     # (n, T)
-    trained = torch.cat([row[: len(r.output_ids)] for row, r in zip(logprobs, rollouts)])
-    sampled = torch.tensor([s for r in rollouts for s in r.sampled])
-    recorded = torch.tensor([x for r in rollouts for x in r.behavior_logprobs])
-    log_ratio = (trained - recorded)[sampled]                                           # (tokens,)
+    trained = run.trainer.logprobs(rollouts).tolist()                                   # (n, T)
+    log_ratio = torch.tensor([
+        x - recorded for row, r in zip(trained, rollouts)
+        for x, recorded, sampled in zip(row, r.behavior_logprobs, r.sampled) if sampled])
     distance = log_ratio.abs()
     mean, most, kl = distance.mean().item(), distance.max().item(), k3(log_ratio).mean().item()
     print(f"Self-test: sampler and trainer differ in log-prob by {mean:.1e} with the {head} head "
           f"(mean over {len(log_ratio)} tokens, no lag)", flush=True)
     fp32 = run.config.head_fp32 and run.trainer.dtype == torch.float32
     if not (kl <= HEALTHY_KL and (mean <= HEALTHY_FP32 or not fp32)):
-        sentence = ("sampler and trainer disagree before the first step (mean k3 KL "
-                    f"{kl:.3f}, healthy is below {HEALTHY_KL}" + fp32 * (
+        sentence = (f"sampler and trainer disagree before the first step (mean k3 KL {kl:.3f}, "
+                    f"healthy is below {HEALTHY_KL}" + fp32 * (
                         f"; mean difference {mean:.1g}, below {HEALTHY_FP32}") + ")")
         if not run.config.allow_mismatch:
             raise RuntimeError(f"{sentence}; --allow-mismatch true begins nevertheless")

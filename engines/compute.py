@@ -3,8 +3,9 @@
     a matrix product    2 FLOPs for each weight and token; of a layer of experts, only the experts
                         that a token is sent to (its router and shared experts: every token)
     attention           4 * heads * head size for each layer, token and token that it attends to
-    a recurrent state   of linear attention and Mamba: 2 for each of its numbers and each token,
-                        which reads it; what is done number by number is not counted, as in norms
+    a recurrent state   2 for each of its numbers and each token that reads it: Mamba once, the
+                        delta rule twice, before it writes and after. What is done number by number
+                        (to decay, to write) is not counted, as in norms
     a training step     three forward passes (one forward, two for the backward pass)
 
 What is computed twice (to save memory, after an interruption) counts once; evaluation and padding
@@ -63,7 +64,8 @@ class ModelFlops:
                 last = dict(zip(config.layer_types, kinds))
                 kinds += [last[name] for name in config.layer_types[-shared:]]
             self.attention.update(kinds)
-        self.per_token = 2 * round(weights) + 2 * states
+        delta_rule = any(name.startswith("linear_") for name in vars(config))
+        self.per_token = 2 * round(weights) + (4 if delta_rule else 2) * states
 
     def of_group(self, prompt, outputs):
         """FLOPs of a prompt of `prompt` tokens, computed once, and of outputs of these lengths. A

@@ -3,17 +3,15 @@
 The docstring of `loss.token_logprobs` has the plain lines that this file makes affordable: 16,384
 tokens of a vocabulary of 152k are 10 GB of fp32 logits, three times with plain autograd. Here they
 exist for `chunk_tokens` tokens at a time, and the backward pass computes them again, but for those
-of the last chunk. `torch.utils.checkpoint` around the plain lines takes 1.65 times as long and 488
-MiB beside the gradients, this 175 (bench/head.py, 4,096 tokens on two CPU cores).
+of the last chunk (bench/head.py: time and memory beside the plain lines and torch's checkpoint).
 Axes: T tokens, c tokens of one chunk, H hidden, V vocabulary.
 """
 
 import torch
 
-# A block stays in the cache between max, exp and the sums: 0.16 s instead of 1.0 s for 4,096 tokens
-# forward on two CPU cores. On a GPU it need only be large enough to hide the launch of a kernel.
-BLOCK_ELEMENTS_CPU = 2**19  # 2 MB of fp32: the L2 of one core
-BLOCK_ELEMENTS_GPU = 2**24  # 64 MB
+# Numbers of a block, which stays in a CPU's L2 cache between max, exp and the sums (2 MB of fp32: 6
+# times as fast); on a GPU (64 MB) it need only be large enough to hide the launch of a kernel.
+BLOCK_ELEMENTS = {"cpu": 2**19, "cuda": 2**24}
 
 
 def logits_chunk(vocab_size):
@@ -52,8 +50,7 @@ class TokenLogprobs(torch.autograd.Function):
                 ent.copy_(lz - torch.linalg.vecdot(e, z)[:, None] / Z)
 
         ctx.save_for_backward(hidden, weight, targets, log_z)
-        ctx.logits_buffer = logits_buffer
-        ctx.settings = temperature, chunk_tokens, operand_dtype, head_fp32, softcap
+        ctx.head, ctx.chunk_tokens, ctx.logits_buffer = head, chunk_tokens, logits_buffer
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
@@ -62,10 +59,9 @@ class TokenLogprobs(torch.autograd.Function):
     def backward(ctx, grad_logprobs, _):
         """g (T,) -> the gradients of hidden (T, H) and weight (V, H), None for the other six."""
         hidden, weight, targets, log_z = ctx.saved_tensors
-        temperature, chunk_tokens, operand_dtype, head_fp32, softcap = ctx.settings
+        head, chunk_tokens, softcap = ctx.head, ctx.chunk_tokens, ctx.head.softcap
         # backward() may be called inside an autocast region, which would round our products.
         with torch.autocast(hidden.device.type, enabled=False):
-            head = Head(weight, temperature, operand_dtype, head_fp32, softcap)
             grad_hidden = torch.zeros_like(hidden)
             # fp32 while chunks are added up: in bf16 the sum stops growing after some 256 chunks.
             grad_weight = torch.zeros_like(weight, dtype=head.dtype)
@@ -84,9 +80,9 @@ class TokenLogprobs(torch.autograd.Function):
                     logits, still_there = logits_buffer[: len(chunk)], False
                 else:
                     logits = head.logits(h, out=logits_buffer)  # (c, V)
-                g = (grad_logprobs[chunk] / temperature)[:, None]  # (c, 1)
+                g = (grad_logprobs[chunk] / head.temperature)[:, None]  # (c, 1)
                 # d/dx cap tanh(x / cap) = 1 - tanh², and z * temperature / cap is that tanh.
-                slope = 1 - (logits * (temperature / softcap)).square_() if softcap else None
+                slope = 1 - (logits * (head.temperature / softcap)).square_() if softcap else None
                 for z, z_lz, z_g in head.blocks(logits, lz, g):
                     z.sub_(z_lz).exp_().mul_(-z_g)  # -g · softmax(z), in place
                 logits.scatter_add_(1, targets[chunk, None], g)  # + g · onehot(y)
@@ -99,7 +95,7 @@ class TokenLogprobs(torch.autograd.Function):
 
 class Head:
     """The three matrix products of the head. head_fp32: they are kept in fp32; else each is rounded
-    to bf16, as by a bf16 linear layer (the paper's ablation). softcap: as of `token_logprobs`."""
+    to bf16, as by a bf16 linear layer (the paper's ablation). softcap: of `token_logprobs`."""
 
     def __init__(self, weight, temperature, operand_dtype, head_fp32, softcap=None):
         self.V, self.softcap = len(weight), softcap
@@ -110,8 +106,7 @@ class Head:
         self.widen = head_fp32 and not weight.is_cuda
         self.weight = self.operand(weight)
         self.mixed = head_fp32 and self.weight.dtype != self.dtype
-        block_elements = BLOCK_ELEMENTS_CPU if weight.device.type == "cpu" else BLOCK_ELEMENTS_GPU
-        self.block_rows = max(1, block_elements // self.V)
+        self.block_rows = max(1, BLOCK_ELEMENTS[weight.device.type] // self.V)
 
     def blocks(self, *tensors):
         return zip(*(x.split(self.block_rows) for x in tensors))
@@ -121,7 +116,7 @@ class Head:
         return x.to(self.dtype) if self.widen else x
 
     def logits(self, hidden, out):
-        """(c, H) -> (c, V) in the first c rows of `out`."""
+        """(c, H) -> (c, V), in the first c rows of `out`."""
         logits = self.matmul(self.operand(hidden), self.weight.t(), out=out[: len(hidden)])
         if self.softcap:
             logits.div_(self.softcap).tanh_().mul_(self.softcap)
@@ -131,7 +126,7 @@ class Head:
         """out = a @ b. Only a bf16 head (head_fp32=False) rounds before it reaches an fp32 out."""
         if a.dtype == out.dtype:
             return torch.mm(a, b, out=out)
-        if self.mixed and out.dtype == self.dtype:
+        if self.mixed:
             return torch.mm(a, b, out_dtype=self.dtype, out=out)
         return out.copy_(torch.mm(a, b))
 

@@ -12,13 +12,11 @@ from engines.packed import DenseAttention, MaskedAttention, forward, heads, padd
 
 def make_cache(model, slots, length):
     """The cache of a model: `Slots`, or `own_forward.GroupCaches` if it cannot be packed."""
-    weight = model.get_output_embeddings().weight
-    return Slots(model.config, slots, length, dtype=weight.dtype, device=weight.device) \
-        if is_packed(model) else GroupCaches(model, slots)
+    return Slots(model, slots, length) if is_packed(model) else GroupCaches(model, slots)
 
 
 class Slots:
-    """Key-value cache of up to `slots` sequences of up to `length` tokens each.
+    """Key-value cache of up to `slots` sequences of `length` tokens, in the dtype of the weights.
 
     keys, values   (layers, S, J, length, D), so that attention reads each head in one piece
     lengths (S,)   tokens in the cache
@@ -26,14 +24,14 @@ class Slots:
                    view of them
     width          tokens of the longest of them; the CPU knows it without waiting for a GPU"""
 
-    def __init__(self, config, slots, length, *, dtype=torch.float32, device="cpu"):
-        _, J, D = heads(config)
-        shape = (config.num_hidden_layers, slots, J, length, D)
+    def __init__(self, model, slots, length):
+        _, J, D = heads(model.config)
+        shape = (2, model.config.num_hidden_layers, slots, J, length, D)
+        self.dtype, self.device = model.dtype, model.device
         # Zeros, not empty: a mask multiplies what lies behind it by zero, and NaN * 0 is NaN.
-        self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
-        self.lengths = torch.zeros(slots, dtype=torch.long, device=device)
+        self.keys, self.values = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.lengths = torch.zeros(slots, dtype=torch.long, device=self.device)
         self.active, self.width, self.slots = 0, 0, slots
-        self.dtype, self.device = dtype, device
 
     def prefill(self, model, prompts, samples):
         """Compute each of m prompts (lists of ids) once; copy it to new slots for its samples (m
@@ -84,17 +82,14 @@ class Slots:
             self.lengths[targets] = self.lengths[sources]
         self.active, self.width = active, int(self.lengths[:active].max()) if active else 0
 
-    def filled(self):
-        """Views of the active sequences, as far as they are filled."""
-        n, width = self.active, self.width
-        return {"lengths": self.lengths[:n], "keys": self.keys[:, :n, :, :width],
-                "values": self.values[:, :n, :, :width]}
-
     def state(self):
-        """Tensors for a checkpoint."""
-        return {name: view.clone() for name, view in self.filled().items()}
+        """Tensors for a checkpoint: the active sequences, as far as they are filled."""
+        parts = (slice(None), slice(self.active), slice(None), slice(self.width))
+        return {"lengths": self.lengths[: self.active].clone(),
+                "keys": self.keys[parts].clone(), "values": self.values[parts].clone()}
 
     def load_state(self, tensors):
-        self.active, self.width = len(tensors["lengths"]), tensors["keys"].shape[3]
-        for name, view in self.filled().items():
-            view.copy_(tensors[name])
+        _, n, _, width, _ = tensors["keys"].shape
+        self.lengths[:n], self.active, self.width = tensors["lengths"], n, width
+        self.keys[:, :n, :, :width] = tensors["keys"]
+        self.values[:, :n, :, :width] = tensors["values"]

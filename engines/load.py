@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.modeling_utils import load_state_dict
 from transformers.utils import find_adapter_config_file, logging as transformers_logging
 
 from config import ConfigError
@@ -48,21 +47,21 @@ def read_model(what, config, **options):
         raise ConfigError(f"{about}an adapter (adapter_config.json): merge it into its base model "
                           "(peft's merge_and_unload), save that, and give its folder")
     if not on_hub and not Path(name, "config.json").exists():
-        if gguf:
-            raise ConfigError(f"{about}only GGUF files: give the folder that they were made from, "
-                              "with config.json and safetensors of 16 or 32 bits")
-        raise ConfigError(f"{about}no such folder, or it has no config.json; `make toy` and `make "
-                          "smollm2` make those of configs/; a name on the hub reads OWNER/NAME")
-    # Damaged files, packages that are not installed, values of a wrong type, families that
-    # transformers 5.19 cannot build (DBRX): errors of any class, as nothing inside is ours.
+        raise ConfigError(about + (
+            "only GGUF files: give the folder that they were made from, with config.json and "
+            "safetensors of 16 or 32 bits" if gguf else
+            "no such folder, or it has no config.json; `make toy` and `make smollm2` make those of "
+            "configs/; a name on the hub reads OWNER/NAME"))
+    # Damaged files, packages that are not installed, families that transformers cannot build
+    # (DBRX): errors of any class, as nothing inside is ours.
     with refused(f"{about}cannot be read: ", Exception):
         return what.from_pretrained(name, **options)
 
 
 def load_model(config, shapes_only=False):
     """(model, tokenizer) after `accept.prepare`. The weights are fp32: at lr 5e-7 a bf16 weight
-    would round most updates away. shapes_only: on the meta device; of weights in a folder their
-    names and shapes are read, so that a dry run refuses what a run does."""
+    would round most updates away. shapes_only: on the meta device; names and shapes of weights in a
+    folder are read, so that a dry run refuses what a run does; nothing is downloaded."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     about, settings = f"model = {config.model!r}: ", read_model(AutoConfig, config)
@@ -73,19 +72,13 @@ def load_model(config, shapes_only=False):
         raise ConfigError(f"{about}vLLM does not take new weights of {settings.model_type} "
                           'rightly; use engine = "transformers"')
     tokenizer, info = read_model(AutoTokenizer, config), {}
-    if not shapes_only:
-        model, info = read_model(AutoModelForCausalLM, config, dtype=torch.float32,
-                                 output_loading_info=True, ignore_mismatched_sizes=True)
+    if shapes_only and not [*Path(config.model).glob("model*.safetensors")]:
+        with refused(f"{about}cannot be read: ", Exception), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(settings)
     else:
-        with refused(f"{about}cannot be read: ", Exception):
-            with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(settings)
-            shapes = {name: tensor for path in Path(config.model).glob("model*.safetensors")
-                      for name, tensor in load_state_dict(path, map_location="meta").items()}
-            if shapes:
-                model, info = type(model).from_pretrained(
-                    None, config=model.config, state_dict=shapes, device_map="meta",
-                    output_loading_info=True, ignore_mismatched_sizes=True)
+        model, info = read_model(
+            AutoModelForCausalLM, config, dtype=torch.float32, output_loading_info=True,
+            ignore_mismatched_sizes=True, device_map="meta" if shapes_only else None)
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "
@@ -130,8 +123,7 @@ def load_trained(config, processes):
     model, tokenizer = load_model(config)
     if processes == 1:          # of several, each has its shards on its device, not the whole
         model.to(device)
-    compiled = config.compile_layers == "on" or (
-        config.compile_layers == "auto" and device == "cuda")
+    compiled = config.compile_layers in ("on", "auto" if device == "cuda" else "on")
     if compiled or config.recompute_layers:
         checkpoint_and_compile(model, config.recompute_layers, compiled)
     return model, tokenizer, device, compute_dtype(config, device == "cuda")
@@ -150,19 +142,18 @@ def longest_tokens(config, tokenizer, model, prompt_tokens=1):
     output = interruption_of(config, tokenizer).longest
     limit = getattr(text_config(model), "max_position_embeddings", None) or math.inf
     if (over := prompt_tokens + output - limit) > 0:
-        raise ConfigError(
-            f"think_max = {config.think_max}: prompt, thinking, phrase and answer may take "
-            f"{prompt_tokens + output} tokens, the model has {limit}: lower think_max or "
-            f"answer_tokens by {over}")
+        raise ConfigError(f"think_max = {config.think_max}: prompt, thinking, phrase and answer "
+                          f"may take {limit + over} tokens, the model has {limit}: lower think_max "
+                          f"or answer_tokens by {over}")
     return output, min(config.prompt_tokens + output, limit)
 
 
 def settle_engine(config, servers=False):
     """Turn engine = "auto" into "vllm", where there is one, or into "transformers"; once, so that a
     resumed run keeps it. Raises ConfigError."""
+    servers = servers or config.vllm_url
     if config.engine == "auto":
-        config.engine = "vllm" if config.vllm_url or servers or importlib.util.find_spec("vllm") \
-            else "transformers"
-    if (config.vllm_url or servers) and config.engine != "vllm":
+        config.engine = "vllm" if servers or importlib.util.find_spec("vllm") else "transformers"
+    if servers and config.engine != "vllm":
         raise ConfigError(f"engine = {config.engine!r}: several GPUs or processes, --serve-only "
                           "and vllm_url need servers, which are vLLM's: use \"vllm\" or \"auto\"")

@@ -1,14 +1,13 @@
 """loss_stats.py: what to watch while a policy is trained, from the tensors of `loss.policy_loss`.
 
-A step is many micro-batches, and the mean of their means is wrong when they differ in size. So
-`statistics` returns sums, minima and maxima, which merge exactly, and only `merge_stats` divides.
-"""
+The mean of the means of micro-batches is wrong when they differ in size. So `statistics` returns
+sums, minima and maxima, which merge exactly, and only `merge_stats` divides."""
 
 import operator
 
 import torch
 
-# These merge by min and max; all other numbers are sums over tokens, Σ w x, and are added up.
+# All other numbers are sums over tokens, Σ w x, and are added up.
 EXTREMES = {"ratio/min": min, "ratio/max": max, "mismatch/max_abs_dlogp": max}
 
 
@@ -55,15 +54,13 @@ def statistics(*, mask, weights, lags, log_ratio, log_rho, clipped, token_loss, 
 
 def merge_stats(stats_list):
     """The metrics of a step (docs/metrics.md) from the `stats` of its micro-batches, in any order.
-    All but `loss` again as NAME/lag_k where lags were given. ess: the effective sample size
-    (Σwρ)² / (Σw Σwρ²). A step without a trained token has no metrics: {}."""
+    All but `loss` again as NAME/lag_k. ess: the effective sample size (Σwρ)² / (Σw Σwρ²). A step
+    without a trained token has no metrics: {}."""
     merged = {}  # suffix -> name -> float
-    for stats in stats_list:
-        for suffix, numbers in stats.items():
-            total = merged.setdefault(suffix, {})
-            for name, x in numbers.items():
-                combine = EXTREMES.get(name, operator.add)
-                total[name] = combine(total[name], x) if name in total else x
+    for suffix, numbers in (item for stats in stats_list for item in stats.items()):
+        total = merged.setdefault(suffix, {})
+        for name, x in numbers.items():
+            total[name] = EXTREMES.get(name, operator.add)(total[name], x) if name in total else x
 
     metrics = {}
     for suffix, sums in sorted(merged.items()):  # not yet divided: sums["ratio/mean"] is Σ w ρ

@@ -6,13 +6,12 @@ and each prompt would be computed G times. Here it is ONE row,
     [ prompt 0 | prompt 1 | ... | output 0 | output 1 | output 2 | ... ]        (1, T)
 
 so the matrix products, nearly all of the arithmetic, see each real token once. Only attention needs
-to know where a sequence begins: a token of a prompt attends to its prompt up to itself, a token of
-an output to its whole prompt, and to its output up to itself. Each layer of transformers calls
-`packed_attention`, and that a function `attend` which came with the forward pass, from `Pack` in
-training, from `Slots` (kv_cache.py) in generation. So both agree to rounding (1e-5 in fp32,
-tested). The layout is ours: the paper does not tell its own.
+to know where a sequence begins: a token of an output attends to its whole prompt, and to its output
+up to itself. Each layer of transformers calls `packed_attention`, and that a function `attend`
+which came with the forward pass, from `Pack` in training, from `Slots` (kv_cache.py) in generation.
+So both agree to rounding (1e-5 in fp32). The layout is ours: the paper does not tell its own.
 Axes: m prompts, n outputs (samples), T tokens in the row, K output tokens, H query heads, J
-key-value heads, D head size, C / R longest prompt (the context) / output, L = C + R.
+key-value heads, D head size, R queries and L keys of the longest sequence of a block.
 """
 
 import copy
@@ -29,7 +28,7 @@ from engines import own_forward
 
 def packed_attention(module, query, key, value, attention_mask=None, *, attend, scaling=None, **_):
     """Give q, k and v of this layer to `attend`: query (1, H, T, D), key and value (1, J, T, D) ->
-    (1, T, H, D) and no attention weights. `_` is what other back ends need (dropout, window)."""
+    (1, T, H, D) and no attention weights. `_`: what other back ends need."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))       # each (T, heads, D)
     return attend(module.layer_idx, q, k, v, scaling)[None], None
 
@@ -84,8 +83,7 @@ class Pack:
         asked, answers = places[:len(prompts)], places[len(prompts):]   # of each prompt and output
         positions = [torch.arange(len(prompt)) for prompt in prompts]
         positions += [len(prompts[p]) + torch.arange(len(a)) for p, a in zip(prompt_of, answers)]
-        # Token 0 of an output is predicted by its prompt's last token, which G samples share;
-        # token t > 0 by the output's own token t - 1.
+        # Token 0 of an output is predicted by its prompt's last token, which G samples share.
         predict = [x for p, answer in zip(prompt_of, answers) for x in (asked[p][-1:], answer)]
         lengths = torch.tensor([len(output) for output in outputs])
         self.input_ids = torch.tensor([t for row in rows for t in row], device=device)
@@ -93,10 +91,10 @@ class Pack:
         self.position_ids, self.predict, self.column = (torch.cat(x).to(device) for x in (
             positions, predict, [torch.arange(len(output)) for output in outputs]))
         self.sample = torch.arange(len(outputs)).repeat_interleave(lengths).to(device)
-        # An output attends to its prompt and to itself. An output of one token asks nothing.
+        # An output of one token asks nothing.
         queries = [*asked, *filter(len, answers)]
         keys = [*asked, *(torch.cat([asked[p], a]) for p, a in zip(prompt_of, answers) if len(a))]
-        kind = FlashAttention if uses_flash(dtype, device) else DenseAttention
+        kind = flash_attention if uses_flash(dtype, device) else DenseAttention
         self.attend = kind(queries, keys, dtype, device)
 
     def states(self, model):
@@ -110,11 +108,11 @@ def pack_rollouts(model, rollouts, dtype):
     prompts = {r.group_id: r.prompt_ids for r in rollouts}
     place = {group_id: i for i, group_id in enumerate(prompts)}
     kind = Pack if own_forward.is_packed(model) else own_forward.Rows
-    return kind(list(prompts.values()), [r.output_ids for r in rollouts],
+    return kind([*prompts.values()], [r.output_ids for r in rollouts],
                 [place[r.group_id] for r in rollouts], dtype=dtype, device=model.device)
 
 
-# -- 3. Attention by masks: anywhere. Sequences are padded to blocks, masks hide the padding -------
+# -- 3. Attention by masks, anywhere ---------------------------------------------------------------
 
 def padded(places, device):
     """n tensors -> (n, longest), zeros behind each, and their lengths (n,)."""
@@ -132,16 +130,12 @@ def take(x, blocks):
 
 class MaskedAttention:
     """softmax(q k' * scaling + mask) v for q (n, H, R, D), k and v (n, J, L, D).
+    allowed (n, 1, R, L): may a query attend?
 
-    allowed   (n, 1, R, L), True where a query may attend
-
-    The mask is finite: with -inf, a query that attends to nothing would be NaN. Its rows lie a
-    multiple of 8 numbers apart, or torch's GPU kernel would copy it in every layer. The queries
-    that share a key head lie side by side on the query axis: no key is repeated."""
+    The mask is finite: with -inf, a query that attends to nothing would be NaN. The queries that
+    share a key head lie side by side on the query axis: no key is repeated."""
 
     def __init__(self, allowed, dtype):
-        self.keys = allowed.shape[-1]
-        allowed = F.pad(allowed, (0, -self.keys % 8))
         self.mask = torch.where(allowed, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
 
     def __call__(self, q, k, v, scaling):
@@ -149,16 +143,15 @@ class MaskedAttention:
         queries = H // J * R
         if self.mask.shape[2] < queries:        # once for all layers, which keep it for backward
             self.mask = self.mask.repeat(1, 1, H // J, 1)
-        out = F.scaled_dot_product_attention(q.reshape(n, J, queries, D), k, v, scale=scaling,
-                                             attn_mask=self.mask[..., : self.keys])
+        out = F.scaled_dot_product_attention(q.reshape(n, J, queries, D), k, v, self.mask,
+                                             scale=scaling)
         return out.reshape(n, H, R, D)
 
 
 class DenseAttention:
     """Attention of n sequences in padded blocks, each of sequences of similar lengths: in a single
-    block most would be padding (log-uniform lengths up to 256: 75%).
-
-    queries, keys   n tensors each: places in the row. The last keys are the queries."""
+    block most would be padding.
+    queries, keys: n tensors each, places in the row. The last keys are the queries."""
 
     def __init__(self, queries, keys, dtype, device):
         blocks, tokens = [], 0
@@ -190,23 +183,20 @@ def uses_flash(dtype, device):
         torch.cuda.get_device_capability()[0] >= 8 if torch.cuda.is_available() else True)
 
 
-class FlashAttention:
-    """The same in one call of torch's FlashAttention for a whole row. Not run on a GPU so far: a
-    test runs these indices with a kernel in plain Python."""
+def flash_attention(queries, keys, dtype, device):
+    """The `attend` of a whole row in one call of torch's FlashAttention; arguments as above. Not
+    run on a GPU so far: a test runs these indices with a kernel in plain Python."""
+    from torch.nn.attention.varlen import varlen_attn               # its kernel is CUDA's alone
+    lengths = [[len(x) for x in places] for places in (queries, keys)]
+    ends = [F.pad(torch.tensor(n).cumsum(0), (1, 0)).int().to(device) for n in lengths]
+    longest, places = [max(n) for n in lengths], torch.cat(keys).to(device)
 
-    def __init__(self, queries, keys, dtype, device):
-        self.dtype = dtype
-        self.keys = torch.cat(keys).to(device)                                  # places in the row
-        lengths = [[len(x) for x in places] for places in (queries, keys)]
-        self.ends = [F.pad(torch.tensor(n).cumsum(0), (1, 0)).int().to(device) for n in lengths]
-        self.longest = [max(n) for n in lengths]
-
-    def __call__(self, layer, q, k, v, scaling):
-        from torch.nn.attention.varlen import varlen_attn           # its kernel is CUDA's alone
-        k, v = (x.to(self.dtype).index_select(0, self.keys) for x in (k, v))
+    def attend(layer, q, k, v, scaling):
+        k, v = (x.to(dtype).index_select(0, places) for x in (k, v))
         # A window of (-1, 0) is causal, counted from the end of each sequence.
-        return varlen_attn(q.to(self.dtype), k, v, *self.ends, *self.longest, scale=scaling,
+        return varlen_attn(q.to(dtype), k, v, *ends, *longest, scale=scaling,
                            window_size=(-1, 0), enable_gqa=q.shape[1] != k.shape[1])
+    return attend
 
 
 # -- 5. How many samples fit into one row ---------------------------------------------------------
@@ -250,9 +240,8 @@ def cost_tokens(rollouts, indices):
 # -- 6. Rounding -----------------------------------------------------------------------------------
 
 def round_between_products(model, dtype):
-    """Have embeddings and norms hand on `dtype`, as weights in `dtype` would make them do. Autocast
-    rounds the operands of products alone: the residual stream would be fp32, twice the memory, and
-    other numbers than those of vLLM and of FSDP2, whose weights are 16 bits there."""
+    """Have embeddings and norms hand on `dtype`, as weights in `dtype` do in vLLM and FSDP2.
+    Autocast rounds operands of products alone: the residual stream would be fp32, twice as big."""
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding) or "Norm" in type(module).__name__:
             module.register_forward_hook(lambda _, __, output: output.to(dtype))

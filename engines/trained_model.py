@@ -13,21 +13,19 @@ from transformers import AttentionInterface
 from artifacts import checkpoint
 from config import ConfigError
 from engines import packed
-from engines.packed import micro_batches
 
 GATHERED = 12               # parameters that the ranks gather at a time: about those of a layer
 
 
 class TrainedModel:
-    """Log-probs, weights, and a checkpoint of what scalerl.Trainer has made. With several processes
-    each has one, and scaleout/team.py has all of them make the same call at the same time."""
+    """Log-probs, weights and checkpoints of a scalerl.Trainer. With several processes each has one,
+    and scaleout/team.py has all of them make the same call at the same time."""
 
     @torch.no_grad()
     def logprobs(self, rollouts):
-        """(N, T) log-probs of the sampled tokens under the current weights, without a gradient;
-        every process computes all."""
+        """(N, T) log-probs of the sampled tokens under the current weights; no gradient."""
         rows = {}
-        for indices in micro_batches(rollouts, self.config.micro_batch_tokens):
+        for indices in packed.micro_batches(rollouts, self.config.micro_batch_tokens):
             rows |= zip(indices, self.policy([rollouts[i] for i in indices])[0])
         if isinstance(self.policy, FSDPModule):
             self.policy.reshard()       # only a backward pass would
@@ -60,12 +58,11 @@ class TrainedModel:
 def checkpoint_and_compile(model, recompute, compiled):
     """Replace the forward method of the model's layers in place, where a gradient is asked for.
 
-    recompute   run each layer again in the backward pass instead of keeping its activations: a
-                third more arithmetic, and memory that no longer grows with layers x tokens
-    compiled    by torch.compile, once for all layers and lengths; attention stays out of it: its
-                masks are others in every micro-batch
-    Raises ConfigError: transformers does not name the layers.
-    """
+    recompute   each layer runs again in the backward pass, and memory no longer grows with layers x
+                tokens. transformers' own switch would turn on dropout, and off the caches.
+    compiled    by torch.compile, once for all layers and lengths, but for attention: its masks are
+                others in every micro-batch
+    Raises ConfigError: transformers does not name the layers."""
     layers = [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
     if not layers:
         raise ConfigError("recompute_layers, compile_layers: transformers names no layers of "
@@ -76,10 +73,9 @@ def checkpoint_and_compile(model, recompute, compiled):
         # compiled with the forward pass, because a later failure would end the run.
         torch._dynamo.config.suppress_errors = True
         torch._functorch.config.force_non_lazy_backward_lowering = True
-    forwards = {kind: training_forward(kind.forward, recompute, compiled)
-                for kind in set(map(type, layers))}             # one function for each class
+    make = functools.cache(training_forward)            # one function for each class of layers
     for layer in layers:
-        layer.forward = types.MethodType(forwards[type(layer)], layer)
+        layer.forward = types.MethodType(make(type(layer).forward, recompute, compiled), layer)
 
 
 def training_forward(plain, recompute, compiled):

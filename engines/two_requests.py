@@ -1,9 +1,9 @@
 """two_requests.py: interruption on vLLM, which is only told how many tokens a request may have.
 
 A sample is two requests: prompt -> thinking, with the thinking budget; then prompt + thinking
-(+ phrase, if it has not ended) -> answer, with the answer's budget. Without a phrase nothing can be
-interrupted, and one request has both budgets. The samples of a prompt share its keys and values
-through vLLM's prefix cache, salted with the version: no request finds a block of older weights.
+(+ phrase, if it has not ended) -> answer, with the answer's budget. Without a phrase one request
+has both budgets. The samples of a prompt share its keys and values through vLLM's prefix cache,
+salted with the version: no request finds a block of older weights.
 """
 
 import queue
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sampler import Interruption, Request, Rollout
+from sampler import Request, Rollout
 
 
 @dataclass(eq=False)
@@ -38,8 +38,8 @@ class TwoRequests:
     """What the samplers on vLLM share: the rule above, and a checkpoint that asks again for what
     is unfinished. Arguments as of `TransformersSampler`."""
 
-    def __init__(self, tokenizer, interruption: Interruption, *, slots, prompt_tokens, eos_ids,
-                 temperature=1.0, seed=0):
+    def __init__(self, tokenizer, interruption, *, slots, prompt_tokens, eos_ids, temperature=1.0,
+                 seed=0):
         self.tokenizer, self.interruption, self.slots = tokenizer, interruption, slots
         self.prompt_tokens, self.eos_ids = prompt_tokens, sorted(eos_ids)
         self.temperature, self.version = temperature, 0
@@ -47,7 +47,7 @@ class TwoRequests:
         self.empty()
 
     def empty(self):
-        self.unfinished = {}            # keys: samples submitted and not yet returned, in order
+        self.unfinished = {}            # sample submitted and not yet returned -> its rollout
         self.waiting: deque[Sample] = deque()   # for a slot, or for a server with room
         self.done = queue.SimpleQueue()         # samples, not yet returned
 
@@ -70,7 +70,7 @@ class TwoRequests:
             rollout = Rollout(request.prompt_id, request.group_id, request.prompt_ids, [], [], [],
                               [], "length", False, request.task)
             samples.append(Sample(request, think + answer, rollout))
-        self.unfinished |= dict.fromkeys(samples)
+        self.unfinished |= {sample: sample.rollout for sample in samples}
         return samples
 
     def budget(self, sample):
@@ -86,7 +86,7 @@ class TwoRequests:
         if ids[-1] in self.eos_ids:
             rollout.finish_reason = "stop"
         elif first and phrase:
-            if self.interruption.end not in self.tokenizer.decode(rollout.output_ids):
+            if self.interruption.end not in self.tokenizer.decode(ids):
                 sample.add(phrase, [0.0] * len(phrase), [current] * len(phrase), sampled=False)
                 rollout.interrupted = True
             self.waiting.appendleft(sample)
@@ -99,9 +99,7 @@ class TwoRequests:
 
     def returned(self, samples) -> list[Rollout]:
         """The rollouts of these samples, which are finished now."""
-        for sample in samples:
-            del self.unfinished[sample]
-        return [sample.rollout for sample in samples]
+        return [self.unfinished.pop(sample) for sample in samples]
 
     # -- checkpoint: keys and values cannot be saved, so what has begun is asked for again --------
 

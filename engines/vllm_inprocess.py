@@ -1,9 +1,8 @@
 """vllm_inprocess.py: vLLM, stepped by the loop in the trainer's process, as a `Sampler`.
 
 Weights are swapped between two decode steps, and running sequences keep their cache (PipelineRL).
-The version of each token is vLLM's own record. Interruption takes two requests (two_requests.py).
-Unlike `TransformersSampler` it draws from torch's global generator, and starts unfinished samples
-again when a run is resumed.
+The version of each token is vLLM's own record. Unlike `TransformersSampler` it draws from torch's
+global generator, and starts unfinished samples again when a run is resumed.
 """
 
 import copy
@@ -16,17 +15,15 @@ from transformers import AutoConfig
 
 from engines.packed import heads
 from engines.two_requests import Sample, TwoRequests
-from sampler import Interruption, Request, Rollout
+from sampler import Request, Rollout
 
-# Tokens in a block of the cache. Only whole blocks are shared; the CPU build wants multiples of 32.
-BLOCK_TOKENS = 32
+BLOCK_TOKENS = 32           # of a block of the cache; the CPU build wants multiples of 32
 # The LM head's dtype by `head_fp32`, whatever the rest has: trainer and sampler must round alike.
 HEAD = {True: "float32", False: "bfloat16"}
 
 
 def load_vllm(model, **options):
-    """vLLM's `LLM` in this process, where torch.set_num_threads has no effect from then on. Raises
-    ValueError: not installed, or another version."""
+    """vLLM's `LLM` in this process. Raises ValueError: not installed, or another version."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"          # the engine in this process
     os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")          # its process group: loopback only
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")           # tell nobody
@@ -42,15 +39,13 @@ def load_vllm(model, **options):
 
 
 def repack(model):
-    """Pack head and experts of a vLLM model on the CPU again, after a reload: the CPU build
-    multiplies with packed copies. A tied head, loaded as the embedding, would keep its old one, and
-    experts are packed on the first load only."""
+    """Pack head and experts of a vLLM model again after a reload: the CPU build multiplies with
+    packed copies, and would keep the old ones of a tied head and of experts."""
     head = getattr(model, "lm_head", None)
     if hasattr(head, "quant_method"):               # not so in all models and pipeline stages
         head.quant_method.process_weights_after_loading(head)
     for layer in model.modules():
-        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
-        if kernel is not None:
+        if kernel := getattr(getattr(layer, "quant_method", None), "moe_kernel", None):
             kernel.fused_experts.process_weights_after_loading(layer)
 
 
@@ -62,29 +57,28 @@ def block_bytes(model, dtype):
 
 
 class VllmSampler(TwoRequests):
-    """Caller-driven vLLM in this process, with the methods of every engine. dtype: of weights and
-    cache, but not of the LM head; eager: without CUDA graphs on a GPU too."""
+    """An engine. dtype: of weights and cache, but not of the LM head; eager: without CUDA graphs;
+    more: as of `TwoRequests`."""
     devices = 0
 
-    def __init__(self, model, tokenizer, interruption: Interruption, *, slots, seed=0,
-                 head_fp32=True, dtype=torch.float32, eager=False, **more):
+    def __init__(self, model, tokenizer, interruption, *, slots, seed=0, head_fp32=True,
+                 dtype=torch.float32, eager=False, **more):
         super().__init__(tokenizer, interruption, slots=slots, seed=seed, **more)
         self.decoded = Counter()                        # "steps", "sequences": for log()
         # By vLLM's name of the request under way, of both samplers.
         self.running: dict[str, tuple[VllmSampler, Sample]] = {}
-        self.names = itertools.count()                  # of requests
-
+        self.names = map(str, itertools.count())        # of requests
         length = self.prompt_tokens + interruption.longest
-        # Room for all slots to grow to the end; with less vLLM would drop a sequence and compute it
-        # again, under other weights. One block is vLLM's own.
+        # With less room vLLM would drop a sequence, and compute it again under other weights. One
+        # block is vLLM's own.
         blocks = slots * -(-length // BLOCK_TOKENS) + 1
         self.llm = load_vllm(
             str(model), skip_tokenizer_init=True, dtype=str(dtype).removeprefix("torch."),
             hf_overrides={"head_dtype": HEAD[head_fp32]},
             logprobs_mode="processed_logprobs",         # after temperature
             generation_config="vllm",                   # not the model's own top-p and top-k
-            # The CPU build packs weights anew at a swap: nothing compiled may hold on to them. A
-            # GPU's graphs read them where they lie, and a reload copies to the same places.
+            # The CPU build packs weights anew at a swap: nothing compiled may hold on to them. On a
+            # GPU a reload copies to the same places.
             enforce_eager=eager or not torch.cuda.is_available(),
             # With a step in flight at a swap, its tokens would get the new version's label.
             async_scheduling=False,
@@ -96,8 +90,8 @@ class VllmSampler(TwoRequests):
         self.engine.set_weight_version("0")
 
     def beside(self, seed):
-        """A second sampler on the same engine, for evaluations. They share weights, cache, slots:
-        when one of them steps, what is running of the other goes on as well."""
+        """A second sampler on the same engine, for evaluations: when one of them steps, what is
+        running of the other goes on as well."""
         other = copy.copy(self)
         other.random, other.decoded = torch.Generator().manual_seed(seed), Counter()
         other.empty()
@@ -116,18 +110,20 @@ class VllmSampler(TwoRequests):
 
     def step(self) -> list[Rollout]:
         while self.waiting and len(self.running) < self.slots:
-            self._start(self.waiting.popleft())
+            name, sample = next(self.names), self.waiting.popleft()
+            self.running[name] = self, sample
+            self.engine.add_request(name, *self.asked(sample))
         if not self.running:
             return self.finished()
         self.decoded.update(steps=1, sequences=len(self.running))
         for output in self.engine.step():
             owner, sample = self.running.pop(output.request_id)
             answer = output.outputs[0]
+            ids, logprobs = list(answer.token_ids), list(answer.logprobs.logprobs)
             versions = [int(span.version) for span in answer.weight_versions
                         for _ in range(span.start, span.end)]
-            behavior_logprobs = list(answer.logprobs.logprobs)
-            assert len(answer.token_ids) == len(behavior_logprobs) == len(versions) > 0
-            owner.absorb(sample, list(answer.token_ids), behavior_logprobs, versions, self.version)
+            assert len(ids) == len(logprobs) == len(versions) > 0
+            owner.absorb(sample, ids, logprobs, versions, self.version)
         return self.finished()
 
     def reseed(self, seed):
@@ -141,16 +137,13 @@ class VllmSampler(TwoRequests):
     def close(self):
         self.engine.engine_core.shutdown()
 
-    def _start(self, sample):
-        """Ask vLLM for more of this sample."""
+    def asked(self, sample):
+        """(prompt, parameters) of the sample's next request."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
-        name = str(next(self.names))
         # ignore_eos: only our ids end a sample. logprobs=0: of the sampled token alone.
-        parameters = SamplingParams(
+        prompt = {"type": "token", "cache_salt": str(self.version), "prompt_token_ids": sample.ids}
+        return prompt, SamplingParams(
             temperature=self.temperature, max_tokens=self.budget(sample),
             stop_token_ids=self.eos_ids, ignore_eos=True, logprobs=0, flat_logprobs=True,
             detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY)
-        prompt = {"type": "token", "cache_salt": str(self.version), "prompt_token_ids": sample.ids}
-        self.engine.add_request(name, prompt, parameters)
-        self.running[name] = self, sample

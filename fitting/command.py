@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 
 import fit as law
-from fit import (LAST, LAWS, SAME_A, THETA, BadInput, compute_needed, fit_curve, held_out,
-                 interval)
-from fitting.compare import compare
-from fitting.forecast import judge, verdict_line
+from fit import LAST, LAWS, THETA, BadInput, compute_needed, fit_curve, held_out, interval
+from fitting.compare import compare_lines
 from fitting.figures import FORMS, plot_run, span, with_interval
+from fitting.forecast import judge, verdict_line
 from fitting.like import disagree, fit_like, learn
 from fitting.plan import APART, plan_lines
 from fitting.problems import by_problem_lines
@@ -27,7 +26,7 @@ ABOUT = law.__doc__.partition("For `from")[0] + """
 NOTES = """\
 RUN is a run folder, a log of verl, prime-rl, TRL, Weights & Biases or TensorBoard, any CSV with a
 header, or wandb:ENTITY/PROJECT/RUN. NAME=A,B,C pools the seeds A, B, C of one recipe. --x may be
-steps if every step costs the same: --x step --x-scale 0.4 --x-label GPU-hours
+steps if every step costs the same, as 0.4 GPU-hours: --x step --x-scale 0.4
 
 Read the verdict first, then --why. A ceiling fitted before the bend is a guess, and R0 moves
 everything: evaluate at step 0. --until is the test that counts. Programs import `fit_curve`.
@@ -76,44 +75,17 @@ def ahead_lines(fit, predict, target):
                f"{span(*fit.ci['A'], '.3f')}")
 
 
-def compare_lines(told):
-    """What `compare` found, in words."""
-    base, shared = told["first"], f"{told['A_mean']:.3f}"
-    yield f"ceilings, {shared} in the mean:"
-    for label, d in told["A"].items():
-        yield (f"  A({label}) - A({base}) = {d['d']:+.3f} {span(d['lo'], d['hi'], '+.3f')}: "
-               f"{d['rule']} by the paper's {SAME_A}")
-    for label, doubt in told["doubts"].items():
-        yield f"  A({label}) is not determined: {doubt}"
-    if not told["B"]:
-        yield "B is not compared: " + ("a ceiling is not determined" if told["doubts"] else
-                                       "the ceilings differ")
-        return
-    yield f"steepness at the shared ceiling {shared}:"
-    for label, d in told["B"].items():
-        yield f"  B({label}) = {d['B']:.2f} {span(*d['ci'], '.2f')}" + (
-            f"; {d['d']:+.2f} {span(d['lo'], d['hi'], '+.2f')} against {base}"
-            if label != base else "")
-
-
 def report_run(args, refit, curve, prior=None):
-    """Fit one run and describe it -> {label: Fit}, lines, warnings. The verdict is about the last
+    """Fit one run and print what it tells -> {label: Fit}, warnings. The verdict is about the last
     evaluations, with --until; else about twice the compute that there is."""
     label, C, R = curve.label, curve.C, curve.R
-    fit = refit(C, R)
-    print(f"{label}: {R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
-          f"({fit.R0_from}); last evaluation {R[-LAST:].mean():.3f} (mean of the last "
-          f"{min(LAST, R.size)})", *(f"  note: {note}" for note in curve.notes), sep="\n")
-    fits, warnings = {label: fit}, [*fit.warnings]
-    lines = [*ahead_lines(fit, args.predict, args.target)]
-    if args.plan:
-        share = args.until / C[-1] if (args.until or 0) > 1 else args.until
-        lines += plan_lines({name: getattr(fit, name) for name in THETA}, C[-1], args.plan, share)
-    judged, ahead, where = fit, np.full(LAST, 2 * C[-1]), "at twice the compute"
+    judged = fit = refit(C, R)
+    fits, warnings, lines = {label: fit}, [*fit.warnings], []
+    ahead, where = np.full(LAST, 2 * C[-1]), "at twice the compute"
     if args.until is not None:
         cut = args.until * C[-1] if args.until <= 1 else args.until
         judged = fits[f"{label}, up to {cut:.3g}"] = refit(C, R, c_max=cut)
-        lines = held_out_lines(held_out(C, R, judged)) + lines
+        lines += held_out_lines(held_out(C, R, judged))
         warnings += [f"up to {cut:.3g}: {warning}" for warning in judged.warnings]
         ahead, where = C[C > cut][-LAST:], "at the end"
     if prior:
@@ -123,12 +95,15 @@ def report_run(args, refit, curve, prior=None):
         judged, where = like, f"{where} (with earlier runs)"
     if args.by_problem:
         lines.insert(0, by_problem_lines(args.runs[0].rpartition("=")[2], args.until))
-    return fits, [verdict_line(judge(judged, ahead), where), *lines], warnings
-
-
-def number_or_fit(text):
-    """The value of --R0."""
-    return text if text == "fit" else float(text)
+    lines += ahead_lines(fit, args.predict, args.target)
+    if args.plan:
+        share = args.until / C[-1] if (args.until or 0) > 1 else args.until
+        lines += plan_lines({name: getattr(fit, name) for name in THETA}, C[-1], args.plan, share)
+    print(f"{label}: {R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
+          f"({fit.R0_from}); last evaluation {R[-LAST:].mean():.3f} (mean of the last "
+          f"{min(LAST, R.size)})", *(f"  note: {note}" for note in curve.notes),
+          verdict_line(judge(judged, ahead), where), *lines, sep="\n")
+    return fits, [f"warning: {label}: {warning}" for warning in warnings]
 
 
 def arguments(argv):
@@ -140,12 +115,11 @@ def arguments(argv):
     add("--x", help="column of compute")
     add("--y", action="append", help="column of the pass rate; twice for two tasks of a run")
     add("--x-scale", type=float, default=1.0, metavar="K", help="multiply --x: GPU-hours a step")
-    add("--x-label", help="name of the compute axis")
     add("--reward-range", type=float, nargs=2, metavar=("LO", "HI"), default=(0.0, 1.0),
         help="map these rewards onto [0, 1]")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
-    add("--R0", type=number_or_fit, help="pass rate before training, or `fit` (default: step 0)")
+    add("--R0", help="pass rate before training, or `fit` (default: step 0)")
     add("--c-min", type=float, help="leave out earlier evaluations (the paper: about one epoch)")
     add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
     add("--like", nargs="+", metavar="EARLIER", help="whole runs of the same task and recipe: what "
@@ -165,7 +139,10 @@ def arguments(argv):
     add("--why", action="store_true", help="the rival laws and all warnings")
     add("--out", metavar="FILE", help="picture of one run (.png, .pdf, .svg); `none`")
     args = p.parse_args(argv)
-    args.plan = args.apart / APART if args.apart else args.plan
+    if args.R0 not in (None, "fit"):
+        args.R0 = float(args.R0)
+    if args.apart:
+        args.plan = args.apart / APART
     return args
 
 
@@ -176,11 +153,11 @@ def report(args):
             raise BadInput("it takes a RUN; or --plan W, or --apart D, before there is one")
         print(*plan_lines(dict(zip(THETA, args.curve)), 1, args.plan, args.until), sep="\n")
         return
-    columns = (args.x, args.y, args.x_scale, args.x_label, args.reward_range)
+    columns = (args.x, args.y, args.x_scale, args.reward_range)
     curves = read_curves(args.runs, *columns)
     prior = args.like and learn([fit_curve(each.C, each.R, bootstrap=0)
                                  for each in read_curves(args.like, *columns)])
-    several, fits, lines, warnings = len(curves) > 1, {}, [], []
+    several, fits, warnings = len(curves) > 1, {}, []
     if several and (args.by_problem or args.out not in (None, "none")):
         raise BadInput(f"--by-problem and --out take one run of one task, not {len(curves)}")
     options = {name: getattr(args, name) for name in (
@@ -189,17 +166,16 @@ def report(args):
     # look sure.
     refits = {curve.label: partial(fit_curve, **options, seed=i) for i, curve in enumerate(curves)}
     for curve in curves:
-        found, more, doubts = report_run(args, refits[curve.label], curve, prior)
+        found, doubts = report_run(args, refits[curve.label], curve, prior)
         fits |= found
-        lines += [f"{curve.label}: {line}" for line in more] if several else more
-        warnings += [f"warning: {curve.label}: {doubt}" for doubt in doubts]
+        warnings += doubts
     if several:
         own = {curve.label: fits[curve.label] for curve in curves}
-        lines += compare_lines(compare(curves, own, refits))
-    why = [*(rival_line(*each) for each in fits.items()), *warnings]
-    if not args.why:
-        why = [f"{len(warnings)} warnings: --why"] if warnings else []
-    print(*lines, *fit_table(fits), *why, sep="\n")
+        print(*compare_lines(curves, own, refits), sep="\n")
+    why = [f"{len(warnings)} warnings: --why"] if warnings else []
+    if args.why:
+        why = [*(rival_line(*each) for each in fits.items()), *warnings]
+    print(*fit_table(fits), *why, sep="\n")
     if args.out != "none" and not several:
         path = Path(args.out or curve.picture)
         plot_run(curve, *fits.values()).savefig(path, dpi=150)

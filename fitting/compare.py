@@ -2,14 +2,15 @@
 import numpy as np
 
 from fit import RIVAL, SAME_A, THETA, interval
+from fitting.figures import FORMS, span, with_interval
 
 
 def difference(name, a, b):
-    """a - b in parameter `name` ("A", "B"), with its interval. The bootstrap does not know how much
-    seeds of one recipe differ: for recipes use the paper's 0.02."""
-    size, column = min(len(a.draws), len(b.draws)), THETA.index(name)
-    low, high = interval(a.draws[:size, column] - b.draws[:size, column])
-    return dict(d=getattr(a, name) - getattr(b, name), lo=low, hi=high)
+    """a - b in parameter `name` ("A", "B") with its interval, as text. The bootstrap does not know
+    how much seeds of one recipe differ: for recipes use the paper's 0.02."""
+    size, column, form = min(len(a.draws), len(b.draws)), THETA.index(name), f"+{FORMS[name]}"
+    ends = interval(a.draws[:size, column] - b.draws[:size, column])
+    return f"{getattr(a, name) - getattr(b, name):{form}} {span(*ends, form)}"
 
 
 def same_ceiling(A):
@@ -27,22 +28,29 @@ def ceiling_doubt(fit):
     return ""
 
 
-def compare(curves, fits, refits):
-    """Ceilings against the first run's, then steepness with all runs refitted at the mean A, if all
+def compare_lines(curves, fits, refits):
+    """Ceilings against the first run's; then steepness with all runs refitted at the mean A, if all
     ceilings are known and the same by the paper's rule: B means little without A.
 
     curves: each with label, C, R; fits {label: Fit}; refits {label: a function that fits (C, R) as
-    the command asks} -> numbers"""
+    the command asks} -> lines"""
     base, A = next(iter(fits)), np.array([fit.A for fit in fits.values()])
     doubts = {label: why for label, fit in fits.items() if (why := ceiling_doubt(fit))}
-    told = dict(first=base, A_mean=A.mean(), doubts=doubts, A={}, B={})
+    yield f"ceilings, {A.mean():.3f} in the mean:"
     for label, fit in list(fits.items())[1:]:
         rule = ("undetermined" if {label, base} & doubts.keys() else
                 "same" if same_ceiling([fit.A, fits[base].A]) else "differ")
-        told["A"][label] = difference("A", fit, fits[base]) | dict(rule=rule)
-    if same_ceiling(A) and not doubts:
-        at_mean = {curve.label: refits[curve.label](curve.C, curve.R, A_range=(A.mean(), A.mean()))
-                   for curve in curves}
-        told["B"] = {label: difference("B", fit, at_mean[base]) | dict(B=fit.B, ci=fit.ci["B"])
-                     for label, fit in at_mean.items()}
-    return told
+        yield (f"  A({label}) - A({base}) = {difference('A', fit, fits[base])}: {rule} by the "
+               f"paper's {SAME_A}")
+    for label, doubt in doubts.items():
+        yield f"  A({label}) is not determined: {doubt}"
+    if doubts or not same_ceiling(A):
+        yield "B is not compared: " + ("a ceiling is not determined" if doubts else
+                                       "the ceilings differ")
+        return
+    yield f"steepness at the shared ceiling {A.mean():.3f}:"
+    shared = {curve.label: refits[curve.label](curve.C, curve.R, A_range=(A.mean(), A.mean()))
+              for curve in curves}
+    for label, fit in shared.items():
+        yield f"  B({label}) = {with_interval(fit, 'B')}" + (
+            f"; {difference('B', fit, shared[base])} against {base}" if label != base else "")

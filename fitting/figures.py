@@ -11,7 +11,6 @@ FORMS = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}          # how the parameters o
 
 
 def span(low, high, form=".3g"):
-    """[low, high] as it is printed everywhere."""
     return f"[{low:{form}}, {high:{form}}]"
 
 
@@ -34,8 +33,7 @@ def empty(width, height, rows, columns, **options):
 def log_axis(axis):
     """A logarithmic axis whose labels can be read. Below two decades matplotlib labels two ticks,
     or so many that they stand one upon the other."""
-    low, high = axis.get_view_interval()
-    decades = np.log10(high / low)
+    decades = np.ptp(np.log10(axis.get_view_interval()))
     if decades < 2:
         axis.set_major_locator(MaxNLocator(4, steps=(1, 2, 5, 10)) if decades < 0.9 else
                                LogLocator(subs=(1, 2, 5)))

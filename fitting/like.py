@@ -2,7 +2,7 @@
 
 Before the bend, evaluations determine little more than a slope. Earlier runs tell the rest as a
 prior of two numbers: the share of the possible gain that a run reaches, (A - R0) / (1 - R0), and
-log B. Each is one more residual of the least squares: ridge regression, for a curve."""
+log B. Each is one more residual of the least squares."""
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,6 @@
 """plan.py: how much evaluation a forecast takes (`--plan`): the bound of Cramer and Rao. Ours.
 
-No unbiased forecast is surer than the Fisher information of the evaluations allows, even if the law
-is the true one. A prior is not counted."""
+No unbiased forecast is surer than the Fisher information of the evaluations allows."""
 import numpy as np
 from scipy.special import ndtri
 

@@ -41,17 +41,17 @@ def read_counts(folder):
 
 def log_odds(theta, x):
     """logit p of each node (225,) at x (n,) -> (n, 225)."""
-    u, log_v = NODES[0], np.tanh(theta[4]) * NODES[0] + NODES[1] / np.cosh(theta[4])
+    log_v = np.tanh(theta[4]) * NODES[0] + NODES[1] / np.cosh(theta[4])
     v = np.exp(theta[2] + np.exp(theta[3]) * log_v)
-    return theta[0] + np.exp(theta[1]) * u + v * x[:, None] ** np.exp(theta[5])
+    return theta[0] + np.exp(theta[1]) * NODES[0] + v * x[:, None] ** np.exp(theta[5])
 
 
 def posterior(theta, x, right, k):
     """log p of each problem's counts right (n, N) -> (N,); the share of every node for it (N, 225):
     what is missing to 1 is the chance that it is never solved."""
     odds = log_odds(theta, x)
-    each = right.T @ log_expit(odds) + (k - right.T) @ log_expit(-odds) + LOG_WEIGHTS  # (N, 225)
-    each = each + log_expit(-theta[6])
+    each = (right.T @ log_expit(odds) + (k - right.T) @ log_expit(-odds) + LOG_WEIGHTS
+            + log_expit(-theta[6]))                                                    # (N, 225)
     never = np.where(right.any(0), -np.inf, log_expit(theta[6]))                       # (N,)
     total = np.logaddexp(logsumexp(each, 1), never)
     return total, np.exp(each - total[:, None])

@@ -59,23 +59,20 @@ def places_of(text):
 
 def read_rows(path):
     """A log or a run's folder -> (rows {column: number or text}, the file read, notes)."""
-    folder, notes = path.is_dir(), []
-    path = log_in(path) if folder else path
+    notes, path = [], log_in(path) if path.is_dir() else path
     if str(path).startswith("wandb:"):
         rows = read_wandb(str(path)[6:])
     elif path.suffix == ".wandb":
         rows = read_wandb_file(path.read_bytes())
-    elif "tfevents" in path.name:             # a folder may hold several files of one resumed run
-        rows = read_tensorboard(path.parent if folder else path)
+    elif path.is_dir() or "tfevents" in path.name:
+        rows = read_tensorboard(path)
     elif path.suffix in (".csv", ".tsv"):
         rows = read_table(path)
     elif path.suffix in (".json", ".jsonl", ".ipynb") or path.read_bytes()[:2] == b'{"':
         rows, notes = read_jsonl(path)
     else:
-        text = path.read_text(errors="replace")
-        if not (rows := read_console(text) or read_cells(text)):
-            raise BadInput(f"{path} has no line `step:1 - name:0.5`, `{{'name': 0.5}}` or "
-                           "`name: 0.5`")
+        if not (rows := read_console(path.read_text(errors="replace"))):
+            raise BadInput(f"{path} has no line `step:1 - name:0.5` or `{{'name': 0.5}}`")
     if not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds lines that are not JSON objects")
     return [flat(row) for row in rows], path, notes
@@ -84,15 +81,13 @@ def read_rows(path):
 def log_in(folder):
     """The log in a run folder; the evaluations, if they have a file of their own."""
     for pattern in LOGS:
-        # By length first: checkpoint-1000 comes after checkpoint-900, and holds its log too.
-        found = sorted(folder.glob(pattern), key=lambda p: (len(p.parent.name), p.parent.name))
         # TensorBoard writes a new file into the same folder when a run is resumed.
-        logs = {p.parent if "tfevents" in pattern else p for p in found}
+        logs = {p.parent if "tfevents" in pattern else p for p in folder.glob(pattern)}
         if len(logs) > 1 and not pattern.startswith("checkpoint"):
             names = ", ".join(sorted(str(log.relative_to(folder)) for log in logs))
             raise BadInput(f"{folder} holds several logs: {names}; name one of them")
-        if found:
-            return found[-1]
+        if logs:    # by length first: checkpoint-1000 is after checkpoint-900, and has its log too
+            return max(logs, key=lambda p: (len(p.parent.name), p.parent.name))
     raise BadInput(f"{folder} holds no log that can be read: {', '.join(LOGS)}")
 
 
@@ -144,22 +139,6 @@ def read_console(text):
             elif isinstance(row, dict):
                 dicts.append({"step": found[1]} | row if found[1] else row)
     return lines or dicts
-
-
-def read_cells(text):
-    """The last resort, any text: each `name: 0.5`, `name=0.5`, `│ name │ 0.5 │`. A row ends where a
-    line names another step (NeMo-RL, torchtune, AReaL, prime-rl), or a name comes again."""
-    rows, step = [{}], None
-    for line in re.split(r"[\r\n]", text):
-        if (found := re.findall(r"(?i)\bstep[ :=]+(\d+)", line)) and found[-1] != step:
-            step = found[-1]                 # the last: "Epoch 1 Step 3/200 Train step 203/2000"
-            rows.append({"step": step})
-        for name, value in re.findall(r"([A-Za-z][\w/@.() -]*?) *[:=│] *"
-                                      r"(-?\d+\.?\d*(?:e[+-]?\d+)?%?)(?![\w:./])", line):
-            if name in rows[-1] and name != "step":
-                rows.append({"step": step} if step else {})
-            rows[-1][name] = value
-    return [row for row in rows if row]
 
 
 def read_notebook(cells):
@@ -276,17 +255,15 @@ def evaluations(rows, x, y, path):
     return *np.array([*kept]).T, notes
 
 
-def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0)) -> Curve:
+def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     """Read "PATH", or "NAME=PATH,PATH,..." (seeds of one recipe, pooled), in which PATH may be
     TABLE:RUN, see `places_of`, or wandb:ENTITY/PROJECT/RUN.
 
-    x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has.
-    All logs need it, unless x_label says that columns of several names are one quantity.  x_scale
-    multiplies compute (steps into GPU-hours); reward_range is mapped onto [0, 1]."""
+    x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has,
+    which all logs need.  x_scale multiplies compute (steps into GPU-hours); reward_range is mapped
+    onto [0, 1]."""
     name, _, paths = spec.rpartition("=")
     lo, hi = reward_range
-    if lo == hi:
-        raise BadInput(f"--reward-range takes two different numbers, got {lo:g} {hi:g}")
     if not all(paths.split(",")):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
     seeds, notes = [], []
@@ -295,7 +272,7 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
         rows = [row for row in rows if str(row.get("run")) == run] if run else rows
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
         x_name, _ = pick(rows, x, X_COLUMNS, "--x", path)
-        x, y = x or (None if x_label else metric(x_name)), y or metric(y_name)
+        x, y = x or metric(x_name), y or metric(y_name)
         *seed, doubts = evaluations(rows, x_name, y_name, path)
         seeds.append(seed)
         notes += more + others + doubts
@@ -306,16 +283,16 @@ def load(spec, x=None, y=None, x_scale=1.0, x_label=None, reward_range=(0.0, 1.0
     label = run or (given.absolute().name if given.is_dir() else given.stem)
     picture = given / "curve.png" if given.is_dir() else Path(
         "" if "wandb:" in paths else given.parent, f"{label}_curve.png")
-    return Curve(name or label, *checked(C * x_scale, (R - lo) / (hi - lo)), x_label or x_name,
-                 y_name, picture, tuple(notes))
+    return Curve(name or label, *checked(C * x_scale, (R - lo) / (hi - lo)), x_name, y_name,
+                 picture, tuple(notes))
 
 
-def read_curves(runs, x=None, y=None, x_scale=1.0, x_label=None, *others):
+def read_curves(runs, x=None, y=None, *others):
     """Several runs, several columns y of each -> curves; what the first has, the others need."""
     curves, tasks = [], y or [None]
     for run in runs:
-        curves += [load(run, x, task, x_scale, x_label, *others) for task in tasks]
-        x, tasks = x or (None if x_label else metric(curves[0].x)), y or [metric(curves[0].y)]
+        curves += [load(run, x, task, *others) for task in tasks]
+        x, tasks = x or metric(curves[0].x), y or [metric(curves[0].y)]
     if len(tasks) > 1:                                        # one label a run will not do
         return [replace(curve, label=f"{curve.label} {curve.y}" if len(runs) > 1 else curve.y)
                 for curve in curves]

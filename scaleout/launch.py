@@ -49,8 +49,7 @@ def started():
 
 
 def plan(config, address=""):
-    """memory.py's `Estimate` of this run. Settles `gpus` and `engine` in `config`. Raises
-    ConfigError."""
+    """The `Estimate` of this run. Settles `gpus` and `engine` in `config`. Raises ConfigError."""
     if address:
         config.vllm_url = ""                # the trainers' word, where both have the same ones
     check(config)
@@ -63,8 +62,7 @@ def plan(config, address=""):
     output, length = load.longest_tokens(config, tokenizer, model)
     estimate = Estimate(config, model, output, length, load.compute_dtype(config, cuda),
                         device_here(cuda), alone=not (several or config.vllm_url))
-    if not several:
-        estimate.recompute |= cuda and not estimate.trainer_fits(1)
+    estimate.recompute |= not several and cuda and not estimate.trainer_fits(1)
     return estimate
 
 
@@ -88,9 +86,9 @@ def visible(devices):
     return ",".join(ours[i] if ours[0] and i < len(ours) else str(i) for i in devices)
 
 
-def server_command(config, *, length, slots, dtype, url, device=None):
+def server_command(config, *, length, slots, dtype, url, device=""):
     """(argv, environment) of one server. length: tokens of the longest sequence; slots: sequences
-    decoded at once; device: as CUDA_VISIBLE_DEVICES has them, "0,1"; None: the CPU."""
+    decoded at once; device: as CUDA_VISIBLE_DEVICES has them, "0,1"; "": the CPU."""
     parts = urlsplit(url)
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", config.model,
             "--host", parts.hostname, "--port", str(parts.port),
@@ -108,21 +106,19 @@ def server_command(config, *, length, slots, dtype, url, device=None):
     env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1",       # the routes of pause and weights
            "VLLM_NO_USAGE_STATS": "1",
            "VLLM_HOST_IP": LOOPBACK,         # its inner process groups: all are on this machine
-           # Its log tells how far a start is, then how fast it is once a minute.
            "VLLM_LOGGING_LEVEL": "INFO", "VLLM_LOG_STATS_INTERVAL": "60",
            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",           # an engine in this process sets it to 0
            # vLLM's worker processes import servers.worker, from whatever folder they run in.
            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     if device:
-        env["CUDA_VISIBLE_DEVICES"] = str(device)
+        env["CUDA_VISIBLE_DEVICES"] = device
     else:
-        # Weights are prepacked there, so nothing compiled may hold on to them. The cache has room
-        # for every slot to grow to the end, in at most a quarter of the memory: short of it, vLLM
+        # Weights are prepacked there, so nothing compiled may hold on to them. Short of cache, vLLM
         # throws a sequence out and computes its keys and values again, under newer weights.
         blocks = slots * -(-length // BLOCK_TOKENS) + 1
-        memory = int(CACHE_SHARE * host_memory())
-        argv += ["--enforce-eager", "--block-size", str(BLOCK_TOKENS), "--kv-cache-memory-bytes",
-                 str(min(blocks * block_bytes(config.model, dtype), memory)),
+        memory = min(blocks * block_bytes(config.model, dtype), int(CACHE_SHARE * host_memory()))
+        argv += ["--enforce-eager", "--block-size", str(BLOCK_TOKENS),
+                 "--kv-cache-memory-bytes", str(memory),
                  "--worker-extension-cls", "servers.worker.Worker"]       # http is ours
         # Threads bound to cores would put every server of a machine on the same ones.
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
@@ -130,8 +126,7 @@ def server_command(config, *, length, slots, dtype, url, device=None):
 
 
 def commands(config, argv, placement, estimate, logs, port):
-    """(trainers, servers): Children that have not started. argv: the trainers'; port: of the store
-    on loopback in which the ranks meet."""
+    """(trainers, servers): Children to start. port: of the store on loopback where ranks meet."""
     ranks, urls = placement.trainers, [server.url for server in placement.servers]
     # With a thread a core each, processes would stand in each other's way.
     threads = max(1, cores_here() // max(1, ranks + len(urls)))
@@ -140,7 +135,7 @@ def commands(config, argv, placement, estimate, logs, port):
     for index, server in enumerate(placement.servers):
         command, its_env = server_command(
             config, length=estimate.length, slots=estimate.slots, dtype=estimate.dtype,
-            url=server.url, device=visible(server.devices) if server.devices else None)
+            url=server.url, device=visible(server.devices))
         servers.append(Child(f"server {index} ({server.url})", command, env | its_env,
                              log=logs / f"server_{index}.log"))
     script = [sys.executable, str(ROOT / "scalerl.py"), *(w for w in argv if w != "--dry-run")]
@@ -196,9 +191,8 @@ def describe(config, argv, address=""):
     print(f"{placement.why}\n\n{estimate.text(*counts)}")
     if several:
         print("\nThe processes (a run takes free ports of its own):")
-        trainers, servers = commands(config, argv, placement, estimate,
-                                     Path("runs", config.name, "logs", address), "PORT")
-        for child in trainers + servers:
+        logs = Path("runs", config.name, "logs", address)
+        for child in sum(commands(config, argv, placement, estimate, logs, "PORT"), []):
             env = [f"{name}={shlex.quote(value)}" for name, value in child.env.items()
                    if os.environ.get(name) != value]
             print(f"  {child.name}, log: {child.log or 'the terminal'}\n   ", *env,

@@ -1,6 +1,5 @@
-"""scaleout/memory.py: does a run fit? From the shapes of its model alone.
-
-A tenth of the device is left to what is not counted. Ours.
+"""scaleout/memory.py: does a run fit? From the shapes of its model alone, a tenth of the device
+left to what is not counted. Ours.
 """
 
 import os
@@ -30,10 +29,8 @@ def device_here(cuda):
     """The first GPU as a Device, or the CPU; an assumption where there is none to ask."""
     if not cuda:
         return Device(f"a CPU of {cores_here()} cores", host_memory(), cuda=False)
-    if not torch.cuda.is_available():
-        return ASSUMED
-    here = torch.cuda.get_device_properties(0)
-    return Device(here.name, here.total_memory, cuda=True)
+    here = torch.cuda.is_available() and torch.cuda.get_device_properties(0)
+    return Device(here.name, here.total_memory, cuda=True) if here else ASSUMED
 
 
 def cores_here():
@@ -71,8 +68,7 @@ class Estimate:
         head = model.get_output_embeddings().weight.numel()
         self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
         self.kv_token = block_bytes(config.model, dtype) / BLOCK_TOKENS     # bytes, all layers
-        # Of a running sequence, on average: half of the prompt filled, and a quarter of the longest
-        # output, as of samples half finished that become half as long. Assumed.
+        # Of a running sequence. Assumed: it will be half as long as it may, and is half finished.
         self.mean_length = (length - output) / 2 + output / 4
 
     def trainer_memory(self, trainers, recompute=False):
@@ -93,8 +89,7 @@ class Estimate:
         inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
         inner = max(inner) if isinstance(inner, list) else inner            # Gemma 3n: by layer
         mlp = 4 * inner * self.itemsize
-        if self.experts:            # for each expert of a token its input and output as well, in
-            # the type of its weights: transformers' product of experts knows no autocast; the
+        if self.experts:            # also each expert's input and output, without autocast; the
             # order of the tokens by expert, and the router's probabilities
             inner = getattr(s, "moe_intermediate_size", None) or inner
             mlp = self.experts * ((4 * inner + 2 * hidden) * (self.itemsize if sharded else 4) + 24)
@@ -110,10 +105,10 @@ class Estimate:
         # Logits and their gradients; a rounded head's gradient and what is added to it, in fp32.
         head = rounded * (4 if sharded else 8) * hidden     # of several, `root` has the gradient
         logits = (8 * logits_chunk(s.vocab_size) + head) * s.vocab_size
-        # vLLM has one cache. Over transformers, evaluations have their own. On a GPU, vLLM's and
+        # vLLM has one cache; over transformers, evaluations have their own. On a GPU, vLLM's and
         # that of evaluations take what is left, if it holds the samples of a prompt.
-        vllm, least = c.engine == "vllm", max(c.samples_per_prompt, c.eval_samples)
-        sequences = (0 if vllm else c.slots) + (least if self.cuda else c.slots)
+        least = max(c.samples_per_prompt, c.eval_samples) if self.cuda else c.slots
+        sequences = least + (0 if c.engine == "vllm" else c.slots)
         return {FIXED: fixed, ACTIVATIONS: kept, LOGITS: logits,
                 CACHE: sequences * self.sequence * self.alone}
 
@@ -129,8 +124,7 @@ class Estimate:
         return max(0, int((0.9 * free - needed) // self.sequence))
 
     def trainer_fits(self, trainers, recompute=False):
-        memory = self.trainer_memory(trainers, recompute)
-        return sum(memory.values()) <= 0.9 * self.device.memory
+        return sum(self.trainer_memory(trainers, recompute).values()) <= 0.9 * self.device.memory
 
     def server_memory(self, size=0):
         """({part: bytes} of one of a server's `size` GPUs, sequences that fit); 0: configured."""
@@ -153,8 +147,7 @@ class Estimate:
         return min(self.config.slots, int(fits * self.length / self.mean_length))
 
     def decode_rate(self, size):
-        """Tokens for each byte that a server of `size` GPUs reads: all weights once a step, and the
-        keys and values of each sequence."""
+        """Tokens for each byte, of weights, keys and values, that a server of `size` GPUs reads."""
         n = self.held(size)
         return n / (self.weights * self.itemsize + n * self.mean_length * self.kv_token)
 
@@ -172,15 +165,15 @@ class Estimate:
 
     def text(self, trainers, servers):
         """All of it in words, for --dry-run."""
-        lines = [f"Estimates for {self.device.name} of {self.device.memory / GIB:.0f} GiB:"]
+        text = f"Estimates for {self.device.name} of {self.device.memory / GIB:.0f} GiB:"
         if trainers:
             more = "; layers are recomputed in the backward pass" if self.recompute else ""
-            lines.append(f"  trainer   {listed(self.trainer_memory(trainers))}{more}")
+            text += f"\n  trainer   {listed(self.trainer_memory(trainers))}{more}"
         if servers:
             parts, fits = self.server_memory()
-            lines.append(f"  server    {listed(parts)}; {fits} whole sequences fit; {self.slots} "
-                         f"are decoded at once, of slots = {self.config.slots}")
-        return "\n".join(lines)
+            text += (f"\n  server    {listed(parts)}; {fits} whole sequences fit; {self.slots} "
+                     f"are decoded at once, of slots = {self.config.slots}")
+        return text
 
 
 def listed(sizes):

@@ -15,11 +15,8 @@ from servers.addresses import LOOPBACK
 TRAINING = 16 / 80                  # of a step's work, by the paper's split
 RECOMPUTED = 4 / 3                  # of the work of training: a second forward pass
 WORTH = 1.25                        # what a larger server must gain, for what its GPUs tell others
-
-
-# One vLLM server: its address, and its devices: numbers of GPUs, () on a CPU.
-Server = namedtuple("Server", "url devices")
-# All processes of a machine: how many trainers, a tuple of Servers; and the reason in one line.
+Server = namedtuple("Server", "url devices")        # devices: numbers of GPUs, () on a CPU
+# How many trainers, a tuple of Servers; and the reason in one line.
 Placement = namedtuple("Placement", "trainers servers why")
 
 
@@ -82,11 +79,11 @@ def on_gpus(c, estimate, address):
     # With more trainers the shards are smaller. If no number has room, the estimate refuses.
     plans = [(step(t, recompute), recompute, t) for t in possible[size] if t
              for recompute in {estimate.recompute, True} if estimate.trainer_fits(t, recompute)]
-    _, recompute, trainers = min(plans, default=(0, estimate.recompute, max(possible[size])))
-    estimate.recompute = recompute
-    generators = c.gpus - trainers
+    _, estimate.recompute, trainers = min(
+        plans, default=(0, estimate.recompute, max(possible[size])))
+    count = (c.gpus - trainers) // size
     why = "as asked for" if address or c.trainers or c.servers or c.vllm_url else \
         "by the paper's split, 1 to 4, as far as the model's memory lets it"
-    servers = f"{generators // size} servers" + (f" of {size}" if size > 1 else "")
-    return trainers, generators // size, (
-        f"{c.gpus} GPUs: {trainers} train, {generators} generate ({servers}): {why}")
+    servers = f"{count} servers" + (f" of {size}" if size > 1 else "")
+    return trainers, count, (
+        f"{c.gpus} GPUs: {trainers} train, {count * size} generate ({servers}): {why}")

@@ -1,8 +1,7 @@
 """scaleout/reaper.py: python reaper.py COMMAND ... runs a command, and leaves none of its children.
 
-vLLM starts workers in sessions of their own, which no signal of ours reaches. A subreaper becomes
-the parent of every orphan below it, so psutil finds all. A byte on standard input, a pipe from the
-launcher, is a signal for the command; its end kills everything.
+vLLM starts workers in sessions of their own, but a subreaper becomes the parent of every orphan
+below it. A byte on standard input is a signal for the command; its end kills everything.
 """
 
 import contextlib
@@ -19,11 +18,9 @@ PR_SET_CHILD_SUBREAPER = 36         # <linux/prctl.h>
 
 
 def reap(argv):
-    """Run the command `argv`, and kill what it leaves behind. Returns its exit status, or 128 + n
-    if signal n ended it."""
+    """Run a command, kill what it leaves behind. Returns its status, or 128 + n of signal n."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # A scheduler signals every process of a job, but only the launcher decides what follows. Not
-    # SIG_IGN, because the command would inherit that.
+    # A scheduler signals all processes; the launcher decides. The command would inherit SIG_IGN.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
     command = subprocess.Popen(argv, stdin=subprocess.DEVNULL)

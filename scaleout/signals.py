@@ -1,12 +1,11 @@
 """scaleout/signals.py: Ctrl-C, SIGTERM and SIGUSR1 end a run.
 
-With a checkpoint, between two decode steps or micro-batches. Without one after HEED_S, since a
-scheduler kills after 30 to 120 s, at a second signal, and where no run has begun.
+With a checkpoint, between two decode steps or micro-batches; without one after HEED_S, at a second
+signal, and where no run has begun.
 """
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -14,7 +13,7 @@ import threading
 import time
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-HEED_S = 30.0                       # longest time to heed the first signal
+HEED_S = 30.0                       # longest time to heed the first: schedulers then kill
 TWICE_S = 2.0                       # a scheduler and torchrun may both send the same signal
 REQUEUE = 75                        # EX_TEMPFAIL: the same command goes on from the checkpoint
 
@@ -60,10 +59,10 @@ class Signals:
                 signal.signal(number, handler)
 
     def watch(self, ours):
-        """In a thread: end this process when there is nothing to save, at the second signal, or if
-        the first one is not heeded in time."""
+        """In a thread: end this process if nothing is to be saved, or for one signal too many."""
+        ours.settimeout(1.0)
         while True:
-            if select.select([ours], [], [], 1.0)[0]:
+            with contextlib.suppress(TimeoutError):
                 number = ours.recv(1)
                 if not number:                      # all is done
                     return ours.close()

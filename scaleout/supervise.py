@@ -15,8 +15,7 @@ from scaleout.signals import SIGNALS, Signals, exit_code
 
 REAPER = Path(__file__).with_name("reaper.py")
 GRACE_S = 30.0                      # between SIGTERM and SIGKILL
-# A dead server is started again, but not after its third death within so many seconds.
-DEATHS_WITHIN_S = 600.0
+DEATHS_WITHIN_S = 600.0             # not started again: a server, after three within so long
 
 
 class Child:
@@ -32,10 +31,9 @@ class Child:
             self.hangs.unlink(missing_ok=True)              # of an earlier process
         with open(self.log, "ab", 0) if self.log else contextlib.nullcontext() as output:
             self.log_start = output.tell() if output else 0     # after what an earlier start wrote
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen(    # in a session: Ctrl-C is ours to pass on
                 [sys.executable, REAPER, *map(str, self.argv)], env=self.env, bufsize=0,
-                stdin=subprocess.PIPE, stdout=output, stderr=output,
-                start_new_session=True)         # the terminal's Ctrl-C is ours to pass on
+                stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True)
 
     @property
     def status(self):
@@ -45,9 +43,6 @@ class Child:
     def send(self, number):
         with contextlib.suppress(BrokenPipeError, ValueError):      # it has ended, or will
             self.process.stdin.write(bytes([number]))
-
-    def kill(self):
-        self.process.stdin.close()
 
     def ending(self, lines=12):
         """How it has ended, with the last lines of its log."""
@@ -77,12 +72,9 @@ def say(sentence):
 
 
 class Supervisor:
-    """One machine's trainers (rank 0 first) and servers: lists of Children.
-
-    The first signal goes on to rank 0, which writes a checkpoint and ends; a second one ends all at
-    once. Without trainers (--serve-only) the first does. After a SIGKILL of this process the
-    reapers end all.
-    """
+    """One machine's trainers (rank 0 first) and servers: lists of Children. A first signal goes on
+    to rank 0, which writes a checkpoint and ends; a second one, or without trainers the first, ends
+    all at once. After a SIGKILL of this process the reapers end all."""
 
     def __init__(self, trainers, servers):
         self.trainers, self.servers = trainers, servers
@@ -110,8 +102,7 @@ class Supervisor:
         # What rank 0 has said, or what ended it while it loaded.
         stopped = (exit_code(first), 128 + first, 130) if first else ()
         for trainer in ended:
-            # By a signal that nobody has sent to the launcher, a trainer has failed.
-            if trainer.status and trainer.status not in stopped:
+            if trainer.status and trainer.status not in stopped:    # it has failed
                 say(trainer.ending())
                 return 2 if trainer.status == 2 else 1              # 2: bad input
         # Of a stopped run rank 0's end is the end: while they load, others would wait for it.
@@ -125,7 +116,7 @@ class Supervisor:
             if server.hangs and server.hangs.exists():
                 say(f"{server.name} hangs, and is ended")
                 server.hangs.unlink()
-                server.kill()
+                server.process.stdin.close()        # its reaper kills it
             if server.status is not None and not first and not server.restart():
                 return 1
 
@@ -138,5 +129,5 @@ class Supervisor:
         while any(child.status is None for child in children):
             if self.signals.second or time.monotonic() > deadline:
                 for child in children:
-                    child.kill()
+                    child.process.stdin.close()
             time.sleep(0.05)

@@ -1,10 +1,8 @@
-"""team.py: the processes that train one model together: `Alone`, or several `Ranks`.
+"""team.py: the processes that train one model together: `Alone`, or several `Ranks`. Ours.
 
-The trainer in scalerl.py asks its team for what differs: `mine`, its micro-batches; `loss` of one;
-`finish`, gradients and statistics of all; `whole`, the full tensor behind a shard. On GPUs
-accelerate shards the model (FSDP2: fp32 weights, fp32 reduction); on CPUs every rank has all of it,
-and gloo sums the gradients. Rank 0 runs the training loop with a `SharedTrainer`, whose calls the
-other ranks repeat. torch sends them pickled: private networks only. Ours.
+On GPUs accelerate shards the model (FSDP2: fp32 weights, fp32 reduction); on CPUs every rank has
+all of it, and gloo sums the gradients. Rank 0 runs the training loop with a `SharedTrainer`, whose
+calls the other ranks repeat. torch sends them pickled: private networks only.
 """
 
 import contextlib
@@ -43,6 +41,7 @@ class Alone:
         self.stop = 0                       # the signal that has asked for an end; 0: none has
         self.busy_saving = False            # it is heeded, or a checkpoint is being written
         self.share, self.error = 1.0, ""    # of the micro-batch; of the first that has failed
+        self.scale = 1          # of a loss: a step's weights sum to 1, and FSDP2 takes the mean
 
     def prepare(self, policy, optimizer):
         """(policy, optimizer) as the team computes with them."""
@@ -52,7 +51,7 @@ class Alone:
         """Yield the micro-batches of this process: lists of indices of `rollouts`."""
         costs, self.error = [cost_tokens(rollouts, batch) for batch in batches], ""
         for batch, self.share in deal(batches, costs, self.size)[self.rank]:
-            self.heed(self.asked())
+            self.heed(self.all(self.stop)[0])       # on every rank at the same time
             yield batch
 
     def loss(self, function, logprobs, *arguments, **options):
@@ -63,7 +62,7 @@ class Alone:
         except ValueError as error:
             self.error = self.error or str(error)
             return 0 * logprobs.sum(), {}
-        return (loss, stats) if self.share else (0 * logprobs.sum(), {})
+        return (loss * self.scale, stats) if self.share else (0 * logprobs.sum(), {})
 
     def finish(self, policy, stats):
         """The statistics of all micro-batches; every process has the whole gradient then. Raises
@@ -83,8 +82,8 @@ class Alone:
         return [value]
 
     def whole(self, tensor):
-        """The full tensor, on every rank that asks at the same time."""
-        return tensor
+        """The full tensor behind a shard, on every rank that asks at the same time."""
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def lead(self, trainer):
         """The trainer that the training loop calls."""
@@ -92,9 +91,8 @@ class Alone:
 
     @contextlib.contextmanager
     def during(self, doing, version=None):
-        """Around a part of a step, for the sentence of what fails in it. doing: "start",
-        "generate", ...; version: of the weights, None: as before. Raises Stopped: somebody has
-        asked for the end."""
+        """Around a part of a step, for the sentence of what fails in it. doing: "start", ...;
+        version: of the weights, None: as before. Raises Stopped: somebody has asked for the end."""
         self.version = self.version if version is None else version
         if doing == "generate":             # between two decode steps
             self.heed(self.stop)
@@ -109,10 +107,6 @@ class Alone:
         if stop:
             self.busy_saving = True
             raise Stopped
-
-    def asked(self):
-        """`stop` of rank 0, on every rank at the same time."""
-        return self.stop
 
     @contextlib.contextmanager
     def saving(self):
@@ -133,7 +127,7 @@ def deal(batches, costs, size):
     batches: lists of sample indices, costs: their tokens. Share 0.0: nothing was left for a rank,
     it repeats the cheapest without effect. A round takes as long as its largest, hence the order.
     """
-    order = sorted(range(len(batches)), key=lambda i: (-costs[i], i))
+    order = sorted(range(len(batches)), key=lambda i: -costs[i])
     ranks = [[(batches[i], 1.0) for i in order[rank::size]] for rank in range(size)]
     for mine in ranks:
         if len(mine) < len(ranks[0]):
@@ -142,8 +136,7 @@ def deal(batches, costs, size):
 
 
 class Ranks(Alone):
-    """One of several processes, as it sees the others. No collective waits longer than deadline_s.
-    Raises ConfigError: no servers."""
+    """One of several processes. No collective waits longer than deadline_s. Raises ConfigError."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -155,8 +148,7 @@ class Ranks(Alone):
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.name = f"rank {self.rank}: "
         cuda = device_of(config) == "cuda"
-        # Explicit, because accelerate's own policy for bf16 reduces gradients in bf16 and casts
-        # the forward's output, our fp32 log-probs, to bf16.
+        # Explicit: accelerate's own for bf16 reduces gradients in bf16, and casts log-probs to it.
         self.plugin = FullyShardedDataParallelPlugin(
             fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
             cpu_ram_efficient_loading=False, mixed_precision_policy=MixedPrecisionPolicy(
@@ -166,8 +158,7 @@ class Ranks(Alone):
             self.accelerator = Accelerator(
                 cpu=not cuda, mixed_precision="no", fsdp_plugin=self.plugin,
                 kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)])
-            # Calls travel apart from gradients, over TCP on every machine. The wait for the next
-            # one has a group of its own, without a limit.
+            # Calls travel apart from gradients, over TCP; the wait for the next one has no limit.
             self.group = dist.new_group(backend="gloo", timeout=timeout)
             self.calls = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
 
@@ -176,17 +167,11 @@ class Ranks(Alone):
             # A node may have to download the model that others have: wait for the last one.
             limit = datetime.timedelta(seconds=self.config.start_deadline_s)
             dist.monitored_barrier(self.group, limit, wait_all_ranks=True)
-            # FSDP2's shards, or has every rank the whole model?
-            self.sharded = str(self.accelerator.distributed_type).endswith("FSDP")
+            self.sharded = str(self.accelerator.distributed_type).endswith("FSDP")      # on GPUs
             if self.sharded:
                 policy, optimizer = self.accelerator.prepare(policy, optimizer)
-                optimizer = optimizer.optimizer
+                optimizer, self.scale = optimizer.optimizer, self.size
         return policy, optimizer
-
-    def loss(self, function, logprobs, *arguments, **options):
-        # The weights of a step sum to 1, so gradients are summed; FSDP2 takes their mean.
-        loss, stats = super().loss(function, logprobs, *arguments, **options)
-        return loss * self.size if self.sharded else loss, stats
 
     def sum_gradients(self, policy):
         if not self.sharded:                # FSDP2 has reduced them in every backward pass
@@ -199,14 +184,6 @@ class Ranks(Alone):
         dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def whole(self, tensor):
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-    def asked(self):
-        stop = torch.tensor(self.stop)
-        dist.broadcast(stop, 0, group=self.group)
-        return stop.item()
-
     def lead(self, trainer):
         """Rank 0 gets a trainer that stands for all of them. The others serve until the end."""
         if self.rank:
@@ -214,8 +191,7 @@ class Ranks(Alone):
         return SharedTrainer(trainer, self)
 
     def call(self, name=None, *arguments):
-        """Rank 0: the others make this call next. They get [name, version, arguments] of it,
-        perhaps in hours."""
+        """Rank 0: the others make this call next. They get [name, version, arguments] of it."""
         call = [name, self.version, arguments]
         dist.broadcast(torch.zeros(1), 0, group=self.calls)             # ends their wait
         dist.broadcast_object_list(call, 0, group=self.group)
@@ -223,9 +199,7 @@ class Ranks(Alone):
 
     def serve(self, trainer):
         """The others: make the calls that rank 0 makes, until the end. Returns the exit code."""
-        # Rank 0 hears them, and ends the run, with a checkpoint that needs this rank. torchrun and
-        # Slurm signal every rank.
-        for number in SIGNALS:
+        for number in SIGNALS:              # of torchrun and Slurm: rank 0 heeds them for all
             signal.signal(number, signal.SIG_IGN)
         while True:
             with self.together("wait for rank 0"):      # gloo notices at once that rank 0 has died
@@ -233,11 +207,10 @@ class Ranks(Alone):
             if name == "close":
                 dist.destroy_process_group()
                 return 0
-            with self.together(name, version):
-                # Not finite: rank 0 has the same error, writes the samples to a file, and ends the
-                # run. A launcher ends all ranks as soon as one ends, so this one waits for it.
-                with contextlib.suppress(FloatingPointError, Stopped):
-                    getattr(trainer, name)(*arguments)
+            # Not finite: rank 0 has the same error, writes the samples to a file and ends the run.
+            # A launcher ends all ranks as soon as one ends, so this one waits for it.
+            with self.together(name, version), contextlib.suppress(FloatingPointError, Stopped):
+                getattr(trainer, name)(*arguments)
 
     def close(self):                        # only rank 0 comes here
         with self.together("close"):
@@ -246,9 +219,8 @@ class Ranks(Alone):
 
     @contextlib.contextmanager
     def together(self, doing, version=None):
-        """`during`, for what all ranks do at the same time. Raises RuntimeError for whatever ends
-        it, in one sentence. A rank that has only lost the line waits, so that the one that knows
-        the cause ends first: a launcher shows that one's words."""
+        """`during`, for what all ranks do at the same time. Raises RuntimeError for what ends it: a
+        lost line later, as a launcher shows the words of the first rank that ends."""
         with self.during(doing, version):
             try:
                 yield
@@ -272,12 +244,10 @@ class SharedTrainer:
         return functools.partial(self.call, name) if name in self.CALLS \
             else getattr(self.trainer, name)
 
-    def call(self, name, *arguments, **own):
-        """own: more arguments, of rank 0's trainer alone."""
+    def call(self, name, *arguments, **own):        # own: of rank 0's trainer alone
         with self.team.together(name):
             self.team.call(name, *arguments)
             return getattr(self.trainer, name)(*arguments, **own)
 
-    # A few layers at a time, as the caller asks for them: a send to the servers in between is never
-    # interleaved with a collective of the ranks, which would hang.
+    # A few layers at a time: a send in between and a collective of the ranks would hang together.
     weights = TrainedModel.weights

@@ -1,6 +1,5 @@
-"""addresses.py: where servers listen, and how trainers hear of it.
-
-A vLLM server has no password on the routes that change its weights: private networks only.
+"""addresses.py: where servers listen, and how trainers hear of it. A vLLM server has no password on
+the routes that change its weights: private networks only.
 """
 
 import contextlib

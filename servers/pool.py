@@ -42,45 +42,37 @@ class ServerPool:
 
     def __init__(self, urls, *, slots, length, vocab, dtype, head_fp32=True, cuda=False,
                  deadline_s=600.0, logs=None):
-        # Each request is a connection, and 1,024 open files are the usual soft limit.
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]    # each request is a connection
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self.slots, self.length, self.vocab = slots, length, vocab
+        self.slots, self.length, self.vocab, self.logs = slots, length, vocab, logs
         self.dtype, self.head_fp32, self.cuda, self.deadline_s = dtype, head_fp32, cuda, deadline_s
-        self.version, self.logs = -1, logs      # none pushed yet
-        self.run_id = secrets.token_hex(4)
+        self.run_id, self.version = secrets.token_hex(4), -1    # none pushed yet
         self.pushed = {}                # {name of a version on the servers: version}
         self.samplers = []              # the last one's samples come first
         self.counters = Counter()               # since the last `log`
         self.busy_s = self.decoding_s = 0.0     # since then: seconds of slots, of servers
-        self.counted_at = self.logged_at = time.monotonic()
+        self.counted_at = self.logged_at = self.ready_until = time.monotonic()
         self.error = None               # for the trainer's thread to raise
-        self.ready_until = time.monotonic()     # the last time when a server was ready
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.wait(self._open(urls))
+        said = time.monotonic()
         try:
-            self._wait_for_all()
+            while lost := self.check():         # they load, compile, capture graphs: for minutes
+                time.sleep(0.05)
+                if time.monotonic() - said > SAY_S:
+                    said = time.monotonic()
+                    say("; ".join(f"{server.url} is starting: {server.why}" for server in lost))
         except BaseException:
             self.close()
             raise
 
-    def _wait_for_all(self):
-        """Servers download, load, compile, capture graphs: for minutes."""
-        said = time.monotonic()
-        while lost := self.check():
-            time.sleep(0.05)
-            if time.monotonic() - said > SAY_S:
-                said = time.monotonic()
-                say("; ".join(f"{server.url} is starting: {server.why}" for server in lost))
-
     def check(self):
         """The lost servers. Raises ServerError: all, or at the start any one, for too long."""
-        lost = [server for server in self.servers if server.state == "lost"]
-        starting = self.version < 0
-        limit = (3 if starting else 1) * self.deadline_s
         if self.error:
             raise self.error
+        lost, starting = [s for s in self.servers if s.state == "lost"], self.version < 0
+        limit = (3 if starting else 1) * self.deadline_s
         if (len(lost) == len(self.servers) or starting and lost) \
                 and time.monotonic() - self.ready_until > limit:
             words = "connect: not every" if starting else f"generate, version {self.version}: no"
@@ -96,7 +88,6 @@ class ServerPool:
         """Bring every connected server to these weights, (Hugging Face name, full tensor) pairs.
         They are advanced only while no send is under way: behind them may be collectives of all
         ranks, and interleaved with a send these would hang. Not touched if nobody waits."""
-        assert version >= self.version, f"version {version} pushed after {self.version}"
         label = f"{self.run_id}-{version}"      # two runs never share the name of a version
         servers = [s for s in self.servers if s.state != "lost" and s.version != version]
         servers = self._each(servers, version, Server.pause)
@@ -135,8 +126,7 @@ class ServerPool:
     # -- the loop's thread: connections --------------------------------------------------------
 
     async def _open(self, urls):
-        # A connection of its own for each request: vLLM's server closes one after 5 s of silence,
-        # and a moment after it has answered 500; a request into a closing one fails.
+        # vLLM's server closes a silent connection; a request into a closing one fails.
         self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(
             limit=0, force_close=True))
         self.servers = [Server(url, self) for url in urls]
@@ -180,8 +170,7 @@ class ServerPool:
     def task(self, coroutine):
         """A task of the loop. The trainer hears of its failure, instead of waiting."""
         def look(task):
-            error = None if task.cancelled() else task.exception()
-            self.error = self.error or error
+            self.error = self.error or (None if task.cancelled() else task.exception())
         task = self.loop.create_task(coroutine)
         task.add_done_callback(look)
         return task
@@ -207,8 +196,8 @@ class ServerPool:
         try:
             answer = await server.generate(sampler, sample)
         except ServerFailed as error:
-            self.counters["bad_answers"] += (bad := isinstance(error, BadAnswer))
-            sample.refused += bad
+            sample.refused += isinstance(error, BadAnswer)
+            self.counters["bad_answers"] += isinstance(error, BadAnswer)
             if sample.refused == 3:
                 raise ServerError(f"generate, version {self.version}: {server.url}: a sample has "
                                   f"got three bad answers: {error}") from None
@@ -235,9 +224,9 @@ class ServerPool:
         seconds = max(self.counted_at - self.logged_at, 1e-9)
         busy = self.busy_s / sum(server.slots for server in self.servers) / seconds
         log = {"off_policy/busy_share": busy, "off_policy/waited_s": seconds * (1 - busy),
-               "off_policy/decoding_share": self.decoding_s / len(self.servers) / seconds}
-        log |= {f"servers/{name}": self.counters[name]
-                for name in ("late_starts", "bad_answers", "resubmitted", "losses")}
+               "off_policy/decoding_share": self.decoding_s / len(self.servers) / seconds,
+               **{f"servers/{name}": self.counters[name]
+                  for name in ("late_starts", "bad_answers", "resubmitted", "losses")}}
         self.busy_s, self.decoding_s, self.logged_at = 0.0, 0.0, self.counted_at
         self.counters.clear()
         return log

@@ -17,8 +17,7 @@ from servers.weight_transfer import NcclChannel
 
 CALL_S = 120.0      # for all but generation: in a push the other servers stand still so long
 LOOK_S = 30.0       # for a look and a pause, which cost a server little: it hangs if it is silent
-# A log-prob is above the first, which vLLM sends for nan, -inf and for none, and below the second:
-# that of a sure token may come out above 0 by rounding.
+# vLLM sends the first for nan, -inf and none; a sure token's may come out above 0 by rounding.
 NO_LOGPROB, ROUNDING = -9999.0, 1e-3
 
 
@@ -58,21 +57,20 @@ class Server:
     async def post(self, path, body=None, limit_s=CALL_S, method="POST"):
         """What a route says, JSON or text. limit_s: 0: none. Raises ServerFailed; ServerRefused:
         HTTP status 4xx before the first connection."""
-        limit_s = min(limit_s, self.call_s)
-        limits = aiohttp.ClientTimeout(total=limit_s, sock_connect=self.call_s)
+        limits = aiohttp.ClientTimeout(min(limit_s, self.call_s), sock_connect=self.call_s)
         try:
             async with self.pool.session.request(method, self.url + path, json=body,
                                                  timeout=limits) as response:
                 said = await response.text(errors="replace")
         except TimeoutError:
             self.pool.restart(self)
-            raise ServerFailed(f"{path}: no answer for {limit_s or self.call_s:g} s") from None
+            raise ServerFailed(f"{path}: no answer for {limits.total or self.call_s:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise ServerFailed(f"{path}: {error or type(error).__name__}") from None
         if response.status != 200:
-            kind = ServerRefused if 400 <= response.status < 500 and not self.connection \
-                else BadAnswer
-            raise kind(f"{self.url}{path} answered {response.status}: {said[:300]}")
+            wrong = 400 <= response.status < 500 and not self.connection
+            raise (ServerRefused if wrong else BadAnswer)(
+                f"{self.url}{path} answered {response.status}: {said[:300]}")
         try:
             return json.loads(said) if said.startswith("{") else said
         except (ValueError, RecursionError) as error:       # cut off, or nested without end
@@ -125,8 +123,7 @@ class Server:
         self.channel = self.version = None
 
     async def pause(self):
-        """Begin a push: no new requests, stop generating (running sequences keep their keys and
-        values), open an update."""
+        """Begin a push: no new requests, stop generating, open an update."""
         self.set_state("stale")
         await self.post("/pause?mode=keep&clear_cache=false", limit_s=LOOK_S)
         try:

@@ -1,7 +1,5 @@
-"""worker.py: what the workers of a vLLM server load, to receive weights on a CPU.
-
-It adds a weight transfer backend "http": they come inside the requests (`Server.receive`). If
-the loading breaks off, the server ends: half of the new weights would be worse than none.
+"""worker.py: what the workers of a vLLM server load, to receive weights on a CPU: a weight transfer
+backend "http". They come inside the requests (`Server.receive`).
 """
 
 import base64
@@ -46,7 +44,7 @@ class HttpEngine(WeightTransferEngine):
             self.model.load_weights(weights)
             finalize_layerwise_reload(self.model, self.model_config)
             repack(self.model)
-        except BaseException:           # layers half loaded, and vLLM cannot begin them anew
+        except BaseException:           # layers half loaded would be worse than none
             traceback.print_exc()
             os._exit(1)                 # vLLM ends the rest
 

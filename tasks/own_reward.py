@@ -6,9 +6,7 @@
 
 Pass rate, retirement and the curve are about right and wrong, and so is the paper's reward. So an
 answer is right if its reward is True or above 0, whatever the size, and then it earns +1, else -1.
-
-The file runs once in the trainer, for its problems, and once in each worker of the verifier, where
-the function has a deadline and 4 GiB of memory.
+The file runs once in the trainer, for its problems, and once in each worker of the verifier.
 """
 
 import ast
@@ -23,6 +21,10 @@ FUNCTIONS = ("reward", "reward_func")  # the names are also the problems' kinds
 TOLD = set()  # what this process has already complained about
 
 
+class TaskError(ValueError):
+    """Bad task, option or problem: one sentence with the field, its value, what would be right."""
+
+
 @functools.cache
 def run_file(path):
     """What the file defines. Files beside it can be imported."""
@@ -32,9 +34,8 @@ def run_file(path):
 
 @functools.cache
 def problems_of(path):
-    """(function's name, [(question, packed problem for `judge`)]) of a file. Raises ValueError with
-    the rest of a sentence that begins with its name."""
-    path = str(Path(path).resolve())  # a worker is started in another folder
+    """(function's name, [(question, packed problem for `judge`)]) of a file. Raises TaskError."""
+    name, path = path, str(Path(path).resolve())  # a worker is started in another folder
     try:
         offered = run_file(path)
         problems = offered.get("problems")
@@ -42,20 +43,20 @@ def problems_of(path):
     except (Exception, SystemExit) as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         where = "".join(f", line {line}" for line in lines[-1:])
-        raise ValueError(f"cannot be run: {error!r}{where}") from error
-    names = [name for name in FUNCTIONS if callable(offered.get(name))]
+        raise TaskError(f"{name!r} cannot be run: {error!r}{where}") from error
+    names = [function for function in FUNCTIONS if callable(offered.get(function))]
     if len(names) != 1 or not problems:
-        raise ValueError(f"must define problems, and has {len(problems)}, and one function of "
-                         "reward(problem, answer_text) and reward_func(prompts, completions, "
-                         f"**columns), and has {names}")
+        raise TaskError(f"{name!r} must define problems, and has {len(problems)}, and one function "
+                        "of reward(problem, answer_text) and reward_func(prompts, completions, "
+                        f"**columns), and has {names}")
     for number, problem in enumerate(problems, start=1):
         try:
             plain = question(problem).strip() and ast.literal_eval(repr(problem)) == problem
         except (AttributeError, SyntaxError, ValueError):
             plain = False
         if not plain:
-            raise ValueError('has a problem that is no table of numbers, texts, lists and tables, '
-                             f'with a "question": number {number}, {str(problem)[:60]!r}')
+            raise TaskError(f"{name!r} has a problem that is no table of numbers, texts, lists and "
+                            f'tables, with a "question": number {number}, {str(problem)[:60]!r}')
     return names[0], [(question(problem), repr((path, problem))) for problem in problems]
 
 

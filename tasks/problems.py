@@ -1,8 +1,7 @@
 """Problems and prompts: what the model is asked in a run.
 
 The paper (sec. 2, 3) trains on math problems and holds 1,000 out to draw its curve. Ours are the
-toy and the generated problems. load_splits reads a task, check_gold judges its gold answers,
-prompt_ids writes a question in the model's chat format; load_problems does all for a run.
+toy and the generated problems.
 
     >>> load_task("toy", "train", heldout=512)[0].trace
     '4+0=4;4+7=1;1+8=9</think>9'
@@ -10,8 +9,8 @@ prompt_ids writes a question in the model's chat format; load_problems does all 
 
 import contextlib
 import warnings
-from collections import defaultdict
 from dataclasses import dataclass
+from itertools import groupby
 
 from jinja2.exceptions import TemplateError
 
@@ -26,7 +25,7 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
 
     spec: a task or a mix such as "a+b", and its options: docs/tasks.md.
     heldout: how many are held out in total; of a mix an equal number of each part.
-    seed: which problems a generator draws. It does not touch a file, nor the hash of a question.
+    seed: which problems a generator draws; of no effect on a file.
     Raises TaskError, also where more than 2% of the records cannot be used.
     """
     train, held, _, bad = load_splits(spec, heldout=heldout, seed=seed, options=options)
@@ -45,8 +44,7 @@ def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
         pool, unread = load_pool(part, part_heldout, seed, options.get(part, {}))
         bad += unread
         if pool[0].task in names:
-            raise TaskError(f"task and eval_tasks name {pool[0].task!r} twice: every curve has its "
-                            "own name")
+            raise TaskError(f"task and eval_tasks name {pool[0].task!r} twice")
         names.add(pool[0].task)
         if part in parts:
             train[part], held[part] = split_pool(part, pool, part_heldout)
@@ -78,9 +76,8 @@ def count_unusable(sentences, used, max_unusable):
 
 def dealt(parts):
     """The parts of a mix in one list, each spread evenly over it: a prefix has all of them."""
-    places = [((i + 0.5) / len(part), k, p) for k, part in enumerate(parts)
-              for i, p in enumerate(part)]
-    return [p for _, _, p in sorted(places, key=lambda place: place[:2])]
+    places = [((i + 0.5) / len(part), p) for part in parts for i, p in enumerate(part)]
+    return [p for _, p in sorted(places, key=lambda place: place[0])]
 
 
 def parts_of(spec):
@@ -106,23 +103,20 @@ def split_pool(name, pool, heldout):
     if heldout >= len(pool):
         raise TaskError(f"heldout = {heldout} leaves nothing to train on: {name!r} has {len(pool)} "
                         "distinct problems that can be used")
-    levels = defaultdict(list)
-    for problem in pool:
-        levels[problem.level].append(problem)
-    order = dealt([sorted(levels[level], key=lambda p: p.id) for level in sorted(levels)])
+    ranked = sorted(pool, key=lambda p: (p.level, p.id))
+    order = dealt([[*level] for _, level in groupby(ranked, key=lambda p: p.level)])
     return order[heldout:], order[:heldout]
 
 
 def check_gold(problems, verifier=None):
     """{id: sentence} of the problems whose gold answer their own verifier calls wrong: they would
-    give -1 to every completion. Programs and rewards of one's own have no answer that could be
-    judged. Without a Verifier there is no deadline."""
-    claims = [(p, rf"\boxed{{{p.answer}}}" if p.kind == "math" else p.answer) for p in problems
-              if p.kind in ("math", "exact")]
-    items = [(text, p.answer, p.kind) for p, text in claims]
+    give -1 to every completion. Without a Verifier there is no deadline."""
+    judged = [p for p in problems if p.kind in ("math", "exact")]
+    items = [(rf"\boxed{{{p.answer}}}" if p.kind == "math" else p.answer, p.answer, p.kind)
+             for p in judged]
     reasons = verifier.score(items).reasons if verifier else [verify(*item)[1] for item in items]
-    return {p.id: f"problem {p.id}: its own answer {text!r} is judged {reason!r}"
-            for (p, text), reason in zip(claims, reasons, strict=True) if reason != "correct"}
+    return {p.id: f"problem {p.id}: its own answer {p.answer!r} is judged {reason!r}"
+            for p, reason in zip(judged, reasons, strict=True) if reason != "correct"}
 
 
 def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_options=None):
@@ -131,7 +125,7 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
     instruction: the system message where the chat template shows one, else before the question.
     think_open: ends the prompt, so that the model starts out thinking; not if the template has it.
     template_options: the template's own switches, such as {"enable_thinking": True} of Qwen3.
-    A tokenizer without a template (a base model) gets "question, blank line, Answer:" (ours).
+    A base model, without a template, gets "question, blank line, Answer:" (ours).
     """
     prefixed = f"{instruction}\n\n{problem.question}" if instruction else problem.question
     if tokenizer.chat_template is None:

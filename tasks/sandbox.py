@@ -3,13 +3,10 @@
 One process for one test, in namespaces that bubblewrap (`bwrap`) makes: no network, no process in
 sight, no environment, nothing to write to and no files but Python's library. Limits on CPU time,
 memory and files, a deadline, no capabilities, and a filter of system calls. The expected outputs
-stay on this side, so there is no checker inside to patch. A program may start threads, as many as
-its memory holds, but no process and no other program: so nothing can outlive it.
-
-Where namespaces are not allowed (many containers), Landlock takes their place: the same files can
-be read and no other opened; but names, sizes and dates of files can be seen. Where the kernel has
-neither, code is refused. A sandbox is no proof: the kernel itself is in reach. What happens before
-the program starts is in sandbox_child.py.
+stay on this side. A program may start threads, but no process and no other program: so nothing can
+outlive it. Where namespaces are not allowed (many containers), Landlock takes their place, behind
+which names, sizes and dates of files can be seen. Where the kernel has neither, code is refused.
+A sandbox is no proof: the kernel itself is in reach. sandbox_child.py goes on from here.
 
     >>> last_program("So:\\n```python\\nprint(6 * 7)\\n```\\nIt prints 42.")
     'print(6 * 7)'
@@ -48,8 +45,8 @@ class Limits(NamedTuple):
 
 
 class UnitTests(NamedTuple):
-    """Unit tests of one problem: texts for standard input and from standard output, or, with the
-    name of a function (or method of a class Solution), lists of its arguments and its values."""
+    """Texts for standard input and from standard output or, with the name of a function (or method
+    of a class Solution), lists of its arguments and its values."""
 
     inputs: list
     outputs: list
@@ -63,9 +60,9 @@ def read_tests(value, metadata=None):
     """UnitTests of the forms that data sets have; ValueError and the like for others.
 
     TACO, APPS:  {"inputs": [...], "outputs": [...], "fn_name": "f"}
-    PrimeIntellect:  [{"input": [1], "output": 2, "type": "function_call", "fn_name": "f"}]
-    LiveCodeBench:  [{"input": "1", "output": "2", "testtype": "functional"}], with one JSON value a
-        line, and {"func_name": "f"} in the record's metadata
+    PrimeIntellect:  [{"input": [1], "output": 2, "fn_name": "f"}]
+    LiveCodeBench:  [{"input": "1", "output": "2", "testtype": "functional"}], a JSON value a line,
+        and {"func_name": "f"} in the record's metadata
     """
     tests = json.loads(value) if isinstance(value, str) else value
     if isinstance(tests, dict):
@@ -78,16 +75,15 @@ def read_tests(value, metadata=None):
     if name is None:  # some have a list of lines
         pairs = [tuple("\n".join(x) if isinstance(x, list) else x for x in p) for p in pairs]
     pairs = sorted(pairs, key=lambda pair: -len(json.dumps(pair[0])))[:MOST_TESTS]
-    right = [isinstance(i, list) if name else isinstance(i, str) and isinstance(o, str)
-             for i, o in pairs]
-    if not pairs or not all(right):
+    if not pairs or not all(isinstance(i, list) if name else {type(i), type(o)} == {str}
+                            for i, o in pairs):
         raise ValueError("unit tests must have texts as inputs and outputs, or the name of a "
                          "function and lists of its arguments")
     return UnitTests([i for i, _ in pairs], [o for _, o in pairs], name)
 
 
-# A block is closed by a bare fence, before any other fence: else it was cut off. The second plus
-# forbids to go back, which would take minutes for some texts.
+# A block is closed by a bare fence, before any other fence: else it was cut off. `++` does not go
+# back, which would take minutes for some texts.
 BLOCK = re.compile(r"^[ \t]*+`{3,}+[ \t]*+([\w+-]*+).*+\n"
                    r"((?:(?![ \t]*+```).*+\n)*+)[ \t]*+`{3,}+[ \t]*+$", re.M)
 
@@ -101,30 +97,26 @@ def last_program(text):
     return found.get("python", found.get(""))
 
 
-# The clock of this side, or the kernel's limit of CPU time: SIGKILL, which bwrap reports as 128 + 9
-# and Popen, for a child of our own, as -9.
-KILLED = -signal.SIGKILL, 128 + signal.SIGKILL
+KILLED = -signal.SIGKILL, 128 + signal.SIGKILL  # by clock or CPU time: so does bwrap report it
 
 
 def run_tests(program, tests, limits=Limits()):
     """(reason, which test and what was seen): "correct" if every test passes, else of the first
     failure "wrong" (another output, or the program failed) or "timeout" (of clock or CPU time).
     Raises SandboxError: the sandbox itself failed, which says nothing about the program."""
+    count, same = len(tests.inputs), same_result if tests.fn_name else same_output
     for i, (given, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
-        code, output, complaint = run_program(
-            program, tests.fn_name, given, limits, which_walls())
-        where = f"test {i} of {len(tests.inputs)}"
+        code, output, complaint = run_program(program, tests.fn_name, given, limits, which_walls())
         if code in KILLED:
-            return "timeout", f"{where}: no end within {limits.cpu_s} s CPU, {limits.wall_s} s"
-        same = same_output if tests.fn_name is None else same_result
+            return "timeout", f"test {i} of {count}: no end within {limits}"
         if code != 0 or not same(output, expected):
-            return "wrong", f"{where}: ended with {code}: {complaint}, got {output[:100]!r}"
-    return "correct", f"{len(tests.inputs)} of {len(tests.inputs)} tests"
+            return "wrong", (f"test {i} of {count}: ended with {code}: {complaint}, got "
+                             f"{output[:100]!r}")
+    return "correct", f"{count} of {count} tests"
 
 
 def same_output(found, expected):
-    """Whether two texts agree word by word: 3.0 is 3, as in LiveCodeBench; where a decimal is
-    expected, to six digits."""
+    """Whether two texts agree word by word: 3.0 is 3 (LiveCodeBench); decimals to six digits."""
     found, expected = found.split(), expected.split()
     try:
         return len(found) == len(expected) and all(
@@ -136,8 +128,7 @@ def same_output(found, expected):
 
 
 def same_result(output, expected):
-    """Whether the JSON that the sandbox wrote is the expected value, or the only entry of the
-    expected list (TACO, APPS)."""
+    """Whether this JSON is the expected value, or the only entry of its list (TACO, APPS)."""
     wrapped = isinstance(expected, list) and len(expected) == 1
     try:
         found = json.loads(output)
@@ -158,10 +149,6 @@ def same_value(found, expected):
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # <linux/audit.h>
 DENIED = [line.split()[1:] for line in Path(__file__).with_name("system_calls.txt").read_text()
           .splitlines() if not line.startswith("#")]
-CLONE, CLONE3, CLONE_THREAD = (56, 220), 435, 0x10000  # <linux/sched.h>
-PRCTL, PR_SET_PDEATHSIG = (157, 167), 1  # it could take back that it ends with the caller
-PRLIMIT = 302, 261  # of another process: then its first argument is not 0
-FCNTL = 72, 25  # a file's signal to another process (8, 10, 15), a lease that others wait for
 
 
 @functools.cache
@@ -179,27 +166,21 @@ def system_call_filter(machine):
         (load, 0, 0, 4), (equal, 1, 0, ARCHITECTURES[machine]), (give, 0, 0, kill),
         (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), denied,  # x86-64's second set of numbers
     ]  # fmt: skip
-    for numbers in DENIED:
-        steps += [(equal, 0, 1, int(numbers[which])), denied]
-    steps += [
-        (equal, 0, 4, PRCTL[which]), (load, 0, 0, 16), (equal, 0, 1, PR_SET_PDEATHSIG), denied,
-        (give, 0, 0, allow),
-        (equal, 0, 7, FCNTL[which]), (load, 0, 0, 24), (equal, 3, 0, 8), (equal, 2, 0, 10),
-        (equal, 1, 0, 15), (equal, 0, 1, 1024), denied, (give, 0, 0, allow),
-        (equal, 0, 4, PRLIMIT[which]), (load, 0, 0, 16), (equal, 1, 0, 0), denied,
-        (give, 0, 0, allow),
-        # clone3's flags are out of a filter's sight. Where it is absent, libc takes clone.
-        (equal, 0, 1, CLONE3), (give, 0, 0, refuse | errno.ENOSYS),
-        (equal, 0, 3, CLONE[which]), (load, 0, 0, 16), (any_bit, 1, 0, CLONE_THREAD), denied,
-        (give, 0, 0, allow),
-    ]  # fmt: skip
+    tests = {"is": (equal, 0, 1), "is_not": (equal, 1, 0), "lacks": (any_bit, 1, 0)}
+    for row in DENIED:
+        test = []
+        if row[2:]:
+            place, how, value = row[2:]
+            test = [(load, 0, 0, 16 + 8 * int(place)), (*tests[how], int(value))]
+        steps += [(equal, 0, len(test) + 2, int(row[which])), *test, denied, (load, 0, 0, 0)]
+    # clone3's flags are out of a filter's sight. Where it is absent, libc takes clone.
+    steps += [(equal, 0, 1, 435), (give, 0, 0, refuse | errno.ENOSYS), (give, 0, 0, allow)]
     return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
 @functools.cache
 def which_walls():
-    """What stands around programs on this machine: "bubblewrap", else, as is told, "Landlock".
-    Raises SandboxError: no program can be run."""
+    """"bubblewrap" or, as is told, "Landlock". Raises SandboxError: no program can be run."""
     if sys.platform != "linux":
         raise SandboxError("code cannot be verified here: the sandbox needs Linux; a container or "
                            "a virtual machine with Linux will do")
@@ -226,7 +207,7 @@ def failure(walls):
     return None if output == "ready\n" else f"ended with {code}: {complaint}"
 
 
-# The files that a program may read: the interpreter's, under the names that it knows.
+# The interpreter's files, which a program may read.
 READABLE = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", f"{sys.base_prefix}/lib"]
 
 
@@ -234,16 +215,14 @@ def child_command(walls):
     """The command that starts sandbox_child.py, inside bubblewrap if that makes the walls."""
     python = os.path.realpath(sys.executable)  # not a virtual environment's link to it
     child = str(Path(__file__).resolve().with_name("sandbox_child.py"))
-    # -I: no environment, no user's site; -S: no packages at all, so the tests of a problem mean the
-    # same on every machine; -B: no byte code is written.
+    # -I: no environment, no user's site; -S: no packages, on any machine; -B: writes no byte code.
     inner = [python, "-I", "-S", "-B", child]
     if walls != "bubblewrap":
         return inner
     if not (bwrap := shutil.which("bwrap")):
         raise SandboxError("bubblewrap is not installed")
-    command = [bwrap, "--unshare-all", "--unshare-user",
-               "--die-with-parent", "--new-session", "--cap-drop", "ALL",
-               "--dev-bind", "/dev/null", "/dev/null"]
+    command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session",
+               "--cap-drop", "ALL", "--dev-bind", "/dev/null", "/dev/null"]
     for path in (*READABLE, python, child):
         command += ["--ro-bind-try", path, path]
     return [*command, "--remount-ro", "/", "--chdir", "/", *inner]
@@ -251,8 +230,8 @@ def child_command(walls):
 
 def run_program(program, name, given, limits, walls):
     """(exit code, output, end of complaint) of a process with the text `given` on its input or,
-    with a function's name, its list of arguments. The output goes to files, not to pipes: the
-    kernel bounds a file. Raises SandboxError: the program did not begin."""
+    with a function's name, its list of arguments. The output goes to files: the kernel bounds them.
+    Raises SandboxError: the program did not begin."""
     rlimits = {"CPU": limits.cpu_s, "AS": limits.memory_bytes, "FSIZE": limits.file_bytes,
                "NOFILE": 64, "CORE": 0}  # fmt: skip
     steps = system_call_filter(os.uname().machine)
@@ -274,7 +253,6 @@ def run_program(program, name, given, limits, walls):
             code = -signal.SIGKILL
         output, complaint = (os.pread(file.fileno(), limits.file_bytes, 0).decode(errors="replace")
                              for file in (stdout, stderr))
-        complaint = complaint.strip()[-200:]
         if os.fstat(request.fileno()).st_size and code not in KILLED:
-            raise SandboxError(f"the sandbox failed before the program began: {complaint}")
-    return code, output, complaint
+            raise SandboxError(f"the sandbox failed before the program began: {complaint[-200:]}")
+    return code, output, complaint.strip()[-200:]

@@ -1,12 +1,13 @@
 """Inside the sandbox: sandbox.py starts this file, one process a test.
 
-It reads its request from a file, sets limits, gives up its rights, empties the file to report that,
-and runs the program in this very process: a second start of Python would double the cost of a short
-test. Hence few imports. Without the report it was the sandbox that failed, and not the program.
+It reads its request from a file, sets limits, gives up its rights, empties the file to report that
+(else it was the sandbox that failed), and runs the program in this very process: a second start of
+Python would double the cost of a short test. Hence few imports.
 """
 
 import builtins
 import ctypes
+import json
 import marshal
 import os
 import resource
@@ -24,15 +25,14 @@ PRELUDE = ("string re datetime collections heapq bisect copy math random statist
 
 def main():
     give_up_capabilities()
-    # bubblewrap has its own way to end this process with the caller; the others have only this.
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # bubblewrap has its own way
     with open(int(sys.argv[1]), "r+b") as request:
-        limits, steps, program, name, arguments, *readable = marshal.load(request)
+        limits, steps, program, name, arguments, readable = marshal.load(request)
         # Soft and hard at once: past the CPU time comes SIGKILL, which cannot be caught.
         for what, amount in limits.items():
             resource.setrlimit(getattr(resource, f"RLIMIT_{what}"), (amount, amount))
-        if readable and readable[0]:
-            close_files(readable[0])
+        if readable:
+            close_files(readable)
         filter_system_calls(steps)
         request.truncate(0)  # before the program, which can then neither give nor take back this
     sys.argv[:] = ["solution.py"]
@@ -51,8 +51,6 @@ def main():
 
 def call(code, name, arguments, namespace):
     """Writes the function's value as JSON; what it prints goes nowhere."""
-    import json
-
     result = os.dup(1)
     os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
     exec(code, namespace)

@@ -1,7 +1,6 @@
 """Where problems come from: generators, files, data sets of the Hugging Face hub.
 
-load_pool chooses among toy_problems, reasoning_gym_problems, and record_problems, which reads files
-and data sets. No randomness that is not seeded, and no problem is left out in silence.
+No randomness that is not seeded, and no problem is left out in silence.
 """
 
 import contextlib
@@ -12,14 +11,12 @@ import math
 import random
 import re
 import tomllib
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from tasks import own_reward
 from tasks.answers import BOX
+from tasks.own_reward import TaskError, problems_of
 from tasks.sandbox import read_tests
-from tasks.verifier import TaskError
 
 
 @dataclass(frozen=True)
@@ -36,12 +33,12 @@ class Problem:
 
 
 def make_problem(task, question, answer, **fields):
-    """A Problem with its id. 48 bits of hash: 10,000 problems collide with chance 2e-7."""
+    """A Problem with its id."""
     return Problem(f"{task}/{question_hash(question)}", task, question, answer, **fields)
 
 
 def question_hash(question):
-    """12 hex digits of the question, spacing apart: "1  + 2" and "1 + 2" are one."""
+    """12 hex digits of a question, spacing apart; two of 10,000 collide with chance 2e-7."""
     return hashlib.sha256(" ".join(question.split()).encode()).hexdigest()[:12]
 
 
@@ -63,16 +60,13 @@ def load_pool(name, heldout, seed, options):
         raise TaskError(f"task {name!r} needs a package: pip install {error.name}") from error
     if name.endswith(".py"):
         checked_options(name, options, {})  # its options are its own constants
-        problems = own_problems(name)
-        print(f"{name}: {len(problems)} problems, judged by its own {problems[0].kind}")
-        return problems, []
+        return own_problems(name), []
     raise TaskError(f"task {name!r} is unknown: use toy, reasoning_gym:NAME, {', '.join(PRESETS)}, "
                     f"hf:OWNER/NAME, a file ({', '.join(FILES)}, .py), or a mix: toy+my.jsonl")
 
 
 def checked_options(name, options, defaults):
-    """Defaults with the given options over them. Raises TaskError: an option without a default, or
-    not of its default's type."""
+    """Defaults with the given options over them. Raises TaskError: another option or type."""
     for key, value in options.items():
         if key not in defaults or type(value) is not type(defaults[key]):
             raise TaskError(f"task option {key} = {value!r} is not one of {name!r}, which has "
@@ -80,7 +74,7 @@ def checked_options(name, options, defaults):
     return defaults | options
 
 
-# Short chains: where five steps must all be right, the curve begins late and ends suddenly.
+# Where five steps must all be right, the curve begins late and ends suddenly.
 TOY_OPTIONS = {"size": 2500, "min_digits": 2, "max_digits": 4}
 
 
@@ -88,19 +82,19 @@ def toy_problems(heldout, seed, *, size, min_digits, max_digits):
     """Running sums modulo 10, "6+3+9+2" -> "0"; the level is the number of digits. Modulo 10 every
     number is one token, and the steps of a long sum are no harder than those of a short one."""
     if size < 1 or not 2 <= min_digits <= max_digits:
-        raise TaskError(f"task options size = {size}, min_digits = {min_digits}, max_digits = "
-                        f"{max_digits} of 'toy': needed are size >= 1 and 2 <= min <= max")
+        raise TaskError(f"task options of 'toy': size = {size} must be at least 1, and 2 <= "
+                        f"min_digits = {min_digits} <= max_digits = {max_digits}")
     rng, problems = random.Random(f"toy {seed}"), []
-    levels = range(min_digits, max_digits + 1)
+    levels, total = range(min_digits, max_digits + 1), size + heldout
     for i, level in enumerate(levels):
         # An equal part of the pool for each level; a short level has only 10**level questions.
-        count = (size + heldout) * (i + 1) // len(levels) - (size + heldout) * i // len(levels)
+        count = total * (i + 1) // len(levels) - total * i // len(levels)
         for number in rng.sample(range(10**level), min(count, 10**level)):
             terms = f"{number:0{level}d}"
-            steps, total = worked_steps(" + ".join(terms), modulus=10)
-            question, trace = "+".join(terms), ";".join(steps).replace(" ", "") + f"</think>{total}"
-            problems.append(make_problem(
-                "toy", question, str(total), kind="exact", level=level, trace=trace))
+            steps, answer = worked_steps(" + ".join(terms), modulus=10)
+            trace = ";".join(steps).replace(" ", "") + f"</think>{answer}"
+            problems.append(make_problem("toy", "+".join(terms), str(answer), kind="exact",
+                                         level=level, trace=trace))
     return problems
 
 
@@ -109,35 +103,31 @@ def worked_steps(expression, modulus=None):
     first, *rest = expression.split()
     total, steps = int(first), []
     for sign, term in zip(rest[::2], rest[1::2], strict=True):
-        after = total + int(sign + term)
-        after = after if modulus is None else after % modulus
-        steps.append(f"{total} {sign} {term} = {after}")
-        total = after
+        step = f"{total} {sign} {term} = "
+        total += int(sign + term)
+        total = total % modulus if modulus else total
+        steps.append(f"{step}{total}")
     return steps, total
 
 
 def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
-    """Problems of one Reasoning Gym generator, with its own options. Questions repeat where there
-    are few ("two one-digit terms": 200), so it asks for four times as many as are wanted."""
+    """Problems of one Reasoning Gym generator, with its own options: `size` and those held out, or
+    fewer. Questions repeat where there are few, so it asks for four times as many."""
     import reasoning_gym
 
-    generator = name.removeprefix("reasoning_gym:")
+    generator, problems = name.removeprefix("reasoning_gym:"), {}
     try:
         wanted = size + heldout
-        # The generator draws problem i from seed + i, so neighboring seeds would share nearly all
-        # of their problems: keep them a million apart (NumPy takes 32 bits).
+        # It draws problem i from seed + i: keep seeds a million apart (NumPy takes 32 bits).
         source = reasoning_gym.create_dataset(
             generator, seed=1_000_000 * seed % 2**31, size=4 * wanted, **options)
     except (TypeError, ValueError, AssertionError) as error:  # how its configurations refuse
         raise TaskError(f"task {name!r} with options {options}, size {size!r}: {error}") from error
-
-    problems = {}
     for entry in source:
         answer, level, trace = entry["answer"], 0, None
         if not re.fullmatch("[-+]?[0-9]+", answer or ""):
             raise TaskError(f"task {name!r} has answers that are no whole numbers, such as "
-                            f"{answer!r}: only the generator's own rule can judge them, in a task "
-                            "of a Python file (docs/tasks.md has one)")
+                            f"{answer!r}: judge them in a task of a Python file (docs/tasks.md)")
         if generator == "chain_sum":  # its level is the number of terms
             steps, total = worked_steps(entry["metadata"]["expression"])
             level, trace = len(steps) + 1, "; ".join(steps) + f"</think>{total}"
@@ -145,19 +135,12 @@ def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
         problems.setdefault(found.id, found)
         if len(problems) == wanted:
             break
-    else:
-        warnings.warn(f"task {name!r} has only {len(problems)} distinct problems with options "
-                      f"{options}, {wanted} were asked for", stacklevel=2)
     return list(problems.values())
 
 
 def own_problems(path):
-    """The problems of a Python file with a reward of its own (own_reward.py), each question once.
-    Raises TaskError."""
-    try:
-        kind, problems = own_reward.problems_of(path)
-    except ValueError as error:
-        raise TaskError(f"{path!r} {error}") from error
+    """The problems of a file for own_reward.py, each question once. Raises TaskError."""
+    kind, problems = problems_of(path)
     made = [make_problem(Path(path).stem, *problem, kind=kind) for problem in problems]
     return list({problem.id: problem for problem in made[::-1]}.values())[::-1]
 
@@ -166,20 +149,17 @@ def own_problems(path):
 COLUMNS = {
     "question": "",  # text, or a list of messages
     "answer": "",  # text or a number; of kind "code" the unit tests
-    "kind": "math",  # a column "kind" with one of KINDS goes before it
+    "kind": "math",  # "exact", "code"; a column "kind" with one of these goes before it
     "level": "level",  # a number, or a text with one: "Level 5", "3/8"
     "config": "", "split": "train",  # of data sets
 }  # fmt: skip
-KINDS = ("math", "exact", "code")  # other kinds are made here
-# The usual names, in the order in which they are looked for: MATH-500 has an answer beside its
-# solution, DAPO-17k a prompt beside its list of messages.
+# The usual names, in this order: MATH-500 has an answer beside its solution.
 USUAL = {"question": ("question", "problem", "prompt", "messages"),
          "answer": ("answer", "reward_model.ground_truth", "solution")}
-# What data sets write where there is no answer. As a gold answer, "\boxed{proof}" would score.
+# Written where there is no answer: as a gold answer, "\boxed{proof}" would score.
 NO_ANSWERS = {"proof", "see proof", "n/a", "notfound", "not found", "unknown", "see solution"}
 # "12,5" is 12.5 to one half of the world and a list to the other.
 AMBIGUOUS = re.compile(r"\s*[-+]?[0-9]+,(?:[0-9]{1,2}|[0-9]{4,})\s*")
-OPTIONS = ("choices", "options")
 # What stands before or around the answer inside its column, and how it is told: GSM8K's, MATH's.
 MARKS = {"####": " after ####", r"\boxed": r" in the last \boxed{}"}
 PRESETS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
@@ -191,17 +171,19 @@ def read_records(name, options):
     try:
         ending = Path(name).suffix.lower()
         if ending == ".csv":
-            csv.field_size_limit(2**31 - 1)  # unit tests may be longer than 128 KiB
             with open(name, encoding="utf-8-sig", newline="") as file:  # byte-order mark or not
                 return list(csv.DictReader(file))
         if ending in (".json", ".jsonl"):
             text = Path(name).read_text("utf-8-sig")
             if ending == ".json":
                 return list(json.loads(text))
-            return [json_or_text(line) if line.strip() else ... for line in text.split("\n")]
+            records = [line if line.strip() else ... for line in text.split("\n")]
+            for i, line in enumerate(records):  # one that is no JSON stays a text
+                with contextlib.suppress(TypeError, ValueError, RecursionError):
+                    records[i] = json.loads(line)
+            return records
         import datasets  # 0.8 s
 
-        datasets.disable_progress_bars()
         if ending == ".parquet":
             return list(datasets.Dataset.from_parquet(name))
         repository = options.get("repository") or name.removeprefix("hf:")
@@ -212,17 +194,9 @@ def read_records(name, options):
         raise TaskError(f"task {name!r} cannot be read: {cause}") from error
 
 
-def json_or_text(line):
-    """What a line of JSON holds; a line that is no JSON as it is: one record that is none."""
-    with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(line)
-    return line
-
-
 def record_problems(name, options):
-    """(the problems of a file or data set, each question once; a sentence for each record that is
-    none). What the options leave open is found out from the first record, and told in one printed
-    line. Raises TaskError."""
+    """(the problems of a file or data set, each question once; a sentence for each bad record).
+    What the options leave open is found out from the first record and printed. Raises TaskError."""
     records = read_records(name, options)
     first = next((record for record in records if isinstance(record, dict)), None)
     if first is None:
@@ -245,8 +219,8 @@ def record_problems(name, options):
                 problem = record_problem(record, task, columns, mark)
                 first = problems.setdefault(problem.id, problem)
                 if first.answer != problem.answer:
-                    raise TaskError(f"has a question that came before with another answer, "
-                                    f"{str(first.answer)[:40]!r} and {str(problem.answer)[:40]!r}")
+                    raise TaskError("has a question that came before with another answer, "
+                                    f"{first.answer[:40]!r} and {problem.answer[:40]!r}")
         except TaskError as error:
             bad.append(f"{name!r}, {place} {number} {error}")
     if not problems:
@@ -264,7 +238,7 @@ def record_problem(record, task, columns, mark):
     if None in record:
         raise TaskError(f"has more fields than the first line: {str(record[None])[:60]}")
     kind = column(record, "kind")
-    kind = kind if kind in KINDS else columns["kind"]
+    kind = kind if kind in ("math", "exact", "code") else columns["kind"]
     question, answer = (text_of(column(record, columns[role])) for role in USUAL)
     if kind == "code":
         try:
@@ -281,11 +255,10 @@ def record_problem(record, task, columns, mark):
         answer = parts[-1].strip()
     for role, value in (("question", question), ("answer", answer)):
         if not isinstance(value, str) or not value.strip():
-            raise TaskError(f"has a field {columns[role]!r} that is {value!r} and must be text, "
-                            "not empty")
+            raise TaskError(f"has a field {columns[role]!r} that is {value!r} and must be text")
     if answer.strip(" .").lower() in NO_ANSWERS:
         raise TaskError(f"has {answer!r} for an answer")
-    if any(isinstance(record.get(key), list | dict) for key in OPTIONS):
+    if record.get("choices") or record.get("options"):  # a text, too: of a CSV file
         raise TaskError("has options of multiple choice: write them into the question")
     if kind == "math" and not mark and AMBIGUOUS.fullmatch(answer):
         raise TaskError(f"has the answer {answer!r}, a decimal or a list: write "

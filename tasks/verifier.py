@@ -1,10 +1,9 @@
 r"""Rewards: is the answer in this text the right one, and why (paper, sec. 2: +1 or -1).
 
-The paper grades with SymPy and Math-Verify. Differences, all ours: one answer is read, from a fixed
-place (answers.py), where Math-Verify tries several and a policy learns to fill them all; a gold
-number wants a number, and no formula of the question is an answer; Math-Verify's own time limit is
-off, as it works in the main thread only: batches go through worker processes with a deadline.
-Still open: a part of a longer formula of the question.
+The paper grades with SymPy and Math-Verify. Ours: one answer is read, from a fixed place
+(answers.py), where Math-Verify tries several and a policy learns to fill them all; a gold number
+wants a number, and no formula of the question is an answer; batches go through worker processes
+with a deadline, as Math-Verify's own works in the main thread only.
 
     >>> verify(r"It is \boxed{[2, 3)}.", r"x \in [2,3)")
     (1.0, 'correct')
@@ -18,20 +17,19 @@ import logging
 import os
 import re
 import resource
-import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import wait
 from pathlib import Path
 
 from tasks import answers, own_reward, sandbox
+from tasks.own_reward import TaskError
 
 THINK_TAGS = ("<think>", "</think>")
-NUMBER = re.compile("[-+0-9., ]*")  # a formula that is no calculation
 START_S = 120.0  # for a worker to start and to import what it needs; far more than that takes
 GRACE_S = 5.0  # after its deadline a worker is gone by itself, unless somebody has stopped it
 Scores = namedtuple("Scores", "rewards reasons log")  # in the order of the batch
@@ -39,21 +37,15 @@ Scores = namedtuple("Scores", "rewards reasons log")  # in the order of the batc
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limit is off
 
 
-class TaskError(ValueError):
-    """Bad task, option or problem: one sentence with the field, its value, what would be right."""
-
-
 def verify(text, answer, kind="math", question=""):
     """(reward, reason) of a completion: +1.0 for "correct", else -1.0.
 
     kind: "math" compares values with the gold answer, "exact" the stripped text. "code": the last
     program passes all unit tests, which are the answer, as JSON. "reward", "reward_func": above 0
-    by the function of that name in a file of one's own (own_reward.py).
+    by the function of that name (own_reward.py).
     reason: "correct", "wrong", "no answer" or "several answers"; or, where it could not be judged,
     "unreadable", "bad reward", "timeout" or "error".
-
-    Without a deadline, for gold answers and toys: a text can keep SymPy busy for ever. Samples of a
-    model go through `Verifier`. Raises TaskError: unknown kind.
+    Without a deadline: a model's samples go through `Verifier`. Raises TaskError: unknown kind.
     """
     job = read(text, answer, kind, question)
     reason = job if isinstance(job, str) else grade(*job)
@@ -97,7 +89,7 @@ def grade(kind, answer, parts, asked=()):
     if gold is None or None in found:
         return "error" if gold is None else "unreadable"
     if answers.plain_number(answer) and any(  # 4^5, too, is no answer to "compute 2^{10}"
-            same(gold, expression(one)) for one in asked if not NUMBER.fullmatch(one)):
+            same(gold, expression(one)) for one in asked if not re.fullmatch("[-+0-9., ]*", one)):
         return "wrong"
     return verdict([same_expression(one, gold, asked) for one in found])
 
@@ -133,8 +125,7 @@ def same_expression(found, gold, asked):
     that the gold answer has not, or a derivative left standing, is no answer."""
     from sympy import Derivative, Pow, Rational
 
-    def worked_out(one):
-        """x^2 of the tree x*x; powers of numbers may be huge, and stay."""
+    def worked_out(one):  # x^2 of the tree x*x; powers of numbers may be huge, and stay
         return one.func(*map(worked_out, one.args)) if one.args and one.free_symbols else one
 
     def roots(one):
@@ -166,13 +157,12 @@ class Verifier(contextlib.AbstractContextManager):
         self.workers = workers or min(32, max(2, os.cpu_count() or 2))
         self.idle = []  # worker processes that wait for a job
 
-    def __exit__(self, *_):
-        self.close()
-
-    def close(self):
+    def close(self, *_):
         while self.idle:
             with self.idle.pop() as worker:
                 worker.kill()
+
+    __exit__ = close
 
     def rewards(self, rollouts, problems, tokenizer):
         """(list of -1.0 or +1.0, log) of rollouts; problems: {prompt_id: Problem}. A truncated
@@ -196,10 +186,9 @@ class Verifier(contextlib.AbstractContextManager):
                  for text, answer, kind, *question in items]
         graded = self.grade(dict.fromkeys(job for job in found if isinstance(job, tuple)))
         reasons = [graded.get(job, job) for job in found]
-        n = max(1, len(items))
+        n, bad = max(1, len(items)), ("error", "unreadable", "bad reward")
         return Scores([1.0 if r == "correct" else -1.0 for r in reasons], reasons, {
-            "verifier/error_frac": sum(
-                r in ("error", "unreadable", "bad reward") for r in reasons) / n,
+            "verifier/error_frac": sum(r in bad for r in reasons) / n,
             "verifier/bad_reward_frac": reasons.count("bad reward") / n,
             "verifier/timeout_frac": reasons.count("timeout") / n,
             "verifier/several_frac": reasons.count("several answers") / n,
@@ -208,8 +197,7 @@ class Verifier(contextlib.AbstractContextManager):
         })
 
     def grade(self, jobs):
-        """{job: reason}. What cannot be started (no memory, no descriptors) is tried once more, and
-        what somebody has killed or stopped."""
+        """{job: reason}. What cannot be started, and what somebody kills, is tried once more."""
         def ask(job):
             for wait_s in (0.0, 1.0):
                 time.sleep(wait_s)
@@ -226,75 +214,59 @@ class Verifier(contextlib.AbstractContextManager):
         """The reason of a worker process; "timeout" if it was late, "error" if it failed. OSError:
         it cannot be started, or was killed; TimeoutError: its clock was stopped. Somebody may have
         done that. `multiprocessing` would bring torch into it, or fork a GPU's process."""
-        patience_s = self.deadline_s + GRACE_S
+        patience_s, failure = self.deadline_s + GRACE_S, OSError("killed")
         try:  # "if self.idle" is too early: other threads pop, too
             worker = self.idle.pop()
         except IndexError:
             patience_s = START_S
-            # In a session of its own: Ctrl-C in a terminal is for the trainer, which still scores.
-            worker = subprocess.Popen(
-                [sys.executable, "-c", "from tasks.verifier import serve; serve()"], bufsize=0,
-                cwd=Path(__file__).parents[1].resolve(), start_new_session=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            os.set_blocking(worker.stdin.fileno(), False)
-
-        def send(job):
-            """Whether it takes all of it in time: the pipe to a stopped one holds 64 KB."""
-            poll, until = select.poll(), time.monotonic() + patience_s
-            poll.register(worker.stdin, select.POLLOUT)
-            while job and poll.poll(1000 * max(0.0, until - time.monotonic())):
-                job = job[os.write(worker.stdin.fileno(), job) :]
-            return not job
-
-        def hear(seconds):
-            """The worker's next line, "" at its end; None: late, somebody has stopped its clock."""
-            if wait([worker.stdout], seconds):
-                return worker.stdout.readline().decode().strip()
-
+            ours, theirs = socket.socketpair()
+            with theirs:
+                # In a session of its own: Ctrl-C in a terminal is for the trainer.
+                worker = subprocess.Popen(
+                    [sys.executable, "-c", "from tasks.verifier import serve; serve()"],
+                    cwd=Path(__file__).parents[1].resolve(), start_new_session=True,
+                    stdin=theirs, stdout=theirs)
+            worker.stdout = ours  # as for a pipe, `with worker` closes it
         try:
-            heard = hear(patience_s) if send(
-                json.dumps([self.deadline_s, *job]).encode() + b"\n") else None
-        except BrokenPipeError:
-            heard = ""
-        if heard and (heard := hear(self.deadline_s + GRACE_S)):
-            self.idle.append(worker)
-            return heard
-        if heard is not None:  # its pipe is closed, so it is ending
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.wait(1.0)
+            worker.stdout.settimeout(patience_s)
+            worker.stdout.sendall(json.dumps([self.deadline_s, *job]).encode() + b"\n")
+            with worker.stdout.makefile() as replies:
+                replies.readline()  # "ready"; "" where the worker has ended
+                worker.stdout.settimeout(self.deadline_s + GRACE_S)
+                if reason := replies.readline().strip():
+                    self.idle.append(worker)
+                    return reason
+        except (ConnectionError, TimeoutError) as error:
+            failure = error
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(1.0)  # where its end of the line is closed, it is ending
         with contextlib.suppress(OSError):  # nothing is left of its process group, of which
             os.killpg(worker.pid, signal.SIGKILL)  # it is the first, and which its children share
         if (status := worker.wait()) < 0 and status != -signal.SIGALRM:
-            raise OSError("killed") if heard is not None else TimeoutError("stopped")
+            raise failure
         return "timeout" if status < 0 else "error"
 
 
 def serve():
     """The worker's side: a line with a job comes in, "ready" and its reason go out. The kernel has
-    the deadline: the default action of its signal ends a process wherever it is. No exception is
-    caught: what Math-Verify did not foresee ends this process, and the next one is started."""
-    memory = 4 << 30  # of address space: 10**10**10 wants more than there is
-    with contextlib.suppress(ValueError):  # macOS has no such limit
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    the deadline: the default action of its signal ends a process wherever it is. What Math-Verify
+    did not foresee ends this process, too, and the next one is started."""
+    with contextlib.suppress(ValueError):  # macOS has no such limit; 10**10**10 wants all there is
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     # A rule of others that prints, or a program that it starts, gives no reasons.
-    out = os.fdopen(os.dup(1), "w")
+    out = os.dup(1)
     os.dup2(2, 1)
-
-    def tell(word):
-        try:
-            print(word, file=out, flush=True)
-        except BrokenPipeError:  # the trainer was killed: its log needs no traceback of ours
-            os._exit(1)
-    for line in sys.stdin:
-        deadline_s, *job = json.loads(line)
-        # Before the clock starts: this takes seconds. The trainer itself does not import it.
-        if job[0] in own_reward.FUNCTIONS:
-            own_reward.run_file(ast.literal_eval(job[1])[0])
-        else:
-            import math_verify  # noqa: F401
-        tell("ready")
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a rule of others may have changed it
-        signal.setitimer(signal.ITIMER_REAL, deadline_s)
-        reason = grade(*job)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        tell(reason)
+    with contextlib.suppress(ConnectionError):  # the trainer was killed: its log needs no traceback
+        for line in sys.stdin:
+            deadline_s, *job = json.loads(line)
+            # Before the clock starts: this takes seconds. The trainer itself does not import it.
+            if job[0] in own_reward.FUNCTIONS:
+                own_reward.run_file(ast.literal_eval(job[1])[0])
+            else:
+                import math_verify  # noqa: F401
+            os.write(out, b"ready\n")
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a rule of others may have changed it
+            signal.setitimer(signal.ITIMER_REAL, deadline_s)
+            reason = grade(*job)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            os.write(out, reason.encode() + b"\n")

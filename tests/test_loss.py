@@ -80,7 +80,7 @@ def test_logprobs_and_entropy_equal_their_definitions_in_plain_python():
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
 def test_any_chunking_has_the_gradient_of_plain_autograd(chunk_tokens, temperature, monkeypatch):
     """A last chunk that is shorter, a chunk of one, cache blocks of three rows: none may show."""
-    monkeypatch.setattr(head, "BLOCK_ELEMENTS_CPU", 3 * 31)
+    monkeypatch.setitem(head.BLOCK_ELEMENTS, "cpu", 3 * 31)
     hidden, weight, targets, g = head_inputs()
     ours, _ = token_logprobs(
         hidden, weight, targets, temperature=temperature, chunk_tokens=chunk_tokens)

@@ -2,8 +2,8 @@
 
 RL can only reinforce what a model already does now and then (paper, sec. 2). So a small Llama is
 trained on worked traces with errors, which the next steps carry on. How often it is right depends
-on the two digits that a step adds (`habits`). Pairs that it often gets right are learned soon, the
-others late; a few it always adds wrongly, and these set the ceiling. All of it is ours.
+on the two digits that a step adds (`habits`): some pairs RL learns soon, some late, and a few are
+always added wrongly, which sets the ceiling. All of it is ours.
 
     python -m tiny.toy                              # models/toy, about a minute on two cores
 
@@ -27,7 +27,7 @@ from transformers import (AutoModelForCausalLM, GenerationConfig, LlamaConfig,
 from config import Config
 from tasks import problems as tasks
 
-# Knobs of the made toy, chosen on seeds 0 to 2: results/demo/PROTOCOL.md.
+# Chosen on seeds 0 to 2: results/demo/PROTOCOL.md.
 CHANCE = (0.1, 0.98)  # evenly spaced over the pairs: a step is right so often by more than luck
 MISLEARNED = 0.05  # share of the pairs that are always added wrongly, and always alike
 NOISE = 0.37  # of other tasks than toy: probability of a wrong step
@@ -37,16 +37,14 @@ HIDDEN, LAYERS, HEAD_DIM = 160, 3, 32  # two layers had not learned it after twi
 
 
 def make_tokenizer():
-    """One token for each digit and symbol, and one for each word of the interruption phrase.
-
-    Words keep the blank before them (" time"), so text and tokens are one to one. `<think>` and
-    `</think>` are not "special": decoding with skip_special_tokens must keep them.
-    """
+    """One token for each digit and symbol, and for each word of the interruption phrase, with the
+    blank before it: text and tokens are one to one. `<think>` and `</think>` are not "special":
+    decoding with skip_special_tokens must keep them."""
     words = re.findall(r" ?[A-Za-z]+[.,]?", Config.interrupt_phrase.removesuffix("</think>"))
     vocabulary = ["<pad>", "<eos>", "<unk>", "<think>", "</think>", *"0123456789+-=;:., \n",
                   *dict.fromkeys(words)]
-    model = models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<unk>")
-    tokenizer = Tokenizer(model)
+    tokenizer = Tokenizer(models.WordLevel(
+        {token: i for i, token in enumerate(vocabulary)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+[.,]?|[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_tokens([AddedToken(t, normalized=False) for t in ("<think>", "</think>")])
@@ -64,14 +62,11 @@ def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, experts=0):
 
     Two values decide whether it learns to calculate. The rotary base is 100: at 10,000 most
     frequencies stand still over 70 positions. Weights start at 0.08, not 0.02: tied digits of a
-    narrow model are otherwise too alike.
-    """
+    narrow model are otherwise too alike."""
     torch.manual_seed(seed)
-    family, own = LlamaConfig, {}
-    if experts:
-        family, own = Qwen3MoeConfig, dict(num_experts=experts, num_experts_per_tok=2,
-                                           moe_intermediate_size=hidden, norm_topk_prob=True)
-    config = family(
+    own = dict(num_experts=experts, num_experts_per_tok=2, moe_intermediate_size=hidden,
+               norm_topk_prob=True) if experts else {}
+    config = (Qwen3MoeConfig if experts else LlamaConfig)(
         vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=2 * hidden,
         num_hidden_layers=layers, num_attention_heads=hidden // HEAD_DIM,
         num_key_value_heads=hidden // HEAD_DIM, head_dim=HEAD_DIM, max_position_embeddings=256,
@@ -102,14 +97,9 @@ def habits(seed):
 
 def noisy_trace(problem, noise, rng):
     """The problem's worked trace with wrong steps, and the answer that follows from them: what RL
-    can unlearn is the arithmetic alone. noise: `habits`, or the probability of a wrong step.
-
-    >>> problem = tasks.Problem("toy/1", "toy", "6+3+9", "8", trace="6+3=9;9+9=8</think>8")
-    >>> noisy_trace(problem, 0.0, None)
-    '6+3=9;9+9=8</think>8'
-    """
+    can unlearn is the arithmetic alone. noise: `habits`, or the probability of a wrong step."""
     thinking, closing, answer = problem.trace.partition("</think>")
-    modulus = 10 if problem.task == "toy" else None
+    digits = problem.task == "toy"  # its sums are taken modulo 10
     total = None  # the running value as this trace has it, right or wrong
 
     def redo(step):
@@ -122,8 +112,8 @@ def noisy_trace(problem, noise, rng):
             if rng.random() >= chance:
                 total = rng.randrange(10) if wrong is None else wrong
         elif rng.random() < noise:
-            total += rng.choice((-10, -1, 1, 10)) if modulus is None else rng.randrange(1, modulus)
-        total = total if modulus is None else total % modulus
+            total += rng.randrange(1, 10) if digits else rng.choice((-10, -1, 1, 10))
+        total = total % 10 if digits else total
         return f"{before}{operator}{term}{equals}{total}"
 
     if noise:
@@ -133,10 +123,8 @@ def noisy_trace(problem, noise, rng):
 
 def make_pairs(tokenizer, problems, count, *, noise, cut_share, seed):
     """`count` pairs (prompt ids, completion ids) from the problems' traces, in random order.
-
     A cut trace stops at a random token, as if its thinking budget were spent; thinking and phrase
-    become part of the *prompt*, for the model is not to write the phrase, but the running value.
-    """
+    become part of the *prompt*, for the model is not to write the phrase, but the running value."""
     rng, order = random.Random(seed), []
     while len(order) < count:  # every problem equally often, each time with other errors
         order += rng.sample(problems, len(problems))
@@ -151,8 +139,8 @@ def make_pairs(tokenizer, problems, count, *, noise, cut_share, seed):
         if rng.random() < cut_share:
             thinking = encode(tokenizer, trace.partition("</think>")[0])
             thinking = thinking[: rng.randrange(1, len(thinking))]
-            results = re.findall(r"= ?(-?\d+)|^(-?\d+)", tokenizer.decode(thinking))
-            if results:                     # else there is no running value to answer with
+            # Without a running value there is no answer: the trace is not cut.
+            if results := re.findall(r"= ?(-?\d+)|^(-?\d+)", tokenizer.decode(thinking)):
                 prompt, trace = prompt + thinking + phrase_ids, "".join(results[-1])
         pairs.append((prompt, encode(tokenizer, trace) + [tokenizer.eos_token_id]))
     return pairs

@@ -30,7 +30,7 @@ from tasks import sandbox
 from tasks.sandbox import SandboxError, system_call_filter
 
 HERE = Path(__file__).resolve().parent
-START_S, ASK_S = 300, 60            # until a process is ready; for one answer, of 5 s at most
+START_S, ASK_S = 300, 45            # until a process is ready; for one answer, of 5 s at most
 WAITING = 3             # seconds of waiting that count as one: a busy machine makes us wait as well
 PACKAGES = sysconfig.get_path("purelib")
 MEMORY = 3 << 30                    # bytes more than the libraries take
@@ -170,7 +170,7 @@ class Sandbox:
         limits = dict(CPU=int(self.limit_s) + 60, FSIZE=64 << 20, NOFILE=256, CORE=0)
         with tempfile.TemporaryFile() as request, tempfile.TemporaryFile() as complaint, theirs:
             # The waiting process may fork, and runs no line of a student's; its children may not.
-            marshal.dump((limits, ALLOW_ALL, program, None, ""), request)
+            marshal.dump((limits, ALLOW_ALL, program, None, "", None), request)
             request.seek(0)
             self.process = subprocess.Popen(
                 [*self.command(), str(request.fileno())], stdin=subprocess.DEVNULL,
@@ -244,7 +244,7 @@ class Service:
     def __init__(self, sandbox, tree, sources, others, extra, limit_s, memory=MEMORY):
         self.sandbox, self.pipes, self.problems = sandbox, None, []
         self.limit_s, self.used_s = limit_s, 0.0        # in all; by processes that have ended
-        self.patience = ASK_S           # halved by each question that was not answered in time
+        self.patience = ASK_S           # a third of it after each question not answered in time
         self.submission = dict(
             tree=tree, sources=sources, others=others, memory=memory,
             extra={path: text for path, text in extra.items() if not library(path)},
@@ -294,12 +294,14 @@ class Service:
         """Write the bytes, read one line. Raises Failed."""
         deadline = min(self.clock() + limit_s, self.limit_s + START_S)
         into, out = self.pipes
-        ended = b"\n" in self.rest
+        ended, looked = b"\n" in self.rest, time.monotonic()
         while data or not ended:
             readable, writable, _ = select.select([out], [into] if data else [], [], 1)
-            if self.clock() > deadline:
-                self.patience = max(self.patience / 2, 5)
-                raise Failed("no answer in time: an endless loop?")
+            if time.monotonic() > looked + 0.5:         # the clock reads files: not at each byte
+                looked = time.monotonic()
+                if self.clock() > deadline:
+                    self.patience = max(self.patience / 3, 5)
+                    raise Failed("no answer in time: an endless loop?")
             try:
                 if writable:
                     data = data[os.write(into, data[:1 << 16]):]

@@ -12,15 +12,15 @@ WORDS = {str(SHUT): "y</think>", str(OPEN): "</thi", str(CLOSE): "nk>z"}
 CHANCE = 1e-6                                       # of a right solution to fail a test of draws
 
 
-def model_of(rng):
+def model_of(rng, layers=2):
     """(settings, {name: array})"""
     V = int(rng.integers(40, 60))
-    settings = dict(vocab_size=V, hidden_size=32, intermediate_size=56, num_hidden_layers=2,
+    settings = dict(vocab_size=V, hidden_size=32, intermediate_size=56, num_hidden_layers=layers,
                     head_dim=8, num_attention_heads=4, num_key_value_heads=2,
                     max_position_embeddings=128, tie_word_embeddings=False)
     shapes = {"model.embed_tokens.weight": (V, 32), "lm_head.weight": (V, 32),
               "model.norm.weight": (32,)}
-    for i in range(2):
+    for i in range(layers):
         shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in {
             "self_attn.q_proj": (32, 32), "self_attn.k_proj": (16, 32),
             "self_attn.v_proj": (16, 32), "self_attn.o_proj": (32, 32), "mlp.gate_proj": (56, 32),
@@ -61,7 +61,7 @@ def plainly(pair):
 
 @part("_choose", 3, 12)
 def choose(rng, ask):
-    settings, weights = model_of(rng)
+    settings, weights = model_of(rng, layers=1)             # the head alone is asked
     V, head = settings["vocab_size"], weights["lm_head.weight"].astype(float)
     for temperature in (1.0, float(rng.uniform(0.4, 0.8))):
         hidden = rng.normal(size=(40, 32)).astype(np.float32)
@@ -136,7 +136,7 @@ def one_sample(draws, budget, answer, phrase):
 def of_scripts(name, weight, kinds):
     @part(f"the slot loop: {name}", weight, 2 * len(kinds))
     def work(rng, ask):
-        settings, weights = model_of(rng)
+        settings, weights = model_of(rng, layers=1)         # what it draws is the script's
         for phrase, letters in kinds:
             count, slots, answer = (int(rng.integers(*ends))
                                     for ends in ((12, 40), (3, 11), (2, 6)))
@@ -211,15 +211,19 @@ def flight(rng, ask):
         yield equal("samples that came back", len(found), 9)
         of = [sum(step >= w for w in when) for step in range(budget + answer)]
         yield equal("the tokens' versions", [r["versions"] for r in found], [of] * 9)
-        for r in found:
-            ids = torch.tensor([[*prompts[r["group"]], *r["ids"]]])
-            cache, n = DynamicCache(), len(prompts[r["group"]])
-            logits = models[0](ids[:, :n], past_key_values=cache, use_cache=True).logits[:, -1:]
-            right = []
+        equal("three samples of each prompt", sorted(r["group"] for r in found),
+              [0, 0, 0, 1, 1, 1, 2, 2, 2])
+        for group, prompt in enumerate(prompts):
+            of_group = [r for r in found if r["group"] == group]
+            ids = torch.tensor([[*prompt, *r["ids"]] for r in of_group])
+            cache, n, right = DynamicCache(), len(prompt), []
+            logits = models[0](ids[:, :n], past_key_values=cache, use_cache=True).logits
             for t, version in enumerate(of):
                 if t:
                     logits = models[version](ids[:, n + t - 1: n + t], past_key_values=cache,
                                              use_cache=True).logits
-                right.append((logits[0, -1] / temperature).log_softmax(-1)[r["ids"][t]].item())
-            close("recorded log-probs", r["logprobs"], right, 0, 2e-4)
+                log_p = (logits[:, -1] / temperature).log_softmax(-1)
+                right.append(log_p.gather(1, ids[:, n + t, None])[:, 0])
+            close("recorded log-probs", [r["logprobs"] for r in of_group],
+                  torch.stack(right, 1), 0, 2e-4)
         yield "log-probs"

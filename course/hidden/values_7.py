@@ -14,15 +14,15 @@ CHANCE = 1e-6                                       # of a right solution to fai
 
 
 def plain_law(law, C, A, B, C_mid, R0):
-    def one(c):
-        if law == "power":
-            return A - (A - R0) * C_mid ** B / c ** B
-        if law == "stretched":
-            return R0 + (A - R0) * (1 - 2 ** -((c / C_mid) ** B))
-        if law == "logistic":
-            return R0 + (A - R0) / (1 + math.exp(-B * (c / C_mid - 1)))
-        return R0 + (A - R0) / (1 + (C_mid / c) ** B) if c else R0
-    return np.reshape([one(c) for c in np.ravel(C)], np.shape(C))
+    C = np.asarray(C, float)
+    if law == "power":
+        return A - (A - R0) * C_mid ** B / C ** B
+    if law == "stretched":
+        return R0 + (A - R0) * (1 - 2 ** -((C / C_mid) ** B))
+    if law == "logistic":
+        return R0 + (A - R0) / (1 + np.exp(-B * (C / C_mid - 1)))
+    with np.errstate(divide="ignore"):          # C = 0: C_mid / C is infinite, and all is R0
+        return R0 + (A - R0) / (1 + (C_mid / C) ** B)
 
 
 def random_run(rng, n, sd):
@@ -104,8 +104,8 @@ def at(rng, ask):
             close("B, C_mid, R0", mine, [B, C_mid, start], 1e-6)
 
             def sse(A):
-                return ((R - start - (A - start) * g) ** 2).sum()
-            best = min(map(sse, np.linspace(min(max(low, start), high), high, 4001)))
+                return ((R - start - np.multiply.outer(A - start, g)) ** 2).sum(-1)
+            best = sse(np.linspace(min(max(low, start), high), high, 4001)).min()
             holds(f"A = {A:.4f} is not the best one", sse(A) <= best * (1 + 1e-9) + 1e-12)
             holds(f"A = {A:.4f} is outside of its range",
                   start > high or min(low, 1) - 1e-9 <= A <= high + 1e-9)
@@ -133,8 +133,8 @@ def starts(rng, ask):
         near += bool(best <= 2 * node)
         theta = numbers(theta).tolist()
         sse = ((R - plain_law("sigmoid", C, *theta)) ** 2).sum()
-        nodes = np.geomspace(C[0] / 100, C[-1] * 10, 200)[:, None, None]
-        g = 1 / (1 + (nodes / C) ** np.geomspace(0.1, 20, 70)[:, None])
+        nodes = np.log(np.geomspace(C[0] / 100, C[-1] * 10, 200))[:, None, None]
+        g = 1 / (1 + np.exp((nodes - np.log(C)) * np.geomspace(0.1, 20, 70)[:, None]))
         best = np.clip(R0 + ((R - R0) * g).sum(-1) / (g * g).sum(-1), R0, 1)
         table = ((R - R0 - (best - R0)[..., None] * g) ** 2).sum(-1)
         lost += bool(sse > 1.001 * table.min() + 1e-9)

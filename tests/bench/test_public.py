@@ -1,8 +1,10 @@
-"""The errors on others' curves are what the committed curves give, and what the pages say."""
+"""The errors on others' curves are what the committed curves give, and what the pages say. The
+first round of the collection has 42 curves, the second 48."""
 
 import csv
 import re
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from fit import fit_curve                                                   # no
 from fitting.readers import read_curves                                     # noqa: E402
 
 PUBLIC = ROOT / "results" / "public"
+BOTH = [*public.kept(), *public.kept(2)]
 
 
 def curve(run):
@@ -47,12 +50,13 @@ def test_every_curve_has_a_source_and_two_rows_of_errors():
         sources = {row["run"]: row for row in csv.DictReader(file)}
     with open(PUBLIC / "curves.csv", newline="") as file:
         points = [(row["run"], float(row["x"]), float(row["y"])) for row in csv.DictReader(file)]
-    assert {run for run, _, _ in points} == set(sources) and len(sources) == 42
+    assert {run for run, _, _ in points} == set(sources)
+    assert [len(public.sources_of(number)) for number in (1, 2)] == [42, 48]
     assert len({(run, x) for run, x, _ in points}) == len(points)
     assert all(x >= 0 and 0 <= y <= 1 for _, x, y in points)
-    told = [(row["run"], row["cut"]) for row in public.kept()]
+    told = [(row["run"], row["cut"]) for row in BOTH]
     assert sorted(told) == sorted((run, cut) for run in sources for cut in (0.3, 0.5))
-    for row in public.kept():
+    for row in BOTH:
         source = sources[row["run"]]
         assert (row["kind"], row["step_0"]) == (source["kind"], source["step_0"])
         assert source["repository"].startswith("https://github.com/") and source["license"]
@@ -61,7 +65,7 @@ def test_every_curve_has_a_source_and_two_rows_of_errors():
 
 def test_all_errors_of_the_rivals_are_those_of_the_curves():
     """The naive forecast and both lines in plain steps, for every row."""
-    for row in public.kept():
+    for row in BOTH:
         x, y, at, measured = foretold(row)
         assert row["measured"] == pytest.approx(measured, abs=6e-5)
         assert row["naive"] == pytest.approx(y[-3:].mean() - measured, abs=6e-5)
@@ -76,23 +80,23 @@ def test_all_errors_of_the_rivals_are_those_of_the_curves():
 def test_all_errors_of_the_law_are_those_of_a_fit_to_the_first_part():
     """Without intervals; the next test has two. Another CPU may end in another valley of an almost
     flat sum of squares, so a few thousandths are allowed."""
-    rows = [row for row in public.kept() if row["sigmoid"] != ""]
+    rows = [row for row in BOTH if row["sigmoid"] != ""]
     for row in rows:
         x, y, at, measured = foretold(row)
         told = fit_curve(x, y, bootstrap=0).curve(at).mean() - measured
         assert row["sigmoid"] == pytest.approx(told, abs=2e-3), row
-    assert len(rows) == len(public.kept()) - 1
+    assert len(rows) == len(BOTH) - 1
 
 
-@pytest.mark.parametrize("run", ["half-gsm8k-grpo-lr5e6", "pickcube-ppo"])
+@pytest.mark.parametrize("run", ["half-gsm8k-grpo-lr5e6", "pickcube-ppo", "c5p-mean-true"])
 def test_a_run_gives_its_whole_rows_again(run):
-    for cut, row in zip(public.CUTS, [row for row in public.kept() if row["run"] == run]):
+    for cut, row in zip(public.CUTS, [row for row in BOTH if row["run"] == run]):
         for name, cell in public.forecast(*curve(run), cut).items():
             assert row[name] == (cell if isinstance(cell, str) else pytest.approx(cell, abs=2e-3))
 
 
 def test_a_failed_fit_is_a_row_with_its_reason_and_so_is_a_missing_interval():
-    for row in public.kept():
+    for row in BOTH:
         assert bool(row["reason"]) == (row["lo"] == "")
         assert (row["sigmoid"] == "") == ("only 2 different amounts of compute" in row["reason"])
 
@@ -114,6 +118,33 @@ def test_a_collapse_is_a_fall_for_good_after_the_cut():
 def test_the_tables_of_the_page_are_those_of_the_rows():
     page = (PUBLIC / "README.md").read_text()
     assert all(table in page for table in public.tables(public.kept()))
+    assert public.beside(public.kept(), public.kept(2)) in page
+
+
+def test_the_second_round_keeps_its_rules():
+    """Ten points, a trend, twelve runs a repository at most, two where training rewards are all
+    that there is, no curve twice, and no repository of the first round."""
+    first, second = public.sources_of(1), public.sources_of(2)
+    found = {run: curve(run) for run in second}
+    for x, y in found.values():
+        assert len(x) >= 10 and public.has_trend(y) and (np.diff(x) > 0).all()
+    assert len({tuple(y) for _, y in found.values()}) == len(second)
+    count = Counter(row["repository"] for row in second.values())
+    assert not set(count) & {row["repository"] for row in first.values()}
+    for repository, runs in count.items():
+        kinds = {row["kind"] for row in second.values() if row["repository"] == repository}
+        assert runs <= (2 if kinds == {"training"} else 12)
+        assert all(len(found[run][0]) <= 30 for run, row in second.items()
+                   if row["kind"] == "training")
+
+
+def test_a_trend_is_larger_than_the_noise_and_a_fall_is_one():
+    noise = np.random.default_rng(0).normal(.5, .05, (200, 40))
+    up = np.linspace(0, .4, 40)
+    assert np.mean([public.has_trend(y) for y in noise]) < .2         # the page: one in six
+    assert not public.has_trend(np.full(20, .5))
+    assert all(public.has_trend(y + up) and public.has_trend(y - up) for y in noise)
+    assert all(public.has_trend(curve(run)[1]) for run in public.sources_of(1))
 
 
 def test_the_sentences_about_them_are_those_of_the_rows():
@@ -137,7 +168,7 @@ def test_the_sentences_about_them_are_those_of_the_rows():
 
 def test_the_verdict_was_tested_on_repositories_that_it_was_not_chosen_on():
     """A rule that is told with the error of its own choice looks better than it is."""
-    half = public.halves(public.curves()[1])
+    half = public.halves()
     page = " ".join((PUBLIC / "README.md").read_text().split())
     for name in ("choosing", "test"):
         some = [row for row in public.kept() if row["cut"] == .5 and half[row["run"]] == name]
@@ -212,3 +243,52 @@ def test_the_signs_in_the_docs_are_counted_from_the_rows():
     page = " ".join((ROOT / "docs" / "fit.md").read_text().split())
     assert f"in {off} of {len(every)} runs, with none in {lost} of {len(none)}, and" in page
     assert not sum(row["collapse"] for row in every) and "(none of those 12)" in page
+
+
+def test_the_second_round_is_told_as_it_is():
+    """The verdict, the intervals and the means, on the page, in the README and in the docs."""
+    def of(some, way, mean=np.mean):
+        return f"{mean([abs(row[way]) for row in some]):.3f}"[1:]
+
+    def hold(some):
+        some = [row for row in some if row["lo"] != ""]
+        return f"{sum(row['lo'] <= row['measured'] <= row['hi'] for row in some)} of {len(some)}"
+    half, early = ([row for row in public.kept(2) if row["cut"] == cut] for cut in (0.5, 0.3))
+    usable, last = ([row for row in half if row["verdict"] == word]
+                    for word in (public.USABLE, public.LAST_VALUE))
+    calm, calm_early = ([row for row in some if not row["collapse"]] for some in (half, early))
+    evaluations = [row for row in half if row["kind"] == "evaluations"]
+    page, readme, docs = (" ".join((ROOT / name).read_text().split()) for name in
+                          ("results/public/README.md", "README.md", "docs/fit.md"))
+    median = f"{of(usable, 'sigmoid', np.median)} for {of(usable, 'naive', np.median)}"
+    held = hold(usable).split()[0]
+    assert (f"At the half {len(usable)} of {len(half)} usable, {held} intervals hold, median error "
+            f"{median} of the last value") in page
+    assert (f"Intervals without a fall: {hold(calm)} hold at the half (wanted: 85%), "
+            f"{hold(calm_early)} at 30%") in page
+    assert (f"{of(half, 'sigmoid')} for {of(half, 'naive')} in the mean and "
+            f"{of(half, 'sigmoid', np.median)} for {of(half, 'naive', np.median)} in the median; "
+            f"on evaluations {of(evaluations, 'sigmoid')} for {of(evaluations, 'naive')}.") in page
+    assert (f"From 30% it is {of(early, 'sigmoid')} for {of(early, 'naive')} (median "
+            f"{of(early, 'sigmoid', np.median)} for {of(early, 'naive', np.median)}). "
+            f"{len(half) - len(calm)} of the 48 fall for good after the half, "
+            f"{len(early) - len(calm_early)} after 30%") in page
+    fallen = [row for row in half if row["run"].startswith(("var-kl", "var-w1"))]
+    rest = [row for row in half if row not in fallen]
+    assert {row["verdict"] for row in fallen} == {public.LAST_VALUE} and len(fallen) == 5
+    assert (f"(error {of(fallen, 'sigmoid')}, the last value {of(fallen, 'naive')})") in page
+    assert f"the means are {of(rest, 'sigmoid')} for {of(rest, 'naive')}." in page
+    assert (f"On 48 curves that nobody had looked at it is worse, {of(half, 'sigmoid')} for "
+            f"{of(half, 'naive')}, and the verdict fails its test: {len(usable)} usable, {held} "
+            "intervals hold") in readme
+    assert (f"{len(usable)} are called usable at the half, {held} of their intervals hold (the "
+            f"others miss by .002 and .001), the median error is {median} of the last value; "
+            f"without a fall {hold(calm)} intervals hold (from 30% {hold(calm_early)})") in docs
+    assert (f"there the last value misses by {of(last, 'naive')}, the point forecast by "
+            f"{of(last, 'sigmoid')}.") in docs
+    missed = [max(row["lo"] - row["measured"], row["measured"] - row["hi"]) for row in usable]
+    assert sorted(round(miss, 3) for miss in missed if miss > 0) == [.001, .002]
+    for some, share in ((half, "half"), (early, "30%")):
+        errors = " | ".join(of(some, way) for way in ("sigmoid", "naive", "line"))
+        assert cells_of("docs/fit.md", f"second round, first {share}") == [
+            f"{len(some)} | {errors} | {hold(some)}"]

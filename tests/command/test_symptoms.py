@@ -28,7 +28,7 @@ def test_each_symptom_was_made_to_happen_and_the_healthy_run_does_not_show_it(sy
     """The logs of results/symptoms: a rule that nobody has seen to fire is a guess."""
     shown = [run for run, rows in KEPT.items() if symptom.steps(rows)]
     assert shown and "healthy" not in shown
-    assert set(symptom.columns) <= {column for row in KEPT[shown[0]] for column in row}
+    assert made.columns_of(symptom) <= {column for row in KEPT[shown[0]] for column in row}
 
 
 def test_what_a_broken_loop_shows_is_what_was_broken():
@@ -102,8 +102,8 @@ def test_a_rule_does_what_the_page_writes(symptom, seed):
     """The program has windows of numpy."""
     random.seed(seed)
     rule = symptom.rule
-    assert {m[2] for m in TERM.findall(rule)} == set(symptom.columns)
-    made_up = [random_rows({*symptom.columns} - {"step"}, random.randrange(15, 130))
+    assert {m[2] for m in TERM.findall(rule)} == made.columns_of(symptom)
+    made_up = [random_rows(made.columns_of(symptom) - {"step"}, random.randrange(15, 130))
                for _ in range(25)]
     for rows in (*KEPT.values(), *made_up):
         assert symptom.steps(rows) == [

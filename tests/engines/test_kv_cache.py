@@ -14,7 +14,7 @@ def test_decoding_in_slots_follows_the_plain_forward_while_slots_move(make, seed
     saved and loaded in between goes on as if nothing had happened."""
     llama = make()
     twin = packed_copy(llama)
-    slots = Slots(twin.config, slots=5, length=40)
+    slots = Slots(twin, slots=5, length=40)
     with torch.no_grad():
         first, second, third = [3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5]
         slots.prefill(twin, [first, second], [1, 2])
@@ -23,7 +23,7 @@ def test_decoding_in_slots_follows_the_plain_forward_while_slots_move(make, seed
         # The first sequence, the longest, ends, and the third takes over.
         slots.keep(3, torch.tensor([3]), torch.tensor([0]))
         assert slots.width == 4
-        loaded = Slots(twin.config, slots=7, length=30)
+        loaded = Slots(twin, slots=7, length=30)
         loaded.load_state(slots.state())
         assert loaded.active == 3 and loaded.lengths[:3].tolist() == [4, 3, 3]
         hidden, again = (s.decode(twin, torch.tensor([20, 21, 22])) for s in (slots, loaded))
@@ -35,7 +35,7 @@ def test_decoding_in_slots_follows_the_plain_forward_while_slots_move(make, seed
 
 def test_an_empty_cache_can_be_saved(seed):
     """A run may be stopped between two steps of training that left nothing in flight."""
-    config = random_llama().config
-    loaded = Slots(config, slots=3, length=10)
-    loaded.load_state(Slots(config, slots=5, length=10).state())
+    model = random_llama()
+    loaded = Slots(model, slots=3, length=10)
+    loaded.load_state(Slots(model, slots=5, length=10).state())
     assert loaded.active == 0

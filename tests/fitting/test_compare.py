@@ -13,12 +13,12 @@ from fitting import compare
 
 
 def compared(**runs):
-    """{label: (C, R)} -> what `compare` says of their fits."""
+    """{label: (C, R)} -> what `compare_lines` says of their fits."""
     curves = [SimpleNamespace(label=label, C=C, R=R) for label, (C, R) in runs.items()]
     refits = {curve.label: partial(fit_curve, bootstrap=40, seed=i)
               for i, curve in enumerate(curves)}
     fits = {curve.label: refits[curve.label](curve.C, curve.R) for curve in curves}
-    return compare.compare(curves, fits, refits)
+    return "\n".join(compare.compare_lines(curves, fits, refits))
 
 
 def test_ceilings_exactly_at_the_border_are_the_same_in_every_line():
@@ -29,15 +29,16 @@ def test_ceilings_exactly_at_the_border_are_the_same_in_every_line():
     C = np.linspace(0, 16_000, 81)
     told = compared(a=(C, sigmoid(C, 0.61, 1.9, 2500, 0.35)),
                     b=(C, sigmoid(C, 0.59, 1.9, 2500, 0.35)))
-    assert (told["A"]["b"]["rule"] == "same") == bool(told["B"])
+    assert (": same by the paper's" in told) == ("steepness at the shared ceiling" in told)
 
 
 def test_a_ceiling_that_is_not_known_is_not_compared():
     """Cut before the bend, two runs of one recipe get ceilings .1 apart; "differ" would be luck.
     And a rival law that fits as well, with another ceiling, has a say too."""
     told = compared(whole=made(seed=1), early=made(end=4000, n=41, sd=0.01, seed=2))
-    assert told["A"]["early"]["rule"] == "undetermined" and not told["B"]
-    assert "wide" in told["doubts"]["early"] and "whole" not in told["doubts"]
+    assert ": undetermined by the paper's" in told and "steepness" not in told
+    assert "A(early) is not determined: its interval is" in told
+    assert "A(whole) is not determined" not in told
     f = fit_curve(*made(), bootstrap=40)
     assert compare.ceiling_doubt(f) == ""
     near = dict(stretched=dict(A=f.A - 0.03, delta_aic=3.0), constant=f.rivals["constant"])

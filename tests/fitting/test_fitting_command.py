@@ -49,7 +49,7 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["empty"], "holds no log"),
     (["run", "--y", "reward"], "--y reward; it has: compute/flops"),
     (["run", "--y", "eval/*"], "fits several columns"),
-    (["run", "--reward-range", "1", "1"], "two different numbers, got 1 1"),
+    (["run", "--reward-range", "1", "1"], "is not a pass rate in [0, 1]; --reward"),
     (["run", "--until", "1.0"], "nothing to predict"),
     (["run", "--out", "x.bmp"], "Format 'bmp' is not supported (supported formats: "),
     (["run", "hard", "--y", "eval/*/mean@4", "--out", "x.png"], "--out take one run of one task"),
@@ -58,7 +58,7 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["void.jsonl"], "no numbers yet"),
     (["other.json"], "it has: a"),
     (["binary.csv"], "no numbers yet"),
-    (["run", "hard", "--x-label", "FLOPs"], "hard/evals.jsonl has no column for --y eval/toy/me"),
+    (["run", "hard"], "hard/evals.jsonl has no column for --y eval/toy/me"),
     (["a=run,hard"], "hard/evals.jsonl has no column for --y eval/toy/mean@4; it has: "),
 ])
 def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_path, capsys,

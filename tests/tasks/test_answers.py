@@ -310,6 +310,7 @@ QUESTIONS = [
     ("Find the derivative of $x^3$.", "3x^2", [r"\frac{d}{dx} x^3", r"\frac{d}{dx}(x^3)",
      r"\dfrac{d}{dx}(x^3)", r"\frac{\mathrm{d}}{\mathrm{d}x}(x^3)", r"\frac d{dx}(x^3)",
      r"\frac{d(x^3)}{dx}", r"\frac{\partial}{\partial x}(x^3)", r"f'(x) = \frac{d(x^3)}{dx}"]),
+    ("Compute 2^{10}.", "1024", ["2^{10}", "4^5"]),
     (r"What is $f(x) = \frac{x^2-1}{x-1}$ for $x \ne 1$?", "x+1", [r"\frac{x^2-1}{x-1}"]),
 ]
 
@@ -346,6 +347,8 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
     """At most 1% of right ones refused, no wrong one paid. The labels came first. What is set aside
     is judged by bench/verify.py alone: a test would look at it every day."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
+    rows += [row for kind, *row in runpy.run_path(FOLDER / "coin.py")["halves"]()[0]
+             if part.startswith(kind)]  # of the third set
     rewards = verifier.score([(text, gold, "math", question)
                               for _, gold, text, question, *_ in rows]).rewards
     right = part.startswith("right")

@@ -240,7 +240,6 @@ def test_the_command_refuses_a_bad_file_and_trains_on_a_good_one(micro, tmp_path
     done = run_command([ROOT / "scalerl.py", *arguments(
         micro, task="even.py", task_options="{}", steps=3, name="even")], tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "even.py: 60 problems, judged by its own reward" in done.stdout
     steps = [line for line in lines(tmp_path / "runs" / "even") if line["step"]]
     assert len(steps) == 3 and any(0 < line["pass_rate"] < 1 for line in steps)
     assert max(line["verifier/error_frac"] for line in steps) > 0

@@ -107,11 +107,10 @@ def test_neighboring_seeds_draw_different_problems():
     assert len(one & two) < 5
 
 
-def test_a_generator_that_runs_dry_says_so():
-    """Two one-digit terms have 200 questions; 300 cannot be had, and nobody should think so."""
+def test_a_generator_that_runs_dry_repeats_no_question():
+    """Two one-digit terms have 200 questions; 300 cannot be had."""
     options = {"max_terms": 2, "max_digits": 1, "size": 300}
-    with pytest.warns(UserWarning, match="only [0-9]+ distinct problems"):
-        problems = load_task("reasoning_gym:chain_sum", "train", heldout=50, options=options)
+    problems = load_task("reasoning_gym:chain_sum", "train", heldout=50, options=options)
     assert len(questions(problems)) == len(problems) <= 150
 
 
@@ -483,6 +482,8 @@ def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
      "line 1 has the answer '12,5', a decimal or a list: write 12.5 or 12, 5"),
     ([{"question": "a", "answer": "1 000 000"}, {"question": "b", "answer": 1e21}], 2, None),
     ([{"question": "a", "answer": "7"}, {"question": "b", "answer": "E", "choices": ["x", "y"]}], 1,
+     "line 2 has options of multiple choice: write them into the question"),
+    ([{"question": "a", "answer": "7"}, {"question": "b", "answer": "E", "options": "E) 4"}], 1,
      "line 2 has options of multiple choice: write them into the question"),
     ([{"prompt": [{"role": "user", "content": "2+3"}], "answer": "5"},
       {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "answer": "5"}], 1,

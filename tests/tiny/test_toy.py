@@ -4,7 +4,6 @@ The models here are smaller still than the toy, so that the file takes seconds; 
 learns is measured when it is made (`python toy.py` prints it).
 """
 
-import doctest
 import json
 import random
 import re
@@ -339,9 +338,3 @@ def test_a_trace_that_noise_cannot_touch_is_an_error(tokenizer):
     problem = Problem("x/1", "x", "sky?", "blue", kind="exact", trace="Look up.</think>blue")
     with pytest.raises(TaskError, match="no worked traces with steps such as 2 [+] 3 = 5"):
         toy.make_pairs(tokenizer, [problem], 1, noise=0.4, cut_share=0, seed=0)
-
-
-def test_the_examples_in_the_docstrings_are_true():
-    """An example that is not run is a rumor."""
-    results = doctest.testmod(toy)
-    assert results.failed == 0 and results.attempted >= 1
