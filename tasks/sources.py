@@ -171,6 +171,7 @@ def read_records(name, options):
     try:
         ending = Path(name).suffix.lower()
         if ending == ".csv":
+            csv.field_size_limit(2**31 - 1)  # unit tests may be longer than 128 KiB
             with open(name, encoding="utf-8-sig", newline="") as file:  # byte-order mark or not
                 return list(csv.DictReader(file))
         if ending in (".json", ".jsonl"):

@@ -341,6 +341,7 @@ def test_a_file_is_read_in_every_usual_form(written, tmp_path):
     Text stays as it is: an answer "007" is not 7.
     """
     rows = [{"question": f'{i}, "or" {i}?\nSay which.', "answer": f"00{i}"} for i in range(5)]
+    rows[3]["question"] += " Unit tests are long." * 7_000     # above csv's own 128 KiB
     path, mark = tmp_path / "my.jsonl", "\ufeff" * ("byte-order" in written)
     if "CSV" in written:
         path = tmp_path / "my.csv"
