@@ -226,6 +226,7 @@ def test_the_letter_at_the_end_of_a_formula_is_no_unit():
         (r"The answer is $2\sqrt3$, where $x$ is a side.", r"2\sqrt{3}"),
         (r"So the value is $2\sqrt3$.", r"2\sqrt{3}"),
         ("Since $x>0$, the second is larger.\n\n**B**", "B"),
+        ("It is ~~41~~ <b>42</b>.", "42"), ("I add.\n### <u>42</u>", "42"),
         ("### Final answer\n\n$x+1$", "x+1"),
         ("<answer>\nThe answer is Sunday.\n</answer>", "Sunday"),
         ("<answer>B</answer>", "(B)"), ("<answer>\nSo it is\n$x\n+1$\n</answer>", "x+1"),

@@ -682,11 +682,18 @@ def test_what_cannot_be_started_is_tried_again_then_counted_and_the_run_goes_on(
 def test_a_stopped_or_killed_worker_is_noticed_and_its_answer_asked_again(monkeypatch, number):
     """SIGSTOP stops its clock, too: the trainer waited for ever. Neither is the answer's fault."""
     monkeypatch.setattr(room, "GRACE_S", 1.0)
+    start = subprocess.Popen
+
+    def unhurried(*args, **options):  # the second worker, on a machine as slow as it likes
+        verifier.deadline_s = 60.0
+        return start(*args, **options)
+
     with Verifier(workers=1, deadline_s=60.0) as verifier:
         assert verifier.ask_worker(JOB) == "correct"
         (worker,) = verifier.idle
         os.kill(worker.pid, number)
         verifier.deadline_s = 1.0
+        monkeypatch.setattr(room.subprocess, "Popen", unhurried)
         assert verifier.grade([("math", "x^2", ("x*x",))]) == {("math", "x^2", ("x*x",)): "correct"}
         assert worker.poll() == -signal.SIGKILL and worker not in verifier.idle
 
