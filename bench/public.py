@@ -11,9 +11,11 @@ fitted; the mean of the last fifth of the curve (3 points at least) is to be for
     line      least squares of y on log x over the last half of the fitted points after step 0,
               at least three of them; what it foretells is clipped to [0, 1]
     logit     the same for the logit of y, of a y clipped to [.01, .99]: 0 and 1 have none
+    followed  what fit.py's first line says: the law, or the last value where the verdict says that
+              nothing is better
 
 A forecast that cannot be made is an empty cell with its reason, and the row stays; means are over
-the curves on which all four exist.
+the curves on which all of them exist.
 """
 import argparse
 import csv
@@ -31,6 +33,7 @@ from fitting.forecast import LAST_VALUE, RANGE, USABLE, judge, line_at
 HERE = Path(__file__).parent.parent / "results" / "public"
 CUTS = (0.3, 0.5)
 FORECASTS = ("sigmoid", "naive", "line", "logit")
+WAYS = (*FORECASTS, "followed")
 KINDS = ("evaluations", "training", "robots")
 CLIP = 0.01
 VERDICTS = (USABLE, RANGE, LAST_VALUE)
@@ -119,9 +122,9 @@ def table_row(name, cut, rows):
     """Markdown: n, mean and median |error| of each forecast, intervals that hold, collapses."""
     rows = [row for row in rows if row["cut"] == cut]
     whole = [row for row in rows if all(row[way] != "" for way in FORECASTS)]
-    errors = np.abs([[row[way] for row in whole] for way in FORECASTS])          # (4, n)
+    errors = np.abs([[row[way] for row in whole] for way in WAYS])               # (5, n)
     if not whole:
-        errors = np.full((len(FORECASTS), 1), np.nan)
+        errors = np.full((len(WAYS), 1), np.nan)
     inside = [row["lo"] <= row["measured"] <= row["hi"] for row in rows if row["lo"] != ""]
     n = str(len(rows)) if len(whole) == len(rows) else f"{len(whole)} of {len(rows)}"
     cells = [name, f"{cut:g}"[1:], n,
@@ -142,8 +145,8 @@ def halves():
 
 def lines(parts):
     """A table of {name: rows}, the half first."""
-    head = ("| curves | cut | n | " + " | ".join(FORECASTS) + " | median: " + " | ".join(FORECASTS)
-            + " | hold | fall |\n|---" + "|--:" * 12 + "|\n")
+    head = ("| curves | cut | n | " + " | ".join(WAYS) + " | median: " + " | ".join(WAYS)
+            + " | hold | fall |\n|---" + "|--:" * 14 + "|\n")
     return head + "\n".join(table_row(name, cut, parts[name]) for cut in CUTS[::-1]
                             for name in parts if any(row["cut"] == cut for row in parts[name]))
 
@@ -185,9 +188,11 @@ def kept(number=1):
     text = ("run", "kind", "step_0", "reason", "verdict")
     sources = sources_of(number)
     with open(HERE / "errors.csv", newline="") as file:
-        return [{name: cell if name in text or not cell else float(cell)
+        rows = [{name: cell if name in text or not cell else float(cell)
                  for name, cell in row.items()} for row in csv.DictReader(file)
                 if row["run"] in sources]
+    return [row | {"followed": row["naive" if row["verdict"] == LAST_VALUE else "sigmoid"]}
+            for row in rows]
 
 
 def main():
@@ -201,7 +206,7 @@ def main():
             writer = csv.DictWriter(file, rows[0], lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-    print("Mean absolute errors of the four forecasts, then medians; 90% intervals that hold what "
+    print("Mean absolute errors of the forecasts, then medians; 90% intervals that hold what "
           "was measured,\nof those that exist; runs that fall for good after the cut.\n")
     print("\n\n".join([*tables(kept()), beside(kept(), kept(2))]))
 

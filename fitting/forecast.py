@@ -2,7 +2,8 @@
 
     forecast usable                   the interval leaves out the last value, and is narrow enough
     only a range                      it does not
-    no better than the last value     no interval, no rise, a fall, or no promise beyond the data
+    no better than the last value     no interval, no rise, a fall, or no promise beyond the data:
+                                      then the forecast is the last value (results/public)
 """
 import numpy as np
 
@@ -10,7 +11,7 @@ from fit import FEW, LAST, SAME_A, BadInput, falls, fit_curve, interval
 
 USABLE, RANGE, LAST_VALUE = ("forecast usable", "only a range", "no better than the last value")
 WIDEST = 0.5              # a wider interval is of no use as a forecast
-FALLS = "if the run does not collapse, as 8 of 42 published ones did"
+FALLS = "if the run does not collapse, as 13 of 90 published ones did"
 
 
 def line_at(C, R, C_at):
@@ -25,13 +26,14 @@ def line_at(C, R, C_at):
 
 def judge(fit, C):
     """The forecast for the mean of evaluations at C (k,), beyond the fitted ones.
-    -> {"verdict", "reasons" (two sentences at most), "value", "lo", "hi", "naive", "line"}"""
-    value, naive = float(fit.curve(C).mean()), float(fit.R[-3:].mean())
+    -> {"verdict", "reasons" (two sentences at most), "value", "law", "lo", "hi", "naive", "line"}:
+    value is what to expect, law what the curve says, with its interval"""
+    law, naive = float(fit.curve(C).mean()), float(fit.R[-3:].mean())
     low, high = map(float, interval(fit.futures(C, noise=True).mean(1)))
     reasons, verdict = [], USABLE
     if fit.no_interval:
         verdict, reasons = LAST_VALUE, [fit.no_interval]
-    elif abs(value - naive) <= SAME_A:
+    elif abs(law - naive) <= SAME_A:
         verdict, reasons = LAST_VALUE, ["the curve promises about the last value"]
     elif low <= naive <= high:
         verdict, reasons = RANGE, ["the last value lies in the interval as well"]
@@ -43,16 +45,20 @@ def judge(fit, C):
         reasons.append("no evaluation at step 0: R0 is a guess")
     if fit.C[-1] < 2 * fit.C_mid and not fit.no_interval:
         reasons.append("the bend towards the ceiling has hardly been seen")
-    return dict(verdict=verdict, reasons=reasons[:2], value=value, lo=low, hi=high, naive=naive,
+    return dict(verdict=verdict, reasons=reasons[:2], value=naive if verdict == LAST_VALUE else law,
+                law=law, lo=low, hi=high, naive=naive,
                 line=float(line_at(fit.C, fit.R, C).mean()))
 
 
 def verdict_line(told, where):
     """What `judge` told, in one line, and a line for each reason."""
     ends = "no interval" if np.isnan(told["lo"]) else f"[{told['lo']:.3f}, {told['hi']:.3f}]"
+    first, other = f"{told['law']:.3f} {ends}", f"the last value is {told['naive']:.3f}"
+    if told["verdict"] == LAST_VALUE:
+        first, other = f"{told['value']:.3f}", f"the curve says {first}"
     link = "but" if told["verdict"] == USABLE else "because"
-    return (f"{told['verdict']}: {told['value']:.3f} {ends} {where}, {FALLS}; the last value is "
-            f"{told['naive']:.3f}, the line in log C {told['line']:.3f}"
+    return (f"{told['verdict']}: {first} {where}, {FALLS}; {other}, the line in log C "
+            f"{told['line']:.3f}"
             + "".join(f"\n  {link} {reason}" for reason in told["reasons"]))
 
 
@@ -68,5 +74,6 @@ def forecast_line(C, R, end):
         return ""
     value, low, high, naive = (f"{told[name]:.2f}".removeprefix("0")
                                for name in ("value", "lo", "hi", "naive"))
-    where = "" if np.isnan(told["lo"]) else f" [{low}, {high}]"
+    # The interval is the curve's: one that leaves out the forecast is not its interval.
+    where = f" [{low}, {high}]" if told["lo"] <= told["value"] <= told["hi"] else ""
     return f"end {value}{where} · naive {naive}"

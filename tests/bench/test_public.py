@@ -292,3 +292,14 @@ def test_the_second_round_is_told_as_it_is():
         errors = " | ".join(of(some, way) for way in ("sigmoid", "naive", "line"))
         assert cells_of("docs/fit.md", f"second round, first {share}") == [
             f"{len(some)} | {errors} | {hold(some)}"]
+    for some in (half, early):
+        assert all(of(some, "followed") < of(some, way) for way in public.FORECASTS)
+    assert (f"was nearest there: {of(half, 'followed')}, from 30% {of(early, 'followed')} for "
+            f"{of(early, 'naive')}.") in readme
+    (ours, law, last), (ours_early, law_early, last_early) = (
+        [of([row for row in BOTH if row["cut"] == cut and row["sigmoid"] != ""], way)
+         for way in ("followed", "sigmoid", "naive")] for cut in (0.5, 0.3))
+    assert (f"Over all 90 it is {ours} from the half (law {law}, last value {last}), over 89 from "
+            f"30% {ours_early} ({law_early}, {last_early}).") in page
+    assert (f"{ours} from the half ({law}, {last}), {ours_early} from 30% ({law_early}, "
+            f"{last_early});") in docs

@@ -14,7 +14,7 @@ from made_runs import made, write_run
 
 def test_the_line_names_the_end_its_interval_and_the_last_value():
     """A reader of a running log acts on this line alone."""
-    C, R = made(8000, n=11, sd=0.01, seed=np.random.SeedSequence().entropy)
+    C, R = made(4000, n=21, sd=0.004, seed=np.random.SeedSequence().entropy)
     line = forecast_line(C, R, 16_000)
     value, low, high, naive = map(float, re.fullmatch(
         r"end (\.\d\d) \[(\.\d\d), (1?\.\d\d)\] · naive (\.\d\d)", line).groups())
@@ -62,7 +62,8 @@ def test_a_forecast_whose_interval_holds_the_last_value_is_only_a_range():
         told = judge(f, np.full(3, 16_000.0))
         low, high = fit.interval(f.futures(np.full(3, 16_000.0), noise=True).mean(1))
         assert told["naive"] == pytest.approx(f.R[-3:].mean())
-        assert told["value"] == pytest.approx(f.curve(16_000.0))
+        assert told["law"] == pytest.approx(f.curve(16_000.0))
+        assert told["value"] == told["naive" if told["verdict"] == forecast.LAST_VALUE else "law"]
         if told["verdict"] == forecast.RANGE:
             assert low <= told["naive"] <= high or high - low > forecast.WIDEST
             seen.add(told["verdict"])
@@ -70,6 +71,21 @@ def test_a_forecast_whose_interval_holds_the_last_value_is_only_a_range():
             assert not low <= told["naive"] <= high and high - low <= forecast.WIDEST
         assert len(told["reasons"]) <= 2
     assert seen
+
+
+def test_where_the_law_is_no_better_the_forecast_is_the_last_value(monkeypatch):
+    """On 36 published curves of which the verdict says so the law missed by three times as much."""
+    C, R = made(16_000, n=41, sd=0.004)
+    R[-10:] -= 0.15
+    told = judge(fit_curve(C, R, bootstrap=60), np.full(5, 32_000.0))
+    assert told["value"] == told["naive"] == R[-3:].mean() != told["law"]
+    assert re.fullmatch(rf"{forecast.LAST_VALUE}: {R[-3:].mean():.3f} at 32000, .*; the curve says "
+                        rf"{told['law']:.3f} \[.*\], the line in log C .*",
+                        forecast.verdict_line(told, "at 32000").splitlines()[0])
+    for low, where in ((0.2, " [.20, .90]"), (0.6, "")):        # the law's interval leaves it out
+        monkeypatch.setattr(forecast, "judge", lambda *_: dict(
+            value=0.45, naive=0.45, lo=low, hi=0.9))            # noqa: B023
+        assert forecast_line(C, R, 32_000) == f"end .45{where} · naive .45"
 
 
 def test_the_verdict_comes_before_everything_else(tmp_path, capsys):
