@@ -86,7 +86,7 @@ class TwoRequests:
         if ids[-1] in self.eos_ids:
             rollout.finish_reason = "stop"
         elif first and phrase:
-            if self.interruption.end not in self.tokenizer.decode(ids):
+            if self.interruption.end not in self.tokenizer.decode(rollout.output_ids):
                 sample.add(phrase, [0.0] * len(phrase), [current] * len(phrase), sampled=False)
                 rollout.interrupted = True
             self.waiting.appendleft(sample)
