@@ -253,6 +253,7 @@ def run_program(program, name, given, limits, walls):
             code = -signal.SIGKILL
         output, complaint = (os.pread(file.fileno(), limits.file_bytes, 0).decode(errors="replace")
                              for file in (stdout, stderr))
+        complaint = complaint.strip()[-200:]
         if os.fstat(request.fileno()).st_size and code not in KILLED:
-            raise SandboxError(f"the sandbox failed before the program began: {complaint[-200:]}")
-    return code, output, complaint.strip()[-200:]
+            raise SandboxError(f"the sandbox failed before the program began: {complaint}")
+    return code, output, complaint

@@ -150,6 +150,16 @@ def test_what_a_reward_prints_is_no_verdict(file, capfd):
     assert capfd.readouterr().err.count("correct") == 6
 
 
+def test_a_reward_and_what_it_starts_are_not_on_the_line_to_the_trainer(file):
+    """What it reads is empty, no job. A program that it leaves behind, with its input, would keep
+    the trainer waiting for an ended worker till the deadline."""
+    _, problems = file(f"import os, subprocess, sys\n{PROBLEM}def reward(problem, text):\n"
+                       "    if text == 'read':\n        return sys.stdin.read() == ''\n"
+                       "    subprocess.Popen(['sleep', '300'])\n    os._exit(3)")
+    found, _, seconds = reasons(problems, ["read", "leave"], deadline_s=120.0)
+    assert found == ["correct", "error"] and seconds < 120
+
+
 def test_a_reward_cannot_change_the_problem_for_the_next_sample(file):
     _, problems = file(f"{PROBLEM}def reward(problem, text):\n    problem['n'] += 1\n"
                        "    return problem['n'] == 6")
