@@ -238,10 +238,11 @@ class Verifier(contextlib.AbstractContextManager):
                     return reason
         except (ConnectionError, TimeoutError) as error:
             failure = error
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.wait(1.0)  # where its end of the line is closed, it is ending
-        with contextlib.suppress(OSError):  # nothing is left of its process group, of which
-            os.killpg(worker.pid, signal.SIGKILL)  # it is the first, and which its children share
+        with worker:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(1.0)  # where its end of the line is closed, it is ending
+            with contextlib.suppress(OSError):  # nothing is left of its process group, of which
+                os.killpg(worker.pid, signal.SIGKILL)  # it is the first, with all its children
         if (status := worker.wait()) < 0 and status != -signal.SIGALRM:
             raise failure
         return "timeout" if status < 0 else "error"
