@@ -40,7 +40,7 @@ ONE_LINE = re.compile(  # display formulas and tagged answers
 EMPHASIS = re.compile(r"(?<![\w*_`])([*_`])(\1{0,2}+)(?=\S)((?:(?!\1).)*)(?<=\S)\1\2(?!\w)")
 DECORATION = re.compile(
     "[\u220e\u25a0-\u27bf\ufe0f\U0001f300-\U0001faff]+|\\\\blacksquare|^[ \t]*> "
-    r"|</?(?:b|strong|i|em|u)>|~~[^~\n]*~~|^#{1,3} "
+    r"|</?(?:b|strong|i|em|u)>|~~[^~\n]*\w~~|^#{1,3} "
     r"|\b(?:I hope|Let me know|Feel free)\b[^0-9\n]{0,80}\Z", re.M)
 DECLARED = re.compile(
     r"(?:\b(?:the|final|correct)\s+){0,3}\banswer\b[*_]*\s*(?:is\b|:|=)(?: option\b)?|<answer>"
