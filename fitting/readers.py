@@ -264,6 +264,8 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     onto [0, 1]."""
     name, _, paths = spec.rpartition("=")
     lo, hi = reward_range
+    if lo == hi:
+        raise BadInput(f"--reward-range takes two different numbers, got {lo:g} {hi:g}")
     if not all(paths.split(",")):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
     seeds, notes = [], []
