@@ -84,9 +84,9 @@ class TokenLogprobs(torch.autograd.Function):
                     logits, still_there = logits_buffer[: len(chunk)], False
                 else:
                     logits = head.logits(h, out=logits_buffer)  # (c, V)
-                g = (grad_logprobs[chunk] / temperature)[:, None]  # (c, 1)
+                g = (grad_logprobs[chunk] / head.temperature)[:, None]  # (c, 1)
                 # d/dx cap tanh(x / cap) = 1 - tanh², and z * temperature / cap is that tanh.
-                slope = 1 - (logits * (temperature / softcap)).square_() if softcap else None
+                slope = 1 - (logits * (head.temperature / softcap)).square_() if softcap else None
                 for z, z_lz, z_g in head.blocks(logits, lz, g):
                     z.sub_(z_lz).exp_().mul_(-z_g)  # -g · softmax(z), in place
                 logits.scatter_add_(1, targets[chunk, None], g)  # + g · onehot(y)
