@@ -68,7 +68,8 @@ class Estimate:
         head = model.get_output_embeddings().weight.numel()
         self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
         self.kv_token = block_bytes(config.model, dtype) / BLOCK_TOKENS     # bytes, all layers
-        # Of a running sequence. Assumed: it will be half as long as it may, and is half finished.
+        # Of a running sequence. Assumed: prompt and output half as long as they may be, the latter
+        # half written.
         self.mean_length = (length - output) / 2 + output / 4
 
     def trainer_memory(self, trainers, recompute=False):

@@ -59,7 +59,8 @@ class Signals:
                 signal.signal(number, handler)
 
     def watch(self, ours):
-        """In a thread: end this process if nothing is to be saved, or for one signal too many."""
+        """In a thread: end this process if nothing is to be saved, at a second signal, or after
+        HEED_S."""
         ours.settimeout(1.0)
         while True:
             with contextlib.suppress(TimeoutError):

@@ -15,7 +15,7 @@ from scaleout.signals import SIGNALS, Signals, exit_code
 
 REAPER = Path(__file__).with_name("reaper.py")
 GRACE_S = 30.0                      # between SIGTERM and SIGKILL
-DEATHS_WITHIN_S = 600.0             # not started again: a server, after three within so long
+DEATHS_WITHIN_S = 600.0             # after three deaths within it a server is not started again
 
 
 class Child:

@@ -136,7 +136,7 @@ def deal(batches, costs, size):
 
 
 class Ranks(Alone):
-    """One of several processes. No collective waits longer than deadline_s. Raises ConfigError."""
+    """One of several. No collective outlasts deadline_s. Raises ConfigError: no servers."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -219,8 +219,8 @@ class Ranks(Alone):
 
     @contextlib.contextmanager
     def together(self, doing, version=None):
-        """`during`, for what all ranks do at the same time. Raises RuntimeError for what ends it: a
-        lost line later, as a launcher shows the words of the first rank that ends."""
+        """`during`, for what all ranks do at the same time. Raises RuntimeError for what ends it. A
+        rank that only lost the line waits: a launcher shows the words of the first that ends."""
         with self.during(doing, version):
             try:
                 yield
@@ -249,5 +249,5 @@ class SharedTrainer:
             self.team.call(name, *arguments)
             return getattr(self.trainer, name)(*arguments, **own)
 
-    # A few layers at a time: a send in between and a collective of the ranks would hang together.
+    # A few layers at a time: a send to the servers amid a collective of the ranks would hang.
     weights = TrainedModel.weights

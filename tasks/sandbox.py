@@ -97,7 +97,7 @@ def last_program(text):
     return found.get("python", found.get(""))
 
 
-KILLED = -signal.SIGKILL, 128 + signal.SIGKILL  # by clock or CPU time: so does bwrap report it
+KILLED = -signal.SIGKILL, 128 + signal.SIGKILL  # by clock or CPU time; the second by bwrap
 
 
 def run_tests(program, tests, limits=Limits()):
@@ -108,7 +108,8 @@ def run_tests(program, tests, limits=Limits()):
     for i, (given, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
         code, output, complaint = run_program(program, tests.fn_name, given, limits, which_walls())
         if code in KILLED:
-            return "timeout", f"test {i} of {count}: no end within {limits}"
+            return "timeout", (f"test {i} of {count}: no end within {limits.cpu_s} s CPU, "
+                               f"{limits.wall_s} s")
         if code != 0 or not same(output, expected):
             return "wrong", (f"test {i} of {count}: ended with {code}: {complaint}, got "
                              f"{output[:100]!r}")
@@ -253,6 +254,7 @@ def run_program(program, name, given, limits, walls):
             code = -signal.SIGKILL
         output, complaint = (os.pread(file.fileno(), limits.file_bytes, 0).decode(errors="replace")
                              for file in (stdout, stderr))
+        complaint = complaint.strip()[-200:]
         if os.fstat(request.fileno()).st_size and code not in KILLED:
-            raise SandboxError(f"the sandbox failed before the program began: {complaint[-200:]}")
-    return code, output, complaint.strip()[-200:]
+            raise SandboxError(f"the sandbox failed before the program began: {complaint}")
+    return code, output, complaint

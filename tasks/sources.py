@@ -11,6 +11,7 @@ import math
 import random
 import re
 import tomllib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,6 +136,9 @@ def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
         problems.setdefault(found.id, found)
         if len(problems) == wanted:
             break
+    else:
+        warnings.warn(f"task {name!r} has only {len(problems)} distinct problems with options "
+                      f"{options}, {wanted} were asked for", stacklevel=2)
     return list(problems.values())
 
 
@@ -256,7 +260,8 @@ def record_problem(record, task, columns, mark):
         answer = parts[-1].strip()
     for role, value in (("question", question), ("answer", answer)):
         if not isinstance(value, str) or not value.strip():
-            raise TaskError(f"has a field {columns[role]!r} that is {value!r} and must be text")
+            raise TaskError(f"has a field {columns[role]!r} that is {value!r} and must be text, "
+                            "not empty")
     if answer.strip(" .").lower() in NO_ANSWERS:
         raise TaskError(f"has {answer!r} for an answer")
     if record.get("choices") or record.get("options"):  # a text, too: of a CSV file

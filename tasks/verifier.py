@@ -238,10 +238,11 @@ class Verifier(contextlib.AbstractContextManager):
                     return reason
         except (ConnectionError, TimeoutError) as error:
             failure = error
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.wait(1.0)  # where its end of the line is closed, it is ending
-        with contextlib.suppress(OSError):  # nothing is left of its process group, of which
-            os.killpg(worker.pid, signal.SIGKILL)  # it is the first, and which its children share
+        with worker:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(1.0)  # where its end of the line is closed, it is ending
+            with contextlib.suppress(OSError):  # nothing is left of its process group, of which
+                os.killpg(worker.pid, signal.SIGKILL)  # it is the first, with all its children
         if (status := worker.wait()) < 0 and status != -signal.SIGALRM:
             raise failure
         return "timeout" if status < 0 else "error"
@@ -253,11 +254,14 @@ def serve():
     did not foresee ends this process, too, and the next one is started."""
     with contextlib.suppress(ValueError):  # macOS has no such limit; 10**10**10 wants all there is
         resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-    # A rule of others that prints, or a program that it starts, gives no reasons.
-    out = os.dup(1)
+    # A rule of others that prints or reads, or a program that it starts, is not on our line: it
+    # gives no reasons, takes no jobs, and does not hold the line open when this process ends.
+    jobs, out = os.fdopen(os.dup(0)), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    with contextlib.suppress(ConnectionError):  # the trainer was killed: its log needs no traceback
-        for line in sys.stdin:
+    # The trainer was killed: its log needs no traceback.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        for line in jobs:
             deadline_s, *job = json.loads(line)
             # Before the clock starts: this takes seconds. The trainer itself does not import it.
             if job[0] in own_reward.FUNCTIONS:

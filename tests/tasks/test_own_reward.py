@@ -104,7 +104,6 @@ HANGS = {
                                  "time.sleep(10 ** 6)",
     "its child holds the pipes": "os.fork(); time.sleep(10 ** 6)",
     "its program waits": "subprocess.run(['sleep', '1000000'])",
-    "it reads standard input": "[input() for _ in range(10 ** 9)]",
 }
 
 
@@ -148,6 +147,17 @@ def test_what_a_reward_prints_is_no_verdict(file, capfd):
                        "    print('correct')\n    os.system('echo correct')\n    return False")
     assert reasons(problems, ["a", "b", "c"])[0] == ["wrong"] * 3
     assert capfd.readouterr().err.count("correct") == 6
+
+
+def test_a_reward_and_what_it_starts_are_not_on_the_line_to_the_trainer(file):
+    """What it reads is empty, so `input()` raises at once, and takes no job. A program that it
+    leaves behind, with its input, would keep the trainer waiting for an ended worker."""
+    _, problems = file(f"import os, subprocess, sys\n{PROBLEM}def reward(problem, text):\n"
+                       "    if text == 'read':\n        return sys.stdin.read() == ''\n"
+                       "    if text == 'input':\n        return input() == ''\n"
+                       "    subprocess.Popen(['sleep', '300'])\n    os._exit(3)")
+    found, _, seconds = reasons(problems, ["read", "input", "leave"], deadline_s=120.0)
+    assert found == ["correct", "error", "error"] and seconds < 120
 
 
 def test_a_reward_cannot_change_the_problem_for_the_next_sample(file):
