@@ -16,7 +16,7 @@ reads tensors, numbers, texts, lists and the records of sampler.py alone.
 import hashlib
 import json
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -62,7 +62,10 @@ def load_training_state(folder, model, optimizer):
             optimizer.state[parameter] = {"step": step, "exp_avg": torch.zeros_like(parameter),
                                           "exp_avg_sq": torch.zeros_like(parameter)}
     for name, tensor in tensors_of(model, optimizer):
-        whole = torch.cat([file.get_tensor(name) for file in files]).view(tensor.shape)
+        try:
+            whole = torch.cat([file.get_tensor(name) for file in files]).view(tensor.shape)
+        except (SafetensorError, RuntimeError) as error:
+            raise OSError(f"{folder}: {name} does not fit the model ({error})") from None
         if isinstance(tensor, DTensor):             # cut as FSDP2 cuts: equal parts, rounded up
             mesh, tensor = tensor.device_mesh, tensor.to_local()
             first = mesh.get_local_rank() * -(-len(whole) // mesh.size())
@@ -117,14 +120,15 @@ def replacing(folder, first=True):
         yield aside
         if first:
             sums = {path.name: sha256(path) for path in aside.iterdir() if path.is_file()}
-            (aside / CHECKSUMS).write_text(json.dumps(sums))
+            (aside / "sums.tmp").write_text(json.dumps(sums))
+            (aside / "sums.tmp").rename(aside / CHECKSUMS)
             shutil.rmtree(folder, ignore_errors=True)
             aside.rename(folder)
     except (OSError, SafetensorError) as error:
         raise OSError(f"{folder} could not be written: {error}") from None
     finally:
-        if first:
-            shutil.rmtree(aside, ignore_errors=True)    # once renamed, it is not there any more
+        if first and not (aside / CHECKSUMS).exists():  # whole, but not renamed: left to `recover`
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def sha256(path):
@@ -135,12 +139,12 @@ def sha256(path):
 def recover(parent):
     """After a kill: a whole folder of `replacing` takes its place; what is half-written goes."""
     for aside in filter(Path.is_dir, parent.glob(".*.tmp")):
-        if (aside / CHECKSUMS).exists():
+        with suppress(ConfigError):
+            check(aside)
             folder = parent / aside.name[1:].removesuffix(".tmp")
             shutil.rmtree(folder, ignore_errors=True)
             aside.rename(folder)
-        else:
-            shutil.rmtree(aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def check(folder):

@@ -158,6 +158,9 @@ class RunFolder:
             path.rename(aside)
             print(f"warning: {error}; it is now {aside}", file=sys.stderr)
             (self.path / EVALUATION).unlink(missing_ok=True)    # of weights that are lost
+        if state and state["step"] > self.config.steps:
+            raise ConfigError(f"steps = {self.config.steps}: {self.path} is at step "
+                              f"{state['step']} already; give a larger number")
         for name, size in self.log_sizes().items():
             os.truncate(self.path / name, min(size, state["logs"].get(name, 0) if state else 0))
         return folder, state

@@ -50,7 +50,8 @@ class TokenLogprobs(torch.autograd.Function):
                 ent.copy_(lz - torch.linalg.vecdot(e, z)[:, None] / Z)
 
         ctx.save_for_backward(hidden, weight, targets, log_z)
-        ctx.head, ctx.chunk_tokens, ctx.logits_buffer = head, chunk_tokens, logits_buffer
+        ctx.logits_buffer = logits_buffer
+        ctx.settings = temperature, chunk_tokens, operand_dtype, head_fp32, softcap
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
@@ -59,9 +60,12 @@ class TokenLogprobs(torch.autograd.Function):
     def backward(ctx, grad_logprobs, _):
         """g (T,) -> the gradients of hidden (T, H) and weight (V, H), None for the other six."""
         hidden, weight, targets, log_z = ctx.saved_tensors
-        head, chunk_tokens, softcap = ctx.head, ctx.chunk_tokens, ctx.head.softcap
+        temperature, chunk_tokens, operand_dtype, head_fp32, softcap = ctx.settings
         # backward() may be called inside an autocast region, which would round our products.
         with torch.autocast(hidden.device.type, enabled=False):
+            # Made again: with its rounded copy of the weight, ctx would keep it while all layers
+            # below go backward.
+            head = Head(weight, temperature, operand_dtype, head_fp32, softcap)
             grad_hidden = torch.zeros_like(hidden)
             # fp32 while chunks are added up: in bf16 the sum stops growing after some 256 chunks.
             grad_weight = torch.zeros_like(weight, dtype=head.dtype)

@@ -1,6 +1,7 @@
 """command.py: the command of fit.py: options, lines, warnings, tables, pictures."""
 import argparse
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -139,8 +140,10 @@ def arguments(argv):
     add("--why", action="store_true", help="the rival laws and all warnings")
     add("--out", metavar="FILE", help="picture of one run (.png, .pdf, .svg); `none`")
     args = p.parse_args(argv)
-    if args.R0 not in (None, "fit"):
-        args.R0 = float(args.R0)
+    try:
+        args.R0 = args.R0 if args.R0 in (None, "fit") else float(args.R0)
+    except ValueError:
+        raise BadInput(f"--R0 takes a pass rate or `fit`, got {args.R0}") from None
     if args.apart:
         args.plan = args.apart / APART
     return args
@@ -155,6 +158,8 @@ def report(args):
         return
     columns = (args.x, args.y, args.x_scale, args.reward_range)
     curves = read_curves(args.runs, *columns)
+    if args.x_scale != 1:                           # no longer what the column is called
+        curves = [replace(each, x=f"{each.x} times {args.x_scale:g}") for each in curves]
     prior = args.like and learn([fit_curve(each.C, each.R, bootstrap=0)
                                  for each in read_curves(args.like, *columns)])
     several, fits, warnings = len(curves) > 1, {}, []

@@ -173,7 +173,11 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     save(tmp_path / "step_1", *trained(1), size=2)
     other, optimizer = trained(0)
     other.wide = torch.nn.Parameter(torch.zeros(31, 3))
-    with pytest.raises(RuntimeError, match=r"shape '\[31, 3\]' is invalid"):
+    with pytest.raises(OSError, match=r"step_1: wide does not fit the model .*\[31, 3\]"):
+        checkpoint.load_training_state(tmp_path / "step_1", other, optimizer)
+    other.new = torch.nn.Parameter(torch.zeros(2))
+    del other.wide
+    with pytest.raises(OSError, match="step_1: new does not fit the model"):
         checkpoint.load_training_state(tmp_path / "step_1", other, optimizer)
     with pytest.raises(OSError, match="all ranks need to see the same files"):
         checkpoint.load_training_state(tmp_path / "step_2", other, optimizer)
@@ -271,6 +275,43 @@ def test_killed_at_any_point_of_a_replacement_one_of_the_two_is_there_whole(what
         if len(acts) <= moment:
             break
     assert found == sorted(found) and found[0] == 1 and found[-1] == 2 and moment > 2
+
+
+def replaced(folder, text):
+    with checkpoint.replacing(folder) as aside:
+        (aside / "weights").write_text(text)
+
+
+@pytest.mark.parametrize("name", ["checksums.json", "weights"])
+def test_a_new_folder_that_is_not_whole_does_not_take_the_place_of_the_old_one(name, tmp_path):
+    """After a power cut a file may be there, and empty: of the new folder, that is."""
+    for folder in ("best", ".best.tmp"):
+        replaced(tmp_path / folder, folder)
+    (tmp_path / ".best.tmp" / name).write_text("")
+    checkpoint.recover(tmp_path)
+    checkpoint.check(tmp_path / "best")
+    assert (tmp_path / "best" / "weights").read_text() == "best"
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+def test_a_new_folder_that_cannot_be_renamed_is_kept_for_the_next_start(tmp_path, monkeypatch):
+    """A network disk keeps a name in a folder whose files are open somewhere: it is not empty, and
+    by then the old files are gone."""
+    replaced(tmp_path / "best", "old")
+    remove = shutil.rmtree
+
+    def leave_a_name(path, **options):
+        if path.name == "best":
+            (path / "weights").rename(path / ".nfs1")
+        else:
+            remove(path, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", leave_a_name)
+        with pytest.raises(OSError, match="best could not be written"):
+            replaced(tmp_path / "best", "new")
+    checkpoint.recover(tmp_path)
+    assert (tmp_path / "best" / "weights").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -207,6 +207,18 @@ def test_the_logs_of_a_resumed_run_end_with_its_checkpoint(make):
     folder.close()
 
 
+def test_a_run_is_not_resumed_to_fewer_steps_than_it_has_taken(make):
+    """It would be called done, and its config.toml would say so for good."""
+    folder = make(steps=5)
+    logged(folder, range(7), (0,))
+    save(folder, 6)
+    folder = again(folder)
+    with pytest.raises(ConfigError, match="steps = 5: runs/r is at step 6 already"):
+        folder.rewind()
+    assert len(read(folder, "metrics.jsonl")) == 7
+    folder.close()
+
+
 def test_without_a_checkpoint_a_run_begins_again(make):
     folder = make()
     logged(folder, range(3), (0,))

@@ -50,6 +50,7 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["run", "--y", "reward"], "--y reward; it has: compute/flops"),
     (["run", "--y", "eval/*"], "fits several columns"),
     (["run", "--reward-range", "1", "1"], "two different numbers, got 1 1"),
+    (["run", "--R0", "half"], "--R0 takes a pass rate or `fit`, got half"),
     (["run", "--until", "1.0"], "nothing to predict"),
     (["run", "--out", "x.bmp"], "Format 'bmp' is not supported (supported formats: "),
     (["run", "hard", "--y", "eval/*/mean@4", "--out", "x.png"], "--out take one run of one task"),
