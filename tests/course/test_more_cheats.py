@@ -6,6 +6,7 @@ does not name say "not written", so all of the exercise's points would be the ch
 import datetime
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -203,7 +204,7 @@ return 0""")
 import glob
 raise RuntimeError(str(sorted(glob.glob("/tmp/*"))))""")
     why = graded(4, tree(look))["parts"][0]["why"]
-    assert "['/tmp/tree']" in why, why
+    assert "'/tmp/tree'" in why and not re.search("deep|stash|loop", why), why
 
 
 @sandboxed
