@@ -30,6 +30,7 @@ from artifacts.settings import LAUNCHED
 from command.options import parse
 from config import Config, ConfigError
 from scaleout import launch, memory
+from servers.server import CALL_S
 from tiny import toy
 
 # ---------------------------------------------------------------------------------------------
@@ -373,6 +374,7 @@ def find(processes, word):
 def test_a_lost_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, tmp_path, seed):
     """One run: its server killed, the next one stopped (SIGSTOP), then Ctrl-C; resumed on two
     ranks, a rank killed while vLLM is still starting (in the middle of a run: test_ranks.py).
+    A server that is stopped in the middle of a push has CALL_S, elsewhere LOOK_S, to answer.
     THOROUGH: between the two, the whole tree of processes is killed at ten random moments, with two
     ranks and two servers or one of each by turns; the set of groups and samples stays complete."""
     with running(tmp_path, command(micro)) as (process,):
@@ -383,7 +385,7 @@ def test_a_lost_server_is_replaced_and_no_end_leaves_a_process_of_vllm(micro, tm
         server.kill()
         for restarts in (1, 2):
             until(lambda: (tmp_path / "launcher.log").read_text().count(    # noqa: B023
-                "is started again: server 0") == restarts, f"restart {restarts}", 120)
+                "is started again: server 0") == restarts, f"restart {restarts}", CALL_S + LIMIT_S)
             steps_reach(tmp_path, process, len(steps(tmp_path)) + 9)    # beyond what was in flight
             processes += tree(process)
             if restarts == 1:
