@@ -17,8 +17,7 @@ from engines.vllm_inprocess import VllmSampler
 from sampler import TransformersSampler
 from scalerl import Run
 from scaleout.memory import Estimate, device_here
-from servers.addresses import read_addresses
-from servers.pool import ServerPool
+from servers.pool import ServerPool, read_addresses
 from servers.sampler import ServerSampler
 from tasks import Verifier, load_problems
 
