@@ -10,7 +10,7 @@ For models that a packed row cannot serve: sliding windows, linear attention, co
 About a quarter of the packed speed (docs/models.md). Axes: n rows, T tokens of the longest.
 """
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -71,16 +71,11 @@ class Rows:
         return hidden_states(model, self.input_ids)[0].flatten(0, 1)
 
 
-@dataclass
-class GroupCache:
-    """The cache of one group: a transformers cache with so many tokens; a slot for each row."""
-    cache: object
-    slots: list[int]
-    length: int
-
-
 class GroupCaches:
-    """What `kv_cache.Slots` is, in caches that the model makes itself."""
+    """What `kv_cache.Slots` is, in caches that the model makes itself.
+
+    groups      of each its transformers cache, the slots of its rows, and its length in tokens
+    active      running sequences"""
 
     def __init__(self, model, slots):
         self.model, self.slots, self.device = model, slots, model.device
@@ -93,7 +88,7 @@ class GroupCaches:
             hidden, cache = hidden_states(model, torch.tensor([prompt], device=self.device), True)
             cache.reorder_cache(torch.zeros(n, dtype=torch.long, device=self.device))
             slots = [*range(self.active, self.active + n)]
-            self.groups.append(GroupCache(cache, slots, len(prompt)))
+            self.groups.append(SimpleNamespace(cache=cache, slots=slots, length=len(prompt)))
             self.active += n
             states.append(hidden[:, -1])
         return torch.cat(states)
@@ -135,7 +130,7 @@ class GroupCaches:
             _, cache = hidden_states(self.model, zeros, True)
             for name, place, key in tensors_of(cache):
                 place[key] = tensors[name].to(self.device)
-            self.groups.append(GroupCache(cache, slots, length))
+            self.groups.append(SimpleNamespace(cache=cache, slots=slots, length=length))
         self.active = sum(len(group.slots) for group in self.groups)
 
 
