@@ -1,13 +1,5 @@
-"""run_folder.py: runs/NAME, where a run writes down what it is and what happened in it.
-
-    config.toml, done              its settings, all of them; when it is done, its last sentence
-    source/, versions.json         the code, its commit, packages and device: what was run
-    metrics.jsonl, evals.jsonl     a line a step, a line an evaluation: the curve and its reasons
-    groups.jsonl, samples.jsonl    which samples a step was trained on; a few of them to read
-    evaluation.jsonl               answers of the last evaluation, on vLLM: evaluation.py's
-    checkpoints/, model/           checkpoint.py's
-    logs/                          of processes without a terminal, as the launcher starts them
-"""
+"""run_folder.py: runs/NAME, where a run writes down what it is and what happened in it. What each
+file there holds is in docs/metrics.md."""
 
 import contextlib
 import dataclasses

@@ -10,9 +10,6 @@ from pathlib import Path
 from artifacts.settings import PLACE, make_config, read_toml
 from config import Config, ConfigError
 
-# Options that are no settings.
-FLAGS = ("fresh", "dry_run", "no_preflight", "serve_only", "report")
-
 ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
 
     python scalerl.py --config configs/demo.toml            a toy model, on a laptop, in minutes
@@ -36,13 +33,13 @@ def make_parser():
     add = parser.add_argument
     add("--config", metavar="FILE", action="append", default=[],
         help="TOML file with differences from the defaults; of several the later wins")
-    for flag, text in (
-            ("--fresh", "begin again: the run that is there becomes runs/NAME-old-1 (not "
-             "under torchrun); else a command that is repeated goes on with its run"),
-            ("--no-preflight", "do not try disk, memory and push before the first evaluation"),
-            ("--dry-run", "print all settings, what would run where, what memory it would take, "
-             "and stop")):
-        add(flag, action="store_true", help=text)
+    add("--fresh", action="store_true",
+        help="begin again: the run that is there becomes runs/NAME-old-1 (not under torchrun); "
+             "else a command that is repeated goes on with its run")
+    add("--no-preflight", action="store_true",
+        help="do not try disk, memory and push before the first evaluation")
+    add("--dry-run", action="store_true",
+        help="print all settings, what would run where, what memory it would take, and stop")
     add("--report", metavar="RUN",
         help="write RUN/report.html, print which symptoms of docs/is-it-working.md it shows, stop")
     add("--serve-only", metavar="ADDRESS", nargs="?", const="127.0.0.1", default="",
@@ -58,19 +55,19 @@ def option(name):
 
 
 def parse(argv):
-    """(config, flags) from the command line; flags has the values of FLAGS, and with flags.report
-    config is None. Raises ConfigError, also if runs/NAME was made with other settings."""
+    """(config, flags) from the command line; flags has the options that are no settings, and with
+    flags.report config is None. Raises ConfigError, also if runs/NAME has other settings."""
     def refuse(message):
         raise ConfigError(message)
     parser = make_parser()
     parser.error = lambda message: refuse(f"{message}; --help lists all options")
-    given = vars(parser.parse_args(argv))
-    flags = argparse.Namespace(**{key: given.pop(key) for key in FLAGS})
+    flags = parser.parse_args(argv)
     if flags.report:
         return None, flags
     values = {}
-    for path in given.pop("config"):
+    for path in flags.config:
         values |= read_toml(path)
+    given = {name: vars(flags)[name] for name in vars(Config()) if name in flags}
     config = make_config(values | given)
     saved = Path("runs") / config.name / "config.toml"
     if saved.exists() and not (flags.fresh or flags.serve_only):

@@ -1,8 +1,4 @@
-"""One page about one run: python scalerl.py --report runs/demo
-
-Writes RUN/report.html, a single file without scripts, fonts or links: one step as a picture, the
-symptoms, the fitted curve, and charts of the log.
-"""
+"""One page about one run, a file without scripts, fonts or links: python scalerl.py --report RUN"""
 
 import io
 from base64 import b64encode

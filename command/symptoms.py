@@ -6,7 +6,6 @@ and a large model may need others.
 """
 
 import re
-from itertools import count, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,8 +59,7 @@ def read(folder):
         path = Path(folder) / name
         for row in readers.read_jsonl(path)[0] if path.is_file() else ():
             row = {k: v for k, v in row.items() if isinstance(v, int | float)}
-            rates = [v for k, v in row.items() if re.match("eval/.*/mean@", k)]
-            if rates:
+            if rates := [v for k, v in row.items() if re.match("eval/.*/mean@", k)]:
                 row["held_out"] = np.mean(rates)
             rows.setdefault(row["step"], {}).update(row)
     return [rows[step] for step in sorted(rows)]
@@ -74,8 +72,7 @@ def found(rows):
 
 def ranges(steps):
     """Steps in words, as "1-3, 7, 9"; at most five ranges of them."""
-    n = count()                     # steps that follow one another are as far ahead of it
-    rows = [[*row] for _, row in groupby(steps, lambda step: step - next(n))]
+    rows = np.split(steps, np.flatnonzero(np.diff(steps) != 1) + 1)
     words = [f"{row[0]}-{row[-1]}" if len(row) > 1 else f"{row[0]}" for row in rows]
     more = f" and {len(words) - 5} times more" if len(words) > 5 else ""
     return ", ".join(words[:5]) + more

@@ -51,7 +51,6 @@ def rival_line(label, fit):
 
 
 def held_out_lines(told):
-    """What `held_out` measured, in words."""
     low, high, measured = told["lo"], told["hi"], told["measured"]
     where = "no interval" if np.isnan(low) else "in the interval" if low <= measured <= high else \
         "outside the interval"
@@ -108,7 +107,6 @@ def report_run(args, refit, curve, prior=None):
 
 
 def arguments(argv):
-    """The options of `python fit.py`."""
     p = argparse.ArgumentParser(prog="fit.py", description=ABOUT, epilog=NOTES,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     add = p.add_argument

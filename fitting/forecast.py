@@ -1,10 +1,5 @@
 """forecast.py: what the end of a run will be: a verdict, two reasons, one line. The rules are ours.
-
-    forecast usable                   the interval leaves out the last value, and is narrow enough
-    only a range                      it does not
-    no better than the last value     no interval, no rise, a fall, or no promise beyond the data:
-                                      then the forecast is the last value (results/public)
-"""
+Where the law is no better than the last value, the forecast is the last value (results/public)."""
 import numpy as np
 
 from fit import FEW, LAST, SAME_A, BadInput, falls, fit_curve, interval

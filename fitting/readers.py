@@ -70,9 +70,8 @@ def read_rows(path):
         rows = read_table(path)
     elif path.suffix in (".json", ".jsonl", ".ipynb") or path.read_bytes()[:2] == b'{"':
         rows, notes = read_jsonl(path)
-    else:
-        if not (rows := read_console(path.read_text(errors="replace"))):
-            raise BadInput(f"{path} has no line `step:1 - name:0.5` or `{{'name': 0.5}}`")
+    elif not (rows := read_console(path.read_text(errors="replace"))):
+        raise BadInput(f"{path} has no line `step:1 - name:0.5` or `{{'name': 0.5}}`")
     if not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds lines that are not JSON objects")
     return [flat(row) for row in rows], path, notes

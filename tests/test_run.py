@@ -22,10 +22,11 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from conftest import ROOT, SMALL, SPAWN, arguments, drain, lines, requests, run_command
+from conftest import (ROOT, SMALL, SPAWN, THOROUGH, arguments, drain, lines, requests,
+                      run_command)
 from test_scalerl import make_trainer                                             # noqa: F401
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import scalerl
 from artifacts import checkpoint, step_log
@@ -42,6 +43,7 @@ from scalerl import Group, Run
 from scaleout.team import Alone, Stopped
 from servers.server import ServerError
 from tasks import Problem, Verifier
+from tiny import toy
 
 # ---------------------------------------------------------------------------------------------
 # 1. Over fakes
@@ -695,6 +697,64 @@ def test_killed_at_ten_random_moments_and_resumed_it_writes_the_same_metrics(ref
     trained = [group for line in lines(folder, "groups.jsonl") for group in line["groups"]]
     assert len({group["id"] for group in trained}) == len(trained) == 8 * SMALL["prompts_per_step"]
     assert all(len(group["rewards"]) == SMALL["samples_per_prompt"] for group in trained)
+
+
+DIGITS = '''"""Digits in the answer: a random model can learn to write them."""
+problems = [{"question": f"{a}+{b}=", "n": a} for a in range(30) for b in range(10)]
+def reward(problem, text):
+    return sum(map(text.count, "0123456789")) > 0.12 * len(text)
+'''
+
+
+@pytest.mark.skipif(not THOROUGH, reason="the slow way, killed: THOROUGH=1 takes two minutes more")
+def test_killed_at_five_random_moments_the_slow_way_writes_the_same_metrics(tmp_path, seed):
+    """A Qwen3.5 of four layers, three of them linear attention: its weights move in most steps
+    while samples are in flight, which go on over states that older weights have written."""
+    rng, tokenizer = random.Random(seed), toy.make_tokenizer()
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(
+        "qwen3_5_text", vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96,
+        num_hidden_layers=4, layer_types=["linear_attention"] * 3 + ["full_attention"],
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, linear_num_key_heads=2,
+        linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
+        max_position_embeddings=512, tie_word_embeddings=True, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "task.py").write_text(DIGITS)
+    words = ["--no-preflight", *arguments(
+        tmp_path / "model", name="r", task=tmp_path / "task.py", steps=40, eval_every=5,
+        eval_samples=4, slots=40, think_max=30, answer_tokens=4, lr=3e-3, off_policy="pipeline-3",
+        retire_at=1.5, save_minutes=0.03, seed=1, task_options="{}")]
+
+    def run(name, until=None):
+        """The command in the folder `name`; from so many lines of metrics on, it is killed soon."""
+        (tmp_path / name).mkdir(exist_ok=True)
+        metrics = tmp_path / name / "runs" / "r" / "metrics.jsonl"
+        process = SPAWN.Process(target=main_in, daemon=True, args=(
+            tmp_path / name, words, tmp_path / f"{name}.log"))
+        process.start()
+        while until and process.is_alive() and not (
+                metrics.exists() and metrics.read_text().count("\n") >= until):
+            time.sleep(0.01)
+        if until:
+            time.sleep(rng.random() / 2)
+            process.kill()
+        process.join(300)
+        return process.exitcode
+
+    assert run("whole") == 0
+    for kill in range(5):
+        assert run("killed", until=2 + 5 * kill + rng.randint(0, 4)) == -signal.SIGKILL
+    assert run("killed") == 0
+    whole, killed = (tmp_path / name / "runs" / "r" for name in ("whole", "killed"))
+    assert (tmp_path / "killed.log").read_text().count("Resumed") == 5
+    assert same_logs(killed, whole)
+    steps = lines(whole)[1:]
+    assert sum(line["optimizer_step"] for line in steps) > 20
+    assert max(line["lag/max"] for line in steps) == 3
+    shares = [line["eval/task/mean@4"] for line in lines(whole, "evals.jsonl")]
+    print(f"{sum(line['optimizer_step'] for line in steps)} optimizer steps, mean lag "
+          f"{sum(line['lag/mean'] for line in steps) / 40:.2f}; evaluations {shares}")
 
 
 def test_a_damaged_checkpoint_is_named_and_a_run_goes_on_from_the_one_before(
