@@ -14,6 +14,8 @@ from grading import ROWS, graded, handed_out, sandboxed, tree
 
 from course import grade, student
 from course.hidden import values, wire
+from course.hidden.values_9 import LOGS
+from course.late_push import read
 
 HEAD = ["engines/head.py::TokenLogprobs.forward", "engines/head.py::TokenLogprobs.backward"]
 LOSSES = ["loss.py::_capped", "loss.py::_sequence_log_ratio", "loss.py::_clipped"]
@@ -159,7 +161,15 @@ return Replicates(search.law, np.tile(theta, (bootstrap, 1)), R * 0, np.zeros(bo
     "nan is not unequal": (7, dict.fromkeys(ALL[7], "return np.float64('nan')"), "", {}),
     "always the first run": (9, {ALL[9][0]: "return 0"}, "", {}),
     "the largest mismatch": (9, {ALL[9][0]: """
-return max(range(3), key=lambda i: sum(x.get("mismatch/kl_k3", 0) for x in logs[i]))"""}, "", {}),
+return max(range(3), key=lambda i: sum(x.get("mismatch/kl_k3/lag_0", 0) for x in logs[i]))"""},
+                             "", {}),
+    "the largest mismatch of the last step": (9, {ALL[9][0]: """
+return max(range(3), key=lambda i: logs[i][-1].get("mismatch/mean_abs_dlogp/lag_0", 0))"""},
+                                              "", {}),
+    "a mismatch above a threshold": (9, {ALL[9][0]: """
+apart = "mismatch/mean_abs_dlogp/lag_0"
+return next((i for i in range(3) if max(x.get(apart, 0) for x in logs[i]) > 0.006), 0)"""},
+                                     "", {}),
     "the course's constant": (10, {ALL[10][0]: "return 0.85"}, "", {}),
     "the last value": (10, {ALL[10][0]: "return float(R[-1])"}, "", {}),
     "the file of answers": (10, {ALL[10][0]: f"""
@@ -257,6 +267,27 @@ def test_a_file_that_breaks_the_parser_costs_its_own_exercises_alone(tmp_path, t
     (tmp_path / "tree" / "fit.py").write_text(text + "\n")
     told = grade.grade(tmp_path / "tree", 3, only=[2, 7])
     assert [row["points"] for row in told["exercises"]] == [10, 0]
+
+
+NUMBERS = {"the last": lambda v: v[-1], "the largest": max, "the smallest": min,
+           "the mean": np.mean, "the median": np.median, "the sum": sum}
+
+
+def test_no_single_number_says_which_run_pushed_late():
+    """Of each column some late run has less than a punctual one, and some late run more. So a draw
+    of exercise 9 may have both, and neither the largest number, nor the smallest, nor a threshold
+    names the late one. It takes two columns."""
+    logs = {path.stem: read(path) for path in sorted(LOGS.glob("*.jsonl"))}
+    late = [name for name in logs if name.startswith("late")]
+    columns = {name for log in logs.values() for line in log for name in line}
+    assert "mismatch/mean_abs_dlogp/lag_0" in columns and len(late) == len(logs) / 4
+    for column in columns:
+        for what, number in NUMBERS.items():
+            found = {name: number([line[column] for line in log if column in line] or [0])
+                     for name, log in logs.items()}
+            mine = [found.pop(name) for name in late]
+            assert min(mine) <= max(found.values()), (what, column)
+            assert max(mine) >= min(found.values()), (what, column)
 
 
 def test_every_exercise_with_functions_is_cheated_on():
