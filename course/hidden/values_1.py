@@ -8,7 +8,7 @@ import torch
 from course.hidden.values import close, equal, holds, parts
 
 PARTS, part = parts()
-MEMORY = 140 << 20      # bytes beside the libraries; a chunk of LARGE has 5 MB, all of it in fp16 160
+MEMORY = 140 << 20      # bytes beside the libraries; LARGE has 160 MB of logits in fp16, a chunk 5 MB
 LARGE = dict(T=2_000, H=4, V=40_000)    # few tokens: nobody checks the speed of a loop
 
 
