@@ -31,6 +31,8 @@ def scaled(model, states):
     that loss.py and sampler.py need not know."""
     scale, multiplier, divisor = (getattr(text_config(model), name, None) or 1.0 for name in (
         "logit_scale", "lm_head_multiplier", "logits_scaling"))
+    if model.config.model_type == "hyperclovax":            # its logits_scaling multiplies
+        divisor = 1 / divisor
     scale = scale * multiplier / divisor
     return states if scale == 1 else states * scale         # no copy for nothing
 

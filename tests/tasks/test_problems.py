@@ -23,6 +23,7 @@ from tasks import sandbox
 from tasks.problems import (Problem, TaskError, check_gold, count_unusable, load_problems,
                             load_task)
 from tasks.sandbox import UnitTests
+from tiny import toy
 
 # There are only 100 questions of two digits.
 LONG = {"size": 300, "min_digits": 4, "max_digits": 6}
@@ -245,6 +246,19 @@ class Letters:
 
     def __call__(self, text):
         return {"input_ids": list(text)}
+
+
+@pytest.mark.parametrize("template, says", [
+    ("{{ raise_exception('no system role') }}", "its chat template fails: no system role"),
+    ("{% for m in messages %}", "its chat template fails"), ("{{ a.b }}", "its chat template fails"),
+    ("{# nothing #}", "chat template makes nothing of problem")])
+def test_a_chat_template_that_fails_is_one_sentence(template, says, tmp_path):
+    tokenizer = toy.make_tokenizer()
+    tokenizer.chat_template = template
+    path = write_jsonl(tmp_path / "a.jsonl", [{"question": str(n), "answer": "1"}
+                                              for n in range(9)])
+    with pytest.raises(TaskError, match=says):
+        load_problems(Config(task=path, heldout_prompts=3), tokenizer, None)
 
 
 def test_a_run_trains_and_evaluates_on_what_is_sound_and_short_enough(tmp_path):
