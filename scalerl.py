@@ -314,16 +314,14 @@ class Trainer(TrainedModel):
     def __init__(self, config, team):
         self.config, self.team = config, team
         torch.manual_seed(config.seed)
-        with team.during("start"):              # a clear error if memory is too small
-            # fp32 weights, and so fp32 moments: at lr 5e-7 a bf16 weight would not move.
-            self.model, self.tokenizer, self.device, self.dtype = load.load_trained(
-                config, team.size)
-            policy = Policy(self.model, temperature=config.temperature, dtype=self.dtype,
-                            head_fp32=config.head_fp32)
-            optimizer = torch.optim.AdamW(
-                self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
-                eps=config.adam_eps, weight_decay=config.weight_decay, fused=True)
-            self.policy, self.optimizer = team.prepare(policy, optimizer)
+        # fp32 weights, and so fp32 moments: at lr 5e-7 a bf16 weight would not move.
+        self.model, self.tokenizer, self.device, self.dtype = load.load_trained(config, team.size)
+        policy = Policy(self.model, temperature=config.temperature, dtype=self.dtype,
+                        head_fp32=config.head_fp32)
+        optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=config.lr, betas=(config.beta1, config.beta2),
+            eps=config.adam_eps, weight_decay=config.weight_decay, fused=True)
+        self.policy, self.optimizer = team.prepare(policy, optimizer)
 
     def update(self, rollouts, rewards, version):
         """Update the weights once. Returns (1, metrics); (0, metrics) if nothing can be learned.
@@ -445,8 +443,8 @@ class Run:
 
         # 3. Train on what is left after the filter. Samples of a step that fails go to a file.
         kept, kept_rewards, metrics = effective_batch(rollouts, rewards, config)
-        with self.folder.bad_step(self, groups, rewards, kept), \
-                self.team.during("train", self.version):
+        self.team.begin("train", self.version)
+        with self.folder.bad_step(self, groups, rewards, kept):
             stepped, train_log = self.trainer.update(kept, kept_rewards, self.version)
         watch.lap("train")
 
@@ -469,8 +467,8 @@ class Run:
     def generate(self):
         """Generate until the pacer has the next step's groups. None: the prompts have run out."""
         # On servers, samples have finished while the trainer trained: their slots are free now.
-        with self.team.during("generate", self.version):
-            self.collect(self.sampler.finished())
+        self.team.begin("generate", self.version)
+        self.collect(self.sampler.finished())
         while True:
             self.admit()
             groups = self.pacer.take(self.version)
@@ -493,8 +491,8 @@ class Run:
     def decode(self, sampler):
         """One decode step: a token more for every running sequence; on servers, a short wait.
         Returns the samples that have finished."""
-        with self.team.during("generate", self.version):    # here a run can be stopped
-            return sampler.step()
+        self.team.begin("generate", self.version)           # here a run can be stopped
+        return sampler.step()
 
     def collect(self, rollouts):
         """Hand finished samples to their groups. Forced tokens are not counted as generated."""
@@ -522,9 +520,9 @@ class Run:
 
     def push_weights(self, sampler=None):
         """Copy the trainer's weights to a sampler (default: training's), between decode steps."""
-        with self.team.during("push", self.version):
-            (sampler or self.sampler).push_weights(self.trainer.weights(self.trainer.dtype),
-                                                   self.version)
+        self.team.begin("push", self.version)
+        (sampler or self.sampler).push_weights(self.trainer.weights(self.trainer.dtype),
+                                               self.version)
 
     # -- evaluation ---------------------------------------------------------------------------
 

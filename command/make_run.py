@@ -17,8 +17,7 @@ from engines.vllm_inprocess import VllmSampler
 from sampler import TransformersSampler
 from scalerl import Run
 from scaleout.memory import Estimate, device_here
-from servers.addresses import read_addresses
-from servers.pool import ServerPool
+from servers.pool import ServerPool, read_addresses
 from servers.sampler import ServerSampler
 from tasks import Verifier, load_problems
 
@@ -28,9 +27,9 @@ def make_run(config, trainer, folder):
     folder: its `RunFolder`."""
     tags = (config.think_open.strip() or "<think>", config.think_close)
     verifier = Verifier(think_tags=tags)
-    problems = load_problems(config, trainer.tokenizer, verifier)
-    with trainer.team.during("start"):
-        sampler, eval_sampler = make_samplers(config, trainer, problems.prompt_tokens)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    problems = load_problems(config, trainer.tokenizer, verifier, folder.path / "gold.jsonl")
+    sampler, eval_sampler = make_samplers(config, trainer, problems.prompt_tokens)
     if config.engine == "vllm":
         eval_sampler = KeptAnswers(eval_sampler, folder.path / EVALUATION)
     return Run(config, trainer, problems, verifier, sampler, eval_sampler, folder)

@@ -33,7 +33,7 @@ def preflight(run):
             trainer.save(folder)
             told.append(f"{size * PLAIN:.3g} GB written, without Adam's moments")
         with part("longest rows", "set recompute_layers = true, or lower micro_batch_tokens or "
-                  "think_max") as told, run.team.during("train", 0):
+                  "think_max") as told:
             rollouts, rewards = longest_rows(run)
             trainer.update(rollouts, rewards, -1)       # version -1: the warm-up is at rate 0
             r = rollouts[0]

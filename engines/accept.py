@@ -9,8 +9,8 @@ import math
 import random
 
 import torch
-import torch.nn.functional as F
 
+from engines.head import TokenLogprobs
 from engines.kv_cache import make_cache
 from engines.own_forward import CAUSAL, Rows, cap, is_packed, text_config
 from engines.packed import Pack
@@ -101,7 +101,7 @@ def prepare(model):
 def compare(model, attention):
     """Switch the model to this attention. Raises ValueError unless outputs are scored in a batch,
     and token by token from the cache, as the model does it with each alone."""
-    head, softcap, name = model.get_output_embeddings().weight, cap(model), type(model).__name__
+    head, name = model.get_output_embeddings().weight, type(model).__name__
     if head.is_meta:
         model.set_attn_implementation(attention)
         return
@@ -110,10 +110,8 @@ def compare(model, attention):
     prompts, outputs = [ids[:21], ids[21:30]], [ids[30:43], ids[43:51], ids[51:]]
     prompt_of = [0, 0, 1]
 
-    def scores(hidden, tokens):
-        logits = F.linear(hidden, head)
-        logits = softcap * (logits / softcap).tanh() if softcap else logits
-        return logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    def scores(hidden, tokens):         # by the head of training
+        return TokenLogprobs.apply(hidden, head, tokens, 1.0, 64, head.dtype, True, cap(model))[0]
     try:
         alone = torch.cat([
             model(torch.tensor([prompts[p] + output], device=head.device), use_cache=False)

@@ -10,7 +10,7 @@ For models that a packed row cannot serve: sliding windows, linear attention, co
 About a quarter of the packed speed (docs/models.md). Axes: n rows, T tokens of the longest.
 """
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -26,16 +26,12 @@ def is_packed(model):
     return model.config._attn_implementation == "packed"
 
 
-def scale_of(model):
-    """What the model multiplies its logits by (Granite, Cohere, Falcon-H1)."""
+def scaled(model, states):
+    """Hidden states times what the model multiplies its logits by (Granite, Cohere, Falcon-H1), so
+    that loss.py and sampler.py need not know."""
     scale, multiplier, divisor = (getattr(text_config(model), name, None) or 1.0 for name in (
         "logit_scale", "lm_head_multiplier", "logits_scaling"))
-    return scale * multiplier / divisor
-
-
-def scaled(model, states):
-    """Hidden states times that, so that loss.py and sampler.py need not know."""
-    scale = scale_of(model)
+    scale = scale * multiplier / divisor
     return states if scale == 1 else states * scale         # no copy for nothing
 
 
@@ -75,16 +71,11 @@ class Rows:
         return hidden_states(model, self.input_ids)[0].flatten(0, 1)
 
 
-@dataclass
-class GroupCache:
-    """The cache of one group: a transformers cache with so many tokens; a slot for each row."""
-    cache: object
-    slots: list[int]
-    length: int
-
-
 class GroupCaches:
-    """What `kv_cache.Slots` is, in caches that the model makes itself."""
+    """What `kv_cache.Slots` is, in caches that the model makes itself.
+
+    groups      of each its transformers cache, the slots of its rows, and its length in tokens
+    active      running sequences"""
 
     def __init__(self, model, slots):
         self.model, self.slots, self.device = model, slots, model.device
@@ -97,7 +88,7 @@ class GroupCaches:
             hidden, cache = hidden_states(model, torch.tensor([prompt], device=self.device), True)
             cache.reorder_cache(torch.zeros(n, dtype=torch.long, device=self.device))
             slots = [*range(self.active, self.active + n)]
-            self.groups.append(GroupCache(cache, slots, len(prompt)))
+            self.groups.append(SimpleNamespace(cache=cache, slots=slots, length=len(prompt)))
             self.active += n
             states.append(hidden[:, -1])
         return torch.cat(states)
@@ -125,31 +116,29 @@ class GroupCaches:
         self.groups, self.active = [group for group in self.groups if group.slots], active
 
     def state(self):
-        """Tensors for a checkpoint: of each group its length and slots, and its cache."""
-        return {f"group.{i}": torch.tensor([group.length, *group.slots])
-                for i, group in enumerate(self.groups)} | {
-            f"group.{i}.{name}": place[key].clone() for i, group in enumerate(self.groups)
-            for name, place, key in tensors_of(group.cache)}
+        """For a checkpoint: of each group its length, its slots, and the tensors of its cache."""
+        return [(group.length, group.slots, {
+            name: place[key].clone() for name, place, key in tensors_of(group.cache)})
+            for group in self.groups]
 
     @torch.no_grad()
-    def load_state(self, tensors):
+    def load_state(self, groups):
         """A cache of the same shapes comes from a forward pass over zeros; then its numbers."""
         self.groups = []
-        while (about := tensors.get(f"group.{len(self.groups)}")) is not None:
-            length, *slots = about.tolist()
+        for length, slots, tensors in groups:
             zeros = torch.zeros(len(slots), length, dtype=torch.long, device=self.device)
             _, cache = hidden_states(self.model, zeros, True)
             for name, place, key in tensors_of(cache):
-                place[key] = tensors[f"group.{len(self.groups)}.{name}"].to(self.device)
-            self.groups.append(GroupCache(cache, slots, length))
+                place[key] = tensors[name].to(self.device)
+            self.groups.append(SimpleNamespace(cache=cache, slots=slots, length=length))
         self.active = sum(len(group.slots) for group in self.groups)
 
 
 def tensors_of(cache):
     """Yield (name, dict, key) of each tensor in a transformers cache: dict[key] is it."""
     for n, layer in enumerate(cache.layers):
-        for name, value in vars(layer).items():
-            for place, key in ((value, k) for k in value) if isinstance(value, dict) else (
-                    (vars(layer), name),):
-                if isinstance(place[key], torch.Tensor):
+        own = vars(layer)
+        for name, place in ("", own), *(x for x in own.items() if isinstance(x[1], dict)):
+            for key, value in place.items():
+                if isinstance(value, torch.Tensor):
                     yield f"{n}.{name}.{key}", place, key

@@ -22,9 +22,8 @@ from config import ConfigError
 from engines import load
 from engines.vllm_inprocess import BLOCK_TOKENS, HEAD, block_bytes
 from scaleout.memory import CACHE_SHARE, Estimate, cores_here, device_here, host_memory
-from scaleout.placement import Placement, make_placement
+from scaleout.placement import LOOPBACK, Placement, make_placement
 from scaleout.supervise import Child, Supervisor, say
-from servers.addresses import LOOPBACK, written_addresses
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -127,16 +126,16 @@ def server_command(config, *, length, slots, dtype, url, device=""):
 
 def commands(config, argv, placement, estimate, logs, port):
     """(trainers, servers): Children to start. port: of the store on loopback where ranks meet."""
-    ranks, urls = placement.trainers, [server.url for server in placement.servers]
+    ranks, urls = placement.trainers, list(placement.servers)
     # With a thread a core each, processes would stand in each other's way.
     threads = max(1, cores_here() // max(1, ranks + len(urls)))
     env = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     servers = []
-    for index, server in enumerate(placement.servers):
+    for index, (url, devices) in enumerate(placement.servers.items()):
         command, its_env = server_command(
-            config, length=estimate.length, slots=estimate.slots, dtype=estimate.dtype,
-            url=server.url, device=visible(server.devices))
-        servers.append(Child(f"server {index} ({server.url})", command, env | its_env,
+            config, length=estimate.length, slots=estimate.slots(), dtype=estimate.dtype,
+            url=url, device=visible(devices))
+        servers.append(Child(f"server {index} ({url})", command, env | its_env,
                              log=logs / f"server_{index}.log"))
     script = [sys.executable, str(ROOT / "scalerl.py"), *(w for w in argv if w != "--dry-run")]
     if urls:
@@ -172,13 +171,16 @@ def launch(config, argv, address=""):
     store = TCPStore(LOOPBACK, listener.getsockname()[1], None, True, wait_for_workers=False,
                      master_listen_fd=listener.detach())
     supervisor = Supervisor(*commands(config, argv, placement, estimate, logs, store.port))
-    if not address:
+    if address:
+        aside = path.with_suffix(".tmp")
+        aside.write_text("".join(f"{url}\n" for url in placement.servers))
+        aside.replace(path)                     # whoever waits for it finds all of them
+        say(f"{', '.join(placement.servers)}; trainers find them with --vllm-url @{path}; whoever "
+            "else reaches them can change the weights")
+    try:
         return supervisor.run()
-    urls = [server.url for server in placement.servers]
-    with written_addresses(path, urls):
-        say(f"{', '.join(urls)}; trainers find them with --vllm-url @{path}; whoever else reaches "
-            "them can change the weights")
-        return supervisor.run()
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def describe(config, argv, address=""):
@@ -186,7 +188,7 @@ def describe(config, argv, address=""):
     estimate, several = plan(config, address), address or wanted(config)
     place = "GPU 0" if estimate.cuda else "the CPU"
     placement = make_placement(config, estimate, address) if several else Placement(
-        1, (), f"One process for trainer and sampler, on {place}.")
+        1, {}, f"One process for trainer and sampler, on {place}.")
     counts = placement.trainers, len(placement.servers)
     print(f"{placement.why}\n\n{estimate.text(*counts)}")
     if several:

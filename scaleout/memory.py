@@ -63,7 +63,6 @@ class Estimate:
         self.output, self.length, self.dtype, self.itemsize = output, length, dtype, dtype.itemsize
         self.cuda, self.recompute = device.cuda, config.recompute_layers
         self.flash = uses_flash(dtype, "cuda" if self.cuda else "cpu")
-        self.experts = getattr(self.shape, "num_experts_per_tok", None) or 0    # of each token
         self.weights = sum(p.numel() for p in model.parameters())
         head = model.get_output_embeddings().weight.numel()
         self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
@@ -88,12 +87,12 @@ class Estimate:
         fixed += self.weights * self.itemsize * (rounded * (not sharded) + self.cuda * self.alone)
         tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
         inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
-        inner = max(inner) if isinstance(inner, list) else inner            # Gemma 3n: by layer
         mlp = 4 * inner * self.itemsize
-        if self.experts:            # also each expert's input and output, without autocast; the
-            # order of the tokens by expert, and the router's probabilities
+        # Also each expert's input and output, without autocast; the order of the tokens by expert,
+        # and the router's probabilities.
+        if experts := getattr(s, "num_experts_per_tok", None):              # of each token
             inner = getattr(s, "moe_intermediate_size", None) or inner
-            mlp = self.experts * ((4 * inner + 2 * hidden) * (self.itemsize if sharded else 4) + 24)
+            mlp = experts * ((4 * inner + 2 * hidden) * (self.itemsize if sharded else 4) + 24)
         # Bytes of a token in a layer: two norms, fp32 inside, with what they hand to the products,
         # the MLP's four, then q, k, v and the output, with norms of q and k as in Qwen3. Compiled
         # layers keep about two thirds of it: not counted on, since the compiler may fail.
@@ -137,11 +136,7 @@ class Estimate:
         return {"weights": weights, "the cache of one sequence": sequence,
                 "the cache of what fits": min(fits, self.config.slots) * sequence}, fits
 
-    @property
-    def slots(self):
-        return max(1, self.held())
-
-    def held(self, size=0):
+    def slots(self, size=0):
         """Sequences that a server decodes at once: as asked, or what its cache holds of half
         finished samples. Where many begin together, vLLM preempts some."""
         _, fits = self.server_memory(size)
@@ -149,7 +144,7 @@ class Estimate:
 
     def decode_rate(self, size):
         """Tokens for each byte, of weights, keys and values, that a server of `size` GPUs reads."""
-        n = self.held(size)
+        n = self.slots(size)
         return n / (self.weights * self.itemsize + n * self.mean_length * self.kv_token)
 
     def refuse(self, trainers, servers):
@@ -172,7 +167,7 @@ class Estimate:
             text += f"\n  trainer   {listed(self.trainer_memory(trainers))}{more}"
         if servers:
             parts, fits = self.server_memory()
-            text += (f"\n  server    {listed(parts)}; {fits} whole sequences fit; {self.slots} "
+            text += (f"\n  server    {listed(parts)}; {fits} whole sequences fit; {self.slots()} "
                      f"are decoded at once, of slots = {self.config.slots}")
         return text
 

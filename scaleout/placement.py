@@ -10,13 +10,14 @@ import socket
 from collections import namedtuple
 
 from config import ConfigError
-from servers.addresses import LOOPBACK
 
+# A vLLM server has no password on the routes that change its weights. It listens here, or at the
+# address that --serve-only gives: of a private network only.
+LOOPBACK = "127.0.0.1"
 TRAINING = 16 / 80                  # of a step's work, by the paper's split
 RECOMPUTED = 4 / 3                  # of the work of training: a second forward pass
 WORTH = 1.25                        # what a larger server must gain, for what its GPUs tell others
-Server = namedtuple("Server", "url devices")        # devices: numbers of GPUs, () on a CPU
-# How many trainers, a tuple of Servers; and the reason in one line.
+# How many trainers; {address of a server: numbers of its GPUs}; and the reason in one line.
 Placement = namedtuple("Placement", "trainers servers why")
 
 
@@ -46,9 +47,9 @@ def make_placement(config, estimate, address=""):
         count = 0 if c.vllm_url else c.servers or 1
         why = f"no GPU: {trainers} train, {count} servers generate"
     size, devices = max(1, c.tensor_parallel), range(trainers, c.gpus)      # none on CPUs
-    return Placement(trainers, tuple(
-        Server(f"http://{host}:{port}", tuple(devices[i * size:(i + 1) * size]))
-        for i, port in enumerate(free_ports(count, host))), why)
+    return Placement(trainers, {
+        f"http://{host}:{port}": devices[i * size:(i + 1) * size]
+        for i, port in enumerate(free_ports(count, host))}, why)
 
 
 def on_gpus(c, estimate, address):

@@ -59,8 +59,7 @@ class Signals:
                 signal.signal(number, handler)
 
     def watch(self, ours):
-        """In a thread: end this process if nothing is to be saved, at a second signal, or after
-        HEED_S."""
+        """In a thread: end this process where the run does not heed the signal in time."""
         ours.settimeout(1.0)
         while True:
             with contextlib.suppress(TimeoutError):

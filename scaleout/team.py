@@ -34,10 +34,10 @@ def make_team(config):
 
 class Alone:
     """The team of one process: the simplest form of everything that a team is asked for."""
-    rank, size, name = 0, 1, ""             # name: the first words of its sentences
+    rank, size = 0, 1
 
     def __init__(self, config):
-        self.config, self.version, self.where = config, 0, ""       # where: what is being done
+        self.config, self.version = config, 0       # version: of the weights
         self.stop = 0                       # the signal that has asked for an end; 0: none has
         self.busy_saving = False            # it is heeded, or a checkpoint is being written
         self.share, self.error = 1.0, ""    # of the micro-batch; of the first that has failed
@@ -67,15 +67,11 @@ class Alone:
     def finish(self, policy, stats):
         """The statistics of all micro-batches; every process has the whole gradient then. Raises
         FloatingPointError: a log-prob of one of them is not finite."""
-        self.sum_gradients(policy)
         parts = self.all((stats, self.error))
         for _, error in parts:
             if error:
                 raise FloatingPointError(f"version {self.version}: {error}")
         return [stat for stats, _ in parts for stat in stats]
-
-    def sum_gradients(self, policy):
-        """Over all processes: here there is one."""
 
     def all(self, value):
         """[value of rank 0, of rank 1, ...] on every rank."""
@@ -89,18 +85,12 @@ class Alone:
         """The trainer that the training loop calls."""
         return trainer
 
-    @contextlib.contextmanager
-    def during(self, doing, version=None):
-        """Around a part of a step, for the sentence of what fails in it. doing: "start", ...;
-        version: of the weights, None: as before. Raises Stopped: somebody has asked for the end."""
-        self.version = self.version if version is None else version
-        if doing == "generate":             # between two decode steps
+    def begin(self, part, version):
+        """A part of a step: a sentence of what fails in it names this version of the weights.
+        Raises Stopped: somebody has asked for the end."""
+        self.version = version
+        if part == "generate":              # between two decode steps
             self.heed(self.stop)
-        outer, self.where = self.where, f"{self.name}{doing}, version {self.version}"
-        try:
-            yield
-        finally:
-            self.where = outer
 
     def heed(self, stop):
         """Raises Stopped: somebody has asked for the end; what follows is a checkpoint."""
@@ -146,7 +136,6 @@ class Ranks(Alone):
         from accelerate import Accelerator, FullyShardedDataParallelPlugin, InitProcessGroupKwargs
         from torch.distributed.fsdp import MixedPrecisionPolicy
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.name = f"rank {self.rank}: "
         cuda = device_of(config) == "cuda"
         # Explicit: accelerate's own for bf16 reduces gradients in bf16, and casts log-probs to it.
         self.plugin = FullyShardedDataParallelPlugin(
@@ -154,13 +143,12 @@ class Ranks(Alone):
             cpu_ram_efficient_loading=False, mixed_precision_policy=MixedPrecisionPolicy(
                 param_dtype=compute_dtype(config, cuda), reduce_dtype=torch.float32))
         timeout = datetime.timedelta(seconds=config.deadline_s)
-        with self.during("start"):
-            self.accelerator = Accelerator(
-                cpu=not cuda, mixed_precision="no", fsdp_plugin=self.plugin,
-                kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)])
-            # Calls travel apart from gradients, over TCP; the wait for the next one has no limit.
-            self.group = dist.new_group(backend="gloo", timeout=timeout)
-            self.calls = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
+        self.accelerator = Accelerator(
+            cpu=not cuda, mixed_precision="no", fsdp_plugin=self.plugin,
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)])
+        # Calls travel apart from gradients, over TCP; the wait for the next one has no limit.
+        self.group = dist.new_group(backend="gloo", timeout=timeout)
+        self.calls = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))
 
     def prepare(self, policy, optimizer):
         with self.together("start"):
@@ -173,11 +161,12 @@ class Ranks(Alone):
                 optimizer, self.scale = optimizer.optimizer, self.size
         return policy, optimizer
 
-    def sum_gradients(self, policy):
+    def finish(self, policy, stats):
         if not self.sharded:                # FSDP2 has reduced them in every backward pass
             for parameter in policy.parameters():
                 if parameter.grad is not None:
                     dist.all_reduce(parameter.grad, group=self.group)
+        return super().finish(policy, stats)
 
     def all(self, value):
         values = [None] * self.size
@@ -203,13 +192,13 @@ class Ranks(Alone):
             signal.signal(number, signal.SIG_IGN)
         while True:
             with self.together("wait for rank 0"):      # gloo notices at once that rank 0 has died
-                name, version, arguments = self.call()
+                name, self.version, arguments = self.call()
             if name == "close":
                 dist.destroy_process_group()
                 return 0
             # Not finite: rank 0 has the same error, writes the samples to a file and ends the run.
             # A launcher ends all ranks as soon as one ends, so this one waits for it.
-            with self.together(name, version), contextlib.suppress(FloatingPointError, Stopped):
+            with self.together(name), contextlib.suppress(FloatingPointError, Stopped):
                 getattr(trainer, name)(*arguments)
 
     def close(self):                        # only rank 0 comes here
@@ -218,19 +207,19 @@ class Ranks(Alone):
             dist.destroy_process_group()
 
     @contextlib.contextmanager
-    def together(self, doing, version=None):
-        """`during`, for what all ranks do at the same time. Raises RuntimeError for what ends it. A
-        rank that only lost the line waits: a launcher shows the words of the first that ends."""
-        with self.during(doing, version):
-            try:
-                yield
-            except (RuntimeError, OSError) as error:
-                sentence = f"{self.where}: {str(error).strip().partition(chr(10))[0]}"
-                if isinstance(error, dist.DistError) or (
-                        type(error) is RuntimeError and "/gloo/" in str(error)):
-                    sentence += ": another rank is dead, stuck or cut off, see its log"
-                    time.sleep(LOST_S)
-                raise RuntimeError(sentence) from error
+    def together(self, doing):
+        """Around what all ranks do at the same time. Raises RuntimeError for what ends it. A rank
+        that only lost the line waits: a launcher shows the words of the first that ends."""
+        try:
+            yield
+        except (RuntimeError, OSError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            sentence = f"rank {self.rank}: {doing}, version {self.version}: {reason}"
+            if isinstance(error, dist.DistError) or (
+                    type(error) is RuntimeError and "/gloo/" in str(error)):
+                sentence += ": another rank is dead, stuck or cut off, see its log"
+                time.sleep(LOST_S)
+            raise RuntimeError(sentence) from error
 
 
 class SharedTrainer:

@@ -7,12 +7,14 @@ has no deadline; a server that counts no new token for one is lost.
 """
 
 import asyncio
+import re
 import resource
 import secrets
 import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 import aiohttp
 
@@ -21,11 +23,34 @@ from servers.weight_transfer import buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
 RETRY_S = 1.0                           # between two tries to connect one
-SAY_S = 30.0                            # between two sentences on servers that are starting
 
 
 def say(sentence):
     print(f"servers: {sentence}", file=sys.stderr, flush=True)
+
+
+def read_addresses(vllm_url, limit_s):
+    """The addresses that `vllm_url` names, by commas: "http://a:8000", or "@FILE", which is waited
+    for. Raises TimeoutError after limit_s; ValueError: something else."""
+    urls, end = [], time.monotonic() + limit_s
+    for part in map(str.strip, vllm_url.split(",")):
+        if not part.startswith("@"):
+            urls.append(part)
+            continue
+        path = Path(part[1:])
+        if not path.is_file():
+            say(f"waiting for {path}, which --serve-only writes")
+        while not path.is_file():
+            if time.monotonic() > end:
+                raise TimeoutError(f"start: {path} has not appeared for {limit_s:g} s: does "
+                                   "--serve-only run, in a folder that both see?")
+            time.sleep(0.2)
+        urls += path.read_text(errors="replace").split() or [""]
+    for url in urls:
+        if not re.fullmatch(r"https?://[\w.:\[\]-]+:[1-9]\d*/?", url):
+            raise ValueError(f"vllm_url = {vllm_url!r}: should give addresses like "
+                             f"http://10.0.0.2:8100, not {url!r:.60}")
+    return urls
 
 
 class ServerPool:
@@ -56,13 +81,9 @@ class ServerPool:
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.wait(self._open(urls))
-        said = time.monotonic()
         try:
-            while lost := self.check():         # they load, compile, capture graphs: for minutes
+            while self.check():                 # they load, compile, capture graphs: for minutes
                 time.sleep(0.05)
-                if time.monotonic() - said > SAY_S:
-                    said = time.monotonic()
-                    say("; ".join(f"{server.url} is starting: {server.why}" for server in lost))
         except BaseException:
             self.close()
             raise
@@ -158,6 +179,8 @@ class ServerPool:
             say(f"{server.url} is lost: {why}; its {len(server.requests)} samples are asked again "
                 "as soon as a server is ready")
             self.counters.update(losses=1, resubmitted=len(server.requests))
+        elif why != server.why:
+            say(f"{server.url} is awaited: {why}")
         server.why = why
         server.set_state("lost")
         server.disconnect()

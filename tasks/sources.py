@@ -34,7 +34,6 @@ class Problem:
 
 
 def make_problem(task, question, answer, **fields):
-    """A Problem with its id."""
     return Problem(f"{task}/{question_hash(question)}", task, question, answer, **fields)
 
 

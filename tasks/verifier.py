@@ -82,7 +82,7 @@ def verdict(right):
 def grade(kind, answer, parts, asked=()):
     """The reason for the parts of a text. asked: the formulas of the question."""
     if kind == "code":
-        return sandbox.run_tests(parts[0], sandbox.UnitTests(*json.loads(answer)))[0]
+        return sandbox.run_tests(parts[0], sandbox.UnitTests(*json.loads(answer)))
     if kind in own_reward.FUNCTIONS:
         return own_reward.judge(kind, answer, parts[0])
     gold, *found = map(expression, [answer, *parts])

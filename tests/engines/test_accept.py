@@ -30,9 +30,9 @@ def test_a_model_whose_arithmetic_would_change_in_silence_is_not_packed(llama, s
 def test_scaled_logits_are_packed_and_a_forgotten_scale_is_seen(family, sizes, scale, seed,
                                                                 monkeypatch):
     model = random_model(family, **sizes)
-    assert own_forward.scale_of(model) == scale
+    assert own_forward.scaled(model, torch.ones(1)) == scale
     assert is_packed(accept.prepare(copy.deepcopy(model)))
-    monkeypatch.setattr(own_forward, "scale_of", lambda model: 1.0)
+    monkeypatch.setattr(own_forward, "scaled", lambda model, states: states)
     with pytest.raises(ValueError, match="scores a sample otherwise in a batch"):
         accept.prepare(model)
 

@@ -103,7 +103,7 @@ def test_a_sampler_writes_down_the_models_own_log_probs_and_goes_on_from_a_check
         sampler.submit(request)
     rollouts = drain(sampler, steps=14)
     state = copy.deepcopy(sampler_state(sampler))
-    assert sampler.cache.groups and any(name.startswith("group.0.") for name in state["cache"])
+    assert sampler.cache.groups and all(tensors for *_, tensors in state["cache"])
     other = make(model, seed=6)
     load_sampler_state(other, state)
     rest = drain(sampler)

@@ -197,7 +197,7 @@ def test_ranks_are_started_as_torchrun_would_start_them_beside_their_servers(eig
     estimate.recompute = True
     trainers, servers = launch.commands(config, ["--dry-run", "--lr", "1e-6"], placement, estimate,
                                         Path("f"), 9000)
-    urls = ",".join(server.url for server in placement.servers)
+    urls = ",".join(placement.servers)
     assert len(trainers) == len(servers) == 2
     for rank, trainer in enumerate(trainers):
         words, env = " ".join(map(str, trainer.argv)), trainer.env
@@ -210,9 +210,9 @@ def test_ranks_are_started_as_torchrun_would_start_them_beside_their_servers(eig
         assert env["CUDA_VISIBLE_DEVICES"] == "6,7" and env[LAUNCHED] == urls
         assert env["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert [server.env["CUDA_VISIBLE_DEVICES"] for server in servers] == ["3,2", "9,1"]
-    for i, server in enumerate(servers):
+    for i, (server, url) in enumerate(zip(servers, placement.servers)):
         assert server.log == Path(f"f/server_{i}.log") and LAUNCHED not in server.env
-        assert f"--port {placement.servers[i].url[-5:]} " in " ".join(map(str, server.argv))
+        assert f"--port {url[-5:]} " in " ".join(map(str, server.argv))
 
 
 def test_servers_that_others_started_are_not_taken_for_the_launchers_own(eight):

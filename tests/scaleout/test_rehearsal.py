@@ -77,20 +77,20 @@ def test_the_main_commands_servers_have_command_lines_that_the_installed_vllm_ta
     placement = make_placement(config, estimate)
     _, servers = launch.commands(config, [], placement, estimate, launch.ROOT / "runs", 1)
     devices = []
-    for server, child in zip(placement.servers, servers):
+    for (url, gpus), child in zip(placement.servers.items(), servers):
         interpreter, minus_m, module, *argv = map(str, child.argv)
         assert (minus_m, module) == ("-m", "vllm.entrypoints.openai.api_server")
         parsed = cli_args.make_arg_parser(FlexibleArgumentParser()).parse_args(argv)
         cli_args.validate_parsed_serve_args(parsed)
         engine = AsyncEngineArgs.from_cli_args(parsed)
-        assert f"http://{parsed.host}:{parsed.port}" == server.url
+        assert f"http://{parsed.host}:{parsed.port}" == url
         assert (engine.model, engine.dtype) == (str(eight), "bfloat16")
-        assert (engine.max_model_len, engine.max_num_seqs) == (estimate.length, estimate.slots)
+        assert (engine.max_model_len, engine.max_num_seqs) == (estimate.length, estimate.slots())
         assert engine.hf_overrides == {"head_dtype": "float32"} and engine.enable_prefix_caching
         assert engine.logprobs_mode == "processed_logprobs" and engine.generation_config == "vllm"
         assert engine.weight_transfer_config.backend == "nccl" and engine.skip_tokenizer_init
         assert engine.tensor_parallel_size == config.tensor_parallel
-        assert len(server.devices) == config.tensor_parallel
+        assert len(gpus) == config.tensor_parallel
         assert engine.enforce_eager == ("--enforce-eager" in config.vllm_args)
         devices += child.env["CUDA_VISIBLE_DEVICES"].split(",")
         assert child.env["VLLM_SERVER_DEV_MODE"] == "1"

@@ -400,11 +400,11 @@ def test_a_checkpoint_of_any_number_of_ranks_goes_on_with_any_other(models, seed
 def idle(trainer, flag):
     """Rank 0 waits for samples that never come; the others wait for it. Once `flag` is gone there
     is a step again."""
-    with trainer.team.during("generate", 7):
-        time.sleep(2)                           # until the others wait
-        flag.touch()
-        while flag.exists():
-            time.sleep(0.02)
+    trainer.team.begin("generate", 7)
+    time.sleep(2)                               # until the others wait
+    flag.touch()
+    while flag.exists():
+        time.sleep(0.02)
     return trainer.update(*step_inputs(0), 7)[0]
 
 
@@ -481,7 +481,8 @@ def sabotage(how, folder, trainer):
 
 def update(run, rollouts, rewards):
     """What scalerl.Run.train_step does with an effective batch."""
-    with run.folder.bad_step(run, [], [], rollouts), run.team.during("train", run.version):
+    run.team.begin("train", run.version)
+    with run.folder.bad_step(run, [], [], rollouts):
         return run.trainer.update(rollouts, rewards, run.version)
 
 

@@ -6,23 +6,21 @@ import pytest
 
 from command.main import main
 from conftest import arguments
-from servers.addresses import read_addresses, written_addresses
+from servers.pool import read_addresses
 
 URLS = ["https://10.0.0.2:8100", "https://node3:8101"]
 
 
 def test_addresses_come_from_the_words_and_from_files_by_commas(tmp_path):
-    with written_addresses(tmp_path / "a", URLS):
-        assert read_addresses(f"http://b:1, @{tmp_path}/a,http://c:2", 0) == [
-            "http://b:1", *URLS, "http://c:2"]
-        assert [path.name for path in tmp_path.iterdir()] == ["a"]
-    assert not list(tmp_path.iterdir())
+    (tmp_path / "a").write_text("\n".join(URLS))
+    assert read_addresses(f"http://b:1, @{tmp_path}/a,http://c:2", 0) == [
+        "http://b:1", *URLS, "http://c:2"]
 
 
 def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path, capsys):
     """The two machines are started by two people, or by a scheduler in any order."""
-    writer = written_addresses(tmp_path / "later", URLS)
-    timer = threading.Timer(0.5, writer.__enter__)
+    (tmp_path / "aside").write_text("\n".join(URLS))
+    timer = threading.Timer(0.5, (tmp_path / "aside").replace, [tmp_path / "later"])
     timer.start()
     assert read_addresses(f"@{tmp_path}/later", 60) == URLS
     assert "waiting for" in capsys.readouterr().err

@@ -784,13 +784,12 @@ def test_a_push_that_another_trainer_left_open_is_closed_first(fake, connect):
     assert sampler.log()["servers/losses"] == 0
 
 
-def test_while_servers_start_it_is_said_what_each_waits_for(connect, monkeypatch, capfd):
-    monkeypatch.setattr("servers.pool.SAY_S", 0.4)
+def test_while_servers_start_it_is_said_once_what_each_waits_for(connect, capfd):
     urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
     with pytest.raises(ServerError, match="not every server is ready since 3 s"):
         connect(*urls, deadline_s=1)
     said = capfd.readouterr().err
-    assert all(f"{url} is starting: /version: " in said for url in urls)
+    assert all(said.count(f"{url} is awaited: /version: ") == 1 for url in urls)
 
 
 def test_servers_of_another_kind_or_version_are_refused(fake, connect, monkeypatch):

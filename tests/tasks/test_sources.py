@@ -242,7 +242,7 @@ def test_a_preset_reads_its_data_set(name, tmp_path, monkeypatch):
         program = row["solutions"][0].removeprefix("```python\n").removesuffix("\n```")
         with contextlib.suppress(sandbox.SandboxError):     # none can be made here
             tests = UnitTests(*json.loads(problem.answer))
-            assert sandbox.run_tests(program, tests)[0] == "correct"
+            assert sandbox.run_tests(program, tests) == "correct"
 
 
 def test_any_data_set_is_read_with_names_of_columns(tmp_path, monkeypatch):

@@ -663,7 +663,7 @@ def test_what_cannot_be_started_is_tried_again_then_counted_and_the_run_goes_on(
         tries.append(1)
         if len(tries) in (1, 2, 3):  # the first item twice, the second once
             raise OSError(24, "Too many open files")
-        return "correct" if kind == "math" else ("correct", "")
+        return "correct"
     if kind == "math":
         monkeypatch.setattr(Verifier, "ask_worker", refuse)
         items = [(rf"\boxed{{x+{i}}}", f"{i}+x", "math") for i in range(3)]
