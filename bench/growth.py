@@ -85,7 +85,6 @@ def push(n):
     trained.model = torch.nn.ParameterList([torch.zeros(1) for _ in range(n)])
     trained.team = SimpleNamespace(whole=lambda tensor: tensor)
 
-
     def walk():
         trained.__dict__.pop("named_parameters", None)          # as in the first push of a run
         return sum(1 for _ in trained.weights())
@@ -197,12 +196,12 @@ ROWS = {
     "steps of a log, --report's ranges (s)": (ranges, (10**3, 10**4, 10**5)),
     "evaluations of a log, read (s)": (evaluations, (10**3, 10**4, 10**5)),
     "parameters of a push (s)": (push, (500, 2500, 20000)),
-    "problems of a file, read and split (s)": (read_problems, (10**4, 10**5)),
+    "problems of a file, read and split (s)": (read_problems, (10**4, 10**5, 10**6)),
     "prompts waiting, 1,000 looks (s)": (waiting, (10**3, 10**5)),
     "prompts a step, a look of the pacer (s)": (pacing, (64, 512, 4096)),
     "k, a look of the pacer (s)": (lag, (8, 64, 512)),
-    "tokens of a server's answer (s)": (answer, (100, 1000, 10000)),
-    "requests in flight (s)": (in_flight, (250, 2500, 25000)),
+    "tokens of a server's answer (s)": (answer, (1000, 10000, 32768)),
+    "requests in flight (s)": (in_flight, (250, 2500)),
     "sequences trained, up to 64 tokens (s)": (train, (256, 1024, 4096)),
     "sequences decoded, 20 tokens (s)": (decode, (256, 1024, 4096)),
     "the longest of 4,096 tokens trained (s)": (ragged, (64, 256, 1024)),

@@ -20,12 +20,9 @@ class ServerSampler(TwoRequests):
         pool.samplers.append(self)
 
     def submit(self, request: Request):
-        samples = self.new_samples(request)
-
-        def enqueue():
-            self.waiting.extend(samples)
-            self.pool.dispatch()
-        self.pool.loop.call_soon_threadsafe(enqueue)
+        loop = self.pool.loop
+        loop.call_soon_threadsafe(self.waiting.extend, self.new_samples(request))
+        loop.call_soon_threadsafe(self.pool.dispatch)
 
     def step(self) -> list[Rollout]:
         """Waits a second at most. Raises ServerError: no server was ready for the deadline."""

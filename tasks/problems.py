@@ -8,11 +8,16 @@ toy and the generated problems.
 """
 
 import contextlib
+import hashlib
+import json
+import os
+import sys
 import warnings
 from dataclasses import dataclass
 from itertools import groupby
 
 from jinja2.exceptions import TemplateError
+from tqdm import tqdm
 
 from config import Config
 from tasks.sandbox import SandboxError, which_walls
@@ -108,13 +113,29 @@ def split_pool(name, pool, heldout):
     return order[heldout:], order[:heldout]
 
 
-def check_gold(problems, verifier=None):
+def check_gold(problems, verifier=None, kept=None):
     """{id: sentence} of the problems whose gold answer their own verifier calls wrong: they would
-    give -1 to every completion. Without a Verifier there is no deadline."""
+    give -1 to every completion. Without a Verifier there is no deadline. A formula takes 10 ms and
+    more, so a bar shows where this is; kept: a file, what it has is not judged again."""
     judged = [p for p in problems if p.kind in ("math", "exact")]
     items = [(rf"\boxed{{{p.answer}}}" if p.kind == "math" else p.answer, p.answer, p.kind)
              for p in judged]
-    reasons = verifier.score(items).reasons if verifier else [verify(*item)[1] for item in items]
+    known, reasons = {}, []  # {hash of 500 items: their reasons}
+    with contextlib.suppress(OSError), open(kept or os.devnull) as file:
+        for line in file:
+            with contextlib.suppress(ValueError):  # empty, or cut off by a kill
+                known |= json.loads(line)
+    for start in tqdm(range(0, len(items), 500), "gold answers", unit="500", delay=5,
+                      mininterval=0.1 if sys.stderr.isatty() else 60):
+        part = items[start : start + 500]
+        name = hashlib.sha256(repr(part).encode()).hexdigest()[:16]
+        if name not in known:
+            known[name] = verifier.score(part).reasons if verifier else [
+                verify(*item)[1] for item in part]
+            if kept:
+                with open(kept, "a") as file:
+                    file.write("\n" + json.dumps({name: known[name]}) + "\n")
+        reasons += known[name]
     return {p.id: f"problem {p.id}: its own answer {p.answer!r} is judged {reason!r}"
             for p, reason in zip(judged, reasons, strict=True) if reason != "correct"}
 
@@ -168,8 +189,9 @@ def check_files(config):
             own_problems(part)
 
 
-def load_problems(config, tokenizer, verifier):
-    """The Problems that a run's settings ask for. Raises TaskError, which names the setting."""
+def load_problems(config, tokenizer, verifier, kept=None):
+    """The Problems that a run's settings ask for; kept: as in `check_gold`. Raises TaskError, which
+    names the setting."""
     try:
         # Seed 0 whatever the run's: seeds of one recipe share their problems, held-out ones too.
         *parts, bad = load_splits(config.task, heldout=config.heldout_prompts,
@@ -177,7 +199,7 @@ def load_problems(config, tokenizer, verifier):
         problems = [p for part in parts for p in part]
         if any(p.kind == "code" for p in problems):
             which_walls()
-        bad_gold = check_gold(problems, verifier)
+        bad_gold = check_gold(problems, verifier, kept)
         prompts = {p.id: tuple(prompt_ids(
             tokenizer, p, config.instruction, think_open=config.think_open,
             template_options=config.template_options)) for p in problems if p.id not in bad_gold}

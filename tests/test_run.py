@@ -402,7 +402,7 @@ def test_a_last_checkpoint_that_fails_is_told_with_the_cause_of_the_end(by_hand)
         command_main.trained(run)
 
 
-def test_the_verifier_is_told_what_opens_and_closes_this_models_thinking(monkeypatch):
+def test_the_verifier_is_told_what_opens_and_closes_this_models_thinking(monkeypatch, tmp_path):
     told = []
     monkeypatch.setattr(making, "Verifier", lambda **options: told.append(options))
     trainer = SimpleNamespace(tokenizer=None)
@@ -410,13 +410,13 @@ def test_the_verifier_is_told_what_opens_and_closes_this_models_thinking(monkeyp
     for settings in ({}, {"think_open": "[r]\n", "think_close": "[/r]"}):
         trainer.team = Alone(Config())
         with pytest.raises(SystemExit):
-            make_run(Config(**settings), trainer, None)
+            make_run(Config(**settings), trainer, SimpleNamespace(path=tmp_path))
     assert told == [{"think_tags": ("<think>", "</think>")}, {"think_tags": ("[r]", "[/r]")}]
 
 
 @pytest.mark.parametrize("head_fp32", [True, False])
 def test_samplers_and_trainer_compute_log_probs_at_one_temperature_and_with_one_head(
-        head_fp32, make_trainer, llama, seed, monkeypatch, capsys):             # noqa: F811
+        head_fp32, make_trainer, llama, seed, monkeypatch, tmp_path, capsys):   # noqa: F811
     """And both are those of the settings, by plain forwards of transformers' model."""
     trainer = make_trainer(temperature=0.7, head_fp32=head_fp32, engine="transformers", slots=16,
                            think_min=5, think_max=17, answer_tokens=3, prompt_tokens=13)
@@ -424,7 +424,8 @@ def test_samplers_and_trainer_compute_log_probs_at_one_temperature_and_with_one_
     monkeypatch.setattr(making, "load_problems", lambda *_: SimpleNamespace(
         train={"p": None}, heldout=dict.fromkeys("abc"), prompt_tokens=13,
         prompts={name: tuple(range(2, 4 + i)) for i, name in enumerate("abc")}))
-    run = make_run(trainer.config, trainer, SimpleNamespace(close=lambda: None))
+    run = make_run(trainer.config, trainer, SimpleNamespace(
+        path=tmp_path, close=lambda: None))
     log = self_test(run)
     mean = log[f"mismatch/{'fp32' if head_fp32 else 'bf16'}_head/mean_abs_dlogp"]
     assert mean < (1e-5 if head_fp32 else 1e-3) and len(log) == 3

@@ -5,11 +5,13 @@ Each test is named after the claim it checks; its docstring says what would go w
 
 import doctest
 import json
+import random
 import re
 import subprocess
 import sys
 import tomllib
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -182,6 +184,36 @@ def test_the_gold_check_names_the_problems_that_fail():
         Problem("x/5", "x", "sky?", "blue", kind="exact")])
     assert list(bad) == ["x/2", "x/3"]
     assert re.search(r"problem x/2: its own answer .* is judged 'error'", bad["x/2"])
+
+
+def test_what_was_said_of_gold_answers_is_kept_beside_the_run(tmp_path, seed):
+    """1,234 of them, a part at a time: a killed check goes on with the part it was in, its
+    cut-off line too; changed problems are judged anew."""
+    rng, asked = random.Random(seed), []
+
+    class Judge:
+        def score(self, items):
+            if len(asked) == self.last:
+                raise KeyboardInterrupt
+            asked.append(len(items))
+            return SimpleNamespace(reasons=[
+                "correct" if int(answer) % 7 else "error" for _, answer, _ in items])
+
+    def check(last):
+        judge, path = Judge(), tmp_path / "gold.jsonl"
+        judge.last = last
+        return [*check_gold(problems, judge, path)]
+
+    problems = [Problem(f"x/{i}", "x", "q", str(rng.randint(10, 10**6))) for i in range(1234)]
+    bad = [p.id for p in problems if int(p.answer) % 7 == 0]
+    with pytest.raises(KeyboardInterrupt):
+        check(last=2)
+    with open(tmp_path / "gold.jsonl", "a") as file:
+        file.write('\n{"half": ["corr')
+    assert check(last=9) == bad and asked == [500, 500, 234]
+    assert check(last=3) == bad and len(asked) == 3
+    problems[700] = Problem("x/700", "x", "q", "77")
+    assert check(last=4) == sorted({*bad, "x/700"}, key=lambda i: int(i[2:])) and asked[3:] == [500]
 
 
 def test_what_cannot_be_used_is_counted_over_the_task_and_too_much_stops():
