@@ -55,8 +55,8 @@ def read_model(what, config, **options):
         raise ConfigError(about + (
             "only GGUF files: give the folder that they were made from, with config.json and "
             "safetensors of 16 or 32 bits" if gguf else "no such folder, or it has no config.json "
-            "or no model*.safetensors; `make toy` and `make smollm2` make those of configs/; a name "
-            "on the hub reads OWNER/NAME"))
+            "or no model*.safetensors; `make toy` and `make smollm2` make those of configs/; a "
+            "name on the hub reads OWNER/NAME"))
     # Damaged files, packages that are not installed, families that transformers cannot build
     # (DBRX): errors of any class, as nothing inside is ours.
     with refused(f"{about}cannot be read: ", Exception):

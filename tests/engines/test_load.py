@@ -181,7 +181,8 @@ def test_settings_of_sampling_that_transformers_calls_invalid_end_no_run_when_it
     """Published models have such files, and saving raised a ValueError after hours."""
     random_llama(vocab=41).save_pretrained(tmp_path)
     toy.make_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "generation_config.json").write_text(json.dumps(sampling | {"eos_token_id": [3, 5]}))
+    (tmp_path / "generation_config.json").write_text(
+        json.dumps(sampling | {"eos_token_id": [3, 5]}))
     model, tokenizer = load.load_model(Config(model=str(tmp_path)))
     save_model(model, tokenizer, model.named_parameters(), tmp_path / "saved")
     again, _ = load.load_model(Config(model=str(tmp_path / "saved")))
