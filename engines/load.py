@@ -49,14 +49,13 @@ def read_model(what, config, **options):
     if adapter:
         raise ConfigError(f"{about}an adapter (adapter_config.json): merge it into its base model "
                           "(peft's merge_and_unload), save that, and give its folder")
-    files = [path.name for path in Path(name).glob("*")]
-    if not on_hub and "config.json" not in files or files and not any(
-            re.match(r"model.*\.safetensors|pytorch_model.*\.bin", file) for file in files):
+    if not on_hub and (gguf and not any(Path(name).glob("*.safetensors"))
+                       or not Path(name, "config.json").exists()):
         raise ConfigError(about + (
             "only GGUF files: give the folder that they were made from, with config.json and "
-            "safetensors of 16 or 32 bits" if gguf else "no such folder, or it has no config.json "
-            "or no model*.safetensors; `make toy` and `make smollm2` make those of configs/; a "
-            "name on the hub reads OWNER/NAME"))
+            "safetensors of 16 or 32 bits" if gguf else
+            "no such folder, or it has no config.json; `make toy` and `make smollm2` make those of "
+            "configs/; a name on the hub reads OWNER/NAME"))
     # Damaged files, packages that are not installed, families that transformers cannot build
     # (DBRX): errors of any class, as nothing inside is ours.
     with refused(f"{about}cannot be read: ", Exception):

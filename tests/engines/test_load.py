@@ -106,7 +106,6 @@ WRONG = {
             r"quantized \(fp8\)"),
     "GGUF": (only_gguf, "only GGUF files"),
     "GGUF beside a config": (gguf_beside, "only GGUF files"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "or no model.*safetensors"),
     "FP8 that no config names": (scaled_fp8, rf"quantized weights.*{UP}_scale"),
     "int8 that no config names": (lambda f: without(f, **{
         UP: torch.ones(88, 48).to(torch.int8), UP.replace("weight", "scales"): torch.ones(1)}),
