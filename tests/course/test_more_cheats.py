@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from grading import ROWS, graded, handed_out, sandboxed, tree
 
-from course import grade, student
-from course.hidden import values, wire
+from course import experiment, grade, student
+from course.hidden import replay, values, wire
 
 HEAD = ["engines/head.py::TokenLogprobs.forward", "engines/head.py::TokenLogprobs.backward"]
 LOSSES = ["loss.py::_capped", "loss.py::_sequence_log_ratio", "loss.py::_clipped"]
@@ -315,6 +315,25 @@ def test_files_that_the_sandbox_cannot_take_in_cost_their_exercise_and_nobody_el
         service.ask("head")
     with pytest.raises(values.SandboxError):
         service_of(lambda line: b"", {"heavy.py": ""}).ask("head")
+
+
+def test_the_code_of_a_run_is_not_read_if_it_is_larger_than_any_project(tmp_path, monkeypatch):
+    """512 MB of it may be handed in, and all would go to the sandbox as one line."""
+    plan = tmp_path / "experiment" / "plan.md"
+    plan.parent.mkdir()
+    plan.write_text("base: configs/stress.toml\nchanged: eps_max = 2.0\nmeasure: end\n"
+                    "smallest: 0.05\nexpected: no difference\nseeds: 0 1 2 3 4\n")
+    (tmp_path / "models" / "toy").mkdir(parents=True)
+    (tmp_path / "models" / "toy" / "config.json").write_text("{}")
+    for name in (name for pair in experiment.run_names(experiment.read_plan(plan.parent))
+                 for name in pair):
+        (tmp_path / "runs" / name / "source").mkdir(parents=True)
+        (tmp_path / "runs" / name / "source" / "loss.py").write_text("x = 1\n")
+        (tmp_path / "runs" / name / "config.toml").write_text(
+            f'name = "{name}"\nsteps = 10\neval_every = 10\nseed = 0\n')
+    monkeypatch.setattr(replay, "MOST_SOURCE", 5)
+    with pytest.raises(student.BadInput, match="more than 5 bytes of programs"):
+        replay.same_again(plan.parent, 3, None)
 
 
 def test_a_file_in_a_coding_of_domain_names_is_not_decoded(tmp_path):
