@@ -14,6 +14,7 @@ reads tensors, numbers, texts, lists and the records of sampler.py alone.
 """
 
 import hashlib
+import itertools
 import json
 import shutil
 from contextlib import contextmanager, suppress
@@ -89,8 +90,11 @@ def save(folder, model, optimizer, team, state=None):
 
 
 def save_model(model, tokenizer, named_tensors, folder):
-    """Weights, as pairs (name, full tensor), and tokenizer as an ordinary Hugging Face folder."""
-    state = {name: tensor.to("cpu") for name, tensor in named_tensors}
+    """Weights, as pairs (name, full tensor), what else the model keeps (buffers: the correction of
+    a router, the scale of a layer), and tokenizer, as an ordinary Hugging Face folder."""
+    kept = model.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+    state = {name: tensor.to("cpu") for name, tensor in itertools.chain(named_tensors, buffers)}
     with replacing(folder) as aside:
         model.save_pretrained(aside, state_dict=state)
         tokenizer.save_pretrained(aside)

@@ -120,7 +120,8 @@ def log_evaluation(run, rollouts, correct, mean_at_k, metrics, seconds):
 def show_evaluation(folder, steps):
     """Print the last evaluation in the log of a run of so many steps, above the moving line of a
     terminal: of each task the pass rate, its gain since the evaluation before, and from the sixth
-    on the forecast of the run's end. Then FOLDER/curve.png is drawn again."""
+    on the forecast of the run's end. Then FOLDER/curve.png is drawn again, of the first task, once
+    there are enough evaluations to fit."""
     from fitting import command, forecast, readers      # scipy and matplotlib: not before a run
     rows, _ = readers.read_jsonl(folder / "evals.jsonl")
     step, compute = ([row[name] for row in rows] for name in ("step", "compute/flops"))
@@ -140,8 +141,7 @@ def show_evaluation(folder, steps):
     old = not picture.exists() or time.time() - picture.stat().st_mtime > REDRAW_S
     if old or step[-1] >= steps:
         with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
-            command.main([str(folder), "--out", str(picture),       # too few to fit: no picture yet
-                          *(word for name in columns for word in ("--y", name))])
+            command.main([str(folder), "--out", str(picture), "--y", columns[0]])
 
 
 def pass_at_k(n, correct, k):

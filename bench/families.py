@@ -63,23 +63,25 @@ GEMMA4 = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "global_head_dim": 
 ALSO = {
     "granite": {"logits_scaling": 8.0}, "granitemoe": {"logits_scaling": 6.0},
     "granitemoeshared": {"logits_scaling": 6.0}, "cohere": {"logit_scale": 0.0625},
+    "hyperclovax": {"logits_scaling": 0.4},
     # Without a window, as Mistral 0.3 and its relatives are.
     **dict.fromkeys(["mistral", "mixtral", "phi3", "phimoe", "ministral3"],
                     {"sliding_window": None}),
-    **dict.fromkeys(["axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash",
+    **dict.fromkeys(["axk1", "deepseek_v2", "glm4_moe_lite", "longcat_flash",
                      "minicpm3", "youtu"], MLA),
     **dict.fromkeys(["qwen3_5", "qwen3_5_moe", "qwen4_exp"], {"text_config": MIXED}),
     **dict.fromkeys(["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "qwen4_exp_text",
                      "olmo_hybrid", "granitemoehybrid", "minimax"], MIXED),
     "granitemoehybrid": MIXED | {"logits_scaling": 8.0, "mamba_n_heads": 8, "mamba_d_head": 16},
     "kimi_linear": MIXED | MLA,
+    "deepseek_v3": MLA | {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     # transformers 5.19 would cut time steps below this; `accept.prepare` has it not.
     "nemotron_h": {"time_step_min": 1e-9, "mamba_num_heads": 8, "mamba_head_dim": 16,
                    "n_groups": 2},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1, "state_size": 8},
@@ -121,6 +123,9 @@ def build(family):
         return f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
     for p in model.parameters():                    # the default init predicts almost nothing
         p.data = 0.2 * torch.randn_like(p) + (p.data if p.ndim < 2 else 0)
+    for name, b in model.named_buffers():           # scales of layers, corrections of routers
+        if name in model.state_dict() and b.is_floating_point():
+            b.data += 0.3 * torch.rand_like(b)
     return model, shapes
 
 

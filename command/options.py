@@ -10,11 +10,9 @@ from pathlib import Path
 from artifacts.settings import PLACE, make_config, read_toml
 from config import Config, ConfigError
 
-ABOUT = """Train a language model with the ScaleRL recipe (arXiv 2510.13786).
-
-    python scalerl.py --config configs/demo.toml            a toy model, on a laptop, in minutes
-    python scalerl.py --model Qwen/Qwen3-8B --task polaris-53k --gpus 8
-    python fit.py runs/demo                                 fit its curve, predict more compute"""
+# What scalerl.py says of itself, up to its explanation of a step.
+SOURCE = (Path(__file__).parents[1] / "scalerl.py").read_text("utf-8")
+ABOUT = SOURCE.split('"""')[1].partition("\n\nOne step: ")[0]
 
 
 def settings_help():

@@ -7,10 +7,10 @@
 
 Of --out: table.csv, a row for each; bets.csv, exercise 10's table of the class; and in feedback/
 for each NAME.txt, the table that a student may read, and NAME.json in Gradescope's form of
-results.json. An archive that cannot be opened is a row, too. Each is graded by a process of its own
-(grade.py, forked from a lane that has imported the libraries), with the same seed. --plans: a
-folder of archives of the same names, handed in before the runs of exercises 8 and 11, whose plans
-must be the same.
+results.json. Each file that is not hidden is a row: what cannot be opened is one with its reason,
+and has feedback, too. Each is graded by a process of its own (grade.py, forked from a lane that has
+imported the libraries), with the same seed. --plans: a folder of archives of the same names, handed
+in before the runs of exercises 8 and 11, whose plans must be the same.
 """
 import argparse
 import csv
@@ -33,7 +33,8 @@ from course.student import (MANIFEST, ROOT, BadInput, by_file, digest, exercises
                             own_modules)
 
 MOST_FILES, MOST_BYTES = 20_000, 1 << 30        # of an archive, unpacked
-ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
+ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")    # in any case
+NAME = 60                       # characters of a file of feedback
 LIMIT_S = 4 * 3600              # of a tree: more than the limits of all its exercises together
 RUN = ("config.toml", "versions.json", "metrics.jsonl", "evals.jsonl", "source/**/*.py")
 
@@ -75,7 +76,8 @@ def unpacked(path, place):
                 archive.extractall(place, **({} if hasattr(archive, "infolist")
                                              else dict(filter="data")))
         except Exception as error:      # of a damaged one zlib, lzma, struct ... say what they like
-            raise BadInput(f"cannot be opened: {error}") from None
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise BadInput(f"cannot be opened: {said}") from None
     found = [place / top / MANIFEST for top in (".", "*", "*/*")]
     found = [each for pattern in found
              for each in place.glob(pattern.relative_to(place).as_posix())]
@@ -85,7 +87,9 @@ def unpacked(path, place):
 
 
 def open_archive(path):
-    return zipfile.ZipFile(path) if path.suffix == ".zip" else tarfile.open(path)
+    if not path.is_file() or not path.name.lower().endswith(ENDINGS):
+        raise BadInput(f"it is none of {', '.join(ENDINGS)}")
+    return zipfile.ZipFile(path) if path.suffix.lower() == ".zip" else tarfile.open(path)
 
 
 class Lane:
@@ -138,12 +142,13 @@ def grade_one(path, out, seed, lanes, plans=None):
             finally:
                 lanes.put(lane)
         except (BadInput, OSError) as error:
-            row["note"] = f"not graded: {error}"
+            row["note"] = f"not graded: {error}".replace(f"{place}/", "")
         else:
             if code == 3:
                 raise BadInput(why.strip())
             if code:
-                row["note"] = f"not graded: {(why.strip().splitlines() or ['?'])[-1]}"
+                said = (why.strip().splitlines() or ["?"])[-1]
+                row["note"] = f"not graded: {said}".replace(f"{place}/", "")
             else:
                 told = json.loads(report.read_text())
                 row |= dict({"points": told["points"], "cpu s": told["cpu_s"]},
@@ -151,11 +156,25 @@ def grade_one(path, out, seed, lanes, plans=None):
                                for each in told["exercises"]})
                 row["bets"] = next((note for each in told["exercises"] for note in each["notes"]
                                     if note.startswith("forecasts: ")), "")
-                for ending, words in (("txt", text),
-                                      ("json", json.dumps(gradescope(told), indent=1))):
-                    # A file's name has 255 bytes at most.
-                    (out / "feedback" / f"{name[:60]}.{ending}").write_text(words)
+    if row["note"]:
+        form = not_graded(row["note"])
+        text = form["output"] + "\n"
+    else:
+        form = gradescope(told)
+    for ending, words in (("txt", text), ("json", json.dumps(form, indent=1))):
+        (out / "feedback" / f"{short(name)}.{ending}").write_text(words)
     return row
+
+
+def short(name):
+    """The name of its feedback. A file's name has 255 bytes at most; two names may begin alike."""
+    return name if len(name) <= NAME else f"{name[:NAME]}-{digest(name.encode())[:8]}"
+
+
+def not_graded(why):
+    """Gradescope's results.json of what cannot be graded."""
+    return dict(score=0, output=f"{why}; `make submit` makes an archive that can be graded",
+                tests=[])
 
 
 def for_gradescope(submission, results):
@@ -166,8 +185,7 @@ def for_gradescope(submission, results):
         print(*table(told), sep="\n")
         form = gradescope(told)
     except BadInput as error:
-        form = dict(score=0, output=f"not graded: what was handed in {error}; `make submit` makes "
-                    "an archive that can be graded", tests=[])
+        form = not_graded(f"not graded: what was handed in {error}")
     results.write_text(json.dumps(form, indent=1) + "\n")
     return 0
 
@@ -200,10 +218,10 @@ def table_of_bets(rows):
 
 def grade_all(folder, out, seed, lanes, plans=None):
     """The rows of the table, which is written as it grows. Raises BadInput."""
-    paths = sorted(path for path in folder.iterdir() if not path.name.startswith(".")
-                   and (path.is_dir() or path.name.endswith(ENDINGS)))
+    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     if not paths:
-        raise BadInput(f"{folder} holds no archive ({', '.join(ENDINGS)}) and no folder")
+        raise BadInput(f"{folder} is empty: it should hold archives ({', '.join(ENDINGS)}) or "
+                       "trees")
     (out / "feedback").mkdir(parents=True, exist_ok=True)
     columns = ["name", "points", *(f"exercise {row['number']}" for row in exercises()), "cpu s",
                "note"]

@@ -5,6 +5,8 @@ compute another model, in silence. These are computed by their own forward pass,
 settings tell; for the rest a few tokens are scored in three ways (docs/models.md).
 """
 
+import contextlib
+import inspect
 import math
 import random
 
@@ -19,6 +21,7 @@ from engines.packed import Pack
 # other families up to 5e-5), a forgotten final softcap 0.01, samples that saw each other 0.3 up.
 LARGEST = 1e-3
 STEPS = 5                   # tokens that are decoded; each reads all weights once
+WINDOW = 8                  # to which larger ones are cut meanwhile: few tokens see no more
 WINDOWS = ("sliding_window", "window_size", "attention_window_size", "keep_window_size")
 # What a dry run, which has no numbers, could not tell (transformers 5.19; bench/families.py). The
 # first attend by more than what they hand to `packed_attention`. Of the others decoding differs
@@ -53,6 +56,10 @@ def check_any(model):
             "time_step_limit": time_steps if time_steps != (0, math.inf) else "",
             "no num_attention_heads": not hasattr(config, "num_attention_heads"),
             "a head with a bias": getattr(head, "bias", None) is not None,
+            "no causal mask": getattr(config, "is_causal", True) is False,
+            "use_bidirectional_attention":
+            getattr(config, "use_bidirectional_attention", None) in (True, "all"),
+            "output_attentions": getattr(config, "output_attentions", None),
             "gate_soft_cap": getattr(config, "gate_soft_cap", None)}, ": not computed here")
 
 
@@ -61,7 +68,10 @@ def check_packed(model):
     config = text_config(model)
     types = set(getattr(config, "layer_types", None) or ())
     mixers = types - {"full_attention", "attention"}
-    windows = () if types and not mixers else WINDOWS       # one that no layer looks through
+    # A window may stand there that the family's code does not read, or that no layer looks through.
+    source = inspect.getsource(inspect.getmodule(type(model)))
+    spared = types and not mixers and "layer_types" in source
+    windows = () if spared else [name for name in WINDOWS if name in source]
     caps = [name for name in vars(config) if "softcap" in name or "soft_cap" in name]
     refuse({name: getattr(config, name, None) for name in (*windows, *caps, "kv_lora_rank")} | {
         "layer_types": ", ".join(sorted(mixers)),
@@ -89,12 +99,30 @@ def prepare(model):
             module.time_step_limit = (0.0, math.inf)
     try:
         check_packed(model)
-        compare(model, "packed")
+        with short_windows(model):
+            compare(model, "packed")
     except ValueError as error:
         model.set_attn_implementation(before)
-        compare(model, before)
+        with short_windows(model):
+            compare(model, before)
         model.slow_because = str(error)
     return model
+
+
+@contextlib.contextmanager
+def short_windows(model):
+    """Windows of thousands of tokens are WINDOW meanwhile, in the config and where layers keep it:
+    who forgets them, or cuts its cache where the layers do not, is seen."""
+    long = [(holder, name, value) for holder in (text_config(model), *model.modules())
+            for name in WINDOWS if type(value := getattr(holder, name, None)) is int
+            and value > WINDOW]
+    for holder, name, _ in long:
+        setattr(holder, name, WINDOW)
+    try:
+        yield
+    finally:
+        for holder, name, value in long:
+            setattr(holder, name, value)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import find_adapter_config_file, logging as transformers_logging
 
 from config import ConfigError
@@ -23,6 +23,9 @@ from sampler import Interruption
 # Families that vLLM 0.32's CPU build computes with old weights after a push, or cannot be pushed to
 # (measured on tiny random ones: docs/models.md).
 WRONG_ON_VLLM = {"gpt_oss", "mixtral", "qwen3_next"}
+# Tensors beside the weights in files that no config calls quantized, or of an adapter.
+NOT_WHOLE = re.compile(r"weight_scale|input_scale|[._]scales?$|[._]q(weight|zeros)$|zero_point$|"
+                       r"absmax$|lora_[AB]")
 
 
 @contextlib.contextmanager
@@ -46,7 +49,8 @@ def read_model(what, config, **options):
     if adapter:
         raise ConfigError(f"{about}an adapter (adapter_config.json): merge it into its base model "
                           "(peft's merge_and_unload), save that, and give its folder")
-    if not on_hub and not Path(name, "config.json").exists():
+    if not on_hub and (gguf and not any(Path(name).glob("*.safetensors"))
+                       or not Path(name, "config.json").exists()):
         raise ConfigError(about + (
             "only GGUF files: give the folder that they were made from, with config.json and "
             "safetensors of 16 or 32 bits" if gguf else
@@ -79,6 +83,12 @@ def load_model(config, shapes_only=False):
         model, info = read_model(
             AutoModelForCausalLM, config, dtype=torch.float32, output_loading_info=True,
             ignore_mismatched_sizes=True, device_map="meta" if shapes_only else None)
+    ids = model.generation_config       # how it samples is not used; published ones may be invalid
+    try:
+        ids.validate(strict=True)
+    except ValueError:                  # transformers would not save it
+        model.generation_config = GenerationConfig(**{
+            name: getattr(ids, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")})
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "
@@ -90,6 +100,14 @@ def load_model(config, shapes_only=False):
         more = " ..." if len(wrong) > 4 else ""
         raise ConfigError(f"{about}the files lack {len(wrong)} of its tensors, or have them in "
                           f"other shapes; they would be random: {', '.join(wrong[:4])}{more}")
+    unread = sorted(info.get("unexpected_keys", ()))
+    if quantized := [*filter(NOT_WHOLE.search, unread)]:
+        raise ConfigError(f"{about}the files have quantized weights or an adapter inside "
+                          f"({quantized[0]}, ...): what is trained must be the weights of 16 or 32 "
+                          "bits that it was made from, merged")
+    if unread:
+        tell(f"note: {about}{len(unread)} tensors of the files belong to no part of this model and "
+             f"are left out: {', '.join(unread[:4])}")
     if not is_packed(model):
         tell(f"note: {about}computed by the model's own forward pass, at about a quarter of the "
              f"speed of packed rows: {model.slow_because}")

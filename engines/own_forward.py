@@ -10,10 +10,12 @@ For models that a packed row cannot serve: sliding windows, linear attention, co
 About a quarter of the packed speed (docs/models.md). Axes: n rows, T tokens of the longest.
 """
 
+import copy
 from types import SimpleNamespace
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils._pytree import tree_map_only
 
 # Layers that never look to the right, whatever stands there, by transformers' names. Unknown ones
 # are refused: layers that choose among blocks of tokens count the padding.
@@ -31,6 +33,8 @@ def scaled(model, states):
     that loss.py and sampler.py need not know."""
     scale, multiplier, divisor = (getattr(text_config(model), name, None) or 1.0 for name in (
         "logit_scale", "lm_head_multiplier", "logits_scaling"))
+    if model.config.model_type == "hyperclovax":            # its logits_scaling multiplies
+        divisor = 1 / divisor
     scale = scale * multiplier / divisor
     return states if scale == 1 else states * scale         # no copy for nothing
 
@@ -74,7 +78,7 @@ class Rows:
 class GroupCaches:
     """What `kv_cache.Slots` is, in caches that the model makes itself.
 
-    groups      of each its transformers cache, the slots of its rows, and its length in tokens
+    groups      of each its transformers cache, and the slots of its rows
     active      running sequences"""
 
     def __init__(self, model, slots):
@@ -88,7 +92,7 @@ class GroupCaches:
             hidden, cache = hidden_states(model, torch.tensor([prompt], device=self.device), True)
             cache.reorder_cache(torch.zeros(n, dtype=torch.long, device=self.device))
             slots = [*range(self.active, self.active + n)]
-            self.groups.append(SimpleNamespace(cache=cache, slots=slots, length=len(prompt)))
+            self.groups.append(SimpleNamespace(cache=cache, slots=slots))
             self.active += n
             states.append(hidden[:, -1])
         return torch.cat(states)
@@ -98,7 +102,6 @@ class GroupCaches:
         states, order = [], []
         for group in self.groups:
             hidden, group.cache = hidden_states(model, tokens[group.slots][:, None], group.cache)
-            group.length += 1
             states.append(hidden[:, -1])
             order += group.slots
         return torch.cat(states)[torch.tensor(order, device=self.device).argsort()]
@@ -116,29 +119,23 @@ class GroupCaches:
         self.groups, self.active = [group for group in self.groups if group.slots], active
 
     def state(self):
-        """For a checkpoint: of each group its length, its slots, and the tensors of its cache."""
-        return [(group.length, group.slots, {
-            name: place[key].clone() for name, place, key in tensors_of(group.cache)})
-            for group in self.groups]
+        """For a checkpoint: of each group its slots, and what the layers of its cache hold."""
+        return [(group.slots, [contents(layer) for layer in group.cache.layers])
+                for group in self.groups]
 
     @torch.no_grad()
     def load_state(self, groups):
-        """A cache of the same shapes comes from a forward pass over zeros; then its numbers."""
-        self.groups = []
-        for length, slots, tensors in groups:
-            zeros = torch.zeros(len(slots), length, dtype=torch.long, device=self.device)
-            _, cache = hidden_states(self.model, zeros, True)
-            for name, place, key in tensors_of(cache):
-                place[key] = tensors[name].to(self.device)
-            self.groups.append(SimpleNamespace(cache=cache, slots=slots, length=length))
+        """A cache of the model's own kind comes from a forward pass over one token."""
+        self.groups, token = [], torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        for slots, layers in groups:
+            _, cache = hidden_states(self.model, token, True)
+            for layer, held in zip(cache.layers, layers, strict=True):
+                vars(layer).update(tree_map_only(torch.Tensor, lambda x: x.to(self.device), held))
+            self.groups.append(SimpleNamespace(cache=cache, slots=slots))
         self.active = sum(len(group.slots) for group in self.groups)
 
 
-def tensors_of(cache):
-    """Yield (name, dict, key) of each tensor in a transformers cache: dict[key] is it."""
-    for n, layer in enumerate(cache.layers):
-        own = vars(layer)
-        for name, place in ("", own), *(x for x in own.items() if isinstance(x[1], dict)):
-            for key, value in place.items():
-                if isinstance(value, torch.Tensor):
-                    yield f"{n}.{name}.{key}", place, key
+def contents(layer):
+    """{name: tensor, number, or dict of these} of a layer of a transformers cache, copied."""
+    return copy.deepcopy({name: value for name, value in vars(layer).items()
+                          if isinstance(value, torch.Tensor | int | dict)})

@@ -213,8 +213,12 @@ def load_problems(config, tokenizer, verifier, kept=None):
         train, heldout, extra = ({p.id: p for p in part if p.id in prompts} for part in parts)
         if not train or not heldout:
             raise TaskError(f"no {'held-out' if train else 'training'} problem is left of {counts}")
+        if empty := [i for i, ids in prompts.items() if not ids]:
+            raise TaskError(f"the model's chat template makes nothing of problem {empty[0]}")
     except (TaskError, SandboxError) as error:
         raise TaskError(f"task = {config.task!r}: {error}") from None
+    except TemplateError as error:
+        raise TaskError(f"model = {config.model!r}: its chat template fails: {error}") from None
     counts |= {"train": len(train), "heldout": len(heldout | extra)}
     return Problems(train, heldout | extra, {p.task for p in heldout.values()}, prompts,
                     {f"problems/{what}": count for what, count in counts.items()})

@@ -7,9 +7,6 @@ stay on this side. A program may start threads, but no process and no other prog
 outlive it. Where namespaces are not allowed (many containers), Landlock takes their place, behind
 which names, sizes and dates of files can be seen. Where the kernel has neither, code is refused.
 A sandbox is no proof: the kernel itself is in reach. sandbox_child.py goes on from here.
-
-    >>> last_program("So:\\n```python\\nprint(6 * 7)\\n```\\nIt prints 42.")
-    'print(6 * 7)'
 """
 
 import errno
@@ -77,8 +74,7 @@ def read_tests(value, metadata=None):
     pairs = sorted(pairs, key=lambda pair: -len(json.dumps(pair[0])))[:MOST_TESTS]
     if not pairs or not all(isinstance(i, list) if name else {type(i), type(o)} == {str}
                             for i, o in pairs):
-        raise ValueError("unit tests must have texts as inputs and outputs, or the name of a "
-                         "function and lists of its arguments")
+        raise ValueError("needs texts as inputs and outputs, or fn_name and lists of its arguments")
     return UnitTests([i for i, _ in pairs], [o for _, o in pairs], name)
 
 
@@ -235,7 +231,6 @@ def run_program(program, name, given, limits, walls):
                "NOFILE": 64, "CORE": 0}  # fmt: skip
     steps = system_call_filter(os.uname().machine)
     with (
-        tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
         tempfile.TemporaryFile() as request,  # the child empties it when the program begins
         tempfile.TemporaryFile() as stdout,
         tempfile.TemporaryFile() as stderr,
@@ -247,7 +242,7 @@ def run_program(program, name, given, limits, walls):
             code = subprocess.run(
                 [*child_command(walls), str(request.fileno())], stdout=stdout, stderr=stderr,
                 input=b"" if name else given.encode(errors="replace"), timeout=limits.wall_s,
-                env={}, cwd=folder, start_new_session=True, pass_fds=(request.fileno(),)).returncode
+                env={}, cwd="/", start_new_session=True, pass_fds=(request.fileno(),)).returncode
         except subprocess.TimeoutExpired:
             code = -signal.SIGKILL
         output, complaint = (os.pread(file.fileno(), limits.file_bytes, 0).decode(errors="replace")

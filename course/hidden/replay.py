@@ -31,6 +31,7 @@ STEPS = 10                  # where the second evaluation of configs/stress.toml
 TIMED = re.compile("time/|throughput/|compute/.*hours|.*_s$|.*busy_share")      # columns
 NEAR = 0.002                # on another processor: relative to the number, and of a pass rate
 MOST_FILE, MOST = 32 << 20, 512 << 20           # bytes of a file, and of all
+MOST_SOURCE = 8 << 20                           # of a run's source/
 LIMIT_S = 300
 
 
@@ -66,12 +67,14 @@ def points(folder, name, of, seed, service, plan=None, steps=STEPS):
                 done, why = [], "the plan is not the one that was handed in before the runs"
         except (ArithmeticError, AttributeError, LookupError, TypeError, RecursionError) as error:
             done, why = [], f"the runs cannot be read: {error!r}"
+        why = why.replace(f"{place}/", "")          # a student reads it, and has no such folder
         if not done:
             return 0.0, [why]
         try:
             told = same_again(place / name, seed, service, steps)
         except (BadInput, Failed, Wrong, OSError, LookupError, TypeError, ValueError) as error:
             said = f"{type(error).__name__}: {error}" if isinstance(error, LookupError) else error
+            said = str(said).replace(f"{place}/", "")
             return 0.0, [*done, *[why] * bool(why),
                          f"no points: a run could not be made again: {clean(said)}"]
         rest = [why] if why else experiment.RUBRIC
@@ -92,8 +95,10 @@ def same_again(folder, seed, service, steps=STEPS):
     if config["steps"] < STEPS:
         raise BadInput(f"{name} has {config['steps']} steps: {STEPS} are made again")
     steps = min(steps, config["steps"])
-    sources = {path.relative_to(run / "source").as_posix(): path.read_text()
-               for path in (run / "source").glob("**/*.py")}
+    paths = [*(run / "source").glob("**/*.py")]
+    if sum(path.stat().st_size for path in paths) > MOST_SOURCE:
+        raise BadInput(f"the source/ of {name} has more than {MOST_SOURCE:,} bytes of programs")
+    sources = {path.relative_to(run / "source").as_posix(): path.read_text() for path in paths}
     with service(sources, {"/model": model, "/proc/meminfo": "/proc/meminfo"}) as process:
         process.patience = process.limit_s
         again = process.ask("replay", config=(run / "config.toml").read_text(), steps=steps)

@@ -12,6 +12,7 @@ import ast
 import base64
 import importlib.util
 import json
+import linecache
 import mmap
 import os
 import re
@@ -124,7 +125,11 @@ class Files:
         file = module.__spec__.origin
         with open(f"{TREE}/{file}") as f:
             ours = ast.parse(f.read())
-        theirs = mended(SUBMISSION["sources"][file], file)
+        text = SUBMISSION["sources"][file]
+        # What inspect shows, and what torch.jit.script reads, is their text and not ours.
+        for shown in (file, f"{TREE}/{file}"):
+            linecache.cache[shown] = len(text), None, text.splitlines(keepends=True), shown
+        theirs = mended(text, file)
         with_ours(theirs, ours, SUBMISSION["others"].get(file, ()))
         by_name = {name: node for node in ours.body for name in names_of(node)}
         flags = 0

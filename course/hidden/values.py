@@ -261,18 +261,32 @@ class Service:
         self.stop()
 
     def start(self):
+        """A process that waits for questions. Raises Failed where the student's files are too much
+        for it, and SandboxError where it would not do without them either."""
+        if self.ready(self.submission):
+            return
+        used_s, self.used_s = self.used_s, 0.0
+        able = self.ready(self.submission | dict(sources={}, extra={}))
+        self.stop()
+        self.used_s += used_s
+        if not able:
+            raise SandboxError("nothing can be graded: the sandbox's process does not answer")
+        raise Failed("these files are too much for the sandbox: it does not become ready")
+
+    def ready(self, submission):
+        """Does a process that gets these files say that it is ready? If not, it is stopped."""
         self.pipes = self.sandbox.fork()
         for each in self.pipes:
             os.set_blocking(each, False)
         self.rest, self.begun = bytearray(), time.monotonic()
         self.cpu_s = cpu_s(self.sandbox.process.pid)
         try:
-            ready = self.line(wire.encode(self.submission), START_S) == b'{"value": "ready"}'
+            if self.line(wire.encode(submission), START_S) == b'{"value": "ready"}':
+                return True
         except Failed:
-            ready = False
-        if not ready:
-            self.stop()
-            raise SandboxError("nothing can be graded: the sandbox's process does not answer")
+            pass
+        self.stop()
+        return False
 
     def clock(self):
         """Seconds that count: those of a processor that worked for the submission, and a part of
@@ -295,8 +309,10 @@ class Service:
         deadline = min(self.clock() + limit_s, self.limit_s + START_S)
         into, out = self.pipes
         ended, looked = b"\n" in self.rest, time.monotonic()
-        while data or not ended:
-            readable, writable, _ = select.select([out], [into] if data else [], [], 1)
+        data, sent = memoryview(data), 0                # a rest of bytes would be a copy each time
+        while sent < len(data) or not ended:
+            unsent = [into] if sent < len(data) else []
+            readable, writable, _ = select.select([out], unsent, [], 1)
             if time.monotonic() > looked + 0.5:         # the clock reads files: not at each byte
                 looked = time.monotonic()
                 if self.clock() > deadline:
@@ -304,7 +320,7 @@ class Service:
                     raise Failed("no answer in time: an endless loop?")
             try:
                 if writable:
-                    data = data[os.write(into, data[:1 << 16]):]
+                    sent += os.write(into, data[sent:sent + (1 << 16)])
                 if readable:
                     more = os.read(out, 1 << 20)
                     if not more:

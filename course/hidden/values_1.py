@@ -8,7 +8,7 @@ import torch
 from course.hidden.values import close, equal, holds, parts
 
 PARTS, part = parts()
-MEMORY = 140 << 20      # bytes beside the libraries; LARGE has 160 MB of logits in fp16, a chunk 5 MB
+MEMORY = 140 << 20      # bytes beside the libraries; in fp16 LARGE has 160 MB of logits, a chunk 5
 LARGE = dict(T=2_000, H=4, V=40_000)    # few tokens: nobody checks the speed of a loop
 
 

@@ -66,6 +66,10 @@ def test_the_curve_is_drawn_again_once_a_minute(tmp_path, capsys):
     step_log.show_evaluation(tmp_path, 600)
     assert picture.read_bytes() != first
     assert "warning" not in capsys.readouterr().out     # what fit.py says is for those who ask it
+    picture.unlink()
+    evaluations(tmp_path, rates, tasks=("hf:a/b", "toy"))
+    step_log.show_evaluation(tmp_path, 600)
+    assert picture.exists()                             # of two tasks, the first one's
 
 
 def test_the_line_of_an_evaluation_stays_above_the_moving_one(tmp_path, monkeypatch, capfd):

@@ -8,12 +8,14 @@ import re
 import subprocess
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from grading import sandboxed
 
-from course import batch, forms, student
+from course import batch, forms, grade, student
+from course.hidden import replay
 
 
 @pytest.fixture
@@ -58,6 +60,9 @@ def test_a_folder_of_archives_is_a_table_and_broken_ones_are_rows(tree, tmp_path
     assert table["Jörg Müller.zip"]["exercise 2"] == "10.0"
     for name in ("broken.zip", "empty.zip", "outside.tar.gz"):
         assert table[name]["points"] == "" and table[name]["note"].startswith("not graded: ")
+        assert table[name]["note"] in (tmp_path / "out" / "feedback" / f"{name}.txt").read_text()
+        found = json.loads((tmp_path / "out" / "feedback" / f"{name}.json").read_text())
+        assert found["score"] == 0 and "make submit" in found["output"]
     assert not (tmp_path / "outside").exists()
     told = json.loads((tmp_path / "out" / "feedback" / "Jörg Müller.zip.json").read_text())
     assert told["score"] == 10 and sum(
@@ -165,6 +170,68 @@ def test_a_name_in_another_encoding_is_a_row(tmp_path):
     rows = batch.grade_all(handed, tmp_path / "out", 5, 1)
     assert sorted(row["name"] for row in rows) == ["M\\xfcller.zip", "n" * 250 + ".zip"]
     assert "M\\xfcller.zip" in (tmp_path / "out" / "table.csv").read_text()
+
+
+class Deaf:
+    """A lane that says of each tree what its manifest holds."""
+    def grade(self, argv, place):
+        told = dict(points=1.0, cpu_s=0, notes=[], exercises=[])
+        Path(argv[2]).write_text(json.dumps(told))
+        return 0, (Path(argv[0]) / "course" / "handed_out.json").read_text(), ""
+
+    def end(self):
+        pass
+
+
+def archive(path, text="{}"):
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("course/handed_out.json", text)
+
+
+def test_every_file_that_is_not_hidden_is_a_row_and_has_feedback(tmp_path, monkeypatch):
+    """A student whose archive ends in .ZIP, or in .rar, must not be missing without a word."""
+    monkeypatch.setattr(batch, "Lane", Deaf)
+    (tmp_path / "in").mkdir()
+    archive(tmp_path / "in" / "Jörg Öztürk.ZIP")
+    archive(tmp_path / "a.zip")
+    with tarfile.open(tmp_path / "in" / "b.tar.xz", "w:xz") as file:
+        info = tarfile.TarInfo("course/handed_out.json")
+        info.size = 2
+        file.addfile(info, io.BytesIO(b"{}"))
+    for name in ("c.7z", "d.rar", "e", ".hidden"):
+        (tmp_path / "in" / name).write_bytes(b"x")
+    os.mkfifo(tmp_path / "in" / "pipe.zip")
+    rows = {row["name"]: row for row in batch.grade_all(tmp_path / "in", tmp_path / "out", 5, 1)}
+    good, bad = {"Jörg Öztürk.ZIP", "b.tar.xz"}, {"c.7z", "d.rar", "e", "pipe.zip"}
+    assert {*rows} == good | bad
+    assert all(rows[name]["points"] == 1 and not rows[name]["note"] for name in good)
+    assert all("it is none of .zip, " in rows[name]["note"] for name in bad)
+    assert {path.name for path in (tmp_path / "out" / "feedback").iterdir()} == {
+        f"{name}.{ending}" for name in rows for ending in ("txt", "json")}
+
+
+def test_two_long_names_that_begin_alike_have_feedback_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(batch, "Lane", Deaf)
+    (tmp_path / "in").mkdir()
+    for who in ("Anna", "Zoë"):
+        archive(tmp_path / "in" / ("exercise sheet, " * 6 + who + ".zip"), who)
+    batch.grade_all(tmp_path / "in", tmp_path / "out", 5, 1)
+    assert sorted(path.read_text() for path in (tmp_path / "out" / "feedback").glob("*.txt")) == [
+        "Anna", "Zoë"]
+
+
+def test_feedback_names_no_folder_of_the_instructors(tmp_path):
+    """Of what cannot be opened, of a file that cannot be read, and of a plan that is missing."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.zip").write_bytes(b"PK")
+    batch.grade_all(tmp_path / "in", tmp_path / "out", 5, 1)
+    said = (tmp_path / "out" / "feedback" / "a.zip.txt").read_text()
+    with pytest.raises(student.BadInput) as error:
+        grade.handed_in(tmp_path, "none.py")
+    _, notes = replay.points(tmp_path, "experiment", 14, 3, None)
+    for text in (said, str(error.value), *notes):
+        assert "/tmp" not in text and str(tmp_path) not in text, text
+    assert notes == ["experiment/plan.md is missing: course/8_experiment.md shows one"]
 
 
 def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(tmp_path, monkeypatch):

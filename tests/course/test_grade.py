@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from conftest import ROOT
@@ -341,6 +342,85 @@ def test_a_right_solution_in_other_words_has_all_points(name):
     number, bodies, top, extra = STYLES[name]
     row = graded(number, tree(bodies, top), extra)
     assert row["points"] == row["of"], [p for p in row["parts"] if p["why"]] + row["notes"]
+
+
+OVERRIDDEN = {
+    "a plain import": "from my_pass import pass_at_k, gain",
+    "a star": "from my_pass import *",
+    "a star, with the names in __all__": '__all__ = ["pass_at_k", "gain"]\nfrom my_pass import *',
+    "a loop over globals()": """
+import my_pass
+for f in (my_pass.pass_at_k, my_pass.gain):
+    globals()[f.__name__] = f"""}
+
+
+@sandboxed
+@pytest.mark.parametrize("name", OVERRIDDEN)
+def test_a_stub_that_is_left_and_overridden_below_costs_nothing(name):
+    """Which name takes a stub's place is known to who runs the file, not to who reads it."""
+    sources = tree()
+    sources["course/pass_at_k.py"] += "\n" + OVERRIDDEN[name] + "\n"
+    row = graded(12, sources, {"my_pass.py": (ROOT / "course/pass_at_k.py").read_text()})
+    assert row["points"] == row["of"] and row["notes"] == [], row
+
+
+@sandboxed
+def test_methods_that_a_decorator_puts_into_their_class_have_all_points():
+    lines = (ROOT / "engines/head.py").read_text().split("\n")
+    sources = tree()
+    sources["engines/head.py"] += """
+
+def put(f):
+    setattr(TokenLogprobs, f.__name__, staticmethod(f))
+
+"""
+    for name in ("forward", "backward"):
+        node = student.find("\n".join(lines), f"TokenLogprobs.{name}", "engines/head.py")
+        sources["engines/head.py"] += "@put\n" + textwrap.dedent(
+            "\n".join(lines[node.lineno - 1:node.end_lineno])) + "\n\n"
+    row = graded(1, sources)
+    assert row["points"] == row["of"], row
+
+
+@sandboxed
+@pytest.mark.parametrize("number", NUMBERS)
+def test_an_exercise_that_was_left_out_says_so_in_one_line(number):
+    """Also where another exercise's work, or a comment, has changed the files."""
+    path = ROWS[number]["functions"][0].split("::")[0]
+    row = graded(number, tree(top="# my line", where=path), {"mine.py": "x = 1\n"})
+    names = [name.split("::")[1] for name in ROWS[number]["functions"]]
+    assert row["points"] == 0 and row["parts"] == []
+    assert row["notes"] == [f"not written: {', '.join(names)}"]
+
+
+def test_work_on_other_exercises_alone_asks_no_sandbox():
+    """Their bodies are the project's own while this exercise is graded."""
+    for number in NUMBERS:
+        sources = tree(real=[n for n in NUMBERS if n != number])
+        assert grade.untouched(ROWS[number], sources, {})
+        assert not grade.untouched(ROWS[number], sources, {"random.py": ""})
+        sources["fit.py"] += "# more\n"
+        assert not grade.untouched(ROWS[number], sources, {})
+
+
+@sandboxed
+def test_a_submission_may_read_its_own_source():
+    """torch.jit.script does: it compiles the text. And inspect shows no text of ours."""
+    sources = tree(real=[2])
+    sources["loss.py"] += """
+
+@torch.jit.script
+def share(mask, count: int):
+    return mask / float(max(count, 1))
+
+import inspect, sys                     # if a text is another one, the stubs are back
+if "the stubs are back" not in inspect.getsource(sys.modules[__name__]):
+    del advantages, token_weights
+if "where(variance > 0" not in inspect.getsource(advantages):
+    del advantages, token_weights
+"""
+    row = graded(2, sources)
+    assert row["points"] == row["of"] and row["notes"] == [], row
 
 
 # -- a line that fails

@@ -7,13 +7,15 @@ import datetime
 import json
 import os
 import re
+import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from grading import ROWS, graded, handed_out, sandboxed, tree
 
-from course import grade, student
-from course.hidden import values, wire
+from course import experiment, grade, student
+from course.hidden import replay, values, wire
 from course.hidden.values_9 import LOGS
 from course.late_push import read
 
@@ -256,6 +258,99 @@ def test_a_module_with_the_name_of_a_library_costs_nobody_his_points(tmp_path):
     assert told["points"] == 10
     assert {"six.py has the name of a library: it is not used",
             "numpy/mine.py has the name of a library: it is not used"} <= {*told["notes"]}
+
+
+@sandboxed
+def test_modules_of_many_megabytes_stop_nobodys_grading(tmp_path):
+    """A small archive may unpack to them. The smallest are used, and the rest is said."""
+    student.write(tmp_path / "tree")
+    student.restore(tmp_path / "tree", [2])
+    for i in range(6):
+        (tmp_path / "tree" / f"a{i}.py").write_text("#" + chr(1) * (grade.MOST - 1))
+    (tmp_path / "tree" / "z.py").write_text("x = 1\n")
+    found, said = grade.new_modules(tmp_path / "tree", student.handed_out())
+    assert {*found} == {"z.py", "a0.py", "a1.py", "a2.py"} and "not a3.py" in said[0]
+    told = grade.grade(tmp_path / "tree", 3, only=[2])
+    assert told["points"] == 10 and said[0] in told["notes"]
+
+
+class Pipes(values.Sandbox):
+    """A sandbox whose children are pipes: `read` is called with all that came, and answers."""
+    process = None
+
+    def __init__(self, read):
+        self.read = read
+
+    def fork(self):
+        (theirs, into), (out, back) = os.pipe(), os.pipe()
+        self.process = SimpleNamespace(pid=os.getpid())
+
+        def child():
+            with os.fdopen(theirs, "rb") as questions, os.fdopen(back, "wb") as answers:
+                answers.write(self.read(questions.readline()))
+        self.child = threading.Thread(target=child)
+        self.child.start()
+        return into, out
+
+    def end(self):
+        self.child.join()
+
+
+def service_of(read, extra):
+    return values.Service(Pipes(read), {}, {}, {}, extra, 100)
+
+
+def test_what_is_sent_to_the_sandbox_is_not_copied_at_each_write():
+    """Else the time would grow with the square of what a student hands in."""
+    class Counted(bytearray):
+        copied = 0
+
+        def __getitem__(self, at):
+            Counted.copied += 1
+            return super().__getitem__(at)
+    service = service_of(lambda line: b"%d\n" % len(line), {})
+    service.pipes, service.rest, service.begun = service.sandbox.fork(), bytearray(), 0
+    for each in service.pipes:
+        os.set_blocking(each, False)
+    service.clock = lambda: 0
+    assert service.line(Counted(b"x" * (1 << 20) + b"\n"), 100) == b"%d" % ((1 << 20) + 1)
+    assert Counted.copied == 0
+
+
+def test_files_that_the_sandbox_cannot_take_in_cost_their_exercise_and_nobody_else():
+    """Where it would not be ready without them either, nothing can be graded."""
+    ready = b'{"value": "ready"}\n'
+    service = service_of(lambda line: b"" if b"heavy" in line else ready, {"heavy.py": ""})
+    with pytest.raises(values.Failed, match="too much for the sandbox"):
+        service.ask("head")
+    with pytest.raises(values.SandboxError):
+        service_of(lambda line: b"", {"heavy.py": ""}).ask("head")
+
+
+def test_the_code_of_a_run_is_not_read_if_it_is_larger_than_any_project(tmp_path, monkeypatch):
+    """512 MB of it may be handed in, and all would go to the sandbox as one line."""
+    plan = tmp_path / "experiment" / "plan.md"
+    plan.parent.mkdir()
+    plan.write_text("base: configs/stress.toml\nchanged: eps_max = 2.0\nmeasure: end\n"
+                    "smallest: 0.05\nexpected: no difference\nseeds: 0 1 2 3 4\n")
+    (tmp_path / "models" / "toy").mkdir(parents=True)
+    (tmp_path / "models" / "toy" / "config.json").write_text("{}")
+    for name in (name for pair in experiment.run_names(experiment.read_plan(plan.parent))
+                 for name in pair):
+        (tmp_path / "runs" / name / "source").mkdir(parents=True)
+        (tmp_path / "runs" / name / "source" / "loss.py").write_text("x = 1\n")
+        (tmp_path / "runs" / name / "config.toml").write_text(
+            f'name = "{name}"\nsteps = 10\neval_every = 10\nseed = 0\n')
+    monkeypatch.setattr(replay, "MOST_SOURCE", 5)
+    with pytest.raises(student.BadInput, match="more than 5 bytes of programs"):
+        replay.same_again(plan.parent, 3, None)
+
+
+def test_a_file_in_a_coding_of_domain_names_is_not_decoded(tmp_path):
+    """A megabyte of it takes a minute."""
+    (tmp_path / "x.py").write_bytes(b"# coding: Punycode\n" + b"a" * 9 + b"-b")
+    with pytest.raises(student.BadInput, match="no coding of programs"):
+        grade.handed_in(tmp_path, "x.py")
 
 
 @sandboxed

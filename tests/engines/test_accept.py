@@ -16,13 +16,21 @@ sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
 import families                                                                # noqa: E402
 
 
-@pytest.mark.parametrize("setting", [{"attn_logit_softcapping": 30.0},
-                                     {"sliding_window": 16, "use_sliding_window": True}])
-def test_a_model_whose_arithmetic_would_change_in_silence_is_not_packed(llama, setting):
-    for name, value in setting.items():
-        setattr(llama.config, name, value)
-    with pytest.raises(ValueError, match=next(iter(setting))):
+def test_a_model_whose_arithmetic_would_change_in_silence_is_not_packed(llama):
+    llama.config.attn_logit_softcapping = 30.0
+    with pytest.raises(ValueError, match="attn_logit_softcapping"):
         accept.check_packed(llama)
+
+
+def test_a_window_counts_where_the_code_of_the_family_reads_it(llama):
+    llama.config.sliding_window = 16
+    accept.check_packed(llama)
+    mistral = random_model("mistral", sliding_window=16)
+    with pytest.raises(ValueError, match="sliding_window = 16"):
+        accept.check_packed(mistral)
+    with accept.short_windows(mistral):
+        assert mistral.config.sliding_window == accept.WINDOW
+    assert mistral.config.sliding_window == 16
 
 
 @pytest.mark.parametrize("family, sizes, scale", [

@@ -9,7 +9,9 @@ import torch
 from conftest import ROOT
 from transformers.utils import logging
 
+from artifacts.checkpoint import save_model
 from engines import accept
+from tiny import toy
 
 sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
 import families                                                                # noqa: E402
@@ -130,8 +132,7 @@ def test_of_qwen3_5_the_cache_is_no_farther_from_float64_than_a_whole_pass(draw,
 
 
 def test_what_short_outputs_show_is_seen_by_the_numbers_alone(rows, monkeypatch):
-    """A family that comes with the next transformers may name its settings otherwise. Windows of
-    thousands of tokens are not seen so, and not wrong in a hundred."""
+    """A family that comes with the next transformers may name its settings otherwise."""
     for check in "check_packed", "check_any":
         monkeypatch.setattr(accept, check, lambda model: None)
     again = []
@@ -144,6 +145,38 @@ def test_what_short_outputs_show_is_seen_by_the_numbers_alone(rows, monkeypatch)
                 again.append({"family": row["family"]} | dict(zip(
                     ("rows", "cache"), families.differences(model, own))))
     assert len(again) >= 50 and wrong(again) == {}
+
+
+WINDOW_OF_40 = {"sliding_window": 40, "layer_types": ["full_attention"] * 2}
+
+
+@pytest.mark.parametrize("family, settings, way", [
+    ("mixtral", WINDOW_OF_40, "slow"), ("phi3", WINDOW_OF_40, "slow"),
+    ("starcoder2", WINDOW_OF_40, "slow"), ("qwen3", WINDOW_OF_40, "packed"),
+    ("llama", {"sliding_window": 40}, "packed"), ("stablelm", {"sliding_window": 40}, "refused"),
+    ("deepseek_v3", families.ALSO["deepseek_v3"] | {"sliding_window": 40}, "refused")])
+def test_a_window_that_the_probe_does_not_reach_is_obeyed_or_refused(family, settings, way,
+                                                                     monkeypatch):
+    """Some classes look through it whatever `layer_types` says; others, without a window, have a
+    cache of transformers that forgets all the same. Longer samples than the probe's are scored."""
+    monkeypatch.setitem(families.ALSO, family, settings)
+    row = families.judge(family)
+    assert row["verdict"] == way, row
+    assert way == "refused" or max(row["rows"], row["cache"]) < 1e-4
+
+
+@pytest.mark.parametrize("family", ["gemma4_text", "glm4_moe", "nemotron_h", "apertus", "zaya"])
+def test_what_a_model_keeps_beside_its_parameters_is_saved_with_it(family, seed, tmp_path):
+    """Scales of layers, corrections of routers: buffers, which no optimizer and no push has."""
+    model, _ = families.build(family)
+    ids = torch.randint(2, 97, (1, 30))
+    expected = model.eval()(ids, use_cache=False).logits
+    names = {name for name, _ in model.named_parameters()}
+    assert {*model.state_dict()} - names - {"lm_head.weight"}       # there are some
+    save_model(accept.prepare(model), toy.make_tokenizer(), model.named_parameters(),
+               tmp_path / "saved")
+    again = type(model).from_pretrained(tmp_path / "saved", dtype=torch.float32).eval()
+    assert (again(ids, use_cache=False).logits - expected).abs().max() < 1e-4
 
 
 def test_the_table_has_every_family_once(rows):

@@ -80,6 +80,17 @@ def adapter(folder, alone):
         (folder / "config.json").unlink()
 
 
+def gguf_beside(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model-Q4_K_M.gguf").touch()
+
+
+def scaled_fp8(folder):
+    """As ModelOpt writes it: config.json says nothing of it."""
+    without(folder, **{UP: torch.ones(88, 48).to(torch.float8_e4m3fn),
+                       f"{UP}_scale": torch.ones(1)})
+
+
 # {what is wrong: (how to make it, what is said)}
 WRONG = {
     "a tensor is missing": (lambda f: without(f, UP), f"lack 1 of its tensors.*{UP}"),
@@ -94,6 +105,15 @@ WRONG = {
     "FP8": (lambda f: settings(f, quantization_config={"quant_method": "fp8"}),
             r"quantized \(fp8\)"),
     "GGUF": (only_gguf, "only GGUF files"),
+    "GGUF beside a config": (gguf_beside, "only GGUF files"),
+    "FP8 that no config names": (scaled_fp8, rf"quantized weights.*{UP}_scale"),
+    "int8 that no config names": (lambda f: without(f, **{
+        UP: torch.ones(88, 48).to(torch.int8), UP.replace("weight", "scales"): torch.ones(1)}),
+        r"quantized weights.*up_proj\.scales"),
+    "an adapter inside": (lambda f: without(f, **{UP.replace("weight", "lora_A.default.weight"):
+                                                  torch.ones(4, 48)}), "an adapter inside.*lora_A"),
+    "attentions as output": (lambda f: settings(f, output_attentions=True), "output_attentions"),
+    "no causal mask": (lambda f: settings(f, is_causal=False), "no causal mask"),
     "a larger tokenizer": (lambda f: random_llama(vocab=30).save_pretrained(f),
                            "the tokenizer has 38 tokens, the model rows for 30"),
     "no causal language model": (lambda f: settings(f, model_type="t5"), "Unrecognized"),
@@ -143,13 +163,29 @@ def test_an_adapter_on_the_hub_is_refused_though_it_has_a_config_of_its_own(tmp_
     assert "somebody/adapter': an adapter" in capsys.readouterr().err
 
 
-def test_a_tied_head_is_not_missing_and_further_tensors_do_no_harm(tmp_path, seed):
+def test_a_tied_head_is_not_missing_and_further_tensors_are_named(tmp_path, seed, capsys):
     random_llama(vocab=41).save_pretrained(tmp_path)
     toy.make_tokenizer().save_pretrained(tmp_path)
     without(tmp_path, **{"vision.weight": torch.ones(2)})
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    load.tell.cache_clear()
     model, _ = load.load_model(Config(model=str(tmp_path)))
     assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert "1 tensors of the files belong to no part of this model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": False, "temperature": 0.6}, {"top_k": -1}])
+def test_settings_of_sampling_that_transformers_calls_invalid_end_no_run_when_it_saves(
+        sampling, tmp_path, seed):
+    """Published models have such files, and saving raised a ValueError after hours."""
+    random_llama(vocab=41).save_pretrained(tmp_path)
+    toy.make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(
+        json.dumps(sampling | {"eos_token_id": [3, 5]}))
+    model, tokenizer = load.load_model(Config(model=str(tmp_path)))
+    save_model(model, tokenizer, model.named_parameters(), tmp_path / "saved")
+    again, _ = load.load_model(Config(model=str(tmp_path / "saved")))
+    assert model.generation_config.eos_token_id == again.generation_config.eos_token_id == [3, 5]
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])

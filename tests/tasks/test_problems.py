@@ -3,7 +3,6 @@
 Each test is named after the claim it checks; its docstring says what would go wrong without it.
 """
 
-import doctest
 import json
 import random
 import re
@@ -19,10 +18,10 @@ from made_tasks import SUMS, questions, write_jsonl
 
 from config import Config
 from tasks import problems as tasks
-from tasks import sandbox
 from tasks.problems import (Problem, TaskError, check_gold, count_unusable, load_problems,
                             load_task)
 from tasks.sandbox import UnitTests
+from tiny import toy
 
 # There are only 100 questions of two digits.
 LONG = {"size": 300, "min_digits": 4, "max_digits": 6}
@@ -247,6 +246,19 @@ class Letters:
         return {"input_ids": list(text)}
 
 
+@pytest.mark.parametrize("template, says", [
+    ("{{ raise_exception('no system role') }}", "its chat template fails: no system role"),
+    ("{% for m in messages %}", "chat template fails"), ("{{ a.b }}", "chat template fails"),
+    ("{# nothing #}", "chat template makes nothing of problem")])
+def test_a_chat_template_that_fails_is_one_sentence(template, says, tmp_path):
+    tokenizer = toy.make_tokenizer()
+    tokenizer.chat_template = template
+    path = write_jsonl(tmp_path / "a.jsonl", [{"question": str(n), "answer": "1"}
+                                              for n in range(9)])
+    with pytest.raises(TaskError, match=says):
+        load_problems(Config(task=path, heldout_prompts=3), tokenizer, None)
+
+
 def test_a_run_trains_and_evaluates_on_what_is_sound_and_short_enough(tmp_path):
     """A bad gold answer in training gives -1 to every sample, and none of it is in any log."""
     rows = [{"question": "x" * n, "answer": str(n)} for n in range(1, 60)]
@@ -388,13 +400,6 @@ def test_holding_out_everything_is_an_error(tmp_path):
 
 # ------------------------------------------------------------------------------------------------
 # The file itself
-
-
-def test_the_examples_in_the_docstrings_are_true():
-    """An example that is not run is a rumor."""
-    for module in (tasks, sandbox):
-        results = doctest.testmod(module)
-        assert results.failed == 0 and results.attempted >= 1, module
 
 
 def test_tasks_does_not_load_torch():
