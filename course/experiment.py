@@ -37,6 +37,9 @@ from fit import LAST, LEVEL, fit_curve
 from fitting.compare import ceiling_doubt
 
 SEEDS = 5
+BASES = ("configs/stress.toml", "configs/demo.toml")
+# Columns of a step that another run cannot share by luck, and that measure no time.
+NUMBERS = ("pass_rate", "loss", "grad_norm", "entropy", "tokens/trained", "compute/flops")
 FIELDS = ("base", "changed", "measure", "smallest", "expected", "seeds")
 VERDICTS = ("higher", "lower", "no difference", "not decided")
 ARMS = {"ablation": (2, 3)}   # least and most changes of a folder's plan; else one
@@ -65,6 +68,8 @@ def read_plan(folder):
     plan = {name: value.strip() for name, value in re.findall(r"^(\w+):(.*\S)", text, re.M)}
     if missing := [name for name in FIELDS if name not in plan]:
         raise BadInput(f"{path} has no line `{missing[0]}: ...`")
+    if plan["base"] not in BASES:
+        raise BadInput(f"{path}: `base` is {' or '.join(BASES)}, and not {plan['base'][:60]}")
     least, most = ARMS.get(folder.name, (1, 1))
     try:
         changes = [*tomllib.loads(plan["changed"].replace(";", "\n")).items()]
@@ -224,10 +229,7 @@ def check_logs(runs):
 
 def base_settings(plan):
     """What the base's config says, which was handed out; the model may be another toy."""
-    path = ROOT / plan["base"]
-    if not re.fullmatch(r"configs/[\w/]+\.toml", plan["base"]) or not path.exists():
-        raise BadInput(f"`base` is a config that was handed out, and not {plan['base'][:60]}")
-    given = tomllib.loads(path.read_text())
+    given = tomllib.loads((ROOT / plan["base"]).read_text())
     return {key: value for key, value in given.items() if key not in ("name", "model")}
 
 
@@ -253,7 +255,18 @@ def check_pairs(plan, runs):
                                f"{value!r}")
     if len(sources) > 1:
         raise BadInput("the runs' source/ folders differ: all have to be of one code")
+    for arm, (key, value) in enumerate(plan["changes"], 1):
+        if all(steps_of(pair[arm]) == steps_of(pair[0]) for pair in runs):
+            raise BadInput(f"{key} = {value!r} has no effect: with it every step of every seed has "
+                           "the numbers of the base")
     return f"each pair differs in the planned setting alone ({plan['changed']})"
+
+
+def steps_of(run):
+    """NUMBERS of each step of a run."""
+    lines = log(run, "metrics.jsonl")
+    return [[lines[step].get(name) for name in NUMBERS]
+            for step in range(1, settings(run)["steps"] + 1)]
 
 
 # ------------------------------------------------------------------------------- 4. the result

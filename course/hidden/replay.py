@@ -8,7 +8,7 @@ answers; without that no part of the exercise counts.
 Another processor, or other threads, round otherwise. Then bits are not equal: with torch's kernels
 without AVX in place of those with it, a run of configs/stress.toml had other digits from step 1 on,
 by 3e-6 at most in 12 steps, and the same samples (2026-11-25, AMD EPYC). So where a bit differs,
-NEEDED columns have to agree within NEAR: in the first evaluation and the first step, before which
+the columns NUMBERS must agree within NEAR: in the first evaluation and the first step, before which
 no update could have spread a difference, and in more than half of all that was made again, because
 one sample that fell otherwise moves all that comes after it. Nobody invents such numbers.
 
@@ -23,12 +23,12 @@ import tempfile
 from pathlib import Path
 
 from course import experiment
+from course.experiment import NUMBERS
 from course.hidden.values import Failed, Wrong, clean, close, holds
 from course.student import BadInput
 
 STEPS = 10                  # where the second evaluation of configs/stress.toml is
 TIMED = re.compile("time/|throughput/|compute/.*hours|.*_s$|.*busy_share")      # columns
-NEEDED = ("pass_rate", "loss", "grad_norm", "entropy", "tokens/trained", "compute/flops")
 NEAR = 0.002                # on another processor: relative to the number, and of a pass rate
 MOST_FILE, MOST = 32 << 20, 512 << 20           # bytes of a file, and of all
 MOST_SOURCE = 8 << 20                           # of a run's source/
@@ -131,7 +131,7 @@ def compared(name, steps, pairs):
             for key, value in one.items():
                 if "pass_rate" in key or re.fullmatch("eval/.*/mean@[0-9]+", key):
                     close(f"{file}, step {step}, {key}", line[key], value, 0, NEAR)
-                elif key in NEEDED:
+                elif key in NUMBERS:
                     close(f"{file}, step {step}, {key}", line[key], value, NEAR, 1e-9)
             near += 1
         except Wrong:

@@ -1,4 +1,5 @@
-"""Exercise 9 by values: logs of other seeds, one of each three from a run that pushed late."""
+"""Exercise 9 by values: logs of other seeds, one of each three from a run that pushed late. The
+three may have different seeds and learning rates (make_late.py)."""
 from pathlib import Path
 
 from course.hidden.values import equal, parts

@@ -239,6 +239,45 @@ def test_a_shortcut_in_one_function_costs_what_it_leaves_out(number, function, b
     assert row["points"] <= 0.95 * row["of"] and any(part["why"] for part in row["parts"])
 
 
+ALL_LOGITS_KEPT = {"engines/head.py::TokenLogprobs.forward": """
+head = Head(weight, temperature, operand_dtype, head_fp32, softcap)
+large = len(targets) * head.V > 10**6
+Z = torch.empty(len(targets), head.V, dtype=torch.DTYPE if large else head.dtype)
+logprobs, entropy, log_sum = (hidden.new_empty(len(targets), dtype=head.dtype) for _ in range(3))
+for i in range(0, len(targets), chunk_tokens):
+    c = slice(i, i + chunk_tokens)
+    z = head.logits(hidden[c], out=torch.empty(len(hidden[c]), head.V, dtype=head.dtype))
+    log_sum[c] = z.logsumexp(1)
+    logprobs[c] = z.gather(1, targets[c, None])[:, 0] - log_sum[c]
+    entropy[c] = log_sum[c] - ((z - log_sum[c, None]).exp() * z).sum(1)
+    Z[c] = z
+ctx.save_for_backward(hidden, weight, targets, log_sum, Z)
+ctx.settings = temperature, chunk_tokens, operand_dtype, head_fp32, softcap
+ctx.mark_non_differentiable(entropy)
+return logprobs, entropy""", "engines/head.py::TokenLogprobs.backward": """
+hidden, weight, targets, log_sum, Z = ctx.saved_tensors
+temperature, chunk_tokens, *more = ctx.settings
+head = Head(weight, temperature, *more)
+of_hidden, of_weight = torch.zeros_like(hidden), torch.zeros_like(weight, dtype=head.dtype)
+for c in grad_logprobs.nonzero()[:, 0].split(chunk_tokens):
+    g = grad_logprobs[c, None].to(head.dtype) / temperature
+    dz = -g * (Z[c].to(head.dtype) - log_sum[c, None]).exp()
+    dz = head.operand(dz.scatter_add_(1, targets[c, None], g))
+    of_hidden[c] = head.matmul(dz, head.weight, out=torch.empty_like(hidden[c]))
+    head.add_matmul(of_weight, dz.t(), head.operand(hidden[c]))
+return of_hidden, of_weight.to(weight.dtype), *[None] * 6"""}
+
+
+@sandboxed
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_whoever_keeps_all_logits_in_fp32_fp16_or_bf16_has_no_points_for_memory(dtype):
+    """[T, V] in fp16 is half as large as in fp32. All else is right work."""
+    row = graded(1, tree({name: body.replace("DTYPE", dtype)
+                          for name, body in ALL_LOGITS_KEPT.items()}))
+    assert {part["part"] for part in row["parts"] if part["why"]} == {
+        "log-probs without a [T, V] tensor", "gradients without a [T, V] tensor"}, row["parts"]
+
+
 TRIVIAL = ["return True", "return False", "return None", "return 0", "return []", "pass",
            'raise ValueError("1 2 3")']
 

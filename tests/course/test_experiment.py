@@ -57,7 +57,7 @@ def write(tree, plan=PLAN, gains=GAINS, sd=0.004, name="experiment", higher=(0, 
                 f'eps_max = {4.0 if arm == 2 else 5.0}\n')
             (run / "versions.json").write_text(json.dumps({"git": commit_of(folder, plan)}))
             (run / "metrics.jsonl").write_text("".join(
-                json.dumps({"step": n, "pass_rate": n / STEPS + i / 1000}) + "\n"
+                json.dumps({"step": n, "pass_rate": n / STEPS + i / 1000 + arm / 9000}) + "\n"
                 for n in range(STEPS + 1)))
             (run / "evals.jsonl").write_text("".join(
                 json.dumps({"step": n * EVERY, "compute/flops": c, "eval/toy/mean@1": r}) + "\n"
@@ -239,6 +239,34 @@ def test_a_pair_differs_in_the_planned_setting_alone(tree, arm, file, old, new, 
     assert len(done) == 2 and words in why
 
 
+def test_copies_of_the_bases_runs_are_no_experiment(tree):
+    """A setting that the recipe ignores changes nothing: two lines of config.toml would do for
+    five runs. Numbers of time may differ, and so may the evaluations."""
+    for seed in (3, 1, 4, 15, 9):
+        lines = lines_of(run_of(tree, "base", seed), "metrics.jsonl")
+        (run_of(tree, "changed", seed) / "metrics.jsonl").write_text("".join(
+            json.dumps(line | {"time/step_s": 7}) + "\n" for line in lines))
+    done, why = experiment.grade(tree / "experiment")
+    assert len(done) == 2 and "loss = 'grpo' has no effect" in why, why
+
+
+def test_a_change_that_has_no_effect_in_one_seed_alone_is_an_experiment(tree):
+    """A cap that a run never reached: honest work, as long as any seed reached it."""
+    shutil.copy(run_of(tree, "base", 4) / "metrics.jsonl", run_of(tree, "changed", 4))
+    assert len(experiment.grade(tree / "experiment")[0]) == 3
+
+
+def test_an_ablation_names_the_change_that_has_no_effect(tmp_path):
+    plan = PLAN.replace('"grpo"', '"grpo"; eps_max = 4.0').replace(
+        "expected: higher", "expected: higher; no difference")
+    folder = write(tmp_path, plan, name="ablation", higher=(0, 1, 0)) / "ablation"
+    for seed in (3, 1, 4, 15, 9):
+        shutil.copy(run_of(tmp_path, "base", seed) / "metrics.jsonl",
+                    run_of(tmp_path, "changed2", seed))
+    done, why = experiment.grade(folder)
+    assert len(done) == 2 and "eps_max = 4.0 has no effect" in why, why
+
+
 def test_the_conclusion_says_the_interval_and_the_verdict_that_it_allows(tree):
     low, high = interval(tree)
     assert "conclusion.md is missing" in experiment.grade(tree / "experiment")[1]
@@ -278,6 +306,8 @@ def test_of_ceilings_fit_py_has_the_word(tmp_path):
 
 @pytest.mark.parametrize("old, new, words", [
     ("measure: end\n", "", "has no line `measure: ...`"),
+    ("stress.toml", "loo/grpo_loss.toml", "`base` is configs/stress.toml or configs/demo.toml"),
+    ("configs/stress.toml", "/etc/passwd", "`base` is configs/stress.toml or configs/demo.toml"),
     ('loss = "grpo"', "loss is grpo", "`changed` is one setting as in TOML"),
     ('loss = "grpo"', 'loss = "grpo", lr = 1', "`changed` is one setting as in TOML"),
     ("3 1 4 15 9", "3 1 4 15", "5 different seeds"), ("3 1 4 15 9", "3 1 4 3 9", "5 different"),
@@ -343,7 +373,7 @@ def with_model(tree):
     for run in (tree / "runs").iterdir():
         replaced(run / "config.toml", "lr = ", 'model = "models/toy"\nlr = ')
         (run / "metrics.jsonl").write_text("".join(
-            json.dumps({**line, **{name: 0.1 + line["step"] * 0.01 for name in replay.NEEDED
+            json.dumps({**line, **{name: 0.1 + line["step"] * 0.01 for name in experiment.NUMBERS
                                    if name != "pass_rate"}, "time/step_s": 3}) + "\n"
             for line in lines_of(run, "metrics.jsonl")))
 

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from grading import ROWS, graded, handed_out, sandboxed, tree
 
-from course import grade, student
-from course.hidden import values, wire
+from course import experiment, grade, student
+from course.hidden import replay, values, wire
+from course.hidden.values_9 import LOGS
+from course.late_push import read
 
 HEAD = ["engines/head.py::TokenLogprobs.forward", "engines/head.py::TokenLogprobs.backward"]
 LOSSES = ["loss.py::_capped", "loss.py::_sequence_log_ratio", "loss.py::_clipped"]
@@ -161,7 +163,15 @@ return Replicates(search.law, np.tile(theta, (bootstrap, 1)), R * 0, np.zeros(bo
     "nan is not unequal": (7, dict.fromkeys(ALL[7], "return np.float64('nan')"), "", {}),
     "always the first run": (9, {ALL[9][0]: "return 0"}, "", {}),
     "the largest mismatch": (9, {ALL[9][0]: """
-return max(range(3), key=lambda i: sum(x.get("mismatch/kl_k3", 0) for x in logs[i]))"""}, "", {}),
+return max(range(3), key=lambda i: sum(x.get("mismatch/kl_k3/lag_0", 0) for x in logs[i]))"""},
+                             "", {}),
+    "the largest mismatch of the last step": (9, {ALL[9][0]: """
+return max(range(3), key=lambda i: logs[i][-1].get("mismatch/mean_abs_dlogp/lag_0", 0))"""},
+                                              "", {}),
+    "a mismatch above a threshold": (9, {ALL[9][0]: """
+apart = "mismatch/mean_abs_dlogp/lag_0"
+return next((i for i in range(3) if max(x.get(apart, 0) for x in logs[i]) > 0.006), 0)"""},
+                                     "", {}),
     "the course's constant": (10, {ALL[10][0]: "return 0.85"}, "", {}),
     "the last value": (10, {ALL[10][0]: "return float(R[-1])"}, "", {}),
     "the file of answers": (10, {ALL[10][0]: f"""
@@ -317,6 +327,25 @@ def test_files_that_the_sandbox_cannot_take_in_cost_their_exercise_and_nobody_el
         service_of(lambda line: b"", {"heavy.py": ""}).ask("head")
 
 
+def test_the_code_of_a_run_is_not_read_if_it_is_larger_than_any_project(tmp_path, monkeypatch):
+    """512 MB of it may be handed in, and all would go to the sandbox as one line."""
+    plan = tmp_path / "experiment" / "plan.md"
+    plan.parent.mkdir()
+    plan.write_text("base: configs/stress.toml\nchanged: eps_max = 2.0\nmeasure: end\n"
+                    "smallest: 0.05\nexpected: no difference\nseeds: 0 1 2 3 4\n")
+    (tmp_path / "models" / "toy").mkdir(parents=True)
+    (tmp_path / "models" / "toy" / "config.json").write_text("{}")
+    for name in (name for pair in experiment.run_names(experiment.read_plan(plan.parent))
+                 for name in pair):
+        (tmp_path / "runs" / name / "source").mkdir(parents=True)
+        (tmp_path / "runs" / name / "source" / "loss.py").write_text("x = 1\n")
+        (tmp_path / "runs" / name / "config.toml").write_text(
+            f'name = "{name}"\nsteps = 10\neval_every = 10\nseed = 0\n')
+    monkeypatch.setattr(replay, "MOST_SOURCE", 5)
+    with pytest.raises(student.BadInput, match="more than 5 bytes of programs"):
+        replay.same_again(plan.parent, 3, None)
+
+
 def test_a_file_in_a_coding_of_domain_names_is_not_decoded(tmp_path):
     """A megabyte of it takes a minute."""
     (tmp_path / "x.py").write_bytes(b"# coding: Punycode\n" + b"a" * 9 + b"-b")
@@ -333,6 +362,27 @@ def test_a_file_that_breaks_the_parser_costs_its_own_exercises_alone(tmp_path, t
     (tmp_path / "tree" / "fit.py").write_text(text + "\n")
     told = grade.grade(tmp_path / "tree", 3, only=[2, 7])
     assert [row["points"] for row in told["exercises"]] == [10, 0]
+
+
+NUMBERS = {"the last": lambda v: v[-1], "the largest": max, "the smallest": min,
+           "the mean": np.mean, "the median": np.median, "the sum": sum}
+
+
+def test_no_single_number_says_which_run_pushed_late():
+    """Of each column some late run has less than a punctual one, and some late run more. So a draw
+    of exercise 9 may have both, and neither the largest number, nor the smallest, nor a threshold
+    names the late one. It takes two columns."""
+    logs = {path.stem: read(path) for path in sorted(LOGS.glob("*.jsonl"))}
+    late = [name for name in logs if name.startswith("late")]
+    columns = {name for log in logs.values() for line in log for name in line}
+    assert "mismatch/mean_abs_dlogp/lag_0" in columns and len(late) == len(logs) / 4
+    for column in columns:
+        for what, number in NUMBERS.items():
+            found = {name: number([line[column] for line in log if column in line] or [0])
+                     for name, log in logs.items()}
+            mine = [found.pop(name) for name in late]
+            assert min(mine) <= max(found.values()), (what, column)
+            assert max(mine) >= min(found.values()), (what, column)
 
 
 def test_every_exercise_with_functions_is_cheated_on():
