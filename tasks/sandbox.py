@@ -74,7 +74,8 @@ def read_tests(value, metadata=None):
     pairs = sorted(pairs, key=lambda pair: -len(json.dumps(pair[0])))[:MOST_TESTS]
     if not pairs or not all(isinstance(i, list) if name else {type(i), type(o)} == {str}
                             for i, o in pairs):
-        raise ValueError("needs texts as inputs and outputs, or fn_name and lists of its arguments")
+        raise ValueError("unit tests must have texts as inputs and outputs, or the name of a "
+                         "function and lists of its arguments")
     return UnitTests([i for i, _ in pairs], [o for _, o in pairs], name)
 
 
