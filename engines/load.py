@@ -24,8 +24,8 @@ from sampler import Interruption
 # (measured on tiny random ones: docs/models.md).
 WRONG_ON_VLLM = {"gpt_oss", "mixtral", "qwen3_next"}
 # Tensors beside the weights in files that no config calls quantized, or of an adapter.
-NOT_WHOLE = re.compile(r"weight_scale|input_scale|[._]scales?$|[._]q(weight|zeros)$|zero_point$|"
-                       r"absmax$|lora_[AB]")
+NOT_WHOLE = re.compile(r"weight_scale|input_scale|scale_inv$|[.]scales$|[.]q(weight|zeros)$|"
+                       r"zero_point$|absmax$|[.]SCB$|(?i:lora_|lokr_|hada_|ia3_)")
 
 
 @contextlib.contextmanager
@@ -45,12 +45,14 @@ def read_model(what, config, **options):
     on_hub = name.count("/") == 1 and not name.startswith("models/") and not gguf
     # transformers would take the base model, or what lies beside the adapter.
     with refused(f"{about}cannot be read: ", Exception):
-        adapter = (on_hub or Path(name).is_dir()) and find_adapter_config_file(name)
+        adapter = (on_hub or Path(name).is_dir()) and find_adapter_config_file(name) \
+            or any(Path(name).glob("adapter*.safetensors"))
     if adapter:
-        raise ConfigError(f"{about}an adapter (adapter_config.json): merge it into its base model "
-                          "(peft's merge_and_unload), save that, and give its folder")
-    if not on_hub and (gguf and not any(Path(name).glob("*.safetensors"))
-                       or not Path(name, "config.json").exists()):
+        raise ConfigError(f"{about}an adapter (adapter_config.json, adapter*.safetensors): merge "
+                          "it into its base model (peft's merge_and_unload), save that, and give "
+                          "its folder")
+    files = [*Path(name).glob("*.safetensors"), *Path(name).glob("*.bin")]
+    if not on_hub and (gguf and not files or not Path(name, "config.json").exists()):
         raise ConfigError(about + (
             "only GGUF files: give the folder that they were made from, with config.json and "
             "safetensors of 16 or 32 bits" if gguf else
@@ -87,8 +89,9 @@ def load_model(config, shapes_only=False):
     try:
         ids.validate(strict=True)
     except ValueError:                  # transformers would not save it
-        model.generation_config = GenerationConfig(**{
-            name: getattr(ids, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")})
+        model.generation_config = GenerationConfig(**{      # old ones have a pad token of -1
+            name: getattr(ids, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+            if getattr(ids, name) != -1})
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "

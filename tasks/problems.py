@@ -16,7 +16,6 @@ import warnings
 from dataclasses import dataclass
 from itertools import groupby
 
-from jinja2.exceptions import TemplateError
 from tqdm import tqdm
 
 from config import Config
@@ -155,12 +154,17 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
         messages = [{"role": "system", "content": instruction},
                     {"role": "user", "content": problem.question}]  # fmt: skip
         shown = ""  # some templates raise on a system message, some drop it without a word
-        with contextlib.suppress(TemplateError):
+        with contextlib.suppress(Exception):
             shown = instruction and tokenizer.apply_chat_template(messages, tokenize=False)
         if not instruction or instruction.strip() not in shown:
             messages = [{"role": "user", "content": prefixed}]
-        ids = list(tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False, **(template_options or {})))
+        try:  # other people's programs: errors of any class
+            ids = list(tokenizer.apply_chat_template(messages, add_generation_prompt=True,
+                                                     return_dict=False, **template_options or {}))
+        except Exception as error:
+            raise TaskError(f"the model's chat template fails: {error!r:.200}") from None
+        if not ids:
+            raise TaskError("the model's chat template makes nothing of a problem")
     if think_open and not tokenizer.decode(ids).rstrip().endswith(think_open.strip()):
         ids += tokenizer(think_open, add_special_tokens=False)["input_ids"]
     return ids
@@ -213,12 +217,8 @@ def load_problems(config, tokenizer, verifier, kept=None):
         train, heldout, extra = ({p.id: p for p in part if p.id in prompts} for part in parts)
         if not train or not heldout:
             raise TaskError(f"no {'held-out' if train else 'training'} problem is left of {counts}")
-        if empty := [i for i, ids in prompts.items() if not ids]:
-            raise TaskError(f"the model's chat template makes nothing of problem {empty[0]}")
     except (TaskError, SandboxError) as error:
         raise TaskError(f"task = {config.task!r}: {error}") from None
-    except TemplateError as error:
-        raise TaskError(f"model = {config.model!r}: its chat template fails: {error}") from None
     counts |= {"train": len(train), "heldout": len(heldout | extra)}
     return Problems(train, heldout | extra, {p.task for p in heldout.values()}, prompts,
                     {f"problems/{what}": count for what, count in counts.items()})

@@ -112,6 +112,13 @@ WRONG = {
         r"quantized weights.*up_proj\.scales"),
     "an adapter inside": (lambda f: without(f, **{UP.replace("weight", "lora_A.default.weight"):
                                                   torch.ones(4, 48)}), "an adapter inside.*lora_A"),
+    "another kind inside": (lambda f: without(f, **{UP.replace("weight", "hada_w1_a"):
+                                                    torch.ones(4, 48)}), "an adapter inside.*hada"),
+    "adapter weights alone": (lambda f: (f / "adapter_model.safetensors").touch(),
+                              "an adapter.*merge it"),
+    "int8 of bitsandbytes": (lambda f: without(f, **{
+        UP: torch.ones(88, 48).to(torch.int8), UP.replace("weight", "SCB"): torch.ones(88)}),
+        r"quantized weights.*up_proj\.SCB"),
     "attentions as output": (lambda f: settings(f, output_attentions=True), "output_attentions"),
     "no causal mask": (lambda f: settings(f, is_causal=False), "no causal mask"),
     "a larger tokenizer": (lambda f: random_llama(vocab=30).save_pretrained(f),
@@ -149,6 +156,17 @@ def test_a_folder_that_would_train_another_model_than_it_names_is_refused_in_a_s
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_gguf_file_beside_whole_weights_does_no_harm(tmp_path, seed):
+    model = random_llama(vocab=41)
+    model.save_pretrained(tmp_path)
+    toy.make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    (tmp_path / "model-Q4_K_M.gguf").touch()
+    again, _ = load.load_model(Config(model=str(tmp_path)))
+    assert torch.equal(again.model.norm.weight, model.model.norm.weight)
+
+
 def test_a_gguf_file_is_refused_as_a_folder_of_them_is(tmp_path, capsys):
     (tmp_path / "model-Q4_K_M.gguf").touch()
     assert main([*arguments(tmp_path / "model-Q4_K_M.gguf", gpus=0), "--dry-run"]) == 2
@@ -174,7 +192,8 @@ def test_a_tied_head_is_not_missing_and_further_tensors_are_named(tmp_path, seed
     assert "1 tensors of the files belong to no part of this model" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("sampling", [{"do_sample": False, "temperature": 0.6}, {"top_k": -1}])
+@pytest.mark.parametrize("sampling", [{"do_sample": False, "temperature": 0.6}, {"top_k": -1},
+                                      {"pad_token_id": -1}])
 def test_settings_of_sampling_that_transformers_calls_invalid_end_no_run_when_it_saves(
         sampling, tmp_path, seed):
     """Published models have such files, and saving raised a ValueError after hours."""
