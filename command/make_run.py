@@ -27,7 +27,6 @@ def make_run(config, trainer, folder):
     folder: its `RunFolder`."""
     tags = (config.think_open.strip() or "<think>", config.think_close)
     verifier = Verifier(think_tags=tags)
-    folder.path.mkdir(parents=True, exist_ok=True)
     problems = load_problems(config, trainer.tokenizer, verifier, folder.path / "gold.jsonl")
     sampler, eval_sampler = make_samplers(config, trainer, problems.prompt_tokens)
     if config.engine == "vllm":

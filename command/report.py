@@ -22,7 +22,8 @@ CHARTS = {                      # question -> columns of the log
     "completions/interrupted_frac",
     "How stale are its samples?": "lag/mean lag/max off_policy/in_flight",
     "Is it stable?": "ess ratio/mean ratio/min ratio/max ratio/clipped_frac mismatch/kl_k3/lag_0 "
-    "mismatch/fp32_head/mean_abs_dlogp entropy grad_norm lr tokens/trained",
+    "mismatch/fp32_head/mean_abs_dlogp entropy grad_norm lr tokens/trained verifier/error_frac "
+    "verifier/bad_reward_frac",
     "What does it cost?": "time/step_s time/generate_s time/train_s time/verify_s time/eval_s "
     "throughput/generated_tok_s verifier/timeout_frac"}
 
@@ -129,7 +130,8 @@ def chart(title, points):
             markersize=2)
     ax.set_title(title, fontsize=10, loc="left")
     ax.locator_params(nbins=4)
-    ax.ticklabel_format(useOffset=False, style="plain")     # no sum or factor beside the axis
+    ax.yaxis.set_major_formatter(lambda value, _: f"{value:.12g}")   # no sum or factor beside it
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     return figure
 
 

@@ -35,7 +35,7 @@ def run_file(path):
 @functools.cache
 def problems_of(path):
     """(function's name, [(question, packed problem for `judge`)]) of a file. Raises TaskError."""
-    name, path = path, str(Path(path).resolve())  # a worker is started in another folder
+    name, path = path, str(Path(path).resolve())  # one path for one file
     try:
         offered = run_file(path)
         problems = offered.get("problems")

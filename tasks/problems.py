@@ -131,7 +131,8 @@ def check_gold(problems, verifier=None, kept=None):
         if name not in known:
             known[name] = verifier.score(part).reasons if verifier else [
                 verify(*item)[1] for item in part]
-            if kept:
+            if kept and len(items) > 500:  # fewer take seconds, and a refused run leaves nothing
+                kept.parent.mkdir(parents=True, exist_ok=True)
                 with open(kept, "a") as file:
                     file.write("\n" + json.dumps({name: known[name]}) + "\n")
         reasons += known[name]

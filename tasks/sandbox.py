@@ -200,7 +200,8 @@ def failure(walls):
         code, output, complaint = run_program("print('ready')", None, "", Limits(), walls)
     except (OSError, SandboxError) as error:
         return str(error)
-    return None if output == "ready\n" else f"ended with {code}: {complaint}"
+    why = complaint.strip().rpartition("\n")[2]  # of a traceback the last line
+    return None if output == "ready\n" else f"ended with {code}: {why}"
 
 
 # The interpreter's files, which a program may read.

@@ -222,10 +222,11 @@ class Verifier(contextlib.AbstractContextManager):
             ours, theirs = socket.socketpair()
             with theirs:
                 # In a session of its own: Ctrl-C in a terminal is for the trainer.
+                # In the trainer's folder, as own rewards name files; -P: no module there is ours.
                 worker = subprocess.Popen(
-                    [sys.executable, "-c", "from tasks.verifier import serve; serve()"],
-                    cwd=Path(__file__).parents[1].resolve(), start_new_session=True,
-                    stdin=theirs, stdout=theirs)
+                    [sys.executable, "-P", "-c", "from tasks.verifier import serve; serve()"],
+                    env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1].resolve())},
+                    start_new_session=True, stdin=theirs, stdout=theirs)
             worker.stdout = ours  # as for a pipe, `with worker` closes it
         try:
             worker.stdout.settimeout(patience_s)
@@ -245,7 +246,12 @@ class Verifier(contextlib.AbstractContextManager):
                 os.killpg(worker.pid, signal.SIGKILL)  # it is the first, with all its children
         if (status := worker.wait()) < 0 and status != -signal.SIGALRM:
             raise failure
-        return "timeout" if status < 0 else "error"
+        reason = "timeout" if status < 0 else "error"
+        if job[0] in own_reward.FUNCTIONS:
+            own_reward.tell(ast.literal_eval(job[1])[0], reason,
+                            f"no end within {self.deadline_s:g} s" if status < 0 else
+                            f"it has ended its process, with status {status}")
+        return reason
 
 
 def serve():

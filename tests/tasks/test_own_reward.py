@@ -185,6 +185,28 @@ def test_trls_reward_function_is_called_as_trl_calls_it(file, seed):
     assert reasons(problems, ["a"])[0] == ["error"]
 
 
+def test_what_never_ends_or_ends_its_process_is_told_once_by_the_trainer(file, capfd):
+    """Each late answer costs its deadline: without a word a run would only be slow."""
+    path, problems = file("import os, time\n" + PROBLEM + "def reward(problem, text):\n"
+                          "    time.sleep(60) if text[0] == 'l' else os._exit(3)\n")
+    assert reasons(problems, ["late 1", "ends 1", "late 2", "ends 2"], deadline_s=0.5)[0] == [
+        "timeout", "error"] * 2
+    said = capfd.readouterr().err
+    assert said.count(f"{path}: counted as an error, and told once: no end within 0.5 s") == 1
+    assert said.count("it has ended its process, with status 3") == 1
+
+
+def test_a_file_finds_what_lies_in_the_folder_of_the_run(file, tmp_path, monkeypatch):
+    """At its top level, which workers run as well; a folder named as ours there is nothing to us."""
+    (tmp_path / "words.txt").write_text("right")
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "__init__.py").write_text("raise SystemExit('not ours')")
+    monkeypatch.chdir(tmp_path)
+    _, problems = file("word = open('words.txt').read()\n" + PROBLEM
+                       + "def reward(problem, text):\n    return text == word\n")
+    assert reasons(problems, ["right", "wrong"])[0] == ["correct", "wrong"]
+
+
 def test_a_file_is_a_part_of_a_mix_and_can_be_evaluated(file, tmp_path):
     (tmp_path / "helper_of_mine.py").write_text("def right(text): return text == 'yes'\n")
     text = ("import dataclasses, helper_of_mine\n@dataclasses.dataclass\nclass One: n: int\n"
