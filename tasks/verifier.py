@@ -223,9 +223,10 @@ class Verifier(contextlib.AbstractContextManager):
             with theirs:
                 # In a session of its own: Ctrl-C in a terminal is for the trainer.
                 # In the trainer's folder, as own rewards name files; -P: no module there is ours.
+                places = str(Path(__file__).parents[1].resolve()), os.environ.get("PYTHONPATH")
                 worker = subprocess.Popen(
                     [sys.executable, "-P", "-c", "from tasks.verifier import serve; serve()"],
-                    env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1].resolve())},
+                    env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))},
                     start_new_session=True, stdin=theirs, stdout=theirs)
             worker.stdout = ours  # as for a pipe, `with worker` closes it
         try:

@@ -197,7 +197,8 @@ def test_what_never_ends_or_ends_its_process_is_told_once_by_the_trainer(file, c
 
 
 def test_a_file_finds_what_lies_in_the_folder_of_the_run(file, tmp_path, monkeypatch):
-    """At its top level, which workers run as well; a folder named as ours there is nothing to us."""
+    """At its top level, which workers run as well; a folder there that is named as ours does no
+    harm."""
     (tmp_path / "words.txt").write_text("right")
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "__init__.py").write_text("raise SystemExit('not ours')")
