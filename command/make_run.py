@@ -45,10 +45,11 @@ def make_samplers(config, trainer, prompt_tokens):
     positions = prompt_tokens + output
     eos = trainer.model.generation_config.eos_token_id
     eos = trainer.tokenizer.eos_token_id if eos is None else eos
-    if eos is None:
-        raise ConfigError(f"model = {config.model!r}: names no end-of-sequence token")
-    shared = dict(prompt_tokens=prompt_tokens, temperature=config.temperature,
-                  eos_ids=set(eos if isinstance(eos, list) else [eos]))
+    ends = eos if isinstance(eos, list) else [eos]
+    if not ends or not all(isinstance(end, int) for end in ends):
+        raise ConfigError(f"model = {config.model!r}: names no end-of-sequence token by its number "
+                          f"({eos!r})")
+    shared = dict(prompt_tokens=prompt_tokens, temperature=config.temperature, eos_ids=set(ends))
     if config.vllm_url:
         return server_samplers(config, trainer, rule, positions, shared)
     slots, left = config.slots, math.inf

@@ -56,6 +56,7 @@ def check_any(model):
             # Full passes alone would cut the time steps of Mamba layers: decoding never does.
             "time_step_limit": time_steps if time_steps != (0, math.inf) else "",
             "no num_attention_heads": not hasattr(config, "num_attention_heads"),
+            "no layers": getattr(config, "num_hidden_layers", None) == 0,
             "a head with a bias": getattr(head, "bias", None) is not None,
             "no causal mask": getattr(config, "is_causal", True) is False,
             "use_bidirectional_attention":

@@ -14,7 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModelForImageTextToText, MixtralCon
 from artifacts.checkpoint import save_model
 from command import make_run as making
 from command.main import main
-from config import Config
+from config import Config, ConfigError
 from engines import load
 from tiny import toy
 
@@ -52,6 +52,17 @@ def test_every_end_token_of_the_model_ends_a_sample(named, ends, llama):
                               device="cpu", dtype=torch.float32)
     for sampler in making.make_samplers(config, trainer, 13):
         assert sampler.eos_ids == ends and set(sampler.ends.tolist()) == ends
+
+
+@pytest.mark.parametrize("named", ["</s>", [], [3, "</s>"], None])
+def test_a_model_whose_end_has_no_number_is_refused(named, llama):
+    llama.generation_config.eos_token_id = named
+    trainer = SimpleNamespace(model=llama, tokenizer=SimpleNamespace(eos_token_id=None),
+                              device="cpu", dtype=torch.float32)
+    config = Config(model="m", engine="transformers", think_min=3, think_max=5, answer_tokens=2,
+                    interrupt_phrase="", slots=16, eval_samples=4)
+    with pytest.raises(ConfigError, match="no end-of-sequence token by its number"):
+        making.make_samplers(config, trainer, 13)
 
 
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -120,6 +131,7 @@ WRONG = {
         UP: torch.ones(88, 48).to(torch.int8), UP.replace("weight", "SCB"): torch.ones(88)}),
         r"quantized weights.*up_proj\.SCB"),
     "attentions as output": (lambda f: settings(f, output_attentions=True), "output_attentions"),
+    "no layers": (lambda f: settings(f, num_hidden_layers=0), "no layers"),
     "no causal mask": (lambda f: settings(f, is_causal=False), "no causal mask"),
     "a larger tokenizer": (lambda f: random_llama(vocab=30).save_pretrained(f),
                            "the tokenizer has 38 tokens, the model rows for 30"),
