@@ -225,8 +225,9 @@ def test_a_disk_that_is_full_leaves_what_was_there_and_nothing_else(tmp_path):
     save(tmp_path / "step_1", model, optimizer, state={"step": 1})
     with disk_with_room_for(600):
         error, = save(tmp_path / "step_2", model, optimizer, state={"step": 2})
-        pretend = SimpleNamespace(save_pretrained=lambda path, **_: (
-            path / "model.safetensors").write_bytes(bytes(1000)))
+        pretend = SimpleNamespace(
+            state_dict=dict, named_buffers=list, save_pretrained=lambda path, **_: (
+                path / "model.safetensors").write_bytes(bytes(1000)))
         (tmp_path / "best").mkdir()
         with pytest.raises(OSError, match="best could not be written: .*File too large"):
             checkpoint.save_model(pretend, pretend, [], tmp_path / "best")
@@ -250,7 +251,8 @@ def test_killed_at_any_point_of_a_replacement_one_of_the_two_is_there_whole(what
         if what == "checkpoint":
             checkpoint.save(folder, *trained(0), Team(), state=number)
         else:
-            pretend = SimpleNamespace(save_pretrained=pretrained)
+            pretend = SimpleNamespace(state_dict=dict, named_buffers=list,
+                                      save_pretrained=pretrained)
             checkpoint.save_model(pretend, pretend, [], folder)
     found = []
     for moment in itertools.count():
