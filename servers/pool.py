@@ -131,10 +131,11 @@ class ServerPool:
 
     def close(self):
         async def end():
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # Until all have heard: aiohttp 3.14 loses a cancel that comes with a timeout of its own.
+            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks, timeout=0.1)
             for server in self.servers:
                 server.disconnect()
             await self.session.close()

@@ -10,6 +10,7 @@ import re
 import resource
 import sys
 import threading
+import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -521,6 +522,24 @@ def test_a_server_that_is_silent_while_all_start_is_left_to_start(fake, connect,
     with pytest.raises(ServerError, match="no answer for 1 s"):
         connect(slow.url, logs=tmp_path, deadline_s=1)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_pool_is_closed_though_a_servers_deadline_comes_at_the_same_moment(
+        fake, connect, monkeypatch):
+    """The loop is held until both are due. aiohttp takes the two for one, a timeout: the server was
+    asked again, and `close` waited for ever; the gate stood still here twice."""
+    slow = fake(whole)
+    slow.hung.add("/server_info")
+    monkeypatch.setattr(ServerPool, "check", lambda self: [])
+    pool = connect(slow.url, deadline_s=1).pool
+    until(lambda: slow.tries["/server_info"], what="the question")
+    held = threading.Event()
+    pool.loop.call_soon_threadsafe(lambda: (held.set(), time.sleep(1.5)))
+    held.wait()
+    closing = threading.Thread(target=pool.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive() and not pool.loop.is_running()
 
 
 @pytest.fixture
