@@ -132,9 +132,10 @@ slides: $(VENV)/base
 mutants: $(VENV)/test
 	$(PY) -m course.mutants
 
-# Three processes: tests of servers mostly wait.
+# Three processes: tests of servers mostly wait. One that a test ends ends the suite: a test without
+# an end would otherwise be begun again eight times (pyproject.toml has the limit).
 test: $(VENV)/test $(VENV)/vllm
-	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # All styles of right solutions, all cheats, a replayed run of the toy: `make test` takes some of
 # the first two, others each day.

@@ -131,7 +131,7 @@ class ServerPool:
 
     def close(self):
         async def end():
-            # Until all have heard: aiohttp 3.14 loses a cancel that comes with a timeout of its own.
+            # Until all have heard: aiohttp 3.14 loses a cancel that meets its own timeout.
             while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
                 for task in tasks:
                     task.cancel()
