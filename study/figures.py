@@ -101,6 +101,13 @@ def verdict(d, low, high, bound=SAME_A, visible=np.inf):
     return "underpowered" if (high - low) / 2 > visible else "not decided"
 
 
+def of_finished_bases(planned, ended):
+    """The jobs {name: job} of the bases whose runs have all ended: by the plan of the second round
+    nothing else is told."""
+    unfinished = {job.base for name, job in planned.items() if name not in ended}
+    return {name: job for name, job in planned.items() if job.base not in unfinished}
+
+
 def compared(names, jobs, rows):
     """{(base, variant): {"end", "A", "log B", "log C_mid": (d, low, high, pairs)}} of the named
     runs, against the baseline of the same base, toy and seed. jobs, rows: {name of a run: ...}, of
@@ -334,9 +341,8 @@ def results():
     everything = {name: job for jobs in found.values() for name, job in jobs.items()}
     tables, plots, other_curves = {}, {}, {}
     for stem, jobs in found.items():
-        if len(jobs) < len(planned[stem]) / 2:              # by the plan: of finished bases alone
-            open_bases = {job.base for job in planned[stem] if job.name not in ended}
-            jobs = {name: job for name, job in jobs.items() if job.base not in open_bases}
+        if stem in SECOND_ROUND:
+            jobs = of_finished_bases({job.name: job for job in planned[stem]}, ended)
         if stem == "9_two_tasks":
             tables[stem], other_curves = tasks_of(
                 {name: job for name, job in jobs.items() if not rows[name]["failed"]})

@@ -1,7 +1,7 @@
 """logs.py: what is kept of runs, in three tables of a folder; and how a run ended.
 
     evals.csv     a row an evaluation: run, step, compute, pass rate of each task, lengths
-    steps.csv     a row a step: run, step and the columns of STEPS
+    steps.csv     a row a step: run (in its first row alone), step and the columns of STEPS
     failed.csv    a row for each run that failed: run, why
 """
 import csv
@@ -19,12 +19,13 @@ EVALS = re.compile(r"step|compute/(flops|tokens)|eval/.*/mean@\d+|"
 
 def read(path):
     """{run: [{column: number}]} of a table; {} if there is none."""
-    runs = {}
+    runs, name = {}, ""
     if Path(path).exists():
         with open(path, newline="") as file:
             for row in csv.DictReader(file):
-                runs.setdefault(row.pop("run"), []).append(
-                    {name: float(cell) for name, cell in row.items() if cell})
+                name = row.pop("run") or name
+                runs.setdefault(name, []).append(
+                    {column: float(cell) for column, cell in row.items() if cell})
     return runs
 
 
@@ -51,11 +52,13 @@ def write(path, rows):
     aside.rename(path)
 
 
-def add(path, run, rows):
-    """Put the rows of a run into a table, in the place of those that it had there."""
+def add(path, run, rows, once=False):
+    """Put the rows of a run into a table, in the place of those that it had there. once: the name
+    stands in the first row alone; a table of steps is half as large."""
     runs = read(path) | {run: rows}
-    write(path, [{"run": name} | {column: short(value) for column, value in row.items()}
-                 for name, lines in runs.items() for row in lines])
+    write(path, [{"run": "" if once and i else name}
+                 | {column: short(value) for column, value in row.items()}
+                 for name, lines in runs.items() for i, row in enumerate(lines)])
 
 
 def short(value):
@@ -70,7 +73,8 @@ def keep(run, folder, name, digits=17):
                     for log in ("metrics", "evals"))
     add(folder / "steps.csv", name, [
         {"step": step["step"]} | {column: float(f"{step[column]:.{digits}g}") for column in STEPS
-                                  if column in step} for step in steps if "pass_rate" in step])
+                                  if column in step} for step in steps if "pass_rate" in step],
+        once=True)
     add(folder / "evals.csv", name, [            # last: with it the run counts as kept
         {column: value for column, value in row.items() if EVALS.fullmatch(column)}
         for row in evals])

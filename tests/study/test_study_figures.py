@@ -88,6 +88,14 @@ def test_each_of_two_tasks_has_its_own_curve(tmp_path, monkeypatch):
         np.testing.assert_allclose(curves[f"two tasks: {task}"][0][1], R[task])
 
 
+def test_of_a_base_of_the_second_round_that_is_not_finished_nothing_is_told():
+    jobs = jobs_of(["calm", "stress"], ["scalerl", "grpo"], [13, 14, 15])
+    assert figures.of_finished_bases(jobs, {*jobs}) == jobs
+    missing = "calm-grpo-toy15-seed22"
+    told = figures.of_finished_bases(jobs, {*jobs} - {missing})
+    assert told == jobs_of(["stress"], ["scalerl", "grpo"], [13, 14, 15])
+
+
 def test_tables_go_between_their_marks_and_nothing_else_changes():
     page = "a\n<!-- x -->\nold\n<!-- end -->\nb\n<!-- y -->\n<!-- end -->\n"
     assert figures.filled(page, {"x": "new"}) == page.replace("old", "new")

@@ -181,3 +181,12 @@ def test_one_name_with_two_settings_is_refused(place):
     (place / "two.toml").write_text(EXPERIMENT.replace("1e-3", "1e-4"))
     with pytest.raises(ConfigError, match="two settings"):
         study.experiments(["one.toml", "two.toml"])
+
+
+def test_a_table_that_names_each_run_once_is_read_as_one_that_repeats_it(tmp_path):
+    tables = {once: tmp_path / f"{once}.csv" for once in (True, False)}
+    for once, path in tables.items():
+        for run, n in (("a", 3), ("b", 2), ("a", 4)):
+            study.logs.add(path, run, [{"step": i, "ess": 0.5 + i} for i in range(n)], once=once)
+    assert study.logs.read(tables[True]) == study.logs.read(tables[False])
+    assert tables[True].read_text().count("a,") == 1 and len(study.logs.read(tables[True])["a"]) == 4
