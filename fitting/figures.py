@@ -71,7 +71,7 @@ def plot_run(curve, fit, early=None):
     top.set(ylim=(floor - 0.1 * height, roof + 0.08 * height), ylabel=curve.y, xscale="log")
     low.set(xlabel=f"{curve.x}, log scale", ylabel="residual")
     log_axis(low.xaxis)
-    top.legend(loc="lower right", fontsize=8.5, frameon=False)
+    fig.legend(loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)   # hides nothing
     numbers = ", ".join(f"{name} {with_interval(shown, name)}" for name in FORMS)
     fig.suptitle(f"{curve.label}{', first part' if early else ''}\n{numbers}", fontsize=10.5)
     return fig

@@ -38,6 +38,24 @@ def test_hollow_points_are_the_ones_left_out():
     assert full.get_fillstyle() == "full" and full.get_xdata().tolist() == C[1:41].tolist()
 
 
+@pytest.mark.parametrize("share", [None, 0.3])
+@pytest.mark.parametrize("A,R0", [(0.9, 0.1), (0.2, 0.7)])
+def test_the_legend_covers_no_point(share, A, R0):
+    """A curve that rises has its last points above on the right, one that falls below on it."""
+    C = np.geomspace(1e12, 1e14, 20)
+    R = R0 + (A - R0) / (1 + 1e13 / C)
+    curve = readers.Curve("r", C, R, "compute/flops", "y", Path("."))
+    fits = [fit_curve(C, R, R0, bootstrap=5)]
+    fits += [fit_curve(C, R, R0, c_max=share * C[-1], bootstrap=5)] if share else []
+    figure = figures.plot_run(curve, *fits)
+    figure.draw_without_rendering()
+    (legend,), box = figure.legends, figure.legends[0].get_window_extent()
+    assert not any(box.overlaps(ax.get_window_extent()) or ax.get_legend() for ax in figure.axes)
+    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1 and figure.bbox.y0 <= box.y0
+    named = [text.get_text() for text in legend.get_texts()]
+    assert len(named) == len(set(named)) and "evaluation, fitted" in named
+
+
 @pytest.mark.parametrize("first,last", [(1e13, 1.6e13), (2.1e12, 4.8e12), (3e12, 2e13)])
 def test_a_short_logarithmic_axis_has_labels_that_do_not_touch(first, last):
     """Of these three matplotlib labels two ticks, four, and seven that touch each other."""
