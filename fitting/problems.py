@@ -5,8 +5,7 @@ of its samples:
 
     logit p = u_i + v_i x^b       u_i normal, log v_i normal, correlated;  p = 0 for a share of them
 
-All problems together are fitted by their marginal likelihood: u and v are integrated over 15 x 15
-nodes of Gauss and Hermite."""
+All are fitted together by their marginal likelihood, u and v over 15 x 15 Gauss-Hermite nodes."""
 import re
 from pathlib import Path
 
@@ -27,8 +26,7 @@ PRIOR = np.array([[0, 2], [0.5, 0.7], [1, 1], [-0.5, 0.7], [0, 0.5], [0, 0.3], [
 
 def read_counts(folder):
     """The right samples of each problem in RUN/evals.jsonl -> C (n,), counts (n, problems), k."""
-    path = Path(folder)
-    path = path / "evals.jsonl" if path.is_dir() else path
+    path = Path(folder, "evals.jsonl") if Path(folder).is_dir() else Path(folder)
     rows, _ = read_jsonl(path)
     columns = sorted({name for row in rows for name in row if re.search(r"/right@\d+$", name)})
     if len(columns) != 1:

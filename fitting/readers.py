@@ -259,8 +259,7 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     TABLE:RUN, see `places_of`, or wandb:ENTITY/PROJECT/RUN.
 
     x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has,
-    which all logs need.  x_scale multiplies compute (steps into GPU-hours); reward_range is mapped
-    onto [0, 1]."""
+    which all logs need.  x_scale multiplies compute (GPU-hours a step); reward_range -> [0, 1]."""
     name, _, paths = spec.rpartition("=")
     lo, hi = reward_range
     if lo == hi:

@@ -195,8 +195,7 @@ def check_files(config):
 
 
 def load_problems(config, tokenizer, verifier, kept=None):
-    """The Problems that a run's settings ask for; kept: as in `check_gold`. Raises TaskError, which
-    names the setting."""
+    """The Problems of a run; kept: see `check_gold`. Raises TaskError, which names the setting."""
     try:
         # Seed 0 whatever the run's: seeds of one recipe share their problems, held-out ones too.
         *parts, bad = load_splits(config.task, heldout=config.heldout_prompts,

@@ -273,8 +273,7 @@ def record_problem(record, task, columns, mark):
 
 
 def text_of(value):
-    """A number as text; of messages the system's and the user's; a list of one as its entry; any
-    other value as it is."""
+    """A number as text; of messages system's, user's; the entry of a list of one; others as is."""
     if type(value) in (int, float) and math.isfinite(value):
         return str(value)
     if not isinstance(value, list) or not value:
