@@ -133,7 +133,7 @@ def holds(name, condition):
 class Sandbox:
     """The walls, and in them a process that has imported the libraries and waits (service.py). Of
     it each exercise gets a child of its own, as it would be after a minute of imports."""
-    total_s = 0.0                           # seconds of a processor, of processes that have ended
+    total_s = 0.0                           # seconds of a processor, of all that have ended
 
     def __init__(self, limit_s):
         self.limit_s, self.process = limit_s, None
