@@ -327,7 +327,8 @@ def test_files_that_the_sandbox_cannot_take_in_cost_their_exercise_and_nobody_el
         service_of(lambda line: b"", {"heavy.py": ""}).ask("head")
 
 
-def test_the_code_and_the_model_of_a_run_are_not_read_if_they_are_larger_than_any(tmp_path, monkeypatch):
+def test_the_code_and_the_model_of_a_run_are_not_read_if_they_are_too_large(
+        tmp_path, monkeypatch):
     """512 MB of it may be handed in, and all would go to the sandbox as one line."""
     plan = tmp_path / "experiment" / "plan.md"
     plan.parent.mkdir()
