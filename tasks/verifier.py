@@ -88,9 +88,10 @@ def grade(kind, answer, parts, asked=()):
     gold, *found = map(expression, [answer, *parts])
     if gold is None or None in found:
         return "error" if gold is None else "unreadable"
-    if answers.plain_number(answer) and any(  # 4^5, too, is no answer to "compute 2^{10}"
-            same(gold, expression(one)) for one in asked if not re.fullmatch("[-+0-9., ]*", one)):
-        return "wrong"
+    asked = [expression(one) for one in asked if not re.fullmatch("[-+0-9., ]*", one)]
+    asked = [one for one in asked if one is not None and not huge(one)]
+    if answers.plain_number(answer) and any(same(gold, one) for one in asked):
+        return "wrong"  # 4^5, too, is no answer to "compute 2^{10}"
     return verdict([same_expression(one, gold, asked) for one in found])
 
 
@@ -112,6 +113,14 @@ def expression(text):
     return found[0] if found else None
 
 
+def huge(one):
+    """Whether a formula has a power that nobody can compute: 10^{10^{10}}."""
+    from sympy import Pow, postorder_traversal
+
+    return any(isinstance(part, Pow) and part.exp.is_number and abs(part.exp) > 9999
+               for part in postorder_traversal(one))  # the inner powers first
+
+
 def same(gold, found):
     """Math-Verify's comparison; no decimal is a root (it rounds to 6 digits, here to 15)."""
     from math_verify import verify
@@ -122,8 +131,10 @@ def same(gold, found):
 
 def same_expression(found, gold, asked):
     """As `same`. But a formula that was asked, in another order or not worked out, a root of it
-    that the gold answer has not, or a derivative left standing, is no answer."""
-    from sympy import Derivative, Pow, Rational
+    that the gold answer has not, an inequality still to solve or a derivative is no answer."""
+    from sympy import Derivative, Pow, Rational, Set, Symbol
+    from sympy.core.function import AppliedUndef
+    from sympy.core.relational import Relational
 
     def worked_out(one):  # x^2 of the tree x*x; powers of numbers may be huge, and stay
         return one.func(*map(worked_out, one.args)) if one.args and one.free_symbols else one
@@ -132,16 +143,27 @@ def same_expression(found, gold, asked):
         return {(power.base.doit(), power.exp) for power in one.atoms(Pow)
                 if power.base.is_number and isinstance(power.exp, Rational) and power.exp.q > 1}
 
+    def formula(one):  # of y = 2x and x > 3 the right side; of what is to be solved all
+        named = isinstance(getattr(one, "lhs", None), (Symbol, AppliedUndef))
+        return one.rhs if named or isinstance(getattr(one, "rhs", None), Symbol) else one
+
+    def alike(one, two):
+        return one == two or type(one) is type(two) and one.args and set(one.args) == set(two.args)
+
     if not same(gold, found):
         return False
-    side, wanted, *asked = (getattr(one, "rhs", one)
-                            for one in (found, gold, *map(expression, asked)))
-    if side == wanted or isinstance(side, Derivative):
-        return side == wanted
+    side, wanted = (getattr(one, "rhs", one) for one in (found, gold))
+    if alike(side, wanted) or isinstance(side, Derivative):
+        return alike(side, wanted)
+    if isinstance(gold, Set) and any(
+            len(one.free_symbols) == 1 and not one.free_symbols & set(one.args)
+            and one.lhs.is_polynomial() and one.rhs.is_polynomial()
+            for one in found.atoms(Relational)):
+        return False
     return not any(
-        type(side) is type(one) and set(side.args) == set(one.args)
-        or worked_out(side) == worked_out(one) != worked_out(wanted)
-        or roots(side) & roots(one) - roots(wanted) for one in asked if one)
+        alike(part, one) or worked_out(part) == worked_out(one) != worked_out(wanted)
+        or roots(part) & roots(one) - roots(wanted)
+        for part in (formula(found), side) if part.args for one in map(formula, asked))
 
 
 class Verifier(contextlib.AbstractContextManager):
