@@ -4,8 +4,9 @@ The rule of place is fixed before anyone looks at the gold answer: else a policy
 lists of answers.
  1. Only the text after the last </think> counts, and nothing after a <think> that stays open.
  2. The answer is the last \boxed{...}; else the last declared answer ("Answer: x", "the answer is
-    x", <answer>x</answer>, a last line "#### x"), to the end of its sentence or line; else the last
-    number of the prose or, where the gold answer is no number, the formulas of the last line.
+    x", <answer>x</answer>, a last line "#### x"), to the end of its sentence or line; else what
+    alone is bold in the last sentence; else the last number of the prose or, where the gold answer
+    is no number, the formulas of the last line.
  3. If other boxes or declared answers disagree with it: "several answers". A sentence around or
     beside a box is only a sentence, and one that breaks off ("7 * is") declares nothing.
 
@@ -24,9 +25,11 @@ MOST_ANSWERS = 20  # in different words; a text with more of them is a list
 LONGEST_TEXT = 10_000  # of what follows the thinking its end is read: 3 ms, whatever it holds
 
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
-ANSWER, MONTH, UNIT, NO_WORD = (WORDS[key] for key in ("answer", "month", "unit", "no_word"))
-NO_ANSWER, PERCENT, CJK_CHANGED = (
-    re.compile(WORDS[key], re.I) for key in ("no_answer", "percent", "cjk_changed"))
+MONTH, UNIT, NO_WORD = (WORDS[key] for key in ("month", "unit", "no_word"))
+(DECLARED, END_OF_ANSWER, DECORATION, NO_ANSWER, NOT_BOXED, HEDGED, CHANGED, LOWEST, PERCENT,
+ CJK_CHANGED) = (re.compile(WORDS[key], re.I | re.M) for key in (
+     "declared", "end_of_answer", "decoration", "no_answer", "not_boxed", "hedged", "changed",
+     "lowest", "percent", "cjk_changed"))
 BASES = {name: number for number, name in enumerate(WORDS["bases"].split(), start=2)}
 UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].items()
          for names in row.split(",") for name in names.split() for end in ("", "s")}
@@ -38,29 +41,24 @@ BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
 ONE_LINE = re.compile(  # display formulas and tagged answers
     r"(?<!\\)\\\[(?:(?!(?<!\\)\\[\[\]]).)*\\\]|\$\$[^$]*\$\$|<answer>[^<]*</answer>", re.S | re.I)
 EMPHASIS = re.compile(r"(?<![\w*_`])([*_`])(\1{0,2}+)(?=\S)((?:(?!\1).)*)(?<=\S)\1\2(?!\w)")
-DECORATION = re.compile(
-    "[\u220e\u25a0-\u27bf\ufe0f\U0001f300-\U0001faff]+|\\\\blacksquare|^[ \t]*> "
-    r"|</?(?:b|strong|i|em|u)>|~~[^~\n]*\w~~|^#{1,3} "
-    r"|\b(?:I hope|Let me know|Feel free)\b[^0-9\n]{0,80}\Z", re.M)
-DECLARED = re.compile(
-    r"(?:\b(?:the|final|correct)\s+){0,3}\banswer\b[*_]*\s*(?:is\b|:|=)(?: option\b)?|<answer>"
-    rf"|(?:{ANSWER})[*_ ]*(?:(?:final|correct)\w* )?"
-    "(?:\u662f|\u4e3a|\u306f|(?:es|est|[\u00e8\u00e9]|is|ist|lautet)\\b|[:\uff1a=])[:\uff1a]?"
-    r"|</answer>(?=[^<]*</answer>)"  # of two tags in one
-    r"|^####(?=[^\n#]*\Z)|^[#*_ \t]*(?:final )?answer[*_ \t]*\n", re.I | re.M)
-END_OF_ANSWER = re.compile(
-    r"(?<!\bRs)\.(?![0-9]|m\b|\\overline)|\u3002|\n(?!\s{0,9}[-+.0-9])|</answer>", re.I)
 EXCLAIMED = re.compile(r"(\bis \S{0,20}[0-9])!(?=[*_]*(?:\s*\Z|\s+[A-Z]))")
 FORMULA = re.compile(
     r"(?:(?<!\\)\$\$?|\\[(\[])((?:(?!(?<!\\)\$|\\[()\[\]]).)+)(?:\$\$?|\\[)\]])", re.S)
+BOLD = re.compile(r"([^\x01\x02]*)\x01([^\x01\x02]*)(?<!:)\x02([^\x01\x02]*)")  # marked so, and alone
+BESIDE_BOX = re.compile(r"\x00[$)\]\\ ]*((?!in\b)[a-z]{2,}(?: [a-z]+)*)")  # its unit
+ASIDE = re.compile(r"\s*\((?:(?:=|about|that is,?|i\.e\.,?)? ?[0-9][^()]*[A-Za-z%]|or [0-9.]+%)\)")
 UNFINISHED = re.compile(r"(?:\s[-+*/^=]|\b(?:is|are|and|or|plus|minus|than))[\s.]*$")
-# "The function is odd", where a word is asked for.
-SAID = re.compile(r"(?:(?!\b(?:not?|never|cannot|n?or)\b|n't|[.!?]).)*\b(?:is|are|was|be)\s+"
-                  r"(?:(?:an?|the|on)\s+)*([A-Za-z]+)[.!]?\s*")
+# "The function is odd", "Alice wins", where a word is asked for; "Yes, it is."
+SAID = re.compile(
+    r"(?:(?!\b(?i:not?|never|cannot|n?or)\b|n't|[.!?]).)*\b(?:(?:is|are|was|be)\s+(?:(?:an?|the|on)"
+    r"\s+)*([A-Za-z]+)|([A-Z][a-z]+) (?:always )?wins(?: the \w+)?)[.!]?\s*")
+YES_NO = re.compile(r"\W*(?:(yes)\b(?!.*\b(?:no|wait)\b)|(no)\b(?!.*\b(?:yes|wait)\b))"
+                    r"\s*(?:[-,.;:!\u2013\u2014].*)?", re.I | re.S)
 
 # One spelling: sizes, colors and spaces, and what Math-Verify does not know or reads as letters.
 TEXT = re.compile(  # braces in it, too: \mathrm{m s^{-1}}
-    r"\\(?:text(?:normal|rm|bf|it|tt|sf)?|math(?:rm|bf|it)|mbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+    r"\\(?:text(?:normal|rm|bf|it|tt|sf)?|math(?:rm|bf|it|tt|sf)|mbox)\s*"
+    r"\{((?:[^{}]|\{[^{}]*\})*)\}")
 ROWS = [row.split("\t") for row in Path(__file__).with_name("spellings.tsv").read_text(
     "utf-8").split("\n") if row and not row.startswith("#")]  # pattern, replacement, example, ...
 ONE = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*?)"  # what braces hold, two deep
@@ -80,6 +78,9 @@ MARK = re.compile(r"'|\\prime|\\(?:bar|overline|hat|tilde)(?![a-z])")
 CJK = re.compile(r"[\u3000-\u9fff\uac00-\ud7af\uff01-\uff5e]+")
 ARITHMETIC = re.compile(r"(?:[0-9]+[!.]?|\\sqrt\{[0-9]+\})(?: ?\*?[-+*/^] ?[({]?[0-9.]+[)}]?!?)*")
 
+PIECES = re.compile(r"(?:[-+*/^=<>()0-9.\u00b2\u00b3 ]|(?<![A-Za-z])[a-z](?![A-Za-z])){3,}")
+ALGEBRA = re.compile(r"(?=.*[a-z]).*(?:[^-+*/^=<>(] ?[-+*/^=<>]+ ?[a-z0-9(]|\)\()")
+
 # Plain numbers. Letters beside one are words ("is 7", "7 cm") or change it ("7xy", "7 thousand").
 LONG_WORD = rf"(?:(?!{NO_WORD})[A-Za-z]{{3,}}\b)"
 WORD = rf"(?>(?i:an|as|at|be|by|do|he|in|is|it|no|of|on|so|to|us|we|sq|cu)\b|{UNIT}|{LONG_WORD})"
@@ -87,9 +88,6 @@ PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
 # Before it stands nothing, "x =", "Total:" or a word, but none that says another number.
 BEFORE = (r"((?:(?:[^0-9]*|[^,;]*)(?<![<>!\\])=>?|[^0-9]*(?:[^\W\d_]:|\?"
           rf"|(?<![\w\\'\u2019]){WORD}(?:['\u2019]s)?[,.]?))?\s*)")
-CHANGED = re.compile(  # "cannot be 7", "half of 7", "at least 7", "5 to 7"
-    r"(?:\| to|\b(?:not?|never|than|least|most|plus|minus|negative|times|double|twice|half|and|or)"
-    r"|\b(?:(?:can)?not \w+|(?:half|root|double|square|cube) (?:of|root|the)))[,.]?\s*$", re.I)
 NUMBER = (r"([-+]?) ?(?:([0-9]+) +(?=[0-9]+ */))?"  # the 3 of 3 1/2
           r"([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
           r"(?: */ *(0*[1-9][0-9]*))?(?: ?(?:\\times|\\cdot|\*) ?10 ?\^\{?(-?[0-9]{1,2})\b\}?)?")
@@ -107,40 +105,60 @@ CONSTANT = re.compile(
     r"|\\sqrt\s*(?:\[[0-9]+\])?\s*(?:\{[0-9]+\}|[0-9]+)|\\[dt]?binom(?:\s*\{[0-9]+\}){2})")
 # A choice, "B", "(B) 12 cm", "the correct option is B"; no other letter behind it.
 CHOICE = re.compile(
-    r"(?:[A-Za-z, ]*\b(?i:is|option|choice|answer)[\s:*(]*)?"
+    r"(?:(?:(?!not\b)[A-Za-z, ])*\b(?i:is|option|choice|answer)[\s:*(]*)?"
     r"\(?([A-J])(?:\)?|[).:](?!\s*[-+*/^=<>]|.*\b[A-J]\b).*|\)? is (?:correct|right)\W*)", re.S)
 UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t, x + C end in a variable
     rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?<![-+=]\s)(?:{WORD}\s*)+)"
     r"(?:\s*\^\s*\{?[0-9]\}?)?\s*$")
 DEGREE = re.compile(
-    r"(?:\\circ(?![a-z])|\u00b0|\\degree|\bdegrees?\b)[^\w$]*(?:(?:text|mathrm)\{)?([CF]?)\b")
+    r"(?:\\circ(?![a-z])|\u00b0|\\degree|\bdegrees?\b)[^\w$]*(?:(?:text|mathrm)\{)?([CF]?)"
+    r"(?:elsius|ahrenheit)?\b")
+MONEY = re.compile(r"\$(?=[0-9][0-9.,{}\\!]*[^0-9$]*\Z)")  # no formula from "$" to "$"
 UNEVALUATED = re.compile(r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots)(?![A-Za-z])|[\u222b\u2211]")
 
 
 def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
-    text = DECORATION.sub("", EMPHASIS.sub(r"\3", text[-LONGEST_TEXT:]))
+    marked = DECORATION.sub("", EMPHASIS.sub(
+        lambda found: f"\1{found[3]}\2" if found[2] else found[3], text[-LONGEST_TEXT:])).strip()
+    text = re.sub("[\1\2]", "", marked)
     text = ONE_LINE.sub(lambda found: found[0].replace("\n", " "), text)
     text = EXCLAIMED.sub(r"\1.", text)
     found, text = [part for part in BOX.findall(text) if part.strip()], BOX.sub("\0", text)
+    beside = BESIDE_BOX.findall(text)
     said = [END_OF_ANSWER.split(part.lstrip(" \t\n*_:"), 1)[0] for part in DECLARED.split(text)[1:]]
     said = [re.split(r"(?i)\b(?:because|since|where)\b", part, maxsplit=1)[0] for part in said
             if "\0" not in part and part.strip(" *_$`")]
-    found += [part for part in said if not found or not PROSE.search(part)]
+    found += [ASIDE.sub("", part) for part in said if not found or not PROSE.search(part)]
     moment = MOMENT.search(clean(gold)) and not re.search("ratio|odds|scale", question)
     ratio = re.fullmatch(r"\s*[0-9.]+\s*(?::|\{:\})\s*[0-9.]+\s*", gold)
     number = not moment and "=" not in gold and plain_number(gold, bool(ratio))
     ratio = number and (":" in gold or number[0].denominator > 1)
+    wanted = "" if number else word(gold)
+    listed = not (number or moment or CHOICE.fullmatch(wanted))  # "x = 3 or x = 5" is one list
+    reading = YES_NO if wanted in ("yes", "no") else SAID
     last_line = text.rpartition("\n")[2][-LONGEST_ANSWER:]
     if not found and not NO_ANSWER.search(last_line):
-        short = 0 < len(last_line) <= 100 or FORMULA.search(last_line)
-        found = last_number(text, ratio) if number else [last_line] if short else []
-    if not (number or moment or CHOICE.fullmatch(word(gold))):  # "x = 3 or x = 5" is one list
+        sentence = ASIDE.sub("", marked.rpartition("\n")[2][-LONGEST_ANSWER:])
+        sentence = re.split(r"[.!?]\s+", sentence)[-1]
+        bold = not HEDGED.search(sentence) and BOLD.fullmatch(sentence)
+        if number:
+            if bold and re.search("[0-9]", bold[2]):  # and what follows, to the next number
+                text = bold[1] + bold[2] + re.match("[^0-9(]*", bold[3])[0]
+                text = EXCLAIMED.sub(r"\1.", text)
+            found, beside = last_number(text, ratio), [text[-LONGEST_ANSWER:]]
+        elif bold and re.fullmatch(r"(?: [a-z]+){0,3}\W*", bold[3]) and not (
+                FORMULA.search(last_line) or listed and reading.fullmatch(last_line)):
+            found = [bold[2]]
+        elif 0 < len(last_line) <= 100 or FORMULA.search(last_line):
+            found = [last_line]
+    if listed:
         found = [", ".join(FORMULA.findall(part[: LONGEST_ANSWER + 100])) or part for part in found]
-        found = [said[1] if (said := SAID.fullmatch(part)) and word(gold).isalpha() else part
-                 for part in found]
+        found = [said[said.lastindex] if wanted.isalpha() and (
+            said := reading.fullmatch(TEXT.sub(r"\1", part))) else part for part in found]
     found = list(dict.fromkeys(found))
-    if len(found) > MOST_ANSWERS:
+    if len(found) > MOST_ANSWERS or NOT_BOXED.search(text) or any(
+            other_unit(f"0 {part}", gold, question) for part in beside):
         return [], [False]
     while any(map(BOX.search, found)):  # a box in a box
         found = [BOX.sub(r" \1 ", part) for part in found]
@@ -156,8 +174,10 @@ def judged(text, gold, question=""):
 def formulas_of(question):
     """The formulas that a question shows, as LaTeX or, of numbers, as plain text."""
     text = re.sub(r"square root of ([0-9]+)", r"\\sqrt{\1}", question)
-    return tuple(FORMULA.findall(text) + [
-        part for part in ARITHMETIC.findall(FORMULA.sub(" ", text)) if not part.isalnum()])
+    prose = FORMULA.sub(" $ ", text)
+    return (*FORMULA.findall(text),
+            *(part for part in ARITHMETIC.findall(prose) if not part.isalnum()),
+            *(part.strip(" .") for part in PIECES.findall(prose) if ALGEBRA.match(part)))
 
 
 def last_number(text, ratio):
@@ -203,14 +223,16 @@ def bare(part, ratio=False):
 
 @functools.lru_cache(maxsize=4096)  # the samples of a prompt repeat
 def plain_number(part, ratio=False):
-    """(value, percent, unit) of a text that is one plain number, perhaps with words; else None."""
+    """(value, percent, unit, in lowest terms) of one plain number, perhaps with words; or None."""
     if not (found := PLAIN.fullmatch(bare(part, ratio))) or CHANGED.search(found[1]):
         return None
     _, sign, whole, top, bottom, power, percent, unit = found.groups()
-    number = Fraction(top.replace(",", ""))
+    number, lowest = Fraction(top.replace(",", "")), True
     if bottom or whole or power:  # most numbers have none; saves a third of the time
-        number = (number / int(bottom or 1) + int(whole or 0)) * Fraction(10) ** int(power or 0)
-    return -number if sign == "-" else number, bool(percent), unit and unit.lower()
+        number /= int(bottom or 1)
+        lowest = number.denominator == int(bottom or 1)
+        number = (number + int(whole or 0)) * Fraction(10) ** int(power or 0)
+    return -number if sign == "-" else number, bool(percent), unit and unit.lower(), lowest
 
 
 def same_number(part, gold, question="", ratio=False):
@@ -218,8 +240,8 @@ def same_number(part, gold, question="", ratio=False):
     if not (found := plain_number(part, ratio)):
         constant = CONSTANT.fullmatch(UNIT_AT_END.sub("", clean(part)))
         return None if constant and not gold[1] else False
-    (value, percent, unit), (gold_value, gold_percent, gold_unit) = found, gold
-    if unit and gold_unit and unit != gold_unit:
+    (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold
+    if unit and gold_unit and unit != gold_unit or not lowest and LOWEST.search(question):
         return False
     if value == gold_value:
         # .05% for .05, also as a probability, and 7% of apples
@@ -236,9 +258,10 @@ def unit_of(part):
     """[(kind, name), ...] of the unit at the end of an answer: "5 square feet" has "2" and ft. []:
     there is none, or a word that is no unit."""
     if degree := DEGREE.search(part):
-        return [("angle", f"degree {degree[1] or ''}")]
-    end = re.search(r"\\\$", part) or UNIT_AT_END.search(clean(part))
-    words = re.findall(r"[a-z$]+|[2-9]", TEXT.sub(r" \1 ", end[0]).lower()) if end else []
+        return [("angle", f"degree_{degree[1].lower()}".strip("_"))]
+    end = MONEY.search(part) or UNIT_AT_END.search(clean(part))
+    end = re.sub(r"(?<=\w) (?:of|is|from|long|wide|high|deep|away)\b.*", "", end[0]) if end else ""
+    words = re.findall(r"[a-z$]+|[2-9]", TEXT.sub(r" \1 ", end).lower())
     found = [UNITS.get(word) for word in words if word != "per"]
     return [] if None in found else sorted(found)
 
@@ -247,18 +270,23 @@ def other_unit(part, gold, question):
     """Whether an answer has another unit than the gold one or, if that has none, the question."""
     if wanted := unit_of(gold):
         return unit_of(part) not in ([], wanted)
-    names = re.findall(r"\b(?:how many|in) ([a-z]+)", question.lower())
+    names = re.findall(r"\b(?:how many|in) (?:degrees )?([a-z]+)\b(?!\^| squared| cubed)",
+                       question.lower())
     asked = [*{UNITS[name] for name in names if name in UNITS}]
-    found = unit_of(part) if len(asked) == 1 else []
-    kind = asked[0][0] if found else ""  # no feet where square feet are asked
-    return len(found) == 1 and found != asked and found[0][0] == (
-        "length" if kind in ("square", "cubic") else kind)
+    if len(asked) != 1 or not (found := unit_of(part)):
+        return False
+    kind, name = asked[0]
+    if kind == "length" and len(found) == 2 and not re.search("area|volume|surface", question):
+        return found[1][0] in ("square", "cubic")
+    return len(found) == 1 and found[0][1] not in (name, name.partition("_")[0]) and (
+        found[0][0] == ("length" if kind in ("square", "cubic") else kind))  # no ft for square ft
 
 
 def same_moment(part, gold):
     """Whether a time or date is right, as it is written; "4:20" and "4:20 PM" are the same."""
-    found, wanted = (re.sub(r"[.,]|(?<=[0-9])(?:st|nd|rd|th)\b", "", TEXT.sub(r" \1", one)).lower()
-                     for one in (part, gold))
+    found, wanted = (re.sub(  # "It was on"
+        r"[.,]|(?<=[0-9])(?:st|nd|rd|th)\b|^(?!.*\b(?:not?|or)\b)[^0-9]*\b(?:on|is|was) (?:the )?",
+        "", TEXT.sub(r" \1", one)).lower() for one in (part, gold))
     found, wanted = (re.sub(rf"([0-9]+) (?:of )?{MONTH}|{MONTH}", r"\2\3 \1", one)  # 14 May
                      for one in (found, wanted))
     if not (time := re.fullmatch(r"([0-9]+:[0-9]+) *([ap]m)?", wanted)):
@@ -275,7 +303,12 @@ def same_text(part, gold, question=""):
     wanted = word(gold)
     if re.fullmatch("[A-J]|[0-9A-Z]+_[0-9]+", wanted) or re.fullmatch("[a-z'-]{2,}", wanted) and (
             r"\text" in gold or re.fullmatch(rf"(?:(?:{WORD}|a)\s*)+", gold)):
+        part = re.sub(r"^\(([a-j])\)\W*$", lambda one: one[1].upper(), part)
         return word(part) in (wanted, wanted.partition("_")[0])
+    several, letters = (re.sub(r"\band\b|[\s,;]", "", TEXT.sub(r"\1", clean(one)))
+                        for one in (gold, part))
+    if re.fullmatch("(?=..)A?B?C?D?E?F?G?H?I?J?", several) and re.fullmatch("[A-J]+", letters):
+        return "".join(sorted(letters)) == several  # "B, D" and BD
     names, asked = (re.findall(r"\(\w(?:, ?\w)+\)", one) for one in (part.partition("=")[0],
                                                                     question))
     if any(one != two and sorted(one) == sorted(two) for one in names for two in asked):
