@@ -19,6 +19,7 @@ import re
 import tomllib
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 LONGEST_ANSWER = 400  # the longest gold answer in MATH has about 160; longer ones are wrong
 MOST_ANSWERS = 20  # in different words; a text with more of them is a list
@@ -26,10 +27,8 @@ LONGEST_TEXT = 10_000  # of what follows the thinking its end is read: 3 ms, wha
 
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
 MONTH, UNIT, NO_WORD = (WORDS[key] for key in ("month", "unit", "no_word"))
-(DECLARED, END_OF_ANSWER, DECORATION, NO_ANSWER, NOT_BOXED, HEDGED, CHANGED, LOWEST, PERCENT,
- CJK_CHANGED) = (re.compile(WORDS[key], re.I | re.M) for key in (
-     "declared", "end_of_answer", "decoration", "no_answer", "not_boxed", "hedged", "changed",
-     "lowest", "percent", "cjk_changed"))
+SAYS = SimpleNamespace(**{  # SAYS.declared: the pattern "declared" of that file
+    key: re.compile(text, re.I | re.M) for key, text in WORDS["patterns"].items()})
 BASES = {name: number for number, name in enumerate(WORDS["bases"].split(), start=2)}
 UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].items()
          for names in row.split(",") for name in names.split() for end in ("", "s")}
@@ -46,14 +45,6 @@ FORMULA = re.compile(
     r"(?:(?<!\\)\$\$?|\\[(\[])((?:(?!(?<!\\)\$|\\[()\[\]]).)+)(?:\$\$?|\\[)\]])", re.S)
 BOLD = re.compile(r"([^\x01\x02]*)\x01([^\x01\x02]*)(?<!:)\x02([^\x01\x02]*)")  # marked so, and alone
 BESIDE_BOX = re.compile(r"\x00[$)\]\\ ]*((?!in\b)[a-z]{2,}(?: [a-z]+)*)")  # its unit
-ASIDE = re.compile(r"\s*\((?:(?:=|about|that is,?|i\.e\.,?)? ?[0-9][^()]*[A-Za-z%]|or [0-9.]+%)\)")
-UNFINISHED = re.compile(r"(?:\s[-+*/^=]|\b(?:is|are|and|or|plus|minus|than))[\s.]*$")
-# "The function is odd", "Alice wins", where a word is asked for; "Yes, it is."
-SAID = re.compile(
-    r"(?:(?!\b(?i:not?|never|cannot|n?or)\b|n't|[.!?]).)*\b(?:(?:is|are|was|be)\s+(?:(?:an?|the|on)"
-    r"\s+)*([A-Za-z]+)|([A-Z][a-z]+) (?:always )?wins(?: the \w+)?)[.!]?\s*")
-YES_NO = re.compile(r"\W*(?:(yes)\b(?!.*\b(?:no|wait)\b)|(no)\b(?!.*\b(?:yes|wait)\b))"
-                    r"\s*(?:[-,.;:!\u2013\u2014].*)?", re.I | re.S)
 
 # One spelling: sizes, colors and spaces, and what Math-Verify does not know or reads as letters.
 TEXT = re.compile(  # braces in it, too: \mathrm{m s^{-1}}
@@ -76,10 +67,10 @@ MOMENT = re.compile(
     r"|[0-9]{1,2}:[0-9]{2}(?![0-9:])(?:\s*[ap]\.?m\b)?", re.I)
 MARK = re.compile(r"'|\\prime|\\(?:bar|overline|hat|tilde)(?![a-z])")
 CJK = re.compile(r"[\u3000-\u9fff\uac00-\ud7af\uff01-\uff5e]+")
-ARITHMETIC = re.compile(r"(?:[0-9]+[!.]?|\\sqrt\{[0-9]+\})(?: ?\*?[-+*/^] ?[({]?[0-9.]+[)}]?!?)*")
-
-PIECES = re.compile(r"(?:[-+*/^=<>()0-9.\u00b2\u00b3 ]|(?<![A-Za-z])[a-z](?![A-Za-z])){3,}")
-ALGEBRA = re.compile(r"(?=.*[a-z]).*(?:[^-+*/^=<>(] ?[-+*/^=<>]+ ?[a-z0-9(]|\)\()")
+# In the prose of a question: numbers, single letters and signs; a formula if that has a sign.
+PIECE = re.compile(
+    r"(?:[-+*/^=<>()!0-9.\u00b2\u00b3 ]|\\sqrt\{[0-9]+\}|(?<![A-Za-z])[a-z](?![A-Za-z])){2,}")
+SIGNED = re.compile(r"[a-z0-9!)}\u00b2\u00b3] ?[-+*/^=<>]+ ?[-a-z0-9(\\]|\)\(|[0-9]!|\\sqrt")
 
 # Plain numbers. Letters beside one are words ("is 7", "7 cm") or change it ("7xy", "7 thousand").
 LONG_WORD = rf"(?:(?!{NO_WORD})[A-Za-z]{{3,}}\b)"
@@ -103,45 +94,38 @@ FRACTION = re.compile(r"\\frac\s*(?:\{(-?)([0-9]+)\}|()([0-9]))\s*(?:\{(-?)([0-9
 CONSTANT = re.compile(
     r"(?:[a-zA-Z]\s*=\s*)?-?(?:[0-9.]+\s*\^\s*(?:\{-?[0-9]{1,3}\}|[0-9]+)|[0-9]{1,3}!"
     r"|\\sqrt\s*(?:\[[0-9]+\])?\s*(?:\{[0-9]+\}|[0-9]+)|\\[dt]?binom(?:\s*\{[0-9]+\}){2})")
-# A choice, "B", "(B) 12 cm", "the correct option is B"; no other letter behind it.
-CHOICE = re.compile(
-    r"(?:(?:(?!not\b)[A-Za-z, ])*\b(?i:is|option|choice|answer)[\s:*(]*)?"
-    r"\(?([A-J])(?:\)?|[).:](?!\s*[-+*/^=<>]|.*\b[A-J]\b).*|\)? is (?:correct|right)\W*)", re.S)
 UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t, x + C end in a variable
     rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?<![-+=]\s)(?:{WORD}\s*)+)"
     r"(?:\s*\^\s*\{?[0-9]\}?)?\s*$")
-DEGREE = re.compile(
-    r"(?:\\circ(?![a-z])|\u00b0|\\degree|\bdegrees?\b)[^\w$]*(?:(?:text|mathrm)\{)?([CF]?)"
-    r"(?:elsius|ahrenheit)?\b")
 MONEY = re.compile(r"\$(?=[0-9][0-9.,{}\\!]*[^0-9$]*\Z)")  # no formula from "$" to "$"
 UNEVALUATED = re.compile(r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots)(?![A-Za-z])|[\u222b\u2211]")
 
 
 def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
-    marked = DECORATION.sub("", EMPHASIS.sub(
+    marked = SAYS.decoration.sub("", EMPHASIS.sub(
         lambda found: f"\1{found[3]}\2" if found[2] else found[3], text[-LONGEST_TEXT:])).strip()
     text = re.sub("[\1\2]", "", marked)
     text = ONE_LINE.sub(lambda found: found[0].replace("\n", " "), text)
     text = EXCLAIMED.sub(r"\1.", text)
     found, text = [part for part in BOX.findall(text) if part.strip()], BOX.sub("\0", text)
     beside = BESIDE_BOX.findall(text)
-    said = [END_OF_ANSWER.split(part.lstrip(" \t\n*_:"), 1)[0] for part in DECLARED.split(text)[1:]]
+    said = [SAYS.end_of_answer.split(part.lstrip(" \t\n*_:"), 1)[0] for part in SAYS.declared.split(text)[1:]]
     said = [re.split(r"(?i)\b(?:because|since|where)\b", part, maxsplit=1)[0] for part in said
             if "\0" not in part and part.strip(" *_$`")]
-    found += [ASIDE.sub("", part) for part in said if not found or not PROSE.search(part)]
+    found += [SAYS.aside.sub("", part) for part in said if not found or not PROSE.search(part)]
     moment = MOMENT.search(clean(gold)) and not re.search("ratio|odds|scale", question)
     ratio = re.fullmatch(r"\s*[0-9.]+\s*(?::|\{:\})\s*[0-9.]+\s*", gold)
     number = not moment and "=" not in gold and plain_number(gold, bool(ratio))
     ratio = number and (":" in gold or number[0].denominator > 1)
     wanted = "" if number else word(gold)
-    listed = not (number or moment or CHOICE.fullmatch(wanted))  # "x = 3 or x = 5" is one list
-    reading = YES_NO if wanted in ("yes", "no") else SAID
+    listed = not (number or moment or SAYS.choice.fullmatch(wanted))  # "x = 3 or x = 5" is one list
+    reading = SAYS.yes_no if wanted in ("yes", "no") else SAYS.said
     last_line = text.rpartition("\n")[2][-LONGEST_ANSWER:]
-    if not found and not NO_ANSWER.search(last_line):
-        sentence = ASIDE.sub("", marked.rpartition("\n")[2][-LONGEST_ANSWER:])
+    if not found and not SAYS.no_answer.search(last_line):
+        sentence = SAYS.aside.sub("", marked.rpartition("\n")[2][-LONGEST_ANSWER:])
         sentence = re.split(r"[.!?]\s+", sentence)[-1]
-        bold = not HEDGED.search(sentence) and BOLD.fullmatch(sentence)
+        bold = not SAYS.hedged.search(sentence) and BOLD.fullmatch(sentence)
         if number:
             if bold and re.search("[0-9]", bold[2]):  # and what follows, to the next number
                 text = bold[1] + bold[2] + re.match("[^0-9(]*", bold[3])[0]
@@ -157,14 +141,14 @@ def judged(text, gold, question=""):
         found = [said[said.lastindex] if wanted.isalpha() and (
             said := reading.fullmatch(TEXT.sub(r"\1", part))) else part for part in found]
     found = list(dict.fromkeys(found))
-    if len(found) > MOST_ANSWERS or NOT_BOXED.search(text) or any(
+    if len(found) > MOST_ANSWERS or SAYS.not_boxed.search(text) or any(
             other_unit(f"0 {part}", gold, question) for part in beside):
         return [], [False]
     while any(map(BOX.search, found)):  # a box in a box
         found = [BOX.sub(r" \1 ", part) for part in found]
     parts = found if number else list(map(clean, found))
     return parts, [
-        False if len(part) > LONGEST_ANSWER or UNFINISHED.search(raw[:LONGEST_ANSWER])
+        False if len(part) > LONGEST_ANSWER or SAYS.unfinished.search(raw[:LONGEST_ANSWER])
         or other_unit(part, gold, question)
         else same_number(part, number, question, ratio) if number
         else same_moment(part, clean(gold)) if moment else same_text(part, gold, question)
@@ -174,10 +158,9 @@ def judged(text, gold, question=""):
 def formulas_of(question):
     """The formulas that a question shows, as LaTeX or, of numbers, as plain text."""
     text = re.sub(r"square root of ([0-9]+)", r"\\sqrt{\1}", question)
-    prose = FORMULA.sub(" $ ", text)
-    return (*FORMULA.findall(text),
-            *(part for part in ARITHMETIC.findall(prose) if not part.isalnum()),
-            *(part.strip(" .") for part in PIECES.findall(prose) if ALGEBRA.match(part)))
+    found = FORMULA.findall(text) + [
+        part for part in PIECE.findall(FORMULA.sub(" $ ", text)) if SIGNED.search(part)]
+    return tuple(part for part in found if not re.fullmatch("[-+0-9., ]*", part))
 
 
 def last_number(text, ratio):
@@ -211,7 +194,7 @@ def bare(part, ratio=False):
     if SIMPLE.fullmatch(part):
         return part.strip().rstrip(" .")
     part = CJK.sub(
-        lambda found: " not hundred " if CJK_CHANGED.search(found[0]) else " word ", part)
+        lambda found: " not hundred " if SAYS.cjk_changed.search(found[0]) else " word ", part)
     left, _, right = clean(part).partition(r"\approx")  # 22/7, about 3.14; x, about 11
     part = left if re.search("[0-9]", left) else right or left
     part = FRACTION.sub(r" \1\5\3\7\2\4/\6\8 ", TEXT.sub(r" \1 ", part))
@@ -224,7 +207,7 @@ def bare(part, ratio=False):
 @functools.lru_cache(maxsize=4096)  # the samples of a prompt repeat
 def plain_number(part, ratio=False):
     """(value, percent, unit, in lowest terms) of one plain number, perhaps with words; or None."""
-    if not (found := PLAIN.fullmatch(bare(part, ratio))) or CHANGED.search(found[1]):
+    if not (found := PLAIN.fullmatch(bare(part, ratio))) or SAYS.changed.search(found[1]):
         return None
     _, sign, whole, top, bottom, power, percent, unit = found.groups()
     number, lowest = Fraction(top.replace(",", "")), True
@@ -241,11 +224,11 @@ def same_number(part, gold, question="", ratio=False):
         constant = CONSTANT.fullmatch(UNIT_AT_END.sub("", clean(part)))
         return None if constant and not gold[1] else False
     (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold
-    if unit and gold_unit and unit != gold_unit or not lowest and LOWEST.search(question):
+    if unit and gold_unit and unit != gold_unit or not lowest and SAYS.lowest.search(question):
         return False
     if value == gold_value:
         # .05% for .05, also as a probability, and 7% of apples
-        if percent and not gold_percent and (question or abs(value) < 1) and not PERCENT.search(
+        if percent and not gold_percent and (question or abs(value) < 1) and not SAYS.percent.search(
                 question if abs(value) > 1 else question.replace("probab", "")):
             return False
         return None if "^" in part and "10" in question else True  # scientific
@@ -257,7 +240,7 @@ def same_number(part, gold, question="", ratio=False):
 def unit_of(part):
     """[(kind, name), ...] of the unit at the end of an answer: "5 square feet" has "2" and ft. []:
     there is none, or a word that is no unit."""
-    if degree := DEGREE.search(part):
+    if degree := SAYS.degree.search(part):
         return [("angle", f"degree_{degree[1].lower()}".strip("_"))]
     end = MONEY.search(part) or UNIT_AT_END.search(clean(part))
     end = re.sub(r"(?<=\w) (?:of|is|from|long|wide|high|deep|away)\b.*", "", end[0]) if end else ""
@@ -324,7 +307,7 @@ def same_text(part, gold, question=""):
 def word(part):
     """"B" of "(B) 12 cm", "sunday" of "Sunday", 25_7 of 25_{7}."""
     text = TEXT.sub(r"\1", clean(part)).strip(" *`")
-    if found := CHOICE.fullmatch(text):
+    if found := SAYS.choice.fullmatch(text):
         return found[1]
     if base := re.fullmatch(r"\(?(\w+)\)?\s*(?:_\s*\{?|\(?(?:in )?base )(\w+)\W*", text):
         return f"{base[1]}_{BASES.get(base[2], base[2])}"
