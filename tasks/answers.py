@@ -27,7 +27,7 @@ LONGEST_TEXT = 10_000  # of what follows the thinking its end is read: 3 ms, wha
 
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
 MONTH, UNIT, NO_WORD = (WORDS[key] for key in ("month", "unit", "no_word"))
-SAYS = SimpleNamespace(**{  # SAYS.declared: the pattern "declared" of that file
+RE = SimpleNamespace(**{  # RE.declared: the pattern "declared" of that file
     key: re.compile(text, re.I | re.M) for key, text in WORDS["patterns"].items()})
 BASES = {name: number for number, name in enumerate(WORDS["bases"].split(), start=2)}
 UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].items()
@@ -37,14 +37,7 @@ UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].it
 # A box closes; in it braces up to eight deep: "\boxed{" 7,000 times must not cost 7,000 scans.
 INSIDE = functools.reduce(lambda inside, _: rf"(?:[^{{}}\\]|\\.|\{{{inside}\}})*+", range(8), "")
 BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
-ONE_LINE = re.compile(  # display formulas and tagged answers
-    r"(?<!\\)\\\[(?:(?!(?<!\\)\\[\[\]]).)*\\\]|\$\$[^$]*\$\$|<answer>[^<]*</answer>", re.S | re.I)
 EMPHASIS = re.compile(r"(?<![\w*_`])([*_`])(\1{0,2}+)(?=\S)((?:(?!\1).)*)(?<=\S)\1\2(?!\w)")
-EXCLAIMED = re.compile(r"(\bis \S{0,20}[0-9])!(?=[*_]*(?:\s*\Z|\s+[A-Z]))")
-FORMULA = re.compile(
-    r"(?:(?<!\\)\$\$?|\\[(\[])((?:(?!(?<!\\)\$|\\[()\[\]]).)+)(?:\$\$?|\\[)\]])", re.S)
-BOLD = re.compile(r"([^\x01\x02]*)\x01([^\x01\x02]*)(?<!:)\x02([^\x01\x02]*)")  # marked so, and alone
-BESIDE_BOX = re.compile(r"\x00[$)\]\\ ]*((?!in\b)[a-z]{2,}(?: [a-z]+)*)")  # its unit
 
 # One spelling: sizes, colors and spaces, and what Math-Verify does not know or reads as letters.
 TEXT = re.compile(  # braces in it, too: \mathrm{m s^{-1}}
@@ -65,12 +58,7 @@ NAMED = re.compile(r"\s*([A-Za-z])\s*=([^=]+)")  # x = 3, y = 4
 MOMENT = re.compile(
     rf"{MONTH} [0-9]|[0-9](?:st|nd|rd|th)? (?:of )?{MONTH}"
     r"|[0-9]{1,2}:[0-9]{2}(?![0-9:])(?:\s*[ap]\.?m\b)?", re.I)
-MARK = re.compile(r"'|\\prime|\\(?:bar|overline|hat|tilde)(?![a-z])")
 CJK = re.compile(r"[\u3000-\u9fff\uac00-\ud7af\uff01-\uff5e]+")
-# In the prose of a question: numbers, single letters and signs; a formula if that has a sign.
-PIECE = re.compile(
-    r"(?:[-+*/^=<>()!0-9.\u00b2\u00b3 ]|\\sqrt\{[0-9]+\}|(?<![A-Za-z])[a-z](?![A-Za-z])){2,}")
-SIGNED = re.compile(r"[a-z0-9!)}\u00b2\u00b3] ?[-+*/^=<>]+ ?[-a-z0-9(\\]|\)\(|[0-9]!|\\sqrt")
 
 # Plain numbers. Letters beside one are words ("is 7", "7 cm") or change it ("7xy", "7 thousand").
 LONG_WORD = rf"(?:(?!{NO_WORD})[A-Za-z]{{3,}}\b)"
@@ -90,65 +78,48 @@ LAST_NUMBER = re.compile(rf"[^0-9]*{NUMBER}[^0-9]*\Z")
 SIMPLE = re.compile(  # most answers: nothing to take away
     "(?:(?!Rs|US|illion|thousand)(?:[A-DF-Za-df-z0-9.;= ]|(?<![0-9])[eE]|-(?=[0-9])))*")
 FRACTION = re.compile(r"\\frac\s*(?:\{(-?)([0-9]+)\}|()([0-9]))\s*(?:\{(-?)([0-9]+)\}|()([0-9]))")
-# A number written as one power, root, factorial, binomial or 1e3: a value, and no calculation.
-CONSTANT = re.compile(
-    r"(?:[a-zA-Z]\s*=\s*)?-?(?:[0-9.]+\s*\^\s*(?:\{-?[0-9]{1,3}\}|[0-9]+)|[0-9]{1,3}!"
-    r"|\\sqrt\s*(?:\[[0-9]+\])?\s*(?:\{[0-9]+\}|[0-9]+)|\\[dt]?binom(?:\s*\{[0-9]+\}){2})")
 UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t, x + C end in a variable
     rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?<![-+=]\s)(?:{WORD}\s*)+)"
     r"(?:\s*\^\s*\{?[0-9]\}?)?\s*$")
-MONEY = re.compile(r"\$(?=[0-9][0-9.,{}\\!]*[^0-9$]*\Z)")  # no formula from "$" to "$"
-UNEVALUATED = re.compile(r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots)(?![A-Za-z])|[\u222b\u2211]")
 
 
 def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
-    marked = SAYS.decoration.sub("", EMPHASIS.sub(
+    marked = RE.decoration.sub("", EMPHASIS.sub(
         lambda found: f"\1{found[3]}\2" if found[2] else found[3], text[-LONGEST_TEXT:])).strip()
     text = re.sub("[\1\2]", "", marked)
-    text = ONE_LINE.sub(lambda found: found[0].replace("\n", " "), text)
-    text = EXCLAIMED.sub(r"\1.", text)
+    text = RE.one_line.sub(lambda found: found[0].replace("\n", " "), text)
+    text = RE.exclaimed.sub(r"\1.", text)
     found, text = [part for part in BOX.findall(text) if part.strip()], BOX.sub("\0", text)
-    beside = BESIDE_BOX.findall(text)
-    said = [SAYS.end_of_answer.split(part.lstrip(" \t\n*_:"), 1)[0] for part in SAYS.declared.split(text)[1:]]
+    beside = RE.beside_box.findall(text)
+    said = [RE.end_of_answer.split(part.lstrip(" \t\n*_:"), 1)[0]
+            for part in RE.declared.split(text)[1:]]
     said = [re.split(r"(?i)\b(?:because|since|where)\b", part, maxsplit=1)[0] for part in said
             if "\0" not in part and part.strip(" *_$`")]
-    found += [SAYS.aside.sub("", part) for part in said if not found or not PROSE.search(part)]
+    found += [RE.aside.sub("", part) for part in said if not found or not PROSE.search(part)]
     moment = MOMENT.search(clean(gold)) and not re.search("ratio|odds|scale", question)
     ratio = re.fullmatch(r"\s*[0-9.]+\s*(?::|\{:\})\s*[0-9.]+\s*", gold)
     number = not moment and "=" not in gold and plain_number(gold, bool(ratio))
     ratio = number and (":" in gold or number[0].denominator > 1)
     wanted = "" if number else word(gold)
-    listed = not (number or moment or SAYS.choice.fullmatch(wanted))  # "x = 3 or x = 5" is one list
-    reading = SAYS.yes_no if wanted in ("yes", "no") else SAYS.said
-    last_line = text.rpartition("\n")[2][-LONGEST_ANSWER:]
-    if not found and not SAYS.no_answer.search(last_line):
-        sentence = SAYS.aside.sub("", marked.rpartition("\n")[2][-LONGEST_ANSWER:])
-        sentence = re.split(r"[.!?]\s+", sentence)[-1]
-        bold = not SAYS.hedged.search(sentence) and BOLD.fullmatch(sentence)
-        if number:
-            if bold and re.search("[0-9]", bold[2]):  # and what follows, to the next number
-                text = bold[1] + bold[2] + re.match("[^0-9(]*", bold[3])[0]
-                text = EXCLAIMED.sub(r"\1.", text)
-            found, beside = last_number(text, ratio), [text[-LONGEST_ANSWER:]]
-        elif bold and re.fullmatch(r"(?: [a-z]+){0,3}\W*", bold[3]) and not (
-                FORMULA.search(last_line) or listed and reading.fullmatch(last_line)):
-            found = [bold[2]]
-        elif 0 < len(last_line) <= 100 or FORMULA.search(last_line):
-            found = [last_line]
+    listed = not (number or moment or RE.choice.fullmatch(wanted))  # "x = 3 or x = 5" is one list
+    reading = RE.yes_no if wanted in ("yes", "no") else RE.said
+    if not found and not RE.no_answer.search(text.rpartition("\n")[2][-LONGEST_ANSWER:]):
+        found, beside = undeclared(text, marked, number, ratio, listed and reading)
     if listed:
-        found = [", ".join(FORMULA.findall(part[: LONGEST_ANSWER + 100])) or part for part in found]
+        found = [", ".join(RE.formula.findall(part[: LONGEST_ANSWER + 100])) or part
+                 for part in found]
         found = [said[said.lastindex] if wanted.isalpha() and (
             said := reading.fullmatch(TEXT.sub(r"\1", part))) else part for part in found]
     found = list(dict.fromkeys(found))
-    if len(found) > MOST_ANSWERS or SAYS.not_boxed.search(text) or any(
+    if len(found) > MOST_ANSWERS or RE.not_boxed.search(text) or any(
             other_unit(f"0 {part}", gold, question) for part in beside):
         return [], [False]
     while any(map(BOX.search, found)):  # a box in a box
         found = [BOX.sub(r" \1 ", part) for part in found]
     parts = found if number else list(map(clean, found))
     return parts, [
-        False if len(part) > LONGEST_ANSWER or SAYS.unfinished.search(raw[:LONGEST_ANSWER])
+        False if len(part) > LONGEST_ANSWER or RE.unfinished.search(raw[:LONGEST_ANSWER])
         or other_unit(part, gold, question)
         else same_number(part, number, question, ratio) if number
         else same_moment(part, clean(gold)) if moment else same_text(part, gold, question)
@@ -158,17 +129,30 @@ def judged(text, gold, question=""):
 def formulas_of(question):
     """The formulas that a question shows, as LaTeX or, of numbers, as plain text."""
     text = re.sub(r"square root of ([0-9]+)", r"\\sqrt{\1}", question)
-    found = FORMULA.findall(text) + [
-        part for part in PIECE.findall(FORMULA.sub(" $ ", text)) if SIGNED.search(part)]
-    return tuple(part for part in found if not re.fullmatch("[-+0-9., ]*", part))
+    found = RE.formula.findall(text) + [
+        part for part in RE.piece.findall(RE.formula.sub(" $ ", text)) if RE.signed.search(part)]
+    return tuple(part for part in found if not RE.no_formula.search(part))
 
 
-def last_number(text, ratio):
-    """[the last number of the prose with the words around it]; [] if there is none, or a list."""
-    found = LAST_NUMBER.search(bare(text[-LONGEST_ANSWER // 2 :], ratio))
+def undeclared(text, marked, number, ratio, reading):
+    """([an answer], [it and its unit]): what alone is bold in the last sentence, else the last
+    number with the words around it or, where no number is asked for, the last line; or ([], [])."""
+    line = text.rpartition("\n")[2][-LONGEST_ANSWER:]
+    sentence = RE.aside.sub("", marked.rpartition("\n")[2][-LONGEST_ANSWER:])
+    sentence = re.split(r"[.!?]\s+", sentence)[-1]
+    bold = not RE.hedged.search(sentence) and RE.bold.fullmatch(sentence)
+    if not number:
+        if bold and re.fullmatch(r"(?: [a-z]+){0,3}\W*", bold[3]) and not (
+                RE.formula.search(line) or reading and reading.fullmatch(line)):
+            return [bold[2]], []
+        return [line] if 0 < len(line) <= 100 or RE.formula.search(line) else [], []
+    if bold and re.search("[0-9]", bold[2]):  # and what follows, to the next number
+        text = RE.exclaimed.sub(r"\1.", bold[1] + bold[2] + re.match("[^0-9(]*", bold[3])[0])
+    found = LAST_NUMBER.search(bare(text := text[-LONGEST_ANSWER // 2 :], ratio))
     # "|" stands for the number before it: a word has to follow, or the two are a list.
     part = found and ("|" if found.start() > 0 else "") + found[0]
-    return [part] if part and plain_number(part) else []
+    beside = re.findall(r"\$?[0-9][0-9.,]*[^0-9]*\Z", text)
+    return [part] if part and plain_number(part) else [], beside
 
 
 @functools.lru_cache(maxsize=1024)  # gold answers come again: a quarter of the time
@@ -194,7 +178,7 @@ def bare(part, ratio=False):
     if SIMPLE.fullmatch(part):
         return part.strip().rstrip(" .")
     part = CJK.sub(
-        lambda found: " not hundred " if SAYS.cjk_changed.search(found[0]) else " word ", part)
+        lambda found: " not hundred " if RE.cjk_changed.search(found[0]) else " word ", part)
     left, _, right = clean(part).partition(r"\approx")  # 22/7, about 3.14; x, about 11
     part = left if re.search("[0-9]", left) else right or left
     part = FRACTION.sub(r" \1\5\3\7\2\4/\6\8 ", TEXT.sub(r" \1 ", part))
@@ -207,7 +191,7 @@ def bare(part, ratio=False):
 @functools.lru_cache(maxsize=4096)  # the samples of a prompt repeat
 def plain_number(part, ratio=False):
     """(value, percent, unit, in lowest terms) of one plain number, perhaps with words; or None."""
-    if not (found := PLAIN.fullmatch(bare(part, ratio))) or SAYS.changed.search(found[1]):
+    if not (found := PLAIN.fullmatch(bare(part, ratio))) or RE.changed.search(found[1]):
         return None
     _, sign, whole, top, bottom, power, percent, unit = found.groups()
     number, lowest = Fraction(top.replace(",", "")), True
@@ -221,14 +205,14 @@ def plain_number(part, ratio=False):
 def same_number(part, gold, question="", ratio=False):
     """Whether a text is right, for a gold answer of plain_number; None: ask Math-Verify."""
     if not (found := plain_number(part, ratio)):
-        constant = CONSTANT.fullmatch(UNIT_AT_END.sub("", clean(part)))
+        constant = RE.constant.fullmatch(UNIT_AT_END.sub("", clean(part)))
         return None if constant and not gold[1] else False
     (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold
-    if unit and gold_unit and unit != gold_unit or not lowest and SAYS.lowest.search(question):
+    if unit and gold_unit and unit != gold_unit or not lowest and RE.lowest.search(question):
         return False
     if value == gold_value:
         # .05% for .05, also as a probability, and 7% of apples
-        if percent and not gold_percent and (question or abs(value) < 1) and not SAYS.percent.search(
+        if percent and not gold_percent and (question or abs(value) < 1) and not RE.percent.search(
                 question if abs(value) > 1 else question.replace("probab", "")):
             return False
         return None if "^" in part and "10" in question else True  # scientific
@@ -240,9 +224,9 @@ def same_number(part, gold, question="", ratio=False):
 def unit_of(part):
     """[(kind, name), ...] of the unit at the end of an answer: "5 square feet" has "2" and ft. []:
     there is none, or a word that is no unit."""
-    if degree := SAYS.degree.search(part):
+    if degree := RE.degree.search(part):
         return [("angle", f"degree_{degree[1].lower()}".strip("_"))]
-    end = MONEY.search(part) or UNIT_AT_END.search(clean(part))
+    end = RE.money.search(part) or UNIT_AT_END.search(clean(part))
     end = re.sub(r"(?<=\w) (?:of|is|from|long|wide|high|deep|away)\b.*", "", end[0]) if end else ""
     words = re.findall(r"[a-z$]+|[2-9]", TEXT.sub(r" \1 ", end).lower())
     found = [UNITS.get(word) for word in words if word != "per"]
@@ -267,11 +251,9 @@ def other_unit(part, gold, question):
 
 def same_moment(part, gold):
     """Whether a time or date is right, as it is written; "4:20" and "4:20 PM" are the same."""
-    found, wanted = (re.sub(  # "It was on"
-        r"[.,]|(?<=[0-9])(?:st|nd|rd|th)\b|^(?!.*\b(?:not?|or)\b)[^0-9]*\b(?:on|is|was) (?:the )?",
-        "", TEXT.sub(r" \1", one)).lower() for one in (part, gold))
-    found, wanted = (re.sub(rf"([0-9]+) (?:of )?{MONTH}|{MONTH}", r"\2\3 \1", one)  # 14 May
-                     for one in (found, wanted))
+    found, wanted = (re.sub(rf"([0-9]+) (?:of )?{MONTH}|{MONTH}", r"\2\3 \1",  # 14 May
+                            RE.no_date.sub("", TEXT.sub(r" \1", one)).lower())
+                     for one in (part, gold))
     if not (time := re.fullmatch(r"([0-9]+:[0-9]+) *([ap]m)?", wanted)):
         return found.split() == wanted.split()
     said = re.findall("([0-9]+:[0-9]+) *([ap]m)?", found)
@@ -298,16 +280,16 @@ def same_text(part, gold, question=""):
         return False  # (b, a) = (1, 2), where (a, b) is asked
     sides = [part, clean(gold)] if ("=" in part) == ("=" in gold) else [
         side.rpartition("=")[2] for side in (part, clean(gold))]
-    marks = [MARK.findall(side.replace("^\\prime", "'")) for side in sides]  # f'(x), \bar{A}
+    marks = [RE.mark.findall(side.replace("^\\prime", "'")) for side in sides]  # f'(x), \bar{A}
     prose = len(PROSE.findall(part)) > 3 and not PROSE.search(gold)
     return False if prose or marks[0] != marks[1] or (
-        UNEVALUATED.search(part) and not UNEVALUATED.search(gold)) else None
+        RE.unevaluated.search(part) and not RE.unevaluated.search(gold)) else None
 
 
 def word(part):
     """"B" of "(B) 12 cm", "sunday" of "Sunday", 25_7 of 25_{7}."""
     text = TEXT.sub(r"\1", clean(part)).strip(" *`")
-    if found := SAYS.choice.fullmatch(text):
+    if found := RE.choice.fullmatch(text):
         return found[1]
     if base := re.fullmatch(r"\(?(\w+)\)?\s*(?:_\s*\{?|\(?(?:in )?base )(\w+)\W*", text):
         return f"{base[1]}_{BASES.get(base[2], base[2])}"
