@@ -18,7 +18,8 @@ def test_the_line_names_the_end_its_interval_and_the_last_value():
     line = forecast_line(C, R, 16_000)
     value, low, high, naive = map(float, re.fullmatch(
         r"end (\.\d\d) \[(\.\d\d), (1?\.\d\d)\] · naive (\.\d\d) \(.*\)", line).groups())
-    assert line.endswith(f" ({judge(fit_curve(C, R, bootstrap=100), np.full(5, 16_000))['verdict']})")
+    told = judge(fit_curve(C, R, bootstrap=100), np.full(5, 16_000))
+    assert line.endswith(f" ({told['verdict']})")
     assert value == pytest.approx(fit_curve(C, R, bootstrap=0).curve(16_000), abs=0.006)
     assert 0 <= low < value < high <= 1 and naive == pytest.approx(R[-3:].mean(), abs=0.006)
 
@@ -89,7 +90,7 @@ def test_where_the_law_is_no_better_the_forecast_is_the_last_value(monkeypatch):
         assert forecast_line(C, R, 32_000) == f"end .45{where} · naive .45 (v)"
 
 
-def test_a_short_fall_is_seen_from_step_0(tmp_path):
+def test_a_short_fall_is_seen_from_step_0():
     """Five evaluations after step 0 are too few for three and three."""
     told = verdict_of(np.arange(6.0), np.linspace(0.8, 0.45, 6))
     assert told["verdict"] == forecast.LAST_VALUE
