@@ -73,8 +73,7 @@ def ahead_lines(fit, predict, target):
         why = best if fit.R.max() >= target else fit.no_interval
         yield (f"to reach {target:g} takes compute {C:.3g} {span(*interval(draws))}"
                if np.isfinite(C) else f"no forecast of {target:g}: {why}" if why else
-               f"{target:g} is never reached: the ceiling is {fit.A:.3f} "
-               f"{span(*fit.ci['A'], '.3f')}")
+               f"{target:g} is never reached: the ceiling is {with_interval(fit, 'A')}")
 
 
 def report_run(args, refit, curve, prior=None):
@@ -129,8 +128,7 @@ def arguments(argv):
     add("--by-problem", action="store_true", help="also from the counts of each problem (right@k)")
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
-    add("--plan", type=float, metavar="W", help="the answers that a forecast of +-W takes, for the "
-        "curve of RUN, or before any run for --curve")
+    add("--plan", type=float, metavar="W", help="answers for a forecast of +-W, of RUN or --curve")
     add("--apart", type=float, metavar="D", help="--plan for telling two recipes D apart")
     add("--curve", type=float, nargs=4, metavar=tuple(THETA), default=(0.8, 1.8, 0.4, 0.25),
         help="of --plan without RUN; C_mid as a share of the run (default: 0.8 1.8 0.4 0.25)")
@@ -173,8 +171,7 @@ def report(args):
         raise BadInput(f"--by-problem and --out take one run of one task, not {len(curves)}")
     options = {name: getattr(args, name) for name in (
         "law", "method", "R0", "c_min", "bootstrap", "answers")}
-    # Each run has a seed of its own: else replicates would move together, and differences would
-    # look sure.
+    # A seed for each run: else replicates would move together, and differences would look sure.
     refits = {curve.label: partial(fit_curve, **options, seed=i) for i, curve in enumerate(curves)}
     for curve in curves:
         found, doubts, judged = report_run(args, refits[curve.label], curve, prior)
@@ -199,8 +196,7 @@ def main(argv=None):
     try:
         report(arguments(argv))
         return 0
-    # BadInput, or matplotlib's about --out; a reader's package is not there; JSON is too deep.
-    except (ValueError, OSError, ImportError, RecursionError) as error:
+    except (ValueError, OSError, ImportError, RecursionError) as error:     # the last: deep JSON
         package = {"google": "protobuf"}.get(name := getattr(error, "name", None), name)
         print(f"fit.py: {error}" + (f": pip install {package}" if package else ""), file=sys.stderr)
         return 2

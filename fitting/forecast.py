@@ -64,9 +64,8 @@ def verdict_line(told, where):
 
 
 def forecast_line(C, R, end):
-    """The forecast at compute `end`, from C and R (n,) so far, step 0 included -> "end .84 [.71,
-    .96] · naive .70 (forecast usable)"; "" before the sixth evaluation, at the end, and if no fit
-    is possible."""
+    """The forecast at compute `end`, from C and R (n,) with step 0 -> "end .84 [.71, .96] · naive
+    .70 (forecast usable)"; "" before the sixth evaluation, at the run's end, and without a fit."""
     C, R = np.asarray(C, float), np.asarray(R, float)
     if C.size < FEW or not C.max(initial=0) < end < np.inf:
         return ""

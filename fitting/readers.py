@@ -265,13 +265,13 @@ def evaluations(rows, x, y, path):
 
 def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     """Read "PATH", or "NAME=PATH,PATH,..." (seeds of one recipe, pooled), in which PATH may be
-    TABLE:RUN, see `places_of`, or wandb:ENTITY/PROJECT/RUN.
+    TABLE:RUN, see `places_of`, or wandb:ENTITY/PROJECT/RUN. It may hold = and , itself.
 
     x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has,
     which all logs need.  x_scale multiplies compute (GPU-hours a step); reward_range -> [0, 1]."""
     ways = ("", spec), spec.partition("=")[::2], spec.rpartition("=")[::2]
     name, paths = next((way for way in ways if os.path.exists(way[1])), ways[2])
-    paths = [paths] if os.path.exists(paths) else paths.split(",")    # a path wins over its = and ,
+    paths = [paths] if os.path.exists(paths) else paths.split(",")
     lo, hi = reward_range
     if lo == hi:
         raise BadInput(f"--reward-range takes two different numbers, got {lo:g} {hi:g}")
@@ -303,15 +303,14 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
 def read_curves(runs, x=None, y=None, *others):
     """Several runs, several columns y of each -> curves; what the first has, the others need."""
     curves, tasks = [], y or [None]
+    if twice := [run for run in runs if runs.count(run) > 1]:
+        raise BadInput(f"{twice[0]} is given twice")
     for run in runs:
         curves += [load(run, x, task, *others) for task in tasks]
         x, tasks = x or metric(curves[0].x), y or [metric(curves[0].y)]
     if len(tasks) > 1:                                        # one label a run will not do
-        curves = [replace(curve, label=f"{curve.label} {curve.y}" if len(runs) > 1 else curve.y)
-                  for curve in curves]
-    elif len({curve.label for curve in curves}) < len(curves):  # folders of one name: by path
-        curves = [replace(curve, label=run) for curve, run in zip(curves, runs)]
-    labels = [curve.label for curve in curves]
-    if twice := [label for label in labels if labels.count(label) > 1]:
-        raise BadInput(f"{twice[0]} is given twice: NAME=PATH gives each run a name of its own")
+        return [replace(curve, label=f"{curve.label} {curve.y}" if len(runs) > 1 else curve.y)
+                for curve in curves]
+    if len({curve.label for curve in curves}) < len(curves):  # folders of one name: by path
+        return [replace(curve, label=run) for curve, run in zip(curves, runs)]
     return curves

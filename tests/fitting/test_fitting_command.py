@@ -59,7 +59,7 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     *(([f"value{i}.json"], "not JSON objects") for i in range(3)),
     (["cells.json"], "it has: cells"),
     (["deep.json"], "maximum recursion depth exceeded"),
-    (["run", "run"], "run is given twice: NAME=PATH gives each run a name"),
+    (["run", "run"], "fit.py: run is given twice"),
     (["run", "--like", "run", "--law", "power"], "--like is of the sigmoid, not of --law power"),
     (["run", "--like", "falls"], "--like: earlier run 1 shows no rise, nor its B: leave it out"),
     (["run", "--like", "run", "zero"], "--like: earlier run 2 shows no rise"),
