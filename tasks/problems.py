@@ -51,7 +51,7 @@ def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
             raise TaskError(f"task and eval_tasks name {pool[0].task!r} twice")
         names.add(pool[0].task)
         if part in parts:
-            train[part], held[part] = split_pool(part, pool, part_heldout)
+            train[part], held[part] = split_pool(part, pool, part_heldout, unread)
         else:
             extra += pool
 
@@ -101,12 +101,13 @@ def options_by_part(options, parts, evaluated=()):
     return options
 
 
-def split_pool(name, pool, heldout):
+def split_pool(name, pool, heldout, unread):
     """(train, heldout): the same share of every level (else the pass rate has the luck of the draw)
     is held out, lowest hashes first: whatever seed and size, a question is on the same side."""
     if heldout >= len(pool):
+        cause = f"; {len(unread)} records cannot, the first: {unread[0]}" if unread else ""
         raise TaskError(f"heldout = {heldout} leaves nothing to train on: {name!r} has {len(pool)} "
-                        "distinct problems that can be used")
+                        f"distinct problems that can be used{cause}")
     ranked = sorted(pool, key=lambda p: (p.level, p.id))
     order = dealt([[*level] for _, level in groupby(ranked, key=lambda p: p.level)])
     return order[heldout:], order[:heldout]

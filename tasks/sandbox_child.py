@@ -39,16 +39,22 @@ def main():
     builtins.exit = builtins.quit = sys.exit  # `site`, which we skip (-S), would make them
     code = compile(program, "solution.py", "exec")
     sys.setrecursionlimit(50_000)  # LiveCodeBench's
-    namespace = {"__name__": "solution" if name else "__main__"}
+    sys.set_int_max_str_digits(0)
+    # They stand among the builtins: so the namespace has only what the program itself sets.
+    prelude = dict(vars(builtins))
     for form in ("from {} import *", "import {}"):
         for module in PRELUDE:
-            exec(form.format(module), namespace)
+            exec(form.format(module), prelude)
+    prelude["open"] = lambda file, *how, **options: open(  # in here is no /dev/stdin
+        os.dup(0) if file == "/dev/stdin" else file, *how, **options)
+    namespace = {"__name__": "solution" if name else "__main__", "__builtins__": prelude}
     if name:  # the output is the function's value as JSON; what it prints goes nowhere
         result = os.dup(1)
         os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
     exec(code, namespace)
     if name:
-        function = namespace.get(name) or getattr(namespace["Solution"](), name)
+        solution = namespace["Solution"]() if "Solution" in namespace else None
+        function = getattr(solution, name, None) or namespace[name]
         os.write(result, json.dumps(function(*arguments)).encode())
 
 
