@@ -1,11 +1,9 @@
 """Runs programs that a model wrote, against unit tests, in a sandbox (paper: math and code).
 
-One process for one test, in namespaces that bubblewrap (`bwrap`) makes: no network, no process in
-sight, no environment, nothing to write to and no files but Python's library. Limits on CPU time,
-memory and files, a deadline, no capabilities, and a filter of system calls. The expected outputs
-stay on this side. A program may start threads, but no process and no other program: so nothing can
-outlive it. Where namespaces are not allowed (many containers), Landlock takes their place, behind
-which names, sizes and dates of files can be seen. Where the kernel has neither, code is refused.
+One process a test, in namespaces that bubblewrap (`bwrap`) makes or, where none are allowed (many
+containers), behind Landlock: no network, no environment, nothing to write to, no files but Python's
+library; with limits, without capabilities, behind a filter of system calls. The expected outputs
+stay on this side. A program may start threads, but no process: so nothing can outlive it.
 A sandbox is no proof: the kernel itself is in reach. sandbox_child.py goes on from here.
 """
 
@@ -21,10 +19,10 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import textwrap
 from decimal import Decimal
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 
@@ -62,13 +60,12 @@ def read_tests(value, metadata=None):
         and {"func_name": "f"} in the record's metadata
     """
     tests = json.loads(value) if isinstance(value, str) else value
-    first = tests if isinstance(tests, dict) else tests[0]
-    name = first.get("fn_name") or None  # some have an empty text
-    if first is tests:  # a text for a list is one test
-        sides = ([x] if isinstance(x, str) else x for x in (tests["inputs"], tests["outputs"]))
-        pairs = zip(*sides, strict=True)
+    if isinstance(tests, dict):  # a text for a list is one test
+        first, sides = tests, (tests["inputs"], tests["outputs"])
+        pairs = zip(*([x] if isinstance(x, str) else x for x in sides), strict=True)
     else:
-        pairs = [(test["input"], test["output"]) for test in tests]
+        first, pairs = tests[0], [(test["input"], test["output"]) for test in tests]
+    name = first.get("fn_name") or None  # some have an empty text
     if first.get("testtype") == "functional":
         name = (json.loads(metadata) if isinstance(metadata, str) else metadata)["func_name"]
         pairs = [([json.loads(x) for x in i.splitlines()], [json.loads(o)]) for i, o in pairs]
@@ -103,9 +100,8 @@ KILLED = -signal.SIGKILL, 128 + signal.SIGKILL  # by clock or CPU time; the seco
 
 
 def run_tests(program, tests, limits=Limits()):
-    """"correct" if every test passes, else of the first failure "wrong" (another output, or the
-    program failed) or "timeout" (of clock or CPU time). Raises SandboxError: the sandbox itself
-    failed, which says nothing about the program."""
+    """"correct" if every test passes, else of the first failure "wrong" (or the program failed) or
+    "timeout" (of clock or CPU time). SandboxError: the sandbox failed, and nothing is known."""
     same = same_result if tests.fn_name else same_output
     for given, expected in zip(tests.inputs, tests.outputs, strict=True):
         code, output, _ = run_program(program, tests.fn_name, given, limits, which_walls())
@@ -117,8 +113,7 @@ def run_tests(program, tests, limits=Limits()):
 
 
 def same_output(found, expected):
-    """Whether two texts agree word by word: 3.0 is 3 (LiveCodeBench); decimals to six digits, as
-    contests ask (LiveCodeBench: to all; TACO: to five, and to 1e-8 near 0)."""
+    """Whether two texts agree word by word: 3.0 is 3 (LiveCodeBench); decimals to six digits."""
     found, expected = found.split(), expected.split()
     try:
         return len(found) == len(expected) and all(
@@ -132,18 +127,15 @@ def same_output(found, expected):
 def same_result(output, right):
     """Whether this JSON is one of the values that are right."""
     try:
-        found = json.loads(output)
-        return any(same_value(found, expected) for expected in right)
+        return any(same_value(json.loads(output), expected) for expected in right)
     except (ValueError, RecursionError, OverflowError):  # no JSON; too deep; beyond all floats
         return False
 
 
 def same_value(found, expected):
-    """Equality of JSON values; floats, wherever they stand, to nine digits, which forgives the
-    order of a sum (LiveCodeBench's and TACO's checkers compare all digits), and true is not 1."""
-    if isinstance(found, dict) and isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(
-            same_value(found[key], value) for key, value in expected.items())
+    """Equality of JSON values; floats, wherever they stand, to nine digits; true is not 1."""
+    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
+        found, expected = [found[key] for key in expected], [*expected.values()]
     if isinstance(found, list) and isinstance(expected, list):
         return len(found) == len(expected) and all(map(same_value, found, expected))
     if type(expected) is float and type(found) in (int, float):
@@ -167,10 +159,9 @@ def system_call_filter(machine):
     load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06  # <linux/bpf_common.h>
     allow, kill, refuse = 0x7FFF0000, 0x80000000, 0x00050000  # <linux/seccomp.h>
     denied = (give, 0, 0, refuse | errno.EPERM)
-    steps = [  # (what to do, steps to skip if true, if false, operand)
-        (load, 0, 0, 4), (equal, 1, 0, ARCHITECTURES[machine]), (give, 0, 0, kill),
-        (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), denied,  # x86-64's second set of numbers
-    ]  # fmt: skip
+    # What to do, steps to skip if true, if false, operand; at the end x86-64's second numbers.
+    steps = [(load, 0, 0, 4), (equal, 1, 0, ARCHITECTURES[machine]), (give, 0, 0, kill),
+             (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), denied]  # fmt: skip
     tests = {"is": (equal, 0, 1), "is_not": (equal, 1, 0), "lacks": (any_bit, 1, 0)}
     for row in DENIED:
         test = []
@@ -191,16 +182,16 @@ def which_walls():
                            "a virtual machine with Linux will do")
     if not (cause := failure("bubblewrap")):
         return "bubblewrap"
-    causes = {"bubblewrap": cause, "Landlock": failure("Landlock")}
-    if not causes["Landlock"]:
+    if not (second := failure("Landlock")):
         print("programs run behind Landlock, as bubblewrap can make no namespaces here; they can "
               "see the names of files outside (docs/tasks.md)", file=sys.stderr)
         return "Landlock"
     raise SandboxError(
-        f"code cannot be verified: no sandbox can be made here ({causes}); install bubblewrap (apt "
-        "install bubblewrap) and allow user namespaces: on Ubuntu 24.04 by `sudo sysctl -w kernel."
-        "apparmor_restrict_unprivileged_userns=0`, for Docker `docker run --security-opt seccomp="
-        "unconfined --security-opt apparmor=unconfined`; or take a kernel with Landlock (5.13)")
+        f"code cannot be verified: no sandbox can be made here (bubblewrap: {cause}; Landlock: "
+        f"{second}); apt install bubblewrap, and allow user namespaces: on Ubuntu 24.04 by `sudo "
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, for Docker by `docker run "
+        "--security-opt seccomp=unconfined --security-opt apparmor=unconfined`; or take a kernel "
+        "with Landlock (5.13)")
 
 
 def failure(walls):
@@ -209,12 +200,11 @@ def failure(walls):
         code, output, complaint = run_program("print('ready')", None, "", Limits(), walls)
     except (OSError, SandboxError) as error:
         return str(error)
-    why = complaint.strip().rpartition("\n")[2]  # of a traceback the last line
+    why = complaint.rpartition("\n")[2]  # of a traceback the last line
     return None if output == "ready\n" else f"ended with {code}: {why}"
 
 
-# The interpreter's files, which a program may read.
-READABLE = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", f"{sys.base_prefix}/lib"]
+READABLE = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", f"{sys.base_prefix}/lib"]  # to programs
 
 
 def child_command(walls):
@@ -227,26 +217,21 @@ def child_command(walls):
         return inner
     if not (bwrap := shutil.which("bwrap")):
         raise SandboxError("bubblewrap is not installed")
-    command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session",
-               "--cap-drop", "ALL", "--dev-bind", "/dev/null", "/dev/null"]
-    for path in (*READABLE, python, child):
-        command += ["--ro-bind-try", path, path]
-    return [*command, "--remount-ro", "/", "--chdir", "/", *inner]
+    seen = [word for path in (*READABLE, python, child) for word in ("--ro-bind-try", path, path)]
+    return [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session",
+            "--cap-drop", "ALL", "--dev-bind", "/dev/null", "/dev/null", *seen,
+            "--remount-ro", "/", "--chdir", "/", *inner]
 
 
 def run_program(program, name, given, limits, walls):
     """(exit code, output, end of complaint) of a process with the text `given` on its input or,
     with a function's name, its list of arguments. The output goes to files: the kernel bounds them.
-    Raises SandboxError: the program did not begin."""
+    The child empties the request when the program begins; if it did not, that is a SandboxError."""
     rlimits = {"CPU": limits.cpu_s, "AS": limits.memory_bytes, "FSIZE": limits.file_bytes,
                "NOFILE": 64, "CORE": 0}  # fmt: skip
     steps = system_call_filter(os.uname().machine)
-    with (
-        tempfile.TemporaryFile() as request,  # the child empties it when the program begins
-        tempfile.TemporaryFile() as stdout,
-        tempfile.TemporaryFile() as stderr,
-    ):
-        landlock = READABLE if walls == "Landlock" else None
+    landlock = READABLE if walls == "Landlock" else None
+    with TemporaryFile() as request, TemporaryFile() as stdout, TemporaryFile() as stderr:
         marshal.dump((rlimits, steps, program, name, given, landlock), request)
         request.seek(0)
         try:

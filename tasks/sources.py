@@ -46,16 +46,15 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def load_pool(name, heldout, seed, options):
-    """(all distinct problems of one task, training and held-out together; a sentence for each
-    record that is none). Raises TaskError."""
+    """(all distinct problems of one task; a sentence for each bad record). Raises TaskError."""
     try:
         if name == "toy":
             return toy_problems(heldout, seed, **checked_options(name, options, TOY_OPTIONS)), []
         if name.startswith("reasoning_gym:"):
             return reasoning_gym_problems(name, heldout, seed, **options), []
         if name in PRESETS or name.startswith("hf:") or name.lower().endswith(FILES):
-            defaults = COLUMNS | PRESETS.get(name, {})
-            return record_problems(name, checked_options(name, options, defaults))
+            options = checked_options(name, options, COLUMNS | PRESETS.get(name, {}))
+            return record_problems(name, options)
     except ImportError as error:
         raise TaskError(f"task {name!r} needs a package: pip install {error.name}") from error
     if name.endswith(".py"):
@@ -111,14 +110,13 @@ def worked_steps(expression, modulus=None):
 
 
 def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
-    """Problems of one Reasoning Gym generator, with its own options: `size` and those held out, or
-    fewer. Questions repeat where there are few, so it asks for four times as many."""
+    """`size` problems of one Reasoning Gym generator and those held out; or fewer."""
     import reasoning_gym
 
     generator, problems = name.removeprefix("reasoning_gym:"), {}
     try:
         wanted = size + heldout
-        # It draws problem i from seed + i: keep seeds a million apart (NumPy takes 32 bits).
+        # It draws problem i from seed + i, and some again: keep seeds a million apart (of 32 bits).
         source = reasoning_gym.create_dataset(
             generator, seed=1_000_000 * seed % 2**31, size=4 * wanted, **options)
     except (TypeError, ValueError, AssertionError) as error:  # how its configurations refuse
@@ -172,8 +170,10 @@ PRESETS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
 def read_records(name, options):
     """The records of a file, or of a data set of the hub (or of a folder of that name here).
     JSON and CSV not by `datasets`, for which the CSV answer "007" is 7.0. Raises TaskError."""
+    if (ending := Path(name).suffix.lower()) not in (".csv", ".json", ".jsonl"):
+        import datasets  # 0.8 s
+        import pyarrow.parquet
     try:
-        ending = Path(name).suffix.lower()
         if ending == ".csv":
             csv.field_size_limit(2**31 - 1)  # unit tests may be longer than 128 KiB
             with open(name, encoding="utf-8-sig", newline="") as file:  # byte-order mark or not
@@ -193,16 +193,10 @@ def read_records(name, options):
                     records[i] = json.loads(line)
             return records
         if ending == ".parquet":
-            import pyarrow.parquet
-
             return pyarrow.parquet.ParquetFile(name).read().to_pylist()
-        import datasets  # 0.8 s
-
         repository = options.get("repository") or name.removeprefix("hf:")
         return [record for config in options["config"].split("+") for record in
                 datasets.load_dataset(repository, config or None, split=options["split"])]
-    except ImportError:
-        raise
     except Exception as error:  # other people's programs: errors of any class
         cause = (str(error).strip() or repr(error)).splitlines()[0]
         cure = "; save it as UTF-8" if isinstance(error, UnicodeError) else ""
@@ -255,8 +249,7 @@ def record_problem(record, task, columns, mark):
         raise TaskError(f"is no JSON object: {str(record)[:60]!r}")
     if None in record:
         raise TaskError(f"has more fields than the first line: {str(record[None])[:60]}")
-    kind = column(record, "kind")
-    kind = kind if kind in KINDS else columns["kind"]
+    kind = record["kind"] if record.get("kind") in KINDS else columns["kind"]
     question, answer = (text_of(column(record, columns[role])) for role in USUAL)
     if kind == "code":
         try:

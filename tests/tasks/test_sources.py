@@ -390,7 +390,7 @@ def test_long_lists_of_unit_tests_keep_their_longest_inputs():
 @pytest.mark.parametrize(
     ("value", "message"),
     [("{", "Expecting"), ({"tests": []}, "'inputs'"), ([], "list index"),
-     ([1], "no attribute"), ({"inputs": ["1"], "outputs": None}, "NoneType"),
+     ([1], "not subscriptable"), ({"inputs": ["1"], "outputs": None}, "NoneType"),
      ([{"type": "function_call", "fn_name": "f", "input": [1], "output": 1},
        {"input": "1", "output": "1"}], "lists of its arguments"),
      ([{"input": "1"}], "'output'")],
