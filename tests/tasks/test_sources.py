@@ -424,6 +424,7 @@ BAD_LINES = [
     (r'{"question": "\ud800", "answer": "2"}', "cannot be read: 'utf-8' codec can't encode cha"),
     ('{"question": "1+1", "answer": "2", "level": "%s"}' % ("9" * 5_000),
      "cannot be read: Exceeds the limit (4300 digits)"),
+    ('{"question": "1+1", "answer": "%s", "kind": "code"}' % ("[" * 100_000), "has a bad field 'a"),
     ('{"question": "1+1", "answer": %s}' % ("[" * 900 + "]" * 900), ""),
     ('{"question": "1+1", "answer": %s, "kind": "code"}' % ("[" * 900 + "]" * 900), "has a bad f"),
 ]
