@@ -183,10 +183,9 @@ def interval(values):
     return np.percentile(values, [50 * (1 - LEVEL), 50 * (1 + LEVEL)], axis=0, method="nearest")
 
 
-def neighbors(residual):
-    """The lag-1 autocorrelation of residuals (..., n), in order of compute -> (...)."""
-    return (residual[..., 1:] * residual[..., :-1]).sum(-1) / \
-        np.maximum((residual ** 2).sum(-1), 1e-30)
+def neighbors(r):
+    """The lag-1 autocorrelation of residuals r (..., n), in order of compute -> (...)."""
+    return (r[..., 1:] * r[..., :-1]).sum(-1) / np.maximum((r ** 2).sum(-1), 1e-30)
 
 
 @dataclass(frozen=True)
@@ -411,9 +410,10 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
 
 # ---------------------------------------------------------------------------- 5. reasons to doubt
-def falls(R):
-    """(last mean, best mean, k) of k neighbors, a fifth of a run R (n,), if the last is lower by
-    more than 0.02 and 3 standard errors; else None."""
+def falls(fit):
+    """(last mean, best mean, k) of k neighbors, a fifth of the rewards, if the last is lower by
+    more than 0.02 and 3 standard errors; else None. A short run needs its step 0 to be seen."""
+    R = np.append(fit.R0, fit.R) if fit.n < FEW and fit.R0_from == "step 0" else fit.R
     k = max(3, R.size // 5)
     if R.size < 2 * k:
         return None
@@ -425,10 +425,10 @@ def falls(R):
 
 def diagnostics(fit):
     """The reasons to doubt a fit: sentences, with their numbers. The rules are ours."""
-    end, n = fit.C[-1], fit.n
+    end, n, left = fit.C[-1], fit.n, fit.A - float(fit.curve(fit.C[-1]))     # of the gain, ahead
     if fit.no_interval:
         yield f"no interval: {fit.no_interval}"
-    if found := falls(fit.R):
+    if found := falls(fit):
         yield (f"the reward falls at the end: {found[0]:.3f} over the last {found[2]} evaluations, "
                f"{found[1]:.3f} at its best; no law here describes a collapse")
     if fit.R0_from == "fitted" and fit.C[0] > 0:
@@ -439,16 +439,16 @@ def diagnostics(fit):
     if n >= 10 and fit.rmse > 1e-6 and share < 0.02:
         yield (f"the residuals have a trend (neighbors correlate at {ours:.2f}, in replicates at "
                f"{theirs.mean():.2f}): the law misses part of the shape, or the noise lasts")
-    if fit.law != "power" and end < 2 * fit.C_mid:
+    if fit.law != "power" and end < 2 * fit.C_mid and left > 0.1 * (fit.A - fit.R0):
         yield (f"the data end at {end:.3g}, before 2 C_mid = {2 * fit.C_mid:.3g}: the bend towards "
                "the ceiling has hardly been seen")
     low, high = fit.ci["B"]
     if high > 4 * low:
         yield f"B is only known to lie in [{low:.3g}, {high:.3g}]: more than a factor of 4"
-    (low, high), remaining = fit.ci["A"], fit.A - float(fit.curve(end))
-    if high - low > max(2 * SAME_A, remaining):
+    low, high = fit.ci["A"]
+    if high - low > max(2 * SAME_A, left):
         yield (f"the ceiling is only known to lie in [{low:.3f}, {high:.3f}], wider than the gain "
-               f"of {remaining:.3f} that it promises beyond the data")
+               f"of {left:.3f} that it promises beyond the data")
 
 
 # ------------------------------------------------------------------------------ 6. prediction

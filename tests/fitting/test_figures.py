@@ -72,6 +72,34 @@ def test_a_short_logarithmic_axis_has_labels_that_do_not_touch(first, last):
     assert len(shown) >= 3 and all(a[1] < b[0] for a, b in zip(edges, edges[1:]))
 
 
+def test_the_picture_is_of_the_fit_that_is_judged_and_claims_no_interval_where_there_is_none():
+    """With --like it showed the fit without earlier runs; of a constant run an empty patch."""
+    C, R = made(n=21)
+    curve = readers.Curve("r", C, R, "x", "y", Path("."))
+    whole, like = fit_curve(C, R, bootstrap=20), fit_curve(C, R, A_range=(0.9, 0.9), bootstrap=20)
+    figure = figures.plot_run(curve, whole, like, "with earlier runs")
+    shown = {line.get_label(): line for line in figure.axes[0].get_lines()}
+    dashes = shown["fit, with earlier runs"]
+    assert dashes.get_ydata() == pytest.approx(like.curve(dashes.get_xdata()))
+    assert figure.get_suptitle().startswith("r, with earlier runs\nA 0.900 [0.900, 0.900]")
+    for fits, has in (((whole,), True), ((fit_curve(C, R, bootstrap=0),), False)):
+        figure = figures.plot_run(curve, *fits)
+        named = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert ("90% interval" in named) == has
+        assert ("no interval" in figure.get_suptitle()) != has
+
+
+def test_dollars_in_names_are_no_formula():
+    C, R = made(n=9)
+    curve = readers.Curve("a$_{b$", C, R, "cost in $, of $", "y$^$", Path("."))
+    figure = figures.plot_run(curve, fit_curve(C, R, bootstrap=0))
+    figure.draw_without_rendering()
+    texts = [figure._suptitle, figure.axes[0].yaxis.label, figure.axes[1].xaxis.label]
+    for text in texts:
+        shown, math = text._preprocess_math(text.get_text())
+        assert not math and "$" in shown and "\\" not in shown
+
+
 def test_drawing_touches_no_global_state(tmp_path):
     """In somebody's notebook an imported fit.py must not close their figures or change backends."""
     run = write_run(tmp_path / "r", *made())
