@@ -87,9 +87,8 @@ def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
     marked = RE.decoration.sub("", EMPHASIS.sub(
         lambda found: f"\1{found[3]}\2" if found[2] else found[3], text[-LONGEST_TEXT:])).strip()
-    text = re.sub("[\1\2]", "", marked)
-    text = RE.one_line.sub(lambda found: found[0].replace("\n", " "), text)
-    text = RE.exclaimed.sub(r"\1.", text)
+    text = marked.replace("\1", "").replace("\2", "")
+    text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
     found, text = [part for part in BOX.findall(text) if part.strip()], BOX.sub("\0", text)
     beside = RE.beside_box.findall(text)
     said = [RE.end_of_answer.split(part.lstrip(" \t\n*_:"), 1)[0]
@@ -112,7 +111,7 @@ def judged(text, gold, question=""):
         found = [said[said.lastindex] if wanted.isalpha() and (
             said := reading.fullmatch(TEXT.sub(r"\1", part))) else part for part in found]
     found = list(dict.fromkeys(found))
-    if len(found) > MOST_ANSWERS or RE.not_boxed.search(text) or any(
+    if len(found) > MOST_ANSWERS or "\0" in text and RE.not_boxed.search(text) or any(
             other_unit(f"0 {part}", gold, question) for part in beside):
         return [], [False]
     while any(map(BOX.search, found)):  # a box in a box
@@ -138,9 +137,8 @@ def undeclared(text, marked, number, ratio, reading):
     """([an answer], [it and its unit]): what alone is bold in the last sentence, else the last
     number with the words around it or, where no number is asked for, the last line; or ([], [])."""
     line = text.rpartition("\n")[2][-LONGEST_ANSWER:]
-    sentence = RE.aside.sub("", marked.rpartition("\n")[2][-LONGEST_ANSWER:])
-    sentence = re.split(r"[.!?]\s+", sentence)[-1]
-    bold = not RE.hedged.search(sentence) and RE.bold.fullmatch(sentence)
+    sentence = re.split(r"[.!?]\s+|\n", RE.aside.sub("", marked[-LONGEST_ANSWER:]))[-1]
+    bold = "\1" in sentence and not RE.hedged.search(sentence) and RE.bold.fullmatch(sentence)
     if not number:
         if bold and re.fullmatch(r"(?: [a-z]+){0,3}\W*", bold[3]) and not (
                 RE.formula.search(line) or reading and reading.fullmatch(line)):
@@ -237,8 +235,7 @@ def other_unit(part, gold, question):
     """Whether an answer has another unit than the gold one or, if that has none, the question."""
     if wanted := unit_of(gold):
         return unit_of(part) not in ([], wanted)
-    names = re.findall(r"\b(?:how many|in) (?:degrees )?([a-z]+)\b(?!\^| squared| cubed)",
-                       question.lower())
+    names = RE.asked_unit.findall(question.lower())
     asked = [*{UNITS[name] for name in names if name in UNITS}]
     if len(asked) != 1 or not (found := unit_of(part)):
         return False
