@@ -64,8 +64,8 @@ def held_out_lines(told):
 def ahead_lines(fit, predict, target):
     """--predict: the reward at a compute; --target: the reverse."""
     for C in predict:
-        yield (f"at compute {C:.3g} ({C / fit.C[-1]:.2g} times the data): "
-               f"{with_ends(*fit.predict(C))}")
+        times, told = C / fit.C[-1], with_ends(*fit.predict(C))
+        yield f"at compute {C:.3g} ({times:.2g} times the data): {told}"
     if target is not None:
         C, draws = fit.compute_for(target), np.concatenate([
             compute_needed(each.law, target, *each.draws.T) for each in fit.pool])
@@ -123,8 +123,7 @@ def arguments(argv):
     add("--R0", help="pass rate before training, or `fit` (default: step 0)")
     add("--c-min", type=float, help="leave out earlier evaluations (the paper: about one epoch)")
     add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
-    add("--like", nargs="+", metavar="EARLIER", help="whole runs of the same task and recipe: what "
-        "they reached, and how steeply, is known before this one")
+    add("--like", nargs="+", metavar="EARLIER", help="learn from whole runs of its task and recipe")
     add("--by-problem", action="store_true", help="also from the counts of each problem (right@k)")
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
@@ -178,8 +177,7 @@ def report(args):
         fits |= found
         warnings += doubts
     if several:
-        own = {curve.label: fits[curve.label] for curve in curves}
-        print(*compare_lines(curves, own, refits), sep="\n")
+        print(*compare_lines(curves, {c.label: fits[c.label] for c in curves}, refits), sep="\n")
     why = [f"{len(warnings)} warning{'s' * (len(warnings) > 1)}: --why"] if warnings else []
     if args.why:
         why = [*(rival_line(*each) for each in fits.items()), *warnings]

@@ -16,8 +16,7 @@ def span(low, high, form=".3g"):
 
 def with_interval(fit, name):
     """A parameter of a fit and its interval, as text."""
-    form = FORMS[name]
-    return f"{getattr(fit, name):{form}} {span(*fit.ci[name], form)}"
+    return f"{getattr(fit, name):{FORMS[name]}} {span(*fit.ci[name], FORMS[name])}"
 
 
 def empty(width, height, rows, columns, **options):

@@ -31,8 +31,7 @@ def read_counts(folder, x="compute/flops"):
     rows = [] if path.suffix.lower() in (".csv", ".tsv") else read_jsonl(path)[0]
     columns = sorted({name for row in rows for name in row if re.search(r"/right@\d+$", name)})
     if len(columns) != 1:
-        raise BadInput(f"{path} has {len(columns)} columns eval/<task>/right@k, --by-problem takes "
-                       "one: this project's runs have one a task")
+        raise BadInput(f"{path} has {len(columns)} columns eval/<task>/right@k, not just one")
     rows, k = [row for row in rows if columns[0] in row], int(columns[0].rpartition("@")[2])
     with suppress(KeyError, TypeError, ValueError):
         rows.sort(key=lambda row: row[x])
