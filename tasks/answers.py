@@ -106,10 +106,10 @@ def judged(text, gold, question=""):
     if not found and not RE.no_answer.search(text.rpartition("\n")[2][-LONGEST_ANSWER:]):
         found, beside = undeclared(text, marked, number, ratio, listed and reading)
     if listed:
-        found = [", ".join(RE.formula.findall(part[: LONGEST_ANSWER + 100])) or part
-                 for part in found]
         found = [said[said.lastindex] if wanted.isalpha() and (
-            said := reading.fullmatch(TEXT.sub(r"\1", part))) else part for part in found]
+            said := reading.fullmatch(TEXT.sub(r"\1", part)))
+            else ", ".join(RE.formula.findall(part[: LONGEST_ANSWER + 100])) or part
+            for part in found]
     found = list(dict.fromkeys(found))
     if len(found) > MOST_ANSWERS or "\0" in text and RE.not_boxed.search(text) or any(
             other_unit(f"0 {part}", gold, question) for part in beside):
@@ -138,11 +138,14 @@ def undeclared(text, marked, number, ratio, reading):
     number with the words around it or, where no number is asked for, the last line; or ([], [])."""
     line = text.rpartition("\n")[2][-LONGEST_ANSWER:]
     sentence = re.split(r"[.!?]\s+|\n", RE.aside.sub("", marked[-LONGEST_ANSWER:]))[-1]
+    if not number:  # "**x = 2** and **x = 3**" is one list
+        sentence = re.sub("\2(,|,? and) \1", r"\1 ", sentence)
     bold = "\1" in sentence and not RE.hedged.search(sentence) and RE.bold.fullmatch(sentence)
     if not number:
         if bold and re.fullmatch(r"(?: [a-z]+){0,3}\W*", bold[3]) and not (
-                RE.formula.search(line) or reading and reading.fullmatch(line)):
+                bold[1] and reading and reading.fullmatch(line)):
             return [bold[2]], []
+        line = RE.conclusion.sub("", line)
         return [line] if 0 < len(line) <= 100 or RE.formula.search(line) else [], []
     if bold and re.search("[0-9]", bold[2]):  # and what follows, to the next number
         text = RE.exclaimed.sub(r"\1.", bold[1] + bold[2] + re.match("[^0-9(]*", bold[3])[0])
@@ -262,15 +265,15 @@ def same_moment(part, gold):
 def same_text(part, gold, question=""):
     """Whether a cleaned answer is right; None where only Math-Verify can say, but not of words: for
     it "der" is the same product as "red"."""
+    several, letters = (re.sub(r"\band\b|[\s,;]", "", TEXT.sub(r"\1", clean(one)))
+                        for one in (gold, part))
+    if re.fullmatch("(?=..)A?B?C?D?E?F?G?H?I?J?", several) and re.fullmatch("[A-J]+", letters):
+        return "".join(sorted(letters)) == several  # "B, D" and BD
     wanted = word(gold)
     if re.fullmatch("[A-J]|[0-9A-Z]+_[0-9]+", wanted) or re.fullmatch("[a-z'-]{2,}", wanted) and (
             r"\text" in gold or re.fullmatch(rf"(?:(?:{WORD}|a)\s*)+", gold)):
         part = re.sub(r"^\(([a-j])\)\W*$", lambda one: one[1].upper(), part)
         return word(part) in (wanted, wanted.partition("_")[0])
-    several, letters = (re.sub(r"\band\b|[\s,;]", "", TEXT.sub(r"\1", clean(one)))
-                        for one in (gold, part))
-    if re.fullmatch("(?=..)A?B?C?D?E?F?G?H?I?J?", several) and re.fullmatch("[A-J]+", letters):
-        return "".join(sorted(letters)) == several  # "B, D" and BD
     names, asked = (re.findall(r"\(\w(?:, ?\w)+\)", one) for one in (part.partition("=")[0],
                                                                     question))
     if any(one != two and sorted(one) == sorted(two) for one in names for two in asked):
@@ -279,8 +282,10 @@ def same_text(part, gold, question=""):
         side.rpartition("=")[2] for side in (part, clean(gold))]
     marks = [RE.mark.findall(side.replace("^\\prime", "'")) for side in sides]  # f'(x), \bar{A}
     prose = len(PROSE.findall(part)) > 3 and not PROSE.search(gold)
+    value = re.sub(r"_\s*\{[^{}]*\}", "", part).rpartition("=")[2]  # no "=" of a sum's bound
     return False if prose or marks[0] != marks[1] or (
-        RE.unevaluated.search(part) and not RE.unevaluated.search(gold)) else None
+        RE.unevaluated.search(value) and not RE.unevaluated.search(gold)) or (
+        RE.lowest.search(question) and "frac" in part and not re.search("frac|/|-", gold)) else None
 
 
 def word(part):

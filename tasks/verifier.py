@@ -146,7 +146,8 @@ def is_answer(found, gold, asked):
     return alike(side, wanted) or not (unsolved or isinstance(side, Derivative) or any(
         alike(part, one) or worked_out(part) == worked_out(one) != worked_out(wanted)
         or roots(part) & roots(one) - roots(wanted)
-        for part in (formula(found), side) if part.args for one in map(formula, asked)))
+        for part in (formula(found), side) if getattr(part, "args", ())  # a matrix has none
+        for one in map(formula, asked) if hasattr(one, "args")))
 
 
 class Verifier(contextlib.AbstractContextManager):

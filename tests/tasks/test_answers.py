@@ -430,9 +430,40 @@ def test_yes_no_and_a_name_are_read_from_a_sentence(gold, question, right, wrong
     (r"\text{odd}", "", ["The function is **odd**.", "The **function** is odd."],
      ["The function is not **odd**.", "It is **odd** or even."]),
     ("x>2", "", [], ["It is **x > 2** and x < 5."]),
+    ("(2,3)", "", ["$y=(x-2)^2+3$, so the vertex is at **(2, 3)**."],
+     ["$y=(x-2)^2+3$, so the vertex is at **(3, 2)**."]),
+    (r"\text{Carla}", "", ["**Carla** is the tallest."], ["**Dan** is the tallest."]),
+    (r"\{2,3\}", "", ["$(x-2)(x-3)=0$. The solutions are **x = 2** and **x = 3**."],
+     ["$(x-2)(x-3)=0$. The solutions are **x = 2** and **x = 4**.", "It is **x = 2** or not."]),
+    ("a=3, b=-2", "", ["It is $3x-2$. We get **a = 3** and **b = −2**."],
+     ["It is $3x-2$. We get **a = -2** and **b = 3**."]),
+    (r"\text{False}", "", ["It is **false**: $|x|$ has a corner."], ["It is **true**: a corner."]),
+    ("2", "Which is the only even prime?", [], ["2 is even. So **there is no such number**."]),
 ])  # fmt: skip
 def test_what_alone_is_bold_in_the_last_sentence_is_the_answer(gold, question, right, wrong):
     """A number behind it was taken instead. Two bold ones are none, and a "not" counts."""
+    judge(gold, question, right, wrong)
+
+
+@pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
+    (r"\begin{pmatrix}1&-1\\-1&2\end{pmatrix}",
+     r"Find the inverse of $\begin{pmatrix}2&1\\1&1\end{pmatrix}$.",
+     [r"The determinant is $1$, hence $A^{-1}=\begin{pmatrix}1&-1\\-1&2\end{pmatrix}$.",
+      r"\boxed{\begin{pmatrix}1&-1\\-1&2\end{pmatrix}}"],
+     [r"It is $\begin{pmatrix}1&-1\\-1&2\end{pmatrix}$, so $A=\begin{pmatrix}2&1\\1&1\end{pmatrix}$"]),
+    (r"4\sqrt{3}", "", [r"It is $\sqrt{48}$, so its length is $4\sqrt{3}\approx 6.93$."],
+     [r"It is $4\sqrt{3}$, so its length is $4\sqrt{2}$."]),
+    (r"\frac{n(n+1)}{2}", "", [r"The formula is $\sum_{k=1}^n k=\dfrac{n(n+1)}{2}$."],
+     [r"The formula is $\sum_{k=1}^n k$."]),
+    (r"\text{No}", "Is 91 prime?", [r"No. We have $91=7\cdot 13$."], [r"Yes. $91=91$."]),
+    ("x+3", r"Simplify $\frac{x^2-9}{x-3}$.", [r"\boxed{3+x}"],
+     [r"\boxed{\dfrac{(x-3)(x+3)}{x-3}}"]),
+    ("1,3", r"Find the eigenvalues of $\begin{pmatrix}2&1\\1&2\end{pmatrix}$.", [r"\boxed{3, 1}"],
+     [r"\boxed{3, 2}"]),
+    ("ACD", "", ["The correct options are **A, C, D**."], ["The correct options are **A, D**."]),
+])  # fmt: skip
+def test_the_formula_that_a_sentence_comes_to_is_the_answer(gold, question, right, wrong):
+    """All formulas of the last line were one list. A matrix in the question was an error."""
     judge(gold, question, right, wrong)
 
 
@@ -577,6 +608,16 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
     right = part.startswith("right")
     wrong = [row for row, reward in zip(rows, rewards) if (reward > 0) != right]
     assert len(wrong) <= 0.01 * len(rows) * right, wrong
+
+
+@pytest.mark.parametrize(("part", "refused"), [("fourth", 10), ("fifth", 13)])
+def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, verifier):
+    """bench/answers/README.md: after mending by them; none of the wrong ones is paid."""
+    rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
+    rewards = verifier.score([(text, gold, "math", question)
+                              for _, _, gold, text, question in rows]).rewards
+    bad = [(row[0], row[3]) for row, r in zip(rows, rewards) if (r > 0) != (row[0] == "right")]
+    assert len(bad) <= refused and {label for label, _ in bad} == {"right"}, bad
 
 
 def test_no_text_that_looks_for_the_reward_is_paid(verifier, seed):
