@@ -450,7 +450,8 @@ def test_what_alone_is_bold_in_the_last_sentence_is_the_answer(gold, question, r
      r"Find the inverse of $\begin{pmatrix}2&1\\1&1\end{pmatrix}$.",
      [r"The determinant is $1$, hence $A^{-1}=\begin{pmatrix}1&-1\\-1&2\end{pmatrix}$.",
       r"\boxed{\begin{pmatrix}1&-1\\-1&2\end{pmatrix}}"],
-     [r"It is $\begin{pmatrix}1&-1\\-1&2\end{pmatrix}$, so $A=\begin{pmatrix}2&1\\1&1\end{pmatrix}$"]),
+     [r"It is $\begin{pmatrix}1&-1\\-1&2\end{pmatrix}$, so "
+      r"$A=\begin{pmatrix}2&1\\1&1\end{pmatrix}$"]),
     (r"4\sqrt{3}", "", [r"It is $\sqrt{48}$, so its length is $4\sqrt{3}\approx 6.93$."],
      [r"It is $4\sqrt{3}$, so its length is $4\sqrt{2}$."]),
     (r"\frac{n(n+1)}{2}", "", [r"The formula is $\sum_{k=1}^n k=\dfrac{n(n+1)}{2}$."],
