@@ -14,6 +14,7 @@
 # make record    seconds to .80 of fresh toys, beside the record's (results/baselines)
 # make study-figures  the tables and figures of results/study, from the kept logs
 # make stress    under lag and large steps: ScaleRL, and other practice, on five toys
+# make timeline  the README's picture of a step, docs/timeline.png, of the demo (RUN=NAME: of another)
 # make mix       two tasks at once, a curve each
 # make smollm2   a real small language model, as an ordinary folder in models/smollm2-135m
 # make vllm      vLLM, the build for this machine; scalerl.py then takes it by itself
@@ -35,7 +36,7 @@ SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
-.PHONY: demo seeds held-out public stress study study-figures record mix check test student grade submit grade-all slides mutants grading-check gpu-check gpu-rehearsal toy smollm2 vllm clean
+.PHONY: demo seeds held-out public timeline stress study study-figures record mix check test student grade submit grade-all slides mutants grading-check gpu-check gpu-rehearsal toy smollm2 vllm clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/base models/toy/config.json
@@ -64,6 +65,12 @@ held-out: $(VENV)/base
 # Other people's curves, committed with their sources: results/public.
 public: $(VENV)/base
 	OMP_NUM_THREADS=1 $(PY) bench/public.py
+
+# One thread: so the run is the same to the last digit (docs/metrics.md).
+timeline: $(VENV)/base models/toy/config.json
+	test -n "$(RUN)" -o -e runs/demo/done || OMP_NUM_THREADS=1 $(PY) scalerl.py \
+		--config configs/demo.toml --name demo
+	$(PY) bench/timeline.py runs/$(or $(RUN),demo) --out docs/timeline.png
 
 # Each recipe on toys and seeds that were not looked at: results/stress/PROTOCOL.md.
 RECIPES ?= scalerl reinforce_loss recomputed_ratio grpo_loss on_policy

@@ -35,8 +35,8 @@ class Config:
     task_options: dict = field(default_factory=dict)    # ours; as JSON; for a mix: {part: options}
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
-    max_unusable: float = 0.02          # ours; share of problems that may be left out: their gold
-                                        # answer cannot be read, prompt too long; more: refused
+    max_unusable: float = 0.02          # ours; a run is refused if a larger share of problems
+                                        # cannot be used: unreadable gold answer, long prompt
     instruction: str = ""               # ours; stands before every question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; appended to every prompt: "<think>\n"
@@ -53,8 +53,9 @@ class Config:
     # -- batch and asynchrony
     prompts_per_step: int = 48          # paper; P in the code
     samples_per_prompt: int = 16        # paper; G; a group: the samples of one prompt
-    # Lag of a token: optimizer steps between the weights that wrote it and those now trained.
-    off_policy: str = "pipeline-8"      # paper; "pipeline-K": lag <= K, 0 is on-policy; "ppo-K":
+    # Lag of a token: optimizer steps between the weights that wrote it and those now trained; if
+    # it is always 0, training is on-policy.
+    off_policy: str = "pipeline-8"      # paper; "pipeline-K": lag <= K; "ppo-K":
                                         # frozen weights write K steps' samples, then K steps follow
     slots: int = 256                    # ours; sequences that each server decodes at once, at most;
                                         # more: faster, but a larger mean lag
@@ -69,8 +70,8 @@ class Config:
     interrupt_phrase: str = PHRASE      # paper; it holds think_close; "": no interruption
     length_penalty: int = 0             # paper; 0: off; 2048 (its ablation): right samples
                                         # pay for the last so many tokens before the limit
-    overlong_filter: bool = False       # ours; a truncated sample earns -1; true: and no token
-                                        # of it is trained on
+    overlong_filter: bool = False       # ours; true: a truncated sample (reward -1) is not
+                                        # trained on
 
     # -- rewards and loss
     temperature: float = 1.0            # ours; of sampling, and of every log-prob
@@ -83,10 +84,10 @@ class Config:
     aggregation: Literal["prompt", "sample", "token"] = "prompt"    # paper; mean over the tokens of
                                         # a prompt, then over prompts; sample: GRPO
     # "dapo" needs an eps_high above eps_low: see configs/rivals. GSPO clips the ratio of whole
-    # sequences, which stays close to 1: its eps_low and eps_high are about 1e-3. For "dppo" they
-    # bound how far a token's probability moves, for "cispo_masked" a sequence's mean of log μ/π.
-    loss: Literal[                      # paper; the term of a token alone: whole rival recipes are
-                                        # in configs/rivals
+    # sequences, which stays close to 1: its eps_low and eps_high are about 1e-3. For "dppo" and
+    # "cispo_masked" they bound something else: see `policy_loss`.
+    loss: Literal[                      # paper; only the formula of one token: whole rival recipes
+                                        # are in configs/rivals
         "cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"
     behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; whose log-probs are the ratio's
                                         # denominator; recomputed: the trainer's own, ratio 1

@@ -10,11 +10,11 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
     R      the reward: the pass rate on held-out problems
     R0     the pass rate before training
     A      the ceiling: no amount of compute brings a higher pass rate
-    B      the steepness: how fast the ceiling is approached (the paper's "compute efficiency")
+    B      the steepness of the rise about C_mid (the paper's "compute efficiency")
     C_mid  the compute at which half of the gain A - R0 is reached
 
 For `from fit import fit_curve` this file, numpy and scipy are enough; the command is in fitting/.
-Ours, where the paper is silent: R0 is the measured step-0 evaluation; least squares anywhere in the
+Ours, not the paper's: R0 is the measured step-0 evaluation; least squares anywhere in the
 ranges, not on the paper's grid alone; 90% intervals; every evaluation after step 0 is fitted; the
 stretched law. A forecast is for runs that do not collapse: of 90 published ones 13 did.
 Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k values of C.
@@ -25,11 +25,11 @@ import numpy as np
 from scipy.optimize import leastsq
 from scipy.special import expit, logit, ndtri, stdtrit
 
-# Rules of the paper (the first two) and ours.
+# Rules of the paper (the first two) and ours; to be read where they are used.
 SAME_A = 0.02             # ceilings this close are the same (A of the paper's three seeds: +-0.015)
 A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
-FEW = 6                   # fewer evaluations than this do not determine three parameters
+FEW = 6                   # with fewer evaluations nothing can be said about a rise
 LAST = 5                  # "the last evaluation" is the mean of the last 5: one alone is too noisy
 RIVAL = 4                 # two laws fit equally well if their AIC differs by less than this
 THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in this order
@@ -85,8 +85,8 @@ def compute_needed(law, R, A, B, C_mid, R0):
 # ------------------------------------------------------------------------------ 2. least squares
 # Given B, C_mid and R0, the best A has a formula: A - R0 is the slope of a regression of R - R0 on
 # g, through the origin. So A is not searched. `leastsq` is twice as fast as `least_squares`, but
-# has no bounds: it searches angles x; low + (high - low) (sin x + 1) / 2
-# never leaves the range. For B and C_mid, low and high are logarithms.
+# has no bounds. So it searches angles x: a parameter is low + (high - low) (sin x + 1) / 2, which
+# never leaves its range. For B and C_mid, low and high are logarithms.
 @dataclass(frozen=True)
 class Search:
     """Where least squares looks: one law, the compute of the evaluations, the ranges."""
@@ -151,7 +151,7 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
     best = (np.inf,)
     for A in A_nodes:
         low, high = (np.full(len(C_mid_nodes), end) for end in search.box[1])   # of log B
-        for _ in range(25):         # to 4e-7: the side of the middle where the sum is lower
+        for _ in range(25):         # keep the side of the middle with the lower sum: to 4e-7
             middle, step = (low + high) / 2, 0.02 * (high - low)
             rises = sse(A, middle - step) < sse(A, middle + step)
             low, high = np.where(rises, low, middle - step), np.where(rises, middle + step, high)
@@ -183,10 +183,9 @@ def interval(values):
     return np.percentile(values, [50 * (1 - LEVEL), 50 * (1 + LEVEL)], axis=0, method="nearest")
 
 
-def neighbors(residual):
-    """The lag-1 autocorrelation of residuals (..., n), in order of compute -> (...)."""
-    return (residual[..., 1:] * residual[..., :-1]).sum(-1) / \
-        np.maximum((residual ** 2).sum(-1), 1e-30)
+def neighbors(r):
+    """The lag-1 autocorrelation of residuals r (..., n), in order of compute -> (...)."""
+    return (r[..., 1:] * r[..., :-1]).sum(-1) / np.maximum((r ** 2).sum(-1), 1e-30)
 
 
 @dataclass(frozen=True)
@@ -206,7 +205,7 @@ class Replicates:
 
 
 def widened(residual, parameters, least=NOISE):
-    """The noise that residuals (n,) of a fit with p parameters stand for -> (n,). It is wider:
+    """Residuals (n,) of a fit with p parameters, made as wide as the noise behind them -> (n,).
 
     1. A fit of p parameters follows the noise: residuals shrink by sqrt((n - p) / n).
     2. Few residuals tell its size only roughly: times t / z, the 95% points of Student's t and of
@@ -215,10 +214,10 @@ def widened(residual, parameters, least=NOISE):
        itself moves rho by about -p / n (measured: -.25 for n = 12, -.10 for 24)."""
     n, p, tail = residual.size, parameters, (1 + LEVEL) / 2
     freedom = max(n - p, 1)
-    shrunk = n / freedom                                                # 1., squared
+    stretch = n / freedom                                               # 1., squared
     t, z = stdtrit(freedom, tail), ndtri(tail)                          # 2.
     rho = np.clip(neighbors(residual) + p / n, 0, RHO_MAX)              # 3.
-    noise = (residual - residual.mean()) * (np.sqrt(shrunk * (1 + rho) / (1 - rho)) * t / z)
+    noise = (residual - residual.mean()) * (np.sqrt(stretch * (1 + rho) / (1 - rho)) * t / z)
     # A flat stretch has no residuals; its evaluations are noisy all the same.
     return noise if noise.std() >= least else least * ndtri((np.arange(n) + 0.5) / n)
 
@@ -292,7 +291,7 @@ class Fit:
     rmse: float               # of the fitted evaluations: sqrt(mean(residual^2))
     C: np.ndarray             # (n,) the compute that was fitted, ascending
     R: np.ndarray             # (n,)
-    pool: tuple = field(repr=False)              # Replicates of this law, and of a rival in POOLED
+    pool: tuple = field(repr=False)              # Replicates of this law; if in POOLED, of both
     ci: dict                  # {"A": (low, high), ...}: 90% intervals, from this law's replicates
     rivals: dict              # as from compare_laws
     warnings: tuple = ()      # sentences
@@ -355,7 +354,8 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     method      "free": anywhere in the ranges; "grid": the paper's A.5
     law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4), "logistic" (not the paper's)
     c_min, c_max  evaluations with less or more compute are left out; R0 is still taken from C = 0
-    answers     problems times samples of one evaluation: its noise is at least theirs by chance
+    answers     problems times samples of one evaluation: the chance error of so many is its least
+                noise
     bootstrap   replicates for the intervals; 0: none
     A_range     (low, high), by default (R0, 1), equal numbers fix A; a fitted ceiling at the edge,
                 1, means that the data do not determine it; B_range: published B's lie in
@@ -410,24 +410,25 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
 
 # ---------------------------------------------------------------------------- 5. reasons to doubt
-def falls(R):
-    """(last mean, best mean, k) of k neighbors, a fifth of a run R (n,), if the last is lower by
-    more than 0.02 and 3 standard errors; else None."""
+def falls(fit):
+    """(last mean, best mean, k) of k neighbors, a fifth of the rewards, if the last is lower by
+    more than 0.02 and 3 standard errors; else None. A short run needs its step 0 to be seen."""
+    R = np.append(fit.R0, fit.R) if fit.n < FEW and fit.R0_from == "step 0" else fit.R
     k = max(3, R.size // 5)
     if R.size < 2 * k:
         return None
     means = np.convolve(R, np.ones(k) / k, "valid")
-    sigma = np.median(np.abs(np.diff(R))) / 0.954           # of neighbors: .954 sigma
+    sigma = np.median(np.abs(np.diff(R))) / 0.954           # .954 = .6745 sqrt(2)
     fallen = means.max() - means[-1] > max(0.02, 3 * sigma * np.sqrt(2 / k))
     return (means[-1], means.max(), k) if fallen else None
 
 
 def diagnostics(fit):
     """The reasons to doubt a fit: sentences, with their numbers. The rules are ours."""
-    end, n = fit.C[-1], fit.n
+    end, n, left = fit.C[-1], fit.n, fit.A - float(fit.curve(fit.C[-1]))     # of the gain, ahead
     if fit.no_interval:
         yield f"no interval: {fit.no_interval}"
-    if found := falls(fit.R):
+    if found := falls(fit):
         yield (f"the reward falls at the end: {found[0]:.3f} over the last {found[2]} evaluations, "
                f"{found[1]:.3f} at its best; no law here describes a collapse")
     if fit.R0_from == "fitted" and fit.C[0] > 0:
@@ -438,16 +439,16 @@ def diagnostics(fit):
     if n >= 10 and fit.rmse > 1e-6 and share < 0.02:
         yield (f"the residuals have a trend (neighbors correlate at {ours:.2f}, in replicates at "
                f"{theirs.mean():.2f}): the law misses part of the shape, or the noise lasts")
-    if fit.law != "power" and end < 2 * fit.C_mid:
+    if fit.law != "power" and end < 2 * fit.C_mid and left > 0.1 * (fit.A - fit.R0):
         yield (f"the data end at {end:.3g}, before 2 C_mid = {2 * fit.C_mid:.3g}: the bend towards "
                "the ceiling has hardly been seen")
     low, high = fit.ci["B"]
     if high > 4 * low:
         yield f"B is only known to lie in [{low:.3g}, {high:.3g}]: more than a factor of 4"
-    (low, high), remaining = fit.ci["A"], fit.A - float(fit.curve(end))
-    if high - low > max(2 * SAME_A, remaining):
+    low, high = fit.ci["A"]
+    if high - low > max(2 * SAME_A, left):
         yield (f"the ceiling is only known to lie in [{low:.3f}, {high:.3f}], wider than the gain "
-               f"of {remaining:.3f} that it promises beyond the data")
+               f"of {left:.3f} that it promises beyond the data")
 
 
 # ------------------------------------------------------------------------------ 6. prediction

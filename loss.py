@@ -56,8 +56,8 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     targets  (...)     int64 in [0, V)
     temperature        the sampler's; another temperature would be another policy
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
-    head_fp32          bf16 operands are multiplied as they are, products are summed and kept in
-                       fp32 (ours: in the backward pass a GPU rounds the logits' gradient to bf16).
+    head_fp32          bf16 operands, but products are summed and logits kept in fp32 (ours: in the
+                       backward pass a GPU rounds the logits' gradient to bf16).
                        False: logits rounded to bf16 (the paper: the ceiling falls, .61 to .52).
     softcap            c: logits are c tanh(h W' / c), of a few models; None: as they are
     Returns (logprobs, entropy), each (...), float32 (float64 where an operand is). Entropy is a
@@ -100,7 +100,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
 def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
     """(n, H), (V, H) -> (n, V) fp32 logits, by the same products as `token_logprobs`.
 
-    For a sampler, which draws from whole rows; hidden is in the dtype that the model computes in.
+    For a sampler, which draws from whole rows; both are in the dtype that its model computes in.
     Trainer and sampler must round alike: an fp32 head in one of them alone does not bring the ratio
     back to 1.
     """
@@ -113,7 +113,7 @@ def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
 
 def length_penalty(lengths, *, l_max, l_cache):
     """clip((L_max - |y|) / L_cache - 1, -1, 0), added to the reward of a correct sample. Only an
-    ablation in the paper (14k and 2k): ScaleRL interrupts instead."""
+    ablation in the paper (L_max 14k, L_cache 2k): ScaleRL interrupts instead."""
     return ((l_max - lengths) / l_cache - 1).clamp(-1, 0)
 
 
@@ -153,7 +153,7 @@ def advantages(rewards, *, norm="batch"):
     centered = centered.masked_fill(zero_variance(rewards)[:, None], 0)
     if norm == "none":
         return centered
-    if norm == "mean":  # of rewards 0 and 1: (r - m)/2 by a pass rate of (1 + m)/2
+    if norm == "mean":  # (r - m)/2, as rewards 0 and 1 have it, by the pass rate (1 + m)/2
         return centered / (1 + rewards.mean(1, keepdim=True)).clamp(min=1e-6)
     # Every group is centered, so the mean is zero and the std is the root mean square.
     variance = centered.square().mean((0, 1) if norm == "batch" else 1, keepdim=True)
@@ -207,16 +207,16 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
                        "cispo_masked"  the same without wrong samples (Â < 0) that π finds far less
                                     likely than μ did: a mean of log μ/π above eps_high
                                     (DeepSeek-V3.2, 2512.02556)
-                       "dppo"       ρ Â, without the tokens whose probability π - μ has moved by
-                                    more than eps_high up for Â > 0, eps_low down for Â < 0
-                                    (DPPO's binary mask of total variation, 2602.04879)
+                       "dppo"       ρ Â, without tokens of π - μ > eps_high where Â > 0, and of
+                                    π - μ < -eps_low where Â < 0 (DPPO's binary mask of total
+                                    variation, 2602.04879)
                        "grpo"       min(ρ Â, clip(ρ, 1 - eps_low, 1 + eps_high) Â)
                        "dapo"       the same; DAPO has eps_high 0.26 and aggregation "prompt"
                        "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|), and
                                     aggregation "sample"
                        "reinforce"  Â · log π: no ratio at all (ours), as if there were no lag
     eps_max            cispo's cap on the ratio itself (the paper: 4, 5 and 8 are alike)
-    eps_low, eps_high  the others' clip: how far the ratio may move from 1. gspo's ratio is a
+    eps_low, eps_high  for grpo, dapo, gspo how far the ratio may move from 1. gspo's ratio is a
                        geometric mean, close to 1: 1e-3 is its scale (paper), 0.2 never clips.
     lags               (N, T) int, optional: a token's age in optimizer steps; splits the stats
     entropy            (N, T), optional: averaged into the statistics, as the loss is
@@ -285,8 +285,8 @@ def _sequence_log_ratio(log_ratio, mask):
 def _clipped(log_rho, A, low, high):
     """GRPO, DAPO, GSPO: (term of J, is it clipped?) of each token, both (N, T).
 
-    The gradient comes through the ratio, ∇ρ = ρ ∇log π; a clipped ratio is a constant. Clipped are
-    only tokens that have already moved the way their advantage points. These are PPO's lines:
+    The gradient comes through the ratio, ∇ρ = ρ ∇log π; a clipped ratio is a constant. Only tokens
+    that have already moved the way their advantage points are clipped. These are PPO's lines:
 
     >>> log_rho, A = torch.randn(7, 5), torch.randn(7, 5)
     >>> ratio = log_rho.exp()

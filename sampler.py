@@ -5,7 +5,7 @@ on stale samples: the loop in scalerl.py decides about those.
 
   1. Records        a `Request` asks for G samples of one prompt; each comes back as a `Rollout`.
   2. Interruption   a sample that thinks beyond its random budget gets a fixed phrase, and answers.
-                    The policy did not choose these tokens: `sampled=False`, never trained on.
+                    The policy did not choose the phrase: `sampled=False`, never trained on.
   3. An engine      `TransformersSampler`. The loop knows it by the methods that CONTRIBUTING.md
                     lists. Two more engines have them, both on vLLM.
 
@@ -17,8 +17,8 @@ What the paper leaves open, and what is ours:
  a. Each sample draws its own thinking budget from all whole numbers between two bounds.
  b. A sample that ends its thinking early may spend the rest of its budget on its answer.
  c. Top-p and top-k are not offered, only a temperature. They renormalize the sampler's
-    probabilities, but not the trainer's, so every ratio would be biased (its mean: 0.896, not 1, at
-    top-p 0.8 on a small model).
+    probabilities, but not the trainer's: the mean ratio would be 0.896 and not 1 (measured at
+    top-p 0.8, on a small model).
 
 Axes: n running sequences, V vocabulary. A slot is room for one sequence: the running ones fill the
 first n slots.
@@ -84,7 +84,7 @@ class Interruption:
 
     think_min, think_max   bounds of the thinking budget, both included (the paper: 10k to 12k).
                            Each sample draws its own budget, uniformly.
-    answer_tokens          tokens that may follow after the budget, at least 1 (the paper: 2,048)
+    answer_tokens          tokens sampled after the budget at most, 1 or more (the paper: 2,048)
     phrase_ids             the forced phrase, which itself ends the thinking. Empty: nothing is
                            interrupted, and an output has at most think_max + answer_tokens.
     end                    the text that ends the thinking
@@ -292,7 +292,7 @@ class TransformersSampler:
         move into the holes, so that the running ones always fill the first slots."""
         rows, ended = self.rows, torch.tensor(slots, device=self.device)
         counts, interrupted = rows.count[ended].tolist(), rows.interrupted[ended].tolist()
-        longest, rollouts = max(counts), []     # behind the longest of them nothing is copied
+        longest, rollouts = max(counts), []     # columns behind the longest are not copied
         ids, logprobs, versions, sampled = (column[:, :longest][ended].tolist() for column in (
             rows.ids, rows.behavior_logprobs, rows.versions, rows.sampled))
         for i, slot in enumerate(slots):

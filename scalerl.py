@@ -60,8 +60,8 @@ class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
     When an epoch begins, a prompt leaves for good if its pass rate, over all samples that steps
-    have consumed so far, is `retire_at` (0.9) or higher: at .9, .9^16 = 19% of its groups would be
-    all right, and the others teach little.
+    have consumed so far, is `retire_at` (0.9) or higher: at .9, .9^16 = 19% of its groups have no
+    wrong answer, and the others teach little.
     """
 
     def __init__(self, prompts, retire_at, seed):
@@ -112,8 +112,8 @@ class PipelinePacer:
     did, more than P slow ones would reach their deadline together, and one step cannot hold them.
     So a step is taken only if the groups that it leaves behind can all still be consumed in time,
     P a step. Else the trainer waits for older groups.
-    (Ours: the paper only says that it waits when it is k steps ahead.) Nothing is dropped for
-    being old.
+    (Ours: the paper only says that the trainer waits when it is k steps ahead.) Nothing is dropped
+    for being old.
     """
 
     def __init__(self, k, prompts_per_step):
@@ -203,7 +203,7 @@ def effective_batch(rollouts, rewards, config):
     """(rollouts, rewards) of the groups that are trained on, and metrics of all P groups.
 
     rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards have zero advantages.
-    They leave before any mean or std is computed, or they would make both smaller; no new groups
+    They leave before the loss's mean and the advantages' std, or both would shrink; no new groups
     take their place (paper, sec. 3.2: no refill).
     """
     P, G = rewards.shape
@@ -244,7 +244,8 @@ def make_batch(rollouts, rewards, version, config):
     """The `Batch` of the next optimizer step. All that is averaged over the step is computed here,
     once: so it does not matter how samples are divided among micro-batches and processes.
 
-    rollouts (P*G), group by group; rewards (P, G); version: of the weights before the step.
+    rollouts (P*G), group by group; rewards (P, G), P: groups that are kept; version: of the
+    weights before the step.
     """
     P, G = rewards.shape
     # In the loss: tokens that the policy sampled, not those of the forced phrase.
@@ -277,7 +278,7 @@ class Policy(torch.nn.Module):
         self.temperature, self.dtype, self.head_fp32 = temperature, dtype, head_fp32
         self._no_split_modules = model._no_split_modules        # the layers that FSDP2 shards
         if dtype == torch.bfloat16:
-            packed.round_between_products(model, dtype)
+            packed.round_between_products(model, dtype)     # as vLLM's weights in bf16 do
 
     def forward(self, rollouts):
         """log π and entropy (without a gradient) of n rollouts, each (n, T) float32; T is the
@@ -307,8 +308,8 @@ class Trainer(TrainedModel):
 
     team    the processes that train together (scaleout/team.py). With one process
             team.mine(batches, rollouts) is batches; team.loss(f, x, ..) is f(x, ..), but keeps
-            its error; team.finish(policy, stats) is stats, or raises this error as a
-            FloatingPointError, when no process waits for another; team.whole(x) is x.
+            an error for team.finish(policy, stats): that is stats, or this error as a
+            FloatingPointError; team.whole(x) is x; team.begin says which part of a step comes.
     """
 
     def __init__(self, config, team):
@@ -409,7 +410,7 @@ class Run:
                 if line is None:
                     break
                 progress.show(line)
-                self.folder.save_if_due(self)   # by the clock, and before an evaluation of hours
+                self.folder.save_if_due(self)   # by the clock, and before a long evaluation
                 if self.step % self.config.eval_every == 0:
                     self.evaluate()
         if self.evaluated != self.step:
@@ -555,8 +556,8 @@ class Run:
         return rollouts
 
     def close(self):
-        """However the run ended: no process stays behind, and no log line is lost. (An evaluation
-        has no servers of its own.)"""
+        """However the run ended: no process stays behind, and no log line is lost. (Where there are
+        servers, both samplers share them.)"""
         for part in (self.verifier, self.sampler, self.folder):
             part.close()
 

@@ -45,8 +45,7 @@ def untrain(run, groups, rewards):
 
 
 def sampler_state(sampler):
-    """The cache of a `TransformersSampler` is saved, because older weights computed a part of it,
-    and they are gone."""
+    """The cache of a `TransformersSampler` is saved: weights that are gone computed part of it."""
     if hasattr(sampler, "state"):
         return sampler.state()
     n = len(sampler.running)                    # the running sequences fill the first slots
@@ -58,8 +57,7 @@ def sampler_state(sampler):
 
 def load_sampler_state(sampler, state):
     if hasattr(sampler, "load_state"):
-        sampler.load_state(state)
-        return
+        return sampler.load_state(state)
     vars(sampler).update({name: state[name] for name in GENERATION})
     sampler.waiting = deque(state["waiting"])
     for name, column in vars(sampler.rows).items():

@@ -70,8 +70,12 @@ class RunFolder:
         is no run yet, should this be killed half-way."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.lock()
-        for path in (*CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py"), *CODE.glob("tasks/*.t*")):
-            target = self.path / "source" / path.relative_to(CODE)
+        parts = f"{self.config.task}+{self.config.eval_tasks}".split("+")
+        own = [Path(part.strip()).resolve() for part in parts if part.strip().endswith(".py")]
+        for path in (*own, *CODE.glob("*.py"), *CODE.glob("[a-z]*/*.py"), *CODE.glob("tasks/*.t*")):
+            # Of an own task the whole path: two of them may have one name.
+            name = Path("own", *path.parts[1:]) if path in own else path.relative_to(CODE)
+            target = self.path / "source" / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
         (self.path / "versions.json").write_text(json.dumps({
@@ -211,8 +215,8 @@ def commit():
 
 
 class Progress(tqdm):
-    """A bar on a terminal. In a file a line for the first, every tenth and the last step; an
-    evaluation's bar every ten minutes."""
+    """A bar if stderr is a terminal. If stdout or stderr is a file, a line on stdout for the first,
+    every tenth and the last step; in a file an evaluation's bar every ten minutes."""
 
     def __init__(self, total, first=0, unit="step"):
         terminal, steps = sys.stderr.isatty(), unit == "step"
@@ -227,8 +231,9 @@ class Progress(tqdm):
                 + (f"ratio {r['ratio/mean']:.3f}  ess {r['ess']:.2f}  ent {r['entropy']:.2f}"
                    if r["optimizer_step"] else "no group to learn from: no optimizer step")
                 + f"  left {r['curriculum/active']}")
-        if self.disable and (r["step"] in (1, self.total) or r["step"] % 10 == 0):
+        told = r["step"] in (1, self.total) or r["step"] % 10 == 0
+        if told and (self.disable or not sys.stdout.isatty()):
             print(f"step {r['step']:>4}/{self.total}  {text}  {r['time/step_s']:.2f}s", flush=True)
-        elif not self.disable:
+        if not self.disable:
             self.set_postfix_str(text, refresh=False)
             self.update(1)

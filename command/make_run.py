@@ -23,8 +23,7 @@ from tasks import Verifier, load_problems
 
 
 def make_run(config, trainer, folder):
-    """The `Run` of these settings. trainer: a `Trainer`, or what stands for one in each process;
-    folder: its `RunFolder`."""
+    """A `Run`. trainer: a `Trainer`, or what stands for one in each process; folder: RunFolder."""
     tags = (config.think_open.strip() or "<think>", config.think_close)
     verifier = Verifier(think_tags=tags)
     problems = load_problems(config, trainer.tokenizer, verifier, folder.path / "gold.jsonl")

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 import fit
+from artifacts.step_log import TIMELINE_EVERY
 from command import symptoms
 from fitting import figures, readers
 
@@ -38,13 +39,15 @@ def write_report(folder):
         raise fit.BadInput(f"nothing to report: {folder}/metrics.jsonl is not there, or has no "
                            "finished step yet")
     last = steps[-1]
+    figure, sentence = one_step(folder / "groups.jsonl", steps)
     with matplotlib.rc_context({"svg.fonttype": "none"}):       # letters stay letters: small files
         body = [
             f"<h1>{escape(folder.name)}</h1><p>{len(steps)} steps, the last {last['step']:d}; "
             f"{sum(row.get('time/step_s', 0) for row in steps) / 3600:.2f} h in steps; "
             f"{last.get('compute/flops', 0):.3g} FLOPs; {last.get('compute/tokens', 0):,d} tokens "
             f"generated. Last step: pass rate {last['pass_rate']:.3f}.</p>",
-            *one_step(folder / "groups.jsonl", steps), "<h2>Is it working?</h2>",
+            "<h2>One step</h2>", inline(figure) if figure else "", f"<p>{sentence}</p>",
+            "<h2>Is it working?</h2>",
             *(f"<p>{escape(line)}</p>" for line in symptoms.told(folder))]
         picture = folder / "curve.png"              # as the run has drawn it at its last evaluation
         if picture.is_file():
@@ -57,13 +60,16 @@ def write_report(folder):
 
 
 def one_step(path, steps):
-    """The recorded step whose samples were written by most versions of the weights, as a picture.
-    None is recorded where vLLM generates."""
+    """(figure, sentence) of the recorded step whose samples most versions of the weights have
+    written. Without a recorded step the figure is None, and the sentence says why."""
     lines = readers.read_jsonl(path)[0] if path.is_file() else ()
     if recorded := [line for line in lines if "timeline" in line]:
-        figure, text = timeline(max(recorded, key=lambda line: len(
+        return timeline(max(recorded, key=lambda line: len(
             {v for sample in line["timeline"] for v, _ in sample["versions"]})), steps)
-        yield f"<h2>One step</h2>{inline(figure)}<p>{text}</p>"
+    why = "this log lacks the decode step at which each sample ended, which vLLM does not tell"
+    if any("decode/clock" in row for row in steps):
+        why = f"every {TIMELINE_EVERY}th step is recorded for it, none yet (steps: {len(steps)})"
+    return None, f"There is no picture of a step: {why}."
 
 
 def timeline(trained, steps):
@@ -75,8 +81,7 @@ def timeline(trained, steps):
     bars.sort(key=lambda bar: (bar[0], bar[1]["ended"]))
     zero = bars[0][0]
     versions = sorted({v for _, sample in bars for v, _ in sample["versions"]})
-    viridis = matplotlib.colormaps["viridis"].resampled(len(versions))
-    shade = dict(zip(versions, viridis(range(len(versions)))))
+    shade = dict(zip(versions, matplotlib.colormaps["viridis"](np.linspace(0, 1, len(versions)))))
 
     figure, ((ax,),) = figures.empty(5.6, 2.2 + 0.032 * len(bars), 1, 1)
     for y, (start, sample) in enumerate(bars):

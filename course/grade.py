@@ -26,7 +26,7 @@ import sys
 import textwrap
 import time
 import tokenize
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 from course.forms import FORMS
@@ -143,7 +143,7 @@ def grade(folder, seed, only=(), limit_s=LIMIT_S, plans=None, replay=None, box=N
     notes += [f"{path} has the name of a library: it is not used" for path in extra
               if values.library(path)]
     with nullcontext(box) if box else values.Sandbox(limit_s) as box:
-        before = box.spent_s() + values.Sandbox.total_s         # total_s: exercise 8's own
+        before = box.spent_s() + values.Sandbox.total_s
         graded = [grade_one(row, rows, folder, sources, extra, seed, limit_s, plans, replay, box)
                   for row in rows if not only or row["number"] in only]
         spent = time.process_time() + box.spent_s() + values.Sandbox.total_s - before
@@ -161,7 +161,7 @@ def grade_one(row, rows, folder, sources, extra, seed, limit_s, plans=None, step
     if not row["functions"]:
         from course.hidden import replay
         points, notes = replay.points(
-            folder, row["folder"], row["points"], seed, functools.partial(of_a_run, rows),
+            folder, row["folder"], row["points"], seed, functools.partial(of_a_run, rows, box),
             (plans or {}).get(row["folder"]), steps or replay.STEPS)
         return result | dict(points=points, notes=notes)
     if untouched(row, sources, extra):
@@ -207,8 +207,7 @@ def ours(*gone):
     return handed_out(gone)
 
 
-@contextmanager
-def of_a_run(rows, sources, folders):
+def of_a_run(rows, box, sources):
     """The service of a run of exercise 8 or 11: the exercises' files as its source/ has them, and
     ours. Raises BadInput where it had other code besides."""
     from course.hidden import replay, values
@@ -222,9 +221,7 @@ def of_a_run(rows, sources, folders):
     extra = {path: text for path, text in sources.items()
              if path not in tree and path not in own and not path.startswith("course/")}
     own = {path: text for path, text in own.items() if path in tree}
-    with values.Sandbox(replay.LIMIT_S, folders) as box:
-        with values.Service(box, tree, own, {}, extra, replay.LIMIT_S) as process:
-            yield process
+    return values.Service(box, tree, own, {}, extra, replay.LIMIT_S)
 
 
 # ------------------------------------------------------------- 3. in a student's own tree

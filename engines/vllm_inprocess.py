@@ -57,8 +57,7 @@ def block_bytes(model, dtype):
 
 
 class VllmSampler(TwoRequests):
-    """An engine. dtype: of weights and cache, but not of the LM head; eager: without CUDA graphs;
-    more: as of `TwoRequests`."""
+    """An engine. dtype: of all but the LM head; eager: no CUDA graphs; more: of `TwoRequests`."""
     devices = 0
 
     def __init__(self, model, tokenizer, interruption, *, slots, seed=0, head_fp32=True,

@@ -2,10 +2,11 @@
 
     trainer.add_callback(ForecastCallback(trainer, "eval_reward", reward_range=(-1, 1)))
 
-From the sixth evaluation on it prints a line, and logs forecast/end, /low and /high with the rest.
+From the sixth evaluation on it prints a line with the verdict, and logs forecast/end, /low, /high.
 Evaluate at step 0 too (eval_on_start=True): without that R0 has to be fitted."""
 import re
 
+import numpy as np
 from transformers import TrainerCallback
 
 from fitting.forecast import forecast_line
@@ -16,13 +17,13 @@ class ForecastCallback(TrainerCallback):
         self.trainer, self.metric, (self.lo, self.hi) = trainer, metric, reward_range
 
     def on_evaluate(self, args, state, control, **_):
-        found = {row["step"]: (row[self.metric] - self.lo) / (self.hi - self.lo)
-                 for row in state.log_history if self.metric in row}
+        found = {row["step"]: rate for row in state.log_history if np.isfinite(
+            rate := (row.get(self.metric, np.nan) - self.lo) / ((self.hi - self.lo) or np.nan))}
         line = forecast_line([*found], [*found.values()], state.max_steps)
         if not found or not all(0 <= rate <= 1 for rate in found.values()):
-            line = f"no forecast: {self.metric} is not logged in [{self.lo:g}, {self.hi:g}]"
+            line = f"no forecast: {self.metric} is no number in [{self.lo:g}, {self.hi:g}]"
         if line and state.is_world_process_zero:
             print(line)
-        if numbers := re.search(r"end (\S+)(?: \[(\S+), (\S+)\])?", line):
+        if numbers := re.match(r"end (\S+)(?: \[(\S+), (\S+)\])?", line):
             self.trainer.log({f"forecast/{name}": float(text) for name, text in
                               zip(("end", "low", "high"), numbers.groups()) if text})

@@ -11,7 +11,7 @@ import fit as law
 from fit import LAST, LAWS, THETA, BadInput, compute_needed, fit_curve, held_out, interval
 from fitting.compare import compare_lines
 from fitting.figures import FORMS, plot_run, span, with_interval
-from fitting.forecast import judge, verdict_line
+from fitting.forecast import judge, verdict_line, with_ends
 from fitting.like import disagree, fit_like, learn
 from fitting.plan import APART, plan_lines
 from fitting.problems import by_problem_lines
@@ -52,11 +52,11 @@ def rival_line(label, fit):
 
 def held_out_lines(told):
     low, high, measured = told["lo"], told["hi"], told["measured"]
-    where = "no interval" if np.isnan(low) else "in the interval" if low <= measured <= high else \
-        "outside the interval"
+    where = "" if np.isnan(low) else ", in the interval" if low <= measured <= high else \
+        ", outside the interval"
     return [f"predicted from the first part for the last {told['evaluations']} evaluations: "
-            f"{told['predicted']:.3f} {span(low, high, '.3f')}; measured {measured:.3f}; "
-            f"error {told['error']:+.3f}, {where}",
+            f"{with_ends(told['predicted'], low, high)}; measured {measured:.3f}; "
+            f"error {told['error']:+.3f}{where}",
             f"naive forecast, the last 3 fitted evaluations carried forward: {told['naive']:.3f}; "
             f"error {told['naive_error']:+.3f}"]
 
@@ -64,21 +64,22 @@ def held_out_lines(told):
 def ahead_lines(fit, predict, target):
     """--predict: the reward at a compute; --target: the reverse."""
     for C in predict:
-        mean, low, high = fit.predict(C)
-        yield (f"at compute {C:.3g} ({C / fit.C[-1]:.2g} times the data): {mean:.3f} "
-               f"{span(low, high, '.3f')}")
+        times, told = C / fit.C[-1], with_ends(*fit.predict(C))
+        yield f"at compute {C:.3g} ({times:.2g} times the data): {told}"
     if target is not None:
         C, draws = fit.compute_for(target), np.concatenate([
             compute_needed(each.law, target, *each.draws.T) for each in fit.pool])
+        best = f"{fit.R.max():.3f} was measured, above the curve's ceiling"
+        why = best if fit.R.max() >= target else fit.no_interval
         yield (f"to reach {target:g} takes compute {C:.3g} {span(*interval(draws))}"
-               if np.isfinite(C) else f"{target:g} is never reached: the ceiling is {fit.A:.3f} "
-               f"{span(*fit.ci['A'], '.3f')}")
+               if np.isfinite(C) else f"no forecast of {target:g}: {why}" if why else
+               f"{target:g} is never reached: the ceiling is {with_interval(fit, 'A')}")
 
 
 def report_run(args, refit, curve, prior=None):
-    """Fit one run and print what it tells -> {label: Fit}, warnings. The verdict is about the last
-    evaluations, with --until; else about twice the compute that there is."""
-    label, C, R = curve.label, curve.C, curve.R
+    """Fit one run and print what it tells -> {label: Fit}, warnings, the Fit that was judged. The
+    verdict is about the last evaluations, with --until; else about twice the compute so far."""
+    label, C, R, cut = curve.label, curve.C, curve.R, None
     judged = fit = refit(C, R)
     fits, warnings, lines = {label: fit}, [*fit.warnings], []
     ahead, where = np.full(LAST, 2 * C[-1]), "at twice the compute"
@@ -90,20 +91,21 @@ def report_run(args, refit, curve, prior=None):
         ahead, where = C[C > cut][-LAST:], "at the end"
     if prior:
         like = fit_like(judged, prior)
-        lines.insert(0, "without earlier runs: " + verdict_line(judge(judged, ahead), where))
-        warnings += filter(None, [disagree(judged, like)])
+        lines[:0] = filter(None, [disagree(judged, like), "without earlier runs: "
+                                  + verdict_line(judge(judged, ahead), where)])
         judged, where = like, f"{where} (with earlier runs)"
     if args.by_problem:
-        lines.insert(0, by_problem_lines(args.runs[0].rpartition("=")[2], args.until))
+        lines.insert(0, by_problem_lines(curve, args.x_scale, cut))
     lines += ahead_lines(fit, args.predict, args.target)
     if args.plan:
-        share = args.until / C[-1] if (args.until or 0) > 1 else args.until
-        lines += plan_lines({name: getattr(fit, name) for name in THETA}, C[-1], args.plan, share)
+        theta = {name: getattr(fit, name) for name in THETA}
+        lines += plan_lines(theta, C[-1], args.plan, cut and cut / C[-1]) if fit.A > fit.R0 else [
+            "no plan: the curve of this run does not rise"]
     print(f"{label}: {R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
           f"({fit.R0_from}); last evaluation {R[-LAST:].mean():.3f} (mean of the last "
           f"{min(LAST, R.size)})", *(f"  note: {note}" for note in curve.notes),
           verdict_line(judge(judged, ahead), where), *lines, sep="\n")
-    return fits, [f"warning: {label}: {warning}" for warning in warnings]
+    return fits, [f"warning: {label}: {warning}" for warning in warnings], judged
 
 
 def arguments(argv):
@@ -121,19 +123,15 @@ def arguments(argv):
     add("--R0", help="pass rate before training, or `fit` (default: step 0)")
     add("--c-min", type=float, help="leave out earlier evaluations (the paper: about one epoch)")
     add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
-    add("--like", nargs="+", metavar="EARLIER", help="whole runs of the same task and recipe: what "
-        "they reached, and how steeply, is known before this one")
-    add("--by-problem", action="store_true", help="also a forecast from the right samples of each "
-        "problem, which a run's evaluations log (right@k)")
+    add("--like", nargs="+", metavar="EARLIER", help="learn from whole runs of its task and recipe")
+    add("--by-problem", action="store_true", help="also from the counts of each problem (right@k)")
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
-    add("--plan", type=float, metavar="W", help="the answers that a forecast of +-W takes, for the "
-        "curve of RUN, or before any run for --curve")
+    add("--plan", type=float, metavar="W", help="answers for a forecast of +-W, of RUN or --curve")
     add("--apart", type=float, metavar="D", help="--plan for telling two recipes D apart")
     add("--curve", type=float, nargs=4, metavar=tuple(THETA), default=(0.8, 1.8, 0.4, 0.25),
         help="of --plan without RUN; C_mid as a share of the run (default: 0.8 1.8 0.4 0.25)")
-    add("--answers", type=float, metavar="N", help="problems times samples of one evaluation: the "
-        "least noise of the intervals")
+    add("--answers", type=float, metavar="N", help="of an evaluation, problems times samples")
     add("--bootstrap", type=int, default=200, metavar="S", help="replicates (200)")
     add("--why", action="store_true", help="the rival laws and all warnings")
     add("--out", metavar="FILE", help="picture of one run (.png, .pdf, .svg); `none`")
@@ -142,6 +140,11 @@ def arguments(argv):
         args.R0 = args.R0 if args.R0 in (None, "fit") else float(args.R0)
     except ValueError:
         raise BadInput(f"--R0 takes a pass rate or `fit`, got {args.R0}") from None
+    least = dict(plan=1e-4, apart=1e-4, answers=1, predict=0, target=0, bootstrap=0)
+    for name, low in least.items():
+        for value in np.ravel(getattr(args, name)):
+            if value is not None and not low <= value < np.inf:
+                raise BadInput(f"--{name} takes a number of at least {low:g}, got {value:g}")
     if args.apart:
         args.plan = args.apart / APART
     return args
@@ -155,6 +158,8 @@ def report(args):
         print(*plan_lines(dict(zip(THETA, args.curve)), 1, args.plan, args.until), sep="\n")
         return
     columns = (args.x, args.y, args.x_scale, args.reward_range)
+    if args.like and args.law != "sigmoid":
+        raise BadInput(f"--like is of the sigmoid, not of --law {args.law}")
     curves = read_curves(args.runs, *columns)
     if args.x_scale != 1:                           # no longer what the column is called
         curves = [replace(each, x=f"{each.x} times {args.x_scale:g}") for each in curves]
@@ -165,23 +170,22 @@ def report(args):
         raise BadInput(f"--by-problem and --out take one run of one task, not {len(curves)}")
     options = {name: getattr(args, name) for name in (
         "law", "method", "R0", "c_min", "bootstrap", "answers")}
-    # Each run has a seed of its own: else replicates would move together, and differences would
-    # look sure.
+    # A seed for each run: else replicates would move together, and differences would look sure.
     refits = {curve.label: partial(fit_curve, **options, seed=i) for i, curve in enumerate(curves)}
     for curve in curves:
-        found, doubts = report_run(args, refits[curve.label], curve, prior)
+        found, doubts, judged = report_run(args, refits[curve.label], curve, prior)
         fits |= found
         warnings += doubts
     if several:
-        own = {curve.label: fits[curve.label] for curve in curves}
-        print(*compare_lines(curves, own, refits), sep="\n")
-    why = [f"{len(warnings)} warnings: --why"] if warnings else []
+        print(*compare_lines(curves, {c.label: fits[c.label] for c in curves}, refits), sep="\n")
+    why = [f"{len(warnings)} warning{'s' * (len(warnings) > 1)}: --why"] if warnings else []
     if args.why:
         why = [*(rival_line(*each) for each in fits.items()), *warnings]
     print(*fit_table(fits), *why, sep="\n")
     if args.out != "none" and not several:
         path = Path(args.out or curve.picture)
-        plot_run(curve, *fits.values()).savefig(path, dpi=150)
+        own, name = fits[curve.label], "with earlier runs" if prior else "first part"
+        plot_run(curve, own, None if judged is own else judged, name).savefig(path, dpi=150)
         print(f"picture: {path}")
 
 
@@ -190,7 +194,7 @@ def main(argv=None):
     try:
         report(arguments(argv))
         return 0
-    # BadInput, or matplotlib's about --out; a reader's package is not there.
-    except (ValueError, OSError, ImportError) as error:
-        print(f"fit.py: {error}", file=sys.stderr)
+    except (ValueError, OSError, ImportError, RecursionError) as error:     # the last: deep JSON
+        package = {"google": "protobuf"}.get(name := getattr(error, "name", None), name)
+        print(f"fit.py: {error}" + (f": pip install {package}" if package else ""), file=sys.stderr)
         return 2

@@ -11,13 +11,12 @@ FORMS = {"A": ".3f", "B": ".2f", "C_mid": ".3g"}          # how the parameters o
 
 
 def span(low, high, form=".3g"):
-    return f"[{low:{form}}, {high:{form}}]"
+    return "no interval" if np.isnan(low) else f"[{low:{form}}, {high:{form}}]"
 
 
 def with_interval(fit, name):
     """A parameter of a fit and its interval, as text."""
-    form = FORMS[name]
-    return f"{getattr(fit, name):{form}} {span(*fit.ci[name], form)}"
+    return f"{getattr(fit, name):{FORMS[name]}} {span(*fit.ci[name], FORMS[name])}"
 
 
 def empty(width, height, rows, columns, **options):
@@ -41,20 +40,21 @@ def log_axis(axis):
         axis.set_minor_formatter(NullFormatter())
 
 
-def plot_run(curve, fit, early=None):
-    """The curve over log compute, residuals below. With `early`, band, dashes and residuals are its
-    prediction, and the points that it had not seen are hollow."""
+def plot_run(curve, fit, early=None, part="first part"):
+    """The curve over log compute, residuals below. With `early`, the fit of a part, band,
+    dashes and residuals are its prediction, and the points that it had not seen are hollow."""
     fig, ((top,), (low,)) = empty(8, 5.6, 2, 1, sharex=True, height_ratios=[3, 1])
     shown, trained = early or fit, curve.C > 0
+    label, x, y = (text.replace("$", r"\$") for text in (curve.label, curve.x, curve.y))
     seen = np.isin(curve.C, shown.C) & trained
     # Heights from the data and the ceiling: the power law dives to -inf at small compute.
     floor, roof = min(curve.R.min(), fit.R0), max(curve.R.max(), shown.A)
     height = max(roof - floor, 0.02)
     C = np.geomspace(curve.C[trained][0] * 0.7, 1.5 * curve.C[-1], 500)
     top.fill_between(C, *shown.predict(C)[1:], color=ORANGE if early else BLUE, alpha=0.22,
-                     linewidth=0, label=f"{LEVEL:.0%} interval")
+                     linewidth=0, label=None if shown.no_interval else f"{LEVEL:.0%} interval")
     if early:
-        top.plot(C, early.curve(C), "--", color=ORANGE, linewidth=2, label="fit of the first part")
+        top.plot(C, early.curve(C), "--", color=ORANGE, linewidth=2, label=f"fit, {part}")
         for ax in (top, low):
             ax.axvline(early.C[-1], color=GREY, linestyle=":", linewidth=1.2)
     top.plot(C, fit.curve(C), color=BLUE, linewidth=1.3, label="fit of all" if early else "fit")
@@ -68,10 +68,10 @@ def plot_run(curve, fit, early=None):
             dots = dict(marker="o", linestyle="none", color=BLUE, markersize=4, fillstyle=fill)
             top.plot(curve.C[group], curve.R[group], label=name, **dots)
             low.plot(curve.C[group], curve.R[group] - shown.curve(curve.C[group]), **dots)
-    top.set(ylim=(floor - 0.1 * height, roof + 0.08 * height), ylabel=curve.y, xscale="log")
-    low.set(xlabel=f"{curve.x}, log scale", ylabel="residual")
+    top.set(ylim=(floor - 0.1 * height, roof + 0.08 * height), ylabel=y, xscale="log")
+    low.set(xlabel=f"{x}, log scale", ylabel="residual")
     log_axis(low.xaxis)
-    top.legend(loc="lower right", fontsize=8.5, frameon=False)
+    fig.legend(loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)   # hides nothing
     numbers = ", ".join(f"{name} {with_interval(shown, name)}" for name in FORMS)
-    fig.suptitle(f"{curve.label}{', first part' if early else ''}\n{numbers}", fontsize=10.5)
+    fig.suptitle(f"{label}{f', {part}' if early else ''}\n{numbers}", fontsize=10.5)
     return fig

@@ -2,7 +2,7 @@
 Where the law is no better than the last value, the forecast is the last value (results/public)."""
 import numpy as np
 
-from fit import FEW, LAST, SAME_A, BadInput, falls, fit_curve, interval
+from fit import FEW, LAST, SAME_A, BadInput, diagnostics, falls, fit_curve, interval
 
 USABLE, RANGE, LAST_VALUE = ("forecast usable", "only a range", "no better than the last value")
 WIDEST = 0.5              # a wider interval is of no use as a forecast
@@ -17,6 +17,12 @@ def line_at(C, R, C_at):
         raise BadInput("a line needs two points after step 0")
     half = max(3, C.size // 2)
     return np.clip(np.polyval(np.polyfit(np.log(C[-half:]), R[-half:], 1), np.log(C_at)), 0, 1)
+
+
+def with_ends(value, low, high):
+    """A forecast and its interval, as text. The interval is of two laws: one may lie outside."""
+    outside = " (of two laws; this one is outside)" if value < low or value > high else ""
+    return f"{value:.3f} {'no interval' if np.isnan(low) else f'[{low:.3f}, {high:.3f}]'}{outside}"
 
 
 def judge(fit, C):
@@ -34,11 +40,11 @@ def judge(fit, C):
         verdict, reasons = RANGE, ["the last value lies in the interval as well"]
     elif high - low > WIDEST:
         verdict, reasons = RANGE, [f"the interval is {high - low:.2f} wide"]
-    if falls(fit.R):
+    if falls(fit):
         verdict, reasons = LAST_VALUE, ["the reward falls, and no law here does", *reasons]
     if fit.R0_from == "fitted":
         reasons.append("no evaluation at step 0: R0 is a guess")
-    if fit.C[-1] < 2 * fit.C_mid and not fit.no_interval:
+    if not fit.no_interval and any("the bend" in warning for warning in diagnostics(fit)):
         reasons.append("the bend towards the ceiling has hardly been seen")
     return dict(verdict=verdict, reasons=reasons[:2], value=naive if verdict == LAST_VALUE else law,
                 law=law, lo=low, hi=high, naive=naive,
@@ -47,8 +53,8 @@ def judge(fit, C):
 
 def verdict_line(told, where):
     """What `judge` told, in one line, and a line for each reason."""
-    ends = "no interval" if np.isnan(told["lo"]) else f"[{told['lo']:.3f}, {told['hi']:.3f}]"
-    first, other = f"{told['law']:.3f} {ends}", f"the last value is {told['naive']:.3f}"
+    first = with_ends(told["law"], told["lo"], told["hi"])
+    other = f"the last value is {told['naive']:.3f}"
     if told["verdict"] == LAST_VALUE:
         first, other = f"{told['value']:.3f}", f"the curve says {first}"
     link = "but" if told["verdict"] == USABLE else "because"
@@ -58,8 +64,8 @@ def verdict_line(told, where):
 
 
 def forecast_line(C, R, end):
-    """The forecast at compute `end`, from C and R (n,) so far, step 0 included -> "end .84 [.71,
-    .96] · naive .70"; "" before the sixth evaluation, at the run's end, and without a fit."""
+    """The forecast at compute `end`, from C and R (n,) with step 0 -> "end .84 [.71, .96] · naive
+    .70 (forecast usable)"; "" before the sixth evaluation, at the run's end, and without a fit."""
     C, R = np.asarray(C, float), np.asarray(R, float)
     if C.size < FEW or not C.max(initial=0) < end < np.inf:
         return ""
@@ -71,4 +77,4 @@ def forecast_line(C, R, end):
                                for name in ("value", "lo", "hi", "naive"))
     # The interval is the curve's: one that leaves out the forecast is not its interval.
     where = f" [{low}, {high}]" if told["lo"] <= told["value"] <= told["hi"] else ""
-    return f"end {value}{where} · naive {naive}"
+    return f"end {value}{where} · naive {naive} ({told['verdict']})"

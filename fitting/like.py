@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import least_squares
 
-from fit import POOLED, RIVAL, Replicates, fit_curve, law_at
+from fit import POOLED, RIVAL, THETA, BadInput, Replicates, fit_curve, interval, law_at
 
 SPREAD, WORTH = np.array([0.1, 0.25]), 3    # of both numbers from run to run: a guess, worth 3 runs
 NOISE, NOISE_WORTH = 0.02, 6                # of an evaluation: a guess, worth 6 residuals
@@ -17,6 +17,8 @@ NOISE, NOISE_WORTH = 0.02, 6                # of an evaluation: a guess, worth 6
 def learn(runs):
     """Whole earlier runs [Fit, ...] -> {law: (mean (2,), sd (2,))} of the next run's numbers."""
     prior = {}
+    if flat := [i for i, run in enumerate(runs, 1) if run.rivals["constant"]["delta_aic"] < RIVAL]:
+        raise BadInput(f"--like: earlier run {flat[0]} shows no rise, nor its B: leave it out")
     for law in POOLED:
         fits = [fit_curve(run.C, run.R, run.R0, law=law, bootstrap=0) for run in runs]
         x = np.array([((f.A - f.R0) / max(1 - f.R0, 1e-3), np.log(f.B)) for f in fits])   # (n, 2)
@@ -47,13 +49,14 @@ def fit_like(early, prior, draws=400, seed=0):
             squares = ((R - law_at(law, C, *parameters(found.x))) ** 2).sum()
             noise = np.sqrt((squares + NOISE_WORTH * NOISE ** 2) / (R.size + NOISE_WORTH))
         x = rng.multivariate_normal(found.x, np.linalg.pinv(found.jac.T @ found.jac), draws)
-        x[:, 0] = x[:, 0].clip(0, 1)
+        x = x.clip([0, -50, -50], [1, 50, 50])          # exp() of more is no number
         theta = np.stack(np.broadcast_arrays(*parameters(x)), -1)                     # (S, 4)
         pool.append(Replicates(law, theta, noise * rng.standard_normal(200), np.zeros(draws)))
         best[law] = map(float, parameters(found.x)[:3])
     A, B, C_mid = best["sigmoid"]
     flat = early.rivals["constant"] | {"delta_aic": np.inf}       # earlier runs show the rise
-    return replace(early, A=A, B=B, C_mid=C_mid, pool=tuple(pool),
+    ci = dict(zip(THETA, zip(*interval(pool[0].draws).tolist())))
+    return replace(early, law="sigmoid", A=A, B=B, C_mid=C_mid, pool=tuple(pool), ci=ci,
                    rivals=early.rivals | {"constant": flat})
 
 

@@ -5,9 +5,9 @@ of its samples:
 
     logit p = u_i + v_i x^b       u_i normal, log v_i normal, correlated;  p = 0 for a share of them
 
-All problems together are fitted by their marginal likelihood: u and v are integrated over 15 x 15
-nodes of Gauss and Hermite."""
+All are fitted together by their marginal likelihood, u and v over 15 x 15 Gauss-Hermite nodes."""
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,18 +25,21 @@ LOG_WEIGHTS = np.log(np.outer(_w, _w) / _w.sum() ** 2).ravel()
 PRIOR = np.array([[0, 2], [0.5, 0.7], [1, 1], [-0.5, 0.7], [0, 0.5], [0, 0.3], [-3, 1.5]])
 
 
-def read_counts(folder):
-    """The right samples of each problem in RUN/evals.jsonl -> C (n,), counts (n, problems), k."""
-    path = Path(folder)
-    path = path / "evals.jsonl" if path.is_dir() else path
-    rows, _ = read_jsonl(path)
+def read_counts(folder, x="compute/flops"):
+    """The right samples of each problem in RUN/evals.jsonl -> C (n,) of x, (n, problems), k."""
+    path = Path(folder, "evals.jsonl") if Path(folder).is_dir() else Path(folder)
+    rows = [] if path.suffix.lower() in (".csv", ".tsv") else read_jsonl(path)[0]
     columns = sorted({name for row in rows for name in row if re.search(r"/right@\d+$", name)})
     if len(columns) != 1:
-        raise BadInput(f"{path} has {len(columns)} columns eval/<task>/right@k, --by-problem takes "
-                       "one: this project's runs have one a task")
-    rows = [row for row in rows if columns[0] in row]
-    C = np.array([row["compute/flops"] for row in rows], float)
-    return C, np.array([row[columns[0]] for row in rows]), int(columns[0].rpartition("@")[2])
+        raise BadInput(f"{path} has {len(columns)} columns eval/<task>/right@k, not just one")
+    rows, k = [row for row in rows if columns[0] in row], int(columns[0].rpartition("@")[2])
+    with suppress(KeyError, TypeError, ValueError):
+        rows.sort(key=lambda row: row[x])
+        C, right = (np.array([row[name] for row in rows]) for name in (x, columns[0]))
+        if right.ndim == 2 and ((0 <= right) & (right <= k)).all():
+            return C, right, k
+    raise BadInput(f"{path}: --by-problem takes {x} in each evaluation, and in {columns[0]} for "
+                   f"each problem a count from 0 to {k}")
 
 
 def log_odds(theta, x):
@@ -59,10 +62,9 @@ def posterior(theta, x, right, k):
 
 def by_problem(C, right, k, C_at, draws=100, seed=0):
     """The forecast for the mean of evaluations at C_at (m,) from counts right (n, N) of k samples
-    at compute C (n,) -> (value, low, high), the share of problems not solved so far.
-
-    The interval: parameters drawn from the normal distribution at the best ones, the law's own
-    error as in fit.py, and the noise of the samples. Raises BadInput below three evaluations."""
+    at compute C (n,) -> (value, low, high), the share of problems not solved so far. The interval:
+    parameters drawn from the normal distribution at the best ones, the law's own error as in
+    fit.py, the noise of the samples. Raises BadInput below three evaluations."""
     if np.unique(C).size < 3:
         raise BadInput(f"{np.unique(C).size} evaluations: --by-problem takes three")
     x, ahead = C / C[-1], np.concatenate([[C[-1]], C_at]) / C[-1]
@@ -85,17 +87,18 @@ def by_problem(C, right, k, C_at, draws=100, seed=0):
     return (value, *interval(np.clip(then, 0, 1))), float((~right.any(0)).mean())
 
 
-def by_problem_lines(folder, until):
-    """The forecast of a run's end from the part up to `until` (None: of twice its compute from
-    all), and the problems that were never solved, in words."""
-    C, right, k = read_counts(folder)
-    cut = C[-1] if until is None else until * C[-1] if until <= 1 else until
-    seen = C <= cut
-    C_at = np.full(LAST, 2 * C[-1]) if until is None else C[~seen][-LAST:]
+def by_problem_lines(curve, scale, cut):
+    """The forecast of a run's end from the part up to `cut` of a Curve's compute (None: of twice
+    its compute from all), and the problems that were never solved, in words."""
+    C, right, k = read_counts(curve.path, curve.x.split(" times ")[0])
+    seen = C * scale <= (np.inf if cut is None else cut)
+    C_at = np.full(LAST, 2 * C[-1]) if cut is None else C[~seen][-LAST:]
+    if not right[seen].any():
+        return f"by problem: no forecast, none of {right.shape[1]} problems was solved so far"
     (value, low, high), unsolved = by_problem(C[seen], right[seen], k, C_at)
     told = (f"by problem: {value:.3f} [{low:.3f}, {high:.3f}]; {unsolved:.1%} of {right.shape[1]} "
             "problems were not solved so far")
-    if until is not None:
+    if cut is not None:
         later, never = right[~seen][-LAST:] / k, ~right[seen].any(0)
         told += f"; measured {later.mean():.3f}, error {value - later.mean():+.3f}"
         if never.any():

@@ -5,6 +5,7 @@ import contextlib
 import csv
 import fnmatch
 import json
+import os
 import re
 import struct
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ LIKELY = {"--x": "step|flop|hour|time|token|epoch",
 STEP_COLUMNS = ("step", "_step", "Step", "global_step", "training/global_step")
 # Spreads and extremes: only taken if --y names them. Weights & Biases has __MIN and __MAX.
 SPREAD = re.compile("(?i)std|[_/](min|max)$")
+csv.field_size_limit(2 ** 31 - 1)      # by default 131,072 characters a cell
 LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",
         "**/*tfevents*", "*.wandb", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl",
         "*/metrics.jsonl", "files/output.log", "*.log", "*.ipynb")
@@ -41,13 +43,14 @@ class Curve:
     y: str
     picture: Path             # where its picture goes unless --out says otherwise
     notes: tuple = ()         # facts worth a line
+    path: Path = None         # the log or folder, the last of several
 
 
 # ---------------------------------------------------------------- 1. a log -> rows of numbers
 def places_of(text):
     """A path -> [(path, "")]; "evals.csv:RUN", a name or a pattern as "toy*" -> [(path, run), ...]
     of a table that has a column `run`. Raises BadInput: none."""
-    if not (found := re.fullmatch(r"(.+?\.[ct]sv):(.+)", text)):
+    if os.path.exists(text) or not (found := re.fullmatch(r"(?i)(.+?\.[ct]sv):(.+)", text)):
         return [(Path(text), "")]
     path = Path(found[1])
     runs = dict.fromkeys(str(row["run"]) for row in read_rows(path)[0] if "run" in row)
@@ -60,20 +63,23 @@ def places_of(text):
 def read_rows(path):
     """A log or a run's folder -> (rows {column: number or text}, the file read, notes)."""
     notes, path = [], log_in(path) if path.is_dir() else path
+    suffix = path.suffix.lower()
     if str(path).startswith("wandb:"):
         rows = read_wandb(str(path)[6:])
-    elif path.suffix == ".wandb":
+    elif suffix == ".wandb":
         rows = read_wandb_file(path.read_bytes())
     elif path.is_dir() or "tfevents" in path.name:
         rows = read_tensorboard(path)
-    elif path.suffix in (".csv", ".tsv"):
+    elif (start := path.read_bytes()[:2]) == b"\x1f\x8b":
+        raise BadInput(f"{path} is compressed: gunzip it")
+    elif suffix in (".csv", ".tsv"):
         rows = read_table(path)
-    elif path.suffix in (".json", ".jsonl", ".ipynb") or path.read_bytes()[:2] == b'{"':
+    elif suffix in (".json", ".jsonl", ".ipynb") or start == b'{"':
         rows, notes = read_jsonl(path)
     elif not (rows := read_console(path.read_text(errors="replace"))):
         raise BadInput(f"{path} has no line `step:1 - name:0.5` or `{{'name': 0.5}}`")
-    if not all(isinstance(row, dict) for row in rows):
-        raise BadInput(f"{path} holds lines that are not JSON objects")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BadInput(f"{path} holds values that are not JSON objects")
     return [flat(row) for row in rows], path, notes
 
 
@@ -93,11 +99,13 @@ def log_in(folder):
 def read_table(path):
     """The rows of a table with a header, whose cells are separated by , ; or tab."""
     lines = path.read_text("utf-8-sig", "replace").lstrip("\n").split("\n")   # sig: Excel's mark
-    rows = list(csv.DictReader(lines, delimiter=max(",;\t", key=lines[0].count),
-                               skipinitialspace=True))
+    table = csv.DictReader(lines, delimiter=max(",;\t", key=lines[0].count), skipinitialspace=True)
+    rows, names = list(table), table.fieldnames or ()
+    if twice := [name for name in names if name and names.count(name) > 1]:
+        raise BadInput(f"{path} has several columns {twice[0]}: give them names of their own")
     for i, row in enumerate(rows, 2):
         if any(row.pop(None, ())):                # where DictReader puts what is left over
-            raise BadInput(f"{path}, row {i} has more cells than the header: put 1,000 in quotes")
+            raise BadInput(f"{path}, row {i} has more cells than the header: write 1000, not 1,000")
     return rows
 
 
@@ -108,7 +116,8 @@ def read_jsonl(path):
     if path.suffix != ".jsonl":
         with contextlib.suppress(json.JSONDecodeError):         # lines of objects
             whole = json.loads("\n".join(lines))
-            return (read_notebook(whole["cells"]) if "cells" in whole else
+            cells = isinstance(whole, dict) and whole.get("cells")
+            return (read_notebook(cells) if isinstance(cells, list) else
                     whole.get("log_history", [whole]) if isinstance(whole, dict) else whole), []
     for i, line in enumerate(lines, 1):
         try:
@@ -201,8 +210,8 @@ def flat(row):
             try:
                 cells[name] = float(str(value).rstrip("%")) / (100 if "%" in str(value) else 1)
             except ValueError:
-                if value.strip():
-                    cells[name] = value.strip()
+                if text := str(value).strip():
+                    cells[name] = text
     return cells
 
 
@@ -256,41 +265,46 @@ def evaluations(rows, x, y, path):
 
 def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     """Read "PATH", or "NAME=PATH,PATH,..." (seeds of one recipe, pooled), in which PATH may be
-    TABLE:RUN, see `places_of`, or wandb:ENTITY/PROJECT/RUN.
+    TABLE:RUN, see `places_of`, or wandb:ENTITY/PROJECT/RUN. It may hold = and , itself.
 
     x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has,
-    which all logs need.  x_scale multiplies compute (steps into GPU-hours); reward_range is mapped
-    onto [0, 1]."""
-    name, _, paths = spec.rpartition("=")
+    which all logs need.  x_scale multiplies compute (GPU-hours a step); reward_range -> [0, 1]."""
+    ways = ("", spec), spec.partition("=")[::2], spec.rpartition("=")[::2]
+    name, paths = next((way for way in ways if os.path.exists(way[1])), ways[2])
+    paths = [paths] if os.path.exists(paths) else paths.split(",")
     lo, hi = reward_range
     if lo == hi:
         raise BadInput(f"--reward-range takes two different numbers, got {lo:g} {hi:g}")
-    if not all(paths.split(",")):
+    if not all(paths):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
     seeds, notes = [], []
-    for given, run in (place for path in paths.split(",") for place in places_of(path)):
+    for given, run in (place for path in paths for place in places_of(path)):
         rows, path, more = read_rows(given)
         rows = [row for row in rows if str(row.get("run")) == run] if run else rows
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
-        x_name, _ = pick(rows, x, X_COLUMNS, "--x", path)
+        near = [row for row in rows if y_name in row]     # without a step, none shares its compute
+        near = rows if x or any(step in row for row in near for step in STEP_COLUMNS) else near
+        x_name, _ = pick(near, x, X_COLUMNS, "--x", path)
         x, y = x or metric(x_name), y or metric(y_name)
-        *seed, doubts = evaluations(rows, x_name, y_name, path)
-        seeds.append(seed)
+        C, R, doubts = evaluations(rows, x_name, y_name, path)
         notes += more + others + doubts
-    C, R = map(np.concatenate, zip(*seeds))
-    usual = (lo, hi) == (0, 1) and not re.search("(?i)reward|score|return", y_name)
-    if usual and 1 < R.max() <= 100:
-        hi, notes = 100.0, [*notes, f"{y_name} goes up to {R.max():g}: it is read as percent"]
+        usual = (lo, hi) == (0, 1) and not re.search("(?i)reward|score|return", y_name)
+        if percent := usual and 1.05 < R.max() <= 100:                # 1.001 is a slip, no percent
+            notes.append(f"{y_name} goes up to {R.max():g}: it is read as percent")
+        seeds.append((C * x_scale, R / 100 if percent else (R - lo) / (hi - lo)))
     label = run or (given.absolute().name if given.is_dir() else given.stem)
     picture = given / "curve.png" if given.is_dir() else Path(
-        "" if "wandb:" in paths else given.parent, f"{label}_curve.png")
-    return Curve(name or label, *checked(C * x_scale, (R - lo) / (hi - lo)), x_name, y_name,
-                 picture, tuple(notes))
+        "" if "wandb:" in paths[-1] else given.parent, f"{label}_curve.png")
+    label += f" and {len(seeds) - 1} more" if len(seeds) > 1 else ""
+    return Curve(name or label, *checked(*map(np.concatenate, zip(*seeds))), x_name, y_name,
+                 picture, tuple(notes), given)
 
 
 def read_curves(runs, x=None, y=None, *others):
     """Several runs, several columns y of each -> curves; what the first has, the others need."""
     curves, tasks = [], y or [None]
+    if twice := [run for run in runs if runs.count(run) > 1]:
+        raise BadInput(f"{twice[0]} is given twice")
     for run in runs:
         curves += [load(run, x, task, *others) for task in tasks]
         x, tasks = x or metric(curves[0].x), y or [metric(curves[0].y)]

@@ -4,8 +4,9 @@ The rule of place is fixed before anyone looks at the gold answer: else a policy
 lists of answers.
  1. Only the text after the last </think> counts, and nothing after a <think> that stays open.
  2. The answer is the last \boxed{...}; else the last declared answer ("Answer: x", "the answer is
-    x", <answer>x</answer>, a last line "#### x"), to the end of its sentence or line; else the last
-    number of the prose or, where the gold answer is no number, the formulas of the last line.
+    x", <answer>x</answer>, a last line "#### x"), to the end of its sentence or line; else what
+    alone is bold in the last sentence; else the last number of the prose or, where the gold answer
+    is no number, the formulas of the last line.
  3. If other boxes or declared answers disagree with it: "several answers". A sentence around or
     beside a box is only a sentence, and one that breaks off ("7 * is") declares nothing.
 
@@ -18,15 +19,16 @@ import re
 import tomllib
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 LONGEST_ANSWER = 400  # the longest gold answer in MATH has about 160; longer ones are wrong
 MOST_ANSWERS = 20  # in different words; a text with more of them is a list
 LONGEST_TEXT = 10_000  # of what follows the thinking its end is read: 3 ms, whatever it holds
 
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
-ANSWER, MONTH, UNIT, NO_WORD = (WORDS[key] for key in ("answer", "month", "unit", "no_word"))
-NO_ANSWER, PERCENT, CJK_CHANGED = (
-    re.compile(WORDS[key], re.I) for key in ("no_answer", "percent", "cjk_changed"))
+MONTH, UNIT, NO_WORD = (WORDS[key] for key in ("month", "unit", "no_word"))
+RE = SimpleNamespace(**{  # RE.declared: the pattern "declared" of that file
+    key: re.compile(text, re.I | re.M) for key, text in WORDS["patterns"].items()})
 BASES = {name: number for number, name in enumerate(WORDS["bases"].split(), start=2)}
 UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].items()
          for names in row.split(",") for name in names.split() for end in ("", "s")}
@@ -35,32 +37,12 @@ UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].it
 # A box closes; in it braces up to eight deep: "\boxed{" 7,000 times must not cost 7,000 scans.
 INSIDE = functools.reduce(lambda inside, _: rf"(?:[^{{}}\\]|\\.|\{{{inside}\}})*+", range(8), "")
 BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
-ONE_LINE = re.compile(  # display formulas and tagged answers
-    r"(?<!\\)\\\[(?:(?!(?<!\\)\\[\[\]]).)*\\\]|\$\$[^$]*\$\$|<answer>[^<]*</answer>", re.S | re.I)
 EMPHASIS = re.compile(r"(?<![\w*_`])([*_`])(\1{0,2}+)(?=\S)((?:(?!\1).)*)(?<=\S)\1\2(?!\w)")
-DECORATION = re.compile(
-    "[\u220e\u25a0-\u27bf\ufe0f\U0001f300-\U0001faff]+|\\\\blacksquare|^[ \t]*> "
-    r"|</?(?:b|strong|i|em|u)>|~~[^~\n]*\w~~|^#{1,3} "
-    r"|\b(?:I hope|Let me know|Feel free)\b[^0-9\n]{0,80}\Z", re.M)
-DECLARED = re.compile(
-    r"(?:\b(?:the|final|correct)\s+){0,3}\banswer\b[*_]*\s*(?:is\b|:|=)(?: option\b)?|<answer>"
-    rf"|(?:{ANSWER})[*_ ]*(?:(?:final|correct)\w* )?"
-    "(?:\u662f|\u4e3a|\u306f|(?:es|est|[\u00e8\u00e9]|is|ist|lautet)\\b|[:\uff1a=])[:\uff1a]?"
-    r"|</answer>(?=[^<]*</answer>)"  # of two tags in one
-    r"|^####(?=[^\n#]*\Z)|^[#*_ \t]*(?:final )?answer[*_ \t]*\n", re.I | re.M)
-END_OF_ANSWER = re.compile(
-    r"(?<!\bRs)\.(?![0-9]|m\b|\\overline)|\u3002|\n(?!\s{0,9}[-+.0-9])|</answer>", re.I)
-EXCLAIMED = re.compile(r"(\bis \S{0,20}[0-9])!(?=[*_]*(?:\s*\Z|\s+[A-Z]))")
-FORMULA = re.compile(
-    r"(?:(?<!\\)\$\$?|\\[(\[])((?:(?!(?<!\\)\$|\\[()\[\]]).)+)(?:\$\$?|\\[)\]])", re.S)
-UNFINISHED = re.compile(r"(?:\s[-+*/^=]|\b(?:is|are|and|or|plus|minus|than))[\s.]*$")
-# "The function is odd", where a word is asked for.
-SAID = re.compile(r"(?:(?!\b(?:not?|never|cannot|n?or)\b|n't|[.!?]).)*\b(?:is|are|was|be)\s+"
-                  r"(?:(?:an?|the|on)\s+)*([A-Za-z]+)[.!]?\s*")
 
 # One spelling: sizes, colors and spaces, and what Math-Verify does not know or reads as letters.
 TEXT = re.compile(  # braces in it, too: \mathrm{m s^{-1}}
-    r"\\(?:text(?:normal|rm|bf|it|tt|sf)?|math(?:rm|bf|it)|mbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
+    r"\\(?:text(?:normal|rm|bf|it|tt|sf)?|math(?:rm|bf|it|tt|sf)|mbox)\s*"
+    r"\{((?:[^{}]|\{[^{}]*\})*)\}")
 ROWS = [row.split("\t") for row in Path(__file__).with_name("spellings.tsv").read_text(
     "utf-8").split("\n") if row and not row.startswith("#")]  # pattern, replacement, example, ...
 ONE = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*?)"  # what braces hold, two deep
@@ -76,9 +58,7 @@ NAMED = re.compile(r"\s*([A-Za-z])\s*=([^=]+)")  # x = 3, y = 4
 MOMENT = re.compile(
     rf"{MONTH} [0-9]|[0-9](?:st|nd|rd|th)? (?:of )?{MONTH}"
     r"|[0-9]{1,2}:[0-9]{2}(?![0-9:])(?:\s*[ap]\.?m\b)?", re.I)
-MARK = re.compile(r"'|\\prime|\\(?:bar|overline|hat|tilde)(?![a-z])")
 CJK = re.compile(r"[\u3000-\u9fff\uac00-\ud7af\uff01-\uff5e]+")
-ARITHMETIC = re.compile(r"(?:[0-9]+[!.]?|\\sqrt\{[0-9]+\})(?: ?\*?[-+*/^] ?[({]?[0-9.]+[)}]?!?)*")
 
 # Plain numbers. Letters beside one are words ("is 7", "7 cm") or change it ("7xy", "7 thousand").
 LONG_WORD = rf"(?:(?!{NO_WORD})[A-Za-z]{{3,}}\b)"
@@ -87,9 +67,6 @@ PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
 # Before it stands nothing, "x =", "Total:" or a word, but none that says another number.
 BEFORE = (r"((?:(?:[^0-9]*|[^,;]*)(?<![<>!\\])=>?|[^0-9]*(?:[^\W\d_]:|\?"
           rf"|(?<![\w\\'\u2019]){WORD}(?:['\u2019]s)?[,.]?))?\s*)")
-CHANGED = re.compile(  # "cannot be 7", "half of 7", "at least 7", "5 to 7"
-    r"(?:\| to|\b(?:not?|never|than|least|most|plus|minus|negative|times|double|twice|half|and|or)"
-    r"|\b(?:(?:can)?not \w+|(?:half|root|double|square|cube) (?:of|root|the)))[,.]?\s*$", re.I)
 NUMBER = (r"([-+]?) ?(?:([0-9]+) +(?=[0-9]+ */))?"  # the 3 of 3 1/2
           r"([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
           r"(?: */ *(0*[1-9][0-9]*))?(?: ?(?:\\times|\\cdot|\*) ?10 ?\^\{?(-?[0-9]{1,2})\b\}?)?")
@@ -101,52 +78,47 @@ LAST_NUMBER = re.compile(rf"[^0-9]*{NUMBER}[^0-9]*\Z")
 SIMPLE = re.compile(  # most answers: nothing to take away
     "(?:(?!Rs|US|illion|thousand)(?:[A-DF-Za-df-z0-9.;= ]|(?<![0-9])[eE]|-(?=[0-9])))*")
 FRACTION = re.compile(r"\\frac\s*(?:\{(-?)([0-9]+)\}|()([0-9]))\s*(?:\{(-?)([0-9]+)\}|()([0-9]))")
-# A number written as one power, root, factorial, binomial or 1e3: a value, and no calculation.
-CONSTANT = re.compile(
-    r"(?:[a-zA-Z]\s*=\s*)?-?(?:[0-9.]+\s*\^\s*(?:\{-?[0-9]{1,3}\}|[0-9]+)|[0-9]{1,3}!"
-    r"|\\sqrt\s*(?:\[[0-9]+\])?\s*(?:\{[0-9]+\}|[0-9]+)|\\[dt]?binom(?:\s*\{[0-9]+\}){2})")
-# A choice, "B", "(B) 12 cm", "the correct option is B"; no other letter behind it.
-CHOICE = re.compile(
-    r"(?:[A-Za-z, ]*\b(?i:is|option|choice|answer)[\s:*(]*)?"
-    r"\(?([A-J])(?:\)?|[).:](?!\s*[-+*/^=<>]|.*\b[A-J]\b).*|\)? is (?:correct|right)\W*)", re.S)
 UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t, x + C end in a variable
     rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?<![-+=]\s)(?:{WORD}\s*)+)"
     r"(?:\s*\^\s*\{?[0-9]\}?)?\s*$")
-DEGREE = re.compile(
-    r"(?:\\circ(?![a-z])|\u00b0|\\degree|\bdegrees?\b)[^\w$]*(?:(?:text|mathrm)\{)?([CF]?)\b")
-UNEVALUATED = re.compile(r"\\(?:i{0,3}int|oint|sum|prod|lim|[lc]?dots)(?![A-Za-z])|[\u222b\u2211]")
 
 
 def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
-    text = DECORATION.sub("", EMPHASIS.sub(r"\3", text[-LONGEST_TEXT:]))
-    text = ONE_LINE.sub(lambda found: found[0].replace("\n", " "), text)
-    text = EXCLAIMED.sub(r"\1.", text)
+    marked = RE.decoration.sub("", EMPHASIS.sub(
+        lambda found: f"\1{found[3]}\2" if found[2] else found[3], text[-LONGEST_TEXT:])).strip()
+    text = marked.replace("\1", "").replace("\2", "")
+    text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
     found, text = [part for part in BOX.findall(text) if part.strip()], BOX.sub("\0", text)
-    said = [END_OF_ANSWER.split(part.lstrip(" \t\n*_:"), 1)[0] for part in DECLARED.split(text)[1:]]
+    beside = RE.beside_box.findall(text)
+    said = [RE.end_of_answer.split(part.lstrip(" \t\n*_:"), 1)[0]
+            for part in RE.declared.split(text)[1:]]
     said = [re.split(r"(?i)\b(?:because|since|where)\b", part, maxsplit=1)[0] for part in said
             if "\0" not in part and part.strip(" *_$`")]
-    found += [part for part in said if not found or not PROSE.search(part)]
+    found += [RE.aside.sub("", part) for part in said if not found or not PROSE.search(part)]
     moment = MOMENT.search(clean(gold)) and not re.search("ratio|odds|scale", question)
     ratio = re.fullmatch(r"\s*[0-9.]+\s*(?::|\{:\})\s*[0-9.]+\s*", gold)
     number = not moment and "=" not in gold and plain_number(gold, bool(ratio))
     ratio = number and (":" in gold or number[0].denominator > 1)
-    last_line = text.rpartition("\n")[2][-LONGEST_ANSWER:]
-    if not found and not NO_ANSWER.search(last_line):
-        short = 0 < len(last_line) <= 100 or FORMULA.search(last_line)
-        found = last_number(text, ratio) if number else [last_line] if short else []
-    if not (number or moment or CHOICE.fullmatch(word(gold))):  # "x = 3 or x = 5" is one list
-        found = [", ".join(FORMULA.findall(part[: LONGEST_ANSWER + 100])) or part for part in found]
-        found = [said[1] if (said := SAID.fullmatch(part)) and word(gold).isalpha() else part
-                 for part in found]
+    wanted = "" if number else word(gold)
+    listed = not (number or moment or RE.choice.fullmatch(wanted))  # "x = 3 or x = 5" is one list
+    reading = RE.yes_no if wanted in ("yes", "no") else RE.said
+    if not found and not RE.no_answer.search(text.rpartition("\n")[2][-LONGEST_ANSWER:]):
+        found, beside = undeclared(text, marked, number, ratio, listed and reading)
+    if listed:
+        found = [said[said.lastindex] if wanted.isalpha() and (
+            said := reading.fullmatch(TEXT.sub(r"\1", part)))
+            else ", ".join(RE.formula.findall(part[: LONGEST_ANSWER + 100])) or part
+            for part in found]
     found = list(dict.fromkeys(found))
-    if len(found) > MOST_ANSWERS:
+    if len(found) > MOST_ANSWERS or "\0" in text and RE.not_boxed.search(text) or any(
+            other_unit(f"0 {part}", gold, question) for part in beside):
         return [], [False]
     while any(map(BOX.search, found)):  # a box in a box
         found = [BOX.sub(r" \1 ", part) for part in found]
     parts = found if number else list(map(clean, found))
     return parts, [
-        False if len(part) > LONGEST_ANSWER or UNFINISHED.search(raw[:LONGEST_ANSWER])
+        False if len(part) > LONGEST_ANSWER or RE.unfinished.search(raw[:LONGEST_ANSWER])
         or other_unit(part, gold, question)
         else same_number(part, number, question, ratio) if number
         else same_moment(part, clean(gold)) if moment else same_text(part, gold, question)
@@ -156,16 +128,32 @@ def judged(text, gold, question=""):
 def formulas_of(question):
     """The formulas that a question shows, as LaTeX or, of numbers, as plain text."""
     text = re.sub(r"square root of ([0-9]+)", r"\\sqrt{\1}", question)
-    return tuple(FORMULA.findall(text) + [
-        part for part in ARITHMETIC.findall(FORMULA.sub(" ", text)) if not part.isalnum()])
+    found = RE.formula.findall(text) + [
+        part for part in RE.piece.findall(RE.formula.sub(" $ ", text)) if RE.signed.search(part)]
+    return tuple(part for part in found if not RE.no_formula.search(part))
 
 
-def last_number(text, ratio):
-    """[the last number of the prose with the words around it]; [] if there is none, or a list."""
-    found = LAST_NUMBER.search(bare(text[-LONGEST_ANSWER // 2 :], ratio))
+def undeclared(text, marked, number, ratio, reading):
+    """([an answer], [it and its unit]): what alone is bold in the last sentence, else the last
+    number with the words around it or, where no number is asked for, the last line; or ([], [])."""
+    line = text.rpartition("\n")[2][-LONGEST_ANSWER:]
+    sentence = re.split(r"[.!?]\s+|\n", RE.aside.sub("", marked[-LONGEST_ANSWER:]))[-1]
+    if not number:  # "**x = 2** and **x = 3**" is one list
+        sentence = re.sub("\2(,|,? and) \1", r"\1 ", sentence)
+    bold = "\1" in sentence and not RE.hedged.search(sentence) and RE.bold.fullmatch(sentence)
+    if not number:
+        if bold and re.fullmatch(r"(?: [a-z]+){0,3}\W*", bold[3]) and not (
+                bold[1] and reading and reading.fullmatch(line)):
+            return [bold[2]], []
+        line = RE.conclusion.sub("", line)
+        return [line] if 0 < len(line) <= 100 or RE.formula.search(line) else [], []
+    if bold and re.search("[0-9]", bold[2]):  # and what follows, to the next number
+        text = RE.exclaimed.sub(r"\1.", bold[1] + bold[2] + re.match("[^0-9(]*", bold[3])[0])
+    found = LAST_NUMBER.search(bare(text := text[-LONGEST_ANSWER // 2 :], ratio))
     # "|" stands for the number before it: a word has to follow, or the two are a list.
     part = found and ("|" if found.start() > 0 else "") + found[0]
-    return [part] if part and plain_number(part) else []
+    beside = re.findall(r"\$?[0-9][0-9.,]*[^0-9]*\Z", text)
+    return [part] if part and plain_number(part) else [], beside
 
 
 @functools.lru_cache(maxsize=1024)  # gold answers come again: a quarter of the time
@@ -191,7 +179,7 @@ def bare(part, ratio=False):
     if SIMPLE.fullmatch(part):
         return part.strip().rstrip(" .")
     part = CJK.sub(
-        lambda found: " not hundred " if CJK_CHANGED.search(found[0]) else " word ", part)
+        lambda found: " not hundred " if RE.cjk_changed.search(found[0]) else " word ", part)
     left, _, right = clean(part).partition(r"\approx")  # 22/7, about 3.14; x, about 11
     part = left if re.search("[0-9]", left) else right or left
     part = FRACTION.sub(r" \1\5\3\7\2\4/\6\8 ", TEXT.sub(r" \1 ", part))
@@ -203,27 +191,29 @@ def bare(part, ratio=False):
 
 @functools.lru_cache(maxsize=4096)  # the samples of a prompt repeat
 def plain_number(part, ratio=False):
-    """(value, percent, unit) of a text that is one plain number, perhaps with words; else None."""
-    if not (found := PLAIN.fullmatch(bare(part, ratio))) or CHANGED.search(found[1]):
+    """(value, percent, unit, in lowest terms) of one plain number, perhaps with words; or None."""
+    if not (found := PLAIN.fullmatch(bare(part, ratio))) or RE.changed.search(found[1]):
         return None
     _, sign, whole, top, bottom, power, percent, unit = found.groups()
-    number = Fraction(top.replace(",", ""))
+    number, lowest = Fraction(top.replace(",", "")), True
     if bottom or whole or power:  # most numbers have none; saves a third of the time
-        number = (number / int(bottom or 1) + int(whole or 0)) * Fraction(10) ** int(power or 0)
-    return -number if sign == "-" else number, bool(percent), unit and unit.lower()
+        number /= int(bottom or 1)
+        lowest = number.denominator == int(bottom or 1)
+        number = (number + int(whole or 0)) * Fraction(10) ** int(power or 0)
+    return -number if sign == "-" else number, bool(percent), unit and unit.lower(), lowest
 
 
 def same_number(part, gold, question="", ratio=False):
     """Whether a text is right, for a gold answer of plain_number; None: ask Math-Verify."""
     if not (found := plain_number(part, ratio)):
-        constant = CONSTANT.fullmatch(UNIT_AT_END.sub("", clean(part)))
+        constant = RE.constant.fullmatch(UNIT_AT_END.sub("", clean(part)))
         return None if constant and not gold[1] else False
-    (value, percent, unit), (gold_value, gold_percent, gold_unit) = found, gold
-    if unit and gold_unit and unit != gold_unit:
+    (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold
+    if unit and gold_unit and unit != gold_unit or not lowest and RE.lowest.search(question):
         return False
     if value == gold_value:
         # .05% for .05, also as a probability, and 7% of apples
-        if percent and not gold_percent and (question or abs(value) < 1) and not PERCENT.search(
+        if percent and not gold_percent and (question or abs(value) < 1) and not RE.percent.search(
                 question if abs(value) > 1 else question.replace("probab", "")):
             return False
         return None if "^" in part and "10" in question else True  # scientific
@@ -235,10 +225,11 @@ def same_number(part, gold, question="", ratio=False):
 def unit_of(part):
     """[(kind, name), ...] of the unit at the end of an answer: "5 square feet" has "2" and ft. []:
     there is none, or a word that is no unit."""
-    if degree := DEGREE.search(part):
-        return [("angle", f"degree {degree[1] or ''}")]
-    end = re.search(r"\\\$", part) or UNIT_AT_END.search(clean(part))
-    words = re.findall(r"[a-z$]+|[2-9]", TEXT.sub(r" \1 ", end[0]).lower()) if end else []
+    if degree := RE.degree.search(part):
+        return [("angle", f"degree_{degree[1].lower()}".strip("_"))]
+    end = RE.money.search(part) or UNIT_AT_END.search(clean(part))
+    end = re.sub(r"(?<=\w) (?:of|is|from|long|wide|high|deep|away)\b.*", "", end[0]) if end else ""
+    words = re.findall(r"[a-z$]+|[2-9]", TEXT.sub(r" \1 ", end).lower())
     found = [UNITS.get(word) for word in words if word != "per"]
     return [] if None in found else sorted(found)
 
@@ -247,20 +238,22 @@ def other_unit(part, gold, question):
     """Whether an answer has another unit than the gold one or, if that has none, the question."""
     if wanted := unit_of(gold):
         return unit_of(part) not in ([], wanted)
-    names = re.findall(r"\b(?:how many|in) ([a-z]+)", question.lower())
+    names = RE.asked_unit.findall(question.lower())
     asked = [*{UNITS[name] for name in names if name in UNITS}]
-    found = unit_of(part) if len(asked) == 1 else []
-    kind = asked[0][0] if found else ""  # no feet where square feet are asked
-    return len(found) == 1 and found != asked and found[0][0] == (
-        "length" if kind in ("square", "cubic") else kind)
+    if len(asked) != 1 or not (found := unit_of(part)):
+        return False
+    kind, name = asked[0]
+    if kind == "length" and len(found) == 2 and not re.search("area|volume|surface", question):
+        return found[1][0] in ("square", "cubic")
+    return len(found) == 1 and found[0][1] not in (name, name.partition("_")[0]) and (
+        found[0][0] == ("length" if kind in ("square", "cubic") else kind))  # no ft for square ft
 
 
 def same_moment(part, gold):
     """Whether a time or date is right, as it is written; "4:20" and "4:20 PM" are the same."""
-    found, wanted = (re.sub(r"[.,]|(?<=[0-9])(?:st|nd|rd|th)\b", "", TEXT.sub(r" \1", one)).lower()
+    found, wanted = (re.sub(rf"([0-9]+) (?:of )?{MONTH}|{MONTH}", r"\2\3 \1",  # 14 May
+                            RE.no_date.sub("", TEXT.sub(r" \1", one)).lower())
                      for one in (part, gold))
-    found, wanted = (re.sub(rf"([0-9]+) (?:of )?{MONTH}|{MONTH}", r"\2\3 \1", one)  # 14 May
-                     for one in (found, wanted))
     if not (time := re.fullmatch(r"([0-9]+:[0-9]+) *([ap]m)?", wanted)):
         return found.split() == wanted.split()
     said = re.findall("([0-9]+:[0-9]+) *([ap]m)?", found)
@@ -272,9 +265,14 @@ def same_moment(part, gold):
 def same_text(part, gold, question=""):
     """Whether a cleaned answer is right; None where only Math-Verify can say, but not of words: for
     it "der" is the same product as "red"."""
+    several, letters = (re.sub(r"\band\b|[\s,;]", "", TEXT.sub(r"\1", clean(one)))
+                        for one in (gold, part))
+    if re.fullmatch("(?=..)A?B?C?D?E?F?G?H?I?J?", several) and re.fullmatch("[A-J]+", letters):
+        return "".join(sorted(letters)) == several  # "B, D" and BD
     wanted = word(gold)
     if re.fullmatch("[A-J]|[0-9A-Z]+_[0-9]+", wanted) or re.fullmatch("[a-z'-]{2,}", wanted) and (
             r"\text" in gold or re.fullmatch(rf"(?:(?:{WORD}|a)\s*)+", gold)):
+        part = re.sub(r"^\(([a-j])\)\W*$", lambda one: one[1].upper(), part)
         return word(part) in (wanted, wanted.partition("_")[0])
     names, asked = (re.findall(r"\(\w(?:, ?\w)+\)", one) for one in (part.partition("=")[0],
                                                                     question))
@@ -282,16 +280,18 @@ def same_text(part, gold, question=""):
         return False  # (b, a) = (1, 2), where (a, b) is asked
     sides = [part, clean(gold)] if ("=" in part) == ("=" in gold) else [
         side.rpartition("=")[2] for side in (part, clean(gold))]
-    marks = [MARK.findall(side.replace("^\\prime", "'")) for side in sides]  # f'(x), \bar{A}
+    marks = [RE.mark.findall(side.replace("^\\prime", "'")) for side in sides]  # f'(x), \bar{A}
     prose = len(PROSE.findall(part)) > 3 and not PROSE.search(gold)
+    value = re.sub(r"_\s*\{[^{}]*\}", "", part).rpartition("=")[2]  # no "=" of a sum's bound
     return False if prose or marks[0] != marks[1] or (
-        UNEVALUATED.search(part) and not UNEVALUATED.search(gold)) else None
+        RE.unevaluated.search(value) and not RE.unevaluated.search(gold)) or (
+        RE.lowest.search(question) and "frac" in part and not re.search("frac|/|-", gold)) else None
 
 
 def word(part):
     """"B" of "(B) 12 cm", "sunday" of "Sunday", 25_7 of 25_{7}."""
     text = TEXT.sub(r"\1", clean(part)).strip(" *`")
-    if found := CHOICE.fullmatch(text):
+    if found := RE.choice.fullmatch(text):
         return found[1]
     if base := re.fullmatch(r"\(?(\w+)\)?\s*(?:_\s*\{?|\(?(?:in )?base )(\w+)\W*", text):
         return f"{base[1]}_{BASES.get(base[2], base[2])}"

@@ -1,7 +1,6 @@
 """Problems and prompts: what the model is asked in a run.
 
-The paper (sec. 2, 3) trains on math problems and holds 1,000 out to draw its curve. Ours are the
-toy and the generated problems.
+The paper (sec. 2, 3) trains on math problems and holds 1,000 out to draw its curve.
 
     >>> load_task("toy", "train", heldout=512)[0].trace
     '4+0=4;4+7=1;1+8=9</think>9'
@@ -51,7 +50,7 @@ def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
             raise TaskError(f"task and eval_tasks name {pool[0].task!r} twice")
         names.add(pool[0].task)
         if part in parts:
-            train[part], held[part] = split_pool(part, pool, part_heldout)
+            train[part], held[part] = split_pool(part, pool, part_heldout, unread)
         else:
             extra += pool
 
@@ -101,21 +100,21 @@ def options_by_part(options, parts, evaluated=()):
     return options
 
 
-def split_pool(name, pool, heldout):
+def split_pool(name, pool, heldout, unread):
     """(train, heldout): the same share of every level (else the pass rate has the luck of the draw)
     is held out, lowest hashes first: whatever seed and size, a question is on the same side."""
     if heldout >= len(pool):
+        cause = f"; {len(unread)} records cannot, the first: {unread[0]}" if unread else ""
         raise TaskError(f"heldout = {heldout} leaves nothing to train on: {name!r} has {len(pool)} "
-                        "distinct problems that can be used")
+                        f"distinct problems that can be used{cause}")
     ranked = sorted(pool, key=lambda p: (p.level, p.id))
     order = dealt([[*level] for _, level in groupby(ranked, key=lambda p: p.level)])
     return order[heldout:], order[:heldout]
 
 
 def check_gold(problems, verifier=None, kept=None):
-    """{id: sentence} of the problems whose gold answer their own verifier calls wrong: they would
-    give -1 to every completion. Without a Verifier there is no deadline. A formula takes 10 ms and
-    more, so a bar shows where this is; kept: a file, what it has is not judged again."""
+    """{id: sentence} of problems whose gold answer their own verifier calls wrong: all get -1.
+    Without a Verifier there is no deadline. kept: a file, what it has is not judged again."""
     judged = [p for p in problems if p.kind in ("math", "exact")]
     items = [(rf"\boxed{{{p.answer}}}" if p.kind == "math" else p.answer, p.answer, p.kind)
              for p in judged]
@@ -142,12 +141,8 @@ def check_gold(problems, verifier=None, kept=None):
 
 def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_options=None):
     """Token ids of the question in the model's own chat format, ready for the model's turn.
-
-    instruction: the system message where the chat template shows one, else before the question.
-    think_open: ends the prompt, so that the model starts out thinking; not if the template has it.
-    template_options: the template's own switches, such as {"enable_thinking": True} of Qwen3.
-    A base model, without a template, gets "question, blank line, Answer:" (ours).
-    """
+    think_open ends the prompt, so that the model starts out thinking; not if the template has it.
+    template_options: the template's own switches, such as {"enable_thinking": True} of Qwen3."""
     prefixed = f"{instruction}\n\n{problem.question}" if instruction else problem.question
     if tokenizer.chat_template is None:
         ids = list(tokenizer(f"{prefixed}\n\nAnswer:")["input_ids"])
@@ -195,8 +190,7 @@ def check_files(config):
 
 
 def load_problems(config, tokenizer, verifier, kept=None):
-    """The Problems that a run's settings ask for; kept: as in `check_gold`. Raises TaskError, which
-    names the setting."""
+    """The Problems of a run; kept: see `check_gold`. Raises TaskError, which names the setting."""
     try:
         # Seed 0 whatever the run's: seeds of one recipe share their problems, held-out ones too.
         *parts, bad = load_splits(config.task, heldout=config.heldout_prompts,

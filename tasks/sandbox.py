@@ -1,11 +1,9 @@
 """Runs programs that a model wrote, against unit tests, in a sandbox (paper: math and code).
 
-One process for one test, in namespaces that bubblewrap (`bwrap`) makes: no network, no process in
-sight, no environment, nothing to write to and no files but Python's library. Limits on CPU time,
-memory and files, a deadline, no capabilities, and a filter of system calls. The expected outputs
-stay on this side. A program may start threads, but no process and no other program: so nothing can
-outlive it. Where namespaces are not allowed (many containers), Landlock takes their place, behind
-which names, sizes and dates of files can be seen. Where the kernel has neither, code is refused.
+One process a test, in namespaces that bubblewrap (`bwrap`) makes or, where none are allowed (many
+containers), behind Landlock: no network, no environment, nothing to write to, no files but Python's
+library; with limits, without capabilities, behind a filter of system calls. The expected outputs
+stay on this side. A program may start threads, but no process: so nothing can outlive it.
 A sandbox is no proof: the kernel itself is in reach. sandbox_child.py goes on from here.
 """
 
@@ -21,10 +19,10 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import textwrap
 from decimal import Decimal
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 
@@ -43,7 +41,7 @@ class Limits(NamedTuple):
 
 class UnitTests(NamedTuple):
     """Texts for standard input and from standard output or, with the name of a function (or method
-    of a class Solution), lists of its arguments and its values."""
+    of a class Solution), lists of its arguments and of the values that are right."""
 
     inputs: list
     outputs: list
@@ -62,14 +60,18 @@ def read_tests(value, metadata=None):
         and {"func_name": "f"} in the record's metadata
     """
     tests = json.loads(value) if isinstance(value, str) else value
-    if isinstance(tests, dict):
-        name, pairs = tests.get("fn_name"), zip(tests["inputs"], tests["outputs"], strict=True)
+    if isinstance(tests, dict):  # a text for a list is one test
+        first, sides = tests, (tests["inputs"], tests["outputs"])
+        pairs = zip(*([x] if isinstance(x, str) else x for x in sides), strict=True)
     else:
-        name, pairs = tests[0].get("fn_name"), [(test["input"], test["output"]) for test in tests]
-        if tests[0].get("testtype") == "functional":
-            name = (json.loads(metadata) if isinstance(metadata, str) else metadata)["func_name"]
-            pairs = [([json.loads(x) for x in i.splitlines()], json.loads(o)) for i, o in pairs]
-    if name is None:  # some have a list of lines
+        first, pairs = tests[0], [(test["input"], test["output"]) for test in tests]
+    name = first.get("fn_name") or None  # some have an empty text
+    if first.get("testtype") == "functional":
+        name = (json.loads(metadata) if isinstance(metadata, str) else metadata)["func_name"]
+        pairs = [([json.loads(x) for x in i.splitlines()], [json.loads(o)]) for i, o in pairs]
+    elif name:  # TACO and APPS have most values, not all, in a list of one
+        pairs = [(i, [o, *o] if isinstance(o, list) and len(o) == 1 else [o]) for i, o in pairs]
+    else:  # some have a list of lines
         pairs = [tuple("\n".join(x) if isinstance(x, list) else x for x in p) for p in pairs]
     pairs = sorted(pairs, key=lambda pair: -len(json.dumps(pair[0])))[:MOST_TESTS]
     if not pairs or not all(isinstance(i, list) if name else {type(i), type(o)} == {str}
@@ -81,14 +83,14 @@ def read_tests(value, metadata=None):
 
 # A block is closed by a bare fence, before any other fence: else it was cut off. `++` does not go
 # back, which would take minutes for some texts.
-BLOCK = re.compile(r"^[ \t]*+`{3,}+[ \t]*+([\w+-]*+).*+\n"
-                   r"((?:(?![ \t]*+```).*+\n)*+)[ \t]*+`{3,}+[ \t]*+$", re.M)
+BLOCK = re.compile(r"^[ \t]*+(```|~~~)[`~]*+[ \t]*+([\w+-]*+).*+\n"
+                   r"((?:(?![ \t]*+(?:\1|```)).*+\n)*+)[ \t]*+\1[`~]*+[ \t]*+$", re.M)
 
 
 def last_program(text):
     """The last Python block, or else the last block without a language; None if there is none."""
     found = {}
-    for language, block in BLOCK.findall(text.replace("\r\n", "\n")):
+    for _, language, block in BLOCK.findall(text.replace("\r\n", "\n")):
         language = "python" if language.lower() in ("py", "python3") else language.lower()
         found[language] = textwrap.dedent(block).rstrip("\n")
     return found.get("python", found.get(""))
@@ -98,9 +100,8 @@ KILLED = -signal.SIGKILL, 128 + signal.SIGKILL  # by clock or CPU time; the seco
 
 
 def run_tests(program, tests, limits=Limits()):
-    """"correct" if every test passes, else of the first failure "wrong" (another output, or the
-    program failed) or "timeout" (of clock or CPU time). Raises SandboxError: the sandbox itself
-    failed, which says nothing about the program."""
+    """"correct" if every test passes, else of the first failure "wrong" (or the program failed) or
+    "timeout" (of clock or CPU time). SandboxError: the sandbox failed, and nothing is known."""
     same = same_result if tests.fn_name else same_output
     for given, expected in zip(tests.inputs, tests.outputs, strict=True):
         code, output, _ = run_program(program, tests.fn_name, given, limits, which_walls())
@@ -117,28 +118,28 @@ def same_output(found, expected):
     try:
         return len(found) == len(expected) and all(
             f == e or Decimal(f) == Decimal(e)
-            or "." in e and math.isclose(float(f), float(e), rel_tol=1e-6)
+            or "." in e and math.isclose(float(f), float(e), rel_tol=1e-6, abs_tol=1e-8)
             for f, e in zip(found, expected))
     except (ValueError, ArithmeticError):
         return False
 
 
-def same_result(output, expected):
-    """Whether this JSON is the expected value, or the only entry of its list (TACO, APPS)."""
-    wrapped = isinstance(expected, list) and len(expected) == 1
+def same_result(output, right):
+    """Whether this JSON is one of the values that are right."""
     try:
-        found = json.loads(output)
-        return same_value(found, expected) or wrapped and same_value(found, expected[0])
+        return any(same_value(json.loads(output), expected) for expected in right)
     except (ValueError, RecursionError, OverflowError):  # no JSON; too deep; beyond all floats
         return False
 
 
 def same_value(found, expected):
-    """Equality of JSON values; floats, also in lists, to six digits, and true is not 1."""
+    """Equality of JSON values; floats, wherever they stand, to nine digits; true is not 1."""
+    if isinstance(found, dict) and isinstance(expected, dict) and found.keys() == expected.keys():
+        found, expected = [found[key] for key in expected], [*expected.values()]
     if isinstance(found, list) and isinstance(expected, list):
         return len(found) == len(expected) and all(map(same_value, found, expected))
     if type(expected) is float and type(found) in (int, float):
-        return math.isclose(found, expected, rel_tol=1e-6)
+        return math.isclose(found, expected)
     return found == expected and isinstance(found, bool) == isinstance(expected, bool)
 
 
@@ -158,10 +159,9 @@ def system_call_filter(machine):
     load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06  # <linux/bpf_common.h>
     allow, kill, refuse = 0x7FFF0000, 0x80000000, 0x00050000  # <linux/seccomp.h>
     denied = (give, 0, 0, refuse | errno.EPERM)
-    steps = [  # (what to do, steps to skip if true, if false, operand)
-        (load, 0, 0, 4), (equal, 1, 0, ARCHITECTURES[machine]), (give, 0, 0, kill),
-        (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), denied,  # x86-64's second set of numbers
-    ]  # fmt: skip
+    # What to do, steps to skip if true, if false, operand; at the end x86-64's second numbers.
+    steps = [(load, 0, 0, 4), (equal, 1, 0, ARCHITECTURES[machine]), (give, 0, 0, kill),
+             (load, 0, 0, 0), (at_least, 0, 1, 0x40000000), denied]  # fmt: skip
     tests = {"is": (equal, 0, 1), "is_not": (equal, 1, 0), "lacks": (any_bit, 1, 0)}
     for row in DENIED:
         test = []
@@ -182,16 +182,16 @@ def which_walls():
                            "a virtual machine with Linux will do")
     if not (cause := failure("bubblewrap")):
         return "bubblewrap"
-    causes = {"bubblewrap": cause, "Landlock": failure("Landlock")}
-    if not causes["Landlock"]:
+    if not (second := failure("Landlock")):
         print("programs run behind Landlock, as bubblewrap can make no namespaces here; they can "
               "see the names of files outside (docs/tasks.md)", file=sys.stderr)
         return "Landlock"
     raise SandboxError(
-        f"code cannot be verified: no sandbox can be made here ({causes}); install bubblewrap (apt "
-        "install bubblewrap) and allow user namespaces: on Ubuntu 24.04 by `sudo sysctl -w kernel."
-        "apparmor_restrict_unprivileged_userns=0`, for Docker `docker run --security-opt seccomp="
-        "unconfined --security-opt apparmor=unconfined`; or take a kernel with Landlock (5.13)")
+        f"code cannot be verified: no sandbox can be made here (bubblewrap: {cause}; Landlock: "
+        f"{second}); apt install bubblewrap, and allow user namespaces: on Ubuntu 24.04 by `sudo "
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, for Docker by `docker run "
+        "--security-opt seccomp=unconfined --security-opt apparmor=unconfined`; or take a kernel "
+        "with Landlock (5.13)")
 
 
 def failure(walls):
@@ -200,12 +200,11 @@ def failure(walls):
         code, output, complaint = run_program("print('ready')", None, "", Limits(), walls)
     except (OSError, SandboxError) as error:
         return str(error)
-    why = complaint.strip().rpartition("\n")[2]  # of a traceback the last line
+    why = complaint.rpartition("\n")[2]  # of a traceback the last line
     return None if output == "ready\n" else f"ended with {code}: {why}"
 
 
-# The interpreter's files, which a program may read.
-READABLE = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", f"{sys.base_prefix}/lib"]
+READABLE = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", f"{sys.base_prefix}/lib"]  # to programs
 
 
 def child_command(walls):
@@ -218,26 +217,21 @@ def child_command(walls):
         return inner
     if not (bwrap := shutil.which("bwrap")):
         raise SandboxError("bubblewrap is not installed")
-    command = [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session",
-               "--cap-drop", "ALL", "--dev-bind", "/dev/null", "/dev/null"]
-    for path in (*READABLE, python, child):
-        command += ["--ro-bind-try", path, path]
-    return [*command, "--remount-ro", "/", "--chdir", "/", *inner]
+    seen = [word for path in (*READABLE, python, child) for word in ("--ro-bind-try", path, path)]
+    return [bwrap, "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session",
+            "--cap-drop", "ALL", "--dev-bind", "/dev/null", "/dev/null", *seen,
+            "--remount-ro", "/", "--chdir", "/", *inner]
 
 
 def run_program(program, name, given, limits, walls):
     """(exit code, output, end of complaint) of a process with the text `given` on its input or,
     with a function's name, its list of arguments. The output goes to files: the kernel bounds them.
-    Raises SandboxError: the program did not begin."""
+    The child empties the request when the program begins; if it did not, that is a SandboxError."""
     rlimits = {"CPU": limits.cpu_s, "AS": limits.memory_bytes, "FSIZE": limits.file_bytes,
                "NOFILE": 64, "CORE": 0}  # fmt: skip
     steps = system_call_filter(os.uname().machine)
-    with (
-        tempfile.TemporaryFile() as request,  # the child empties it when the program begins
-        tempfile.TemporaryFile() as stdout,
-        tempfile.TemporaryFile() as stderr,
-    ):
-        landlock = READABLE if walls == "Landlock" else None
+    landlock = READABLE if walls == "Landlock" else None
+    with TemporaryFile() as request, TemporaryFile() as stdout, TemporaryFile() as stderr:
         marshal.dump((rlimits, steps, program, name, given, landlock), request)
         request.seek(0)
         try:

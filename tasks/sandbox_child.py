@@ -1,8 +1,7 @@
 """Inside the sandbox: sandbox.py starts this file, one process a test.
 
-It reads its request from a file, sets limits, gives up its rights, empties the file to report that
-(else it was the sandbox that failed), and runs the program in this very process: a second start of
-Python would double the cost of a short test. Hence few imports.
+It reads its request from a file, sets limits, gives up its rights, empties the file to report that,
+and runs the program in this very process: a second start would double the cost of a short test.
 """
 
 import builtins
@@ -17,8 +16,8 @@ import sys
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 22, 24, 38
 LIBC = ctypes.CDLL(None, use_errno=True)
-# The names that LeetCode's problems take for granted: LiveCodeBench imports the contents of these
-# modules, then the modules. builtins near the end: math's pow is not Python's, nor io's open.
+# What LeetCode's problems take for granted: LiveCodeBench imports the contents of these modules,
+# then the modules. builtins near the end: math's pow is not Python's.
 PRELUDE = ("string re datetime collections heapq bisect copy math random statistics itertools "
            "functools operator io sys json builtins typing").split()  # fmt: skip
 
@@ -39,16 +38,21 @@ def main():
     builtins.exit = builtins.quit = sys.exit  # `site`, which we skip (-S), would make them
     code = compile(program, "solution.py", "exec")
     sys.setrecursionlimit(50_000)  # LiveCodeBench's
-    namespace = {"__name__": "solution" if name else "__main__"}
-    for form in ("from {} import *", "import {}"):
-        for module in PRELUDE:
-            exec(form.format(module), namespace)
+    sys.set_int_max_str_digits(0)
+    # They stand among the builtins: so the namespace has only what the program itself sets.
+    prelude = dict(vars(builtins))
+    exec("\n".join(f"from {module} import *" for module in PRELUDE), prelude)
+    exec(f"import {', '.join(PRELUDE)}", prelude)
+    prelude["open"] = lambda file, *how, **options: open(  # in here is no /dev/stdin
+        os.dup(0) if file == "/dev/stdin" else file, *how, **options)
+    namespace = {"__name__": "solution" if name else "__main__", "__builtins__": prelude}
     if name:  # the output is the function's value as JSON; what it prints goes nowhere
         result = os.dup(1)
         os.dup2(os.open("/dev/null", os.O_WRONLY), 1)
     exec(code, namespace)
     if name:
-        function = namespace.get(name) or getattr(namespace["Solution"](), name)
+        solution = namespace["Solution"]() if "Solution" in namespace else None
+        function = getattr(solution, name, None) or namespace[name]
         os.write(result, json.dumps(function(*arguments)).encode())
 
 

@@ -46,16 +46,15 @@ FILES = (".jsonl", ".json", ".csv", ".parquet")
 
 
 def load_pool(name, heldout, seed, options):
-    """(all distinct problems of one task, training and held-out together; a sentence for each
-    record that is none). Raises TaskError."""
+    """(all distinct problems of one task; a sentence for each bad record). Raises TaskError."""
     try:
         if name == "toy":
             return toy_problems(heldout, seed, **checked_options(name, options, TOY_OPTIONS)), []
         if name.startswith("reasoning_gym:"):
             return reasoning_gym_problems(name, heldout, seed, **options), []
         if name in PRESETS or name.startswith("hf:") or name.lower().endswith(FILES):
-            defaults = COLUMNS | PRESETS.get(name, {})
-            return record_problems(name, checked_options(name, options, defaults))
+            options = checked_options(name, options, COLUMNS | PRESETS.get(name, {}))
+            return record_problems(name, options)
     except ImportError as error:
         raise TaskError(f"task {name!r} needs a package: pip install {error.name}") from error
     if name.endswith(".py"):
@@ -111,14 +110,13 @@ def worked_steps(expression, modulus=None):
 
 
 def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
-    """Problems of one Reasoning Gym generator, with its own options: `size` and those held out, or
-    fewer. Questions repeat where there are few, so it asks for four times as many."""
+    """`size` problems of one Reasoning Gym generator and those held out; or fewer."""
     import reasoning_gym
 
     generator, problems = name.removeprefix("reasoning_gym:"), {}
     try:
         wanted = size + heldout
-        # It draws problem i from seed + i: keep seeds a million apart (NumPy takes 32 bits).
+        # It draws problem i from seed + i, and some again: keep seeds a million apart (of 32 bits).
         source = reasoning_gym.create_dataset(
             generator, seed=1_000_000 * seed % 2**31, size=4 * wanted, **options)
     except (TypeError, ValueError, AssertionError) as error:  # how its configurations refuse
@@ -148,6 +146,7 @@ def own_problems(path):
     return list({problem.id: problem for problem in made[::-1]}.values())[::-1]
 
 
+KINDS = ("math", "exact", "code")
 # Which column holds what; "a.b" looks into a table, "a.0" into a list; "" is found out.
 COLUMNS = {
     "question": "",  # text, or a list of messages
@@ -171,36 +170,44 @@ PRESETS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
 def read_records(name, options):
     """The records of a file, or of a data set of the hub (or of a folder of that name here).
     JSON and CSV not by `datasets`, for which the CSV answer "007" is 7.0. Raises TaskError."""
+    if (ending := Path(name).suffix.lower()) not in (".csv", ".json", ".jsonl"):
+        import datasets  # 0.8 s
+        import pyarrow.parquet
     try:
-        ending = Path(name).suffix.lower()
         if ending == ".csv":
             csv.field_size_limit(2**31 - 1)  # unit tests may be longer than 128 KiB
             with open(name, encoding="utf-8-sig", newline="") as file:  # byte-order mark or not
-                return list(csv.DictReader(file))
+                table = csv.DictReader(file)
+                for field in filter(None, table.fieldnames or ()):
+                    if table.fieldnames.count(field) > 1:
+                        raise TaskError(f"its first line has the column {field!r} twice")
+                return list(table)
         if ending in (".json", ".jsonl"):
             text = Path(name).read_text("utf-8-sig")
             if ending == ".json":
-                return list(json.loads(text))
+                records = json.loads(text)
+                return records if isinstance(records, list) else []
             records = [line if line.strip() else ... for line in text.split("\n")]
             for i, line in enumerate(records):  # one that is no JSON stays a text
                 with contextlib.suppress(TypeError, ValueError, RecursionError):
                     records[i] = json.loads(line)
             return records
-        import datasets  # 0.8 s
-
         if ending == ".parquet":
-            return list(datasets.Dataset.from_parquet(name))
+            return pyarrow.parquet.ParquetFile(name).read().to_pylist()
         repository = options.get("repository") or name.removeprefix("hf:")
         return [record for config in options["config"].split("+") for record in
                 datasets.load_dataset(repository, config or None, split=options["split"])]
-    except (OSError, TypeError, ValueError, csv.Error) as error:
+    except Exception as error:  # other people's programs: errors of any class
         cause = (str(error).strip() or repr(error)).splitlines()[0]
-        raise TaskError(f"task {name!r} cannot be read: {cause}") from error
+        cure = "; save it as UTF-8" if isinstance(error, UnicodeError) else ""
+        raise TaskError(f"task {name!r} cannot be read: {cause}{cure}") from error
 
 
 def record_problems(name, options):
     """(the problems of a file or data set, each question once; a sentence for each bad record).
     What the options leave open is found out from the first record and printed. Raises TaskError."""
+    if options["kind"] not in KINDS:
+        raise TaskError(f"task option kind = {options['kind']!r} must be one of {', '.join(KINDS)}")
     records = read_records(name, options)
     first = next((record for record in records if isinstance(record, dict)), None)
     if first is None:
@@ -212,7 +219,7 @@ def record_problems(name, options):
         if columns[role] is None:
             raise TaskError(f"task {name!r} has no column of a usual name for the {role}: it has "
                             f"{', '.join(map(str, first))}; name it by the task option {role}")
-    answer = str(text_of(column(first, columns["answer"])))
+    answer = str(column(first, columns["answer"]))
     mark = next((m for m in MARKS if m in answer and columns["kind"] == "math"), "")
     task = Path(name).stem if name.lower().endswith(FILES) else name.rpartition("/")[2]
     problems, bad = {}, []
@@ -225,8 +232,9 @@ def record_problems(name, options):
                 if first.answer != problem.answer:
                     raise TaskError("has a question that came before with another answer, "
                                     f"{first.answer[:40]!r} and {problem.answer[:40]!r}")
-        except TaskError as error:
-            bad.append(f"{name!r}, {place} {number} {error}")
+        except (ValueError, RecursionError) as error:
+            cause = error if isinstance(error, TaskError) else f"cannot be read: {error}"
+            bad.append(f"{name!r}, {place} {number} {cause}")
     if not problems:
         raise TaskError(f"no record can be used; the first: {bad[0]}")
     level = f", {columns['level']}" if any(p.level for p in problems.values()) else ""
@@ -241,21 +249,20 @@ def record_problem(record, task, columns, mark):
         raise TaskError(f"is no JSON object: {str(record)[:60]!r}")
     if None in record:
         raise TaskError(f"has more fields than the first line: {str(record[None])[:60]}")
-    kind = column(record, "kind")
-    kind = kind if kind in ("math", "exact", "code") else columns["kind"]
+    kind = record["kind"] if record.get("kind") in KINDS else columns["kind"]
     question, answer = (text_of(column(record, columns[role])) for role in USUAL)
     if kind == "code":
         try:
             tests = read_tests(column(record, columns["answer"]), record.get("metadata"))
             question = code_question(question, record.get("starter_code"), tests.fn_name)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            answer = json.dumps(tests)
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise TaskError(f"has a bad field {columns['answer']!r}: unit tests must be in a known "
                             f"form ({error!r})") from None
-        answer = json.dumps(tests)
     elif mark and isinstance(answer, str):
         parts = BOX.findall(answer) if mark == r"\boxed" else answer.split(mark)[1:]
         if not parts:
-            raise TaskError(f"has no {mark} in its field {columns['answer']!r}")
+            raise TaskError(f"has no {mark} in its field {columns['answer']!r}, as the first has")
         answer = parts[-1].strip()
     for role, value in (("question", question), ("answer", answer)):
         if not isinstance(value, str) or not value.strip():
@@ -273,9 +280,8 @@ def record_problem(record, task, columns, mark):
 
 
 def text_of(value):
-    """A number as text; of messages the system's and the user's; a list of one as its entry; any
-    other value as it is."""
-    if type(value) in (int, float) and math.isfinite(value):
+    """A number as text; of messages system's, user's; the entry of a list of one; others as is."""
+    if type(value) in (int, float) and abs(value) < math.inf:
         return str(value)
     if not isinstance(value, list) or not value:
         return value

@@ -15,7 +15,6 @@ import functools
 import json
 import logging
 import os
-import re
 import resource
 import signal
 import socket
@@ -88,10 +87,11 @@ def grade(kind, answer, parts, asked=()):
     gold, *found = map(expression, [answer, *parts])
     if gold is None or None in found:
         return "error" if gold is None else "unreadable"
-    if answers.plain_number(answer) and any(  # 4^5, too, is no answer to "compute 2^{10}"
-            same(gold, expression(one)) for one in asked if not re.fullmatch("[-+0-9., ]*", one)):
+    asked = [one for one in map(expression, asked) if one is not None]
+    if "=" not in answer and answers.plain_number(answer) and any(
+            same(gold, one) for one in asked):  # 4^5, too, is no answer to "compute 2^{10}"
         return "wrong"
-    return verdict([same_expression(one, gold, asked) for one in found])
+    return verdict([same(gold, one) and is_answer(one, gold, asked) for one in found])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -120,10 +120,10 @@ def same(gold, found):
                   allow_set_relation_comp=True)
 
 
-def same_expression(found, gold, asked):
-    """As `same`. But a formula that was asked, in another order or not worked out, a root of it
-    that the gold answer has not, or a derivative left standing, is no answer."""
-    from sympy import Derivative, Pow, Rational
+def is_answer(found, gold, asked):
+    """Whether a formula with the gold value is worked out: not one that was asked, in any order, no
+    inequality to solve, no derivative, without a root of the question that the gold has not."""
+    from sympy import Add, Derivative, Mul, Number, Pow, Rational, Rel, Set
 
     def worked_out(one):  # x^2 of the tree x*x; powers of numbers may be huge, and stay
         return one.func(*map(worked_out, one.args)) if one.args and one.free_symbols else one
@@ -132,16 +132,22 @@ def same_expression(found, gold, asked):
         return {(power.base.doit(), power.exp) for power in one.atoms(Pow)
                 if power.base.is_number and isinstance(power.exp, Rational) and power.exp.q > 1}
 
-    if not same(gold, found):
-        return False
-    side, wanted, *asked = (getattr(one, "rhs", one)
-                            for one in (found, gold, *map(expression, asked)))
-    if side == wanted or isinstance(side, Derivative):
-        return side == wanted
-    return not any(
-        type(side) is type(one) and set(side.args) == set(one.args)
-        or worked_out(side) == worked_out(one) != worked_out(wanted)
-        or roots(side) & roots(one) - roots(wanted) for one in asked if one)
+    def formula(one):  # of y = 2x and x > 3 the right side; of what is to be solved all
+        solved = isinstance(one, Rel) and any(hasattr(side, "name") for side in one.args)
+        return one.rhs if solved else one
+
+    def alike(one, two):
+        return one == two or type(one) is type(two) and one.args and set(one.args) == set(two.args)
+
+    side, wanted = (getattr(one, "rhs", one) for one in (found, gold))
+    unsolved = isinstance(gold, Set) and any(
+        len(one.free_symbols) == 1 and all(isinstance(arg, (Add, Mul, Number, Pow))
+                                           for arg in one.args) for one in found.atoms(Rel))
+    return alike(side, wanted) or not (unsolved or isinstance(side, Derivative) or any(
+        alike(part, one) or worked_out(part) == worked_out(one) != worked_out(wanted)
+        or roots(part) & roots(one) - roots(wanted)
+        for part in (formula(found), side) if getattr(part, "args", ())  # a matrix has none
+        for one in map(formula, asked) if hasattr(one, "args")))
 
 
 class Verifier(contextlib.AbstractContextManager):

@@ -487,9 +487,11 @@ def gain(before, after, samples, k, resamples, seed):
 
 
 # ------------------------------------------------------------------------------ exercises 8 and 11
-def replay(config, steps):
-    """The first steps of a run with these settings, again -> the lines of both logs. Its checkpoint
-    at the end is larger than the files that the sandbox allows: the logs are written by then."""
+def replay(config, model, steps):
+    """The first steps of a run with these settings, again -> the lines of both logs. model: {name
+    of a file: base64}. The checkpoint at the end may be larger than the sandbox has room for: the
+    logs are written by then."""
+    import base64
     import contextlib
     import io
     import os
@@ -499,10 +501,14 @@ def replay(config, steps):
     shutil.copymode = lambda *_, **__: None
     main.Signals = lambda: SimpleNamespace(heeded=contextlib.nullcontext, first=None, team=None)
     os.chdir("/tmp")
+    os.mkdir("model")
+    for name, data in model.items():
+        with open(f"model/{name}", "wb") as file:
+            file.write(base64.b64decode(data))
     with open("replay.toml", "w") as file:
         file.write(config)
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        code = main.main(["--config", "replay.toml", "--model", "/model", "--name", "replay",
+        code = main.main(["--config", "replay.toml", "--model", "model", "--name", "replay",
                           "--steps", str(steps)])
     if code and not os.path.exists("runs/replay/evals.jsonl"):
         raise RuntimeError(said.getvalue().strip().split("\n")[-1])

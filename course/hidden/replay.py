@@ -15,6 +15,7 @@ one sample that fell otherwise moves all that comes after it. Nobody invents suc
 Who makes the first steps of all runs and invents the rest, or whose own code writes an invented
 log, is not found by this; `--replay 1000` makes a whole run again.
 """
+import base64
 import os
 import random
 import re
@@ -31,7 +32,7 @@ STEPS = 10                  # where the second evaluation of configs/stress.toml
 TIMED = re.compile("time/|throughput/|compute/.*hours|.*_s$|.*busy_share")      # columns
 NEAR = 0.002                # on another processor: relative to the number, and of a pass rate
 MOST_FILE, MOST = 32 << 20, 512 << 20           # bytes of a file, and of all
-MOST_SOURCE = 8 << 20                           # of a run's source/
+MOST_SOURCE, MOST_MODEL = 8 << 20, 32 << 20     # of a run's source/, of its model
 LIMIT_S = 300
 
 
@@ -55,7 +56,7 @@ def copied(folder, place, names):
 
 def points(folder, name, of, seed, service, plan=None, steps=STEPS):
     """(points, notes). name: of the folder of the plan; plan: what was handed in before the runs,
-    if plans were collected. `service(sources, folders)` makes the sandbox of a run's own code.
+    if plans were collected. `service(sources)` has a run's own code, in the sandbox.
     Raises SandboxError."""
     with tempfile.TemporaryDirectory(prefix="experiment-") as place:
         place = Path(place)
@@ -99,9 +100,14 @@ def same_again(folder, seed, service, steps=STEPS):
     if sum(path.stat().st_size for path in paths) > MOST_SOURCE:
         raise BadInput(f"the source/ of {name} has more than {MOST_SOURCE:,} bytes of programs")
     sources = {path.relative_to(run / "source").as_posix(): path.read_text() for path in paths}
-    with service(sources, {"/model": model, "/proc/meminfo": "/proc/meminfo"}) as process:
+    parts = [path for path in model.iterdir() if path.is_file()]
+    if sum(path.stat().st_size for path in parts) > MOST_MODEL:
+        raise BadInput(f"{wanted} has more than {MOST_MODEL:,} bytes")
+    files = {path.name: base64.b64encode(path.read_bytes()).decode() for path in parts}
+    with service(sources) as process:
         process.patience = process.limit_s
-        again = process.ask("replay", config=(run / "config.toml").read_text(), steps=steps)
+        again = process.ask("replay", config=(run / "config.toml").read_text(), model=files,
+                            steps=steps)
     logs = {file: experiment.log(run, file).values() for file in ("evals.jsonl", "metrics.jsonl")}
     return compared(name, steps, pairs_of(logs, again, steps))
 

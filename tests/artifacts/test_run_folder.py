@@ -83,6 +83,22 @@ def test_a_folder_holds_what_is_needed_to_know_what_was_run(make):
     assert folder.checkpoints.is_dir()
 
 
+def test_the_files_of_own_rewards_are_kept_and_two_of_one_name_both(make, tmp_path):
+    """Without its reward nobody knows what a run was about; the file is changed for the next."""
+    files = {}
+    for place in ("ours", "theirs"):
+        path = tmp_path / place / "my_task.py"
+        path.parent.mkdir()
+        path.write_text(f"# of {place}")
+        files[path] = path.read_text()
+    folder = make(task="ours/my_task.py + toy", eval_tasks=str(tmp_path / "theirs" / "my_task.py"))
+    for path in files:
+        path.write_text("# changed after the run began")
+    for path, text in files.items():
+        kept = folder.path / "source" / "own" / path.resolve().relative_to(path.anchor)
+        assert kept.read_text() == text
+
+
 def test_a_run_is_there_as_soon_as_its_settings_are_and_not_before(make, monkeypatch):
     """A process killed while it makes the folder leaves one that may be made again."""
     def killed(*_):
@@ -322,8 +338,24 @@ def test_in_a_file_the_first_every_tenth_and_the_last_step_have_a_line(capsys):
                         "no group to learn from: no optimizer step  left 1999  0.50s")
 
 
+@pytest.mark.parametrize("bar", [False, True])
+@pytest.mark.parametrize("lines", [False, True])
+def test_every_tenth_step_has_a_line_unless_all_goes_to_a_terminal(bar, lines, monkeypatch, capsys):
+    """`scalerl.py > log` in a terminal: the bar on it, and in the log more than evaluations."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: bar)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: not lines)
+    with Progress(24) as progress:
+        for step in range(1, 25):
+            progress.show(RECORD | {"step": step})
+    shown = capsys.readouterr()
+    told = [int(line.split()[1].partition("/")[0]) for line in shown.out.splitlines()]
+    assert told == ([1, 10, 20, 24] if lines or not bar else [])
+    assert ("24/24" in shown.err) == bar
+
+
 def test_on_a_terminal_it_is_a_bar_that_goes_on_where_the_run_does(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
     with Progress(20, 6) as progress:
         progress.show(RECORD)
         assert progress.n == 7 and progress.total == 20

@@ -12,7 +12,7 @@ import tomllib
 import numpy as np
 import pytest
 from conftest import ROOT, run_command
-from grading import sandboxed
+from grading import box, sandboxed
 from made_runs import made
 from scipy import stats
 
@@ -361,7 +361,8 @@ class Again:
     def __exit__(self, *_):
         pass
 
-    def ask(self, call, config, steps):
+    def ask(self, call, config, model, steps):
+        assert {*model} == {"config.json"}
         assert (call, steps) == ("replay", replay.STEPS) and 'name = "' in config
         return self.lines
 
@@ -395,9 +396,8 @@ def test_points_are_given_only_where_the_first_steps_of_a_run_come_out_again(tre
         run, logs = drawn(tree, seed)
         logs[0] = [line | {"time/step_s": 77} for line in logs[0]]      # another machine's clock
 
-        def honest(sources, folders):
+        def honest(sources):
             assert {*sources} == {"loss.py", "engines/head.py"}
-            assert (folders["/model"] / "config.json").exists()
             return Again(*logs)
         points, notes = replay.points(tree, "experiment", 14, seed, honest)
         said = f"{run.name}: 10 steps were made again, bit by bit"
@@ -472,11 +472,12 @@ def test_a_real_run_comes_out_again_bit_by_bit_in_the_real_sandbox(tmp_path):
     logs = {name: lines_of(run, name) for name in ("metrics.jsonl", "evals.jsonl")}
     sources = {path.relative_to(run / "source").as_posix(): path.read_text()
                for path in (run / "source").glob("**/*.py")}
-    with grade.of_a_run(student.exercises(), sources, {
-            "/model": (ROOT / "models" / "toy").resolve(), "/proc/meminfo": "/proc/meminfo"}
-            ) as process:
+    model = {path.name: base64.b64encode(path.read_bytes()).decode()
+             for path in (ROOT / "models" / "toy").iterdir()}
+    with grade.of_a_run(student.exercises(), box(), sources) as process:
         process.patience = process.limit_s
-        again = process.ask("replay", config=(run / "config.toml").read_text(), steps=10)
+        again = process.ask("replay", config=(run / "config.toml").read_text(), model=model,
+                            steps=10)
     assert "bit by bit" in replay.compared("a", 10, replay.pairs_of(logs, again, 10))
     logs["metrics.jsonl"][1]["loss"] *= 1.01
     with pytest.raises(replay.Wrong, match="step 1, loss"):
@@ -492,6 +493,5 @@ def test_a_pipe_or_a_link_among_the_runs_is_not_read(tree):
 
 
 def test_code_that_was_not_handed_out_is_not_run():
-    with pytest.raises(experiment.BadInput, match="source/config.py is not the one"), \
-            grade.of_a_run(student.exercises(), {"loss.py": "", "config.py": "x = 1\n"}, {}):
-        pass
+    with pytest.raises(experiment.BadInput, match="source/config.py is not the one"):
+        grade.of_a_run(student.exercises(), None, {"loss.py": "", "config.py": "x = 1\n"})

@@ -327,7 +327,8 @@ def test_files_that_the_sandbox_cannot_take_in_cost_their_exercise_and_nobody_el
         service_of(lambda line: b"", {"heavy.py": ""}).ask("head")
 
 
-def test_the_code_of_a_run_is_not_read_if_it_is_larger_than_any_project(tmp_path, monkeypatch):
+def test_the_code_and_the_model_of_a_run_are_not_read_if_they_are_too_large(
+        tmp_path, monkeypatch):
     """512 MB of it may be handed in, and all would go to the sandbox as one line."""
     plan = tmp_path / "experiment" / "plan.md"
     plan.parent.mkdir()
@@ -341,6 +342,9 @@ def test_the_code_of_a_run_is_not_read_if_it_is_larger_than_any_project(tmp_path
         (tmp_path / "runs" / name / "source" / "loss.py").write_text("x = 1\n")
         (tmp_path / "runs" / name / "config.toml").write_text(
             f'name = "{name}"\nsteps = 10\neval_every = 10\nseed = 0\n')
+    monkeypatch.setattr(replay, "MOST_MODEL", 1)
+    with pytest.raises(student.BadInput, match="models/toy has more than 1 bytes"):
+        replay.same_again(plan.parent, 3, None)
     monkeypatch.setattr(replay, "MOST_SOURCE", 5)
     with pytest.raises(student.BadInput, match="more than 5 bytes of programs"):
         replay.same_again(plan.parent, 3, None)

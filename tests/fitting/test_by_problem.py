@@ -100,6 +100,56 @@ def test_a_log_without_counts_of_one_task_is_refused_in_a_sentence(tmp_path, tex
         read_counts(tmp_path)
 
 
+@pytest.mark.parametrize("key, value", [
+    ("eval/toy/right@6", [7] * 300), ("eval/toy/right@6", [-1] * 300),
+    ("eval/toy/right@6", [0] * 299), ("eval/toy/right@6", ["1"] * 300),
+    ("eval/toy/right@6", None), ("compute/flops", None), ("compute/flops", ...)])
+def test_counts_that_cannot_be_are_refused_in_a_sentence(key, value, tmp_path):
+    """They gave nan, numpy's words or a traceback."""
+    C, right, *_ = made()
+    write(tmp_path / "evals.jsonl", C, right, 6)
+    *lines, last = (tmp_path / "evals.jsonl").read_text().splitlines()
+    row = json.loads(last) | {key: value}
+    row = {name: cell for name, cell in row.items() if cell is not ...}
+    (tmp_path / "evals.jsonl").write_text("\n".join([*lines, json.dumps(row)]))
+    with pytest.raises(problems.BadInput, match="takes compute/flops in each evaluation, and in "
+                       "eval/toy/right@6 for each problem a count from 0 to 6$"):
+        read_counts(tmp_path)
+
+
+def test_evaluations_are_read_in_order_of_compute_and_cut_where_the_fit_is(tmp_path, capsys):
+    """The last row of the file was taken for the largest compute, --x and its scale were not
+    heeded: the two forecasts of one report were of two different parts."""
+    C, right, C_at, _ = made()
+    C, right = np.concatenate([C, C_at]), np.concatenate([right, right[-5:]])
+    write(tmp_path / "evals.jsonl", C, right, 6)
+    found = []
+    lines = (tmp_path / "evals.jsonl").read_text().splitlines(keepends=True)
+    for order in (lines, lines[::-1]):
+        (tmp_path / "evals.jsonl").write_text("".join(order))
+        main([str(tmp_path), "--by-problem", "--until", "0.5", "--out", "none"])
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1] and "by problem: 0." in found[0]
+    for cut in (["9"], ["3.6", "--x-scale", "0.4"]):            # of 14 steps
+        main([str(tmp_path), "--by-problem", "--x", "step", "--until", *cut, "--out", "none"])
+        line, = (line for line in capsys.readouterr().out.splitlines() if "by problem" in line)
+        (value, low, high), _ = by_problem(np.arange(10.0), right[:10], 6, np.arange(10.0, 15))
+        assert line.startswith(f"by problem: {value:.3f} [{low:.3f}, {high:.3f}]")
+
+
+def test_a_run_that_solved_nothing_has_no_forecast_by_problem(tmp_path, capsys):
+    """[0, 0] promised that it never will. And a table has no counts of problems."""
+    C, right, *_ = made()
+    write(tmp_path / "evals.jsonl", C, 0 * right, 6)
+    assert main([str(tmp_path), "--by-problem", "--until", "0.5", "--out", "none"]) == 0
+    assert ("by problem: no forecast, none of 300 problems was solved so far\n"
+            in capsys.readouterr().out)
+    (tmp_path / "a.csv").write_text("step,pass_rate\n" + "".join(
+        f"{i},{i / 10}\n" for i in range(8)))
+    assert main([str(tmp_path / "a.csv"), "--by-problem", "--out", "none"]) == 2
+    assert "a.csv has 0 columns eval/<task>/right@k" in capsys.readouterr().err
+
+
 def test_two_evaluations_are_too_few_and_two_runs_too_many(tmp_path, capsys):
     C, right, C_at, _ = made()
     with pytest.raises(problems.BadInput, match="2 evaluations: --by-problem takes three"):

@@ -54,11 +54,21 @@ def test_after_each_evaluation_the_line_is_printed_and_its_numbers_are_logged(tm
 
 
 @pytest.mark.parametrize("words,told", [
-    ({"metric": "eval_score"}, "no forecast: eval_score is not logged in [0, 1]"),
-    ({"reward_range": (0, 0.5)}, "no forecast: eval_reward is not logged in [0, 0.5]")])
+    ({"metric": "eval_score"}, "no forecast: eval_score is no number in [0, 1]"),
+    ({"reward_range": (1, 1)}, "no forecast: eval_reward is no number in [1, 1]"),
+    ({"reward_range": (0, 0.5)}, "no forecast: eval_reward is no number in [0, 0.5]")])
 def test_a_reward_that_is_not_there_or_out_of_its_range_is_told(words, told, tmp_path, capsys):
     """And training goes on: a forecast is worth no run."""
     trainer = trainer_of([0.7, 0.8], tmp_path, steps=2, **words)
     assert trainer.train().global_step == 2
     assert capsys.readouterr().out.count(told) == 2
     assert not any("forecast/end" in row for row in trainer.state.log_history)
+
+
+def test_an_evaluation_that_is_nan_is_left_out_and_the_forecasts_go_on(tmp_path, capsys):
+    """One of them ended all forecasts of the run, with the sentence of a wrong range."""
+    C, R = made(end=16, n=9, A=0.9, B=1.5, C_mid=5.0, R0=0.2)
+    trainer_of([np.nan if i == 3 else r for i, r in enumerate(R)], tmp_path).train()
+    printed = [line for line in capsys.readouterr().out.splitlines() if "naive" in line]
+    kept = np.arange(9) != 3
+    assert printed == [forecast_line(C[:n][kept[:n]], R[:n][kept[:n]], 16) for n in (7, 8)]

@@ -38,6 +38,24 @@ def test_hollow_points_are_the_ones_left_out():
     assert full.get_fillstyle() == "full" and full.get_xdata().tolist() == C[1:41].tolist()
 
 
+@pytest.mark.parametrize("share", [None, 0.3])
+@pytest.mark.parametrize("A,R0", [(0.9, 0.1), (0.2, 0.7)])
+def test_the_legend_covers_no_point(share, A, R0):
+    """A curve that rises has its last points above on the right, one that falls below on it."""
+    C = np.geomspace(1e12, 1e14, 20)
+    R = R0 + (A - R0) / (1 + 1e13 / C)
+    curve = readers.Curve("r", C, R, "compute/flops", "y", Path("."))
+    fits = [fit_curve(C, R, R0, bootstrap=5)]
+    fits += [fit_curve(C, R, R0, c_max=share * C[-1], bootstrap=5)] if share else []
+    figure = figures.plot_run(curve, *fits)
+    figure.draw_without_rendering()
+    (legend,), box = figure.legends, figure.legends[0].get_window_extent()
+    assert not any(box.overlaps(ax.get_window_extent()) or ax.get_legend() for ax in figure.axes)
+    assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1 and figure.bbox.y0 <= box.y0
+    named = [text.get_text() for text in legend.get_texts()]
+    assert len(named) == len(set(named)) and "evaluation, fitted" in named
+
+
 @pytest.mark.parametrize("first,last", [(1e13, 1.6e13), (2.1e12, 4.8e12), (3e12, 2e13)])
 def test_a_short_logarithmic_axis_has_labels_that_do_not_touch(first, last):
     """Of these three matplotlib labels two ticks, four, and seven that touch each other."""
@@ -52,6 +70,34 @@ def test_a_short_logarithmic_axis_has_labels_that_do_not_touch(first, last):
              and low <= label.get_position()[0] <= high]
     edges = sorted((label.get_window_extent().x0, label.get_window_extent().x1) for label in shown)
     assert len(shown) >= 3 and all(a[1] < b[0] for a, b in zip(edges, edges[1:]))
+
+
+def test_the_picture_is_of_the_fit_that_is_judged_and_claims_no_interval_where_there_is_none():
+    """With --like it showed the fit without earlier runs; of a constant run an empty patch."""
+    C, R = made(n=21)
+    curve = readers.Curve("r", C, R, "x", "y", Path("."))
+    whole, like = fit_curve(C, R, bootstrap=20), fit_curve(C, R, A_range=(0.9, 0.9), bootstrap=20)
+    figure = figures.plot_run(curve, whole, like, "with earlier runs")
+    shown = {line.get_label(): line for line in figure.axes[0].get_lines()}
+    dashes = shown["fit, with earlier runs"]
+    assert dashes.get_ydata() == pytest.approx(like.curve(dashes.get_xdata()))
+    assert figure.get_suptitle().startswith("r, with earlier runs\nA 0.900 [0.900, 0.900]")
+    for fits, has in (((whole,), True), ((fit_curve(C, R, bootstrap=0),), False)):
+        figure = figures.plot_run(curve, *fits)
+        named = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert ("90% interval" in named) == has
+        assert ("no interval" in figure.get_suptitle()) != has
+
+
+def test_dollars_in_names_are_no_formula():
+    C, R = made(n=9)
+    curve = readers.Curve("a$_{b$", C, R, "cost in $, of $", "y$^$", Path("."))
+    figure = figures.plot_run(curve, fit_curve(C, R, bootstrap=0))
+    figure.draw_without_rendering()
+    texts = [figure._suptitle, figure.axes[0].yaxis.label, figure.axes[1].xaxis.label]
+    for text in texts:
+        shown, math = text._preprocess_math(text.get_text())
+        assert not math and "$" in shown and "\\" not in shown
 
 
 def test_drawing_touches_no_global_state(tmp_path):

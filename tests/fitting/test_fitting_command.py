@@ -19,7 +19,7 @@ def test_warnings_are_counted_and_shown_with_why(tmp_path, capsys):
     assert main([str(good), "--out", "none"]) == 0 and "--why" not in capsys.readouterr().out
     assert main([str(early), "--out", "none"]) == 0
     said = capsys.readouterr().out
-    assert "warnings: --why" in said and "warning: b:" not in said
+    assert said.endswith("\n1 warning: --why\n") and "warning: b:" not in said
     assert main([str(early), "--out", "none", "--why"]) == 0
     assert "warning: b: the data end at" in capsys.readouterr().out
 
@@ -56,6 +56,19 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["run", "hard", "--y", "eval/*/mean@4", "--out", "x.png"], "--out take one run of one task"),
     (["broken/evals.jsonl"], "line 2 is not JSON"),
     (["list.jsonl"], "not JSON objects"),
+    *(([f"value{i}.json"], "not JSON objects") for i in range(3)),
+    (["cells.json"], "it has: cells"),
+    (["deep.json"], "maximum recursion depth exceeded"),
+    (["run", "run"], "fit.py: run is given twice"),
+    (["run", "--like", "run", "--law", "power"], "--like is of the sigmoid, not of --law power"),
+    (["run", "--like", "falls"], "--like: earlier run 1 shows no rise, nor its B: leave it out"),
+    (["run", "--like", "run", "zero"], "--like: earlier run 2 shows no rise"),
+    (["run", "--plan", "0"], "--plan takes a number of at least 0.0001, got 0"),
+    (["--apart", "0"], "--apart takes a number of at least 0.0001, got 0"),
+    (["run", "--predict", "1", "nan"], "--predict takes a number of at least 0, got nan"),
+    (["run", "--target", "nan"], "--target takes a number of at least 0, got nan"),
+    (["run", "--answers", "-4"], "--answers takes a number of at least 1, got -4"),
+    (["run", "--bootstrap", "-5"], "--bootstrap takes a number of at least 0, got -5"),
     (["void.jsonl"], "no numbers yet"),
     (["other.json"], "it has: a"),
     (["binary.csv"], "no numbers yet"),
@@ -78,10 +91,16 @@ def test_bad_input_ends_with_one_sentence_and_exit_code_2(words, sentence, tmp_p
     (tmp_path / "semicolons.csv").write_text("gpu_hours;pass_rate\n0;0.2\n1;0.3\n")
     (tmp_path / "percent.csv").write_text("gpu_hours,reward\n0,20\n1,30\n")
     (tmp_path / "list.jsonl").write_text("[1, 2]\n[3, 4]\n")
+    for i, text in enumerate(("3", "null", '{"log_history": null}')):
+        (tmp_path / f"value{i}.json").write_text(text)
+    (tmp_path / "cells.json").write_text('{"cells": 5}')
+    (tmp_path / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
+    write_run(tmp_path / "falls", *made(n=21, A=0.1, R0=0.8))
+    write_run(tmp_path / "zero", np.arange(9.0), np.zeros(9))
     (tmp_path / "void.jsonl").write_text("")
     (tmp_path / "other.json").write_text('{"a": 1}')
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x81")
-    assert main([*words, "--bootstrap", "20"]) == 2
+    assert main(["--bootstrap", "20", *words]) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.startswith("fit.py: ") and said.count("\n") == 1
 
@@ -118,6 +137,41 @@ def test_predict_and_target_are_told_with_intervals(tmp_path, capsys):
     assert f"to reach 0.58 takes compute {f.compute_for(0.58):.3g} [" in said
     main([str(run), "--target", "0.9", *few])
     assert "0.9 is never reached: the ceiling is" in capsys.readouterr().out
+
+
+def test_a_target_that_was_measured_is_not_called_out_of_reach(tmp_path, capsys):
+    """A run that rose to .75 and collapsed: "never reached: the ceiling is .39" was said of .7. And
+    where nothing rises there is no ceiling to speak of."""
+    C, R = made(n=41, A=0.8, C_mid=4000.0)
+    run = write_run(tmp_path / "r", C, np.where(C > 8000, 0.05, R))
+    flat = write_run(tmp_path / "flat", C, np.full(41, 0.4))
+    for path, target, words in ((run, 0.5, r"0\.[5-7]\d+ was measured, above the curve's ceiling"),
+                                (run, 0.9, "a constant fits as well"),
+                                (flat, 0.7, "a constant fits as well")):
+        assert main([str(path), "--target", str(target), "--out", "none"]) == 0
+        assert re.search(f"^no forecast of {target}: {words}", capsys.readouterr().out, re.M)
+
+
+def test_a_run_without_a_rise_keeps_its_report_and_prints_no_nan(tmp_path, capsys):
+    """`--plan` of a constant run was a refusal of all else; `[nan, nan]` is no interval."""
+    flat = write_run(tmp_path / "flat", np.arange(21.0), np.full(21, 0.4))
+    words = [str(flat), "--plan", "0.02", "--predict", "40", "--until", "0.5", "--out", "none"]
+    for more in ([], ["--bootstrap", "0", "--target", "0.4"]):
+        assert main([*words, *more]) == 0
+        said = capsys.readouterr().out
+        assert "no plan: the curve of this run does not rise" in said and "nan" not in said
+        assert "at compute 40 (2 times the data): 0.400 no interval\n" in said
+        assert "evaluations: 0.400 no interval; measured 0.400; error +0.000\n" in said
+
+
+def test_a_point_outside_of_its_interval_is_said_to_be(tmp_path, capsys):
+    """The interval is of two laws, the point of one: 1.000 [0.784, 0.999] looked like an error."""
+    path = tmp_path / "pow5.csv"
+    path.write_text("step,pass_rate\n" + "".join(f"{i},{(i / 20) ** 5:.4f}\n" for i in range(21)))
+    assert main([str(path), "--out", "none"]) == 0
+    verdict = capsys.readouterr().out.splitlines()[1]
+    value, low, high = map(float, re.search(r": (\S+) \[(\S+), (\S+)\]", verdict).groups())
+    assert ("(of two laws; this one is outside)" in verdict) == (not low <= value <= high)
 
 
 def test_two_tasks_of_one_run_are_two_curves(tmp_path, capsys):

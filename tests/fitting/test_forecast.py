@@ -17,7 +17,9 @@ def test_the_line_names_the_end_its_interval_and_the_last_value():
     C, R = made(4000, n=21, sd=0.004, seed=np.random.SeedSequence().entropy)
     line = forecast_line(C, R, 16_000)
     value, low, high, naive = map(float, re.fullmatch(
-        r"end (\.\d\d) \[(\.\d\d), (1?\.\d\d)\] · naive (\.\d\d)", line).groups())
+        r"end (\.\d\d) \[(\.\d\d), (1?\.\d\d)\] · naive (\.\d\d) \(.*\)", line).groups())
+    told = judge(fit_curve(C, R, bootstrap=100), np.full(5, 16_000))
+    assert line.endswith(f" ({told['verdict']})")
     assert value == pytest.approx(fit_curve(C, R, bootstrap=0).curve(16_000), abs=0.006)
     assert 0 <= low < value < high <= 1 and naive == pytest.approx(R[-3:].mean(), abs=0.006)
 
@@ -84,8 +86,28 @@ def test_where_the_law_is_no_better_the_forecast_is_the_last_value(monkeypatch):
                         forecast.verdict_line(told, "at 32000").splitlines()[0])
     for low, where in ((0.2, " [.20, .90]"), (0.6, "")):        # the law's interval leaves it out
         monkeypatch.setattr(forecast, "judge", lambda *_: dict(
-            value=0.45, naive=0.45, lo=low, hi=0.9))            # noqa: B023
-        assert forecast_line(C, R, 32_000) == f"end .45{where} · naive .45"
+            value=0.45, naive=0.45, lo=low, hi=0.9, verdict="v"))       # noqa: B023
+        assert forecast_line(C, R, 32_000) == f"end .45{where} · naive .45 (v)"
+
+
+def test_a_short_fall_is_seen_from_step_0():
+    """Five evaluations after step 0 are too few for three and three."""
+    told = verdict_of(np.arange(6.0), np.linspace(0.8, 0.45, 6))
+    assert told["verdict"] == forecast.LAST_VALUE
+    assert told["reasons"][0] == "the reward falls, and no law here does"
+
+
+def test_a_curve_at_its_ceiling_has_seen_its_bend():
+    """A step to .75 in the middle ends before 2 C_mid, but has nothing more to gain."""
+    C = np.linspace(0, 20, 21)
+    rng = np.random.default_rng()
+    R = np.where(C > 11, 0.75, 0.2) + rng.normal(0, 0.01, 21)
+    f = fit_curve(C, R, bootstrap=60)
+    assert f.C[-1] < 2 * f.C_mid and not any("the bend" in warning for warning in f.warnings)
+    assert not any("the bend" in reason for reason in judge(f, np.full(5, 40.0))["reasons"])
+    early = fit_curve(*made(2400, n=21, sd=0.002, seed=rng), bootstrap=60)
+    assert any("the bend" in warning for warning in early.warnings)
+    assert any("the bend" in reason for reason in judge(early, np.full(5, 16_000.0))["reasons"])
 
 
 def test_the_verdict_comes_before_everything_else(tmp_path, capsys):

@@ -62,10 +62,22 @@ def test_earlier_runs_are_named_and_doubted_where_they_disagree(tmp_path, capsys
     run = write_run(tmp_path / "new", *made(8000, n=17, sd=0.004, seed=1))
     old = write_run(tmp_path / "old", *made(sd=0.004, seed=2))
     other = write_run(tmp_path / "other", *made(sd=0.002, seed=3, A=0.99, B=6.0))
-    words = [str(run), "--until", "0.5", "--out", "none", "--bootstrap", "60", "--why", "--like"]
+    words = [str(run), "--until", "0.5", "--out", "none", "--bootstrap", "60", "--like"]
     assert main([*words, str(old)]) == 0
     told = capsys.readouterr().out
     assert "(with earlier runs)" in told and "without earlier runs: " in told
     assert "disagree" not in told
     main([*words, str(other)])
     assert "your earlier runs disagree with this one" in capsys.readouterr().out
+
+
+def test_a_fit_with_earlier_runs_has_its_own_intervals_and_a_fall_no_overflow(recwarn):
+    """The picture shows them; those of the fit without earlier runs left the ceiling out. Where the
+    data say nothing of C_mid, its draws were e^1000."""
+    prior = like.learn([fit_curve(*made(seed=1), bootstrap=0)])
+    found = like.fit_like(early(), prior)
+    assert all(low <= getattr(found, name) <= high for name, (low, high) in found.ci.items())
+    C = np.arange(0, 21.0)
+    falling = fit_curve(C, 0.8 - C / 50, bootstrap=20)
+    assert np.isfinite(like.fit_like(falling, prior).futures([40.0])).all()
+    assert not [each for each in recwarn if issubclass(each.category, RuntimeWarning)]

@@ -1,4 +1,5 @@
 """What readers.py claims: each tool's log gives the same curve, and nothing is lost in silence."""
+import gzip
 import json
 import re
 import shutil
@@ -116,6 +117,17 @@ def test_percent_is_seen_and_said_and_a_reward_keeps_its_range(column, option, b
     assert curve.notes == ((percent,) if told else ())
 
 
+def test_percent_is_decided_for_each_run_and_not_by_a_slip_above_1(tmp_path):
+    """A seed in percent made a hundredth of the other; 1.001 made .6 into .006."""
+    (tmp_path / "a.csv").write_text("step,accuracy\n0,.2\n1,.5\n2,.6\n")
+    (tmp_path / "b.csv").write_text("step,accuracy\n0,20\n1,50\n2,60\n")
+    curve = readers.load(f"ab={tmp_path}/a.csv,{tmp_path}/b.csv", y="accuracy")
+    assert curve.R.tolist() == [0.2, 0.2, 0.5, 0.5, 0.6, 0.6] and len(curve.notes) == 1
+    (tmp_path / "a.csv").write_text("step,accuracy\n0,.2\n1,.5\n2,1.001\n")
+    with pytest.raises(BadInput, match="reward 1.001 is not a pass rate in .0, 1."):
+        readers.load(str(tmp_path / "a.csv"), y="accuracy")
+
+
 def test_what_is_no_pass_rate_and_no_percent_is_refused(tmp_path):
     """A reward of 53 may be one of a hundred, or of sixty; 102 and -1 are no percent."""
     for column, values in (("reward", (0, 53)), ("accuracy", (3, 102)), ("accuracy", (-1, 50))):
@@ -199,8 +211,72 @@ def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path):
     """An unquoted 1,000 would be the number 1, and the rest of its row another evaluation's."""
     path = tmp_path / "a.csv"
     path.write_text("gpu_hours,pass_rate\n0,.2\n1,000,.3\n")
-    with pytest.raises(BadInput, match="row 3 has more cells than the header"):
+    with pytest.raises(BadInput, match="row 3 has more cells than the header: write 1000, not 1,0"):
         readers.load(str(path))
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    """The last one won, in silence. Columns without a name, as a table's index, are none."""
+    path = tmp_path / "a.csv"
+    path.write_text("step,pass_rate,pass_rate\n0,.2,.5\n1,.3,.5\n")
+    with pytest.raises(BadInput, match="a.csv has several columns pass_rate: give them names"):
+        readers.load(str(path))
+    path.write_text("step,pass_rate,,\n0,.2,,\n1,.3,,\n")
+    assert readers.load(str(path)).R.tolist() == [0.2, 0.3]
+
+
+def test_a_boolean_and_a_very_long_cell_are_no_numbers_and_no_error(tmp_path):
+    """A flag in each row, or a sample's text, crashed the reader."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"step": i, "eval/t/mean@4": i / 10, "resumed": i > 1,
+                                        "data": {"last": False}}) + "\n" for i in range(4)))
+    assert readers.load(str(path)).R.tolist() == [0, 0.1, 0.2, 0.3]
+    with pytest.raises(BadInput, match="no column for --y resumed; .*resumed .text."):
+        readers.load(str(path), y="resumed")
+    path = tmp_path / "a.csv"
+    path.write_text(f"step,pass_rate,text\n0,.2,{'x' * 200_000}\n1,.3,\n")
+    assert readers.load(str(path)).R.tolist() == [0.2, 0.3]
+
+
+def test_compute_is_a_column_that_evaluations_have(tmp_path):
+    """TRL prints a dict for a training step, with num_tokens, and another for an evaluation,
+    without; no step tells that they belong together."""
+    path = tmp_path / "run.log"
+    path.write_text("".join(
+        f"{{'loss': 0.1, 'num_tokens': {100 * i}, 'epoch': {i / 10}}}\n"
+        f"{{'eval_reward': {i / 10}, 'epoch': {i / 10}}}\n" for i in range(4)))
+    curve = readers.load(str(path))
+    assert curve.x == "epoch" and curve.C.tolist() == curve.R.tolist() == [0, 0.1, 0.2, 0.3]
+    with pytest.raises(BadInput, match="no evaluation with both num_tokens and eval_reward"):
+        readers.load(str(path), x="num_tokens")
+
+
+@pytest.mark.parametrize("name", ["lr=1e-4.csv", "a,b.csv", "a.csv:b.csv", "A.CSV", "x=1/a.csv"])
+def test_a_path_that_exists_is_read_whatever_its_name(name, tmp_path):
+    """Sweeps name their folders lr=1e-4; = and , also name and pool runs."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("gpu_hours,pass_rate\n0,.2\n1,.3\n")
+    for spec in (str(path), f"mine={path}"):
+        curve = readers.load(spec)
+        assert curve.R.tolist() == [0.2, 0.3]
+        assert curve.label == (path.stem if spec == str(path) else "mine")
+
+
+def test_a_compressed_table_is_refused_as_such(tmp_path):
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(b"gpu_hours,pass_rate\n0,.2\n"))
+    with pytest.raises(BadInput, match="a.csv.gz is compressed: gunzip it"):
+        readers.load(str(path))
+
+
+def test_runs_that_a_pattern_pools_are_not_named_after_one(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("run,step,pass_rate\n" + "".join(
+        f"{run},{i},{i / 10}\n" for run in ("s1", "s2", "s3") for i in range(3)))
+    assert readers.load(f"{path}:s*").label == "s3 and 2 more"
+    assert readers.load(f"{path}:s2").label == "s2"
+    assert readers.load(f"all={path}:s*").label == "all"
 
 
 def test_a_cell_that_is_no_number_is_named(tmp_path):
@@ -412,7 +488,7 @@ def test_a_run_is_read_from_weights_and_biases_themselves(monkeypatch, tmp_path,
     assert main(["wandb:me/project/abc"]) == 2
     told = capsys.readouterr().err
     assert "fit.py: wandb:me/project/xyz: Could not find run <me/project/xyz>\n" in told
-    assert "fit.py: import of wandb halted" in told
+    assert "fit.py: import of wandb halted" in told and told.endswith(": pip install wandb\n")
 
 
 def test_reading_a_log_is_linear_in_its_lines():

@@ -338,6 +338,260 @@ def test_an_answer_that_the_question_offers_is_an_answer():
 
 
 # ------------------------------------------------------------------------------------------------
+# Forms of answers: gold answer, question, texts that are right, and wrong ones beside them
+
+
+def judge(gold, question, right, wrong):
+    """The oracle is a person. Each form and its neighbors go through `verify`."""
+    assert [text for text in right if verify(text, gold, question=question)[0] < 0] == []
+    assert [text for text in wrong if verify(text, gold, question=question)[0] > 0] == []
+
+
+@pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
+    (r"60 \mathrm{~km} / \mathrm{h}", "", [r"\boxed{v = 60\text{ km/h}}",
+      "So the speed is **60 kilometers per hour**.", r"\boxed{60}"],
+     [r"\boxed{60\text{ m/s}}", r"\boxed{60\text{ km}}", r"\boxed{60\text{ m/h}}",
+      "**60 kilometers per minute**"]),
+    (r"5 \mathrm{~m} / \mathrm{s}", "", [r"\boxed{5\text{ m/s}}", "5 meters per second"],
+     [r"\boxed{5\text{ m}}"]),
+    (r"10 \mathrm{~g} / \mathrm{cm}^{3}", "", [r"\boxed{10\ \text{g/cm}^3}"],
+     [r"\boxed{10\ \text{g/cm}^2}"]),
+    (r"9.8 \mathrm{~m} / \mathrm{s}^2", "", [r"\boxed{9.8\text{ m/s}^2}"],
+     [r"\boxed{9.8\text{ m/s}}"]),
+    (r"9.8 \mathrm{~m} / \mathrm{s}^{2}", "", ["The answer is 9.8 m/s^2."], []),
+    ("60 km/h", "", [r"\boxed{60 km/h}"], []),
+])  # fmt: skip
+def test_a_unit_that_is_a_quotient_is_one_unit(gold, question, right, wrong):
+    """OpenR1's usual gold answer of a speed was an hour: right speeds were refused."""
+    judge(gold, question, right, wrong)
+
+
+@pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
+    ("B", "", ["**Final Answer: B**\n\n---\n\n*Let me know if you'd like more!*",
+      "**B**\n\n---\n\nLet me know!"], [
+      "**Final Answer: C**\n\n---\n\n*Let me know if you'd like more!*"]),
+    ("42", "", ["**Answer:** 42\n\n---", "**Answer:** 42\n\n---\n\nThis was fun.",
+      "**Answer:** 42\n\n1. check", "**Answer:** 42\n\n- Check: 40 + 2 = 42",
+      "The total is **42** apples.\n\n***\n\nLet me know if you'd like more!"],
+     ["Answer: 42\n43", "Answer: 42\n- 1", "Answer: 42\n-1", "Answer: 42\n+ 1",
+      "**Answer:** 43\n\n---"]),
+])  # fmt: skip
+def test_a_rule_or_a_list_in_the_next_lines_ends_an_answer(gold, question, right, wrong):
+    """Chat models close with a rule and an offer; two numbers are still two answers."""
+    judge(gold, question, right, wrong)
+
+
+@pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
+    ("Yes", "", ["**Yes**, such a configuration exists.", "Yes, it is possible",
+      "**Answer:** Yes, it is possible."], ["**No**, such a configuration does not exist.",
+      "Yes and no.", "Yes, no.", "Yes. Wait, no.", "Yes or no."]),
+    (r"\text{No}", "", ["**No**, it is not possible.", r"\boxed{\text{No, it is not possible}}"],
+     ["**Yes**, it is possible.", r"\boxed{\text{Yes, it is}}"]),
+    ("No", "", ["Answer: No, it is not possible."], ["It is possible, yes or no.",
+      "No solution is known.", "Nobody knows"]),
+    ("possible", "", ["Yes, it is possible."], []),
+    ("Alice", "", ["Alice wins.", "So **Alice** wins.", "Alice always wins the game."],
+     ["So Bob wins.", "Alice does not win.", "Alice loses, Bob wins.", "Alice or Bob wins.",
+      "Alice never wins.", "Not Alice wins."]),
+])  # fmt: skip
+def test_yes_no_and_a_name_are_read_from_a_sentence(gold, question, right, wrong):
+    """"Yes, it is possible" was read as "possible"."""
+    judge(gold, question, right, wrong)
+
+
+@pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
+    ("45", "", ["John is **45 miles** from home at the end of those 4 hours."],
+     ["John is **4 miles** from home after 45 hours.", "It is **45**, no, 46.",
+      "It is not **45** but 46.", "**45**, wait, 46", "It is at least **45** in grade 4.",
+      "x > **45** for 4 people", "**45** miles and **46** miles",
+      "It is **-45** degrees at 4 in the morning."]),
+    ("42", "", ["There are **42** students in grade 5."], [
+      "There are **5** students in grade 42."]),
+    ("80", "", ["The price drops by **20%**, so it is 80."], ["It is **80%**, so it was 20."]),
+    ("3", "", ["Answer: (3 apples)"], ["Answer: (3 apples or 4)"]),
+    ("160", "", ["**Answer:** 160 minutes (2 hours and 40 minutes)."],
+     ["**Answer:** 160 minutes (or 161 minutes)."]),
+    (r"\frac14", "", ["The probability is **1/4** (or 25%)."],
+     ["The probability is **1/3** (or 25%)."]),
+    ("7", "", ["He has **3** red and **4** blue, so **7** in total."],
+     ["**6** or **7**", "**6**, **7**"]),
+    ("6", "", [], ["**6** or **7**", "**6** (or 7)", "**6**, or 7", "**6** and 7"]),
+    ("5.5", "", [r"The amount is $5\frac{1}{2}$ gallons, i.e. **5.5 gallons**."], []),
+    ("15", "", ["The price is **$5** each. So for 3 he pays 15."], []),
+    ("5", "", [], ["The price is **$5** each. So for 3 he pays 15."]),
+    ("-45", "", ["It is **-45** degrees at 4 in the morning."], []),
+    ("1, 3, 7", "", ["Therefore the only possible values are **n = 1, 3, and 7**."],
+     ["Therefore the only possible values are **n = 1, 3, and 8**.",
+      "The values are not **1, 3, 7**.", "The values are **1, 3, 7** or 8."]),
+    ("2x - y = 5", "", ["The line is **y = 2x − 5**."], ["The line is **y = 2x + 5**."]),
+    ("x=4, y=-1", "", ["The solution is **(x, y) = (4, −1)**."],
+     ["The solution is **(x, y) = (-1, 4)**."]),
+    (r"25\pi", "", ["The area is **25π** square units."], ["The area is **24π** square units."]),
+    (r"\text{odd}", "", ["The function is **odd**.", "The **function** is odd."],
+     ["The function is not **odd**.", "It is **odd** or even."]),
+    ("x>2", "", [], ["It is **x > 2** and x < 5."]),
+    ("(2,3)", "", ["$y=(x-2)^2+3$, so the vertex is at **(2, 3)**."],
+     ["$y=(x-2)^2+3$, so the vertex is at **(3, 2)**."]),
+    (r"\text{Carla}", "", ["**Carla** is the tallest."], ["**Dan** is the tallest."]),
+    (r"\{2,3\}", "", ["$(x-2)(x-3)=0$. The solutions are **x = 2** and **x = 3**."],
+     ["$(x-2)(x-3)=0$. The solutions are **x = 2** and **x = 4**.", "It is **x = 2** or not."]),
+    ("a=3, b=-2", "", ["It is $3x-2$. We get **a = 3** and **b = −2**."],
+     ["It is $3x-2$. We get **a = -2** and **b = 3**."]),
+    (r"\text{False}", "", ["It is **false**: $|x|$ has a corner."], ["It is **true**: a corner."]),
+    ("2", "Which is the only even prime?", [], ["2 is even. So **there is no such number**."]),
+])  # fmt: skip
+def test_what_alone_is_bold_in_the_last_sentence_is_the_answer(gold, question, right, wrong):
+    """A number behind it was taken instead. Two bold ones are none, and a "not" counts."""
+    judge(gold, question, right, wrong)
+
+
+@pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
+    (r"\begin{pmatrix}1&-1\\-1&2\end{pmatrix}",
+     r"Find the inverse of $\begin{pmatrix}2&1\\1&1\end{pmatrix}$.",
+     [r"The determinant is $1$, hence $A^{-1}=\begin{pmatrix}1&-1\\-1&2\end{pmatrix}$.",
+      r"\boxed{\begin{pmatrix}1&-1\\-1&2\end{pmatrix}}"],
+     [r"It is $\begin{pmatrix}1&-1\\-1&2\end{pmatrix}$, so "
+      r"$A=\begin{pmatrix}2&1\\1&1\end{pmatrix}$"]),
+    (r"4\sqrt{3}", "", [r"It is $\sqrt{48}$, so its length is $4\sqrt{3}\approx 6.93$."],
+     [r"It is $4\sqrt{3}$, so its length is $4\sqrt{2}$."]),
+    (r"\frac{n(n+1)}{2}", "", [r"The formula is $\sum_{k=1}^n k=\dfrac{n(n+1)}{2}$."],
+     [r"The formula is $\sum_{k=1}^n k$."]),
+    (r"\text{No}", "Is 91 prime?", [r"No. We have $91=7\cdot 13$."], [r"Yes. $91=91$."]),
+    ("x+3", r"Simplify $\frac{x^2-9}{x-3}$.", [r"\boxed{3+x}"],
+     [r"\boxed{\dfrac{(x-3)(x+3)}{x-3}}"]),
+    ("1,3", r"Find the eigenvalues of $\begin{pmatrix}2&1\\1&2\end{pmatrix}$.", [r"\boxed{3, 1}"],
+     [r"\boxed{3, 2}"]),
+    ("ACD", "", ["The correct options are **A, C, D**."], ["The correct options are **A, D**."]),
+])  # fmt: skip
+def test_the_formula_that_a_sentence_comes_to_is_the_answer(gold, question, right, wrong):
+    """All formulas of the last line were one list. A matrix in the question was an error."""
+    judge(gold, question, right, wrong)
+
+
+@pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
+    ("C", "", ["So the answer is option (c).", "The answer is (c)", r"\boxed{(c)}"],
+     ["So the answer is option (b).", "It is not option (c).", "It is not option C.",
+      r"\boxed{c}", "Option (b) or (c)"]),
+    ("BD", "", [r"\boxed{B, D}", r"\boxed{D, B}", r"\boxed{\text{B and D}}"],
+     [r"\boxed{A, B, D}", r"\boxed{B}", r"\boxed{B, C}"]),
+    ("B, D", "", [r"\boxed{BD}"], []),
+    ("A, C", "", [r"\boxed{A, C}", r"\boxed{AC}"], [r"\boxed{C}"]),
+    ("AC", "", ["The answer is A and C."], []),
+    ("A", "", [], [r"\boxed{A, C}", "It is **B**, not A."]),
+    ("B", "", ["Therefore **B** is the one."], []),
+])  # fmt: skip
+def test_choices_are_read_as_letters_in_any_order(gold, question, right, wrong):
+    """Of several, too; B, D and BD are no products. A small letter is one in brackets only."""
+    judge(gold, question, right, wrong)
+
+
+@pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
+    (r"\begin{pmatrix} -6/13 \\ 9/13 \end{pmatrix}", "", [
+      r"$\boxed{\begin{bmatrix} -\frac{6}{13} \\[4pt] \frac{9}{13} \end{bmatrix}}$"],
+     [r"$\boxed{\begin{bmatrix} -\frac{6}{13} \\[4pt] \frac{8}{13} \end{bmatrix}}$"]),
+    (r"\begin{pmatrix} 0 & -1 \\ 1 & 0 \end{pmatrix}", "", [
+      r"\boxed{\begin{pmatrix} 0 & -1 \\[4pt] 1 & 0 \end{pmatrix}}"], []),
+    ("March 14", "", ["It was on **March 14th**.", "The party is on March 14."],
+     ["It was on **March 15th**.", "It was on **May 14th**.", "It was not on March 14.",
+      "It was on March 14 or 15.", "It was on March 15 and on March 14."]),
+    (r"\{2,4\}", "", [r"\boxed{A\cap B = \{2,4\}}"], [r"\boxed{A\cap B = \{2,5\}}"]),
+    ("[-1,3)", "", [r"\boxed{A\cup B=[-1,3)}"], []),
+    ("699", "", [r"\boxed{\mathtt{699}}", r"\boxed{\mathsf{699}}"],
+     [r"\boxed{\mathtt{698}}"]),
+])  # fmt: skip
+def test_a_matrix_a_date_a_set_and_a_typewriter_are_read(gold, question, right, wrong):
+    """Spellings that a person would not notice."""
+    judge(gold, question, right, wrong)
+
+
+@pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
+    ("3", "How many yards of rope does he need?", ["He needs **3 yards** of rope.",
+      "He needs **3** pieces of rope."], ["He needs **3 feet** of rope.",
+      "He needs 3 feet of rope."]),
+    ("5", "How many minutes does he take?", ["He takes 5 minutes in all.", "He takes 5 in all."],
+     []),
+    ("15", "How many cents does he have?", ["He has **15 cents**.", "He has **15**.",
+      "He has $15$."], ["He has **$15**.", "He has $15."]),
+    ("15", "How many dollars does he have?", ["He has **$15**."], []),
+    (r"60^\circ", "", [r"The angle is $\boxed{60}$ degrees."],
+     [r"The angle is $\boxed{60}$ radians."]),
+    ("12", "How many feet of rope?", [r"\boxed{12} in 4 days"], []),
+    ("3", "How many yards?", [], [r"\boxed{3} feet"]),
+    ("12", "Find the distance in km.", [r"\boxed{12\text{ km}}"],
+     [r"\boxed{12\text{ km}^2}"]),
+    ("12", "Find the area in km^2.", [r"\boxed{12\text{ km}^2}"], []),
+    ("12", "Find the area in cm squared.", [r"\boxed{12\text{ cm}^2}"], []),
+    ("12", "The sides are given in meters. Find the volume.", [r"\boxed{12\text{ m}^3}"], []),
+    ("12", "Find the speed in kilometers per hour.", [r"\boxed{12\text{ km/h}}"], []),
+    ("20", "What is the temperature in degrees Celsius?", ["The temperature is **20°C**.",
+      "The temperature is **20°**.", "It is 20 degrees Celsius."],
+     ["The temperature is **20°F**.", "It is 20 degrees Fahrenheit."]),
+    (r"20^\circ C", "?", [r"\boxed{20^\circ\text{C}}"], [r"\boxed{20^\circ\text{F}}"]),
+    ("60", "Find the angle in degrees.", [r"\boxed{60^\circ}"], []),
+    (r"12\text{ cm}", "", [r"\boxed{12} cm."], [r"\boxed{12} km is the way."]),
+    (r"12\text{ square feet}", "", [r"\boxed{12} square feet."], []),
+    (r"12\text{ km/h}", "", [r"It is \boxed{12} kilometers per hour"], []),
+])  # fmt: skip
+def test_another_unit_than_asked_does_not_pay(gold, question, right, wrong):
+    """It stood before a word, a dollar sign or behind the box, and was not looked at."""
+    judge(gold, question, right, wrong)
+
+
+@pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
+    (r"\frac23", r"Simplify $\frac{12}{18}$.", [r"\boxed{\frac{2}{3}}",
+      r"\boxed{\frac{12}{18} = \frac{2}{3}}"], [r"\boxed{\frac{12}{18}}",
+      r"\boxed{\frac{4}{6}}"]),
+    ("2:3", "What is the ratio in simplest form?", ["2:3"], ["8:12", r"$$\boxed{8:12}$$"]),
+    (r"\frac12", "What share is the simple interest?", [r"\boxed{\frac24}"], [r"\boxed{\frac25}"]),
+    ("2:3", "What is the ratio?", ["8:12"], []),
+    (r"\frac23", "What part is it?", [r"\boxed{\frac{12}{18}}"], []),
+    ("7", "Simplify.", [], [r"\boxed{\frac{14}{2}}"]),
+    (r"\frac72", "Simplify.", [r"\boxed{3\frac12}"], [r"\boxed{3\frac24}"]),
+    (r"\frac12", "Simplify.", [r"\boxed{0.5}"], []),
+])  # fmt: skip
+def test_a_fraction_to_simplify_is_in_lowest_terms(gold, question, right, wrong):
+    """Else the question itself is paid."""
+    judge(gold, question, right, wrong)
+
+
+@pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
+    ("12", "", [r"It is not 5, it is \boxed{12}.", r"It is not zero, so it is \boxed{12}.",
+      "-3 is not a solution, so x = 12"], [r"It is definitely not \boxed{12}.",
+      r"It isn't $\boxed{12}$.", r"It is not equal to $\boxed{12}$", "12 is not the answer",
+      "12 is not correct", "12 is not the right answer.", "The wrong answer is 12",
+      "Go to step 12"]),
+    ("11", "", ["He has to wait 11 minutes.", "He has 11 minutes to wait.",
+      "Wait, no, it is 11."], ["Let me check n = 11. Hmm, wait, that"]),
+    ("5", "", ["The number that he needs is 5."], [
+      "Next we calculate 45 / 9 = 5, then we need to add", "45 / 9 = 5, then we need to add"]),
+    ("8", "", ["45 / 9 = 5, then we need to add 3 to get 8"], []),
+    ("13", "", ["The wrong answer is 12. The correct answer is 13."], []),
+    ("12", "At which step?", ["He stops at step 12."], []),
+])  # fmt: skip
+def test_a_text_that_takes_its_number_back_or_breaks_off_does_not_pay(gold, question, right, wrong):
+    """The last number is an answer only if the sentence says so."""
+    judge(gold, question, right, wrong)
+
+
+@pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
+    ("x^2+3x+2", "Expand (x+1)(x+2).", [r"\boxed{x^2+3x+2}"],
+     [r"\boxed{(x+1)(x+2)}"]),
+    ("(x+1)(x+2)", "Factor x^2+3x+2.", [r"\boxed{(x+2)(x+1)}"],
+     [r"\boxed{x^2+3x+2}"]),
+    ("(x+1)(x+2)", "Factor the polynomial x² + 3x + 2 completely.", [],
+     [r"\boxed{x^2+3x+2}"]),
+    ("5x", "Simplify 2x+3x.", [r"\boxed{5x}"], [r"\boxed{2x+3x}"]),
+    ("x+3", "A side is x + 3 and b is a 5-year plan. Which side?", [r"\boxed{x+3}"], []),
+    (r"(-\infty,2)\cup(3,\infty)", "Solve x^2 - 5x + 6 > 0.", [],
+     [r"\boxed{x^2-5x+6>0}"]),
+    ("2x+2", "A has x+1 and b has 2.", [r"\boxed{2(x+1)}"], []),
+])  # fmt: skip
+def test_a_formula_of_the_question_in_prose_is_a_formula(gold, question, right, wrong):
+    """"Expand (x+1)(x+2)." without dollar signs paid (x+1)(x+2)."""
+    judge(gold, question, right, wrong)
+
+
+# ------------------------------------------------------------------------------------------------
 # Answers labelled by hand, and texts that look for the reward
 
 FOLDER = ROOT / "bench" / "answers"
@@ -355,6 +609,16 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
     right = part.startswith("right")
     wrong = [row for row, reward in zip(rows, rewards) if (reward > 0) != right]
     assert len(wrong) <= 0.01 * len(rows) * right, wrong
+
+
+@pytest.mark.parametrize(("part", "refused"), [("fourth", 10), ("fifth", 13)])
+def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, verifier):
+    """bench/answers/README.md: after mending by them; none of the wrong ones is paid."""
+    rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
+    rewards = verifier.score([(text, gold, "math", question)
+                              for _, _, gold, text, question in rows]).rewards
+    bad = [(row[0], row[3]) for row, r in zip(rows, rewards) if (r > 0) != (row[0] == "right")]
+    assert len(bad) <= refused and {label for label, _ in bad} == {"right"}, bad
 
 
 def test_no_text_that_looks_for_the_reward_is_paid(verifier, seed):

@@ -368,7 +368,7 @@ def test_options_go_to_the_parts_of_task_and_evaluation():
         ("hf:openai/gsm8k", {}, "task 'hf:openai/gsm8k' cannot be read: "),
         ("gsm8k", {"options": {"colum": "q"}}, "option colum = 'q' is not one of 'gsm8k', which"),
         ("gsm8k", {"options": {"split": 3}}, "task option split = 3 is not one of 'gsm8k', which"),
-        ("missing.parquet", {}, "task 'missing.parquet' cannot be read: Unable to find"),
+        ("missing.parquet", {}, "task 'missing.parquet' cannot be read: [Errno 2] Failed to open"),
         ("missing.jsonl", {}, "task 'missing.jsonl' cannot be read: [Errno 2] No such file"),
         ("toy", {"options": {"digits": 3}}, "task option digits = 3 is not one of 'toy', which"),
         ("toy", {"options": {"size": "many"}}, "size = 'many' is not one of 'toy', which has"),
@@ -397,6 +397,14 @@ def test_holding_out_everything_is_an_error(tmp_path):
         with pytest.raises(TaskError, match="has 12 distinct problems that can be used"):
             load_task(path, split)
     assert len(load_task(path, "train", heldout=11)) == 1
+
+
+def test_where_too_few_can_be_held_out_the_unread_records_are_told(tmp_path):
+    """The first record decides where answers stand: if it is the odd one, no other can be read."""
+    lines = [{"question": f"{i}", "answer": "calc #### 5" if i == 0 else "5"} for i in range(3001)]
+    with pytest.raises(TaskError, match="has 1 distinct problems that can be used; 3000 records "
+                                        "cannot, the first: .*line 2 has no #### .*, as the first"):
+        load_task(write_jsonl(tmp_path / "s.jsonl", lines), "train")
 
 
 # ------------------------------------------------------------------------------------------------

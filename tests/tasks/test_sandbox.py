@@ -72,7 +72,8 @@ FUNCTIONS = [
 @pytest.mark.parametrize(("program", "right"), FUNCTIONS)
 def test_functions_are_called_and_their_values_compared(program, right):
     """As in LeetCode's problems: a function or a method of Solution, values as JSON."""
-    tests = UnitTests(([[1, 2, 3], 2], [[], 5]), (12, [0]), "total")  # [0]: as TACO wraps it
+    tests = sandbox.read_tests({"fn_name": "total", "inputs": [[[1, 2, 3], 2], [[], 5]],
+                                "outputs": [12, [0]]})  # [0]: as TACO wraps it
     assert (run_tests(program, tests, PATIENT) == "correct") == right
 
 
@@ -87,7 +88,7 @@ def test_names_that_programs_take_for_granted_are_there():
         assert run_tests(early.format(leave), UnitTests(("6",), ("42",)), PATIENT) == "correct"
     assert run_tests(early.format("exit(1)"), UnitTests(("6",), ("42",)), PATIENT) == "wrong"
     program = (
-        "def f(x):\n    assert pow(3, 5, 7) == 5 and open is io.open and sum([x]) == x\n"
+        "def f(x):\n    assert pow(3, 5, 7) == 5 and open is not os.open and sum([x]) == x\n"
         "    assert operator.add(1, 2) == 3 == len(string.digits) - 7 and copy.copy(x) == x\n"
         "    assert datetime.date(2024, 2, 29).day == 29 and deepcopy([x]) == [x]\n"
         "    assert Counter('aab')['a'] == 2 == gcd(4, 6) == math.gcd(4, 6)\n"
@@ -97,7 +98,62 @@ def test_names_that_programs_take_for_granted_are_there():
         "    heap: List[Optional[int]] = []\n    heappush(heap, x)\n"
         "    def deep(n): return n and 1 + deep(n - 1)\n"
         "    return heap[0] + deep(20000)")
-    assert run_tests(program, UnitTests(([3],), (20003,), "f"), PATIENT) == "correct"
+    tests = UnitTests(([3],), ([20003],), "f")
+    assert run_tests("import os\n" + program, tests, PATIENT) == "correct"
+
+
+# Each of these has the name of something that stands in front of a program.
+OWN_NAMES = [
+    ("search", "class Solution:\n    def search(self, xs, x): return xs.index(x)", [[4, 5], 5], 1),
+    ("merge", "class Solution:\n    def merge(self, a, b): return sorted(a + b)", [[3], [1]],
+     [1, 3]),
+    ("add", "class Solution:\n    def __init__(self): self.add = lambda a, b: 10 * a + b", [1, 2],
+     12),
+    ("compress", "class Other: pass\ndef compress(s): return s[:1]", ["aab"], "a"),
+    ("mode", "class Solution: pass\ndef mode(xs): return min(xs)", [[1, 2, 2]], 1),
+]
+
+
+@sandboxed
+@pytest.mark.parametrize(("name", "program", "given", "value"), OWN_NAMES)
+def test_what_is_called_is_the_program_s_and_first_of_all_a_method_of_solution(
+        name, program, given, value):
+    """re.search and heapq.merge were called instead: such a class Solution was always wrong."""
+    assert run_tests(program, UnitTests([given], [[value]], name), PATIENT) == "correct"
+
+
+@sandboxed
+@pytest.mark.parametrize(("name", "given", "value"), [
+    ("gcd", [4, 6], 2), ("factorial", [4], 24), ("median", [[1, 2, 9]], 2), ("sum", [[1, 2]], 3),
+    ("sorted", [[2, 1]], [1, 2]), ("len", [[1]], 1), ("cache", [], None)])
+def test_an_empty_program_is_not_paid_for_what_python_has(name, given, value):
+    """A policy finds that nothing is a program, too."""
+    for program in ("pass", "", "class Solution: pass"):
+        assert run_tests(program, UnitTests([given], [[value]], name), PATIENT) == "wrong"
+    right = f"import math\nfrom math import *\ndef {name}(*a): return {value!r}"
+    assert run_tests(right, UnitTests([given], [[value]], name), PATIENT) == "correct"
+
+
+@sandboxed
+def test_integers_may_have_more_than_4300_digits():
+    """Python 3.11 refuses to read or to write them: right programs were wrong."""
+    tests = UnitTests(["9" * 6000, "8"], ["1" + "0" * 6000, "9"])
+    assert run_tests("print(int(input()) + 1)", tests, PATIENT) == "correct"
+    program = "def digits(n): return len(str(10 ** n)) + sum(map(int, str(int('7' * n))))"
+    assert run_tests(program, UnitTests([[5000]], [[40001]], "digits"), PATIENT) == "correct"
+
+
+@sandboxed
+@pytest.mark.parametrize("walls", WALLS)
+@pytest.mark.parametrize("source", [
+    "open(0)", "open('/dev/stdin')", "open('/dev/stdin', encoding='utf-8')", "sys.stdin"])
+def test_standard_input_can_be_opened_by_its_name(source, walls, monkeypatch):
+    """Many programs of contests do; there is no such file in the sandbox."""
+    monkeypatch.setattr(sandbox, "which_walls", lambda: walls)
+    program = f"import sys\nsys.stdin = {source}\na, b = map(int, sys.stdin)\nprint(a * b)"
+    assert run_tests(program, PRODUCT, PATIENT) == "correct"
+    both = "with open('/dev/stdin') as f: a = int(f.readline())\nprint(a, input() or 'end')"
+    assert run_tests(both, UnitTests(["6\n"], ["6"]), PATIENT) == "wrong"  # at its end
 
 
 @sandboxed
@@ -126,6 +182,8 @@ def test_outputs_are_compared_word_by_word():
     assert not sandbox.same_output("3.0000001", "3")  # an integer is exact
     assert sandbox.same_output("3.0 1e2", "3 100")  # as LiveCodeBench's checker
     assert not sandbox.same_output("10000000000000001", "10000000000000000")
+    assert sandbox.same_output("5.55e-17 -0.0", "0.0 0.0")  # as TACO's
+    assert not sandbox.same_output("0.0000001", "0.0")
     assert not sandbox.same_output("nan", "0.5") and not sandbox.same_output("yes", "0.5")
 
 
@@ -134,7 +192,46 @@ def test_values_are_compared_by_type_and_value():
     assert not sandbox.same_value(True, 1) and not sandbox.same_value(1, True)
     assert sandbox.same_value([1, [0.1 + 0.2], {"a": 2}], [1, [0.3], {"a": 2}])
     assert not sandbox.same_value([1, 2], [1, 2, 3]) and not sandbox.same_value("1", 1)
-    assert not sandbox.same_result("no JSON", 1)
+    assert not sandbox.same_result("no JSON", [1])
+
+
+def test_floats_of_a_function_agree_to_nine_digits_wherever_they_stand():
+    """The checkers of LiveCodeBench and TACO compare all digits; a sum in another order loses the
+    last of them. Six digits paid a wrong count of twelve millions."""
+    assert sandbox.same_value({"a": [0.1 + 0.2]}, {"a": [0.3]})
+    assert not sandbox.same_value({"a": 0.31}, {"a": 0.3})
+    assert not sandbox.same_value({"a": 1}, {"a": True})
+    assert not sandbox.same_value({"a": 0.3, "b": 0}, {"a": 0.3})
+    assert not sandbox.same_value({"b": 0.3}, {"a": 0.3})
+    assert not sandbox.same_value({}, []) and not sandbox.same_value([["a", 1]], {"a": 1})
+    assert not sandbox.same_value(12345679.0, 12345678.0)
+
+
+def test_only_where_values_may_be_wrapped_is_a_list_of_one_its_entry():
+    """TACO and APPS write 5 as [5]; LiveCodeBench does not: 5 was paid for its [5]."""
+    taco = sandbox.read_tests({"fn_name": "f", "inputs": [[1]], "outputs": [[5]]}).outputs[0]
+    assert sandbox.same_result("5", taco) and sandbox.same_result("[5]", taco)
+    metadata = json.dumps({"func_name": "f"})
+    for written, right, wrong in (("[5]", "[5]", "5"), ("5", "5", "[5]"), ("[[5]]", "[[5]]", "[5]"),
+                                  ("[]", "[]", "[[]]")):
+        tests = sandbox.read_tests(
+            [{"input": "1", "output": written, "testtype": "functional"}], metadata)
+        assert sandbox.same_result(right, tests.outputs[0])
+        assert not sandbox.same_result(wrong, tests.outputs[0])
+
+
+@pytest.mark.parametrize(("text", "program"), [
+    ("~~~python\nprint(1)\n~~~", "print(1)"),
+    ("~~~\nprint(1)\n~~~~\n", "print(1)"),
+    ("```python\nprint(1)\n```\n~~~ py\nprint(2)\n~~~", "print(2)"),
+    ("```python\ns = '''\n~~~\n'''\n```", "s = '''\n~~~\n'''"),
+    ("~~~markdown\n```python\nprint(1)\n```\n~~~", "print(1)"),
+    ("~~~python\nprint(1)\n```", None), ("~~~python\nprint(1)", None),
+    ("~~~python\nprint(1)\n~~~python\nprint(2)\n~~~", "print(2)"),
+])
+def test_a_block_may_stand_between_tildes(text, program):
+    """Markdown's other fence; it closes what it has opened, and stands in strings, too."""
+    assert sandbox.last_program(text) == program
 
 
 # ------------------------------------------------------------------------------------------------
@@ -401,7 +498,7 @@ HOSTILE_FUNCTIONS = {
 @pytest.mark.parametrize("what", HOSTILE_FUNCTIONS)
 def test_a_hostile_function_does_not_score(what):
     """The value is compared out here, as plain JSON: there is no object of theirs to compare."""
-    tests = UnitTests(([21],), (42.0,), "f")
+    tests = UnitTests(([21],), ([42.0],), "f")
     assert run_tests("def f(x): return 2 * x", tests, PATIENT) == "correct"
     assert run_tests(HOSTILE_FUNCTIONS[what], tests, PATIENT) == "wrong"
 
@@ -597,6 +694,15 @@ def test_unit_tests_in_another_form_are_one_sentence(fields):
     """Tests that cannot be run would make every program wrong."""
     with pytest.raises(ValueError, match="must have texts as inputs|shorter than argument"):
         sandbox.read_tests(UnitTests(*fields)._asdict())
+
+
+def test_a_text_in_the_place_of_a_list_is_one_test_and_an_empty_name_is_none():
+    """"12" was read as two tests of one letter; of a function "" the prompt spoke."""
+    assert sandbox.read_tests({"inputs": "12", "outputs": "12"}) == (["12"], ["12"], None)
+    assert sandbox.read_tests({"inputs": ["1"], "outputs": ["2"], "fn_name": ""}).fn_name is None
+    assert sandbox.read_tests([{"input": "1", "output": "2", "fn_name": ""}]).fn_name is None
+    with pytest.raises(ValueError, match="shorter than"):
+        sandbox.read_tests({"inputs": ["1", "2"], "outputs": "12"})
 
 
 @sandboxed

@@ -211,10 +211,10 @@ DATA_SETS = {
              "metadata": {"func_name": "total"}, "tests": json.dumps([
                  {"testtype": "functional", "input": "[1, 2]\n4", "output": "7"}])}]},
         [(json.dumps(UnitTests(("41\n", "1\n"), ("42\n", "2\n"))), 0),
-         (json.dumps(UnitTests(([1, 2],), (3,), "add")), 0),
-         (json.dumps(UnitTests(([2], [3]), ([4], [6]), "twice")), 0),
+         (json.dumps(UnitTests(([1, 2],), ([3],), "add")), 0),
+         (json.dumps(UnitTests(([2], [3]), ([[4], 4], [[6], 6]), "twice")), 0),
          (json.dumps(UnitTests(("1", "2"), ("2", "3"))), 0),
-         (json.dumps(UnitTests(([[1, 2], 4],), (7,), "total")), 0)]),
+         (json.dumps(UnitTests(([[1, 2], 4],), ([7],), "total")), 0)]),
 }  # fmt: skip
 
 
@@ -390,7 +390,7 @@ def test_long_lists_of_unit_tests_keep_their_longest_inputs():
 @pytest.mark.parametrize(
     ("value", "message"),
     [("{", "Expecting"), ({"tests": []}, "'inputs'"), ([], "list index"),
-     ([1], "no attribute"), ({"inputs": ["1"], "outputs": None}, "NoneType"),
+     ([1], "not subscriptable"), ({"inputs": ["1"], "outputs": None}, "NoneType"),
      ([{"type": "function_call", "fn_name": "f", "input": [1], "output": 1},
        {"input": "1", "output": "1"}], "lists of its arguments"),
      ([{"input": "1"}], "'output'")],
@@ -421,6 +421,12 @@ BAD_LINES = [
     ('{"question": [{"role": "user", "content": "1"}, {"role": "user", "content": "2"}], '
      '"answer": "2"}', "has a field 'question' that is None"),
     ('{"question": "1+1", "answer": "2", "kind": "code"}', "has a bad field 'answer': unit tests"),
+    (r'{"question": "\ud800", "answer": "2"}', "cannot be read: 'utf-8' codec can't encode cha"),
+    ('{"question": "1+1", "answer": "2", "level": "%s"}' % ("9" * 5_000),
+     "cannot be read: Exceeds the limit (4300 digits)"),
+    ('{"question": "1+1", "answer": "%s", "kind": "code"}' % ("[" * 100_000), "has a bad field 'a"),
+    ('{"question": "1+1", "answer": %s}' % ("[" * 900 + "]" * 900), ""),
+    ('{"question": "1+1", "answer": %s, "kind": "code"}' % ("[" * 900 + "]" * 900), "has a bad f"),
 ]
 
 
@@ -470,6 +476,71 @@ def test_a_file_that_holds_nothing_or_no_text_is_an_error(tmp_path):
                           ("binary", "cannot be read: 'utf-8'")):
         with pytest.raises(TaskError, match=message):
             load_task(str(next(tmp_path.glob(f"{name}.*"))), "train", heldout=0)
+
+
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("a.json", b"5", "holds no record like"), ("a.json", b'"text"', "holds no record like"),
+    ("a.json", b"[" * 100_000, "cannot be read: maximum recursion depth exceeded"),
+    ("a.json", b'[{"question": "a", "answer": ' + b"9" * 5_000 + b"}]", "Exceeds the limit (4300"),
+    ("a.jsonl", '{"question": "Wie groß?", "answer": "5"}'.encode("latin-1"),
+     "can't decode byte 0xdf in position 21: invalid continuation byte; save it as UTF-8"),
+    ("a.csv", "question,answer\na,7".encode("utf-16"), "; save it as UTF-8"),
+    ("a.csv", b"question,answer,answer\na,7,8\n",
+     "cannot be read: its first line has the column 'answer' twice"),
+])
+def test_a_file_that_cannot_be_read_is_one_sentence_with_the_cure(name, content, message, tmp_path):
+    """A traceback, a byte's position or "'int' object is not iterable" helps nobody."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TaskError) as caught:
+        everything(str(tmp_path / name))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_columns_without_a_name_may_be_many(tmp_path):
+    """Spreadsheets leave some at the end."""
+    (tmp_path / "a.csv").write_text("question,answer,,\na,7,,\n")
+    assert [p.answer for p in everything(str(tmp_path / "a.csv"))] == ["7"]
+
+
+def test_a_table_without_rows_holds_nothing(tmp_path, monkeypatch):
+    """`datasets` itself fails on it, with an error of its own class."""
+    empty = pyarrow.schema([("question", pyarrow.string())]).empty_table()
+    pyarrow.parquet.write_table(empty, tmp_path / "a.parquet")
+    with pytest.raises(TaskError, match="holds no record like"):
+        everything(f"{tmp_path}/a.parquet")
+    monkeypatch.chdir(tmp_path)
+    write_data_set("someone/none", {"default/train": []})
+    with pytest.raises(TaskError, match="holds no record like|cannot be read: "):
+        everything("hf:someone/none")
+
+
+def test_an_answer_may_be_a_number_beyond_all_floats(tmp_path):
+    """10**400 is no infinity: it ended in an OverflowError."""
+    path = write_jsonl(tmp_path / "a.jsonl", [{"question": "a", "answer": 10**400},
+                                              {"question": "b", "answer": [-10**400]}])
+    problems = everything(path)
+    assert [int(p.answer) for p in problems] == [10**400, -10**400]
+
+
+@pytest.mark.parametrize("form", [
+    '{"question": "q", "answer": %s}', '{"question": %s, "answer": "7"}',
+    '{"question": "q", "kind": "code", "answer": {"inputs": ["1"], "outputs": %s}}',
+    '{"question": "q", "kind": "code", "answer": {"inputs": [%s], "outputs": [1], "fn_name": "f"}}',
+    '{"question": "q", "answer": "7", "level": %s}'])
+def test_no_depth_of_lists_is_a_traceback(form, tmp_path):
+    """Some are too deep to be read, others only to be written; in the first record as well."""
+    for depth in (*range(0, 900, 100), *range(900, 1000, 3), 3_000):
+        (tmp_path / "a.jsonl").write_text(form % ("[" * depth + '"5"' + "]" * depth))
+        with contextlib.suppress(TaskError):
+            everything(f"{tmp_path}/a.jsonl")
+
+
+@pytest.mark.parametrize("kind", ["prose", "reward", "reward_func", "Math", ""])
+def test_a_kind_that_no_rule_judges_is_refused_at_the_start(kind, tmp_path):
+    """The run ended at its first reward. "reward" is judged, but only in a Python file."""
+    path = write_jsonl(tmp_path / "a.jsonl", [{"question": "a", "answer": "7"}])
+    with pytest.raises(TaskError, match=f"^task option kind = '{kind}' must be one of math, exact"):
+        everything(path, kind=kind)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -441,6 +441,58 @@ def test_expressions_are_compared_as_mathematics(text, gold, right, verifier):
     assert verifier.score([(text, gold, "math")]).rewards == [1.0 if right else -1.0]
 
 
+@pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
+    (r"(-\infty,2)\cup(3,\infty)", "Solve $x^2-5x+6>0$.", [r"\boxed{x<2 \text{ or } x>3}"],
+     [r"\boxed{x^2-5x+6>0}", r"\boxed{(x-2)(x-3)>0}", r"\boxed{0<x^2-5x+6}"]),
+    ("[-3,5]", r"Solve $x^2-2x-15\le 0$.", [r"\boxed{-3\le x\le 5}"],
+     [r"\boxed{0\ge x^2-2x-15}"]),
+    ("y=2x-5", "Write $2x-y-5=0$ in slope-intercept form.", [r"\boxed{y=2x-5}",
+      r"\boxed{y=-5+2x}"], [r"\boxed{2x-y-5=0}", r"\boxed{-y+2x-5=0}"]),
+    ("y=2x-5", "Write $y-1=2(x-3)$ in slope-intercept form.", [],
+     [r"\boxed{y-1=2(x-3)}"]),
+    ("x+y=1", "Is $x+y=1$ a line?", [r"\boxed{x+y=1}"], [r"\boxed{x+y=2}"]),
+    ("2x-y=5", "Write $y=2x-5$ in standard form.", [], [r"\boxed{y=2x-5}"]),
+    (r"(3,\infty)", "Solve $3x-7>2$.", [r"\boxed{x>3}"], []),
+    (r"(3,\infty)", "There are $7$ numbers, $3x-7>2$", [r"\boxed{x>3}"], []),
+    (r"(3,\infty)", "Solve $x-3>0$.", [r"\boxed{x>3}", r"\boxed{3<x}"],
+     [r"\boxed{x-3>0}"]),
+    (r"(3,\infty)", "Solve $2x-6>0$.", [], [r"\boxed{x-3>0}"]),
+    (r"(-\infty,-2]", r"Solve $2k \le -4$.", [r"\boxed{k\le -2}"], []),
+    (r"(-\infty,-2]", r"Of $5$ numbers $k+2\le0$", [r"\boxed{k\le -2}"], []),
+    (r"\{3\}", "Solve $x+4=7$.", [r"\boxed{3}", r"\boxed{x=3}"],
+     [r"\boxed{x+4=7}", r"\boxed{2}"]),
+    (r"\{3\}", "Solve $x=3$.", [r"\boxed{3}"], []),
+    (r"\frac{\sqrt2}{2}", r"If $\sin x=\frac{1}{\sqrt2}$, find $\cos x$.", [
+      r"\boxed{\frac{1}{\sqrt2}}"], []),
+    (r"\frac{\sqrt2}{2}", r"Simplify $\frac{1}{\sqrt2}$.", [],
+     [r"\boxed{\frac{1}{\sqrt2}}"]),
+    ("1+x", "Let $f(x)=x+1$. Find $f$.", [r"\boxed{x+1}"], []),
+    ("1+x", "Let $g(x)=x+1$.", [r"\boxed{x+1}"], []),
+    ("1+x", "Let $f(x)=x+1$.", [r"\boxed{f(x)=x+1}"], []),
+    ("16", "Let $a=10^{10^{10^{10}}}$.", [r"\boxed{4^2}"], []),
+    ("16", "Let $a=2^{2^{2024}}$.", [r"\boxed{4^2}"], []),
+    ("256", "Compute $2^{2^3}$.", [], [r"\boxed{2^{8}}"]),
+    ("1024", "Compute $2^{10}$.", [], [r"\boxed{4^5}"]),
+    ("16", r"$2024^{2023^{2022}} \bmod 3$, $9^{9^{9^9}}$", [r"\boxed{4^2}"], []),
+    ("16", "Let $x^n$, $(-1)^n$, $n^{n^2}$", [r"\boxed{4^2}"], []),
+    ("2, -2", "Solve $x^2=4$.", [], [r"\boxed{x^2=4}"]),
+    (r"[2,\infty)", "Find the range of $f(x)=x^2+2$.", [r"\boxed{f(x)\ge 2}"], []),
+    (r"11\sqrt2", r"Simplify $\sqrt{242}$", [], [r"\boxed{\sqrt{242}=\sqrt{242}}"]),
+    ("(-2,4)", "Solve $|x-1|<3$", [], [r"\boxed{|x-1|<3}"]),
+    ("x<3", "Solve $2x+1<7$.", [r"\boxed{x<3}"], [r"\boxed{2x+1<7}"]),
+    ("x>2", "Solve $2x>4$ with $x>2$.", [r"\boxed{(2,\infty)}"], []),
+    ("(2,3)", "Solve $(x-2)(x-3)<0$.", [r"\boxed{x \in (2,3)}", r"\boxed{2<x<3}"],
+     [r"\boxed{(x-2)(x-3)<0}"]),
+    ("(1,4)", "Solve $2<x+1<5$.", [], [r"\boxed{2<x+1<5}"]),
+    ("x=2, x=3", "Solve $(x-2)(x-3)=0$.", [r"\boxed{\{2,3\}}"], []),
+])  # fmt: skip
+def test_what_was_to_be_solved_is_no_answer_and_what_solves_it_is(gold, question, right, wrong):
+    """0 on the right side hid a question that was repeated; a 7 in it made every number wrong. A
+    power that nobody can compute costs no answer its reward."""
+    assert [text for text in right if verify(text, gold, question=question)[0] < 0] == []
+    assert [text for text in wrong if verify(text, gold, question=question)[0] > 0] == []
+
+
 @pytest.mark.parametrize(
     "text",
     [
