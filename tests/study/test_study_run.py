@@ -189,4 +189,5 @@ def test_a_table_that_names_each_run_once_is_read_as_one_that_repeats_it(tmp_pat
         for run, n in (("a", 3), ("b", 2), ("a", 4)):
             study.logs.add(path, run, [{"step": i, "ess": 0.5 + i} for i in range(n)], once=once)
     assert study.logs.read(tables[True]) == study.logs.read(tables[False])
-    assert tables[True].read_text().count("a,") == 1 and len(study.logs.read(tables[True])["a"]) == 4
+    assert tables[True].read_text().count("a,") == 1
+    assert len(study.logs.read(tables[True])["a"]) == 4
