@@ -64,6 +64,8 @@ CJK = re.compile(r"[\u3000-\u9fff\uac00-\ud7af\uff01-\uff5e]+")
 LONG_WORD = rf"(?:(?!{NO_WORD})[A-Za-z]{{3,}}\b)"
 WORD = rf"(?>(?i:an|as|at|be|by|do|he|in|is|it|no|of|on|so|to|us|we|sq|cu)\b|{UNIT}|{LONG_WORD})"
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
+STOP = re.compile(rf"(?i)(?<![\\A-Za-z{{])(?:(?!(?:and|or)\b){LONG_WORD}"
+                  r"|(?:an|as|at|be|by|do|he|if|in|is|it|of|on|so|to|us|we)\b)")
 # Before it stands nothing, "x =", "Total:" or a word, but none that says another number.
 BEFORE = (r"((?:(?:[^0-9]*|[^,;]*)(?<![<>!\\])=>?|[^0-9]*(?:[^\W\d_]:|\?"
           rf"|(?<![\w\\'\u2019]){WORD}(?:['\u2019]s)?[,.]?))?\s*)")
@@ -87,6 +89,7 @@ def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
     marked = RE.decoration.sub("", EMPHASIS.sub(
         lambda found: f"\1{found[3]}\2" if found[2] else found[3], text[-LONGEST_TEXT:])).strip()
+    marked = RE.aside.sub("", marked)
     text = marked.replace("\1", "").replace("\2", "")
     text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
     found, text = [part for part in BOX.findall(text) if part.strip()], BOX.sub("\0", text)
@@ -104,7 +107,8 @@ def judged(text, gold, question=""):
     listed = not (number or moment or RE.choice.fullmatch(wanted))  # "x = 3 or x = 5" is one list
     reading = RE.yes_no if wanted in ("yes", "no") else RE.said
     if not found and not RE.no_answer.search(text.rpartition("\n")[2][-LONGEST_ANSWER:]):
-        found, beside = undeclared(text, marked, number, ratio, listed and reading)
+        found, beside = undeclared(text, marked, question, number, ratio,
+                                   (wanted.isalpha() or moment) and reading, "=" in gold)
     if listed:
         found = [said[said.lastindex] if wanted.isalpha() and (
             said := reading.fullmatch(TEXT.sub(r"\1", part)))
@@ -133,11 +137,11 @@ def formulas_of(question):
     return tuple(part for part in found if not RE.no_formula.search(part))
 
 
-def undeclared(text, marked, number, ratio, reading):
+def undeclared(text, marked, question, number, ratio, reading, equation):
     """([an answer], [it and its unit]): what alone is bold in the last sentence, else the last
-    number with the words around it or, where no number is asked for, the last line; or ([], [])."""
+    number with the words around it or, where no number is asked for, `last_stretch`; or []."""
     line = text.rpartition("\n")[2][-LONGEST_ANSWER:]
-    sentence = re.split(r"[.!?]\s+|\n", RE.aside.sub("", marked[-LONGEST_ANSWER:]))[-1]
+    sentence = RE.sentence.split(marked[-LONGEST_ANSWER:])[-1]
     if not number:  # "**x = 2** and **x = 3**" is one list
         sentence = re.sub("\2(,|,? and) \1", r"\1 ", sentence)
     bold = "\1" in sentence and not RE.hedged.search(sentence) and RE.bold.fullmatch(sentence)
@@ -145,15 +149,39 @@ def undeclared(text, marked, number, ratio, reading):
         if bold and re.fullmatch(r"(?: [a-z]+){0,3}\W*", bold[3]) and not (
                 bold[1] and reading and reading.fullmatch(line)):
             return [bold[2]], []
-        line = RE.conclusion.sub("", line)
-        return [line] if 0 < len(line) <= 100 or RE.formula.search(line) else [], []
+        if reading:
+            return [RE.sentence.split(line)[-1]], []
+        return [part for part in (last_stretch(line, equation),) if part], []
     if bold and re.search("[0-9]", bold[2]):  # and what follows, to the next number
         text = RE.exclaimed.sub(r"\1.", bold[1] + bold[2] + re.match("[^0-9(]*", bold[3])[0])
-    found = LAST_NUMBER.search(bare(text := text[-LONGEST_ANSWER // 2 :], ratio))
+    text = text[-LONGEST_ANSWER // 2 :]
+    while (again := RE.again.search(text)) and re.search(rf"(?<![0-9.]){again[1]}\b", question):
+        text = text[: again.start()]  # "15 primes below 50", where 50 is the question's
+    found = LAST_NUMBER.search(bare(text, ratio))
     # "|" stands for the number before it: a word has to follow, or the two are a list.
     part = found and ("|" if found.start() > 0 else "") + found[0]
     beside = re.findall(r"\$?[0-9][0-9.,]*[^0-9]*\Z", text)
     return [part] if part and plain_number(part) else [], beside
+
+
+def last_stretch(line, equation):
+    """The last stretch without words of a line's last sentence that has one: "x = 2, x = 3" of "so
+    the roots are x = 2 and x = 3." Of a chain of equations its last side, if none is asked for."""
+    formulas = []
+    line = RE.formula.sub(
+        lambda found: formulas.append(found[1]) or chr(0xE000 + len(formulas) - 1), line)
+    for sentence in reversed(RE.sentence.split(line)):
+        sentence = RE.conclusion.sub("", sentence)
+        if RE.taken_back.search(sentence) or RE.unfinished.search(sentence):
+            return ""
+        parts = [part for one in (RE.clause.sub("", sentence), sentence)
+                 for part in re.split(STOP, one) if re.search("[\w\ue000-\uefff∅]", part)]
+        if parts:
+            part = re.sub("[\ue000-\uefff]", lambda one: formulas[ord(one[0]) - 0xE000], parts[-1])
+            part = re.sub(r",?\s*\b(?:and|or)\b", ",", part).strip(" ,;:.")
+            sides = part.rpartition("=")
+            return part if equation or re.search("[,;]", sides[0]) else sides[2]
+    return ""
 
 
 @functools.lru_cache(maxsize=1024)  # gold answers come again: a quarter of the time
@@ -163,6 +191,8 @@ def clean(part):
     if len(part) <= LONGEST_ANSWER:
         for pattern, replacement in SPELLINGS:
             part = pattern.sub(replacement, part)
+    left, _, right = part.partition(r"\approx")  # 22/7, about 3.14; x, about 11
+    part = left if re.search("[0-9]", left) else right or left
     part = part.strip("*_` ").strip(" ,;:").rstrip(" .\\")  # .5 keeps its point
     if re.fullmatch(r"[^,(]*\\frac\{[^,(]*\\pm[^,(]*", part):  # two roots
         return ", ".join(part.replace(r"\pm", sign) for sign in "+-")
@@ -180,9 +210,7 @@ def bare(part, ratio=False):
         return part.strip().rstrip(" .")
     part = CJK.sub(
         lambda found: " not hundred " if RE.cjk_changed.search(found[0]) else " word ", part)
-    left, _, right = clean(part).partition(r"\approx")  # 22/7, about 3.14; x, about 11
-    part = left if re.search("[0-9]", left) else right or left
-    part = FRACTION.sub(r" \1\5\3\7\2\4/\6\8 ", TEXT.sub(r" \1 ", part))
+    part = FRACTION.sub(r" \1\5\3\7\2\4/\6\8 ", TEXT.sub(r" \1 ", clean(part)))
     part = re.sub(r"(?<=[A-Za-z])\s*\^\s*\{?-?[0-9]\}?|[()]", " ", part)
     part = re.sub(r"\s*(?:/|(?<=[A-Za-z])\\cdot)\s*(?=[A-Za-z])", "/", part)  # mg / mL
     part = re.sub("(?<=[0-9]):(?=[0-9])", "/", part) if ratio else part
