@@ -65,7 +65,7 @@ LONG_WORD = rf"(?:(?!{NO_WORD})[A-Za-z]{{3,}}\b)"
 WORD = rf"(?>(?i:an|as|at|be|by|do|he|in|is|it|no|of|on|so|to|us|we|sq|cu)\b|{UNIT}|{LONG_WORD})"
 PROSE = re.compile(rf"(?<![\\A-Za-z]){LONG_WORD}")
 STOP = re.compile(rf"(?i)(?<![\\A-Za-z{{])(?:(?!(?:and|or)\b){LONG_WORD}"
-                  r"|(?:an|as|at|be|by|do|he|if|in|is|it|of|on|so|to|us|we)\b)")
+                  r"|(?:an|as|at|be|by|do|he|if|in|is|it|of|on|so|to|us|we)\b)|(?<!\b[a-z]):\s")
 # Before it stands nothing, "x =", "Total:" or a word, but none that says another number.
 BEFORE = (r"((?:(?:[^0-9]*|[^,;]*)(?<![<>!\\])=>?|[^0-9]*(?:[^\W\d_]:|\?"
           rf"|(?<![\w\\'\u2019]){WORD}(?:['\u2019]s)?[,.]?))?\s*)")
@@ -81,7 +81,7 @@ SIMPLE = re.compile(  # most answers: nothing to take away
     "(?:(?!Rs|US|illion|thousand)(?:[A-DF-Za-df-z0-9.;= ]|(?<![0-9])[eE]|-(?=[0-9])))*")
 FRACTION = re.compile(r"\\frac\s*(?:\{(-?)([0-9]+)\}|()([0-9]))\s*(?:\{(-?)([0-9]+)\}|()([0-9]))")
 UNIT_AT_END = re.compile(  # of 2\sqrt{3} cm, 4\pi\text{ in}^2; but t^2-4t, x + C end in a variable
-    rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?<![-+=]\s)(?:{WORD}\s*)+)"
+    rf"(?:(?<=\S)\s*{TEXT.pattern}|(?<=[\s}}])(?<![-+=]\s)(?:{WORD}[\s/]*)+)"
     r"(?:\s*\^\s*\{?[0-9]\}?)?\s*$")
 
 
@@ -93,22 +93,24 @@ def judged(text, gold, question=""):
     text = marked.replace("\1", "").replace("\2", "")
     text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
     found, text = [part for part in BOX.findall(text) if part.strip()], BOX.sub("\0", text)
-    beside = RE.beside_box.findall(text)
+    beside = [f"0 {part}" for part in RE.beside_box.findall(text)]
     said = [RE.end_of_answer.split(part.lstrip(" \t\n*_:"), 1)[0]
             for part in RE.declared.split(text)[1:]]
     said = [re.split(r"(?i)\b(?:because|since|where)\b", part, maxsplit=1)[0] for part in said
             if "\0" not in part and part.strip(" *_$`")]
     found += [RE.aside.sub("", part) for part in said if not found or not PROSE.search(part)]
     moment = MOMENT.search(clean(gold)) and not re.search("ratio|odds|scale", question)
+    date = moment and ":" not in gold
     ratio = re.fullmatch(r"\s*[0-9.]+\s*(?::|\{:\})\s*[0-9.]+\s*", gold)
     number = not moment and "=" not in gold and plain_number(gold, bool(ratio))
     ratio = number and (":" in gold or number[0].denominator > 1)
     wanted = "" if number else word(gold)
     listed = not (number or moment or RE.choice.fullmatch(wanted))  # "x = 3 or x = 5" is one list
-    reading = RE.yes_no if wanted in ("yes", "no") else RE.said
+    reading = RE.yes_no if wanted in ("yes", "no") else RE.choice if not listed else RE.said
+    beside += found
     if not found and not RE.no_answer.search(text.rpartition("\n")[2][-LONGEST_ANSWER:]):
         found, beside = undeclared(text, marked, question, number, ratio,
-                                   (wanted.isalpha() or moment) and reading, "=" in gold)
+                                   (wanted.isalpha() or date) and reading, "=" in gold)
     if listed:
         found = [said[said.lastindex] if wanted.isalpha() and (
             said := reading.fullmatch(TEXT.sub(r"\1", part)))
@@ -116,14 +118,13 @@ def judged(text, gold, question=""):
             for part in found]
     found = list(dict.fromkeys(found))
     if len(found) > MOST_ANSWERS or "\0" in text and RE.not_boxed.search(text) or any(
-            other_unit(f"0 {part}", gold, question) for part in beside):
+            other_unit(part[:LONGEST_ANSWER], gold, question) for part in beside):
         return [], [False]
     while any(map(BOX.search, found)):  # a box in a box
         found = [BOX.sub(r" \1 ", part) for part in found]
     parts = found if number else list(map(clean, found))
     return parts, [
         False if len(part) > LONGEST_ANSWER or RE.unfinished.search(raw[:LONGEST_ANSWER])
-        or other_unit(part, gold, question)
         else same_number(part, number, question, ratio) if number
         else same_moment(part, clean(gold)) if moment else same_text(part, gold, question)
         for part, raw in zip(parts, found)]
@@ -148,10 +149,12 @@ def undeclared(text, marked, question, number, ratio, reading, equation):
     if not number:
         if bold and re.fullmatch(r"(?: [a-z]+){0,3}\W*", bold[3]) and not (
                 bold[1] and reading and reading.fullmatch(line)):
-            return [bold[2]], []
-        if reading:
-            return [RE.sentence.split(line)[-1]], []
-        return [part for part in (last_stretch(line, equation),) if part], []
+            return [bold[2]], [bold[2]]
+        sentence = line if reading is RE.yes_no else RE.conclusion.sub(
+            "", RE.sentence.split(line)[-1])
+        part = sentence if reading or clean(sentence) == r"\emptyset" else last_stretch(
+            line, equation)
+        return ([part], [part]) if part else ([], [])
     if bold and re.search("[0-9]", bold[2]):  # and what follows, to the next number
         text = RE.exclaimed.sub(r"\1.", bold[1] + bold[2] + re.match("[^0-9(]*", bold[3])[0])
     text = text[-LONGEST_ANSWER // 2 :]
@@ -160,7 +163,7 @@ def undeclared(text, marked, question, number, ratio, reading, equation):
     found = LAST_NUMBER.search(bare(text, ratio))
     # "|" stands for the number before it: a word has to follow, or the two are a list.
     part = found and ("|" if found.start() > 0 else "") + found[0]
-    beside = re.findall(r"\$?[0-9][0-9.,]*[^0-9]*\Z", text)
+    beside = re.findall(r"[$€£]?[0-9][0-9.,]*[^0-9]*\Z", text)
     return [part] if part and plain_number(part) else [], beside
 
 
@@ -175,7 +178,7 @@ def last_stretch(line, equation):
         if RE.taken_back.search(sentence) or RE.unfinished.search(sentence):
             return ""
         parts = [part for one in (RE.clause.sub("", sentence), sentence)
-                 for part in re.split(STOP, one) if re.search("[\w\ue000-\uefff∅]", part)]
+                 for part in re.split(STOP, one) if re.search("[\\w\ue000-\uefff∅]", part)]
         if parts:
             part = re.sub("[\ue000-\uefff]", lambda one: formulas[ord(one[0]) - 0xE000], parts[-1])
             part = re.sub(r",?\s*\b(?:and|or)\b", ",", part).strip(" ,;:.")
@@ -257,24 +260,30 @@ def unit_of(part):
         return [("angle", f"degree_{degree[1].lower()}".strip("_"))]
     end = RE.money.search(part) or UNIT_AT_END.search(clean(part))
     end = re.sub(r"(?<=\w) (?:of|is|from|long|wide|high|deep|away)\b.*", "", end[0]) if end else ""
-    words = re.findall(r"[a-z$]+|[2-9]", TEXT.sub(r" \1 ", end).lower())
+    words = re.findall(r"[a-z$€£]+|[2-9]", TEXT.sub(r" \1 ", end).lower())
     found = [UNITS.get(word) for word in words if word != "per"]
     return [] if None in found else sorted(found)
 
 
 def other_unit(part, gold, question):
     """Whether an answer has another unit than the gold one or, if that has none, the question."""
-    if wanted := unit_of(gold):
-        return unit_of(part) not in ([], wanted)
-    names = RE.asked_unit.findall(question.lower())
-    asked = [*{UNITS[name] for name in names if name in UNITS}]
-    if len(asked) != 1 or not (found := unit_of(part)):
+    found, wanted = unit_of(part), unit_of(gold)
+    if wanted or not found:
+        return found not in ([], wanted)
+    asked = {tuple(sorted(UNITS.get(word, ("", "")) for word in phrase.split() if word != "per"))
+             for phrase in RE.asked_unit.findall(question.lower())}
+    asked = [one for one in asked if ("", "") not in one]
+    if len(asked) != 1:
         return False
-    kind, name = asked[0]
-    if kind == "length" and len(found) == 2 and not re.search("area|volume|surface", question):
-        return found[1][0] in ("square", "cubic")
-    return len(found) == 1 and found[0][1] not in (name, name.partition("_")[0]) and (
-        found[0][0] == ("length" if kind in ("square", "cubic") else kind))  # no ft for square ft
+    kinds = [[kind for kind, _ in one] for one in (found, *asked)]
+    if kinds[0] == kinds[1]:
+        return any(one not in (two, two.partition("_")[0])
+                   for (_, one), (_, two) in zip(found, *asked))
+    rate = r"\b(?:per|each|every)\b" + "|area|volume|surface" * (len(kinds[1]) == 1)
+    if re.search(rate, RE.sentence.split(question.strip())[-1]):
+        return False
+    return "share" in kinds[1] or "length" in kinds[0] and kinds[1] in (
+        ["length"], ["length", "square"], ["cubic", "length"])
 
 
 def same_moment(part, gold):

@@ -123,7 +123,7 @@ def same(gold, found):
 def is_answer(found, gold, asked):
     """Whether a formula with the gold value is worked out: not one that was asked, in any order, no
     inequality to solve, no derivative, without a root of the question that the gold has not."""
-    from sympy import Add, Derivative, Mul, Number, Pow, Rational, Rel, Set
+    from sympy import Add, Derivative, Expr, Mul, Number, Pow, Rational, Rel, Set
 
     def worked_out(one):  # x^2 of the tree x*x; powers of numbers may be huge, and stay
         return one.func(*map(worked_out, one.args)) if one.args and one.free_symbols else one
@@ -144,7 +144,9 @@ def is_answer(found, gold, asked):
         len(one.free_symbols) == 1 and all(isinstance(arg, (Add, Mul, Number, Pow))
                                            for arg in one.args) for one in found.atoms(Rel))
     return alike(side, wanted) or not (unsolved or isinstance(side, Derivative) or any(
-        alike(part, one) or worked_out(part) == worked_out(one) != worked_out(wanted)
+        alike(part, one)
+        or type(worked_out(part)) is type(worked_out(one)) is not type(worked_out(wanted))
+        and isinstance(wanted, Expr) and same(one, wanted)
         or roots(part) & roots(one) - roots(wanted)
         for part in (formula(found), side) if getattr(part, "args", ())  # a matrix has none
         for one in map(formula, asked) if hasattr(one, "args")))
