@@ -50,9 +50,8 @@ SPELLINGS.append((  # 0.1\overline{6} = 15/90
 
 def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
-    marked = RE.decoration.sub("", RE.emphasis.sub(
-        lambda found: f"\1{found[3]}\2" if found[2] else found[3], text[-LONGEST_TEXT:])).strip()
-    marked = RE.aside.sub("", marked)
+    marked = RE.aside.sub("", RE.decoration.sub("", RE.emphasis.sub(
+        lambda found: f"\1{found[3]}\2" if found[2] else found[3], text[-LONGEST_TEXT:])).strip())
     text = marked.replace("\1", "").replace("\2", "")
     text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
     found, text = [part for part in BOX.findall(text) if part.strip()], BOX.sub("\0", text)
@@ -61,9 +60,8 @@ def judged(text, gold, question=""):
             for part in RE.declared.split(text)[1:]]
     said = [re.split(r"(?i)\b(?:because|since|where)\b", part, maxsplit=1)[0] for part in said
             if "\0" not in part and part.strip(" *_$`")]
-    found += [RE.aside.sub("", part) for part in said if not found or not RE.prose.search(part)]
+    found += [part for part in said if not found or not RE.prose.search(part)]
     moment = RE.moment.search(clean(gold)) and not re.search("ratio|odds|scale", question)
-    date = moment and ":" not in gold
     ratio = re.fullmatch(r"\s*[0-9.]+\s*(?::|\{:\})\s*[0-9.]+\s*", gold)
     number = not moment and "=" not in gold and plain_number(gold, bool(ratio))
     ratio = number and (":" in gold or number[0].denominator > 1)
@@ -72,8 +70,8 @@ def judged(text, gold, question=""):
     reading = RE.yes_no if wanted in ("yes", "no") else RE.choice if not listed else RE.said
     beside += found
     if not found and not RE.no_answer.search(text.rpartition("\n")[2][-LONGEST_ANSWER:]):
-        found, beside = undeclared(text, marked, question, number, ratio,
-                                   (wanted.isalpha() or date) and reading, "=" in gold)
+        reading = (wanted.isalpha() or moment and ":" not in gold) and reading
+        found, beside = undeclared(text, marked, question, number, ratio, reading, "=" in gold)
     if listed:
         found = [said[said.lastindex] if wanted.isalpha() and (
             said := reading.fullmatch(RE.text.sub(r"\1", part)))
@@ -108,13 +106,11 @@ def undeclared(text, marked, question, number, ratio, reading, equation):
     sentence = RE.sentence.split(marked[-LONGEST_ANSWER:])[-1]
     bold = "\1" in sentence and not RE.hedged.search(sentence) and RE.bold.fullmatch(sentence)
     if not number:
-        if bold and re.fullmatch(r"(?: [a-z]+){0,3}\W*", bold[3]) and not (
-                bold[1] and reading and reading.fullmatch(line)):
-            return [bold[2]], [bold[2]]
-        sentence = line if reading is RE.yes_no else RE.conclusion.sub(
-            "", RE.sentence.split(line)[-1])
-        part = sentence if reading or clean(sentence) == r"\emptyset" else last_stretch(
-            line, equation)
+        said = RE.conclusion.sub("", RE.sentence.split(line)[-1])
+        part = bold[2] if bold and re.fullmatch(r"(?: [a-z]+){0,3}\W*", bold[3]) and not (
+            bold[1] and reading and reading.fullmatch(line)) else (
+            line if reading is RE.yes_no else said if reading or clean(said) == r"\emptyset"
+            else last_stretch(line, equation))
         return ([part], [part]) if part else ([], [])
     if bold and re.search("[0-9]", bold[2]):  # and what follows, to the next number
         text = RE.exclaimed.sub(r"\1.", bold[1] + bold[2] + re.match("[^0-9(]*", bold[3])[0])
@@ -131,9 +127,9 @@ def undeclared(text, marked, question, number, ratio, reading, equation):
 def last_stretch(line, equation):
     """The last stretch without words of a line's last sentence that has one: "x = 2, x = 3" of "so
     the roots are x = 2 and x = 3." Of a chain of equations its last side, if none is asked for."""
-    formulas = []
-    line = RE.formula.sub(
-        lambda found: formulas.append(found[1]) or chr(0xE000 + len(formulas) - 1), line)
+    formulas = dict(zip(map(chr, range(0xE000, 0xF000)), RE.formula.findall(line)))
+    signs = iter(formulas)
+    line = RE.formula.sub(lambda _: next(signs), line)
     for sentence in reversed(RE.sentence.split(line)):
         sentence = RE.conclusion.sub("", sentence)
         if RE.taken_back.search(sentence) or RE.unfinished.search(sentence):
@@ -141,7 +137,7 @@ def last_stretch(line, equation):
         parts = [part for one in (RE.clause.sub("", sentence), sentence)
                  for part in RE.stop.split(one) if re.search("[\\w\ue000-\uefff∅]", part)]
         if parts:
-            part = re.sub("[\ue000-\uefff]", lambda one: formulas[ord(one[0]) - 0xE000], parts[-1])
+            part = re.sub("[\ue000-\uefff]", lambda one: formulas.get(one[0], ""), parts[-1])
             part = re.sub(r",?\s*\b(?:and|or)\b", ",", part).strip(" ,;:.")
             sides = part.rpartition("=")
             return part if equation or re.search("[,;]", sides[0]) else sides[2]
@@ -170,8 +166,6 @@ def bare(part, ratio=False):
     r"""A clean part without LaTeX around its number, "1 1/2 cm" of 1\frac12\text{ cm}^2."""
     part = re.sub(r"(?<![0-9.,])([0-9]{1,3})((?: [0-9]{3})+)(?![0-9.,/])",
                   lambda found: found[0].replace(" ", ""), part)
-    if RE.simple.fullmatch(part):
-        return part.strip().rstrip(" .")
     part = RE.cjk.sub(
         lambda found: " not hundred " if RE.cjk_changed.search(found[0]) else " word ", part)
     part = RE.fraction.sub(r" \1\5\3\7\2\4/\6\8 ", RE.text.sub(r" \1 ", clean(part)))
@@ -228,12 +222,11 @@ def unit_of(part):
 
 def other_unit(part, gold, question):
     """Whether an answer has another unit than the gold one or, if that has none, the question."""
-    found, wanted = unit_of(part), unit_of(gold)
+    found, wanted, question = unit_of(part), unit_of(gold), question.lower().strip()
     if wanted or not found:
         return found not in ([], wanted)
-    asked = {tuple(sorted(UNITS.get(word, ("", "")) for word in phrase.split() if word != "per"))
-             for phrase in RE.asked_unit.findall(question.lower())}
-    asked = [one for one in asked if ("", "") not in one]
+    asked = [phrase.replace(" per ", " ").split() for phrase in RE.asked_unit.findall(question)]
+    asked = {tuple(sorted(map(UNITS.get, words))) for words in asked if UNITS.keys() >= {*words}}
     if len(asked) != 1:
         return False
     kinds = [[kind for kind, _ in one] for one in (found, *asked)]
@@ -241,7 +234,7 @@ def other_unit(part, gold, question):
         return any(one not in (two, two.partition("_")[0])
                    for (_, one), (_, two) in zip(found, *asked))
     rate = r"\b(?:per|each|every)\b" + "|area|volume|surface" * (len(kinds[1]) == 1)
-    if re.search(rate, RE.sentence.split(question.strip())[-1]):
+    if re.search(rate, RE.sentence.split(question)[-1]):
         return False
     return "share" in kinds[1] or "length" in kinds[0] and kinds[1] in (
         ["length"], ["length", "square"], ["cubic", "length"])
@@ -249,9 +242,8 @@ def other_unit(part, gold, question):
 
 def same_moment(part, gold):
     """Whether a time or date is right, as it is written; "4:20" and "4:20 PM" are the same."""
-    found, wanted = (re.sub(rf"([0-9]+) (?:of )?{PARTS['MONTH']}|{PARTS['MONTH']}", r"\2\3 \1",  # 14 May
-                            RE.no_date.sub("", RE.text.sub(r" \1", one)).lower())
-                     for one in (part, gold))
+    found, wanted = (RE.date.sub(r"\2\3 \1", RE.no_date.sub(
+        "", RE.text.sub(r" \1", one)).lower()) for one in (part, gold))
     if not (time := re.fullmatch(r"([0-9]+:[0-9]+) *([ap]m)?", wanted)):
         return found.split() == wanted.split()
     said = re.findall("([0-9]+:[0-9]+) *([ap]m)?", found)
