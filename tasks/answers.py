@@ -21,11 +21,10 @@ MOST_ANSWERS = 20  # in different words; a text with more of them is a list
 LONGEST_TEXT = 10_000  # of what follows the thinking its end is read: 3 ms, whatever it holds
 
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
-PARTS = {}  # each with those that it names
+RE = SimpleNamespace()  # RE.declared: the pattern "declared" of that file, with the parts it names
 for key, text in (WORDS["parts"] | WORDS["patterns"]).items():
-    PARTS[key] = re.sub("|".join(WORDS["parts"]), lambda name: PARTS[name[0]], text)
-RE = SimpleNamespace(**{  # RE.declared: the pattern "declared" of that file
-    key: re.compile(text, re.I | re.M) for key, text in PARTS.items() if key.islower()})
+    setattr(RE, key, re.compile(re.sub("|".join(WORDS["parts"]), lambda name: getattr(
+        RE, name[0]).pattern, text), re.I | re.M))
 BASES = {name: number for number, name in enumerate(WORDS["bases"].split(), start=2)}
 UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].items()
          for names in row.split(",") for name in names.split() for end in ("", "s")}
@@ -40,8 +39,8 @@ ROWS = [row.split("\t") for row in Path(__file__).with_name("spellings.tsv").rea
     "utf-8").split("\n") if row and not row.startswith("#")]  # pattern, replacement, example, ...
 ONE = r"((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*?)"  # what braces hold, two deep
 SIGNS = str.maketrans({row[0]: row[1] for row in ROWS if len(row[0]) == 1})
-SPELLINGS = [(re.compile(pattern.replace("ONE", ONE).replace("WORDS", PARTS["TEXT"])), replacement)
-             for pattern, replacement, *_ in ROWS if len(pattern) > 1]
+SPELLINGS = [(re.compile(row[0].replace("ONE", ONE).replace("WORDS", RE.TEXT.pattern)), row[1])
+             for row in ROWS if len(row[0]) > 1]
 SPELLINGS.append((  # 0.1\overline{6} = 15/90
     re.compile(r"([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\s*\{?([0-9]+)\}?"), lambda m: (
         rf"\frac{{{int(m[1] + m[2] + m[3]) - int(m[1] + m[2] or 0)}}}"
@@ -62,8 +61,7 @@ def judged(text, gold, question=""):
             if "\0" not in part and part.strip(" *_$`")]
     found += [part for part in said if not found or not RE.prose.search(part)]
     moment = RE.moment.search(clean(gold)) and not re.search("ratio|odds|scale", question)
-    ratio = re.fullmatch(r"\s*[0-9.]+\s*(?::|\{:\})\s*[0-9.]+\s*", gold)
-    number = not moment and "=" not in gold and plain_number(gold, bool(ratio))
+    number = not (moment or "=" in gold) and plain_number(gold, bool(RE.ratio.fullmatch(gold)))
     ratio = number and (":" in gold or number[0].denominator > 1)
     wanted = "" if number else word(gold)
     listed = not (number or moment or RE.choice.fullmatch(wanted))  # "x = 3 or x = 5" is one list
@@ -128,8 +126,7 @@ def last_stretch(line, equation):
     """The last stretch without words of a line's last sentence that has one: "x = 2, x = 3" of "so
     the roots are x = 2 and x = 3." Of a chain of equations its last side, if none is asked for."""
     formulas = dict(zip(map(chr, range(0xE000, 0xF000)), RE.formula.findall(line)))
-    signs = iter(formulas)
-    line = RE.formula.sub(lambda _: next(signs), line)
+    line = RE.formula.sub(lambda _, signs=iter(formulas): next(signs), line)
     for sentence in reversed(RE.sentence.split(line)):
         sentence = RE.conclusion.sub("", sentence)
         if RE.taken_back.search(sentence) or RE.unfinished.search(sentence):
@@ -164,8 +161,6 @@ def clean(part):
 
 def bare(part, ratio=False):
     r"""A clean part without LaTeX around its number, "1 1/2 cm" of 1\frac12\text{ cm}^2."""
-    part = re.sub(r"(?<![0-9.,])([0-9]{1,3})((?: [0-9]{3})+)(?![0-9.,/])",
-                  lambda found: found[0].replace(" ", ""), part)
     part = RE.cjk.sub(
         lambda found: " not hundred " if RE.cjk_changed.search(found[0]) else " word ", part)
     part = RE.fraction.sub(r" \1\5\3\7\2\4/\6\8 ", RE.text.sub(r" \1 ", clean(part)))
@@ -181,19 +176,17 @@ def plain_number(part, ratio=False):
     if not (found := RE.plain.fullmatch(bare(part, ratio))) or RE.changed.search(found[1]):
         return None
     _, sign, whole, top, bottom, power, percent, unit = found.groups()
-    number, lowest = Fraction(top.replace(",", "")), True
-    if bottom or whole or power:  # most numbers have none; saves a third of the time
-        number /= int(bottom or 1)
-        lowest = number.denominator == int(bottom or 1)
-        number = (number + int(whole or 0)) * Fraction(10) ** int(power or 0)
+    number = Fraction(top.replace(",", "")) / int(bottom or 1)
+    lowest = not bottom or number.denominator == int(bottom)
+    number = (number + int(whole or 0)) * Fraction(10) ** int(power or 0)
     return -number if sign == "-" else number, bool(percent), unit and unit.lower(), lowest
 
 
 def same_number(part, gold, question="", ratio=False):
     """Whether a text is right, for a gold answer of plain_number; None: ask Math-Verify."""
     if not (found := plain_number(part, ratio)):
-        constant = RE.constant.fullmatch(RE.unit_at_end.sub("", clean(part)))
-        return None if constant and not gold[1] else False
+        return None if not gold[1] and RE.constant.fullmatch(
+            RE.unit_at_end.sub("", clean(part))) else False
     (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold
     if unit and gold_unit and unit != gold_unit or not lowest and RE.lowest.search(question):
         return False
@@ -209,8 +202,7 @@ def same_number(part, gold, question="", ratio=False):
 
 @functools.lru_cache(maxsize=4096)
 def unit_of(part):
-    """[(kind, name), ...] of the unit at the end of an answer: "5 square feet" has "2" and ft. []:
-    there is none, or a word that is no unit."""
+    """[(kind, name), ...] of an answer's unit: "5 square feet" has "2" and ft. []: none known."""
     if degree := RE.degree.search(part):
         return [("angle", f"degree_{degree[1].lower()}".strip("_"))]
     end = RE.money.search(part) or RE.unit_at_end.search(clean(part))
@@ -253,19 +245,17 @@ def same_moment(part, gold):
 
 
 def same_text(part, gold, question=""):
-    """Whether a cleaned answer is right; None where only Math-Verify can say, but not of words: for
-    it "der" is the same product as "red"."""
+    """Whether a cleaned answer is right; None: ask Math-Verify, for which "der" is "red"."""
     several, letters = (re.sub(r"\band\b|[\s,;]", "", RE.text.sub(r"\1", clean(one)))
                         for one in (gold, part))
     if re.fullmatch("(?=..)A?B?C?D?E?F?G?H?I?J?", several) and re.fullmatch("[A-J]+", letters):
         return "".join(sorted(letters)) == several  # "B, D" and BD
     wanted = word(gold)
     if re.fullmatch("[A-J]|[0-9A-Z]+_[0-9]+", wanted) or re.fullmatch("[a-z'-]{2,}", wanted) and (
-            r"\text" in gold or re.fullmatch(rf"(?:(?:{PARTS['WORD']}|a)\s*)+", gold)):
+            r"\text" in gold or RE.words.fullmatch(gold)):
         part = re.sub(r"^\(([a-j])\)\W*$", lambda one: one[1].upper(), part)
         return word(part) in (wanted, wanted.partition("_")[0])
-    names, asked = (re.findall(r"\(\w(?:, ?\w)+\)", one) for one in (part.partition("=")[0],
-                                                                    question))
+    names, asked = map(RE.pair.findall, (part.partition("=")[0], question))
     if any(one != two and sorted(one) == sorted(two) for one in names for two in asked):
         return False  # (b, a) = (1, 2), where (a, b) is asked
     sides = [part, clean(gold)] if ("=" in part) == ("=" in gold) else [

@@ -42,9 +42,6 @@ def question_hash(question):
     return hashlib.sha256(" ".join(question.split()).encode()).hexdigest()[:12]
 
 
-FILES = (".jsonl", ".json", ".csv", ".parquet")
-
-
 def load_pool(name, heldout, seed, options):
     """(all distinct problems of one task; a sentence for each bad record). Raises TaskError."""
     try:
@@ -146,6 +143,7 @@ def own_problems(path):
     return list({problem.id: problem for problem in made[::-1]}.values())[::-1]
 
 
+FILES = (".jsonl", ".json", ".csv", ".parquet")
 KINDS = ("math", "exact", "code")
 # Which column holds what; "a.b" looks into a table, "a.0" into a list; "" is found out.
 COLUMNS = {

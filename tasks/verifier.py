@@ -121,8 +121,8 @@ def same(gold, found):
 
 
 def is_answer(found, gold, asked):
-    """Whether a formula with the gold value is worked out: not one that was asked, in any order, no
-    inequality to solve, no derivative, without a root of the question that the gold has not."""
+    """Whether a formula with the gold value is worked out: no inequality to solve, no derivative,
+    not what was asked in any order, nor of its kind (a product, to expand) if the gold is not."""
     from sympy import Add, Derivative, Expr, Mul, Number, Pow, Rel, Set
 
     def worked_out(one):  # x^2 of the tree x*x; powers of numbers may be huge, and stay
@@ -142,7 +142,7 @@ def is_answer(found, gold, asked):
     return alike(side, wanted) or not (unsolved or isinstance(side, Derivative) or any(
         alike(part, one)
         or type(worked_out(part)) is type(worked_out(one)) is not type(worked_out(wanted))
-        and isinstance(wanted, Expr) and same(one, wanted)
+        and isinstance(wanted, Expr) and same(one, gold)
         for part in (formula(found), side) if getattr(part, "args", ())  # a matrix has none
         for one in map(formula, asked) if hasattr(one, "args")))
 
