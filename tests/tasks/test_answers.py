@@ -517,6 +517,13 @@ def test_a_matrix_a_date_a_set_and_a_typewriter_are_read(gold, question, right, 
      [r"The angle is $\boxed{60}$ radians."]),
     ("12", "How many feet of rope?", [r"\boxed{12} in 4 days"], []),
     ("3", "How many yards?", [], [r"\boxed{3} feet"]),
+    ("30", "He rides 10 km an hour for 3 hours. How many km does he ride?",
+     ["He rides **30 km**.", "He rides 30 km (18.6 miles)."], ["He rides **30 km/h**."]),
+    ("30", "How many km does he ride per hour?", ["He rides 30 km per hour."], []),
+    ("36", "What is its area in square centimeters?", ["It is 36 cm²."], ["It is 36 cm³.",
+      r"\boxed{36\text{ m}^2}"]),
+    ("20", "By what percent is it reduced?", ["By 20%.", "By 20."], ["By $20."]),
+    ("18", "How many dollars?", ["$18"], ["€18", "£18"]),
     ("12", "Find the distance in km.", [r"\boxed{12\text{ km}}"],
      [r"\boxed{12\text{ km}^2}"]),
     ("12", "Find the area in km^2.", [r"\boxed{12\text{ km}^2}"], []),
@@ -574,6 +581,33 @@ def test_a_text_that_takes_its_number_back_or_breaks_off_does_not_pay(gold, ques
 
 
 @pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
+    ("(2,3)", "", ["Setting x = 2 gives y = 3, so they meet at (2, 3).", "So x = 2 and y = 3.",
+      "They meet at (2, 3), since both are lines.", "It holds. They meet at $(2,3)$. We are done."],
+     ["They meet at (2, 3), not (3, 2).", "They meet at (3, 2), not (2, 3).", "Is it (2, 3)?",
+      "They meet at (2, 3) or (3, 2).", "Suppose they meet at (2, 3).", "Either (2, 3), I think.",
+      "They meet at (2, 3). But this is wrong.", "It is (2, 3), and then (3, 2)."]),
+    (r"\{2,3\}", "", ["The roots are 2 and 3.", "So x = 2 or x = 3.", "It is {2, 3}."],
+     ["The roots are 2, 3 and 4.", "The roots are 2 and 4, so 3.", "There are 2 of them, 3."]),
+    ("x^2+1", "", ["It equals x(x + 1) − x + 1 = x² + 1.", "The result is x² + 1 ≈ x²."],
+     ["It equals x² + 1 = x² + 2.", "x² + 1 is where we began, and x² + 2 is the result.",
+      "It is x² + 1 + x."]),
+    ("y=2x+1", "", ["The line is y = 2x + 1.", "The line is **y = 2x + 1**."],
+     ["The line is x = 2y + 1.", "The line is y = 2x + 1 for x > 0, else y = 0."]),
+    (r"\text{no solution}", "", ["So the equation has no real solutions.", "There is no solution."],
+     ["It is not true that there is no solution.", "There is a solution.", "The solution is 0."]),
+    ("15", "How many primes are below 50?", ["So there are 15 primes below 50."],
+     ["So there are 14 primes below 50.", "There are 15 primes below 40."]),
+    ("4:20", "", ["2:50 plus 90 minutes is 4:20."], ["4:20 plus 90 minutes is 5:50.",
+      "It ends at 4:20 or 5:20."]),
+    (r"\sqrt{2}", "", ["It is $\\sqrt{2}$."], ["It is \ue000.", "It is \ue000\ue001$x$."]),
+])  # fmt: skip
+def test_of_a_last_sentence_the_last_stretch_without_words_is_the_answer(
+        gold, question, right, wrong):
+    """Whole sentences went to Math-Verify, which took a number or nothing from them."""
+    judge(gold, question, right, wrong)
+
+
+@pytest.mark.parametrize(("gold", "question", "right", "wrong"), [
     ("x^2+3x+2", "Expand (x+1)(x+2).", [r"\boxed{x^2+3x+2}"],
      [r"\boxed{(x+1)(x+2)}"]),
     ("(x+1)(x+2)", "Factor x^2+3x+2.", [r"\boxed{(x+2)(x+1)}"],
@@ -611,14 +645,16 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
     assert len(wrong) <= 0.01 * len(rows) * right, wrong
 
 
-@pytest.mark.parametrize(("part", "refused"), [("fourth", 10), ("fifth", 13)])
-def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, verifier):
-    """bench/answers/README.md: after mending by them; none of the wrong ones is paid."""
+@pytest.mark.parametrize(("part", "refused", "paid"), [
+    ("fourth", 8, 0), ("fifth", 10, 0), ("sixth", 3, 1), ("seventh", 1, 0)])
+def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
+    """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
     rewards = verifier.score([(text, gold, "math", question)
                               for _, _, gold, text, question in rows]).rewards
     bad = [(row[0], row[3]) for row, r in zip(rows, rewards) if (r > 0) != (row[0] == "right")]
-    assert len(bad) <= refused and {label for label, _ in bad} == {"right"}, bad
+    counts = [sum(label == kind for label, _ in bad) for kind in ("right", "wrong")]
+    assert counts[0] <= refused and counts[1] <= paid, bad
 
 
 def test_no_text_that_looks_for_the_reward_is_paid(verifier, seed):
