@@ -159,8 +159,6 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
                                                      return_dict=False, **template_options or {}))
         except Exception as error:
             raise TaskError(f"the model's chat template fails: {error!r:.200}") from None
-        if not ids:
-            raise TaskError("the model's chat template makes nothing of a problem")
     if think_open and not tokenizer.decode(ids).rstrip().endswith(think_open.strip()):
         ids += tokenizer(think_open, add_special_tokens=False)["input_ids"]
     return ids

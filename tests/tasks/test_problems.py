@@ -249,8 +249,7 @@ class Letters:
 @pytest.mark.parametrize("template, says", [
     ("{{ raise_exception('no system role') }}", "chat template fails: .*no system role"),
     ("{% for m in messages %}", "template fails"), ("{{ a.b }}", "template fails"),
-    ("{{ 1 / 0 }}", "template fails: ZeroDivision"), (5, "template fails"),
-    ("{# nothing #}", "chat template makes nothing of a problem")])
+    ("{{ 1 / 0 }}", "template fails: ZeroDivision"), (5, "template fails")])
 def test_a_chat_template_that_fails_is_one_sentence(template, says, tmp_path):
     tokenizer = toy.make_tokenizer()
     tokenizer.chat_template = template
