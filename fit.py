@@ -319,7 +319,7 @@ class Fit:
         return float(compute_needed(self.law, R, self.A, self.B, self.C_mid, self.R0))
 
 
-def fit_curve(C, R, R0=None, *, law="sigmoid", c_min=None, c_max=None, answers=None, bootstrap=200,
+def fit_curve(C, R, R0=None, *, law="sigmoid", c_min=0.0, c_max=np.inf, answers=None, bootstrap=200,
               seed=0, A_range=None) -> Fit:
     """Fit pass rates R (n,) against compute C (n,).
 
@@ -336,8 +336,7 @@ def fit_curve(C, R, R0=None, *, law="sigmoid", c_min=None, c_max=None, answers=N
     C, R = checked(C, R)
     if law not in LAWS:
         raise BadInput(f"law {law!r}: it takes {', '.join(LAWS)}")
-    C, R, R0, R0_from, step_0 = points_to_fit(
-        C, R, R0, law, c_min or 0, np.inf if c_max is None else c_max)
+    C, R, R0, R0_from, step_0 = points_to_fit(C, R, R0, law, c_min, c_max)
     if not 0 <= R0 <= 1:
         raise BadInput(f"R0 is a pass rate in [0, 1], got {R0:g}")
     amounts = np.unique(C[C > 0])
