@@ -92,7 +92,7 @@ def server_samplers(config, trainer, rule, length, shared):
     """Both samplers on the servers that vllm_url names."""
     ours = os.environ.get(LAUNCHED) == config.vllm_url              # started by our launcher
     with load.refused():
-        urls = read_addresses(config.vllm_url, config.start_deadline_s)
+        urls = read_addresses(config.vllm_url, 3 * config.deadline_s)
         pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
                           vocab=trainer.model.get_input_embeddings().num_embeddings,
                           head_fp32=config.head_fp32, cuda=trainer.device == "cuda",
