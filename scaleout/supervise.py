@@ -14,7 +14,8 @@ from pathlib import Path
 from scaleout.signals import SIGNALS, Signals, exit_code
 
 REAPER = Path(__file__).with_name("reaper.py")
-GRACE_S = 30.0                      # between SIGTERM and SIGKILL
+GRACE_S = 30.0                      # between SIGTERM and SIGKILL, while a trainer runs
+SERVERS_S = 5.0                     # for servers alone: one that loads is deaf for a minute
 DEATHS_WITHIN_S = 600.0             # after three deaths within it a server is not started again
 
 
@@ -123,11 +124,13 @@ class Supervisor:
     def end(self):
         """End all: with a checkpoint of rank 0's, if it takes less than GRACE_S."""
         children = [child for child in (*self.servers, *self.trainers) if child.process]
-        deadline = time.monotonic() + GRACE_S
+        start = time.monotonic()
         for child in children:
             child.send(signal.SIGTERM)
         while any(child.status is None for child in children):
-            if self.signals.second or time.monotonic() > deadline:
+            training = any(t.process and t.status is None for t in self.trainers)
+            if self.signals.second or \
+                    time.monotonic() > start + (GRACE_S if training else SERVERS_S):
                 for child in children:
                     child.process.stdin.close()
             time.sleep(0.05)
