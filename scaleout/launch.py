@@ -136,7 +136,8 @@ def commands(config, argv, placement, estimate, logs, port):
             config, length=estimate.length, slots=estimate.slots(), dtype=estimate.dtype,
             url=url, device=visible(devices))
         servers.append(Child(f"server {index} ({url})", command, env | its_env,
-                             log=logs / f"server_{index}.log"))
+                             log=logs / f"server_{index}.log", hangs=Path(
+                                 "runs", config.name, "logs", f"{urlsplit(url).netloc}.hangs")))
     script = [sys.executable, str(ROOT / "scalerl.py"), *(w for w in argv if w != "--dry-run")]
     if urls:
         script += ["--vllm-url", ",".join(urls)]

@@ -20,11 +20,11 @@ DEATHS_WITHIN_S = 600.0             # after three deaths within it a server is n
 
 
 class Child:
-    """One command under its reaper. log: file for its output; None: our own terminal."""
+    """One command under its reaper. log: file for its output; None: our own terminal; hangs: a
+    file, which is there when a trainer says that it hangs."""
 
-    def __init__(self, name, argv, env=None, *, log=None):
-        self.name, self.argv, self.env, self.log = name, argv, env, log
-        self.hangs = log and Path(log).with_suffix(".hangs")    # a file, when the trainer says so
+    def __init__(self, name, argv, env=None, *, log=None, hangs=None):
+        self.name, self.argv, self.env, self.log, self.hangs = name, argv, env, log, hangs
         self.process, self.deaths = None, []
 
     def start(self):

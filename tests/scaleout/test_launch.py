@@ -212,6 +212,7 @@ def test_ranks_are_started_as_torchrun_would_start_them_beside_their_servers(eig
     assert [server.env["CUDA_VISIBLE_DEVICES"] for server in servers] == ["3,2", "9,1"]
     for i, (server, url) in enumerate(zip(servers, placement.servers)):
         assert server.log == Path(f"f/server_{i}.log") and LAUNCHED not in server.env
+        assert server.hangs == Path(f"runs/none/logs/{url[7:]}.hangs")      # as the pool calls it
         assert f"--port {url[-5:]} " in " ".join(map(str, server.argv))
 
 

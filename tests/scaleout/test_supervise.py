@@ -50,10 +50,11 @@ def launcher(folder, trainer, *servers, others=()):
     their own."""
     script = folder / "launcher.py"
     script.write_text(textwrap.dedent(f"""
-        import sys
+        import pathlib, sys
         from scaleout.supervise import Child, Supervisor
         def children(name, paths):
-            return [Child(f"{{name}} {{i}}", [sys.executable, path], log=f"{{path}}.log")
+            return [Child(f"{{name}} {{i}}", [sys.executable, path], log=f"{{path}}.log",
+                          hangs=pathlib.Path(f"{{path}}.hangs"))
                     for i, path in enumerate(paths)]
         trainers = [Child("trainer", [sys.executable, {str(trainer)!r}])][:{bool(trainer):d}]
         trainers += children("another rank,", {[str(o) for o in others]})

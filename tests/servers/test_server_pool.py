@@ -498,7 +498,8 @@ def test_a_silent_server_takes_no_other_down_in_a_push(path, fake, connect, capf
     ("/weight_info", "no answer"), ("/metrics", "no answer"), (None, "no new token")])
 def test_the_launcher_is_told_of_a_server_that_hangs_and_the_other_one_goes_on(
         path, words, fake, connect, monkeypatch, tmp_path, capfd):
-    """Not of one that has ended, which the launcher sees itself; and of none of somebody else's."""
+    """Not of one that has ended, which the launcher sees itself. Its own, or that of --serve-only on
+    another machine, by the address; without a folder in common the server is lost for the run."""
     monkeypatch.setattr("servers.pool.HEALTH_S", 0.1)
     monkeypatch.setattr("servers.server.CALL_S", 0.5)
     dead, hangs, good = fake(whole), fake(whole), fake(whole)
@@ -510,9 +511,9 @@ def test_the_launcher_is_told_of_a_server_that_hangs_and_the_other_one_goes_on(
     hangs.hung |= {path} - {None}
     for request in requests(3, samples=4):
         sampler.submit(request)
-    until((tmp_path / "server_1.hangs").exists)
+    until((tmp_path / f"{hangs.url[7:]}.hangs").exists)
     assert len(drained(sampler)) == 12
-    assert [path.name for path in tmp_path.iterdir()] == ["server_1.hangs"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"{hangs.url[7:]}.hangs"]
     assert f"{hangs.url} is lost: " in (said := capfd.readouterr().err) and words in said
 
 
