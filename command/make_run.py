@@ -79,12 +79,11 @@ def make_samplers(config, trainer, prompt_tokens):
 def server_samplers(config, trainer, rule, length, shared):
     """Both samplers on the servers that vllm_url names."""
     with load.refused():
-        urls = read_addresses(config.vllm_url, config.start_deadline_s)
-        pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
+        pool = ServerPool(read_addresses(config.vllm_url, config.start_deadline_s),
+                          slots=config.slots, length=length, dtype=trainer.dtype,
                           vocab=trainer.model.get_input_embeddings().num_embeddings,
                           head_fp32=config.head_fp32, cuda=trainer.device == "cuda",
-                          deadline_s=config.deadline_s,
-                          logs=Path("runs", config.name, "logs"))
+                          deadline_s=config.deadline_s, logs=Path("runs", config.name, "logs"))
     make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,
                              weights=trainer.weights)
     # While the trainer trains, slots that fall free are filled from a step's worth in wait.

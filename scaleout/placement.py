@@ -70,20 +70,17 @@ def on_gpus(c, estimate, address):
             "alone with vllm_url)")
     rates, best = {size: estimate.decode_rate(size) or 1e-30 for size in sizes}, sizes[0]
     for larger in sizes[1:]:
-        if rates[larger] > WORTH * rates[best]:
-            best = larger
+        best = larger if rates[larger] > WORTH * rates[best] else best
 
     def step(size, t, recompute):
-        """A step's time on t trainers, in that of one GPU that does all and decodes as the best."""
+        """A step's time on t trainers, in that of one GPU that does all, decoding as the best."""
         return max(TRAINING * (RECOMPUTED if recompute else 1) / t,
                    (1 - TRAINING) / (c.gpus - t) * rates[best] / rates[size] if t < c.gpus else 0)
-    # With more trainers the shards are smaller. Larger servers may leave them too many or too few.
-    # If no number has room, not even with recomputing, the estimate refuses.
+    # More trainers have smaller shards. If none has room, even recomputing, the estimate refuses.
     plans = [(step(size, t, recompute), recompute, t, size)
              for size in sizes if size <= best for t in possible[size] if t
              for recompute in {estimate.recompute, True} if estimate.trainer_fits(t, recompute)]
-    _, estimate.recompute, trainers, size = min(
-        plans, default=(0, True, max(possible[best]), best))
+    _, estimate.recompute, trainers, size = min(plans, default=(0, True, max(possible[best]), best))
     c.tensor_parallel = size
     count = (c.gpus - trainers) // size
     why = "as asked for" if address or c.trainers or c.servers or c.vllm_url else \

@@ -129,8 +129,8 @@ class Supervisor:
             child.send(signal.SIGTERM)
         while any(child.status is None for child in children):
             training = any(t.process and t.status is None for t in self.trainers)
-            if self.signals.second or \
-                    time.monotonic() > start + (GRACE_S if training else SERVERS_S):
+            late = time.monotonic() > start + (GRACE_S if training else SERVERS_S)
+            if self.signals.second or late:
                 for child in children:
                     child.process.stdin.close()
             time.sleep(0.05)

@@ -103,10 +103,6 @@ class ServerPool:
                 f"{s.url} is lost: {s.why}" for s in lost) + "; look at the servers' logs")
         return lost
 
-    @property
-    def needs_push(self):
-        return any(server.state == "stale" for server in self.servers)
-
     def push(self, named_tensors, version):
         """Bring every connected server to these weights, (Hugging Face name, full tensor) pairs.
         They are advanced only while no send is under way: behind them may be collectives of all
@@ -172,8 +168,7 @@ class ServerPool:
                 await asyncio.sleep(RETRY_S)
 
     def restart(self, server):
-        """Have its launcher, if it has one and sees this folder, end and start a server that is
-        silent; while all start, it is early."""
+        """Have a launcher that sees this folder start a silent server again, if not too early."""
         if self.logs and self.version >= 0:
             with contextlib.suppress(OSError):
                 (self.logs / f"{server.url.rpartition('/')[2]}.hangs").touch()

@@ -540,7 +540,8 @@ import json, os, signal, subprocess, sys
 words, given = sys.argv[1:], {}
 while words[0].startswith("--"):
     name, _, given[name] = words.pop(0).partition("=")
-nodes, count, machines = given["--nodelist"].split(","), int(given["--ntasks"]), json.load(open("m"))
+nodes, count = given["--nodelist"].split(","), int(given["--ntasks"])
+machines = json.load(open("m"))
 tasks = [subprocess.Popen(
     machines[nodes[i * len(nodes) // count]] + words, start_new_session=True,
     env=os.environ | {"SLURM_PROCID": str(i), "SLURM_LOCALID": "0"}) for i in range(count)]
@@ -567,8 +568,9 @@ def test_a_slurm_job_is_signaled_asks_to_be_queued_again_and_then_goes_on_to_its
     for name, text in {
             "srun": SRUN, "scontrol": '#!/bin/bash\ncase $1 in show) printf "%s\\n" $NODES;; '
             '*) echo "$@" >> queued;; esac\n',
-            ".venv/bin/python": '#!/bin/bash\nwords=("$@")\nfor i in ${!words[@]}; do [ "${words[i]}" '
-            f'= --gpus ] && words[i+1]=0; done\nexec {sys.executable} "${{words[@]}}"\n'}.items():
+            ".venv/bin/python": '#!/bin/bash\nwords=("$@")\nfor i in ${!words[@]}; do '
+            '[ "${words[i]}" = --gpus ] && words[i+1]=0; done\n'
+            f'exec {sys.executable} "${{words[@]}}"\n'}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
 
