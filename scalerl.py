@@ -337,8 +337,8 @@ class Trainer(TrainedModel):
 
         # 1. The gradient: those of the micro-batches add up.
         stats = []
-        for indices in self.team.mine(packed.micro_batches(
-                rollouts, config.micro_batch_tokens, self.team.size), rollouts):
+        for indices in self.team.mine(
+                packed.micro_batches(rollouts, config.micro_batch_tokens), rollouts):
             part = batch.rows(indices, self.device)
             logprobs, entropy = self.policy(part.rollouts)                              # (n, t)
             if config.behavior == "recomputed":

@@ -6,7 +6,7 @@ from artifacts import settings
 from artifacts.resume import Stopped
 from artifacts.run_folder import RunFolder
 from artifacts.step_log import describe
-from command.make_run import make_run
+from command.make_run import make_run, try_model
 from command.options import parse
 from command.preflight import preflight
 from config import ConfigError
@@ -34,6 +34,7 @@ def main(argv=None, make_trainer=Trainer):
         if flags.dry_run:
             print(settings.to_toml(config))
             launch.describe(config, argv, flags.serve_only)
+            try_model(config)
             return 0
         folder = RunFolder(config)
         if flags.fresh and folder.begun:

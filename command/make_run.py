@@ -14,10 +14,11 @@ from engines import load, packed
 from engines.vllm_inprocess import VllmSampler
 from sampler import TransformersSampler
 from scalerl import Run
-from scaleout.memory import Estimate, device_here
+from scaleout.memory import Estimate, device_here, host_memory
 from servers.pool import ServerPool, read_addresses
 from servers.sampler import ServerSampler
-from tasks import Verifier, load_problems
+from tasks import Problem, Verifier, load_problems
+from tasks.problems import prompt_ids
 
 
 def make_run(config, trainer, folder):
@@ -31,6 +32,20 @@ def make_run(config, trainer, folder):
     return Run(config, trainer, problems, verifier, sampler, eval_sampler, folder)
 
 
+def try_model(config):
+    """For --dry-run: what the start of a run would refuse by the model's numbers and its chat
+    template, if its files are here and small. Raises ConfigError, TaskError."""
+    files = [*Path(config.model).glob("*.safetensors")]
+    if not files or sum(file.stat().st_size for file in files) > host_memory() / 8:
+        print("note: the weights were not read, as they are not in a folder here, or too large "
+              "for a dry run; what they alone show the run would refuse (docs/models.md)")
+        return
+    model, tokenizer = load.load_model(config)
+    load.end_ids(config, tokenizer, model)
+    prompt_ids(tokenizer, Problem("", "", "1 + 1 = ?", "2"), config.instruction,
+               think_open=config.think_open, template_options=config.template_options)
+
+
 def make_samplers(config, trainer, prompt_tokens):
     """(sampler of training, sampler of evaluation). prompt_tokens: of the longest prompt.
 
@@ -40,13 +55,8 @@ def make_samplers(config, trainer, prompt_tokens):
     rule = load.interruption_of(config, trainer.tokenizer)
     output, length = load.longest_tokens(config, trainer.tokenizer, trainer.model, prompt_tokens)
     positions = prompt_tokens + output
-    eos = trainer.model.generation_config.eos_token_id
-    eos = trainer.tokenizer.eos_token_id if eos is None else eos
-    ends = eos if isinstance(eos, list) else [eos]
-    if not ends or not all(isinstance(end, int) for end in ends):
-        raise ConfigError(f"model = {config.model!r}: names no end-of-sequence token by its number "
-                          f"({eos!r})")
-    shared = dict(prompt_tokens=prompt_tokens, temperature=config.temperature, eos_ids=set(ends))
+    shared = dict(prompt_tokens=prompt_tokens, temperature=config.temperature,
+                  eos_ids=load.end_ids(config, trainer.tokenizer, trainer.model))
     if config.vllm_url:
         return server_samplers(config, trainer, rule, positions, shared)
     slots, left = config.slots, math.inf
@@ -79,7 +89,7 @@ def make_samplers(config, trainer, prompt_tokens):
 def server_samplers(config, trainer, rule, length, shared):
     """Both samplers on the servers that vllm_url names."""
     with load.refused():
-        pool = ServerPool(read_addresses(config.vllm_url, config.start_deadline_s),
+        pool = ServerPool(read_addresses(config.vllm_url, 3 * config.deadline_s),
                           slots=config.slots, length=length, dtype=trainer.dtype,
                           vocab=trainer.model.get_input_embeddings().num_embeddings,
                           head_fp32=config.head_fp32, cuda=trainer.device == "cuda",

@@ -157,6 +157,17 @@ def interruption_of(config, tokenizer):
                         end=config.think_close)
 
 
+def end_ids(config, tokenizer, model):
+    """The ids that end a text. Raises ConfigError: the model names none."""
+    eos = model.generation_config.eos_token_id
+    eos = tokenizer.eos_token_id if eos is None else eos
+    ends = eos if isinstance(eos, list) else [eos]
+    if not ends or not all(isinstance(end, int) for end in ends):
+        raise ConfigError(f"model = {config.model!r}: names no end-of-sequence token by its number "
+                          f"({eos!r})")
+    return set(ends)
+
+
 def longest_tokens(config, tokenizer, model, prompt_tokens=1):
     """(tokens of the longest output, of the longest sequence that the settings allow). Raises
     ConfigError: the model has no place for a prompt of `prompt_tokens` and the longest output."""

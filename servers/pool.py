@@ -24,7 +24,6 @@ from servers.weight_transfer import buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
 RETRY_S = 1.0                           # between two tries to connect one
-SAY_S = 30.0                            # between two sentences that say why one is awaited
 
 
 def say(sentence):
@@ -179,9 +178,8 @@ class ServerPool:
             say(f"{server.url} is lost: {why}; its {len(server.requests)} samples are asked again "
                 "as soon as a server is ready")
             self.counters.update(losses=1, resubmitted=len(server.requests))
-        elif why != server.why or time.monotonic() - server.said > SAY_S:
+        elif why != server.why:
             say(f"{server.url} is awaited: {why}")
-            server.said = time.monotonic()
         server.why = why
         server.set_state("lost")
         server.disconnect()

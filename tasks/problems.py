@@ -17,7 +17,7 @@ from itertools import groupby
 
 from tqdm import tqdm
 
-from config import Config
+from config import Config, ConfigError
 from tasks.sandbox import SandboxError, which_walls
 from tasks.sources import Problem, load_pool, own_problems, question_hash
 from tasks.verifier import TaskError, verify
@@ -142,7 +142,8 @@ def check_gold(problems, verifier=None, kept=None):
 def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_options=None):
     """Token ids of the question in the model's own chat format, ready for the model's turn.
     think_open ends the prompt, so that the model starts out thinking; not if the template has it.
-    template_options: the template's own switches, such as {"enable_thinking": True} of Qwen3."""
+    template_options: the template's own switches, such as {"enable_thinking": True} of Qwen3.
+    Raises ConfigError: the template fails."""
     prefixed = f"{instruction}\n\n{problem.question}" if instruction else problem.question
     if tokenizer.chat_template is None:
         ids = list(tokenizer(f"{prefixed}\n\nAnswer:")["input_ids"])
@@ -158,9 +159,9 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
             ids = list(tokenizer.apply_chat_template(messages, add_generation_prompt=True,
                                                      return_dict=False, **template_options or {}))
         except Exception as error:
-            raise TaskError(f"the model's chat template fails: {error!r:.200}") from None
+            raise ConfigError(f"the model's chat template fails: {error!r:.200}") from None
         if not ids:
-            raise TaskError("the model's chat template makes nothing of a problem")
+            raise ConfigError("the model's chat template makes nothing of a problem")
     if think_open and not tokenizer.decode(ids).rstrip().endswith(think_open.strip()):
         ids += tokenizer(think_open, add_special_tokens=False)["input_ids"]
     return ids
@@ -190,7 +191,8 @@ def check_files(config):
 
 
 def load_problems(config, tokenizer, verifier, kept=None):
-    """The Problems of a run; kept: see `check_gold`. Raises TaskError, which names the setting."""
+    """The Problems of a run; kept: see `check_gold`. Raises TaskError, which names the setting, and
+    ConfigError (`prompt_ids`)."""
     try:
         # Seed 0 whatever the run's: seeds of one recipe share their problems, held-out ones too.
         *parts, bad = load_splits(config.task, heldout=config.heldout_prompts,

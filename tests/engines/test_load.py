@@ -1,6 +1,7 @@
 """From the settings to the model: precision of the weights, and the words that end thinking."""
 
 import json
+import math
 import re
 import sys
 from types import SimpleNamespace
@@ -145,6 +146,12 @@ WRONG = {
         lambda f: settings(f, model_type="falcon_h1", time_step_limit=[0.0, 0.1]),
         r"time_step_limit = \(0\.0, 0\.1\): not computed"),
     "no attention": (lambda f: settings(f, model_type="rwkv"), "model_type = rwkv"),
+    "a weight that is no number": (lambda f: without(f, **{UP: torch.full((88, 48), math.nan)}),
+                                   "log-probs are off by up to nan"),
+    "an end without a number": (lambda f: (f / "generation_config.json").write_text(
+        '{"eos_token_id": "</s>"}'), "no end-of-sequence token by its number"),
+    "a chat template that fails": (lambda f: (f / "chat_template.jinja").write_text(
+        "{{ raise_exception('no') }}"), "chat template fails: .*no"),
 }
 
 
@@ -166,6 +173,16 @@ def test_a_folder_that_would_train_another_model_than_it_names_is_refused_in_a_s
     first, second = sentences                           # one each, and the same
     assert first == second and re.search(says, first)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_reads_no_weights_that_are_large_for_this_machine_and_says_so(
+        tmp_path, seed, capsys, monkeypatch):
+    random_llama(vocab=41).save_pretrained(tmp_path)
+    toy.make_tokenizer().save_pretrained(tmp_path)
+    WRONG["a weight that is no number"][0](tmp_path)
+    monkeypatch.setattr(making, "host_memory", lambda: 8 * 50_000)
+    assert main([*arguments(tmp_path, gpus=0), "--dry-run"]) == 0
+    assert "note: the weights were not read" in capsys.readouterr().out
 
 
 def test_a_gguf_file_beside_whole_weights_does_no_harm(tmp_path, seed):

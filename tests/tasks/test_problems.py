@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT
 from made_tasks import SUMS, questions, write_jsonl
 
-from config import Config
+from config import Config, ConfigError
 from tasks import problems as tasks
 from tasks.problems import (Problem, TaskError, check_gold, count_unusable, load_problems,
                             load_task)
@@ -256,7 +256,7 @@ def test_a_chat_template_that_fails_is_one_sentence(template, says, tmp_path):
     tokenizer.chat_template = template
     path = write_jsonl(tmp_path / "a.jsonl", [{"question": str(n), "answer": "1"}
                                               for n in range(9)])
-    with pytest.raises(TaskError, match=says):
+    with pytest.raises(ConfigError, match=says):
         load_problems(Config(task=path, heldout_prompts=3, think_open="<think>"), tokenizer, None)
 
 
