@@ -862,10 +862,12 @@ def test_a_run_that_stops_between_two_tokens_goes_on_as_if_it_had_not(
     assert same_logs(folder, reference)
 
 
-@pytest.mark.parametrize("where, save_minutes, step", [("evaluate", 15, 3), ("generate", 1e-9, 4)])
+@pytest.mark.parametrize("where, save_minutes, step", [
+    ("evaluate", 15, 3), ("evaluate", 15, 8), ("generate", 1e-9, 4)])
 def test_a_checkpoint_is_written_before_an_evaluation_and_by_the_clock(
         where, save_minutes, step, reference, micro, tmp_path, monkeypatch):
-    """Killed without a word in the evaluation after step 3, or long after the last evaluation."""
+    """Killed without a word in the evaluation after step 3, in that of the end, or long after the
+    last evaluation."""
     whole = getattr(scalerl.Run, where)
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(scalerl.Run, where,
