@@ -93,6 +93,7 @@ class Supervisor:
             return status
         finally:
             self.end()
+            self.signals.over()
 
     def look(self):
         """The exit status of the run; None while it goes on."""

@@ -40,6 +40,7 @@ from config import Config
 from engines.agreement import self_test
 from sampler import Rollout, TransformersSampler
 from scalerl import Group, Run
+from scaleout.signals import SIGNALS
 from scaleout.team import Alone, Stopped
 from servers.server import ServerError
 from tasks import Problem, Verifier
@@ -534,8 +535,8 @@ def train(folder, words, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def signal_handlers():
-    """A run sets its own. SIGTERM's and Ctrl-C's are as they were after each test."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """A run sets its own. They are as they were after each test."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
