@@ -14,11 +14,10 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
     C_mid  the compute at which half of the gain A - R0 is reached
 
 For `from fit import fit_curve` this file, numpy and scipy are enough; the command is in fitting/.
-Ours, not the paper's: R0 is the measured step-0 evaluation; least squares anywhere in the ranges,
-where the paper (A.5) takes the best of a grid of A and C_mid; 90% intervals; every evaluation after
-step 0 is fitted; the stretched law. A forecast is for runs that do not collapse: of 90 published
-ones 13 did.
-Axes: n evaluations, S bootstrap replicates, k values of C.
+Ours, not the paper's: R0 is the measured step-0 evaluation; least squares anywhere in the
+ranges, not on the paper's grid alone; 90% intervals; every evaluation after step 0 is fitted; the
+stretched law. A forecast is for runs that do not collapse: of 90 published ones 13 did.
+Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k values of C.
 """
 from dataclasses import dataclass, field, replace
 
@@ -26,8 +25,9 @@ import numpy as np
 from scipy.optimize import leastsq
 from scipy.special import expit, logit, ndtri, stdtrit
 
-# Rules of the paper (the first) and ours; to be read where they are used.
+# Rules of the paper (the first two) and ours; to be read where they are used.
 SAME_A = 0.02             # ceilings this close are the same (A of the paper's three seeds: +-0.015)
+A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
 FEW = 6                   # with fewer evaluations nothing can be said about a rise
 LAST = 5                  # "the last evaluation" is the mean of the last 5: one alone is too noisy
@@ -36,7 +36,6 @@ THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in
 POOLED = ("sigmoid", "stretched")         # bootstraps of both make the interval of a prediction
 RHO_MAX = 0.8             # a higher autocorrelation of residuals widens the intervals no further
 NOISE = 0.002             # the least noise of one evaluation, if the number of answers is unknown
-B_RANGE = (0.1, 20)       # where B is looked for; published ones lie in 1.09-4.55
 LAW_ERROR = 0.3           # the law's own error: standard deviation, as a share of a promised rise
 
 
@@ -47,7 +46,7 @@ class BadInput(ValueError):
 # -------------------------------------------------------------------------------------- 1. laws
 # Every law is R = R0 + (A - R0) g(c), c = C / C_mid. g is the share of the gain A - R0 that is
 # reached: 0 at C = 0, one half at C_mid. But the power law has g = 0 at C_mid and falls to -inf
-# before it.
+# before it, and the logistic law, of a popular article, has g > 0 at C = 0.
 LAWS = {                    # g as a function of c, and its inverse: c as a function of g
     "sigmoid": (lambda c, B: expit(B * np.log(c)),              # Eq. 1: 1 / (1 + c^-B)
                 lambda g, B: np.exp(logit(g) / B)),
@@ -55,6 +54,8 @@ LAWS = {                    # g as a function of c, and its inverse: c as a func
                   lambda g, B: (-np.log1p(-g) / np.log(2)) ** (1 / B)),
     "power": (lambda c, B: 1 - c ** -B,                 # A.4: A - D / C^B, D = (A - R0) C_mid^B
               lambda g, B: (1 - g) ** (-1 / B)),
+    "logistic": (lambda c, B: expit(B * (c - 1)),               # not the paper's: linear in C
+                 lambda g, B: 1 + logit(g) / B),
 }
 
 
@@ -139,6 +140,25 @@ class Search:
                 for start in starts]
         best = min(ends, key=lambda x: (self.at(x, R, R0)[1] ** 2).sum())
         return np.array(self.at(best, R, R0)[0]), best
+
+
+def grid_search(search, R, R0, A_nodes, C_mid_nodes):
+    """A.5: the best B for each pair of nodes, A and C_mid (m,); the best pair -> theta."""
+    def sse(A, log_B):                                                          # (m,) -> (m,)
+        curve = law_at(search.law, search.C, A, np.exp(log_B)[:, None], C_mid_nodes[:, None], R0)
+        return ((R - curve) ** 2).sum(1)
+
+    best = (np.inf,)
+    for A in A_nodes:
+        low, high = (np.full(len(C_mid_nodes), end) for end in search.box[1])   # of log B
+        for _ in range(25):         # keep the side of the middle with the lower sum: to 4e-7
+            middle, step = (low + high) / 2, 0.02 * (high - low)
+            rises = sse(A, middle - step) < sse(A, middle + step)
+            low, high = np.where(rises, low, middle - step), np.where(rises, middle + step, high)
+        at_middle = sse(A, middle)
+        i = at_middle.argmin()
+        best = min(best, (at_middle[i], A, np.exp(middle[i]), C_mid_nodes[i], R0))
+    return np.array(best[1:])
 
 
 def compare_laws(search, theta, rival, its_theta, R):
@@ -248,8 +268,12 @@ def points_to_fit(C, R, R0, law, first, last):
     elif R0 is None:
         R0, R0_from = float(step_0.mean()), "step 0"
     use = (first <= C) & (C <= last)
-    # At C = 0 Eq. 1 is R0, whatever A, B, C_mid. So step 0 is fitted if R0 is, whatever c_min.
-    use = use | (C == 0) if R0_from == "fitted" else use & (C > 0)
+    # At C = 0 Eq. 1 is R0, whatever A, B and C_mid. So step 0 is fitted only if R0 is (whatever
+    # c_min), or with the logistic law, where g(0) > 0.
+    if R0_from == "fitted":
+        use |= (C == 0)
+    elif law != "logistic":
+        use &= (C > 0)
     return C[use], R[use], R0, R0_from, step_0.size if R0_from == "step 0" else 0
 
 
@@ -262,6 +286,7 @@ class Fit:
     R0: float
     R0_from: str              # "step 0" | "given" | "fitted" | "unused" (power law)
     law: str
+    method: str
     n: int
     rmse: float               # of the fitted evaluations: sqrt(mean(residual^2))
     C: np.ndarray             # (n,) the compute that was fitted, ascending
@@ -319,40 +344,48 @@ class Fit:
         return float(compute_needed(self.law, R, self.A, self.B, self.C_mid, self.R0))
 
 
-def fit_curve(C, R, R0=None, *, law="sigmoid", c_min=0.0, c_max=np.inf, answers=None, bootstrap=200,
-              seed=0, A_range=None) -> Fit:
+def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=None,
+              answers=None, bootstrap=200, seed=0, A_range=None, B_range=(0.1, 20),
+              C_mid_range=None, C_mid_nodes=None) -> Fit:
     """Fit pass rates R (n,) against compute C (n,).
 
     R0          a number stays fixed, "fit" is fitted, None is the mean of the evaluations at C = 0,
                 fixed, or "fit" if there are none
-    law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4)
+    method      "free": anywhere in the ranges; "grid": the paper's A.5
+    law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4), "logistic" (not the paper's)
     c_min, c_max  evaluations with less or more compute are left out; R0 is still taken from C = 0
     answers     problems times samples of one evaluation: the chance error of so many is its least
                 noise
     bootstrap   replicates for the intervals; 0: none
     A_range     (low, high), by default (R0, 1), equal numbers fix A; a fitted ceiling at the edge,
-                1, means that the data do not determine it
+                1, means that the data do not determine it; B_range: published B's lie in
+                1.09-4.55; C_mid_range: by default from first / 100 to 10 times the last compute
+    C_mid_nodes grid method: an ascending array; by default 400 over the data (docs/fit.md)
     Raises BadInput (a ValueError) with a sentence."""
     C, R = checked(C, R)
-    if law not in LAWS:
-        raise BadInput(f"law {law!r}: it takes {', '.join(LAWS)}")
-    C, R, R0, R0_from, step_0 = points_to_fit(C, R, R0, law, c_min, c_max)
+    if law not in LAWS or method not in ("free", "grid"):
+        raise BadInput(f"law {law!r}, method {method!r}: it takes {', '.join(LAWS)}; free, grid")
+    C, R, R0, R0_from, step_0 = points_to_fit(
+        C, R, R0, law, c_min or 0, np.inf if c_max is None else c_max)
     if not 0 <= R0 <= 1:
         raise BadInput(f"R0 is a pass rate in [0, 1], got {R0:g}")
     amounts = np.unique(C[C > 0])
     if amounts.size < 3:
         raise BadInput(f"only {amounts.size} different amounts of compute are left to fit, after "
                        "--c-min and --until (step 0 only gives R0): take 3, better 20")
-    A_range = A_range or (R0, 1.0)
-    if not 0 <= A_range[0] <= A_range[1] <= 1:
-        raise BadInput(f"A_range {A_range}: it takes 0 <= low <= high <= 1")
-    box = [np.log((amounts[0] / 100, 10 * amounts[-1])), np.log(B_RANGE)]
+    first, last = amounts[[0, -1]]
+    ranges = dict(A=A_range or (R0, 1.0), B=B_range, C_mid=C_mid_range or (first / 100, 10 * last))
+    for name, (low, high) in ranges.items():
+        if not (0 <= low <= high <= 1 if name == "A" else 0 < low <= high):
+            raise BadInput(f"{name}_range ({low:g}, {high:g}) is not usable: it takes "
+                           "0 < low <= high, for A 0 <= low <= high <= 1")
+    box = [np.log(ranges["C_mid"]), np.log(ranges["B"])]
     if R0_from == "fitted":
         box.append((0.0, R.mean()))           # a curve that rises starts below the mean
 
     # The best curve of this law and of a rival, each with its bootstrap.
     least = max(NOISE, np.sqrt(R.mean() * (1 - R.mean()) / answers) if answers else 0)
-    search = Search(law, C, A_range, np.array(box), least)
+    search = Search(law, C, ranges["A"], np.array(box), least)
     rival = replace(search, law="sigmoid" if law == "stretched" else "stretched")
     theta, angles = search.fit(R, R0)
     its_theta, its_angles = rival.fit(R, R0)
@@ -361,9 +394,17 @@ def fit_curve(C, R, R0=None, *, law="sigmoid", c_min=0.0, c_max=np.inf, answers=
         pool.append(replicates(rival, its_theta, its_angles, R, bootstrap, seed, step_0))
     rivals = compare_laws(search, theta, rival, its_theta, R)
 
+    # The paper's grid. Its replicates would all fall on nodes: intervals are the free fit's.
+    if method == "grid":
+        low = A_range[0] if A_range else np.ceil(theta[3] / A_STEP) * A_STEP     # .450, .455, ...
+        A_nodes = np.arange(low, ranges["A"][1] + 1e-9, A_STEP).round(12)
+        if C_mid_nodes is None:
+            C_mid_nodes = np.geomspace(*(C_mid_range or (first / 10, 2 * last)), 400)
+        theta = grid_search(search, R, theta[3], A_nodes, C_mid_nodes)
+
     low, high = interval(pool[0].draws).tolist()                                 # (4,) each
-    fit = Fit(**dict(zip(THETA, map(float, theta))), R0_from=R0_from, law=law, n=R.size,
-              rmse=float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean())), C=C, R=R,
+    fit = Fit(**dict(zip(THETA, map(float, theta))), R0_from=R0_from, law=law, method=method,
+              n=R.size, rmse=float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean())), C=C, R=R,
               pool=tuple(pool), ci=dict(zip(THETA, zip(low, high))), rivals=rivals)
     return replace(fit, warnings=tuple(diagnostics(fit)))
 

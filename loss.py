@@ -77,6 +77,10 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     """
     assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
     assert weight.ndim == 2 and weight.shape[1] == hidden.shape[-1], (weight.shape, hidden.shape)
+    if not temperature > 0:
+        raise ValueError(f"temperature = {temperature}: it divides the logits, give one above 0")
+    if chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens = {chunk_tokens}: give at least 1")
 
     device = hidden.device.type
     if not head_fp32:
@@ -211,17 +215,23 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
                        "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|), and
                                     aggregation "sample"
                        "reinforce"  Â · log π: no ratio at all (ours), as if there were no lag
-    eps_max            cispo's cap on the ratio itself, 1 or above (the paper: 4, 5, 8 are alike)
+    eps_max            cispo's cap on the ratio itself (the paper: 4, 5 and 8 are alike)
     eps_low, eps_high  for grpo, dapo, gspo how far the ratio may move from 1. gspo's ratio is a
                        geometric mean, close to 1: 1e-3 is its scale (paper), 0.2 never clips.
     lags               (N, T) int, optional: a token's age in optimizer steps; splits the stats
     entropy            (N, T), optional: averaged into the statistics, as the loss is
 
     Returns (loss, stats): a scalar, and floats from which `merge_stats` makes a step's metrics
-    (engines/loss_stats.py explains them). Raises ValueError for an unknown loss, or a trained
-    token with an infinite or undefined log-prob.
+    (engines/loss_stats.py explains them). Raises ValueError for an unknown loss, an impossible
+    clip, or a trained token with an infinite or undefined log-prob.
     """
     _check_choice("loss", loss, LOSSES)
+    if loss in ("cispo", "cispo_masked") and not eps_max >= 1:
+        raise ValueError(f"eps_max = {eps_max}: it caps the ratio itself, not its distance from 1;"
+                         " give at least 1 (the paper: 4 to 8)")
+    if not (0 <= eps_low <= 1 and eps_high >= 0):
+        raise ValueError(f"eps_low = {eps_low}, eps_high = {eps_high}: the ratio is clipped to"
+                         " [1 - eps_low, 1 + eps_high]; give 0 <= eps_low <= 1 and eps_high >= 0")
     N, T = logprobs.shape
     assert behavior_logprobs.shape == weights.shape == (N, T) and advantages.shape == (N,), (
         logprobs.shape, behavior_logprobs.shape, weights.shape, advantages.shape)

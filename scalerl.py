@@ -414,6 +414,7 @@ class Run:
                 if self.step % self.config.eval_every == 0:
                     self.evaluate()
         if self.evaluated != self.step:
+            self.folder.save(self)              # not yet, unless steps is a multiple of eval_every
             self.evaluate()
         self.folder.save(self)
         self.folder.save_model(self.trainer, "model")

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import shlex
 import tomllib
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -60,6 +61,10 @@ def check(config):
     ):
         if wrong:
             refuse(name, right)
+    try:
+        shlex.split(config.vllm_args)
+    except ValueError as error:
+        refuse("vllm_args", f"cannot be split into options ({error})")
     to_toml(config)                           # refuses what a resumed run could not read
 
 

@@ -119,6 +119,7 @@ def arguments(argv):
     add("--reward-range", type=float, nargs=2, metavar=("LO", "HI"), default=(0.0, 1.0),
         help="map these rewards onto [0, 1]")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
+    add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
     add("--R0", help="pass rate before training, or `fit` (default: step 0)")
     add("--c-min", type=float, default=0.0, help="leave out earlier ones (the paper: an epoch)")
     add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
@@ -168,7 +169,7 @@ def report(args):
     if several and (args.by_problem or args.out not in (None, "none")):
         raise BadInput(f"--by-problem and --out take one run of one task, not {len(curves)}")
     options = {name: getattr(args, name) for name in (
-        "law", "R0", "c_min", "bootstrap", "answers")}
+        "law", "method", "R0", "c_min", "bootstrap", "answers")}
     # A seed for each run: else replicates would move together, and differences would look sure.
     refits = {curve.label: partial(fit_curve, **options, seed=i) for i, curve in enumerate(curves)}
     for curve in curves:

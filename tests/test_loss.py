@@ -470,6 +470,14 @@ def test_the_head_may_be_sharded_by_fsdp2_when_used_in_the_roots_forward(seed, t
     assert json.loads((tmp_path / "worst.json").read_text()) < 1e-12
 
 
+def test_settings_that_make_no_sense_are_refused_by_name():
+    hidden, weight, targets, _ = head_inputs()
+    with pytest.raises(ValueError, match="temperature = 0"):
+        token_logprobs(hidden, weight, targets, temperature=0)
+    with pytest.raises(ValueError, match="chunk_tokens = 0"):
+        token_logprobs(hidden, weight, targets, chunk_tokens=0)
+
+
 # --------------------------------------------------------------------------------------------------
 # 2. Â
 # --------------------------------------------------------------------------------------------------
@@ -1078,6 +1086,9 @@ def test_the_defaults_are_the_papers():
     (lambda s: token_weights(s.mask, torch.arange(15), aggregation="promt"),
      "aggregation = 'promt': give one of 'prompt', 'sample', 'token'"),
     (lambda s: policy_loss(*s.arguments, loss="ppo"), "loss = 'ppo': give one of 'cispo'"),
+    (lambda s: policy_loss(*s.arguments, eps_max=0.2), "eps_max = 0.2: it caps the ratio itself"),
+    (lambda s: policy_loss(*s.arguments, loss="dapo", eps_low=1.26), "eps_low = 1.26"),
+    (lambda s: policy_loss(*s.arguments, loss="dapo", eps_high=-0.1), "eps_high = -0.1"),
 ])
 def test_a_wrong_setting_ends_in_a_sentence_with_field_value_and_remedy(call, message):
     with pytest.raises(ValueError) as error:

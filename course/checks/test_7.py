@@ -22,7 +22,9 @@ def plain_law(law, C, A, B, C_mid, R0):
         return R0 + (A - R0) / (1 + (C_mid / C) ** B)
     if law == "stretched":
         return R0 + (A - R0) * (1 - 2 ** -((C / C_mid) ** B))
-    return A - (A - R0) * C_mid ** B / C ** B
+    if law == "power":
+        return A - (A - R0) * C_mid ** B / C ** B
+    return R0 + (A - R0) / (1 + math.exp(-B / C_mid * (C - C_mid)))
 
 
 def made(n=24, sd=0.01, seed=0, A=0.8, B=1.9, C_mid=300.0, R0=0.25, end=900.0):
@@ -122,6 +124,9 @@ def test_R0_given_fitted_or_unused():
     assert without[2:] == (0.0, "fitted", 0), "No evaluation at C = 0 and R0 = None: it is fitted."
     without = points_to_fit(C6[3:], R6[3:], None, "power", 0.0, np.inf)
     assert without[2:] == (0.0, "unused", 0), "The power law has no start: R0 is 0.0, 'unused'."
+    logistic = points_to_fit(C6, R6, None, "logistic", 0.0, np.inf)
+    assert logistic[0].size == 8 and logistic[3] == "step 0", (
+        "The logistic law has begun to rise at C = 0: those evaluations are fitted as well.")
 
 
 # -- Search.at -------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ def plain_law(law, C, A, B, C_mid, R0):
         return A - (A - R0) * C_mid ** B / C ** B
     if law == "stretched":
         return R0 + (A - R0) * (1 - 2 ** -((C / C_mid) ** B))
+    if law == "logistic":
+        return R0 + (A - R0) / (1 + np.exp(-B * (C / C_mid - 1)))
     with np.errstate(divide="ignore"):          # C = 0: C_mid / C is infinite, and all is R0
         return R0 + (A - R0) / (1 + (C_mid / C) ** B)
 
@@ -37,9 +39,9 @@ def box_of(C):
     return np.log([(C[0] / 100, C[-1] * 10), (0.1, 20)])
 
 
-@part("law_at", 1, 11)
+@part("law_at", 1, 14)
 def laws(rng, ask):
-    for law in ("sigmoid", "stretched", "power") * 3:
+    for law in ("sigmoid", "stretched", "power", "logistic") * 3:
         A, B, R0 = (float(rng.uniform(*ends)) for ends in ((0.5, 1), (0.3, 4), (0, 0.4)))
         C_mid = float(10 ** rng.uniform(0, 20))
         C = C_mid * 10 ** rng.uniform(-1, 0.5, (3, 5))
@@ -55,7 +57,7 @@ def laws(rng, ask):
                 [plain_law("sigmoid", C, 0.7, b, 2 * b, 0.2) for b in B[:, 0]])
 
 
-@part("points_to_fit", 1.5, 11)
+@part("points_to_fit", 1.5, 13)
 def points(rng, ask):
     def of(C, R, R0, law, first, last):
         found = ask("points_to_fit", C=C, R=R, R0=R0, law=law, first=first, last=last)
@@ -70,9 +72,11 @@ def points(rng, ask):
                 (None, "sigmoid", inside, [step_0, "step 0", 3]),
                 ("fit", "stretched", inside | none, [0.0, "fitted", 0]),
                 (0.17, "sigmoid", inside, [0.17, "given", 0]),
-                (None, "stretched", inside, [step_0, "step 0", 3])):
+                (None, "logistic", inside, [step_0, "step 0", 3])):
             yield equal(f"R0 = {R0}, {law}", of(C, R, R0, law, first, last),
                         [C[use].tolist(), R[use].tolist(), *right])
+        yield equal("the logistic law, from the start", of(C, R, None, "logistic", 0.0, last),
+                    [C[C <= last].tolist(), R[C <= last].tolist(), step_0, "step 0", 3])
     for law, name in (("sigmoid", "fitted"), ("power", "unused"), ("stretched", "fitted")):
         yield equal("no evaluation at C = 0", of(C[3:], R[3:], None, law, 0.0, math.inf),
                     [C[3:].tolist(), R[3:].tolist(), 0.0, name, 0])

@@ -238,8 +238,10 @@ with np.errstate(all="ignore"):
         g = 1 / (1 + np.exp(-B * np.log(np.maximum(c, 1e-300))))
     elif law == "stretched":
         g = 1 - 2.0 ** -(c ** B)
-    else:
+    elif law == "power":
         g = 1 - c ** -B
+    else:
+        g = 1 / (1 + np.exp(-B * (c - 1)))
 return R0 + (A - R0) * g""",
         "fit.py::points_to_fit": """
 zero = C == 0
@@ -252,7 +254,7 @@ else:
 inside = np.array([first <= c <= last for c in C])
 if told[1] == "fitted":
     inside = inside | zero
-else:
+elif law != "logistic":
     inside = inside & ~zero
 return C[inside], R[inside], *told""",
         "fit.py::Search.at": """

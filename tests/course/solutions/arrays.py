@@ -304,7 +304,7 @@ def points_to_fit(C, R, R0, law, first, last):
         R0, name, steps = 0.0, "unused" if law == "power" else "fitted", 0
     if name == "fitted":
         inside = np.logical_or(inside, zero)
-    else:
+    elif law != "logistic":
         inside = np.logical_and(inside, ~zero)
     where = np.flatnonzero(inside)
     return C.take(where), R.take(where), R0, name, steps

@@ -398,6 +398,9 @@ class Share:
     def power(self, B):
         return 1 - self.x ** -B
 
+    def logistic(self, B):
+        return 1 / (1 + np.exp(-B * (self.x - 1)))
+
 
 def law_at(law, C, A, B, C_mid, R0):
     with np.errstate(all="ignore"):
@@ -415,7 +418,7 @@ class Origin:
     def use(self, C, law):
         if self.name == "fitted":
             return lambda inside: inside | (C == 0)
-        return lambda inside: inside & (C > 0)
+        return lambda inside: inside if law == "logistic" else inside & (C > 0)
 
 
 def points_to_fit(C, R, R0, law, first, last):

@@ -313,7 +313,7 @@ def points_to_fit(C, R, R0, law, first, last):
         return R0, "given", 0
     start, name, n = origin()
     rule = {"fitted": lambda c: c == 0 or first <= c <= last}.get(
-        name, lambda c: first <= c <= last and c > 0)
+        name, lambda c: first <= c <= last and (c > 0 or law == "logistic"))
     use = np.fromiter(map(rule, C), bool, len(C))
     return C[use], R[use], start, name, n
 

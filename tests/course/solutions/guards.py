@@ -299,7 +299,7 @@ def law_at(law, C, A, B, C_mid, R0):
 
 def points_to_fit(C, R, R0, law, first, last):
     inside = (first <= C) & (C <= last)
-    later = inside & (C > 0)
+    later = inside if law == "logistic" else inside & (C > 0)
     if R0 is not None and R0 != "fit":
         return C[later], R[later], R0, "given", 0
     if R0 is None and (n := np.count_nonzero(C == 0)):

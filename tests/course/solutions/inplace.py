@@ -301,7 +301,7 @@ def points_to_fit(C, R, R0, law, first, last):
         R0, name = 0.0, "fitted" if law != "power" else "unused"
     if name == "fitted":
         use[zero] = True
-    else:
+    elif law != "logistic":
         use[zero] = False
     return C[use], R[use], R0, name, n
 

@@ -389,7 +389,7 @@ def points_to_fit(C, R, R0, law, first, last):
         if c == 0:
             if where == "fitted":
                 inside = True
-            else:
+            elif law != "logistic":
                 inside = False
         if inside:
             chosen.append(i)

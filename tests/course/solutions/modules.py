@@ -11,7 +11,8 @@ def share(law, x, B):
     """g of each law, at x = C / C_mid."""
     with np.errstate(all="ignore"):
         return {"sigmoid": lambda: 1 / (1 + x ** -B), "power": lambda: 1 - x ** -B,
-                "stretched": lambda: 1 - 0.5 ** (x ** B)}[law]()
+                "stretched": lambda: 1 - 0.5 ** (x ** B),
+                "logistic": lambda: 1 / (1 + np.exp(B - B * x))}[law]()
 
 
 def best_rise(gain, g):
@@ -323,7 +324,7 @@ def _origin(C, R, R0, law):
 
 def _window(C, R, R0, origin, n, law, first, last):
     use = (C >= first) & (C <= last)
-    use = use | (C == 0) if origin == "fitted" else use & (C != 0)
+    use = use | (C == 0) if origin == "fitted" else use if law == "logistic" else use & (C != 0)
     return C[use], R[use], R0, origin, n
 
 

@@ -252,7 +252,8 @@ def law_at(law, C, A, B, C_mid, R0):
     with np.errstate(all="ignore"):
         return {"sigmoid": lambda: R0 + gain * (1 + x ** -B) ** -1,
                 "stretched": lambda: R0 + gain * (1 - np.exp(-np.log(2) * x ** B)),
-                "power": lambda: A - gain * x ** -B}[law]()
+                "power": lambda: A - gain * x ** -B,
+                "logistic": lambda: R0 + gain / (1 + np.exp(-B * (x - 1)))}[law]()
 
 
 def my_points(C, R, R0, law, first, last):
@@ -261,7 +262,7 @@ def my_points(C, R, R0, law, first, last):
     free = not measured and (R0 is None or R0 == "fit")
     name = ("step 0" if measured else "given" if not free else
             "unused" if law == "power" else "fitted")
-    use = use | zero if name == "fitted" else use & ~zero
+    use = use | zero if name == "fitted" else use & (~zero | (law == "logistic"))
     return (C[use], R[use], float(R[zero].mean()) if measured else 0.0 if free else R0, name,
             int(measured and zero.sum()))
 

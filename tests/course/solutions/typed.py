@@ -317,7 +317,7 @@ def points_to_fit(C: NDArray, R: NDArray, R0: float | str | None, law: str, firs
     use: NDArray = (first <= C) & (C <= last)
     if where == "fitted":
         use = use | zero
-    else:
+    elif law != "logistic":
         use = use & ~zero
     return C[use], R[use], start, where, count
 

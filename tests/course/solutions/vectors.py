@@ -189,7 +189,7 @@ def points_to_fit(C, R, R0, law, first, last):
                    (0.0, "unused" if law == "power" else "fitted", 0) if R0 in (None, "fit") else
                    (R0, "given", 0))
     use = ((C >= first) & (C <= last) | z & (name == "fitted")) & (
-        ~z | (name == "fitted"))
+        ~z | (name == "fitted") | (law == "logistic"))
     return C[use], R[use], R0, name, n
 
 
