@@ -126,11 +126,6 @@ class Config:
                                         # or "@FILE,..." with the addresses of --serve-only
     deadline_s: float = 600.0           # ours; longest wait for a process; 3 times that to start
 
-    @property
-    def start_deadline_s(self):
-        """Seconds for all processes to start: to download, to load, to compile."""
-        return 3 * self.deadline_s
-
     def schedule(self):
         """(scheme, k) of `off_policy`, as ("pipeline", 8). Raises ConfigError: it is neither."""
         scheme, _, k = self.off_policy.partition("-")

@@ -337,8 +337,8 @@ class Trainer(TrainedModel):
 
         # 1. The gradient: those of the micro-batches add up.
         stats = []
-        for indices in self.team.mine(packed.micro_batches(
-                rollouts, config.micro_batch_tokens, self.team.size), rollouts):
+        for indices in self.team.mine(
+                packed.micro_batches(rollouts, config.micro_batch_tokens), rollouts):
             part = batch.rows(indices, self.device)
             logprobs, entropy = self.policy(part.rollouts)                              # (n, t)
             if config.behavior == "recomputed":
@@ -414,6 +414,7 @@ class Run:
                 if self.step % self.config.eval_every == 0:
                     self.evaluate()
         if self.evaluated != self.step:
+            self.folder.save(self)              # not yet, unless steps is a multiple of eval_every
             self.evaluate()
         self.folder.save(self)
         self.folder.save_model(self.trainer, "model")

@@ -84,8 +84,10 @@ def save(folder, model, optimizer, team, state=None):
                    for name, tensor in tensors_of(model, optimizer)},
                   aside / f"model{part}.safetensors")
         if state is not None:
-            with open(aside / "state.pt", "wb") as file:    # else a full disk is a RuntimeError
-                torch.save(state, file)
+            try:
+                torch.save(state, aside / "state.pt")
+            except RuntimeError as error:                   # so torch calls a full disk
+                raise OSError(str(error).strip() + ": is the disk full?") from None
         team.all(None)              # all have written
 
 

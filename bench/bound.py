@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig                      
 
 from engines import accept, packed                                                   # noqa: E402
 from engines.compute import Compute                                                  # noqa: E402
+from engines.trained_model import checkpoint_and_compile                             # noqa: E402
 from sampler import Interruption, Request, TransformersSampler                       # noqa: E402
 from scalerl import Policy                                                           # noqa: E402
 
@@ -47,6 +48,7 @@ def main():
                           "vocab": 38, "prompts": 16, "samples": 16, "tokens": 64,
                           "micro-batch-tokens": 8192, "rounds": 3}.items():
         p.add_argument(f"--{name}", type=int, default=default)
+    p.add_argument("--compile", action="store_true", help="compile_layers = on, in training")
     args = p.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -55,6 +57,8 @@ def main():
         num_hidden_layers=args.layers, num_attention_heads=args.heads,
         num_key_value_heads=args.kv_heads, tie_word_embeddings=True)))
     policy, compute = Policy(model), Compute(model, 1, "cpu")
+    if args.compile:
+        checkpoint_and_compile(model, False, True)
     G, n, rng = args.samples, args.prompts * args.samples, random.Random(0)
     ends = set(range(max(1, args.vocab // 38)))
 

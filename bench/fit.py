@@ -132,7 +132,7 @@ def coverage():
     print("with few evaluations, none left out: the demo's first half has 12, the whole of it 24 "
           f"(A .7025-.7075, B 2.6, C_mid 1470, R0 .19)\n{head}")
     for n, end in ((4, 5920), (8, 5920), (12, 5920), (24, 11_840)):
-        covered(0.006, end, 400, n + 1, None, 0.705, 2.6, 1470, 0.19)
+        covered(0.006, end, 400, n + 1, 0, 0.705, 2.6, 1470, 0.19)
 
 
 def recovery(runs=200):

@@ -78,6 +78,7 @@ def main(argv=None, make_trainer=Trainer):
     finally:
         if run:
             run.close()
+        signals.over()
 
 
 def check_platform(config, serve_only=""):

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import os
 import sys
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import torch
 
 from artifacts.evaluation import KeptAnswers
 from artifacts.run_folder import EVALUATION
-from artifacts.settings import LAUNCHED
 from config import ConfigError
 from engines import load, packed
 from engines.vllm_inprocess import VllmSampler
@@ -90,14 +88,12 @@ def make_samplers(config, trainer, prompt_tokens):
 
 def server_samplers(config, trainer, rule, length, shared):
     """Both samplers on the servers that vllm_url names."""
-    ours = os.environ.get(LAUNCHED) == config.vllm_url              # started by our launcher
     with load.refused():
-        urls = read_addresses(config.vllm_url, config.start_deadline_s)
-        pool = ServerPool(urls, slots=config.slots, length=length, dtype=trainer.dtype,
+        pool = ServerPool(read_addresses(config.vllm_url, 3 * config.deadline_s),
+                          slots=config.slots, length=length, dtype=trainer.dtype,
                           vocab=trainer.model.get_input_embeddings().num_embeddings,
                           head_fp32=config.head_fp32, cuda=trainer.device == "cuda",
-                          deadline_s=config.deadline_s,
-                          logs=Path("runs", config.name, "logs") if ours else None)
+                          deadline_s=config.deadline_s, logs=Path("runs", config.name, "logs"))
     make = functools.partial(ServerSampler, pool, trainer.tokenizer, rule, **shared,
                              weights=trainer.weights)
     # While the trainer trains, slots that fall free are filled from a step's worth in wait.

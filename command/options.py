@@ -18,7 +18,7 @@ ABOUT = SOURCE.split('"""')[1].partition("\n\nOne step: ")[0]
 def settings_help():
     """The fields of Config as its source has them: type, default, and a comment that explains."""
     source = inspect.getsource(Config)
-    fields = source[source.index("    # -- "):source.index("    @property")]
+    fields = source[source.index("    # -- "):source.index("    def schedule")]
     return "settings, each also a key of FILE, as eval_every = 50:\n\n" + re.sub(
         r"(?m)^    (\w+):", lambda field: f"  {option(field[1])}:", fields)
 

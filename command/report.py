@@ -15,6 +15,7 @@ from artifacts.step_log import TIMELINE_EVERY
 from command import symptoms
 from fitting import figures, readers
 
+PAGE = Path(__file__).with_name("page.html").read_text("utf-8")
 ROWS = 128                      # samples in the picture of a step at most, evenly chosen
 BINS = 150                      # points of a chart at most: means over equally many steps
 CHARTS = {                      # question -> columns of the log
@@ -55,7 +56,8 @@ def write_report(folder):
                         f"base64,{b64encode(picture.read_bytes()).decode()}\">")
         body += charts(rows)
     path = folder / "report.html"
-    path.write_text(PAGE.format(title=escape(folder.name), body="\n".join(body)), "utf-8")
+    page = PAGE.replace("{title}", escape(folder.name)).replace("{body}", "\n".join(body))
+    path.write_text(page, "utf-8")
     return path
 
 
@@ -144,16 +146,3 @@ def inline(picture):
     """A figure as SVG without XML header and the link to its DTD."""
     picture.savefig(file := io.StringIO(), format="svg")
     return file.getvalue()[file.getvalue().index("<svg"):]
-
-
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-body {{ font: 15px/1.5 sans-serif; max-width: 1040px; margin: 1em auto; padding: 0 .6em; }}
-.charts {{ display: flex; flex-wrap: wrap; gap: .5em; }}
-svg, img {{ max-width: 100%; height: auto; }}
-</style></head><body>
-{body}
-</body></html>
-"""

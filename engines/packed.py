@@ -201,33 +201,21 @@ def flash_attention(queries, keys, dtype, device):
 
 # -- 5. How many samples fit into one row ---------------------------------------------------------
 
-def micro_batches(rollouts, budget_tokens, ranks=1):
+def micro_batches(rollouts, budget_tokens):
     """Indices of `rollouts`, cut into lists of about `budget_tokens` tokens, prompts counted once.
-    Groups of similar length come together, since their attention can share a block. The number of
-    lists is a multiple of the ranks where smaller lists allow it: then no rank is idle."""
+    Groups of similar length come together, since their attention can share a block."""
     longest = dict(sorted((r.group_id, len(r.output_ids)) for r in rollouts))   # the last stays
     order = sorted(range(len(rollouts)),
                    key=lambda i: (longest[rollouts[i].group_id], rollouts[i].group_id, i))
-
-    def cut(budget):
-        batches, tokens, group = [], math.inf, None
-        for i in order:
-            r = rollouts[i]
-            cost = len(r.output_ids) + (len(r.prompt_ids) if r.group_id != group else 0)
-            if tokens + cost > budget:
-                batches.append([])
-                tokens, cost = 0, len(r.output_ids) + len(r.prompt_ids)
-            batches[-1].append(i)
-            tokens, group = tokens + cost, r.group_id
-        return batches
-
-    batches = cut(budget_tokens)
-    wanted = len(batches) + -len(batches) % ranks       # the next multiple of the ranks
-    smaller = cost_tokens(rollouts, order) / wanted
-    while len(batches) < wanted and smaller < budget_tokens:
-        if len(even := cut(smaller)) <= wanted:
-            return even
-        smaller *= 1.06                 # a few tries up to the budget, none much too large
+    batches, tokens, group = [], math.inf, None
+    for i in order:
+        r = rollouts[i]
+        cost = len(r.output_ids) + (len(r.prompt_ids) if r.group_id != group else 0)
+        if tokens + cost > budget_tokens:
+            batches.append([])
+            tokens, cost = 0, len(r.output_ids) + len(r.prompt_ids)
+        batches[-1].append(i)
+        tokens, group = tokens + cost, r.group_id
     return batches
 
 

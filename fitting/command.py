@@ -121,7 +121,7 @@ def arguments(argv):
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
     add("--R0", help="pass rate before training, or `fit` (default: step 0)")
-    add("--c-min", type=float, help="leave out earlier evaluations (the paper: about one epoch)")
+    add("--c-min", type=float, default=0.0, help="leave out earlier ones (the paper: an epoch)")
     add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
     add("--like", nargs="+", metavar="EARLIER", help="learn from whole runs of its task and recipe")
     add("--by-problem", action="store_true", help="also from the counts of each problem (right@k)")

@@ -136,7 +136,8 @@ def commands(config, argv, placement, estimate, logs, port):
             config, length=estimate.length, slots=estimate.slots(), dtype=estimate.dtype,
             url=url, device=visible(devices))
         servers.append(Child(f"server {index} ({url})", command, env | its_env,
-                             log=logs / f"server_{index}.log"))
+                             log=logs / f"server_{index}.log", hangs=Path(
+                                 "runs", config.name, "logs", f"{urlsplit(url).netloc}.hangs")))
     script = [sys.executable, str(ROOT / "scalerl.py"), *(w for w in argv if w != "--dry-run")]
     if urls:
         script += ["--vllm-url", ",".join(urls)]
@@ -186,9 +187,8 @@ def launch(config, argv, address=""):
 def describe(config, argv, address=""):
     """Print --dry-run, and then refuse what `launch` would. Without a GPU: for another machine."""
     estimate, several = plan(config, address), address or wanted(config)
-    place = "GPU 0" if estimate.cuda else "the CPU"
     placement = make_placement(config, estimate, address) if several else Placement(
-        1, {}, f"One process for trainer and sampler, on {place}.")
+        1, {}, f"One process for trainer and sampler, on {['the CPU', 'GPU 0'][estimate.cuda]}.")
     counts = placement.trainers, len(placement.servers)
     print(f"{placement.why}\n\n{estimate.text(*counts)}")
     if several:

@@ -65,6 +65,7 @@ class Estimate:
         self.flash = uses_flash(dtype, "cuda" if self.cuda else "cpu")
         self.weights = sum(p.numel() for p in model.parameters())
         head = model.get_output_embeddings().weight.numel()
+        self.kv = heads(self.shape)[1]                      # heads of keys and values
         self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
         self.kv_token = block_bytes(config.model, dtype) / BLOCK_TOKENS     # bytes, all layers
         # Of a running sequence. Assumed: prompt and output half as long as they may be, the latter
@@ -129,7 +130,8 @@ class Estimate:
     def server_memory(self, size=0):
         """({part: bytes} of one of a server's `size` GPUs, sequences that fit); 0: configured."""
         size = size or max(1, self.config.tensor_parallel)
-        weights, sequence = self.weights * self.itemsize / size, self.sequence / size
+        # With fewer heads of keys and values than GPUs, some GPUs have a copy of others' heads.
+        weights, sequence = self.weights * self.itemsize / size, self.sequence / min(size, self.kv)
         share = VLLM_MEMORY_SHARE if self.cuda else CACHE_SHARE
         room = share * self.device.memory - self.cuda * (SERVER_OVERHEAD + weights)
         fits = max(0, int(room // sequence))
@@ -144,8 +146,8 @@ class Estimate:
 
     def decode_rate(self, size):
         """Tokens for each byte, of weights, keys and values, that a server of `size` GPUs reads."""
-        n = self.slots(size)
-        return n / (self.weights * self.itemsize + n * self.mean_length * self.kv_token)
+        n, copies = self.slots(size), max(1, size / self.kv)
+        return n / (self.weights * self.itemsize + n * self.mean_length * self.kv_token * copies)
 
     def refuse(self, trainers, servers):
         """Raises ConfigError for what cannot fit in a run of so many, with numbers and a cure."""

@@ -55,8 +55,9 @@ def make_placement(config, estimate, address=""):
 def on_gpus(c, estimate, address):
     """(trainers, servers, why). Settles `tensor_parallel`, and whether layers are recomputed."""
     asked = 0 if address else c.trainers
+    H, J = estimate.shape.num_attention_heads, estimate.kv      # as vLLM divides them
     sizes = [c.tensor_parallel] if c.tensor_parallel else [
-        size for size in (1, 2, 4, 8) if estimate.shape.num_attention_heads % size == 0]
+        s for s in (1, 2, 4, 8) if H % s == max(J, s) % min(J, s) == 0]
     possible = {size: [
         t for t in ([0] if address else range(1, c.gpus + 1))
         if (c.gpus - t) % size == 0 and (t == c.gpus) == bool(c.vllm_url)
@@ -67,21 +68,20 @@ def on_gpus(c, estimate, address):
             f"servers = {c.servers}, trainers = {asked}: {c.gpus} GPUs are to be all in use, by "
             f"trainers and by servers of {max(1, c.tensor_parallel)} on the rest (by trainers "
             "alone with vllm_url)")
-    size = sizes[0]
+    rates, best = {size: estimate.decode_rate(size) or 1e-30 for size in sizes}, sizes[0]
     for larger in sizes[1:]:
-        if estimate.decode_rate(larger) > WORTH * estimate.decode_rate(size):
-            size = larger
-    c.tensor_parallel = size
+        best = larger if rates[larger] > WORTH * rates[best] else best
 
-    def step(t, recompute):
-        """A step's time on t trainers, in that of one GPU that does all."""
+    def step(size, t, recompute):
+        """A step's time on t trainers, in that of one GPU that does all, decoding as the best."""
         return max(TRAINING * (RECOMPUTED if recompute else 1) / t,
-                   (1 - TRAINING) / (c.gpus - t) if t < c.gpus else 0)
-    # With more trainers the shards are smaller. If no number has room, the estimate refuses.
-    plans = [(step(t, recompute), recompute, t) for t in possible[size] if t
+                   (1 - TRAINING) / (c.gpus - t) * rates[best] / rates[size] if t < c.gpus else 0)
+    # More trainers have smaller shards. If none has room, even recomputing, the estimate refuses.
+    plans = [(step(size, t, recompute), recompute, t, size)
+             for size in sizes if size <= best for t in possible[size] if t
              for recompute in {estimate.recompute, True} if estimate.trainer_fits(t, recompute)]
-    _, estimate.recompute, trainers = min(
-        plans, default=(0, estimate.recompute, max(possible[size])))
+    _, estimate.recompute, trainers, size = min(plans, default=(0, True, max(possible[best]), best))
+    c.tensor_parallel = size
     count = (c.gpus - trainers) // size
     why = "as asked for" if address or c.trainers or c.servers or c.vllm_url else \
         "by the paper's split, 1 to 4, as far as the model's memory lets it"

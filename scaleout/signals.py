@@ -42,6 +42,12 @@ class Signals:
             self.team.stop = number
             print("\nstopping, with a checkpoint; a second signal stops at once", file=sys.stderr)
 
+    def over(self):
+        """The run has ended by a signal. While Python unloads, handlers of ours are gone already: a
+        late signal would end it with another exit code, which nobody requeues."""
+        for number in SIGNALS if self.first else ():
+            signal.signal(number, signal.SIG_IGN)
+
     @contextlib.contextmanager
     def heeded(self):
         before = {number: signal.signal(number, self.heed) for number in SIGNALS}

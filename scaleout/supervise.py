@@ -14,16 +14,17 @@ from pathlib import Path
 from scaleout.signals import SIGNALS, Signals, exit_code
 
 REAPER = Path(__file__).with_name("reaper.py")
-GRACE_S = 30.0                      # between SIGTERM and SIGKILL
+GRACE_S = 30.0                      # between SIGTERM and SIGKILL, while a trainer runs
+SERVERS_S = 5.0                     # for servers alone: one that loads is deaf for a minute
 DEATHS_WITHIN_S = 600.0             # after three deaths within it a server is not started again
 
 
 class Child:
-    """One command under its reaper. log: file for its output; None: our own terminal."""
+    """One command under its reaper. log: file for its output; None: our own terminal; hangs: a
+    file, which is there when a trainer says that it hangs."""
 
-    def __init__(self, name, argv, env=None, *, log=None):
-        self.name, self.argv, self.env, self.log = name, argv, env, log
-        self.hangs = log and Path(log).with_suffix(".hangs")    # a file, when the trainer says so
+    def __init__(self, name, argv, env=None, *, log=None, hangs=None):
+        self.name, self.argv, self.env, self.log, self.hangs = name, argv, env, log, hangs
         self.process, self.deaths = None, []
 
     def start(self):
@@ -92,6 +93,7 @@ class Supervisor:
             return status
         finally:
             self.end()
+            self.signals.over()
 
     def look(self):
         """The exit status of the run; None while it goes on."""
@@ -123,11 +125,13 @@ class Supervisor:
     def end(self):
         """End all: with a checkpoint of rank 0's, if it takes less than GRACE_S."""
         children = [child for child in (*self.servers, *self.trainers) if child.process]
-        deadline = time.monotonic() + GRACE_S
+        start = time.monotonic()
         for child in children:
             child.send(signal.SIGTERM)
         while any(child.status is None for child in children):
-            if self.signals.second or time.monotonic() > deadline:
+            training = any(t.process and t.status is None for t in self.trainers)
+            late = time.monotonic() > start + (GRACE_S if training else SERVERS_S)
+            if self.signals.second or late:
                 for child in children:
                     child.process.stdin.close()
             time.sleep(0.05)

@@ -153,7 +153,7 @@ class Ranks(Alone):
     def prepare(self, policy, optimizer):
         with self.together("start"):
             # A node may have to download the model that others have: wait for the last one.
-            limit = datetime.timedelta(seconds=self.config.start_deadline_s)
+            limit = datetime.timedelta(seconds=3 * self.config.deadline_s)
             dist.monitored_barrier(self.group, limit, wait_all_ranks=True)
             self.sharded = str(self.accelerator.distributed_type).endswith("FSDP")      # on GPUs
             if self.sharded:

@@ -7,6 +7,7 @@ has no deadline; a server that counts no new token for one is lost.
 """
 
 import asyncio
+import contextlib
 import re
 import resource
 import secrets
@@ -23,7 +24,6 @@ from servers.weight_transfer import buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
 RETRY_S = 1.0                           # between two tries to connect one
-SAY_S = 30.0                            # between two sentences that say why one is awaited
 
 
 def say(sentence):
@@ -51,7 +51,7 @@ def read_addresses(vllm_url, limit_s):
         if not re.fullmatch(r"https?://[\w.:\[\]-]+:[1-9]\d*/?", url):
             raise ValueError(f"vllm_url = {vllm_url!r}: should give addresses like "
                              f"http://10.0.0.2:8100, not {url!r:.60}")
-    return urls
+    return list(dict.fromkeys(url.rstrip("/") for url in urls))     # named twice: one server
 
 
 class ServerPool:
@@ -61,7 +61,7 @@ class ServerPool:
     slots       requests in flight at each server, at most; it may be started for fewer
     length      tokens of the longest sequence;  vocab: every token id is below
     cuda        the tensors that are sent are on a GPU, so NCCL can send them
-    logs        folder of our launcher's logs, where it looks for server_0.hangs, ..
+    logs        folder of the run's logs, where a launcher looks for HOST:PORT.hangs of its servers
 
     Raises ServerError: not all came up; one of them, a ValueError: it was started wrongly.
     """
@@ -101,10 +101,6 @@ class ServerPool:
             raise ServerError(f"{words} server is ready since {limit:.0f} s; " + "; ".join(
                 f"{s.url} is lost: {s.why}" for s in lost) + "; look at the servers' logs")
         return lost
-
-    @property
-    def needs_push(self):
-        return any(server.state == "stale" for server in self.servers)
 
     def push(self, named_tensors, version):
         """Bring every connected server to these weights, (Hugging Face name, full tensor) pairs.
@@ -171,9 +167,10 @@ class ServerPool:
                 await asyncio.sleep(RETRY_S)
 
     def restart(self, server):
-        """Have our launcher end and start a server that is silent; while all start, it is early."""
+        """Have a launcher that sees this folder start a silent server again, if not too early."""
         if self.logs and self.version >= 0:
-            (self.logs / f"server_{self.servers.index(server)}.hangs").touch()
+            with contextlib.suppress(OSError):
+                (self.logs / f"{server.url.rpartition('/')[2]}.hangs").touch()
 
     def _lose(self, server, why):
         """Expect nothing more of this server until it is connected again."""
@@ -181,9 +178,8 @@ class ServerPool:
             say(f"{server.url} is lost: {why}; its {len(server.requests)} samples are asked again "
                 "as soon as a server is ready")
             self.counters.update(losses=1, resubmitted=len(server.requests))
-        elif why != server.why or time.monotonic() - server.said > SAY_S:
+        elif why != server.why:
             say(f"{server.url} is awaited: {why}")
-            server.said = time.monotonic()
         server.why = why
         server.set_state("lost")
         server.disconnect()

@@ -224,7 +224,3 @@ def test_reading_settings_takes_no_library_that_is_slow_to_import():
         cwd=ROOT, check=True, capture_output=True, text=True, timeout=120)
     modules = {name.partition(".")[0] for name in json.loads(done.stdout)}
     assert "config" in modules and not modules & {"torch", "transformers", "numpy", "loss", "tasks"}
-
-
-def test_what_follows_from_another_setting():
-    assert Config(deadline_s=7.0).start_deadline_s == 21.0

@@ -87,7 +87,7 @@ def test_no_bounded_search_finds_a_better_fit(law, R0):
     truth, and may not find anything lower."""
     for seed in range(5):
         C, R = made(end=(9000, 16_000)[seed % 2], n=41, sd=0.008, seed=seed)
-        f = fit_curve(C, R, R0, law=law, c_min=None if law == "sigmoid" else 1500, bootstrap=0)
+        f = fit_curve(C, R, R0, law=law, c_min=0 if law == "sigmoid" else 1500, bootstrap=0)
         ours = ((f.R - f.curve(f.C)) ** 2).sum()
         fixed = R0 != "fit"
 

@@ -40,6 +40,7 @@ from config import Config
 from engines.agreement import self_test
 from sampler import Rollout, TransformersSampler
 from scalerl import Group, Run
+from scaleout.signals import SIGNALS
 from scaleout.team import Alone, Stopped
 from servers.server import ServerError
 from tasks import Problem, Verifier
@@ -534,8 +535,8 @@ def train(folder, words, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def signal_handlers():
-    """A run sets its own. SIGTERM's and Ctrl-C's are as they were after each test."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """A run sets its own. They are as they were after each test."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -862,10 +863,12 @@ def test_a_run_that_stops_between_two_tokens_goes_on_as_if_it_had_not(
     assert same_logs(folder, reference)
 
 
-@pytest.mark.parametrize("where, save_minutes, step", [("evaluate", 15, 3), ("generate", 1e-9, 4)])
+@pytest.mark.parametrize("where, save_minutes, step", [
+    ("evaluate", 15, 3), ("evaluate", 15, 8), ("generate", 1e-9, 4)])
 def test_a_checkpoint_is_written_before_an_evaluation_and_by_the_clock(
         where, save_minutes, step, reference, micro, tmp_path, monkeypatch):
-    """Killed without a word in the evaluation after step 3, or long after the last evaluation."""
+    """Killed without a word in the evaluation after step 3, in that of the end, or long after the
+    last evaluation."""
     whole = getattr(scalerl.Run, where)
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(scalerl.Run, where,

@@ -236,6 +236,19 @@ def test_a_disk_that_is_full_leaves_what_was_there_and_nothing_else(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"step_1", "best"}
 
 
+@pytest.mark.parametrize("missing", [50_000, 15_000, 400, 1])
+def test_a_disk_that_is_full_while_the_state_is_written_is_said_to_be(missing, tmp_path):
+    """Torch's own words are of a position in a container. Full early, late, or at its very end."""
+    def save(number):
+        return together(1, lambda team: checkpoint.save(
+            tmp_path / f"step_{number}", *trained(1), team, {"cache": torch.zeros(20_000)}))
+    assert save(1) == [None]
+    with disk_with_room_for((tmp_path / "step_1" / "state.pt").stat().st_size - missing):
+        error, = save(2)
+    assert isinstance(error, OSError) and "step_2 could not be written: " in str(error)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_1"]
+
+
 @pytest.mark.parametrize("what", ["checkpoint", "model"])
 def test_killed_at_any_point_of_a_replacement_one_of_the_two_is_there_whole(what, tmp_path,
                                                                             monkeypatch):

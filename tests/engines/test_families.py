@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, THOROUGH
 from transformers.utils import logging
 
 from artifacts.checkpoint import save_model
@@ -131,12 +131,14 @@ def test_of_qwen3_5_the_cache_is_no_farther_from_float64_than_a_whole_pass(draw,
     torch.testing.assert_close(torch.stack(steps), expected, atol=1e-9, rtol=0)
 
 
-def test_what_short_outputs_show_is_seen_by_the_numbers_alone(rows, monkeypatch):
-    """A family that comes with the next transformers may name its settings otherwise."""
+def test_what_short_outputs_show_is_seen_by_the_numbers_alone(rows, seed, monkeypatch):
+    """A family that comes with the next transformers may name its settings otherwise. A third of
+    the families, drawn by the seed; THOROUGH: all."""
     for check in "check_packed", "check_any":
         monkeypatch.setattr(accept, check, lambda model: None)
     again = []
-    for row in rows:                    # no dry run: it has no numbers, and needs these checks
+    some = rows if THOROUGH else rows[seed % 3:: 3]
+    for row in some:                    # no dry run: it has no numbers, and needs these checks
         if row["verdict"] in ("slow", "refused"):
             torch.manual_seed(0)
             model, _ = families.build(row["family"])
@@ -144,7 +146,7 @@ def test_what_short_outputs_show_is_seen_by_the_numbers_alone(rows, monkeypatch)
             if families.verdict(model)[0] != "refused":
                 again.append({"family": row["family"]} | dict(zip(
                     ("rows", "cache"), families.differences(model, own))))
-    assert len(again) >= 50 and wrong(again) == {}
+    assert len(again) >= len(some) / 4 and wrong(again) == {}
 
 
 WINDOW_OF_40 = {"sliding_window": 40, "layer_types": ["full_attention"] * 2}

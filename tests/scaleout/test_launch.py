@@ -212,6 +212,7 @@ def test_ranks_are_started_as_torchrun_would_start_them_beside_their_servers(eig
     assert [server.env["CUDA_VISIBLE_DEVICES"] for server in servers] == ["3,2", "9,1"]
     for i, (server, url) in enumerate(zip(servers, placement.servers)):
         assert server.log == Path(f"f/server_{i}.log") and LAUNCHED not in server.env
+        assert server.hangs == Path(f"runs/none/logs/{url[7:]}.hangs")      # as the pool calls it
         assert f"--port {url[-5:]} " in " ".join(map(str, server.argv))
 
 
@@ -468,8 +469,9 @@ def machines():
                for name, address in zip(names, addresses)], lambda state: ip(
                    "-n", names[0], "link", "set", "toc", state)
     finally:
-        for name in names:
-            ip("netns", "del", name, check=False)
+        with contextlib.suppress(FileNotFoundError):        # no `ip` at all
+            for name in names:
+                ip("netns", "del", name, check=False)
 
 
 def test_servers_on_one_machine_and_torchrun_on_two_others(micro, machines, tmp_path):
@@ -532,6 +534,73 @@ def test_servers_on_one_machine_and_torchrun_on_two_others(micro, machines, tmp_
                           r"step_(\d+)$", sentence)
         assert found and int(found[1]) == steps(tmp_path)[-1], sentence
         nothing_is_lost(tmp_path)
+
+
+SRUN = """#!%s
+import json, os, signal, subprocess, sys
+words, given = sys.argv[1:], {}
+while words[0].startswith("--"):
+    name, _, given[name] = words.pop(0).partition("=")
+nodes, count = given["--nodelist"].split(","), int(given["--ntasks"])
+machines = json.load(open("m"))
+tasks = [subprocess.Popen(
+    machines[nodes[i * len(nodes) // count]] + words, start_new_session=True,
+    env=os.environ | {"SLURM_PROCID": str(i), "SLURM_LOCALID": "0"}) for i in range(count)]
+def everybody(number, _):
+    for task in tasks:
+        if task.poll() is None:
+            task.send_signal(number)
+signal.signal(signal.SIGTERM, everybody)
+print(*(task.pid for task in tasks), file=open("tasks", "a"))
+sys.exit(max(code if code >= 0 else 128 - code for code in [task.wait() for task in tasks]))
+""" % sys.executable
+
+
+def test_a_slurm_job_is_signaled_asks_to_be_queued_again_and_then_goes_on_to_its_end(
+        micro, machines, tmp_path):
+    """The script with real servers and ranks on three nodes; Slurm's own commands are stand-ins,
+    and a node's one GPU is its CPU. A rank's SIGTERM comes twice, from the scheduler and srun.
+    THOROUGH: the job is also run again."""
+    nodes = {address: before for before, address in machines[0]}
+    addresses = [address for _, address in machines[0]]
+    (tmp_path / "m").write_text(json.dumps(nodes))
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / "scalerl.py").symlink_to(ROOT / "scalerl.py")
+    for name, text in {
+            "srun": SRUN, "scontrol": '#!/bin/bash\ncase $1 in show) printf "%s\\n" $NODES;; '
+            '*) echo "$@" >> queued;; esac\n',
+            ".venv/bin/python": '#!/bin/bash\nwords=("$@")\nfor i in ${!words[@]}; do '
+            '[ "${words[i]}" = --gpus ] && words[i+1]=0; done\n'
+            f'exec {sys.executable} "${{words[@]}}"\n'}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    def job(steps):
+        return ["env", f"PATH={tmp_path}:{os.environ['PATH']}", f"NODES={' '.join(addresses)}",
+                "SLURM_JOB_NODELIST=n", "SLURM_JOB_NAME=r", "SLURM_GPUS_ON_NODE=1",
+                "SLURM_CPUS_ON_NODE=1", "SLURM_JOB_ID=77", "GENERATE=1",
+                "bash", ROOT / "configs/cluster/slurm.sh", *command(micro, steps=steps)[2:]]
+
+    with running(tmp_path, job(5000)) as (process,):
+        steps_reach(tmp_path, process, 4)
+        for pid in (tmp_path / "tasks").read_text().split():        # of every step of the job
+            os.kill(int(pid), signal.SIGTERM)
+        everything = tree(process)
+        for p in find(everything, "srun"):
+            p.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 75, (tmp_path / "launcher.log").read_text()[-3000:]
+        assert gone(everything)
+    assert (tmp_path / "queued").read_text() == "requeue 77\n"
+    nothing_is_lost(tmp_path)
+    if not THOROUGH:
+        return
+    before = len(steps(tmp_path))
+    with running(tmp_path, job(before + 1)) as (process,):
+        everything = until(lambda: len(tree(process)) > 6 and tree(process), "its processes")
+        assert process.wait(300) == 0, (tmp_path / "launcher.log").read_text()[-3000:]
+        assert gone(everything)
+    assert steps(tmp_path) == list(range(before + 2)) and (tmp_path / "queued").read_text().count(
+        "requeue") == 1
 
 
 def test_serve_only_ends_with_its_file_when_it_is_stopped(micro, tmp_path):

@@ -73,10 +73,10 @@ def test_the_rule_gives_an_8b_model_on_8_gpus_as_many_trainers_as_have_room_for_
             estimate.refuse(trainers - 1, len(placement.servers))
 
 
-def shape_of(tmp_path, hidden, inner, layers, heads, tied=False):
+def shape_of(tmp_path, hidden, inner, layers, heads, kv=8, tied=False):
     """A folder with the shape of a Qwen3."""
     Qwen3Config(vocab_size=151936, hidden_size=hidden, intermediate_size=inner, head_dim=128,
-                num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=8,
+                num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv,
                 max_position_embeddings=40960, tie_word_embeddings=tied,
                 architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
     toy.make_tokenizer().save_pretrained(tmp_path)
@@ -106,6 +106,44 @@ def test_a_server_has_more_gpus_where_one_would_hold_few_sequences(shape, gpus, 
     assert by_hand(2 * size) < 1.5 * by_hand(size)
     asked, estimate = estimate_of(folder, gpus=gpus, tensor_parallel=1)
     assert set(map(len, make_placement(asked, estimate).servers.values())) == {1}
+
+
+def test_larger_servers_are_left_where_the_gpus_that_they_cost_decode_more(tmp_path):
+    """14B: of 8 GPUs training needs 5. In pairs, 2 of the other 3 would decode: a third more tokens
+    for the bytes that each reads, two thirds of the GPUs."""
+    config, estimate = estimate_of(shape_of(tmp_path, 5120, 17408, 40, 40), gpus=8)
+    placement = make_placement(config, estimate)
+    assert [t for t in range(1, 9) if estimate.trainer_fits(t, recompute=True)][0] == 5
+    assert (placement.trainers, len(placement.servers), config.tensor_parallel) == (5, 3, 1)
+    assert 2 * estimate.decode_rate(2) < 3 * estimate.decode_rate(1) < 3 * estimate.decode_rate(2)
+    config, estimate = estimate_of(tmp_path, gpus=8, trainers=6)        # an even rest
+    assert len(make_placement(config, estimate).servers) == 1 and config.tensor_parallel == 2
+
+
+@pytest.mark.parametrize("heads, kv, sizes", [(64, 8, {1, 2, 4, 8}), (40, 10, {1, 2}),
+                                              (32, 4, {1, 2, 4, 8}), (24, 6, {1, 2})])
+def test_a_server_has_as_many_gpus_as_vllm_divides_heads_of_keys_among(heads, kv, sizes, tmp_path,
+                                                                       monkeypatch):
+    """All of them would be worth it here. vLLM asserts: 10 of them on 4 GPUs are refused, 4 on 8
+    are copied, which makes no more room on each."""
+    config, estimate = estimate_of(shape_of(tmp_path, 5120, 25600, 64, heads, kv), gpus=32)
+    one = estimate.kv_token * estimate.length
+    for size in (1, 2, 4, 8):
+        assert estimate.server_memory(size)[0]["the cache of one sequence"] == one / min(size, kv)
+    n, read = estimate.slots(8), estimate.kv_token * estimate.mean_length * max(1, 8 / kv)
+    assert estimate.decode_rate(8) == pytest.approx(n / (2 * estimate.weights + n * read))
+    tried = []
+    monkeypatch.setattr(estimate, "decode_rate", lambda size: tried.append(size) or size ** 2)
+    make_placement(config, estimate)
+    assert set(tried) == sizes and config.tensor_parallel == max(sizes)
+
+
+def test_what_no_number_of_trainers_has_room_for_is_refused_as_it_is_with_recomputing(tmp_path):
+    """32B on 8 GPUs: to be told to recompute, and then that this does not help, costs a start."""
+    config, estimate = estimate_of(shape_of(tmp_path, 5120, 25600, 64, 64), gpus=8)
+    placement = make_placement(config, estimate)
+    with pytest.raises(ConfigError, match="the largest is weights, .* take a smaller model"):
+        estimate.refuse(placement.trainers, len(placement.servers))
 
 
 def test_layers_are_recomputed_where_the_split_with_it_makes_the_shorter_step(tmp_path):

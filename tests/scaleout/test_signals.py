@@ -92,3 +92,25 @@ def test_a_team_is_asked_to_stop_and_afterwards_the_handlers_are_those_of_before
         os.kill(os.getpid(), signal.SIGTERM)
         assert mine.team.stop == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_that_comes_while_python_unloads_does_not_change_the_exit_code():
+    """A second or two, with torch: a launcher whose SIGUSR1 came again then ended with 138."""
+    process = subprocess.Popen([sys.executable, "-c", """
+import signal, sys, time
+from scaleout.signals import SIGNALS, Signals
+class Slow:
+    def __del__(self, sleep=time.sleep, say=print):
+        say("unloading", flush=True)
+        sleep(3)
+slow, signals = Slow(), Signals()
+for number in SIGNALS:
+    signal.signal(number, signals.note)
+signal.raise_signal(signal.SIGUSR1)
+signals.over()
+sys.exit(75)
+"""], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "unloading\n"
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        process.send_signal(number)
+    assert process.wait(60) == 75

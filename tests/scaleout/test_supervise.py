@@ -50,10 +50,11 @@ def launcher(folder, trainer, *servers, others=()):
     their own."""
     script = folder / "launcher.py"
     script.write_text(textwrap.dedent(f"""
-        import sys
+        import pathlib, sys
         from scaleout.supervise import Child, Supervisor
         def children(name, paths):
-            return [Child(f"{{name}} {{i}}", [sys.executable, path], log=f"{{path}}.log")
+            return [Child(f"{{name}} {{i}}", [sys.executable, path], log=f"{{path}}.log",
+                          hangs=pathlib.Path(f"{{path}}.hangs"))
                     for i, path in enumerate(paths)]
         trainers = [Child("trainer", [sys.executable, {str(trainer)!r}])][:{bool(trainer):d}]
         trainers += children("another rank,", {[str(o) for o in others]})
@@ -294,6 +295,19 @@ def test_a_server_that_ends_with_the_run_is_not_started_again(tmp_path):
         assert [n[0] for n in notes(slow)] == ["child", "up", "asked", "checkpoint"]
         assert "started again" not in process.stderr.read()
         assert gone(processes)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_server_that_does_not_heed_its_signal_holds_no_end_up_for_long(trains, parts, tmp_path):
+    """As vLLM while it loads. A scheduler waits 30 s, and whoever is killed cannot say 75."""
+    deaf = stand_in(tmp_path, "deaf", "signal.signal(signal.SIGTERM, signal.SIG_IGN);" + SERVES)
+    with launcher(tmp_path, parts[0] if trains else None, deaf) as process:
+        all_up(process, *parts[:trains], deaf)
+        start = time.monotonic()
+        process.terminate()
+        assert process.wait(LIMIT_S) == 75
+        assert time.monotonic() - start < 15
+        assert gone(process.seen)
 
 
 def test_a_server_that_hangs_is_ended_and_started_again(parts, tmp_path):

@@ -136,7 +136,7 @@ def test_every_rank_does_equally_many_micro_batches_and_all_are_done_once(size, 
     rng = random.Random(seed)
     rollouts = mixed_rollouts(9, 5, rng)
     for budget in (30, 90, 10_000):
-        batches = micro_batches(rollouts, budget, size)
+        batches = micro_batches(rollouts, budget)
         costs = [cost_tokens(rollouts, b) for b in batches]
         assert all(cost <= budget or len(b) == 1 for cost, b in zip(costs, batches))
         dealt = deal(batches, costs, size)
@@ -149,16 +149,6 @@ def test_every_rank_does_equally_many_micro_batches_and_all_are_done_once(size, 
         assert all(mine[0][1] for mine in dealt) or len(batches) < size
         work = [sum(cost_tokens(rollouts, b) for b, share in mine if share) for mine in dealt]
         assert max(work) - min(work) <= max(costs)
-
-
-def test_a_step_that_one_micro_batch_could_hold_still_gives_every_rank_work(seed):
-    rollouts = mixed_rollouts(9, 5, random.Random(seed))
-    for size in (2, 3):
-        batches = micro_batches(rollouts, 10_000, size)
-        assert len(batches) == size
-        costs = [cost_tokens(rollouts, b) for b in batches]
-        assert min(costs) > max(costs) / 2
-    assert len(micro_batches(rollouts, 10_000)) == 1
 
 
 def test_several_ranks_without_servers_are_refused_in_a_sentence(monkeypatch):

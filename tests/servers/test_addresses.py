@@ -17,6 +17,12 @@ def test_addresses_come_from_the_words_and_from_files_by_commas(tmp_path):
         "http://b:1", *URLS, "http://c:2"]
 
 
+def test_an_address_that_is_given_twice_is_one_server(tmp_path):
+    """Or it would be paused, and given weights, by two who do not know of each other."""
+    (tmp_path / "a").write_text("\n".join(URLS))
+    assert read_addresses(f"{URLS[1]}/,@{tmp_path}/a,@{tmp_path}/a", 0) == URLS[::-1]
+
+
 def test_a_file_that_is_not_there_yet_is_waited_for(tmp_path, capsys):
     """The two machines are started by two people, or by a scheduler in any order."""
     (tmp_path / "aside").write_text("\n".join(URLS))
