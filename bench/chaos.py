@@ -1,7 +1,7 @@
 """Faults by the hundred: a run that is killed, frozen, cut off, damaged, beside one that is not.
 
     python bench/chaos.py --faults 200                          one process, over transformers
-    python bench/chaos.py --faults 40 --servers 2 --trainers 2  two vLLM servers, two ranks
+    python bench/chaos.py --servers 2 --trainers 2              two vLLM servers, two ranks
     python bench/chaos.py --faults 0 --steps 3000               a soak: does anything grow?
     python bench/chaos.py --tell results/chaos                  the tables of what was kept
 
@@ -134,6 +134,9 @@ class Run:
                 if os.getsid(process.pid) in self.sessions \
                         and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
+        # An empty session is forgotten: its number will be some other program's, later.
+        with contextlib.suppress(OSError):
+            self.sessions = {os.getsid(process.pid) for process in found}
         return found
 
     def parts(self):
