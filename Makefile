@@ -127,10 +127,10 @@ grade-all: $(VENV)/test
 		$(if $(filter command line,$(origin SEED)),--seed $(SEED))
 
 # Faults by the hundred (docs/reliability.md): one process, two servers and two ranks, a fleet on
-# paper. Linux; root for full disks and cut networks. About an hour and a half.
+# paper. Linux; root for full disks and cut networks. About three hours.
 chaos: $(VENV)/test $(VENV)/vllm
 	$(PY) bench/chaos.py --steps 6000 --every 8 --out results/chaos
-	$(PY) bench/chaos.py --servers 2 --trainers 2 --steps 300 --faults 40 --out results/chaos
+	$(PY) bench/chaos.py --servers 2 --trainers 2 --seed 1 --steps 2000 --every 15 --limit 3000 --out results/chaos
 	$(PY) bench/simulate.py --fleet 8 64 1024 10000
 
 slides: $(VENV)/base
