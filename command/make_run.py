@@ -34,7 +34,7 @@ def make_run(config, trainer, folder):
 
 def try_model(config):
     """For --dry-run: what the start of a run would refuse by the model's numbers and its chat
-    template, if its files are here and small. Raises ConfigError, TaskError."""
+    template, if its files are here and small. Raises ConfigError."""
     files = [*Path(config.model).glob("*.safetensors")]
     if not files or sum(file.stat().st_size for file in files) > host_memory() / 8:
         print("note: the weights were not read, as they are not in a folder here, or too large "

@@ -24,6 +24,7 @@ from servers.weight_transfer import buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
 RETRY_S = 1.0                           # between two tries to connect one
+SAY_S = 30.0                            # between two sentences that say why one is awaited
 
 
 def say(sentence):
@@ -102,6 +103,10 @@ class ServerPool:
                 f"{s.url} is lost: {s.why}" for s in lost) + "; look at the servers' logs")
         return lost
 
+    @property
+    def needs_push(self):
+        return any(server.state == "stale" for server in self.servers)
+
     def push(self, named_tensors, version):
         """Bring every connected server to these weights, (Hugging Face name, full tensor) pairs.
         They are advanced only while no send is under way: behind them may be collectives of all
@@ -178,8 +183,9 @@ class ServerPool:
             say(f"{server.url} is lost: {why}; its {len(server.requests)} samples are asked again "
                 "as soon as a server is ready")
             self.counters.update(losses=1, resubmitted=len(server.requests))
-        elif why != server.why:
+        elif why != server.why or time.monotonic() - server.said > SAY_S:
             say(f"{server.url} is awaited: {why}")
+            server.said = time.monotonic()
         server.why = why
         server.set_state("lost")
         server.disconnect()

@@ -27,7 +27,7 @@ class ServerSampler(TwoRequests):
     def step(self) -> list[Rollout]:
         """Waits a second at most. Raises ServerError: no server was ready for the deadline."""
         pool = self.pool
-        if any(server.state == "stale" for server in pool.servers):
+        if pool.needs_push:
             self.push_weights(self.weights(pool.dtype), max(self.version, pool.version))
         rollouts = self.finished()
         if self.in_flight and not rollouts:

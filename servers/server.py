@@ -43,7 +43,7 @@ class Server:
     def __init__(self, url, pool):
         self.url, self.pool = url.rstrip("/"), pool
         self.call_s = min(CALL_S, pool.deadline_s)
-        self.state, self.why = "lost", "no answer yet"
+        self.state, self.why, self.said = "lost", "no answer yet", 0.0  # when why was last said
         self.version = self.label = None    # of the last whole push since it was connected
         self.channel, self.workers = None, 0
         self.connection = ""            # a new name whenever it is connected

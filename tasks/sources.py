@@ -11,6 +11,7 @@ import math
 import random
 import re
 import tomllib
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,6 +130,9 @@ def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
         problems.setdefault(found.id, found)
         if len(problems) == wanted:
             break
+    else:
+        warnings.warn(f"task {name!r} has only {len(problems)} distinct problems with options "
+                      f"{options}, {wanted} were asked for", stacklevel=2)
     return list(problems.values())
 
 

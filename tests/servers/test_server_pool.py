@@ -440,7 +440,7 @@ def test_a_server_that_fails_in_a_push_stays_paused_until_a_whole_push_succeeds(
     assert bad.paused and bad.version.endswith("-0") and good.version.endswith("-1")
     assert not good.paused and len(good.pushes) == 2 and len(bad.pushes) == 1
     asked = len(bad.asked)
-    until(lambda: any(s.state == "stale" for s in sampler.pool.servers))  # connected again
+    until(lambda: sampler.pool.needs_push)  # connected again
     assert bad.paused and len(bad.asked) == asked
     assert len(drain(sampler, requests(1))) == 3            # and gets the weights in `step`
     assert sampler.weights.calls == 1
@@ -630,7 +630,7 @@ def test_a_server_that_dies_in_a_push_over_nccl_holds_nobody_up_and_leaves_no_me
     assert first.destroyed.wait(10)
     assert f"push of version 1: {server.url}/update_weights answered 500" in capfd.readouterr().err
     del server.failing["/update_weights"]
-    until(lambda: any(s.state == "stale" for s in sampler.pool.servers))  # connected again
+    until(lambda: sampler.pool.needs_push)  # connected again
     push(sampler, WEIGHT, 1)
     assert server.version.endswith("-1") and len(nccl.made) == 2
     server.version = "someone-elses"                        # lost without a push: the same
@@ -654,7 +654,7 @@ def test_another_who_uses_the_server_is_noticed(fake, connect, monkeypatch):
     push(sampler, WEIGHT, 0)
     drain(sampler, requests(1))
     server.version = "someone-elses"
-    until(lambda: any(s.state == "stale" for s in sampler.pool.servers))  # connected again
+    until(lambda: sampler.pool.needs_push)  # connected again
     drain(sampler, requests(1))
     # Blocks that were filled before this was noticed may be of other weights: never found again.
     assert len({body["cache_salt"] for body in server.asked}) == 2

@@ -253,7 +253,7 @@ def test_a_server_that_stops_answering_is_given_up_after_the_deadline(
     finally:
         for process in processes:
             process.send_signal(signal.SIGCONT)
-    until(lambda: any(s.state == "stale" for s in sampler.pool.servers), 120, "the server")
+    until(lambda: sampler.pool.needs_push, 120, "the server")
     rollouts = drained(sampler, rollouts)
     assert Counter(r.group_id for r in rollouts) == {i: 5 for i in range(8)}
     assert errors(plain, rollouts).max() < 1e-4
