@@ -26,12 +26,12 @@ WINDOWS = ("sliding_window", "window_size", "attention_window_size", "keep_windo
 # What a dry run, which has no numbers, could not tell (transformers 5.19; bench/families.py). The
 # first attend by more than what they hand to `packed_attention`. Of the others decoding differs
 # from the full forward pass, has another cache, or shapes do not tell memory and FLOPs; what Emu3
-# saves transformers cannot read.
+# saves transformers cannot read, and of Zaya it reads the router's last correction as -1.
 NOT_PACKED = {"diffllama", "hrm_text", "nemotron"}
 NEITHER = {"axk1", "bamba", "bart", "biogpt", "blenderbot", "blenderbot-small", "cpmant",
            "emu3_text_model", "gemma3n_text", "jetmoe", "longcat_flash",
            "marian", "mbart", "minimax", "mllama_text_model", "moshi", "openai-gpt", "pegasus",
-           "plbart", "prophetnet", "recurrent_gemma", "rwkv", "zamba2"}
+           "plbart", "prophetnet", "recurrent_gemma", "rwkv", "zamba2", "zaya"}
 
 
 def refuse(found, more=""):

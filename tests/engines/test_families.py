@@ -167,7 +167,7 @@ def test_a_window_that_the_probe_does_not_reach_is_obeyed_or_refused(family, set
     assert way == "refused" or max(row["rows"], row["cache"]) < 1e-4
 
 
-@pytest.mark.parametrize("family", ["gemma4_text", "glm4_moe", "nemotron_h", "apertus", "zaya"])
+@pytest.mark.parametrize("family", ["gemma4_text", "glm4_moe", "nemotron_h", "apertus"])
 def test_what_a_model_keeps_beside_its_parameters_is_saved_with_it(family, seed, tmp_path):
     """Scales of layers, corrections of routers: buffers, which no optimizer and no push has."""
     model, _ = families.build(family)
