@@ -16,7 +16,7 @@ from scipy.stats import t as student
 from fitting import figures
 from bench.held_out import write_csv
 from fit import LEVEL, SAME_A, fit_curve
-from study import logs
+from study import depth, logs
 from study.run import HERE, KEPT, done, experiments
 
 PAGE = HERE.parent / "results/study/README.md"
@@ -267,6 +267,18 @@ def controls_of(jobs, draws=2000):
     return "\n".join(lines)
 
 
+def depth_of(kept):
+    """Compute to a pass rate by the steps of a problem, a line a run. kept: of depth.csv."""
+    found = {run: depth.compute_by_level(rows) for run, rows in kept.items()}
+    levels = sorted(next(iter(found.values())))
+    lines = ["| run | " + " | ".join(f"{level:g} steps" for level in levels) + " | exponent |",
+             "|---|" + "--:|" * (len(levels) + 1)]
+    lines += [f"| `{run}` | " + " | ".join(f"{compute[level]:.3g}" for level in levels)
+              + f" | {depth.exponent(compute):.2f} |" for run, compute in found.items()]
+    exponents = [depth.exponent(compute) for compute in found.values()]
+    return "\n".join([*lines, f"| mean |{' |' * len(levels)} {told(paired(exponents), '.2f')} |"])
+
+
 def kept_right():
     return logs.read_right(KEPT / "right.csv")
 
@@ -432,6 +444,8 @@ def results():
                     columns += [(base, "A", f"A, {base}"),
                                 (base, "log B", f"log B at a shared A, {base}")]
             plots[stem] = plot_comparisons(comparisons, columns)
+    if by_level := logs.read(KEPT / "depth.csv"):
+        tables["depth"] = depth_of(by_level)
     calm = [curve_of(job) for job in {**found["1_leave_one_out"], **found["2_rivals"]}.values()
             if job.base == CALM and not rows[job.name]["failed"]]
     demo = logs.read(HERE.parent / "results/demo/evals.csv")
