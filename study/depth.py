@@ -2,7 +2,7 @@
 
     python -m study.depth runs/study-reuse-scalerl-*      -> results/study/depth.csv
 
-The toy's problems are sums in 2, 3 or 4 steps (`Problem.level`), and an evaluation's line of the log
+The toy's problems are sums in 2, 3 or 4 steps (`Problem.level`). A line of the log of evaluations
 has the right samples of each held-out problem. This keeps, for each run, evaluation and level, how
 many were right and asked; figures.py fits the law of fit.py to each level, reads off the compute at
 which it reaches PASS_RATE, and fits compute = a * steps^b to the levels of each run.
