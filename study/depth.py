@@ -1,0 +1,62 @@
+"""Compute to a fixed pass rate against the number of steps of a problem: a power law?
+
+    python -m study.depth runs/study-reuse-scalerl-*      -> results/study/depth.csv
+
+The toy's problems are sums in 2, 3 or 4 steps (`Problem.level`). A line of the log of evaluations
+has the right samples of each held-out problem. This keeps, for each run, evaluation and level, how
+many were right and asked; figures.py fits the law of fit.py to each level, reads off the compute at
+which it reaches PASS_RATE, and fits compute = a * steps^b to the levels of each run.
+"""
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from artifacts.settings import make_config, read_toml
+from fit import fit_curve
+from study import logs
+from study.run import KEPT
+from tasks.problems import load_splits
+
+PASS_RATE = 0.7         # chosen on toys 30 to 34, of other runs
+
+
+def by_level(folder):
+    """[{step, compute/flops, level, right, asked}] of a run folder of the task `toy`."""
+    config = make_config(read_toml(folder / "config.toml"))
+    heldout = load_splits(config.task, heldout=config.heldout_prompts,
+                          options=config.task_options, eval_spec=config.eval_tasks)[1]
+    levels = np.array([problem.level for problem in heldout])
+    rows = map(json.loads, (folder / "evals.jsonl").read_text().splitlines())
+    return [{"step": row["step"], "compute/flops": row["compute/flops"], "level": level,
+             "right": int(right[levels == level].sum()),
+             "asked": int((levels == level).sum()) * config.eval_samples}
+            for row in rows for level in np.unique(levels).tolist()
+            for right in [np.array(row[f"eval/{config.task}/right@{config.eval_samples}"])]]
+
+
+def compute_by_level(rows):
+    """{level: the compute at which its fitted curve reaches PASS_RATE} of a run's kept rows."""
+    found = {}
+    for level in sorted({row["level"] for row in rows}):
+        C, R = np.array([(row["compute/flops"], row["right"] / row["asked"]) for row in rows
+                         if row["level"] == level]).T
+        found[level] = fit_curve(C, R, bootstrap=0).compute_for(PASS_RATE)
+    return found
+
+
+def exponent(compute):
+    """b of compute = a * level^b, least squares in logarithms, of {level: compute}."""
+    return np.polyfit(np.log([*compute]), np.log([*compute.values()]), 1)[0]
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("runs", nargs="+", type=Path)
+    for folder in p.parse_args().runs:
+        logs.add(KEPT / "depth.csv", folder.name.removeprefix("study-"), by_level(folder))
+
+
+if __name__ == "__main__":
+    main()

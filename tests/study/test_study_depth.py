@@ -1,0 +1,43 @@
+"""Compute by the steps of a problem: right samples by level, and a power law's exponent."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from artifacts.settings import make_config, to_toml
+from fit import sigmoid
+from study import depth, figures
+
+
+def test_right_samples_are_counted_by_the_level_of_their_problem(tmp_path, monkeypatch):
+    config = make_config({"model": "models/toy", "eval_samples": 2, "heldout_prompts": 5})
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    (tmp_path / "evals.jsonl").write_text("".join(json.dumps(
+        {"step": step, "compute/flops": 1e9 * step, "eval/toy/right@2": right}) + "\n"
+        for step, right in ((0, [0, 1, 2, 0, 1]), (10, [2, 2, 1, 2, 0]))))
+    problems = [SimpleNamespace(level=level) for level in (3, 2, 3, 4, 3)]
+    monkeypatch.setattr(depth, "load_splits", lambda *_, **__: (None, problems, None))
+    rows = depth.by_level(tmp_path)
+    assert [(row["step"], row["level"], row["right"], row["asked"]) for row in rows] == [
+        (0, 2, 1, 2), (0, 3, 3, 6), (0, 4, 0, 2), (10, 2, 2, 2), (10, 3, 3, 6), (10, 4, 2, 2)]
+
+
+def test_a_power_law_gets_its_exponent_back(seed):
+    """Curves that reach the pass rate at 3e9 * steps^1.7, by construction."""
+    rng = np.random.default_rng(seed)
+    C, kept = np.linspace(0, 1e11, 41), {}
+    for run in "a", "b", "c":
+        kept[run] = []
+        for level in (2, 3, 4):
+            A, B = rng.uniform(0.85, 0.95), rng.uniform(1.5, 2.5)
+            g = (depth.PASS_RATE - 0.2) / (A - 0.2)
+            C_mid = 3e9 * level ** 1.7 / (g / (1 - g)) ** (1 / B)
+            kept[run] += [{"compute/flops": c, "level": level, "right": r, "asked": 1.0}
+                          for c, r in zip(C, sigmoid(C, A, B, C_mid, 0.2))]
+    assert depth.compute_by_level(kept["a"]) == pytest.approx(
+        {level: 3e9 * level ** 1.7 for level in (2, 3, 4)}, rel=2e-2)
+    lines = figures.depth_of(kept).split("\n")
+    assert len(lines) == 6 and lines[-1].count("|") == lines[0].count("|")
+    assert float(lines[-1].split("|")[-2].split()[0]) == pytest.approx(1.7, abs=0.03)
