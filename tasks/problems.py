@@ -9,7 +9,6 @@ The paper (sec. 2, 3) trains on math problems and holds 1,000 out to draw its cu
 import contextlib
 import hashlib
 import json
-import os
 import sys
 import warnings
 from dataclasses import dataclass
@@ -95,8 +94,7 @@ def options_by_part(options, parts, evaluated=()):
         options = {part: options for part in parts}
     for key, value in options.items():
         if key not in known or not isinstance(value, dict):
-            raise TaskError(f"task option {key!r}: a mix takes options by part, a table for each "
-                            f"of {known}")
+            raise TaskError(f"task option {key!r}: a mix takes options by part, of {known}")
     return options
 
 
@@ -114,27 +112,21 @@ def split_pool(name, pool, heldout, unread):
 
 def check_gold(problems, verifier=None, kept=None):
     """{id: sentence} of problems whose gold answer their own verifier calls wrong: all get -1.
-    Without a Verifier there is no deadline. kept: a file, what it has is not judged again."""
+    Without a Verifier there is no deadline. kept: a file, the same answers are judged once."""
     judged = [p for p in problems if p.kind in ("math", "exact")]
     items = [(rf"\boxed{{{p.answer}}}" if p.kind == "math" else p.answer, p.answer, p.kind)
              for p in judged]
-    known, reasons = {}, []  # {hash of 500 items: their reasons}
-    with contextlib.suppress(OSError), open(kept or os.devnull) as file:
-        for line in file:
-            with contextlib.suppress(ValueError):  # empty, or cut off by a kill
-                known |= json.loads(line)
-    for start in tqdm(range(0, len(items), 500), "gold answers", unit="500", delay=5,
+    digest, reasons = hashlib.sha256(repr(items).encode()).hexdigest(), []
+    if kept and kept.is_file():
+        with contextlib.suppress(ValueError):  # cut off by a kill
+            reasons = json.loads(kept.read_text()).get(digest, [])
+    for start in tqdm(range(len(reasons), len(items), 500), "gold answers", unit="500", delay=5,
                       mininterval=0.1 if sys.stderr.isatty() else 60):
         part = items[start : start + 500]
-        name = hashlib.sha256(repr(part).encode()).hexdigest()[:16]
-        if name not in known:
-            known[name] = verifier.score(part).reasons if verifier else [
-                verify(*item)[1] for item in part]
-            if kept and len(items) > 500:  # fewer take seconds, and a refused run leaves nothing
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                with open(kept, "a") as file:
-                    file.write("\n" + json.dumps({name: known[name]}) + "\n")
-        reasons += known[name]
+        reasons += verifier.score(part).reasons if verifier else [verify(*item)[1] for item in part]
+        if kept and len(items) > 500:  # fewer take seconds, and a refused run leaves nothing
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps({digest: reasons}))
     return {p.id: f"problem {p.id}: its own answer {p.answer!r} is judged {reason!r}"
             for p, reason in zip(judged, reasons, strict=True) if reason != "correct"}
 
@@ -160,8 +152,6 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
                                                      return_dict=False, **template_options or {}))
         except Exception as error:
             raise ConfigError(f"the model's chat template fails: {error!r:.200}") from None
-        if not ids:
-            raise ConfigError("the model's chat template makes nothing of a problem")
     if think_open and not tokenizer.decode(ids).rstrip().endswith(think_open.strip()):
         ids += tokenizer(think_open, add_special_tokens=False)["input_ids"]
     return ids
