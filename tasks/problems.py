@@ -38,7 +38,7 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
 def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
     """(training, held-out, evaluation sets' problems, sentences on records that are none); else as
     load_task. eval_spec: only evaluated, "aime-24+math-500"."""
-    parts, evaluated = parts_of(spec), parts_of(eval_spec) if eval_spec else []
+    parts, evaluated = spec.split("+"), eval_spec.split("+") if eval_spec else []
     options = options_by_part(options or {}, parts, evaluated)
     train, held, extra, bad, names = {}, {}, [], [], set()
     for part in (*parts, *evaluated):
@@ -80,11 +80,6 @@ def dealt(parts):
     """The parts of a mix in one list, each spread evenly over it: a prefix has all of them."""
     places = [((i + 0.5) / len(part), p) for part in parts for i, p in enumerate(part)]
     return [p for _, p in sorted(places, key=lambda place: place[0])]
-
-
-def parts_of(spec):
-    """["a", "b"] of the mix "a+b"."""
-    return list(dict.fromkeys(part.strip() for part in spec.split("+")))
 
 
 def options_by_part(options, parts, evaluated=()):
@@ -175,7 +170,7 @@ class Problems:
 
 def check_files(config):
     """Before a model is loaded: run the Python files that the tasks name. Raises TaskError."""
-    for part in parts_of(f"{config.task}+{config.eval_tasks}"):
+    for part in f"{config.task}+{config.eval_tasks}".split("+"):
         if part.endswith(".py"):
             own_problems(part)
 
