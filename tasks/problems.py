@@ -9,7 +9,6 @@ The paper (sec. 2, 3) trains on math problems and holds 1,000 out to draw its cu
 import contextlib
 import hashlib
 import json
-import sys
 import warnings
 from dataclasses import dataclass
 from itertools import groupby
@@ -28,8 +27,7 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
     spec: a task or a mix such as "a+b", and its options: docs/tasks.md.
     heldout: how many are held out in total; of a mix an equal number of each part.
     seed: which problems a generator draws; of no effect on a file.
-    Raises TaskError, also where more than 2% of the records cannot be used.
-    """
+    Raises TaskError, also where more than 2% of the records cannot be used."""
     train, held, _, bad = load_splits(spec, heldout=heldout, seed=seed, options=options)
     count_unusable({"bad_records": bad}, len(train + held), Config.max_unusable)
     return {"train": train, "heldout": held}[split]
@@ -115,8 +113,7 @@ def check_gold(problems, verifier=None, kept=None):
     if kept and kept.is_file():
         with contextlib.suppress(ValueError):  # cut off by a kill
             reasons = json.loads(kept.read_text()).get(digest, [])
-    for start in tqdm(range(len(reasons), len(items), 500), "gold answers", unit="500", delay=5,
-                      mininterval=0.1 if sys.stderr.isatty() else 60):
+    for start in tqdm(range(len(reasons), len(items), 500), "gold answers", delay=5, disable=None):
         part = items[start : start + 500]
         reasons += verifier.score(part).reasons if verifier else [verify(*item)[1] for item in part]
         if kept and len(items) > 500:  # fewer take seconds, and a refused run leaves nothing

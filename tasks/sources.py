@@ -1,7 +1,6 @@
 """Where problems come from: generators, files, data sets of the Hugging Face hub.
 
-No randomness that is not seeded, and no problem is left out in silence.
-"""
+No randomness that is not seeded, and no problem is left out in silence."""
 
 import contextlib
 import csv
@@ -77,8 +76,7 @@ def toy_problems(heldout, seed, *, size, min_digits, max_digits):
     """Running sums modulo 10, "6+3+9+2" -> "0"; the level is the number of digits. Modulo 10 every
     number is one token, and the steps of a long sum are no harder than those of a short one."""
     if size < 1 or not 2 <= min_digits <= max_digits:
-        raise TaskError(f"task options of 'toy': size = {size} must be at least 1, and 2 <= "
-                        f"min_digits = {min_digits} <= max_digits = {max_digits}")
+        raise TaskError("task options of 'toy': size is at least 1, 2 <= min_digits <= max_digits")
     rng, problems = random.Random(f"toy {seed}"), []
     levels, total = range(min_digits, max_digits + 1), size + heldout
     for i, level in enumerate(levels):
