@@ -424,9 +424,9 @@ BAD_LINES = [
     (r'{"question": "\ud800", "answer": "2"}', "cannot be read: 'utf-8' codec can't encode cha"),
     ('{"question": "1+1", "answer": "2", "level": "%s"}' % ("9" * 5_000),
      "cannot be read: Exceeds the limit (4300 digits)"),
-    ('{"question": "1+1", "answer": "%s", "kind": "code"}' % ("[" * 100_000), "has no unit tests in 'a"),
+    ('{"question": "1+1", "answer": "%s", "kind": "code"}' % ("[" * 100_000), "has no unit test"),
     ('{"question": "1+1", "answer": %s}' % ("[" * 900 + "]" * 900), ""),
-    ('{"question": "1+1", "answer": %s, "kind": "code"}' % ("[" * 900 + "]" * 900), "has no unit te"),
+    ('{"question": "1+1", "answer": %s, "kind": "code"}' % ("[" * 900 + "]" * 900), "has no unit "),
 ]
 
 
