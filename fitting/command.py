@@ -29,8 +29,7 @@ RUN is a run folder, a log of verl, prime-rl, TRL, Weights & Biases or TensorBoa
 header, or wandb:ENTITY/PROJECT/RUN. NAME=A,B,C pools the seeds A, B, C of one recipe. --x may be
 steps if every step costs the same, as 0.4 GPU-hours: --x step --x-scale 0.4
 
-Read the verdict first, then --why. A ceiling fitted before the bend is a guess, and R0 moves
-everything: evaluate at step 0. --until is the test that counts. Programs import `fit_curve`.
+Read the verdict first, then --why. --until is the test that counts.
 Exit codes: 0 well; 2 input that cannot be used."""
 
 
@@ -99,13 +98,16 @@ def report_run(args, refit, curve, prior=None):
     lines += ahead_lines(fit, args.predict, args.target)
     if args.plan:
         theta = {name: getattr(fit, name) for name in THETA}
-        lines += plan_lines(theta, C[-1], args.plan, cut and cut / C[-1]) if fit.A > fit.R0 else [
-            "no plan: the curve of this run does not rise"]
+        lines += plan_lines(theta, C[-1], args.plan, cut and cut / C[-1])
     print(f"{label}: {R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
           f"({fit.R0_from}); last evaluation {R[-LAST:].mean():.3f} (mean of the last "
           f"{min(LAST, R.size)})", *(f"  note: {note}" for note in curve.notes),
           verdict_line(judge(judged, ahead), where), *lines, sep="\n")
     return fits, [f"warning: {label}: {warning}" for warning in warnings], judged
+
+
+def rate_or_fit(text):
+    return text if text == "fit" else float(text)
 
 
 def arguments(argv):
@@ -120,7 +122,7 @@ def arguments(argv):
         help="map these rewards onto [0, 1]")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
-    add("--R0", help="pass rate before training, or `fit` (default: step 0)")
+    add("--R0", type=rate_or_fit, help="pass rate before training, or `fit` (default: step 0)")
     add("--c-min", type=float, default=0.0, help="leave out earlier ones (the paper: an epoch)")
     add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
     add("--like", nargs="+", metavar="EARLIER", help="learn from whole runs of its task and recipe")
@@ -136,15 +138,6 @@ def arguments(argv):
     add("--why", action="store_true", help="the rival laws and all warnings")
     add("--out", metavar="FILE", help="picture of one run (.png, .pdf, .svg); `none`")
     args = p.parse_args(argv)
-    try:
-        args.R0 = args.R0 if args.R0 in (None, "fit") else float(args.R0)
-    except ValueError:
-        raise BadInput(f"--R0 takes a pass rate or `fit`, got {args.R0}") from None
-    least = dict(plan=1e-4, apart=1e-4, answers=1, predict=0, target=0, bootstrap=0)
-    for name, low in least.items():
-        for value in np.ravel(getattr(args, name)):
-            if value is not None and not low <= value < np.inf:
-                raise BadInput(f"--{name} takes a number of at least {low:g}, got {value:g}")
     if args.apart:
         args.plan = args.apart / APART
     return args
