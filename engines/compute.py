@@ -94,13 +94,17 @@ class Compute:
 
     def add_step(self, generated, trained, samples_per_prompt, tokens, seconds):
         """A step has generated and trained on these rollouts, group after group."""
-        for rollouts, passes in (generated, 1), (trained, 3):
-            for i in range(0, len(rollouts), samples_per_prompt):
-                outputs = [len(r.output_ids) for r in rollouts[i: i + samples_per_prompt]]
-                self.flops += passes * self.model_flops.of_group(
-                    len(rollouts[i].prompt_ids), outputs)
+        self.flops += self.group_flops(generated, samples_per_prompt) \
+            + 3 * self.group_flops(trained, samples_per_prompt)
         self.tokens += tokens
         self.hours += self.devices * seconds / 3600
+
+    def group_flops(self, rollouts, samples_per_prompt):
+        """FLOPs of one forward pass over groups of rollouts, one after another."""
+        starts = range(0, len(rollouts), samples_per_prompt)
+        return sum(self.model_flops.of_group(
+            len(rollouts[i].prompt_ids),
+            [len(r.output_ids) for r in rollouts[i: i + samples_per_prompt]]) for i in starts)
 
     def log(self):
         return {"compute/flops": self.flops, "compute/tokens": self.tokens,
