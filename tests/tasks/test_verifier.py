@@ -541,8 +541,12 @@ def test_an_endless_check_costs_its_sample_the_reward_and_the_run_a_deadline():
 
     The item beside it is marked as if nothing had happened, and the worker is replaced.
     """
-    with Verifier(workers=2, deadline_s=2.5) as verifier:
+    with Verifier(workers=2, deadline_s=60.0) as verifier:
         items = [(ENDLESS, "x^2 + 1", "math"), (r"\boxed{1+x^2}", "x^2 + 1", "math")]
+        verifier.score(items[1:] * 2)                   # both workers have started
+        start = time.monotonic()
+        assert verifier.score(items[1:]).rewards == [1.0]
+        verifier.deadline_s = 2 + 20 * (time.monotonic() - start)   # far more than it takes here
         marks = verifier.score(items)
         assert marks.rewards == [-1.0, 1.0]
         assert marks.reasons[0] in ("timeout", "error", "unreadable")  # SymPy may run out of memory
@@ -561,7 +565,7 @@ def test_a_late_worker_ends_and_the_next_one_is_another():
         assert verifier.ask_worker(JOB) == "correct" and verifier.idle == [worker]
         verifier.deadline_s = 1e-5
         assert verifier.ask_worker(("math", "x^2", ("x+3",))) == "timeout"
-        assert worker.poll() is not None and verifier.idle == []
+        assert worker.wait(60) is not None and verifier.idle == []
         verifier.deadline_s = 60.0
         assert verifier.ask_worker(JOB) == "correct"
 
