@@ -221,6 +221,7 @@ def test_a_bf16_head_is_the_engines_own_in_an_fp32_run_too(micro, seed, make):
 def test_tokens_are_drawn_from_the_softmax(plain, make):
     """Pearson's chi-square of 4,000 first tokens against the model's own probabilities."""
     sampler = make(phrase=(), slots=500, prompt_tokens=9, temperature=0.7)
+    sampler.interruption = Interruption(1, 1, 1, ())         # two tokens each
     prompt = tuple(torch.randint(2, V, (9,)).tolist())
     rollouts = drain(sampler, [Request(i, "p", prompt, 500) for i in range(8)])
     counts = torch.bincount(torch.tensor([r.output_ids[0] for r in rollouts]), minlength=V)
