@@ -72,9 +72,6 @@ def main(argv=None, make_trainer=Trainer):
         where = f"step {run.step + 1}: {error}; {run.folder.resume_hint()}" if run else error
         print(f"scalerl.py: {where}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:                       # before signals are heeded
-        print("scalerl.py: interrupted before the run had begun: nothing to save", file=sys.stderr)
-        return 130
     finally:
         if run:
             run.close()
@@ -85,18 +82,16 @@ def check_platform(config, serve_only=""):
     """Off Linux a run is one process, over transformers. Raises ConfigError: it is to be more."""
     if sys.platform == "linux":
         return
-    if config.engine == "vllm" or config.vllm_url:
-        raise ConfigError(f"engine = {config.engine!r}, vllm_url = {config.vllm_url!r}: vLLM needs "
-                          'Linux; use engine = "transformers"')
-    if serve_only or launch.wanted(config) or launch.started():
-        raise ConfigError(f"gpus = {config.gpus}, servers = {config.servers}, trainers = "
-                          f"{config.trainers}: several processes need Linux; use one")
+    if config.engine == "vllm" or config.vllm_url or serve_only or launch.wanted(config) \
+            or launch.started():
+        raise ConfigError("vLLM, vllm_url and several processes (gpus, servers, trainers) need "
+                          'Linux; here use one process with engine = "transformers"')
     config.engine = "transformers"                  # "auto", and a vLLM may be installed
 
 
 def trained(run, tried=True):
-    """Train, after a preflight if there was none. Returns the closing sentence. Before the end of a
-    run that somebody stops, or that has no server left to generate, there is a checkpoint."""
+    """Train, after a preflight if there was none. Returns the closing sentence. A run that somebody
+    stops, or that has no server left to generate, ends with a checkpoint."""
     try:
         if not tried:
             preflight(run)

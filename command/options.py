@@ -53,8 +53,8 @@ def option(name):
 
 
 def parse(argv):
-    """(config, flags) from the command line; flags has the options that are no settings, and with
-    flags.report config is None. Raises ConfigError, also if runs/NAME has other settings."""
+    """(config, flags): the settings, None with flags.report, and the other options. Raises
+    ConfigError, also if runs/NAME has other settings."""
     def refuse(message):
         raise ConfigError(message)
     parser = make_parser()
@@ -76,9 +76,8 @@ def parse(argv):
         other = [f"{name} = {value!r} (it has {before[name]!r})" for name, value in values.items()
                  if value != before[name] and name not in PLACE]
         if other:
-            refuse(f"{', '.join(other)}: {saved.parent} exists with other settings; repeat its own "
-                   f"command (--config {saved} has them), or choose another --name; --fresh starts "
-                   "over")
+            refuse(f"{', '.join(other)}: {saved.parent} exists with other settings (--config "
+                   f"{saved} has them); choose another --name, or --fresh, which starts over")
     return config, flags
 
 

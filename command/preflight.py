@@ -1,8 +1,7 @@
 """preflight.py: what a run will need, tried in its first minutes, before an evaluation of hours.
 
-A line each, with seconds and bytes. The checkpoint is written before the step of rate 0 and read
-after it, so that nothing of it is left. What fails ends the run with what to change. Ours.
-"""
+A line each, with seconds and bytes; what fails ends the run with what to change. The checkpoint is
+written before the step of rate 0 and read after it, so that nothing of it is left. Ours."""
 
 import contextlib
 import shutil

@@ -31,14 +31,13 @@ CHARTS = {                      # question -> columns of the log
 
 
 def write_report(folder):
-    """Write FOLDER/report.html from the run's logs and return its path. Raises fit.BadInput for a
-    folder without steps in its log, or with a damaged line that is not the last."""
+    """Write FOLDER/report.html from the run's logs and return its path. Raises fit.BadInput: there
+    are no steps, or a damaged line that is not the last."""
     folder = Path(folder)
     rows = symptoms.read(folder)
     steps = [row for row in rows if "pass_rate" in row]
     if not steps:
-        raise fit.BadInput(f"nothing to report: {folder}/metrics.jsonl is not there, or has no "
-                           "finished step yet")
+        raise fit.BadInput(f"nothing to report: {folder}/metrics.jsonl has no finished step yet")
     last = steps[-1]
     figure, sentence = one_step(folder / "groups.jsonl", steps)
     with matplotlib.rc_context({"svg.fonttype": "none"}):       # letters stay letters: small files
@@ -63,20 +62,18 @@ def write_report(folder):
 
 def one_step(path, steps):
     """(figure, sentence) of the recorded step whose samples most versions of the weights have
-    written. Without a recorded step the figure is None, and the sentence says why."""
+    written; (None, why) without a recorded step."""
     lines = readers.read_jsonl(path)[0] if path.is_file() else ()
     if recorded := [line for line in lines if "timeline" in line]:
         return timeline(max(recorded, key=lambda line: len(
             {v for sample in line["timeline"] for v, _ in sample["versions"]})), steps)
-    why = "this log lacks the decode step at which each sample ended, which vLLM does not tell"
-    if any("decode/clock" in row for row in steps):
-        why = f"every {TIMELINE_EVERY}th step is recorded for it, none yet (steps: {len(steps)})"
-    return None, f"There is no picture of a step: {why}."
+    return None, (f"There is no picture of a step: every {TIMELINE_EVERY}th step is recorded for "
+                  "it, and none where vLLM generates.")
 
 
 def timeline(trained, steps):
     """(figure, sentence) of a step's line of groups.jsonl, with a "timeline" (step_log.py) in it.
-    steps: the rows of metrics.jsonl; at its "decode/clock" a step ended and pushed its weights."""
+    steps: the rows of metrics.jsonl, with the "decode/clock" at which each pushed its weights."""
     samples = trained["timeline"]
     bars = [(sample["ended"] - sum(n for _, n in sample["versions"]), sample)
             for sample in samples[::-(-len(samples) // ROWS)]]

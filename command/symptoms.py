@@ -1,9 +1,7 @@
 """symptoms.py: what a run's log says against it. python scalerl.py --report runs/demo
 
-The rules are rows of a table in docs/is-it-working.md, and stand there alone. The thresholds come
-from runs of the toy, healthy ones and ones that were broken on purpose (results/symptoms): ours,
-and a large model may need others.
-"""
+The rules are rows of a table in docs/is-it-working.md. Their thresholds come from runs of the toy,
+healthy and broken on purpose (results/symptoms): ours, and a large model may need others."""
 
 import re
 from pathlib import Path

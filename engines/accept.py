@@ -2,8 +2,7 @@
 
 Many families mix tokens otherwise than by attention over all earlier ones: packed rows would
 compute another model, in silence. These are computed by their own forward pass, or refused. Some
-settings tell; for the rest a few tokens are scored in three ways (docs/models.md).
-"""
+settings tell; for the rest a few tokens are scored in three ways (docs/models.md)."""
 
 import contextlib
 import inspect
@@ -42,7 +41,7 @@ def refuse(found, more=""):
 
 
 def check_any(model):
-    """Raises ValueError for what neither way computes: by settings, as a dry run has no numbers."""
+    """Raises ValueError for what neither way computes, by settings: a dry run has no numbers."""
     if (head := model.get_output_embeddings()) is None:
         raise ValueError(f"{type(model).__name__} does not name its output head")
     config = text_config(model)
@@ -56,12 +55,10 @@ def check_any(model):
             # Full passes alone would cut the time steps of Mamba layers: decoding never does.
             "time_step_limit": time_steps if time_steps != (0, math.inf) else "",
             "no num_attention_heads": not hasattr(config, "num_attention_heads"),
-            "no layers": getattr(config, "num_hidden_layers", None) == 0,
             "a head with a bias": getattr(head, "bias", None) is not None,
             "no causal mask": getattr(config, "is_causal", True) is False,
             "use_bidirectional_attention":
             getattr(config, "use_bidirectional_attention", None) in (True, "all"),
-            "output_attentions": getattr(config, "output_attentions", None),
             "gate_soft_cap": getattr(config, "gate_soft_cap", None)}, ": not computed here")
 
 
@@ -84,9 +81,8 @@ def check_packed(model):
 
 def prepare(model):
     """Have `model` (a transformers causal LM, fp32) computed in packed rows or, if it cannot be, by
-    its own forward pass, in place and in eval mode: with dropout sampler and trainer would differ.
-    Returns it. Raises ValueError: either would be another model than transformers computes.
-    """
+    its own forward pass, in place and without dropout. Returns it. Raises ValueError: either would
+    be another model than transformers computes."""
     if is_packed(model) or hasattr(model, "slow_because"):
         return model
     # vLLM computes some families (OLMo 2, SmolLM3, ...) by transformers' class, whose __call__ it

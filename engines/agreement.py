@@ -13,11 +13,10 @@ HEALTHY_FP32 = 1e-3
 
 
 def self_test(run):
-    """How far are the log-probs of sampler and trainer apart? If they compute differently, the
-    ratio is wrong before anything is stale. The cure is an fp32 LM head on both sides (paper, sec.
-    3.2). Asked are two answers to each of eight held-out prompts. Prints one sentence, returns
-    {"mismatch/fp32_head/kl_k3": ..., ...} for the log. Raises RuntimeError: they disagree, and
-    `allow_mismatch` does not let the run begin so."""
+    """How far are the log-probs of sampler and trainer apart, in two answers to each of eight
+    held-out prompts? If they compute differently, the ratio is wrong before anything is stale. The
+    cure is an fp32 LM head on both sides (paper, sec. 3.2). Returns {"mismatch/fp32_head/kl_k3":
+    ..., ...} for the log. Raises RuntimeError: they disagree, unless `allow_mismatch` is set."""
     sampler, head = run.eval_sampler, "fp32" if run.config.head_fp32 else "bf16"
     rollouts = run.answers(sampler, list(run.problems.heldout)[:8], samples=2)
     sampler.log()                       # its decode steps belong to no training step

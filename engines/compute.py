@@ -9,8 +9,7 @@
     a training step     three forward passes (one forward, two for the backward pass)
 
 What is computed twice (to save memory, after an interruption) counts once; evaluation and padding
-do not count. Ours: the paper's x axis is GPU-hours, and it does not say what is in them.
-"""
+do not count. Ours: the paper's x axis is GPU-hours, and it does not say what is in them."""
 
 from collections import Counter
 
@@ -68,8 +67,7 @@ class ModelFlops:
         self.per_token = 2 * round(weights) + (4 if delta_rule else 2) * states
 
     def of_group(self, prompt, outputs):
-        """FLOPs of a prompt of `prompt` tokens, computed once, and of outputs of these lengths. A
-        token attends to itself and to all tokens before it, as far as the window reaches."""
+        """FLOPs of a prompt of `prompt` tokens, computed once, and of outputs of these lengths."""
         flops = self.per_token * (prompt + sum(outputs))
         for (each, window), layers in self.attention.items():
             before = attended(prompt, window)
@@ -95,7 +93,7 @@ class Compute:
         self.flops, self.tokens, self.hours = 0, 0, 0.0
 
     def add_step(self, generated, trained, samples_per_prompt, tokens, seconds):
-        """A step has generated these rollouts and trained on those, group after group."""
+        """A step has generated and trained on these rollouts, group after group."""
         self.flops += self.group_flops(generated, samples_per_prompt) \
             + 3 * self.group_flops(trained, samples_per_prompt)
         self.tokens += tokens

@@ -4,8 +4,7 @@ The docstring of `loss.token_logprobs` has the plain lines that this file makes 
 tokens of a vocabulary of 152k are 10 GB of fp32 logits, three times with plain autograd. Here they
 exist for `chunk_tokens` tokens at a time, and the backward pass computes them again, but for those
 of the last chunk (bench/head.py: time and memory beside the plain lines and torch's checkpoint).
-Axes: T tokens, c tokens of one chunk, H hidden, V vocabulary.
-"""
+Axes: T tokens, c tokens of one chunk, H hidden, V vocabulary."""
 
 import torch
 
@@ -99,7 +98,7 @@ class TokenLogprobs(torch.autograd.Function):
 
 class Head:
     """The three matrix products of the head. head_fp32: they are kept in fp32; else each is rounded
-    to bf16, as by a bf16 linear layer (the paper's ablation). softcap: of `token_logprobs`."""
+    to bf16, as by a bf16 linear layer (the paper's ablation)."""
 
     def __init__(self, weight, temperature, operand_dtype, head_fp32, softcap=None):
         self.V, self.softcap = len(weight), softcap

@@ -33,9 +33,8 @@ def refused(about="", errors=ValueError):
     """These errors of what is called inside are the user's wrong input: a ConfigError."""
     try:
         yield
-    except errors as error:         # some say nothing, some their reason in a second line
-        says = re.sub(r":\s*\n\s*", ": ", str(error).strip() or repr(error))
-        raise ConfigError(about + says.splitlines()[0]) from None
+    except errors as error:
+        raise ConfigError(about + (" ".join(str(error).split())[:300] or repr(error))) from None
 
 
 def read_model(what, config, **options):
@@ -48,32 +47,27 @@ def read_model(what, config, **options):
         adapter = (on_hub or Path(name).is_dir()) and find_adapter_config_file(name) \
             or any(Path(name).glob("adapter*.safetensors"))
     if adapter:
-        raise ConfigError(f"{about}an adapter (adapter_config.json, adapter*.safetensors): merge "
-                          "it into its base model (peft's merge_and_unload), save that, and give "
-                          "its folder")
+        raise ConfigError(f"{about}an adapter: merge it into its base model (peft's "
+                          "merge_and_unload), save that, and give its folder")
     files = [*Path(name).glob("*.safetensors"), *Path(name).glob("*.bin")]
     if not on_hub and (gguf and not files or not Path(name, "config.json").exists()):
-        raise ConfigError(about + (
-            "only GGUF files: give the folder that they were made from, with config.json and "
-            "safetensors of 16 or 32 bits" if gguf else
-            "no such folder, or it has no config.json; `make toy` and `make smollm2` make those of "
-            "configs/; a name on the hub reads OWNER/NAME"))
-    # Damaged files, packages that are not installed, families that transformers cannot build
-    # (DBRX): errors of any class, as nothing inside is ours.
+        raise ConfigError(f"{about}no folder with config.json and weights of 16 or 32 bits (GGUF "
+                          "is not read); `make toy` and `make smollm2` make those of configs/; a "
+                          "name on the hub reads OWNER/NAME")
     with refused(f"{about}cannot be read: ", Exception):
         return what.from_pretrained(name, **options)
 
 
 def load_model(config, shapes_only=False):
-    """(model, tokenizer) after `accept.prepare`. The weights are fp32: at lr 5e-7 a bf16 weight
-    would round most updates away. shapes_only: on the meta device; names and shapes of weights in a
-    folder are read, so that a dry run refuses what a run does; no weights are downloaded."""
+    """(model, tokenizer) after `accept.prepare`, in fp32: at lr 5e-7 a bf16 weight would round most
+    updates away. shapes_only: on the meta device, and nothing is downloaded; names and shapes of
+    weights in a folder are read, so that a dry run refuses what a run does."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     about, settings = f"model = {config.model!r}: ", read_model(AutoConfig, config)
+    whole = "give the merged weights of 16 or 32 bits that it was made from"
     if quantized := getattr(settings, "quantization_config", None):
-        raise ConfigError(f"{about}quantized ({quantized.get('quant_method')}): what is trained "
-                          "must be the weights of 16 or 32 bits that it was made from")
+        raise ConfigError(f"{about}quantized ({quantized.get('quant_method')}): {whole}")
     if config.engine == "vllm" and settings.model_type in WRONG_ON_VLLM:
         raise ConfigError(f"{about}vLLM does not take new weights of {settings.model_type} "
                           'rightly; use engine = "transformers"')
@@ -85,13 +79,11 @@ def load_model(config, shapes_only=False):
         model, info = read_model(
             AutoModelForCausalLM, config, dtype=torch.float32, output_loading_info=True,
             ignore_mismatched_sizes=True, device_map="meta" if shapes_only else None)
-    ids = model.generation_config       # how it samples is not used; published ones may be invalid
     try:
-        ids.validate(strict=True)
-    except ValueError:                  # transformers would not save it
-        model.generation_config = GenerationConfig(**{      # old ones have a pad token of -1
-            name: getattr(ids, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-            if getattr(ids, name) != -1})
+        model.generation_config.validate(strict=True)
+    except ValueError:                  # published ones may be invalid: transformers saves none
+        model.generation_config = GenerationConfig(
+            eos_token_id=model.generation_config.eos_token_id)
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "
@@ -100,14 +92,12 @@ def load_model(config, shapes_only=False):
         accept.prepare(model)
     if wrong := sorted({*info.get("missing_keys", ()),
                         *(name for name, *_ in info.get("mismatched_keys", ()))}):
-        more = " ..." if len(wrong) > 4 else ""
         raise ConfigError(f"{about}the files lack {len(wrong)} of its tensors, or have them in "
-                          f"other shapes; they would be random: {', '.join(wrong[:4])}{more}")
+                          f"other shapes; they would be random: {', '.join(wrong[:4])}")
     unread = sorted(info.get("unexpected_keys", ()))
     if quantized := [*filter(NOT_WHOLE.search, unread)]:
         raise ConfigError(f"{about}the files have quantized weights or an adapter inside "
-                          f"({quantized[0]}, ...): what is trained must be the weights of 16 or 32 "
-                          "bits that it was made from, merged")
+                          f"({quantized[0]}, ...): {whole}")
     if unread:
         tell(f"note: {about}{len(unread)} tensors of the files belong to no part of this model and "
              f"are left out: {', '.join(unread[:4])}")
@@ -161,11 +151,9 @@ def end_ids(config, tokenizer, model):
     """The ids that end a text. Raises ConfigError: the model names none."""
     eos = model.generation_config.eos_token_id
     eos = tokenizer.eos_token_id if eos is None else eos
-    ends = eos if isinstance(eos, list) else [eos]
-    if not ends or not all(isinstance(end, int) for end in ends):
-        raise ConfigError(f"model = {config.model!r}: names no end-of-sequence token by its number "
-                          f"({eos!r})")
-    return set(ends)
+    if eos is None or eos == []:
+        raise ConfigError(f"model = {config.model!r}: names no end-of-sequence token")
+    return set(eos if isinstance(eos, list) else [eos])
 
 
 def longest_tokens(config, tokenizer, model, prompt_tokens=1):
@@ -174,9 +162,8 @@ def longest_tokens(config, tokenizer, model, prompt_tokens=1):
     output = interruption_of(config, tokenizer).longest
     limit = getattr(text_config(model), "max_position_embeddings", None) or math.inf
     if (over := prompt_tokens + output - limit) > 0:
-        raise ConfigError(f"think_max = {config.think_max}: prompt, thinking, phrase and answer "
-                          f"may take {limit + over} tokens, the model has {limit}: lower think_max "
-                          f"or answer_tokens by {over}")
+        raise ConfigError(f"think_max = {config.think_max}: a sequence may take {limit + over} "
+                          f"tokens, the model has {limit}: lower think_max or answer_tokens")
     return output, min(config.prompt_tokens + output, limit)
 
 
@@ -187,5 +174,4 @@ def settle_engine(config, servers=False):
     if config.engine == "auto":
         config.engine = "vllm" if servers or importlib.util.find_spec("vllm") else "transformers"
     if servers and config.engine != "vllm":
-        raise ConfigError(f"engine = {config.engine!r}: several GPUs or processes, --serve-only "
-                          "and vllm_url need servers, which are vLLM's: use \"vllm\" or \"auto\"")
+        raise ConfigError(f"engine = {config.engine!r}: servers are vLLM's; use \"auto\"")

@@ -7,8 +7,7 @@ For models that a packed row cannot serve: sliding windows, linear attention, co
     generation   one cache for each group, whose samples grow together: nothing is padded. The
                  cost: a forward pass for each group, not one for all.
 
-About a quarter of the packed speed (docs/models.md). Axes: n rows, T tokens of the longest.
-"""
+About a quarter of the packed speed (docs/models.md). Axes: n rows, T tokens of the longest."""
 
 import copy
 from types import SimpleNamespace
@@ -29,8 +28,7 @@ def is_packed(model):
 
 
 def scaled(model, states):
-    """Hidden states times what the model multiplies its logits by (Granite, Cohere, Falcon-H1), so
-    that loss.py and sampler.py need not know."""
+    """Hidden states times what the model multiplies its logits by (Granite, Cohere, Falcon-H1)."""
     scale, multiplier, divisor = (getattr(text_config(model), name, None) or 1.0 for name in (
         "logit_scale", "lm_head_multiplier", "logits_scaling"))
     if model.config.model_type == "hyperclovax":            # its logits_scaling multiplies
@@ -71,15 +69,12 @@ class Rows:
         self.sample, self.column, self.predict, self.targets = torch.tensor(places).T.to(device)
 
     def states(self, model):
-        """Hidden states (n * T, hidden), row after row."""
-        return hidden_states(model, self.input_ids)[0].flatten(0, 1)
+        return hidden_states(model, self.input_ids)[0].flatten(0, 1)            # (n * T, hidden)
 
 
 class GroupCaches:
-    """What `kv_cache.Slots` is, in caches that the model makes itself.
-
-    groups      of each its transformers cache, and the slots of its rows
-    active      running sequences"""
+    """What `kv_cache.Slots` is, in caches that the model makes itself. groups: of each its
+    transformers cache, and the slots of its rows; active: running sequences."""
 
     def __init__(self, model, slots):
         self.model, self.slots, self.device = model, slots, model.device
@@ -107,8 +102,7 @@ class GroupCaches:
         return torch.cat(states)[torch.tensor(order, device=self.device).argsort()]
 
     def keep(self, active, sources, targets):
-        """As `Slots.keep`. Rows of ended sequences are selected away: no cache is ever cropped,
-        which windows and recurrent states do not allow."""
+        """As `Slots.keep`. Rows are selected: windows and recurrent states cannot be cropped."""
         moved = dict(zip(sources.tolist(), targets.tolist()))
         ended = {*range(active, self.active), *moved.values()} - {*moved}
         for group in self.groups:

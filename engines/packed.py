@@ -11,8 +11,7 @@ up to itself. Each layer of transformers calls `packed_attention`, and that a fu
 which came with the forward pass, from `Pack` in training, from `Slots` (kv_cache.py) in generation.
 So both agree to rounding (1e-5 in fp32). The layout is ours: the paper does not tell its own.
 Axes: m prompts, n outputs (samples), T tokens in the row, K output tokens, H query heads, J
-key-value heads, D head size, R queries and L keys of the longest sequence of a block.
-"""
+key-value heads, D head size, R queries and L keys of the longest sequence of a block."""
 
 import copy
 import math
@@ -45,8 +44,7 @@ def forward(model, input_ids, position_ids, attend):
 
 
 def heads(config):
-    """(H, J, D) of a transformers config: query heads, key-value heads, and their size; the most
-    of any layer, where they differ (Gemma 4)."""
+    """(H, J, D) of a transformers config; the most of any layer, where they differ (Gemma 4)."""
     config = config.get_text_config(decoder=True)
     layers = config.per_layer_config if config.is_heterogeneous else [config]
     H = config.num_attention_heads
@@ -55,8 +53,8 @@ def heads(config):
 
 
 def rounded_copy(model, dtype):
-    """A copy with weights of `dtype`. Buffers stay fp32: rotary frequencies of 8 bits would turn
-    position 10,000 by radians, which `.to(dtype)` does in silence."""
+    """A copy with weights of `dtype`. Buffers stay fp32, which `.to(dtype)` would round: rotary
+    frequencies of 8 bits would turn position 10,000 by radians."""
     twin = copy.deepcopy(model)
     for parameter in twin.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -73,8 +71,7 @@ class Pack:
     input_ids, position_ids (T,)   the row. An output's last token predicts nothing: left out.
     attend                         its attention, for `forward`
     predict (K,)                   place in the row whose hidden state predicts each output token
-    targets, sample, column (K,)   the token, its output's index i, its position t in the output
-    """
+    targets, sample, column (K,)   the token, its output's index i, its position t in the output"""
 
     def __init__(self, prompts, outputs, prompt_of, *, dtype=torch.float32, device="cpu"):
         assert prompts and outputs and all(prompts) and all(outputs)
@@ -98,13 +95,11 @@ class Pack:
         self.attend = kind(queries, keys, dtype, device)
 
     def states(self, model):
-        """Hidden states (T, hidden) of the row."""
-        return forward(model, self.input_ids, self.position_ids, self.attend)
+        return forward(model, self.input_ids, self.position_ids, self.attend)   # (T, hidden)
 
 
 def pack_rollouts(model, rollouts, dtype):
-    """The `Pack` of some rollouts, or of a model that cannot be packed their `own_forward.Rows`:
-    the prompt of each group once, all outputs in their order."""
+    """The `Pack` of some rollouts, or of a model that cannot be packed their `own_forward.Rows`."""
     prompts = {r.group_id: r.prompt_ids for r in rollouts}
     place = {group_id: i for i, group_id in enumerate(prompts)}
     kind = Pack if own_forward.is_packed(model) else own_forward.Rows

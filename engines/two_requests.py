@@ -3,8 +3,7 @@
 A sample is two requests: prompt -> thinking, with the thinking budget; then prompt + thinking
 (+ phrase, if it has not ended) -> answer, with the answer's budget. Without a phrase one request
 has both budgets. The samples of a prompt share its keys and values through vLLM's prefix cache,
-salted with the version: no request finds a block of older weights.
-"""
+salted with the version: no request finds a block of older weights."""
 
 import queue
 from collections import Counter, deque
@@ -35,8 +34,7 @@ class Sample:
 
 
 class TwoRequests:
-    """What the samplers on vLLM share: the rule above, and a checkpoint that asks again for what
-    is unfinished. Arguments as of `TransformersSampler`."""
+    """What the samplers on vLLM share: the rule above. Arguments as of `TransformersSampler`."""
 
     def __init__(self, tokenizer, interruption, *, slots, prompt_tokens, eos_ids, temperature=1.0,
                  seed=0):
@@ -73,8 +71,7 @@ class TwoRequests:
         self.unfinished |= {sample: sample.rollout for sample in samples}
         return samples
 
-    def budget(self, sample):
-        """Tokens that the sample's next request may have."""
+    def budget(self, sample):           # tokens that its next request may have
         return self.interruption.answer_tokens if sample.rollout.output_ids else sample.first
 
     def absorb(self, sample, ids, behavior_logprobs, versions, current):
@@ -98,7 +95,6 @@ class TwoRequests:
         return self.returned([self.done.get() for _ in range(self.done.qsize())])
 
     def returned(self, samples) -> list[Rollout]:
-        """The rollouts of these samples, which are finished now."""
         return [self.unfinished.pop(sample) for sample in samples]
 
     # -- checkpoint: keys and values cannot be saved, so what has begun is asked for again --------

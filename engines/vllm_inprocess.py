@@ -2,8 +2,7 @@
 
 Weights are swapped between two decode steps, and running sequences keep their cache (PipelineRL).
 The version of each token is vLLM's own record. Unlike `TransformersSampler` it draws from torch's
-global generator, and starts unfinished samples again when a run is resumed.
-"""
+global generator, and starts unfinished samples again when a run is resumed."""
 
 import copy
 import itertools
@@ -33,8 +32,7 @@ def load_vllm(model, **options):
         if not vllm.__version__.startswith(("0.32.", "0.33.")):
             raise ImportError(f"vllm {vllm.__version__} is installed, known are 0.32 and 0.33")
     except ImportError as error:
-        raise ValueError(f"engine = 'vllm' cannot be used ({error}); run `make vllm`, or use "
-                         "engine = 'transformers'") from None
+        raise ValueError(f"engine = 'vllm': {error}; run `make vllm`") from None
     return vllm.LLM(model, **options)
 
 
@@ -89,8 +87,7 @@ class VllmSampler(TwoRequests):
         self.engine.set_weight_version("0")
 
     def beside(self, seed):
-        """A second sampler on the same engine, for evaluations: when one of them steps, what is
-        running of the other goes on as well."""
+        """A second sampler on the same engine, for evaluations: a step of one is a step of both."""
         other = copy.copy(self)
         other.random, other.decoded = torch.Generator().manual_seed(seed), Counter()
         other.empty()

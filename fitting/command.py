@@ -13,7 +13,7 @@ from fitting.compare import compare_lines
 from fitting.figures import FORMS, plot_run, span, with_interval
 from fitting.forecast import judge, verdict_line, with_ends
 from fitting.like import disagree, fit_like, learn
-from fitting.plan import APART, plan_lines
+from fitting.plan import APART, TYPICAL, plan_lines
 from fitting.problems import by_problem_lines
 from fitting.readers import read_curves
 
@@ -22,15 +22,14 @@ ABOUT = law.__doc__.partition("For `from")[0] + """
     python fit.py runs/demo --predict 1e15 --target 0.9     # what compute buys; what a reward costs
     python fit.py runs/new --until 0.3 --like runs/old      # what an earlier run of its kind adds
     python fit.py runs/new --until 0.3 --by-problem         # from the counts of single problems
-    python fit.py --plan 0.02 --curve 0.8 1.8 0.4 0.25      # how much evaluation a forecast takes
+    python fit.py --plan 0.02                               # how much evaluation a forecast takes
     python fit.py ours=runs/s1,runs/s2 grpo=runs/g1         # compare recipes; pool seeds of one"""
 NOTES = """\
 RUN is a run folder, a log of verl, prime-rl, TRL, Weights & Biases or TensorBoard, any CSV with a
 header, or wandb:ENTITY/PROJECT/RUN. NAME=A,B,C pools the seeds A, B, C of one recipe. --x may be
 steps if every step costs the same, as 0.4 GPU-hours: --x step --x-scale 0.4
 
-Read the verdict first, then --why. A ceiling fitted before the bend is a guess, and R0 moves
-everything: evaluate at step 0. --until is the test that counts. Programs import `fit_curve`.
+Read the verdict first, then --why. --until is the test that counts.
 Exit codes: 0 well; 2 input that cannot be used."""
 
 
@@ -99,8 +98,7 @@ def report_run(args, refit, curve, prior=None):
     lines += ahead_lines(fit, args.predict, args.target)
     if args.plan:
         theta = {name: getattr(fit, name) for name in THETA}
-        lines += plan_lines(theta, C[-1], args.plan, cut and cut / C[-1]) if fit.A > fit.R0 else [
-            "no plan: the curve of this run does not rise"]
+        lines += plan_lines(theta, C[-1], args.plan, cut and cut / C[-1])
     print(f"{label}: {R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
           f"({fit.R0_from}); last evaluation {R[-LAST:].mean():.3f} (mean of the last "
           f"{min(LAST, R.size)})", *(f"  note: {note}" for note in curve.notes),
@@ -120,31 +118,20 @@ def arguments(argv):
         help="map these rewards onto [0, 1]")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
-    add("--R0", help="pass rate before training, or `fit` (default: step 0)")
+    add("--R0", type=float, help="pass rate before training (default: step 0, else it is fitted)")
     add("--c-min", type=float, default=0.0, help="leave out earlier ones (the paper: an epoch)")
     add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
     add("--like", nargs="+", metavar="EARLIER", help="learn from whole runs of its task and recipe")
     add("--by-problem", action="store_true", help="also from the counts of each problem (right@k)")
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
-    add("--plan", type=float, metavar="W", help="answers for a forecast of +-W, of RUN or --curve")
+    add("--plan", type=float, metavar="W", help="answers for a forecast of +-W, of RUN or typical")
     add("--apart", type=float, metavar="D", help="--plan for telling two recipes D apart")
-    add("--curve", type=float, nargs=4, metavar=tuple(THETA), default=(0.8, 1.8, 0.4, 0.25),
-        help="of --plan without RUN; C_mid as a share of the run (default: 0.8 1.8 0.4 0.25)")
     add("--answers", type=float, metavar="N", help="of an evaluation, problems times samples")
     add("--bootstrap", type=int, default=200, metavar="S", help="replicates (200)")
     add("--why", action="store_true", help="the rival laws and all warnings")
     add("--out", metavar="FILE", help="picture of one run (.png, .pdf, .svg); `none`")
     args = p.parse_args(argv)
-    try:
-        args.R0 = args.R0 if args.R0 in (None, "fit") else float(args.R0)
-    except ValueError:
-        raise BadInput(f"--R0 takes a pass rate or `fit`, got {args.R0}") from None
-    least = dict(plan=1e-4, apart=1e-4, answers=1, predict=0, target=0, bootstrap=0)
-    for name, low in least.items():
-        for value in np.ravel(getattr(args, name)):
-            if value is not None and not low <= value < np.inf:
-                raise BadInput(f"--{name} takes a number of at least {low:g}, got {value:g}")
     if args.apart:
         args.plan = args.apart / APART
     return args
@@ -155,7 +142,7 @@ def report(args):
     if not args.runs:
         if not args.plan:
             raise BadInput("it takes a RUN; or --plan W, or --apart D, before there is one")
-        print(*plan_lines(dict(zip(THETA, args.curve)), 1, args.plan, args.until), sep="\n")
+        print(*plan_lines(TYPICAL, 1, args.plan, args.until), sep="\n")
         return
     columns = (args.x, args.y, args.x_scale, args.reward_range)
     if args.like and args.law != "sigmoid":

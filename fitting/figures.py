@@ -45,7 +45,6 @@ def plot_run(curve, fit, early=None, part="first part"):
     dashes and residuals are its prediction, and the points that it had not seen are hollow."""
     fig, ((top,), (low,)) = empty(8, 5.6, 2, 1, sharex=True, height_ratios=[3, 1])
     shown, trained = early or fit, curve.C > 0
-    label, x, y = (text.replace("$", r"\$") for text in (curve.label, curve.x, curve.y))
     seen = np.isin(curve.C, shown.C) & trained
     # Heights from the data and the ceiling: the power law dives to -inf at small compute.
     floor, roof = min(curve.R.min(), fit.R0), max(curve.R.max(), shown.A)
@@ -68,10 +67,10 @@ def plot_run(curve, fit, early=None, part="first part"):
             dots = dict(marker="o", linestyle="none", color=BLUE, markersize=4, fillstyle=fill)
             top.plot(curve.C[group], curve.R[group], label=name, **dots)
             low.plot(curve.C[group], curve.R[group] - shown.curve(curve.C[group]), **dots)
-    top.set(ylim=(floor - 0.1 * height, roof + 0.08 * height), ylabel=y, xscale="log")
-    low.set(xlabel=f"{x}, log scale", ylabel="residual")
+    top.set(ylim=(floor - 0.1 * height, roof + 0.08 * height), ylabel=curve.y, xscale="log")
+    low.set(xlabel=f"{curve.x}, log scale", ylabel="residual")
     log_axis(low.xaxis)
     fig.legend(loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)   # hides nothing
     numbers = ", ".join(f"{name} {with_interval(shown, name)}" for name in FORMS)
-    fig.suptitle(f"{label}{f', {part}' if early else ''}\n{numbers}", fontsize=10.5)
+    fig.suptitle(f"{curve.label}{f', {part}' if early else ''}\n{numbers}", fontsize=10.5)
     return fig

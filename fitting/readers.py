@@ -55,8 +55,7 @@ def places_of(text):
     path = Path(found[1])
     runs = dict.fromkeys(str(row["run"]) for row in read_rows(path)[0] if "run" in row)
     if not (chosen := fnmatch.filter(runs, found[2])):
-        raise BadInput(f"{path} has no run {found[2]!r} in a column `run`; it has: "
-                       + (", ".join(runs) or "no such column"))
+        raise BadInput(f"{path} has no run {found[2]!r} in a column `run`: {', '.join(runs)}")
     return [(path, run) for run in chosen]
 
 
@@ -70,11 +69,9 @@ def read_rows(path):
         rows = read_wandb_file(path.read_bytes())
     elif path.is_dir() or "tfevents" in path.name:
         rows = read_tensorboard(path)
-    elif (start := path.read_bytes()[:2]) == b"\x1f\x8b":
-        raise BadInput(f"{path} is compressed: gunzip it")
     elif suffix in (".csv", ".tsv"):
         rows = read_table(path)
-    elif suffix in (".json", ".jsonl", ".ipynb") or start == b'{"':
+    elif suffix in (".json", ".jsonl", ".ipynb") or path.read_bytes()[:2] == b'{"':
         rows, notes = read_jsonl(path)
     elif not (rows := read_console(path.read_text(errors="replace"))):
         raise BadInput(f"{path} has no line `step:1 - name:0.5` or `{{'name': 0.5}}`")
@@ -103,9 +100,8 @@ def read_table(path):
     rows, names = list(table), table.fieldnames or ()
     if twice := [name for name in names if name and names.count(name) > 1]:
         raise BadInput(f"{path} has several columns {twice[0]}: give them names of their own")
-    for i, row in enumerate(rows, 2):
-        if any(row.pop(None, ())):                # where DictReader puts what is left over
-            raise BadInput(f"{path}, row {i} has more cells than the header: write 1000, not 1,000")
+    if long := [i for i, row in enumerate(rows, 2) if any(row.pop(None, ()))]:   # cells left over
+        raise BadInput(f"{path}, row {long[0]} is longer than the header: write 1000, not 1,000")
     return rows
 
 
@@ -116,9 +112,9 @@ def read_jsonl(path):
     if path.suffix != ".jsonl":
         with contextlib.suppress(json.JSONDecodeError):         # lines of objects
             whole = json.loads("\n".join(lines))
-            cells = isinstance(whole, dict) and whole.get("cells")
-            return (read_notebook(cells) if isinstance(cells, list) else
-                    whole.get("log_history", [whole]) if isinstance(whole, dict) else whole), []
+            if path.suffix == ".ipynb":
+                return read_notebook(whole["cells"]), []
+            return (whole.get("log_history", [whole]) if isinstance(whole, dict) else whole), []
     for i, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
@@ -273,8 +269,6 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     name, paths = next((way for way in ways if os.path.exists(way[1])), ways[2])
     paths = [paths] if os.path.exists(paths) else paths.split(",")
     lo, hi = reward_range
-    if lo == hi:
-        raise BadInput(f"--reward-range takes two different numbers, got {lo:g} {hi:g}")
     if not all(paths):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
     seeds, notes = [], []
@@ -303,8 +297,6 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
 def read_curves(runs, x=None, y=None, *others):
     """Several runs, several columns y of each -> curves; what the first has, the others need."""
     curves, tasks = [], y or [None]
-    if twice := [run for run in runs if runs.count(run) > 1]:
-        raise BadInput(f"{twice[0]} is given twice")
     for run in runs:
         curves += [load(run, x, task, *others) for task in tasks]
         x, tasks = x or metric(curves[0].x), y or [metric(curves[0].y)]

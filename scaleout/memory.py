@@ -1,6 +1,5 @@
 """scaleout/memory.py: does a run fit? From the shapes of its model alone, a tenth of the device
-left to what is not counted. Ours.
-"""
+left to what is not counted. Ours."""
 
 import os
 from collections import namedtuple
@@ -20,7 +19,7 @@ CACHE_SHARE = 0.25                  # of a CPU's memory, for one server's cache 
 VLLM_MEMORY_SHARE = 0.9             # of a GPU's memory, what a server takes
 SERVER_OVERHEAD = 2 * GIB           # CUDA context, activations, graphs
 
-# What the estimates need to know of a device: how that is known is in its name; memory in bytes.
+# What the estimates need to know of a device; memory in bytes.
 Device = namedtuple("Device", "name memory cuda")
 ASSUMED = Device("an H100 (assumed: no GPU here to ask)", 79 * GIB, cuda=True)
 
@@ -54,8 +53,8 @@ FIXED, ACTIVATIONS, LOGITS, CACHE = CURES
 
 
 class Estimate:
-    """What a run needs in memory. model: may be on the meta device; output: tokens of the longest
-    output, length: with its prompt; alone: the sampler shares the trainer's device."""
+    """What a run needs in memory. output: tokens of the longest output, length: with its prompt;
+    alone: the sampler shares the trainer's device."""
 
     def __init__(self, config, model, output, length, dtype, device, *, alone):
         self.config, self.shape = config, text_config(model)
@@ -114,8 +113,7 @@ class Estimate:
                 CACHE: sequences * self.sequence * self.alone}
 
     @property
-    def sequence(self):
-        """Bytes of the cache for one sequence, the longest."""
+    def sequence(self):             # bytes of the cache for the longest one
         return self.length * self.kv_token
 
     def sequences_left(self, free):
@@ -139,8 +137,7 @@ class Estimate:
                 "the cache of what fits": min(fits, self.config.slots) * sequence}, fits
 
     def slots(self, size=0):
-        """Sequences that a server decodes at once: as asked, or what its cache holds of half
-        finished samples. Where many begin together, vLLM preempts some."""
+        """Sequences that a server decodes at once: as asked, or as its cache has half finished."""
         _, fits = self.server_memory(size)
         return min(self.config.slots, int(fits * self.length / self.mean_length))
 
@@ -175,5 +172,4 @@ class Estimate:
 
 
 def listed(sizes):
-    """{what: bytes} in words, without what is not there."""
     return ", ".join(f"{size / GIB:.2f} GiB for {what}" for what, size in sizes.items() if size)

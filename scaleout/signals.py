@@ -1,8 +1,5 @@
-"""scaleout/signals.py: Ctrl-C, SIGTERM and SIGUSR1 end a run.
-
-With a checkpoint, between two decode steps or micro-batches; without one after HEED_S, at a second
-signal, and where no run has begun.
-"""
+"""scaleout/signals.py: Ctrl-C, SIGTERM and SIGUSR1 end a run: with a checkpoint, between two decode
+steps or micro-batches; without one after HEED_S, at a second signal, and where none has begun."""
 
 import contextlib
 import os
@@ -18,8 +15,7 @@ TWICE_S = 2.0                       # a scheduler and torchrun may both send the
 REQUEUE = 75                        # EX_TEMPFAIL: the same command goes on from the checkpoint
 
 
-def exit_code(number):
-    """Of a run that this signal has ended."""
+def exit_code(number):          # of a run that this signal has ended
     return 128 + number if number == signal.SIGINT else REQUEUE
 
 
@@ -43,8 +39,7 @@ class Signals:
             print("\nstopping, with a checkpoint; a second signal stops at once", file=sys.stderr)
 
     def over(self):
-        """The run has ended by a signal. While Python unloads, handlers of ours are gone already: a
-        late signal would end it with another exit code, which nobody requeues."""
+        """While Python unloads, our handlers are gone: a late signal would change the exit code."""
         for number in SIGNALS if self.first else ():
             signal.signal(number, signal.SIG_IGN)
 

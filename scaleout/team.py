@@ -2,8 +2,7 @@
 
 On GPUs accelerate shards the model (FSDP2: fp32 weights, fp32 reduction); on CPUs every rank has
 all of it, and gloo sums the gradients. Rank 0 runs the training loop with a `SharedTrainer`, whose
-calls the other ranks repeat. torch sends them pickled: private networks only.
-"""
+calls the other ranks repeat. torch sends them pickled: private networks only."""
 
 import contextlib
 import datetime
@@ -82,12 +81,10 @@ class Alone:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def lead(self, trainer):
-        """The trainer that the training loop calls."""
         return trainer
 
     def begin(self, part, version):
-        """A part of a step: a sentence of what fails in it names this version of the weights.
-        Raises Stopped: somebody has asked for the end."""
+        """A part of a step begins. Raises Stopped: somebody has asked for the end."""
         self.version = version
         if part == "generate":              # between two decode steps
             self.heed(self.stop)
@@ -113,10 +110,8 @@ class Alone:
 
 def deal(batches, costs, size):
     """[each rank's (micro-batch, share) pairs]: equally many, because the ranks meet in each one.
-
-    batches: lists of sample indices, costs: their tokens. Share 0.0: nothing was left for a rank,
-    it repeats the cheapest without effect. A round takes as long as its largest, hence the order.
-    """
+    costs: tokens of each. A round takes as long as its largest, hence the order. Share 0.0: nothing
+    was left for a rank, it repeats the cheapest without effect."""
     order = sorted(range(len(batches)), key=lambda i: -costs[i])
     ranks = [[(batches[i], 1.0) for i in order[rank::size]] for rank in range(size)]
     for mine in ranks:
@@ -131,8 +126,7 @@ class Ranks(Alone):
     def __init__(self, config):
         super().__init__(config)
         if not config.vllm_url:
-            raise ConfigError("vllm_url = '': several trainer processes need servers to generate; "
-                              "give their addresses, or let --trainers and --servers start both")
+            raise ConfigError("vllm_url = '': several trainer processes need servers")
         from accelerate import Accelerator, FullyShardedDataParallelPlugin, InitProcessGroupKwargs
         from torch.distributed.fsdp import MixedPrecisionPolicy
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -196,8 +190,7 @@ class Ranks(Alone):
             if name == "close":
                 dist.destroy_process_group()
                 return 0
-            # Not finite: rank 0 has the same error, writes the samples to a file and ends the run.
-            # A launcher ends all ranks as soon as one ends, so this one waits for it.
+            # Rank 0 has the same error, writes the samples to a file and ends the run.
             with self.together(name), contextlib.suppress(FloatingPointError, Stopped):
                 getattr(trainer, name)(*arguments)
 

@@ -3,8 +3,7 @@
 A server is lost (not connected), stale (without the current weights: no requests) or ready. A push
 is: no new requests, pause (running sequences keep their keys and values), send, finish, resume. If
 any of it fails, the server is lost, and its unfinished samples are asked again elsewhere. A request
-has no deadline; a server that counts no new token for one is lost.
-"""
+has no deadline; a server that counts no new token for one is lost."""
 
 import asyncio
 import contextlib
@@ -24,7 +23,6 @@ from servers.weight_transfer import buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
 RETRY_S = 1.0                           # between two tries to connect one
-SAY_S = 30.0                            # between two sentences that say why one is awaited
 
 
 def say(sentence):
@@ -32,8 +30,7 @@ def say(sentence):
 
 
 def read_addresses(vllm_url, limit_s):
-    """The addresses that `vllm_url` names, by commas: "http://a:8000", or "@FILE", which is waited
-    for. Raises TimeoutError after limit_s; ValueError: something else."""
+    """The addresses in `vllm_url`, by commas: "http://a:8000", or "@FILE", which is waited for."""
     urls, end = [], time.monotonic() + limit_s
     for part in map(str.strip, vllm_url.split(",")):
         if not part.startswith("@"):
@@ -44,8 +41,7 @@ def read_addresses(vllm_url, limit_s):
             say(f"waiting for {path}, which --serve-only writes")
         while not path.is_file():
             if time.monotonic() > end:
-                raise TimeoutError(f"start: {path} has not appeared for {limit_s:g} s: does "
-                                   "--serve-only run, in a folder that both see?")
+                raise TimeoutError(f"start: {path} has not appeared for {limit_s:g} s")
             time.sleep(0.2)
         urls += path.read_text(errors="replace").split() or [""]
     for url in urls:
@@ -64,8 +60,7 @@ class ServerPool:
     cuda        the tensors that are sent are on a GPU, so NCCL can send them
     logs        folder of the run's logs, where a launcher looks for HOST:PORT.hangs of its servers
 
-    Raises ServerError: not all came up; one of them, a ValueError: it was started wrongly.
-    """
+    Raises ServerError: not all came up; one of them, a ValueError: it was started wrongly."""
 
     def __init__(self, urls, *, slots, length, vocab, dtype, head_fp32=True, cuda=False,
                  deadline_s=600.0, logs=None):
@@ -100,7 +95,7 @@ class ServerPool:
                 and time.monotonic() - self.ready_until > limit:
             words = "connect: not every" if starting else f"generate, version {self.version}: no"
             raise ServerError(f"{words} server is ready since {limit:.0f} s; " + "; ".join(
-                f"{s.url} is lost: {s.why}" for s in lost) + "; look at the servers' logs")
+                f"{s.url} is lost: {s.why}" for s in lost))
         return lost
 
     @property
@@ -172,20 +167,18 @@ class ServerPool:
                 await asyncio.sleep(RETRY_S)
 
     def restart(self, server):
-        """Have a launcher that sees this folder start a silent server again, if not too early."""
+        """Have a launcher that sees this folder start a silent server again."""
         if self.logs and self.version >= 0:
             with contextlib.suppress(OSError):
                 (self.logs / f"{server.url.rpartition('/')[2]}.hangs").touch()
 
     def _lose(self, server, why):
-        """Expect nothing more of this server until it is connected again."""
         if server.state != "lost":
             say(f"{server.url} is lost: {why}; its {len(server.requests)} samples are asked again "
                 "as soon as a server is ready")
             self.counters.update(losses=1, resubmitted=len(server.requests))
-        elif why != server.why or time.monotonic() - server.said > SAY_S:
+        elif why != server.why:
             say(f"{server.url} is awaited: {why}")
-            server.said = time.monotonic()
         server.why = why
         server.set_state("lost")
         server.disconnect()
@@ -219,7 +212,6 @@ class ServerPool:
                 server.requests[task] = sampler, sample
 
     async def _generate(self, sampler, server, sample):
-        """One request of one sample, from sending to the use of its answer."""
         version = server.version
         try:
             answer = await server.generate(sampler, sample)

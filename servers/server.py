@@ -22,11 +22,11 @@ NO_LOGPROB, ROUNDING = -9999.0, 1e-3
 
 
 class ServerError(RuntimeError):
-    """No server can go on: one sentence with the phase, the server, the version, where to look."""
+    """No server can go on: one sentence with the phase, the server, the version."""
 
 
 class ServerRefused(ServerError, ValueError):
-    """Started as it is, this server will never do what it is asked: a wrong setting."""
+    """Started as it is, this server will never do what it is asked."""
 
 
 class ServerFailed(Exception):
@@ -41,9 +41,9 @@ class Server:
     """One server of a pool. state: see pool.py; why: the reason for "lost"."""
 
     def __init__(self, url, pool):
-        self.url, self.pool = url.rstrip("/"), pool
+        self.url, self.pool = url, pool
         self.call_s = min(CALL_S, pool.deadline_s)
-        self.state, self.why, self.said = "lost", "no answer yet", 0.0  # when why was last said
+        self.state, self.why = "lost", "no answer yet"
         self.version = self.label = None    # of the last whole push since it was connected
         self.channel, self.workers = None, 0
         self.connection = ""            # a new name whenever it is connected
@@ -55,8 +55,7 @@ class Server:
         return await self.post(path, limit_s=LOOK_S, method="GET")
 
     async def post(self, path, body=None, limit_s=CALL_S, method="POST"):
-        """What a route says, JSON or text. limit_s: 0: none. Raises ServerFailed; ServerRefused:
-        HTTP status 4xx before the first connection."""
+        """What a route says, JSON or text. limit_s: 0: none. Raises ServerFailed, ServerRefused."""
         limits = aiohttp.ClientTimeout(min(limit_s, self.call_s), sock_connect=self.call_s)
         try:
             async with self.pool.session.request(method, self.url + path, json=body,
@@ -132,8 +131,7 @@ class Server:
             await self.post("/finish_weight_update")    # loads nothing, or what will be replaced
             await self.post("/start_weight_update")
 
-    async def receive(self, info, data):
-        """One bucket; see weight_transfer.py."""
+    async def receive(self, info, data):        # of weight_transfer.buckets
         if self.channel:
             await self.transfer("/update_weights", {"update_info": info},
                                 lambda: self.channel.send(data))
@@ -170,8 +168,7 @@ class Server:
         label = self.label
         info, metrics = await asyncio.gather(self.get("/weight_info"), self.get("/metrics"))
         if info["weight_version"] != label == self.label:       # else a push has come meanwhile
-            raise ServerFailed("it has other weights than were pushed: it was started again, or "
-                               "another trainer uses it")
+            raise ServerFailed("it has other weights than were pushed")
         counts = re.findall(r"^vllm:generation_tokens_total{.*} (\S+)$", metrics, re.MULTILINE)
         tokens, now = sum(map(float, counts)), time.monotonic()
         if tokens != self.tokens or not self.requests:

@@ -6,6 +6,7 @@ written by hand; tests/study holds that the tables are those of the logs.
 """
 import argparse
 import functools
+import math
 import re
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from study.run import HERE, KEPT, done, experiments
 
 PAGE = HERE.parent / "results/study/README.md"
 BASELINE = "scalerl"
-CALM = "calm"                 # the base whose curves are fitted
+CALM = "calm"
+FITTED = (CALM, "reuse")      # the bases whose curves are fitted
 CUTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
-SECOND_ROUND = ("11_trust_region", "12_ess_rate", "13_lag_trust_region")
+SECOND_ROUND = ("11_trust_region", "12_ess_rate", "13_lag_trust_region", "14_reuse", "15_controls",
+                "16_horizon")
 VISIBLE = 0.05                # of the second round: a coarser design is "underpowered"
 
 
@@ -61,7 +64,7 @@ def row_of(job):
     lag, ess = (np.array([step[name] for step in steps if name in step])
                 for name in ("lag/mean", "ess"))
     row |= logs.ends(R) | dict(lag=lag.mean(), ess_least=ess.min())
-    if job.base == CALM:
+    if job.base in FITTED:
         fit = fit_curve(C, R, bootstrap=0)
         row |= dict(A=fit.A, B=fit.B, C_mid=fit.C_mid)
     return row
@@ -230,6 +233,44 @@ def tasks_of(jobs):
     return "\n".join(lines), curves
 
 
+KS = (1, 4, 16, 64, 256)
+
+
+def pass_at(ks, k, right):
+    """pass@n for each n of `ks` (problems, ks): that of n samples, drawn without putting back from
+    the k of a problem, at least one is right (Chen et al., 2107.03374, equation 1)."""
+    return np.array([[1 - math.comb(k - c, n) / math.comb(k, n) for n in ks] for c in right])
+
+
+def controls_of(jobs, draws=2000):
+    """pass@k before and after, for each reward: a line each with the mean over the toys; the gain
+    with Student's interval over the toys, and for pass@1 and pass@256 that of a bootstrap over
+    problems (each toy's drawn anew)."""
+    rng, lines = np.random.default_rng(0), [
+        "| reward | n | | " + " | ".join(f"pass@{n}" for n in KS) + " |",
+        "|---|--:|---|" + "--:|" * len(KS)]
+    found = kept_right()
+    for variant in dict.fromkeys(job.variant for job in jobs.values()):
+        pairs = [[pass_at(KS, *found[job.name][step]) for step in
+                  (min(found[job.name]), max(found[job.name]))]
+                 for job in jobs.values() if job.variant == variant and job.name in found]
+        before, after = (np.array([pair[i].mean(0) for pair in pairs]) for i in (0, 1))
+        resampled = np.mean([[(b - a)[rng.integers(len(a), size=len(a))].mean(0) for a, b in pairs]
+                             for _ in range(draws)], axis=1)                    # (draws, ks)
+        tails = np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+        rows = {"before": [f"{x:.3f}" for x in before.mean(0)],
+                "after": [f"{x:.3f}" for x in after.mean(0)],
+                "gain, over toys": [told(paired(d)) for d in (after - before).T],
+                "gain, over problems": [f"[{low:+.3f}, {high:+.3f}]" for low, high in tails.T]}
+        lines += [f"| `{variant}` | {len(pairs)} | {what} | " + " | ".join(cells) + " |"
+                  for what, cells in rows.items()]
+    return "\n".join(lines)
+
+
+def kept_right():
+    return logs.read_right(KEPT / "right.csv")
+
+
 def extrapolation(curves):
     """How well the first share of each run foretells its end (the mean of its last three
     evaluations): mean absolute errors of two laws and of the naive forecast, by the share.
@@ -320,6 +361,26 @@ def plot_curves(jobs):
     return fig
 
 
+def plot_controls(jobs):
+    """pass@k against k for each reward, after the run, and before it in grey; means over toys."""
+    fig, ((ax,),) = figures.empty(6.5, 3.6, 1, 1)
+    found, styles = kept_right(), ((figures.BLUE, "o", "-"), (figures.ORANGE, "s", "--"),
+                                   ("black", "^", ":"), ("#7a9e3a", "s", "-."))
+    variants = dict.fromkeys(job.variant for job in jobs.values())
+    ks = [2**i for i in range(9)]
+    for variant, (color, marker, dash) in zip(variants, styles, strict=True):
+        runs = [found[job.name] for job in jobs.values() if job.variant == variant]
+        first, last = (np.mean([pass_at(ks, *run[pick(run)]).mean(0) for run in runs], 0)
+                       for pick in (min, max))
+        if variant == BASELINE:                 # all begin from the same models
+            ax.plot(ks, first, color=figures.GREY, marker="x", label="before")
+        ax.plot(ks, last, dash, color=color, marker=marker, label=f"after: {variant}")
+    ax.set_xscale("log", base=2)
+    ax.set(xlabel="k", ylabel="pass@k on held-out problems")
+    ax.legend(frameon=False)
+    return fig
+
+
 # ------------------------------------------------------------------------- 5. the page
 def filled(page, tables):
     """The page with each table between its marks."""
@@ -358,13 +419,18 @@ def results():
             tables[stem] = grid_of(jobs, rows)
         elif stem == "8_sizes":
             tables["sizes"] = sizes_of(jobs, rows)
+        elif stem == "15_controls":
+            tables[stem] = controls_of(jobs)
+            plots[stem] = plot_controls(jobs)
         elif stem == "10_smollm2":
             plots[stem] = plot_curves(jobs.values())
         else:
             bases = dict.fromkeys(base for base, _ in comparisons)
             columns = [(base, "end", f"end, {base}") for base in bases]
-            if CALM in bases:
-                columns += [(CALM, "A", "A, calm"), (CALM, "log B", "log B at a shared A, calm")]
+            for base in bases:
+                if base in FITTED:
+                    columns += [(base, "A", f"A, {base}"),
+                                (base, "log B", f"log B at a shared A, {base}")]
             plots[stem] = plot_comparisons(comparisons, columns)
     calm = [curve_of(job) for job in {**found["1_leave_one_out"], **found["2_rivals"]}.values()
             if job.base == CALM and not rows[job.name]["failed"]]

@@ -1,7 +1,8 @@
-"""logs.py: what is kept of runs, in three tables of a folder; and how a run ended.
+"""logs.py: what is kept of runs, in four tables of a folder; and how a run ended.
 
     evals.csv     a row an evaluation: run, step, compute, pass rate of each task, lengths
     steps.csv     a row a step: run (in its first row alone), step and the columns of STEPS
+    right.csv     where an evaluation has MANY samples a problem: run, step, right samples of each
     failed.csv    a row for each run that failed: run, why
 """
 import csv
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+MANY = 128
 STEPS = ("lag/mean", "ess", "ratio/clipped_frac")
 # Of an evaluation: pass@k, shares of the verifier and clocks are read by nobody afterwards.
 EVALS = re.compile(r"step|compute/(flops|tokens)|eval/.*/mean@\d+|"
@@ -27,6 +29,17 @@ def read(path):
                 runs.setdefault(name, []).append(
                     {column: float(cell) for column, cell in row.items() if cell})
     return runs
+
+
+def read_right(path):
+    """{run: {step: (k, [right samples of k for each problem])}} of right.csv."""
+    found = {}
+    if Path(path).exists():
+        with open(path, newline="") as file:
+            for row in csv.DictReader(file):
+                found.setdefault(row["run"], {})[int(row["step"])] = (
+                    int(row["k"]), [*map(int, row["right"].split())])
+    return found
 
 
 def read_failed(folder):
@@ -75,6 +88,16 @@ def keep(run, folder, name, digits=17):
         {"step": step["step"]} | {column: float(f"{step[column]:.{digits}g}") for column in STEPS
                                   if column in step} for step in steps if "pass_rate" in step],
         once=True)
+    right = read_right(folder / "right.csv")
+    for row in evals:
+        for column, counts in row.items():
+            k = column.rpartition("/right@")[2]
+            if k != column and int(k) >= MANY:
+                right.setdefault(name, {})[row["step"]] = int(k), counts
+    if right:
+        write(folder / "right.csv", [
+            {"run": run, "step": step, "k": k, "right": " ".join(map(str, counts))}
+            for run, found in right.items() for step, (k, counts) in found.items()])
     add(folder / "evals.csv", name, [            # last: with it the run counts as kept
         {column: value for column, value in row.items() if EVALS.fullmatch(column)}
         for row in evals])
@@ -82,6 +105,8 @@ def keep(run, folder, name, digits=17):
 
 def ends(R):
     """What a run's evaluations R (n,) say of its end, as {name: number}: the mean of the last three
-    is its end, that of the best three in a row its best; it has collapsed below half of that."""
-    best, end = np.convolve(R, np.ones(3) / 3, "valid").max(), R[-3:].mean()
+    is its end, that of the best three in a row its best; it has collapsed below half of that. Of
+    fewer than six evaluations the last alone."""
+    n = 3 if len(R) >= 6 else 1
+    best, end = np.convolve(R, np.ones(n) / n, "valid").max(), R[-n:].mean()
     return dict(start=R[0], best=best, end=end, collapsed=float(end < best / 2))

@@ -130,7 +130,7 @@ def test_the_verifier_of_mathematics_works_without_the_limit_of_memory(elsewhere
 def test_what_needs_linux_is_refused_in_one_sentence(elsewhere, micro, tmp_path):
     """The command first; then each setting, where a second of its own would tell nothing more."""
     done = elsewhere(ROOT / "scalerl.py", *arguments(micro, trainers=2, gpus=0))
-    assert done.returncode == 2 and "trainers = 2" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and "need Linux" in done.stderr and done.stderr.count("\n") == 1
     (tmp_path / "code.jsonl").write_text("".join(json.dumps(
         {"question": f"{i}?", "answer": {"inputs": ["1"], "outputs": ["2"]}, "kind": "code"}) + "\n"
         for i in range(30)))
@@ -140,21 +140,20 @@ def test_what_needs_linux_is_refused_in_one_sentence(elsewhere, micro, tmp_path)
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("settings", "sentence"), [
-    ({"engine": "vllm"}, "vLLM needs Linux"), ({"vllm_url": "http://a:1"}, "vLLM needs Linux"),
-    ({"servers": 1}, "several processes need Linux"), ({"gpus": 8}, "several processes need Linux"),
-    ({"trainers": 2}, "several processes need Linux")])
-def test_each_setting_that_needs_linux_is_named(settings, sentence, monkeypatch):
+@pytest.mark.parametrize("settings", [
+    {"engine": "vllm"}, {"vllm_url": "http://a:1"}, {"servers": 1}, {"gpus": 8}, {"trainers": 2}])
+def test_each_setting_that_needs_linux_is_refused(settings, monkeypatch):
     config = Config(model="x", **settings)
     check_platform(config)
     assert config == Config(model="x", **settings)
     monkeypatch.setattr(sys, "platform", "darwin")
+    sentence = "several processes .* need Linux"
     with pytest.raises(ConfigError, match=sentence):
         check_platform(config)
     plain = Config(model="x")
-    with pytest.raises(ConfigError, match="several processes need Linux"):
+    with pytest.raises(ConfigError, match=sentence):
         check_platform(plain, serve_only="a:8000")
-    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="several processes need"):
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match=sentence):
         patch.setenv("RANK", "1")
         check_platform(plain)
     check_platform(plain)

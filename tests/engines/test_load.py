@@ -55,14 +55,14 @@ def test_every_end_token_of_the_model_ends_a_sample(named, ends, llama):
         assert sampler.eos_ids == ends and set(sampler.ends.tolist()) == ends
 
 
-@pytest.mark.parametrize("named", ["</s>", [], [3, "</s>"], None])
-def test_a_model_whose_end_has_no_number_is_refused(named, llama):
+@pytest.mark.parametrize("named", [[], None])
+def test_a_model_that_names_no_end_is_refused(named, llama):
     llama.generation_config.eos_token_id = named
     trainer = SimpleNamespace(model=llama, tokenizer=SimpleNamespace(eos_token_id=None),
                               device="cpu", dtype=torch.float32)
     config = Config(model="m", engine="transformers", think_min=3, think_max=5, answer_tokens=2,
                     interrupt_phrase="", slots=16, eval_samples=4)
-    with pytest.raises(ConfigError, match="no end-of-sequence token by its number"):
+    with pytest.raises(ConfigError, match="names no end-of-sequence token"):
         making.make_samplers(config, trainer, 13)
 
 
@@ -108,7 +108,7 @@ WRONG = {
     "a tensor is missing": (lambda f: without(f, UP), f"lack 1 of its tensors.*{UP}"),
     "six are missing": (lambda f: without(f, *(UP.replace("1", str(i)).replace("up", part)
                                                for i in range(3) for part in ("up", "down"))),
-                        r"lack 6 of its tensors.*layers\.1\.mlp\.up_proj\.weight \.\.\.$"),
+                        r"lack 6 of its tensors.*layers\.1\.mlp\.up_proj\.weight$"),
     "another shape": (lambda f: without(f, **{UP: torch.ones(3, 5)}), f"in other shapes.*{UP}"),
     "an adapter beside a model": (lambda f: adapter(f, False), "an adapter.*merge it"),
     "an adapter": (lambda f: adapter(f, True), "an adapter.*merge it"),
@@ -116,8 +116,8 @@ WRONG = {
              r"quantized \(gptq\)"),
     "FP8": (lambda f: settings(f, quantization_config={"quant_method": "fp8"}),
             r"quantized \(fp8\)"),
-    "GGUF": (only_gguf, "only GGUF files"),
-    "GGUF beside a config": (gguf_beside, "only GGUF files"),
+    "GGUF": (only_gguf, "GGUF is not read"),
+    "GGUF beside a config": (gguf_beside, "GGUF is not read"),
     "FP8 that no config names": (scaled_fp8, rf"quantized weights.*{UP}_scale"),
     "int8 that no config names": (lambda f: without(f, **{
         UP: torch.ones(88, 48).to(torch.int8), UP.replace("weight", "scales"): torch.ones(1)}),
@@ -131,8 +131,6 @@ WRONG = {
     "int8 of bitsandbytes": (lambda f: without(f, **{
         UP: torch.ones(88, 48).to(torch.int8), UP.replace("weight", "SCB"): torch.ones(88)}),
         r"quantized weights.*up_proj\.SCB"),
-    "attentions as output": (lambda f: settings(f, output_attentions=True), "output_attentions"),
-    "no layers": (lambda f: settings(f, num_hidden_layers=0), "no layers"),
     "no causal mask": (lambda f: settings(f, is_causal=False), "no causal mask"),
     "a larger tokenizer": (lambda f: random_llama(vocab=30).save_pretrained(f),
                            "the tokenizer has 38 tokens, the model rows for 30"),
@@ -148,8 +146,6 @@ WRONG = {
     "no attention": (lambda f: settings(f, model_type="rwkv"), "model_type = rwkv"),
     "a weight that is no number": (lambda f: without(f, **{UP: torch.full((88, 48), math.nan)}),
                                    "log-probs are off by up to nan"),
-    "an end without a number": (lambda f: (f / "generation_config.json").write_text(
-        '{"eos_token_id": "</s>"}'), "no end-of-sequence token by its number"),
     "a chat template that fails": (lambda f: (f / "chat_template.jinja").write_text(
         "{{ raise_exception('no') }}"), "chat template fails: .*no"),
 }
@@ -199,7 +195,7 @@ def test_a_gguf_file_beside_whole_weights_does_no_harm(tmp_path, seed):
 def test_a_gguf_file_is_refused_as_a_folder_of_them_is(tmp_path, capsys):
     (tmp_path / "model-Q4_K_M.gguf").touch()
     assert main([*arguments(tmp_path / "model-Q4_K_M.gguf", gpus=0), "--dry-run"]) == 2
-    assert "only GGUF files" in capsys.readouterr().err
+    assert "GGUF is not read" in capsys.readouterr().err
 
 
 def test_an_adapter_on_the_hub_is_refused_though_it_has_a_config_of_its_own(tmp_path, monkeypatch,

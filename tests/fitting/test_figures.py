@@ -89,17 +89,6 @@ def test_the_picture_is_of_the_fit_that_is_judged_and_claims_no_interval_where_t
         assert ("no interval" in figure.get_suptitle()) != has
 
 
-def test_dollars_in_names_are_no_formula():
-    C, R = made(n=9)
-    curve = readers.Curve("a$_{b$", C, R, "cost in $, of $", "y$^$", Path("."))
-    figure = figures.plot_run(curve, fit_curve(C, R, bootstrap=0))
-    figure.draw_without_rendering()
-    texts = [figure._suptitle, figure.axes[0].yaxis.label, figure.axes[1].xaxis.label]
-    for text in texts:
-        shown, math = text._preprocess_math(text.get_text())
-        assert not math and "$" in shown and "\\" not in shown
-
-
 def test_drawing_touches_no_global_state(tmp_path):
     """In somebody's notebook an imported fit.py must not close their figures or change backends."""
     run = write_run(tmp_path / "r", *made())

@@ -1,5 +1,4 @@
 """What readers.py claims: each tool's log gives the same curve, and nothing is lost in silence."""
-import gzip
 import json
 import re
 import shutil
@@ -51,7 +50,7 @@ def test_one_run_of_a_table_of_many_is_read_by_its_name(tmp_path):
         for i, (c, r) in enumerate(zip(C, R))))
     for run, part in (("a", 1), ("b", None), ("b:2", 2)):
         if part is None:
-            with pytest.raises(BadInput, match=r"many.csv has no run 'b' .*; it has: a, b:2$"):
+            with pytest.raises(BadInput, match=r"many.csv has no run 'b' .*: a, b:2$"):
                 readers.load(f"{table}:b")
             continue
         curve = readers.load(f"{table}:{run}")
@@ -60,9 +59,6 @@ def test_one_run_of_a_table_of_many_is_read_by_its_name(tmp_path):
     pooled = readers.load(f"both={table}:a,{table}:b:2")
     assert pooled.C.size == 18 and pooled.label == "both"
     assert [run for _, run in readers.places_of(f"{table}:*")] == ["a", "b:2"]
-    (tmp_path / "plain.csv").write_text("gpu_hours,pass_rate\n0,.2\n1,.3\n")
-    with pytest.raises(BadInput, match="it has: no such column"):
-        readers.load(f"{tmp_path}/plain.csv:a")
 
 
 def test_a_running_log_may_end_in_the_middle_of_a_line(tmp_path, capsys):
@@ -211,7 +207,7 @@ def test_a_row_with_more_cells_than_the_header_is_refused(tmp_path):
     """An unquoted 1,000 would be the number 1, and the rest of its row another evaluation's."""
     path = tmp_path / "a.csv"
     path.write_text("gpu_hours,pass_rate\n0,.2\n1,000,.3\n")
-    with pytest.raises(BadInput, match="row 3 has more cells than the header: write 1000, not 1,0"):
+    with pytest.raises(BadInput, match="row 3 is longer than the header: write 1000, not 1,000"):
         readers.load(str(path))
 
 
@@ -261,13 +257,6 @@ def test_a_path_that_exists_is_read_whatever_its_name(name, tmp_path):
         curve = readers.load(spec)
         assert curve.R.tolist() == [0.2, 0.3]
         assert curve.label == (path.stem if spec == str(path) else "mine")
-
-
-def test_a_compressed_table_is_refused_as_such(tmp_path):
-    path = tmp_path / "a.csv.gz"
-    path.write_bytes(gzip.compress(b"gpu_hours,pass_rate\n0,.2\n"))
-    with pytest.raises(BadInput, match="a.csv.gz is compressed: gunzip it"):
-        readers.load(str(path))
 
 
 def test_runs_that_a_pattern_pools_are_not_named_after_one(tmp_path):

@@ -88,6 +88,49 @@ def test_each_of_two_tasks_has_its_own_curve(tmp_path, monkeypatch):
         np.testing.assert_allclose(curves[f"two tasks: {task}"][0][1], R[task])
 
 
+def test_right_samples_are_kept_where_a_problem_has_many(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 1, "pass_rate": 0.5, "ess": 0.25}\n')
+    for name, k in ("many", 256), ("few", 4):
+        (run / "evals.jsonl").write_text("".join(
+            f'{{"step": {step}, "compute/flops": {step}, "eval/toy/mean@{k}": 0.5, '
+            f'"eval/toy/right@{k}": [{step}, 2, 3]}}\n' for step in (0, 140)))
+        logs.keep(run, tmp_path, name)
+    assert logs.read_right(tmp_path / "right.csv") == {
+        "many": {0: (256, [0, 2, 3]), 140: (256, [140, 2, 3])}}
+    assert [*logs.read(tmp_path / "evals.csv")] == ["many", "few"]
+
+
+def test_pass_at_k_is_the_share_of_draws_without_a_right_one():
+    """By hand: of 4 samples, 1 right: a draw of 2 misses it in 3 of 6 cases."""
+    found = figures.pass_at((1, 2, 4), 4, [0, 1, 4])
+    np.testing.assert_allclose(found, [[0, 0, 0], [0.25, 0.5, 1], [1, 1, 1]])
+    k, c, n = 40, 7, 5
+    drawn = np.argsort(np.random.default_rng().random((40_000, k)))[:, :n] < c
+    assert figures.pass_at((n,), k, [c])[0, 0] == pytest.approx(drawn.any(1).mean(), abs=0.012)
+
+
+def test_the_controls_table_has_the_counts_before_and_after(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "KEPT", tmp_path)
+    jobs, rng = jobs_of(["pass_256"], ["scalerl", "random"], [35, 36]), np.random.default_rng()
+    counts = {job.name: {step: rng.integers(257, size=12).tolist() for step in (0, 140)}
+              for job in jobs.values()}
+    logs.write(tmp_path / "right.csv", [
+        {"run": name, "step": step, "k": 256, "right": " ".join(map(str, right))}
+        for name, found in counts.items() for step, right in found.items()])
+    lines = figures.controls_of(jobs).split("\n")[2:]
+    assert [line.split(" | ")[2] for line in lines[:4]] == [
+        "before", "after", "gain, over toys", "gain, over problems"] and len(lines) == 8
+    for i, variant in enumerate(("scalerl", "random")):
+        ends = [[np.mean(found[step]) / 256 for name, found in counts.items() if variant in name]
+                for step in (0, 140)]
+        d, low, high, _ = figures.paired(np.subtract(*ends[::-1]))
+        cells = [lines[4 * i + j].split(" | ")[3] for j in range(3)]
+        assert cells == [f"{np.mean(ends[0]):.3f}", f"{np.mean(ends[1]):.3f}",
+                         f"{d:+.3f} [{low:+.3f}, {high:+.3f}]"]
+
+
 def test_of_a_base_of_the_second_round_that_is_not_finished_nothing_is_told():
     jobs = jobs_of(["calm", "stress"], ["scalerl", "grpo"], [13, 14, 15])
     assert figures.of_finished_bases(jobs, {*jobs}) == jobs
