@@ -13,7 +13,7 @@ from fitting.compare import compare_lines
 from fitting.figures import FORMS, plot_run, span, with_interval
 from fitting.forecast import judge, verdict_line, with_ends
 from fitting.like import disagree, fit_like, learn
-from fitting.plan import APART, plan_lines
+from fitting.plan import APART, TYPICAL, plan_lines
 from fitting.problems import by_problem_lines
 from fitting.readers import read_curves
 
@@ -22,7 +22,7 @@ ABOUT = law.__doc__.partition("For `from")[0] + """
     python fit.py runs/demo --predict 1e15 --target 0.9     # what compute buys; what a reward costs
     python fit.py runs/new --until 0.3 --like runs/old      # what an earlier run of its kind adds
     python fit.py runs/new --until 0.3 --by-problem         # from the counts of single problems
-    python fit.py --plan 0.02 --curve 0.8 1.8 0.4 0.25      # how much evaluation a forecast takes
+    python fit.py --plan 0.02                               # how much evaluation a forecast takes
     python fit.py ours=runs/s1,runs/s2 grpo=runs/g1         # compare recipes; pool seeds of one"""
 NOTES = """\
 RUN is a run folder, a log of verl, prime-rl, TRL, Weights & Biases or TensorBoard, any CSV with a
@@ -106,10 +106,6 @@ def report_run(args, refit, curve, prior=None):
     return fits, [f"warning: {label}: {warning}" for warning in warnings], judged
 
 
-def rate_or_fit(text):
-    return text if text == "fit" else float(text)
-
-
 def arguments(argv):
     p = argparse.ArgumentParser(prog="fit.py", description=ABOUT, epilog=NOTES,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -122,17 +118,15 @@ def arguments(argv):
         help="map these rewards onto [0, 1]")
     add("--law", choices=LAWS, default="sigmoid", help="only sigmoid and power are the paper's")
     add("--method", choices=("free", "grid"), default="free", help="grid is the paper's A.5")
-    add("--R0", type=rate_or_fit, help="pass rate before training, or `fit` (default: step 0)")
+    add("--R0", type=float, help="pass rate before training (default: step 0, else it is fitted)")
     add("--c-min", type=float, default=0.0, help="leave out earlier ones (the paper: an epoch)")
     add("--until", type=float, metavar="C", help="fit up to C (a share if <= 1), predict the rest")
     add("--like", nargs="+", metavar="EARLIER", help="learn from whole runs of its task and recipe")
     add("--by-problem", action="store_true", help="also from the counts of each problem (right@k)")
     add("--predict", type=float, nargs="+", default=[], metavar="C", help="pass rate at compute C")
     add("--target", type=float, metavar="R", help="compute that this pass rate takes")
-    add("--plan", type=float, metavar="W", help="answers for a forecast of +-W, of RUN or --curve")
+    add("--plan", type=float, metavar="W", help="answers for a forecast of +-W, of RUN or typical")
     add("--apart", type=float, metavar="D", help="--plan for telling two recipes D apart")
-    add("--curve", type=float, nargs=4, metavar=tuple(THETA), default=(0.8, 1.8, 0.4, 0.25),
-        help="of --plan without RUN; C_mid as a share of the run (default: 0.8 1.8 0.4 0.25)")
     add("--answers", type=float, metavar="N", help="of an evaluation, problems times samples")
     add("--bootstrap", type=int, default=200, metavar="S", help="replicates (200)")
     add("--why", action="store_true", help="the rival laws and all warnings")
@@ -148,7 +142,7 @@ def report(args):
     if not args.runs:
         if not args.plan:
             raise BadInput("it takes a RUN; or --plan W, or --apart D, before there is one")
-        print(*plan_lines(dict(zip(THETA, args.curve)), 1, args.plan, args.until), sep="\n")
+        print(*plan_lines(TYPICAL, 1, args.plan, args.until), sep="\n")
         return
     columns = (args.x, args.y, args.x_scale, args.reward_range)
     if args.like and args.law != "sigmoid":

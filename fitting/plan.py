@@ -10,6 +10,7 @@ Z, POWER = ndtri((1 + LEVEL) / 2), 0.8
 # Ends that lie D apart: in 80% of the pairs of runs the interval of their difference excludes 0, if
 # each end is known to +-D / APART.
 APART = 2 ** 0.5 * (Z + ndtri(POWER)) / Z
+TYPICAL = dict(A=0.8, B=1.8, C_mid=0.4, R0=0.25)        # C_mid as a share of the run
 
 
 def deviation(theta, C, C_at, answers):
@@ -27,11 +28,10 @@ def deviation(theta, C, C_at, answers):
 
 def plan_lines(theta, end, width, share=None):
     """The answers that intervals of +-width at the run's end take, by the share that is seen (None:
-    .3 and .5). Raises BadInput: no such curve."""
+    .3 and .5). Raises BadInput: no rise, or no such width or share."""
     A, B, C_mid, R0 = (theta[name] for name in THETA)
-    if not (0 <= R0 < A <= 1 and B > 0 and C_mid > 0 and 0 < width < 1 and 0 < (share or 1) <= 1):
-        raise BadInput(f"--plan takes 0 <= R0 < A <= 1, B and C_mid above 0, a width and a share "
-                       f"within 0 and 1; got A {A:g}, B {B:g}, C_mid {C_mid:g}, R0 {R0:g}")
+    if not (R0 < A and 0 < width < 1 and 0 < (share or 1) <= 1):
+        raise BadInput("--plan takes a curve that rises, a width and a share within 0 and 1")
     yield (f"answers an evaluation (problems x samples) for {LEVEL:.0%} intervals of +-{width:.2g} "
            f"at the end of a run with A {A:.3g}, B {B:.3g}, C_mid {C_mid / end:.2g} of the run, R0 "
            f"{R0:.3g}; or to tell two recipes {width * APART:.2g} apart in {POWER:.0%} of the "

@@ -6,10 +6,10 @@
 
 Pass rate, retirement and the curve are about right and wrong, and so is the paper's reward. So an
 answer is right if its reward is True or above 0, whatever the size, and then it earns +1, else -1.
-The file runs once in the trainer, for its problems, and once in each worker of the verifier.
-"""
+The file runs once in the trainer, for its problems, and once in each worker of the verifier."""
 
 import ast
+import contextlib
 import functools
 import reprlib
 import runpy
@@ -47,16 +47,13 @@ def problems_of(path):
     names = [function for function in FUNCTIONS if callable(offered.get(function))]
     if len(names) != 1 or not problems:
         raise TaskError(f"{name!r} must define problems, and has {len(problems)}, and one function "
-                        "of reward(problem, answer_text) and reward_func(prompts, completions, "
-                        f"**columns), and has {names}")
+                        f"of {' and '.join(FUNCTIONS)}, and has {names}")
     for number, problem in enumerate(problems, start=1):
-        try:
-            plain = question(problem).strip() and ast.literal_eval(repr(problem)) == problem
-        except (AttributeError, SyntaxError, ValueError):
-            plain = False
-        if not plain:
-            raise TaskError(f"{name!r} has a problem that is no table of numbers, texts, lists and "
-                            f'tables, with a "question": number {number}, {str(problem)[:60]!r}')
+        with contextlib.suppress(AttributeError, SyntaxError, ValueError):
+            if question(problem).strip() and ast.literal_eval(repr(problem)) == problem:
+                continue
+        raise TaskError(f"{name!r} has a problem that is no table of numbers, texts, lists and "
+                        f'tables, with a "question": number {number}, {str(problem)[:60]!r}')
     return names[0], [(question(problem), repr((path, problem))) for problem in problems]
 
 

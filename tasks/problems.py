@@ -9,8 +9,6 @@ The paper (sec. 2, 3) trains on math problems and holds 1,000 out to draw its cu
 import contextlib
 import hashlib
 import json
-import os
-import sys
 import warnings
 from dataclasses import dataclass
 from itertools import groupby
@@ -29,8 +27,7 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
     spec: a task or a mix such as "a+b", and its options: docs/tasks.md.
     heldout: how many are held out in total; of a mix an equal number of each part.
     seed: which problems a generator draws; of no effect on a file.
-    Raises TaskError, also where more than 2% of the records cannot be used.
-    """
+    Raises TaskError, also where more than 2% of the records cannot be used."""
     train, held, _, bad = load_splits(spec, heldout=heldout, seed=seed, options=options)
     count_unusable({"bad_records": bad}, len(train + held), Config.max_unusable)
     return {"train": train, "heldout": held}[split]
@@ -39,7 +36,7 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
 def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
     """(training, held-out, evaluation sets' problems, sentences on records that are none); else as
     load_task. eval_spec: only evaluated, "aime-24+math-500"."""
-    parts, evaluated = parts_of(spec), parts_of(eval_spec) if eval_spec else []
+    parts, evaluated = spec.split("+"), eval_spec.split("+") if eval_spec else []
     options = options_by_part(options or {}, parts, evaluated)
     train, held, extra, bad, names = {}, {}, [], [], set()
     for part in (*parts, *evaluated):
@@ -83,11 +80,6 @@ def dealt(parts):
     return [p for _, p in sorted(places, key=lambda place: place[0])]
 
 
-def parts_of(spec):
-    """["a", "b"] of the mix "a+b"."""
-    return list(dict.fromkeys(part.strip() for part in spec.split("+")))
-
-
 def options_by_part(options, parts, evaluated=()):
     """{part: its options}. A single task may take its own without its name: {"size": 300}."""
     known = [*parts, *evaluated]
@@ -95,8 +87,7 @@ def options_by_part(options, parts, evaluated=()):
         options = {part: options for part in parts}
     for key, value in options.items():
         if key not in known or not isinstance(value, dict):
-            raise TaskError(f"task option {key!r}: a mix takes options by part, a table for each "
-                            f"of {known}")
+            raise TaskError(f"task option {key!r}: a mix takes options by part, of {known}")
     return options
 
 
@@ -114,27 +105,20 @@ def split_pool(name, pool, heldout, unread):
 
 def check_gold(problems, verifier=None, kept=None):
     """{id: sentence} of problems whose gold answer their own verifier calls wrong: all get -1.
-    Without a Verifier there is no deadline. kept: a file, what it has is not judged again."""
+    Without a Verifier there is no deadline. kept: a file, the same answers are judged once."""
     judged = [p for p in problems if p.kind in ("math", "exact")]
     items = [(rf"\boxed{{{p.answer}}}" if p.kind == "math" else p.answer, p.answer, p.kind)
              for p in judged]
-    known, reasons = {}, []  # {hash of 500 items: their reasons}
-    with contextlib.suppress(OSError), open(kept or os.devnull) as file:
-        for line in file:
-            with contextlib.suppress(ValueError):  # empty, or cut off by a kill
-                known |= json.loads(line)
-    for start in tqdm(range(0, len(items), 500), "gold answers", unit="500", delay=5,
-                      mininterval=0.1 if sys.stderr.isatty() else 60):
+    digest, reasons = hashlib.sha256(repr(items).encode()).hexdigest(), []
+    if kept and kept.is_file():
+        with contextlib.suppress(ValueError):  # cut off by a kill
+            reasons = json.loads(kept.read_text()).get(digest, [])
+    for start in tqdm(range(len(reasons), len(items), 500), "gold answers", delay=5, disable=None):
         part = items[start : start + 500]
-        name = hashlib.sha256(repr(part).encode()).hexdigest()[:16]
-        if name not in known:
-            known[name] = verifier.score(part).reasons if verifier else [
-                verify(*item)[1] for item in part]
-            if kept and len(items) > 500:  # fewer take seconds, and a refused run leaves nothing
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                with open(kept, "a") as file:
-                    file.write("\n" + json.dumps({name: known[name]}) + "\n")
-        reasons += known[name]
+        reasons += verifier.score(part).reasons if verifier else [verify(*item)[1] for item in part]
+        if kept and len(items) > 500:  # fewer take seconds, and a refused run leaves nothing
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps({digest: reasons}))
     return {p.id: f"problem {p.id}: its own answer {p.answer!r} is judged {reason!r}"
             for p, reason in zip(judged, reasons, strict=True) if reason != "correct"}
 
@@ -160,8 +144,6 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
                                                      return_dict=False, **template_options or {}))
         except Exception as error:
             raise ConfigError(f"the model's chat template fails: {error!r:.200}") from None
-        if not ids:
-            raise ConfigError("the model's chat template makes nothing of a problem")
     if think_open and not tokenizer.decode(ids).rstrip().endswith(think_open.strip()):
         ids += tokenizer(think_open, add_special_tokens=False)["input_ids"]
     return ids
@@ -185,7 +167,7 @@ class Problems:
 
 def check_files(config):
     """Before a model is loaded: run the Python files that the tasks name. Raises TaskError."""
-    for part in parts_of(f"{config.task}+{config.eval_tasks}"):
+    for part in f"{config.task}+{config.eval_tasks}".split("+"):
         if part.endswith(".py"):
             own_problems(part)
 

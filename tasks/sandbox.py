@@ -4,8 +4,7 @@ One process a test, in namespaces that bubblewrap (`bwrap`) makes or, where none
 containers), behind Landlock: no network, no environment, nothing to write to, no files but Python's
 library; with limits, without capabilities, behind a filter of system calls. The expected outputs
 stay on this side. A program may start threads, but no process: so nothing can outlive it.
-A sandbox is no proof: the kernel itself is in reach. sandbox_child.py goes on from here.
-"""
+A sandbox is no proof: the kernel itself is in reach. sandbox_child.py goes on from here."""
 
 import errno
 import functools
@@ -57,8 +56,7 @@ def read_tests(value, metadata=None):
     TACO, APPS:  {"inputs": [...], "outputs": [...], "fn_name": "f"}
     PrimeIntellect:  [{"input": [1], "output": 2, "fn_name": "f"}]
     LiveCodeBench:  [{"input": "1", "output": "2", "testtype": "functional"}], a JSON value a line,
-        and {"func_name": "f"} in the record's metadata
-    """
+        and {"func_name": "f"} in the record's metadata"""
     tests = json.loads(value) if isinstance(value, str) else value
     if isinstance(tests, dict):  # a text for a list is one test
         first, sides = tests, (tests["inputs"], tests["outputs"])

@@ -525,7 +525,7 @@ BAD_INPUT = {
     "unknown evaluation": (["--eval-tasks", "aime24"], "task 'aime24' is unknown: use toy,"),
     "two curves of one name": (["--eval-tasks", "toy"], "task and eval_tasks name 'toy' twice"),
     "programs without tests": (["--task-options", "{}", "--task", "code.jsonl"],
-                               "field 'answer'"),
+                               "no unit tests in 'answer'"),
     "empty task": (["--task", "empty.jsonl"], "empty.jsonl"),
     "gold fails": (["--task", "gold.jsonl"], "gold"),
     "too long": (["--think-max", "500"], "the model has 256"),

@@ -8,8 +8,7 @@ always added wrongly, which sets the ceiling. All of it is ours.
     python -m tiny.toy                              # models/toy, about a minute on two cores
 
 The warm start keeps 512 problems back, as many as configs/demo.toml evaluates on; a run without
-that file holds out 1,000: give it --heldout-prompts 512, or make the model with --heldout 1000.
-"""
+that file holds out 1,000: give it --heldout-prompts 512, or make the model with --heldout 1000."""
 
 import argparse
 import itertools
@@ -214,9 +213,8 @@ def make(args):
     solved = base_rate(model, tokenizer, heldout)
     print(f"greedy: {solved:.3f} of {len(heldout)} held-out problems right")
     if args.task == "toy" and solved < LEARNED:
-        raise tasks.TaskError("the toy has not learned to add: its likeliest answer is right in "
-                              f"{solved:.2f} of the problems, {LEARNED:g} is needed; nothing is "
-                              "written: another --seed, or more --steps")
+        raise tasks.TaskError(f"the toy has not learned to add ({solved:.2f} of the problems, and "
+                              f"{LEARNED:g} is needed): take another --seed, or more --steps")
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
     print(f"wrote {args.out}: {model.num_parameters():,} parameters")

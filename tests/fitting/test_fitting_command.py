@@ -59,7 +59,7 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["run", "--like", "run", "--law", "power"], "--like is of the sigmoid, not of --law power"),
     (["run", "--like", "falls"], "--like: earlier run 1 shows no rise, nor its B: leave it out"),
     (["run", "--like", "run", "zero"], "--like: earlier run 2 shows no rise"),
-    (["zero", "--plan", "0.02"], "--plan takes 0 <= R0 < A <= 1"),
+    (["zero", "--plan", "0.02"], "--plan takes a curve that rises"),
     (["void.jsonl"], "no numbers yet"),
     (["other.json"], "it has: a"),
     (["binary.csv"], "no numbers yet"),

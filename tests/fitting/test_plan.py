@@ -57,20 +57,17 @@ def test_two_recipes_that_lie_apart_by_the_planned_difference_are_told_apart_in_
 
 
 def test_the_plan_answers_before_there_is_a_run(capsys):
-    """Who plans has no run yet: a curve that is given, or a typical one."""
-    assert main(["--plan", "0.02", "--curve", "0.8", "1.8", "0.4", "0.25"]) == 0
-    said = capsys.readouterr().out
-    assert said == "\n".join(plan.plan_lines(THETA, 1, 0.02)) + "\n"
-    assert main(["--plan", "0.02"]) == 0 and capsys.readouterr().out == said       # the typical one
+    """Who plans has no run yet: of a typical one."""
+    assert main(["--plan", "0.02"]) == 0 and plan.TYPICAL == THETA
+    assert capsys.readouterr().out == "\n".join(plan.plan_lines(THETA, 1, 0.02)) + "\n"
     assert main(["--apart", "0.05", "--until", "0.4"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert "two recipes 0.05 apart" in first and [line[:11] for line in rest] == ["  from 40% "]
-    assert main(["--plan", "0.02", "--curve", "1", "1.8", "0.4", "0"]) == 0        # no noise at 0
-    assert "nan" not in capsys.readouterr().out
+    lines = plan.plan_lines(dict(A=1, B=1.8, C_mid=0.4, R0=0), 1, 0.02)         # no noise at 0
+    assert "nan" not in "".join(lines)
 
 
-@pytest.mark.parametrize("words", [[], ["--plan", "0.02", "--curve", "0.2", "1", "1", "0.5"],
-                                   ["--plan", "2"], ["--plan", "0.1", "--until", "3"]])
+@pytest.mark.parametrize("words", [[], ["--plan", "2"], ["--plan", "0.1", "--until", "3"]])
 def test_a_plan_for_no_curve_is_refused_in_a_sentence(words, capsys):
     assert main(words) == 2
     said = capsys.readouterr().err

@@ -4,6 +4,7 @@ Each test is named after the claim it checks; its docstring says what would go w
 """
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -186,8 +187,8 @@ def test_the_gold_check_names_the_problems_that_fail():
 
 
 def test_what_was_said_of_gold_answers_is_kept_beside_the_run(tmp_path, seed):
-    """1,234 of them, a part at a time: a killed check goes on with the part it was in, its
-    cut-off line too; changed problems are judged anew."""
+    """1,234 of them, a part at a time: a killed check goes on with the part it was in; a file that
+    is cut off, and changed problems, are judged anew."""
     rng, asked = random.Random(seed), []
 
     class Judge:
@@ -207,12 +208,13 @@ def test_what_was_said_of_gold_answers_is_kept_beside_the_run(tmp_path, seed):
     bad = [p.id for p in problems if int(p.answer) % 7 == 0]
     with pytest.raises(KeyboardInterrupt):
         check(last=2)
-    with open(tmp_path / "gold.jsonl", "a") as file:
-        file.write('\n{"half": ["corr')
     assert check(last=9) == bad and asked == [500, 500, 234]
     assert check(last=3) == bad and len(asked) == 3
     problems[700] = Problem("x/700", "x", "q", "77")
-    assert check(last=4) == sorted({*bad, "x/700"}, key=lambda i: int(i[2:])) and asked[3:] == [500]
+    bad = sorted({*bad, "x/700"}, key=lambda i: int(i[2:]))
+    assert check(last=6) == bad and asked[3:] == [500, 500, 234]
+    os.truncate(tmp_path / "gold.jsonl", 5000)
+    assert check(last=9) == bad and asked[6:] == [500, 500, 234]
 
 
 def test_what_cannot_be_used_is_counted_over_the_task_and_too_much_stops():
@@ -249,8 +251,7 @@ class Letters:
 @pytest.mark.parametrize("template, says", [
     ("{{ raise_exception('no system role') }}", "chat template fails: .*no system role"),
     ("{% for m in messages %}", "template fails"), ("{{ a.b }}", "template fails"),
-    ("{{ 1 / 0 }}", "template fails: ZeroDivision"), (5, "template fails"),
-    ("{# nothing #}", "chat template makes nothing of a problem")])
+    ("{{ 1 / 0 }}", "template fails: ZeroDivision"), (5, "template fails")])
 def test_a_chat_template_that_fails_is_one_sentence(template, says, tmp_path):
     tokenizer = toy.make_tokenizer()
     tokenizer.chat_template = template
@@ -366,14 +367,14 @@ def test_options_go_to_the_parts_of_task_and_evaluation():
         ("", {}, "task '' is unknown"),
         ("toy:0.5+reasoning_gym:chain_sum", {}, "task 'toy:0.5' is unknown"),
         ("hf:openai/gsm8k", {}, "task 'hf:openai/gsm8k' cannot be read: "),
-        ("gsm8k", {"options": {"colum": "q"}}, "option colum = 'q' is not one of 'gsm8k', which"),
-        ("gsm8k", {"options": {"split": 3}}, "task option split = 3 is not one of 'gsm8k', which"),
+        ("gsm8k", {"options": {"colum": "q"}}, "option colum = 'q' is not one of 'gsm8k': {"),
+        ("gsm8k", {"options": {"split": 3}}, "task option split = 3 is not one of 'gsm8k': {"),
         ("missing.parquet", {}, "task 'missing.parquet' cannot be read: [Errno 2] Failed to open"),
         ("missing.jsonl", {}, "task 'missing.jsonl' cannot be read: [Errno 2] No such file"),
-        ("toy", {"options": {"digits": 3}}, "task option digits = 3 is not one of 'toy', which"),
-        ("toy", {"options": {"size": "many"}}, "size = 'many' is not one of 'toy', which has"),
-        ("toy", {"options": {"size": 0}}, "size = 0 must be at least 1"),
-        ("toy", {"options": {"min_digits": 5, "max_digits": 4}}, "2 <= min_digits = 5 <= max"),
+        ("toy", {"options": {"digits": 3}}, "task option digits = 3 is not one of 'toy': {"),
+        ("toy", {"options": {"size": "many"}}, "size = 'many' is not one of 'toy': {"),
+        ("toy", {"options": {"size": 0}}, "of 'toy': size is at least 1"),
+        ("toy", {"options": {"min_digits": 5, "max_digits": 4}}, "2 <= min_digits <= max_digits"),
         ("toy+a.jsonl", {"options": {"size": 3}}, "a mix takes options by part"),
         ("reasoning_gym:sums", {}, "Dataset 'sums' not registered"),
         ("reasoning_gym:chain_sum", {"options": {"terms": 2}}, "'terms'"),

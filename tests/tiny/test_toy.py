@@ -296,7 +296,7 @@ def test_a_toy_that_has_not_learned_to_add_is_not_written(tmp_path, capsys):
     assert run_toy("--out", tmp_path / "made", "--hidden", 32, "--steps", 2,
                    "--task-options", json.dumps(SHORT), "--heldout", 20) == 2
     error = capsys.readouterr().err
-    assert "toy.py: the toy has not learned to add: its likeliest answer is right in 0." in error
+    assert "toy.py: the toy has not learned to add (0." in error
     assert not (tmp_path / "made").exists()
 
 
