@@ -2,6 +2,7 @@
 
 import copy
 import fcntl
+import gc
 import json
 import multiprocessing
 import os
@@ -38,11 +39,18 @@ SPAWN.set_forkserver_preload(["torch", "transformers", "accelerate", "scalerl"])
 
 
 def pytest_collection_modifyitems(items):
-    """A file goes to one process as a whole. The one that waits for minutes (deadlines of real
-    processes) comes first, then the longest of those that would come last: with it at the end, one
+    """A file goes to one process as a whole: the longest first. With one of them at the end, one
     process works and the others have none left."""
-    first = ["test_launch.py", "test_run.py", "test_toy.py"]
-    items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else 3)
+    first = [f"test_{name}.py" for name in (
+        "launch vllm_inprocess team vllm_servers run sharded_run platforms cheats fit families "
+        "tour solutions rehearsal server_pool sandbox own_reward").split()]
+    items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else 99)
+
+
+def pytest_collection_finish():
+    """Modules and tests stay to the end: no collection of garbage need look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):
