@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import shlex
 import tomllib
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -55,9 +56,15 @@ def check(config):
         ("model", not config.model, "give a Hugging Face folder or name, as models/toy"),
         ("name", Path(config.name).name != config.name or config.name == "..",
          "must name one folder, which is made in runs/"),
+        ("vllm_args", "--tensor-parallel" in config.vllm_args or "-tp" in config.vllm_args.split(),
+         "use the setting tensor_parallel"),
     ):
         if wrong:
             refuse(name, right)
+    try:
+        shlex.split(config.vllm_args)
+    except ValueError as error:
+        refuse("vllm_args", f"cannot be split into options ({error})")
     to_toml(config)                           # refuses what a resumed run could not read
 
 

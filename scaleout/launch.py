@@ -172,7 +172,8 @@ def launch(config, argv, address=""):
         aside = path.with_suffix(".tmp")
         aside.write_text("".join(f"{url}\n" for url in placement.servers))
         aside.replace(path)                     # whoever waits for it finds all of them
-        say(f"{', '.join(placement.servers)}; trainers find them with --vllm-url @{path}")
+        say(f"{', '.join(placement.servers)}; trainers find them with --vllm-url @{path}; whoever "
+            "else reaches them can change the weights")
     try:
         return supervisor.run()
     finally:

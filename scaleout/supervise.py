@@ -2,6 +2,7 @@
 under a reaper (reaper.py), which ends what the command has started. Ours."""
 
 import contextlib
+import secrets
 import signal
 import subprocess
 import sys
@@ -59,6 +60,8 @@ class Child:
             say(f"for the third time in {DEATHS_WITHIN_S / 60:g} minutes {self.ending()}")
             return False
         say(f"is started again: {self.ending(lines=1)}")
+        if "--seed" in self.argv:               # with the old one it would draw the same samples
+            self.argv[self.argv.index("--seed") + 1] = str(secrets.randbits(32))
         self.start()
         return True
 

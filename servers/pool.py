@@ -41,7 +41,8 @@ def read_addresses(vllm_url, limit_s):
             say(f"waiting for {path}, which --serve-only writes")
         while not path.is_file():
             if time.monotonic() > end:
-                raise TimeoutError(f"start: {path} has not appeared for {limit_s:g} s")
+                raise TimeoutError(f"start: {path} has not appeared for {limit_s:g} s: does "
+                                   "--serve-only run, in a folder that both see?")
             time.sleep(0.2)
         urls += path.read_text(errors="replace").split() or [""]
     for url in urls:
@@ -95,7 +96,7 @@ class ServerPool:
                 and time.monotonic() - self.ready_until > limit:
             words = "connect: not every" if starting else f"generate, version {self.version}: no"
             raise ServerError(f"{words} server is ready since {limit:.0f} s; " + "; ".join(
-                f"{s.url} is lost: {s.why}" for s in lost))
+                f"{s.url} is lost: {s.why}" for s in lost) + "; look at the servers' logs")
         return lost
 
     @property

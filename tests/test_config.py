@@ -182,6 +182,9 @@ BAD_INPUT = {
     "ppo of no steps": (["--off-policy", "ppo-0"], "off_policy = 'ppo-0'"),
     "fewer than no GPUs": (["--gpus", "-2"], "gpus = -2: must be -1"),
     "fewer than no servers": (["--servers", "-1"], "servers = -1: must be zero"),
+    "tensor parallel twice": (["--vllm-args=--tensor-parallel-size=2"],
+                              "use the setting tensor_parallel"),
+    "an open quote": (["--vllm-args", "'-pp 2"], "cannot be split into options (No closing"),
     "a name that leads elsewhere": (["--name", "../x"], "must name one folder"),
 }
 

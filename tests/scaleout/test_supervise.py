@@ -17,6 +17,7 @@ import pytest
 from conftest import ROOT
 from processes import LIMIT_S, gone, tree, until
 
+from scaleout.supervise import Child
 
 # Writes its pid and starts a child in a session of its own, as vLLM and accelerate do; then BODY.
 STAND_IN = """
@@ -376,6 +377,18 @@ def test_a_dead_server_is_started_again_and_nothing_of_the_first_is_left(parts, 
         assert process.wait(LIMIT_S) == 0
         assert gone([*processes, *process.seen])
         assert "is started again: server 1 has ended with exit status 137" in process.stderr.read()
+
+
+def test_a_server_that_is_started_again_has_another_seed(tmp_path):
+    """With the old one it would draw the numbers of its first life again. No other word changes."""
+    server = Child("server", [sys.executable, "-c", "import sys; print(*sys.argv[1:])", "--seed",
+                              "7", "--port", "7"], log=tmp_path / "log")
+    for start in (server.start, server.restart, server.restart):
+        start()
+        until(lambda: server.status is not None, "its end")
+    words = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    assert len({seed for _, seed, _, _ in words}) == 3 and words[0][1] == "7"
+    assert {(*line[:1], *line[2:]) for line in words} == {("--seed", "--port", "7")}
 
 
 def test_a_server_that_keeps_ending_ends_the_run_with_its_log_and_a_checkpoint(parts, tmp_path):

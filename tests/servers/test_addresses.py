@@ -45,7 +45,7 @@ def test_a_file_of_something_else_is_refused_in_a_sentence(text, tmp_path):
 
 
 @pytest.mark.parametrize("text, code, sentence", [
-    (None, 1, "start: servers.txt has not appeared for 0.3 s"),
+    (None, 1, "start: servers.txt has not appeared for 0.3 s: does --serve-only run"),
     ("gibberish", 2, "vllm_url = '@servers.txt': should give addresses like")])
 def test_a_run_ends_in_a_sentence_where_no_addresses_are(text, code, sentence, micro, tmp_path,
                                                          monkeypatch, capsys):
