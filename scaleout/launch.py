@@ -115,6 +115,7 @@ def server_command(config, *, length, slots, dtype, url, device=""):
         argv += ["--enforce-eager", "--block-size", str(BLOCK_TOKENS),
                  "--kv-cache-memory-bytes", str(memory),
                  "--worker-extension-cls", "servers.worker.Worker"]       # http is ours
+        env["TORCH_COMPILE_DISABLE"] = "1"      # one comparison a step: seconds, for nothing
         # Threads bound to cores would put every server of a machine on the same ones.
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     return argv + shlex.split(config.vllm_args), env

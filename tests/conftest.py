@@ -39,10 +39,10 @@ SPAWN.set_forkserver_preload(["torch", "transformers", "accelerate", "scalerl"])
 
 
 def pytest_collection_modifyitems(items):
-    """A file goes to one process as a whole: the longest first. With one of them at the end, one
-    process works and the others have none left."""
+    """A file goes to one process as a whole: the long ones first. With one of them at the end, one
+    process works and the others have none left. Servers not beside the launcher."""
     first = [f"test_{name}.py" for name in (
-        "launch vllm_inprocess team vllm_servers run sharded_run platforms cheats fit families "
+        "launch vllm_inprocess run platforms fit cheats vllm_servers team sharded_run families "
         "tour solutions rehearsal server_pool sandbox own_reward").split()]
     items.sort(key=lambda item: first.index(item.path.name) if item.path.name in first else 99)
 
