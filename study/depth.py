@@ -47,8 +47,10 @@ def compute_by_level(rows):
 
 
 def exponent(compute):
-    """b of compute = a * level^b, least squares in logarithms, of {level: compute}."""
-    return np.polyfit(np.log([*compute]), np.log([*compute.values()]), 1)[0]
+    """b of compute = a * level^b, least squares in logarithms, of {level: compute}. A level that was
+    there before training (0), or never comes there (inf), says nothing."""
+    log = np.log([pair for pair in compute.items() if 0 < pair[1] < np.inf])
+    return np.polyfit(*log.T, 1)[0]
 
 
 def main():

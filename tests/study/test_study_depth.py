@@ -41,3 +41,8 @@ def test_a_power_law_gets_its_exponent_back(seed):
     lines = figures.depth_of(kept).split("\n")
     assert len(lines) == 6 and lines[-1].count("|") == lines[0].count("|")
     assert float(lines[-1].split("|")[-2].split()[0]) == pytest.approx(1.7, abs=0.03)
+
+
+def test_a_level_that_needs_no_compute_or_never_comes_there_says_nothing():
+    two = {3: 2e9, 4: 2e9 * (4 / 3) ** 1.3}
+    assert depth.exponent({2: 0.0} | two | {5: np.inf}) == pytest.approx(1.3)
