@@ -53,6 +53,10 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    gc.unfreeze()               # else triton's bindings tell of leaks while Python ends
+
+
 def pytest_terminal_summary(terminalreporter):
     """One line: how many tests were skipped, and why; the reasons say what would run them."""
     reasons = Counter(report.longrepr[-1].removeprefix("Skipped: ")
