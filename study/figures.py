@@ -324,6 +324,7 @@ def plot_comparisons(comparisons, columns):
         ax.set_yticks(range(len(variants)), variants)
         ax.set_ylim(len(variants) - 0.5, -0.5)
         ax.set_xlabel(label)
+        ax.locator_params(axis="x", nbins=5)
     return fig
 
 
@@ -389,7 +390,7 @@ def plot_controls(jobs):
         ax.plot(ks, last, dash, color=color, marker=marker, label=f"after: {variant}")
     ax.set_xscale("log", base=2)
     ax.set(xlabel="k", ylabel="pass@k on held-out problems")
-    ax.legend(frameon=False)
+    ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return fig
 
 
@@ -434,7 +435,7 @@ def results():
         elif stem == "15_controls":
             tables[stem] = controls_of(jobs)
             plots[stem] = plot_controls(jobs)
-        elif stem == "10_smollm2":
+        elif stem in ("10_smollm2", "16_horizon"):
             plots[stem] = plot_curves(jobs.values())
         else:
             bases = dict.fromkeys(base for base, _ in comparisons)
