@@ -47,8 +47,8 @@ def compute_by_level(rows):
 
 
 def exponent(compute):
-    """b of compute = a * level^b, least squares in logarithms, of {level: compute}. A level that was
-    there before training (0), or never comes there (inf), says nothing."""
+    """b of compute = a * level^b, least squares in logarithms, of {level: compute}. A level that
+    was there before training (0), or never comes there (inf), says nothing."""
     log = np.log([pair for pair in compute.items() if 0 < pair[1] < np.inf])
     return np.polyfit(*log.T, 1)[0]
 
