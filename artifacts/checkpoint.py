@@ -8,8 +8,10 @@
     checkpoints/best/, model/               an ordinary Hugging Face folder and checksums.json
 
 Every rank writes its own rows, and any number of ranks reads them back. A folder is written under
-another name and renamed when it is whole: a kill leaves the checkpoint before. Reading one runs no
-code in it: of state.pt, a pickle, torch reads plain values and the records of sampler.py alone."""
+another name and renamed when it is whole: a kill leaves the checkpoint before. (What a power cut
+leaves empty, its checksum tells.) Reading one runs no code in it: of state.pt, a pickle, torch
+reads tensors, numbers, texts, lists and the records of sampler.py alone.
+"""
 
 import hashlib
 import itertools
@@ -38,7 +40,8 @@ def tensors_of(model, optimizer):
 
 
 def my_rows(tensor, team):
-    """The rows that this rank writes: its shard; of what all have whole (AdamW's step), rank 0."""
+    """The rows that this rank writes: its shard; of a tensor that every rank has whole, as AdamW's
+    step, rank 0 writes all. A number is one row."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
     return torch.atleast_1d(tensor)[:0 if team.rank else None]
@@ -72,7 +75,8 @@ def load_training_state(folder, model, optimizer):
 
 
 def save(folder, model, optimizer, team, state=None):
-    """Write a checkpoint to `folder`, all ranks together. state: the rest of the run, rank 0's."""
+    """Write a checkpoint to `folder`, all ranks together. state: what is no parameter and not the
+    optimizer's, rank 0's alone. Raises OSError."""
     part = f".{team.rank:05}-of-{team.size:05}" if team.size > 1 else ""    # sorts as text
     with replacing(folder, team.rank == 0) as aside:
         team.all(None)              # rank 0 has made the folder; others see it or cannot write
@@ -88,8 +92,8 @@ def save(folder, model, optimizer, team, state=None):
 
 
 def save_model(model, tokenizer, named_tensors, folder):
-    """Weights, as pairs (name, full tensor), buffers that the model keeps (the correction of a
-    router, the scale of a layer), and tokenizer, as an ordinary Hugging Face folder."""
+    """Weights, as pairs (name, full tensor), what else the model keeps (buffers: the correction of
+    a router, the scale of a layer), and tokenizer, as an ordinary Hugging Face folder."""
     kept = model.state_dict().keys()
     buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
     state = {name: tensor.to("cpu") for name, tensor in itertools.chain(named_tensors, buffers)}

@@ -1,8 +1,9 @@
 """evaluation.py: an evaluation of hours goes on where a kill has left it, from evaluation.jsonl.
 
 Begun again on the same weights, it takes from there the problems before the first one with an
-unfinished answer: to keep every finished answer would favor short ones. Ours. Not over
-transformers, whose runs repeat to the last digit."""
+unfinished answer. Not all: to keep every finished answer would favor short ones. Ours. Not over
+transformers, whose runs repeat to the last digit.
+"""
 
 import contextlib
 import json

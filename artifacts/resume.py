@@ -1,5 +1,8 @@
-"""resume.py: what a run must keep, so that a resumed one goes on as one that never stopped. It is
-taken from the objects of the five files, and given back, between two steps."""
+"""resume.py: what a run must keep, so that a resumed one goes on as one that never stopped.
+
+The five files know nothing of checkpoints: the state of their objects is taken, and given back,
+between two steps. The engines on vLLM have state() and load_state() of their own.
+"""
 
 from collections import deque
 
@@ -33,8 +36,8 @@ def load_state(run, state):
 
 
 def untrain(run, groups, rewards):
-    """Give back to the pacer what a step had taken, as if its rewards (P, G) were not known; those
-    of right samples are above -1."""
+    """Give back to the pacer what a step had taken, as if its rewards (P, G) were not known. A
+    truncated or wrong sample earns -1, a right one 0 at least."""
     for group, row in zip(groups, rewards):
         run.pacer.groups[group.group_id] = group
         run.curriculum.record(group.prompt_id, -int((row > -1).sum()), -len(row))

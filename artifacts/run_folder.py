@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from artifacts import checkpoint
 from artifacts.resume import Stopped, load_state, state_of, untrain
-from artifacts.settings import to_toml
+from artifacts.settings import LAUNCHED, to_toml
 from config import ConfigError
 
 CODE = Path(__file__).parent.parent
@@ -35,7 +35,7 @@ LOGS = ("metrics.jsonl", "evals.jsonl", "groups.jsonl", "samples.jsonl")
 
 
 class RunFolder:
-    """runs/NAME of this config; nothing is made or written before `make`."""
+    """runs/NAME of this config; nothing is made or written before `begin`."""
 
     def __init__(self, config):
         self.config, self.path = config, Path("runs") / config.name
@@ -67,7 +67,7 @@ class RunFolder:
 
     def make(self, device):
         """The folder of a new run; device: the trainer's. config.toml comes last: without it there
-        is no run yet."""
+        is no run yet, should this be killed half-way."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.lock()
         parts = f"{self.config.task}+{self.config.eval_tasks}".split("+")
@@ -96,16 +96,20 @@ class RunFolder:
             raise ConfigError(f"{self.path}: another process is training it") from None
 
     def write_config(self):
-        """All but `vllm_url`: at the next start the servers may have other addresses."""
+        config = self.config
+        if config.vllm_url == os.environ.get(LAUNCHED):     # the launcher's end with this run
+            config = dataclasses.replace(config, vllm_url="")
         aside = self.path / ".config.toml.tmp"          # a kill leaves the old file or the new one
-        aside.write_text(to_toml(dataclasses.replace(self.config, vllm_url="")), encoding="utf-8")
+        aside.write_text(to_toml(config), encoding="utf-8")
         aside.replace(self.path / "config.toml")
 
     def append(self, name, *lines):
+        """Lines of JSON at the end of a log."""
         with open(self.path / name, "a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
-    def log_sizes(self):        # a checkpoint has those of its moment
+    def log_sizes(self):
+        """{log: its bytes}: a checkpoint has those of its moment."""
         return {name: (self.path / name).stat().st_size for name in LOGS
                 if (self.path / name).exists()}
 
@@ -115,8 +119,8 @@ class RunFolder:
 
     @contextlib.contextmanager
     def bad_step(self, run, groups, rewards, rollouts):
-        """Around a training step on `rollouts`, what is left of `groups`: a number that is not
-        finite ends the run; one stopped half-way gives back its groups."""
+        """Around a training step on `rollouts`, what is left of `groups` with `rewards` (P, G): a
+        number that is not finite ends the run; one stopped half-way gives back its groups."""
         try:
             yield
         except Stopped:
@@ -125,8 +129,8 @@ class RunFolder:
         except (FloatingPointError, ValueError) as error:
             path = self.path / "bad_step.jsonl"
             path.write_text("".join(json.dumps(dataclasses.asdict(r)) + "\n" for r in rollouts))
-            raise RuntimeError(
-                f"step {run.step + 1} stopped: {error}; its samples are in {path}") from None
+            raise RuntimeError(f"step {run.step + 1} stopped: {error}; its samples are in {path}"
+                               ) from None
 
     def rewind(self):
         """Back to the newest whole checkpoint: what was logged after it is cut off, damaged ones
@@ -168,7 +172,8 @@ class RunFolder:
         self.saved = run.step, run.evaluated
         self.write_config()             # last: a resume that fails changes nothing
         (self.path / "done").unlink(missing_ok=True)
-        how = "go on" if self.config.engine == "transformers" else "start again"
+        how = "go on where they were, 0 restarted" if self.config.engine == "transformers" else \
+            "start again: vLLM's cache cannot be saved"
         return (f"Resumed {folder}: {len(run.pacer.groups)} groups outstanding, "
                 f"{run.sampler.in_flight} unfinished samples {how}.")
 

@@ -56,8 +56,8 @@ def check(config):
         ("model", not config.model, "give a Hugging Face folder or name, as models/toy"),
         ("name", Path(config.name).name != config.name or config.name == "..",
          "must name one folder, which is made in runs/"),
-        ("vllm_args", "--tensor-parallel" in config.vllm_args or "-tp" in config.vllm_args.split(),
-         "use the setting tensor_parallel"),
+        ("vllm_args", any(word.startswith(("--tensor", "-tp")) for word in
+                          config.vllm_args.split()), "use the setting tensor_parallel"),
     ):
         if wrong:
             refuse(name, right)
@@ -67,6 +67,10 @@ def check(config):
         refuse("vllm_args", f"cannot be split into options ({error})")
     to_toml(config)                           # refuses what a resumed run could not read
 
+
+# An environment variable of every trainer that scaleout/launch.py has started: the addresses of its
+# servers, for this start only.
+LAUNCHED = "SCALERL_LAUNCHED"
 
 # What may differ when a command is repeated: where, how fast and how long a run computes. The
 # others have already shaped the run: its data, its samples, its weights.
@@ -114,7 +118,8 @@ def make_config(values):
 
 
 def to_toml(config):
-    """All settings as TOML, whose strings are JSON's. Raises ConfigError for null."""
+    """All settings as TOML, whose strings are JSON's if characters beyond ASCII stay as they are.
+    Raises ConfigError for null, which TOML does not have."""
     def render(value):
         if value is None:
             raise ConfigError("options cannot hold null: leave the option out")

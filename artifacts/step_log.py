@@ -1,6 +1,7 @@
 """step_log.py: what a step and an evaluation write to the logs, and what an evaluation shows.
 
-Columns have the names of other projects where those have one, so that runs can be compared."""
+Columns have the names of other projects where those have one, so that runs can be compared.
+"""
 
 import contextlib
 import io
@@ -96,9 +97,9 @@ def decoded(rollout):
 
 
 def log_evaluation(run, rollouts, correct, mean_at_k, metrics, seconds):
-    """Write an evaluation of scalerl.Run to its log, and show it. correct {problem id: right ones};
-    mean_at_k {task: pass rate}; metrics: the verifier's. In the log right@k: right samples of each
-    problem, always in one order, for `fit.py --by-problem`."""
+    """Write an evaluation of scalerl.Run to its log, and show it. rollouts: all samples; correct
+    {problem id: right ones}; mean_at_k {task: pass rate}; metrics: the verifier's. right@k: right
+    samples of each problem, always in one order, for `fit.py --by-problem`."""
     k, heldout, rates = run.config.eval_samples, run.problems.heldout.values(), {}
     for task, mean in mean_at_k.items():
         rates[f"eval/{task}/mean@{k}"] = mean
@@ -118,8 +119,9 @@ def log_evaluation(run, rollouts, correct, mean_at_k, metrics, seconds):
 
 def show_evaluation(folder, steps):
     """Print the last evaluation in the log of a run of so many steps, above the moving line of a
-    terminal: of each task the pass rate, its gain, and from the sixth on the forecast of the run's
-    end. Then FOLDER/curve.png is drawn again, of the first task."""
+    terminal: of each task the pass rate, its gain since the evaluation before, and from the sixth
+    on the forecast of the run's end. Then FOLDER/curve.png is drawn again, of the first task, once
+    there are enough evaluations to fit."""
     from fitting import command, forecast, readers      # scipy and matplotlib: not before a run
     rows, _ = readers.read_jsonl(folder / "evals.jsonl")
     step, compute = ([row[name] for row in rows] for name in ("step", "compute/flops"))
@@ -143,6 +145,6 @@ def show_evaluation(folder, steps):
 
 
 def pass_at_k(n, correct, k):
-    """The chance that k of n samples, drawn without replacement, hold a correct one: unbiased,
-    unlike 1 - (1 - correct/n)**k (Chen et al. 2021, arXiv 2107.03374)."""
+    """The chance that k of n samples, drawn without replacement, hold a correct one. Unbiased;
+    the plain 1 - (1 - correct/n)**k is too low (Chen et al. 2021, arXiv 2107.03374)."""
     return 1 - math.comb(n - correct, k) / math.comb(n, k)

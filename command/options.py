@@ -76,8 +76,9 @@ def parse(argv):
         other = [f"{name} = {value!r} (it has {before[name]!r})" for name, value in values.items()
                  if value != before[name] and name not in PLACE]
         if other:
-            refuse(f"{', '.join(other)}: {saved.parent} exists with other settings (--config "
-                   f"{saved} has them); choose another --name, or --fresh, which starts over")
+            refuse(f"{', '.join(other)}: {saved.parent} exists with other settings; repeat its own "
+                   f"command (--config {saved} has them), or choose another --name; --fresh starts "
+                   "over")
     return config, flags
 
 

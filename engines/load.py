@@ -79,11 +79,13 @@ def load_model(config, shapes_only=False):
         model, info = read_model(
             AutoModelForCausalLM, config, dtype=torch.float32, output_loading_info=True,
             ignore_mismatched_sizes=True, device_map="meta" if shapes_only else None)
+    ids = model.generation_config       # how it samples is not used; published ones may be invalid
     try:
-        model.generation_config.validate(strict=True)
-    except ValueError:                  # published ones may be invalid: transformers saves none
-        model.generation_config = GenerationConfig(
-            eos_token_id=model.generation_config.eos_token_id)
+        ids.validate(strict=True)
+    except ValueError:                  # transformers would not save it
+        model.generation_config = GenerationConfig(**{      # old ones have a pad token of -1
+            name: getattr(ids, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+            if getattr(ids, name) != -1})
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "
@@ -151,9 +153,11 @@ def end_ids(config, tokenizer, model):
     """The ids that end a text. Raises ConfigError: the model names none."""
     eos = model.generation_config.eos_token_id
     eos = tokenizer.eos_token_id if eos is None else eos
-    if eos is None or eos == []:
-        raise ConfigError(f"model = {config.model!r}: names no end-of-sequence token")
-    return set(eos if isinstance(eos, list) else [eos])
+    ends = eos if isinstance(eos, list) else [eos]
+    if not ends or not all(isinstance(end, int) for end in ends):
+        raise ConfigError(f"model = {config.model!r}: names no end-of-sequence token by its number "
+                          f"({eos!r})")
+    return set(ends)
 
 
 def longest_tokens(config, tokenizer, model, prompt_tokens=1):

@@ -98,7 +98,8 @@ def report_run(args, refit, curve, prior=None):
     lines += ahead_lines(fit, args.predict, args.target)
     if args.plan:
         theta = {name: getattr(fit, name) for name in THETA}
-        lines += plan_lines(theta, C[-1], args.plan, cut and cut / C[-1])
+        lines += plan_lines(theta, C[-1], args.plan, cut and cut / C[-1]) if fit.A > fit.R0 else [
+            "no plan: the curve of this run does not rise"]
     print(f"{label}: {R.size} evaluations of {curve.y} against {curve.x}; R0 {fit.R0:.3f} "
           f"({fit.R0_from}); last evaluation {R[-LAST:].mean():.3f} (mean of the last "
           f"{min(LAST, R.size)})", *(f"  note: {note}" for note in curve.notes),
@@ -132,6 +133,11 @@ def arguments(argv):
     add("--why", action="store_true", help="the rival laws and all warnings")
     add("--out", metavar="FILE", help="picture of one run (.png, .pdf, .svg); `none`")
     args = p.parse_args(argv)
+    least = dict(plan=1e-4, apart=1e-4, answers=1, predict=0, target=0, bootstrap=0)
+    for name, low in least.items():
+        for value in np.ravel(getattr(args, name)):
+            if value is not None and not low <= value < np.inf:
+                raise BadInput(f"--{name} takes a number of at least {low:g}, got {value:g}")
     if args.apart:
         args.plan = args.apart / APART
     return args

@@ -7,6 +7,7 @@ of its samples:
 
 All are fitted together by their marginal likelihood, u and v over 15 x 15 Gauss-Hermite nodes."""
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +28,18 @@ PRIOR = np.array([[0, 2], [0.5, 0.7], [1, 1], [-0.5, 0.7], [0, 0.5], [0, 0.3], [
 def read_counts(folder, x="compute/flops"):
     """The right samples of each problem in RUN/evals.jsonl -> C (n,) of x, (n, problems), k."""
     path = Path(folder, "evals.jsonl") if Path(folder).is_dir() else Path(folder)
-    rows, _ = read_jsonl(path)
+    rows = [] if path.suffix.lower() in (".csv", ".tsv") else read_jsonl(path)[0]
     columns = sorted({name for row in rows for name in row if re.search(r"/right@\d+$", name)})
     if len(columns) != 1:
         raise BadInput(f"{path} has {len(columns)} columns eval/<task>/right@k, not just one")
-    rows = sorted((row for row in rows if columns[0] in row), key=lambda row: row[x])
-    C, right = (np.array([row[name] for row in rows]) for name in (x, columns[0]))
-    return C, right, int(columns[0].rpartition("@")[2])
+    rows, k = [row for row in rows if columns[0] in row], int(columns[0].rpartition("@")[2])
+    with suppress(KeyError, TypeError, ValueError):
+        rows.sort(key=lambda row: row[x])
+        C, right = (np.array([row[name] for row in rows]) for name in (x, columns[0]))
+        if right.ndim == 2 and ((0 <= right) & (right <= k)).all():
+            return C, right, k
+    raise BadInput(f"{path}: --by-problem takes {x} in each evaluation, and in {columns[0]} for "
+                   f"each problem a count from 0 to {k}")
 
 
 def log_odds(theta, x):
@@ -58,7 +64,9 @@ def by_problem(C, right, k, C_at, draws=100, seed=0):
     """The forecast for the mean of evaluations at C_at (m,) from counts right (n, N) of k samples
     at compute C (n,) -> (value, low, high), the share of problems not solved so far. The interval:
     parameters drawn from the normal distribution at the best ones, the law's own error as in
-    fit.py, the noise of the samples."""
+    fit.py, the noise of the samples. Raises BadInput below three evaluations."""
+    if np.unique(C).size < 3:
+        raise BadInput(f"{np.unique(C).size} evaluations: --by-problem takes three")
     x, ahead = C / C[-1], np.concatenate([[C[-1]], C_at]) / C[-1]
 
     def loss(theta):

@@ -1,6 +1,8 @@
-"""scaleout/launch.py: start the processes of one machine, or say what would be started. Trainers
-run scalerl.py again, with the environment of torchrun and --vllm-url. On several machines others
-start them, and this file the servers of each (--serve-only)."""
+"""scaleout/launch.py: start the processes of one machine, or say what would be started.
+
+Its trainers run scalerl.py again, with the environment of torchrun and --vllm-url. On several
+machines others start the trainers, and this file the servers of each (--serve-only).
+"""
 
 import importlib.util
 import json
@@ -15,7 +17,7 @@ from urllib.parse import urlsplit
 import torch
 from torch.distributed import TCPStore
 
-from artifacts.settings import check
+from artifacts.settings import LAUNCHED, check
 from config import ConfigError
 from engines import load
 from engines.vllm_inprocess import BLOCK_TOKENS, HEAD, block_bytes
@@ -64,14 +66,15 @@ def plan(config, address=""):
 
 
 def check_machine(config, servers=()):
-    """Raises ConfigError: the command asks for GPUs or for vLLM, which are not here."""
+    """Raises ConfigError: the command asks for GPUs that are not here, or vLLM is not."""
     found, needed = torch.cuda.device_count(), max(config.gpus, 0)
     if started():                               # a rank may be shown one GPU alone
         needed = min(needed, 1)
     # They are counted even where CUDA does not start.
     if found < needed or (config.gpus and found and not torch.cuda.is_available()):
-        raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; is the driver new "
-                          f"enough for CUDA {torch.version.cuda}? gpus = 0 computes on the CPU")
+        raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; is the driver "
+                          f"(nvidia-smi) new enough for CUDA {torch.version.cuda}? gpus = 0 "
+                          "computes on the CPU")
     if servers and importlib.util.find_spec("vllm") is None:
         raise ConfigError("servers need vllm, which is not installed here: run `make vllm`")
 
@@ -83,7 +86,8 @@ def visible(devices):
 
 
 def server_command(config, *, length, slots, dtype, url, device=""):
-    """(argv, environment) of one server. device: as in CUDA_VISIBLE_DEVICES, "0,1"; "": the CPU."""
+    """(argv, environment) of one server. length: tokens of the longest sequence; slots: sequences
+    decoded at once; device: as CUDA_VISIBLE_DEVICES has them, "0,1"; "": the CPU."""
     parts = urlsplit(url)
     argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", config.model,
             "--host", parts.hostname, "--port", str(parts.port),
@@ -141,7 +145,7 @@ def commands(config, argv, placement, estimate, logs, port):
     if estimate.recompute and not config.recompute_layers:
         script += ["--recompute-layers", "true"]
     env = env | os.environ | {              # what the user has set wins
-        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+        LAUNCHED: ",".join(urls), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True"}     # the store is ours, so it outlives every rank
     if config.gpus > 0:
@@ -154,8 +158,8 @@ def commands(config, argv, placement, estimate, logs, port):
 
 
 def launch(config, argv, address=""):
-    """Start what `config` asks for and run until it ends. Returns the exit status. address: where
-    the servers of --serve-only listen; "": trainers and servers of a whole run."""
+    """Start what `config` asks for and run until it ends. Returns the exit status. address: for
+    --serve-only, servers alone, which listen there; "": trainers and servers of a whole run."""
     path = Path("runs", config.name, f"servers_{address}.txt")
     path.unlink(missing_ok=True)                # of a start that was killed
     estimate = plan(config, address)

@@ -7,7 +7,8 @@
     even      the same, and the number is even
     random    +1 by the toss of a coin, for each sample
 
-Evaluations are graded by the verifier whatever `--reward` is. (Ours; Spurious Rewards, 2506.10947,
+Evaluations are graded by the verifier whatever `--reward` is. One process only: a launcher would
+start plain trainers. (Ours; Spurious Rewards, 2506.10947,
 found that random rewards improved Qwen2.5-Math and hardly any other model.)
 """
 import argparse

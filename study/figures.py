@@ -233,6 +233,24 @@ def tasks_of(jobs):
     return "\n".join(lines), curves
 
 
+def reuse_of(jobs):
+    """Fitted curves compared where C_mid cannot, as each A is another: the compute to a pass rate
+    as a share of the baseline's, and the difference at the compute at which the baseline ends."""
+    lines = ["| variant | compute to .7 | compute to .8 | at equal compute |", "|---|--:|--:|--:|"]
+    fits = {job: fit_curve(*curve_of(job), bootstrap=0) for job in jobs.values()}
+    for variant in dict.fromkeys(job.variant for job in jobs.values() if job.variant != BASELINE):
+        pairs = [(fits[jobs[f"{job.base}-{BASELINE}-{job.pair}"]], fit)
+                 for job, fit in fits.items() if job.variant == variant]
+        shares = [paired([np.log(fit.compute_for(rate) / first.compute_for(rate))
+                          for first, fit in pairs]) for rate in (0.7, 0.8)]
+        ends = paired([float(fit.curve(first.C[-1]) - first.curve(first.C[-1]))
+                       for first, fit in pairs])
+        lines.append(f"| `{variant}` | " + " | ".join(
+            told((*np.exp(share[:3]), share[3]), ".2f") for share in shares)
+            + f" | {told(ends)} |")
+    return "\n".join(lines)
+
+
 KS = (1, 4, 16, 64, 256)
 
 
@@ -244,8 +262,8 @@ def pass_at(ks, k, right):
 
 def controls_of(jobs, draws=2000):
     """pass@k before and after, for each reward: a line each with the mean over the toys; the gain
-    with Student's interval over the toys, and for pass@1 and pass@256 that of a bootstrap over
-    problems (each toy's drawn anew)."""
+    with Student's interval over the toys, and that of a bootstrap over problems (each toy's drawn
+    anew)."""
     rng, lines = np.random.default_rng(0), [
         "| reward | n | | " + " | ".join(f"pass@{n}" for n in KS) + " |",
         "|---|--:|---|" + "--:|" * len(KS)]
@@ -426,6 +444,8 @@ def results():
             continue
         tables[stem] = table_of(jobs, rows, comparisons,
                                 VISIBLE if stem in SECOND_ROUND else np.inf)
+        if stem == "14_reuse":
+            tables["reuse"] = reuse_of(jobs)
         if stem == "3_lag":
             plots[stem] = plot_lag([rows[name] for name in jobs])
         elif stem == "4_lr_lag":

@@ -7,8 +7,9 @@ are pushed. The version of the weights, and with it the lag of the log, counts t
 in optimizer steps a sample's lag is `uses` times that, and grows by one with each use.
 
 The FLOPs of the log count a generated token GENERATION times: decoding reaches a small share of
-what a GPU can multiply. With one use, 80% of the compute is then generation (a token costs 2 FLOPs
-a weight to generate, 6 to train on), as in published systems of long samples.
+what a GPU can multiply. With one use 80% of the compute would then be generation (a token costs 2
+FLOPs a weight to generate, 6 to train on), more where groups of equal rewards are not trained on.
+One process only: a launcher would start plain trainers.
 """
 import argparse
 import sys
@@ -38,5 +39,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--uses", type=int, default=1)
     args, others = parser.parse_known_args()
+    if args.uses < 1:
+        parser.error("--uses takes a whole number of at least 1")
     ReuseTrainer.uses, scalerl.Compute = args.uses, ReuseCompute
     sys.exit(main(others, make_trainer=ReuseTrainer))

@@ -9,6 +9,8 @@ The paper (sec. 2, 3) trains on math problems and holds 1,000 out to draw its cu
 import contextlib
 import hashlib
 import json
+import os
+import sys
 import warnings
 from dataclasses import dataclass
 from itertools import groupby
@@ -36,7 +38,7 @@ def load_task(spec, split, *, heldout=1000, seed=0, options=None):
 def load_splits(spec, *, heldout=1000, seed=0, options=None, eval_spec=""):
     """(training, held-out, evaluation sets' problems, sentences on records that are none); else as
     load_task. eval_spec: only evaluated, "aime-24+math-500"."""
-    parts, evaluated = spec.split("+"), eval_spec.split("+") if eval_spec else []
+    parts, evaluated = parts_of(spec), parts_of(eval_spec) if eval_spec else []
     options = options_by_part(options or {}, parts, evaluated)
     train, held, extra, bad, names = {}, {}, [], [], set()
     for part in (*parts, *evaluated):
@@ -80,6 +82,11 @@ def dealt(parts):
     return [p for _, p in sorted(places, key=lambda place: place[0])]
 
 
+def parts_of(spec):
+    """["a", "b"] of the mix "a+b"."""
+    return list(dict.fromkeys(part.strip() for part in spec.split("+")))
+
+
 def options_by_part(options, parts, evaluated=()):
     """{part: its options}. A single task may take its own without its name: {"size": 300}."""
     known = [*parts, *evaluated]
@@ -105,20 +112,27 @@ def split_pool(name, pool, heldout, unread):
 
 def check_gold(problems, verifier=None, kept=None):
     """{id: sentence} of problems whose gold answer their own verifier calls wrong: all get -1.
-    Without a Verifier there is no deadline. kept: a file, the same answers are judged once."""
+    Without a Verifier there is no deadline. kept: a file, what it has is not judged again."""
     judged = [p for p in problems if p.kind in ("math", "exact")]
     items = [(rf"\boxed{{{p.answer}}}" if p.kind == "math" else p.answer, p.answer, p.kind)
              for p in judged]
-    digest, reasons = hashlib.sha256(repr(items).encode()).hexdigest(), []
-    if kept and kept.is_file():
-        with contextlib.suppress(ValueError):  # cut off by a kill
-            reasons = json.loads(kept.read_text()).get(digest, [])
-    for start in tqdm(range(len(reasons), len(items), 500), "gold answers", delay=5, disable=None):
+    known, reasons = {}, []  # {hash of 500 items: their reasons}
+    with contextlib.suppress(OSError), open(kept or os.devnull) as file:
+        for line in file:
+            with contextlib.suppress(ValueError):  # empty, or cut off by a kill
+                known |= json.loads(line)
+    for start in tqdm(range(0, len(items), 500), "gold answers", unit="500", delay=5,
+                      mininterval=0.1 if sys.stderr.isatty() else 60):
         part = items[start : start + 500]
-        reasons += verifier.score(part).reasons if verifier else [verify(*item)[1] for item in part]
-        if kept and len(items) > 500:  # fewer take seconds, and a refused run leaves nothing
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps({digest: reasons}))
+        name = hashlib.sha256(repr(part).encode()).hexdigest()[:16]
+        if name not in known:
+            known[name] = verifier.score(part).reasons if verifier else [
+                verify(*item)[1] for item in part]
+            if kept and len(items) > 500:  # fewer take seconds, and a refused run leaves nothing
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                with open(kept, "a") as file:
+                    file.write("\n" + json.dumps({name: known[name]}) + "\n")
+        reasons += known[name]
     return {p.id: f"problem {p.id}: its own answer {p.answer!r} is judged {reason!r}"
             for p, reason in zip(judged, reasons, strict=True) if reason != "correct"}
 
@@ -144,6 +158,8 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
                                                      return_dict=False, **template_options or {}))
         except Exception as error:
             raise ConfigError(f"the model's chat template fails: {error!r:.200}") from None
+        if not ids:
+            raise ConfigError("the model's chat template makes nothing of a problem")
     if think_open and not tokenizer.decode(ids).rstrip().endswith(think_open.strip()):
         ids += tokenizer(think_open, add_special_tokens=False)["input_ids"]
     return ids
@@ -167,7 +183,7 @@ class Problems:
 
 def check_files(config):
     """Before a model is loaded: run the Python files that the tasks name. Raises TaskError."""
-    for part in f"{config.task}+{config.eval_tasks}".split("+"):
+    for part in parts_of(f"{config.task}+{config.eval_tasks}"):
         if part.endswith(".py"):
             own_problems(part)
 

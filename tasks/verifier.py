@@ -266,16 +266,18 @@ def serve():
     jobs, out = os.fdopen(os.dup(0)), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
-    for line in jobs:
-        deadline_s, *job = json.loads(line)
-        # Before the clock starts: this takes seconds. The trainer itself does not import it.
-        if job[0] in own_reward.FUNCTIONS:
-            own_reward.run_file(ast.literal_eval(job[1])[0])
-        else:
-            import math_verify  # noqa: F401
-        os.write(out, b"ready\n")
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a rule of others may have changed it
-        signal.setitimer(signal.ITIMER_REAL, deadline_s)
-        reason = grade(*job)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        os.write(out, reason.encode() + b"\n")
+    # The trainer was killed: its log needs no traceback.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        for line in jobs:
+            deadline_s, *job = json.loads(line)
+            # Before the clock starts: this takes seconds. The trainer itself does not import it.
+            if job[0] in own_reward.FUNCTIONS:
+                own_reward.run_file(ast.literal_eval(job[1])[0])
+            else:
+                import math_verify  # noqa: F401
+            os.write(out, b"ready\n")
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a rule of others may have changed it
+            signal.setitimer(signal.ITIMER_REAL, deadline_s)
+            reason = grade(*job)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            os.write(out, reason.encode() + b"\n")

@@ -73,8 +73,8 @@ def test_a_run_goes_on_under_its_own_settings_and_for_as_many_steps_as_asked(tmp
     assert parse([*own, "--steps", "23"])[0] == dataclasses.replace(before, steps=23)
     assert parse([*own, "--loss", "grpo"])[0] == before
     assert refusal([*own, "--loss", "cispo"]) == (
-        "loss = 'cispo' (it has 'grpo'): runs/r exists with other settings (--config "
-        "runs/r/config.toml has them); choose another --name, or --fresh, which starts over")
+        "loss = 'cispo' (it has 'grpo'): runs/r exists with other settings; repeat its own command"
+        " (--config runs/r/config.toml has them), or choose another --name; --fresh starts over")
     assert set(FIELDS) > PLACE
     assert not PLACE & {"seed", "task", "slots", "off_policy", "engine", "dtype"}
 

@@ -858,7 +858,7 @@ def test_a_run_that_stops_between_two_tokens_goes_on_as_if_it_had_not(
             patch.setattr(scalerl.Run, "generate", lambda run: sys.exit())      # a kill: no word
             train(tmp_path, ["--config", "runs/r/config.toml"], patch)
     assert train(tmp_path, ["--config", "runs/r/config.toml"], monkeypatch) == 0
-    assert where != "generate" or re.search("[1-9][0-9]* unfinished samples go on",
+    assert where != "generate" or re.search("[1-9][0-9]* unfinished samples go on where they were",
                                             capsys.readouterr().out)
     assert same_logs(folder, reference)
 

@@ -16,7 +16,7 @@ from conftest import ROOT
 
 from artifacts import checkpoint, run_folder
 from artifacts.run_folder import Progress, RunFolder
-from artifacts.settings import make_config, read_toml
+from artifacts.settings import LAUNCHED, make_config, read_toml
 from config import Config, ConfigError
 
 
@@ -141,11 +141,18 @@ def test_a_finished_run_says_so_until_it_is_to_take_more_steps(make):
     assert folder.done() == ""
 
 
-def test_the_addresses_of_servers_are_not_kept(make):
-    """The launcher's own end with this run, and others listen on their ports by then."""
-    folder = make("own", vllm_url="http://127.0.0.1:1")
-    assert make_config(read_toml(folder.path / "config.toml")).vllm_url == ""
-    assert folder.config.vllm_url == "http://127.0.0.1:1"
+def test_the_addresses_of_the_launchers_own_servers_are_not_kept(make, monkeypatch):
+    """They end with this run, and others listen on their ports by then. The user's own are, also
+    when the launcher has started nothing but trainers."""
+    monkeypatch.setenv(LAUNCHED, "http://127.0.0.1:1")
+    own = make("own", vllm_url="http://127.0.0.1:1")
+    monkeypatch.setenv(LAUNCHED, "")
+    users = make("users", vllm_url="http://127.0.0.1:1")
+    monkeypatch.delenv(LAUNCHED)
+    others = make("others", vllm_url="http://127.0.0.1:1")
+    assert [make_config(read_toml(folder.path / "config.toml")).vllm_url
+            for folder in (own, users, others)] == ["", *["http://127.0.0.1:1"] * 2]
+    assert own.config.vllm_url == "http://127.0.0.1:1"
 
 
 def test_a_checkout_is_known_by_its_commit_and_what_is_none_says_nothing(tmp_path, monkeypatch):

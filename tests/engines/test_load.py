@@ -55,14 +55,14 @@ def test_every_end_token_of_the_model_ends_a_sample(named, ends, llama):
         assert sampler.eos_ids == ends and set(sampler.ends.tolist()) == ends
 
 
-@pytest.mark.parametrize("named", [[], None])
-def test_a_model_that_names_no_end_is_refused(named, llama):
+@pytest.mark.parametrize("named", ["</s>", [], [3, "</s>"], None])
+def test_a_model_whose_end_has_no_number_is_refused(named, llama):
     llama.generation_config.eos_token_id = named
     trainer = SimpleNamespace(model=llama, tokenizer=SimpleNamespace(eos_token_id=None),
                               device="cpu", dtype=torch.float32)
     config = Config(model="m", engine="transformers", think_min=3, think_max=5, answer_tokens=2,
                     interrupt_phrase="", slots=16, eval_samples=4)
-    with pytest.raises(ConfigError, match="names no end-of-sequence token"):
+    with pytest.raises(ConfigError, match="no end-of-sequence token by its number"):
         making.make_samplers(config, trainer, 13)
 
 
@@ -146,6 +146,8 @@ WRONG = {
     "no attention": (lambda f: settings(f, model_type="rwkv"), "model_type = rwkv"),
     "a weight that is no number": (lambda f: without(f, **{UP: torch.full((88, 48), math.nan)}),
                                    "log-probs are off by up to nan"),
+    "an end without a number": (lambda f: (f / "generation_config.json").write_text(
+        '{"eos_token_id": "</s>"}'), "no end-of-sequence token by its number"),
     "a chat template that fails": (lambda f: (f / "chat_template.jinja").write_text(
         "{{ raise_exception('no') }}"), "chat template fails: .*no"),
 }

@@ -100,6 +100,23 @@ def test_a_log_without_counts_of_one_task_is_refused_in_a_sentence(tmp_path, tex
         read_counts(tmp_path)
 
 
+@pytest.mark.parametrize("key, value", [
+    ("eval/toy/right@6", [7] * 300), ("eval/toy/right@6", [-1] * 300),
+    ("eval/toy/right@6", [0] * 299), ("eval/toy/right@6", ["1"] * 300),
+    ("eval/toy/right@6", None), ("compute/flops", None), ("compute/flops", ...)])
+def test_counts_that_cannot_be_are_refused_in_a_sentence(key, value, tmp_path):
+    """They gave nan, numpy's words or a traceback."""
+    C, right, *_ = made()
+    write(tmp_path / "evals.jsonl", C, right, 6)
+    *lines, last = (tmp_path / "evals.jsonl").read_text().splitlines()
+    row = json.loads(last) | {key: value}
+    row = {name: cell for name, cell in row.items() if cell is not ...}
+    (tmp_path / "evals.jsonl").write_text("\n".join([*lines, json.dumps(row)]))
+    with pytest.raises(problems.BadInput, match="takes compute/flops in each evaluation, and in "
+                       "eval/toy/right@6 for each problem a count from 0 to 6$"):
+        read_counts(tmp_path)
+
+
 def test_evaluations_are_read_in_order_of_compute_and_cut_where_the_fit_is(tmp_path, capsys):
     """The last row of the file was taken for the largest compute, --x and its scale were not
     heeded: the two forecasts of one report were of two different parts."""
@@ -130,11 +147,13 @@ def test_a_run_that_solved_nothing_has_no_forecast_by_problem(tmp_path, capsys):
     (tmp_path / "a.csv").write_text("step,pass_rate\n" + "".join(
         f"{i},{i / 10}\n" for i in range(8)))
     assert main([str(tmp_path / "a.csv"), "--by-problem", "--out", "none"]) == 2
-    assert "a.csv, line 1 is not JSON" in capsys.readouterr().err
+    assert "a.csv has 0 columns eval/<task>/right@k" in capsys.readouterr().err
 
 
-def test_two_runs_are_too_many(tmp_path, capsys):
-    C, right, *_ = made()
+def test_two_evaluations_are_too_few_and_two_runs_too_many(tmp_path, capsys):
+    C, right, C_at, _ = made()
+    with pytest.raises(problems.BadInput, match="2 evaluations: --by-problem takes three"):
+        by_problem(C[:2], right[:2], 6, C_at)
     for name in "ab":
         (tmp_path / name).mkdir()
         write(tmp_path / name / "evals.jsonl", C, right, 6)

@@ -59,7 +59,12 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["run", "--like", "run", "--law", "power"], "--like is of the sigmoid, not of --law power"),
     (["run", "--like", "falls"], "--like: earlier run 1 shows no rise, nor its B: leave it out"),
     (["run", "--like", "run", "zero"], "--like: earlier run 2 shows no rise"),
-    (["zero", "--plan", "0.02"], "--plan takes a curve that rises"),
+    (["run", "--plan", "0"], "--plan takes a number of at least 0.0001, got 0"),
+    (["--apart", "0"], "--apart takes a number of at least 0.0001, got 0"),
+    (["run", "--predict", "1", "nan"], "--predict takes a number of at least 0, got nan"),
+    (["run", "--target", "nan"], "--target takes a number of at least 0, got nan"),
+    (["run", "--answers", "-4"], "--answers takes a number of at least 1, got -4"),
+    (["run", "--bootstrap", "-5"], "--bootstrap takes a number of at least 0, got -5"),
     (["void.jsonl"], "no numbers yet"),
     (["other.json"], "it has: a"),
     (["binary.csv"], "no numbers yet"),
@@ -143,13 +148,13 @@ def test_a_target_that_was_measured_is_not_called_out_of_reach(tmp_path, capsys)
 
 
 def test_a_run_without_a_rise_keeps_its_report_and_prints_no_nan(tmp_path, capsys):
-    """`[nan, nan]` is no interval."""
+    """`--plan` of a constant run was a refusal of all else; `[nan, nan]` is no interval."""
     flat = write_run(tmp_path / "flat", np.arange(21.0), np.full(21, 0.4))
-    words = [str(flat), "--predict", "40", "--until", "0.5", "--out", "none"]
+    words = [str(flat), "--plan", "0.02", "--predict", "40", "--until", "0.5", "--out", "none"]
     for more in ([], ["--bootstrap", "0", "--target", "0.4"]):
         assert main([*words, *more]) == 0
         said = capsys.readouterr().out
-        assert "nan" not in said
+        assert "no plan: the curve of this run does not rise" in said and "nan" not in said
         assert "at compute 40 (2 times the data): 0.400 no interval\n" in said
         assert "evaluations: 0.400 no interval; measured 0.400; error +0.000\n" in said
 

@@ -26,6 +26,7 @@ from transformers import Qwen3Config
 from command import main as command_main
 from command.main import main
 from artifacts import checkpoint
+from artifacts.settings import LAUNCHED
 from command.options import parse
 from config import Config, ConfigError
 from scaleout import launch, memory
@@ -89,7 +90,7 @@ def test_a_dry_run_refuses_what_the_run_would(eight, tmp_path, monkeypatch, caps
     command = ["--model", str(eight), "--gpus", "0", "--servers", "1", "--dry-run"]
     assert main([*command, "--think-max", "41000"]) == 2
     assert re.search(r"think_max = 41000: .* may take \d+ tokens, the model has 40960: lower "
-                     r"think_max or answer_tokens$", capsys.readouterr().err.strip())
+                     r"think_max or answer_tokens by \d+$", capsys.readouterr().err.strip())
 
 
 def test_a_model_that_the_trainer_would_refuse_is_refused_before_anything_starts(eight, tmp_path):
@@ -206,20 +207,21 @@ def test_ranks_are_started_as_torchrun_would_start_them_beside_their_servers(eig
         assert [env[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
                                        "MASTER_ADDR", "MASTER_PORT")] == \
             [str(rank), str(rank), "2", "2", "127.0.0.1", "9000"]
-        assert env["CUDA_VISIBLE_DEVICES"] == "6,7"
+        assert env["CUDA_VISIBLE_DEVICES"] == "6,7" and env[LAUNCHED] == urls
         assert env["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert [server.env["CUDA_VISIBLE_DEVICES"] for server in servers] == ["3,2", "9,1"]
     for i, (server, url) in enumerate(zip(servers, placement.servers)):
-        assert server.log == Path(f"f/server_{i}.log")
+        assert server.log == Path(f"f/server_{i}.log") and LAUNCHED not in server.env
         assert server.hangs == Path(f"runs/none/logs/{url[7:]}.hangs")      # as the pool calls it
         assert f"--port {url[-5:]} " in " ".join(map(str, server.argv))
 
 
-def test_where_others_started_the_servers_the_trainers_get_no_second_address(eight):
+def test_servers_that_others_started_are_not_taken_for_the_launchers_own(eight):
+    """Else a run that goes on would not know them any more, and start its own."""
     config, estimate = estimate_of(eight, gpus=0, trainers=2, vllm_url="http://127.0.0.1:1")
     placement = launch.make_placement(config, estimate)
     trainers, servers = launch.commands(config, [], placement, estimate, Path("f"), 1)
-    assert len(trainers) == 2 and not servers
+    assert not servers and [trainer.env[LAUNCHED] for trainer in trainers] == ["", ""]
     assert not any("--vllm-url" in trainer.argv for trainer in trainers)    # argv has the user's
 
 

@@ -4,6 +4,9 @@ run. The file of docs/tasks.md is the first one; the others are written here."""
 import random
 import re
 import runpy
+import signal
+import subprocess
+import sys
 import time
 
 import psutil
@@ -120,6 +123,22 @@ def test_a_reward_that_does_not_end_costs_its_sample_and_leaves_no_process(file,
             if p.info["cmdline"] and p.info["status"] != psutil.STATUS_ZOMBIE
             and p.info["cmdline"][:2] == ["sleep", "1000000"]]
     assert left == []
+
+
+def test_a_worker_whose_trainer_is_killed_leaves_no_traceback(file):
+    """It has a verdict that nobody reads any more. The pipe of errors ends with the worker."""
+    _, problems = file(f"import time\n{PROBLEM}def reward(problem, text):\n"
+                       "    time.sleep(0.2 * (text == 'b'))\n    return True")
+    items = [(text, problems[0].answer, problems[0].kind) for text in "ab"]
+    code = ("import os, signal, threading, time\nfrom tasks.verifier import Verifier\n"
+            f"a, b = {items!r}\nverifier = Verifier(workers=1)\nverifier.score([a])\n"
+            "worker = verifier.idle[0]\n"
+            "threading.Thread(target=verifier.score, args=[[b]], daemon=True).start()\n"
+            "while verifier.idle: time.sleep(0.001)\n"
+            "time.sleep(0.05)\nos.kill(os.getpid(), signal.SIGKILL)")
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
+                           timeout=120)
+    assert child.returncode == -signal.SIGKILL and child.stderr == ""
 
 
 def test_what_a_reward_prints_is_no_verdict(file, capfd):

@@ -4,7 +4,6 @@ Each test is named after the claim it checks; its docstring says what would go w
 """
 
 import json
-import os
 import random
 import re
 import subprocess
@@ -187,8 +186,8 @@ def test_the_gold_check_names_the_problems_that_fail():
 
 
 def test_what_was_said_of_gold_answers_is_kept_beside_the_run(tmp_path, seed):
-    """1,234 of them, a part at a time: a killed check goes on with the part it was in; a file that
-    is cut off, and changed problems, are judged anew."""
+    """1,234 of them, a part at a time: a killed check goes on with the part it was in, its
+    cut-off line too; changed problems are judged anew."""
     rng, asked = random.Random(seed), []
 
     class Judge:
@@ -211,10 +210,12 @@ def test_what_was_said_of_gold_answers_is_kept_beside_the_run(tmp_path, seed):
     assert check(last=9) == bad and asked == [500, 500, 234]
     assert check(last=3) == bad and len(asked) == 3
     problems[700] = Problem("x/700", "x", "q", "77")
-    bad = sorted({*bad, "x/700"}, key=lambda i: int(i[2:]))
-    assert check(last=6) == bad and asked[3:] == [500, 500, 234]
-    os.truncate(tmp_path / "gold.jsonl", 5000)
-    assert check(last=9) == bad and asked[6:] == [500, 500, 234]
+    with open(tmp_path / "gold.jsonl", "a") as file:
+        file.write('\n{"half": ["corr')
+    assert check(last=9) == bad and asked == [500, 500, 234]
+    assert check(last=3) == bad and len(asked) == 3
+    problems[700] = Problem("x/700", "x", "q", "77")
+    assert check(last=4) == sorted({*bad, "x/700"}, key=lambda i: int(i[2:])) and asked[3:] == [500]
 
 
 def test_what_cannot_be_used_is_counted_over_the_task_and_too_much_stops():
@@ -251,7 +252,8 @@ class Letters:
 @pytest.mark.parametrize("template, says", [
     ("{{ raise_exception('no system role') }}", "chat template fails: .*no system role"),
     ("{% for m in messages %}", "template fails"), ("{{ a.b }}", "template fails"),
-    ("{{ 1 / 0 }}", "template fails: ZeroDivision"), (5, "template fails")])
+    ("{{ 1 / 0 }}", "template fails: ZeroDivision"), (5, "template fails"),
+    ("{# nothing #}", "chat template makes nothing of a problem")])
 def test_a_chat_template_that_fails_is_one_sentence(template, says, tmp_path):
     tokenizer = toy.make_tokenizer()
     tokenizer.chat_template = template
