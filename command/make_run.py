@@ -37,7 +37,8 @@ def try_model(config):
     template, if its files are here and small. Raises ConfigError."""
     files = [*Path(config.model).glob("*.safetensors")]
     if not files or sum(file.stat().st_size for file in files) > host_memory() / 8:
-        print("note: the weights were not read; a run might refuse them (docs/models.md)")
+        print("note: the weights were not read, as they are not in a folder here, or too large "
+              "for a dry run; what they alone show the run would refuse (docs/models.md)")
         return
     model, tokenizer = load.load_model(config)
     load.end_ids(config, tokenizer, model)
@@ -67,8 +68,8 @@ def make_samplers(config, trainer, prompt_tokens):
             f"{config.eval_samples}: the samples of a prompt run together, and there is room for "
             f"{slots} sequences of {positions} tokens; lower them, think_max or slots")
     if slots < config.slots:
-        print(f"warning: slots = {config.slots}: room for {slots} sequences at once",
-              file=sys.stderr)
+        print(f"warning: memory has room for {slots} sequences at once, fewer than slots = "
+              f"{config.slots}", file=sys.stderr)
     shared |= dict(head_fp32=config.head_fp32)
     if config.engine == "vllm":
         with load.refused():

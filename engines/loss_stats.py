@@ -13,7 +13,8 @@ EXTREMES = {"ratio/min": min, "ratio/max": max, "mismatch/max_abs_dlogp": max}
 
 def k3(log_ratio):
     """exp(x) - 1 - x for x = log(p/q): never below 0, and its mean over samples of q is KL(q ‖ p).
-    In float64: in fp32 it is rounding noise of both signs at x = 1e-4."""
+    In float64, returned in the dtype of x: in fp32 it is rounding noise of both signs at x = 1e-4.
+    """
     x = log_ratio.double()
     return (x.expm1() - x).to(log_ratio.dtype)
 
@@ -35,6 +36,7 @@ def statistics(*, mask, weights, lags, log_ratio, log_rho, clipped, token_loss, 
         columns["entropy"] = entropy
     groups = {"": mask}
     if lags is not None:
+        assert lags.shape == mask.shape, (lags.shape, mask.shape)
         groups |= {f"/lag_{k}": mask & (lags == k) for k in lags[mask].unique().tolist()}
 
     stats = {}
@@ -52,7 +54,8 @@ def statistics(*, mask, weights, lags, log_ratio, log_rho, clipped, token_loss, 
 
 def merge_stats(stats_list):
     """The metrics of a step (docs/metrics.md) from the `stats` of its micro-batches, in any order.
-    All but `loss` again as NAME/lag_k. ess: the effective sample size (Σwρ)² / (Σw Σwρ²)."""
+    All but `loss` again as NAME/lag_k. ess: the effective sample size (Σwρ)² / (Σw Σwρ²). A step
+    without a trained token has no metrics: {}."""
     merged = {}  # suffix -> name -> float
     for suffix, numbers in (item for stats in stats_list for item in stats.items()):
         total = merged.setdefault(suffix, {})

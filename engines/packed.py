@@ -44,7 +44,8 @@ def forward(model, input_ids, position_ids, attend):
 
 
 def heads(config):
-    """(H, J, D) of a transformers config; the most of any layer, where they differ (Gemma 4)."""
+    """(H, J, D) of a transformers config: query heads, key-value heads, and their size; the most
+    of any layer, where they differ (Gemma 4)."""
     config = config.get_text_config(decoder=True)
     layers = config.per_layer_config if config.is_heterogeneous else [config]
     H = config.num_attention_heads

@@ -110,8 +110,9 @@ class Alone:
 
 def deal(batches, costs, size):
     """[each rank's (micro-batch, share) pairs]: equally many, because the ranks meet in each one.
-    costs: tokens of each. A round takes as long as its largest, hence the order. Share 0.0: nothing
-    was left for a rank, it repeats the cheapest without effect."""
+    batches: lists of sample indices, costs: their tokens. A round takes as long as its largest,
+    hence the order. Share 0.0: nothing was left for a rank, it repeats the cheapest without effect.
+    """
     order = sorted(range(len(batches)), key=lambda i: -costs[i])
     ranks = [[(batches[i], 1.0) for i in order[rank::size]] for rank in range(size)]
     for mine in ranks:
@@ -126,7 +127,8 @@ class Ranks(Alone):
     def __init__(self, config):
         super().__init__(config)
         if not config.vllm_url:
-            raise ConfigError("vllm_url = '': several trainer processes need servers")
+            raise ConfigError("vllm_url = '': several trainer processes need servers to generate; "
+                              "give their addresses, or let --trainers and --servers start both")
         from accelerate import Accelerator, FullyShardedDataParallelPlugin, InitProcessGroupKwargs
         from torch.distributed.fsdp import MixedPrecisionPolicy
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

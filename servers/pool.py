@@ -30,7 +30,8 @@ def say(sentence):
 
 
 def read_addresses(vllm_url, limit_s):
-    """The addresses in `vllm_url`, by commas: "http://a:8000", or "@FILE", which is waited for."""
+    """The addresses that `vllm_url` names, by commas: "http://a:8000", or "@FILE", which is waited
+    for. Raises TimeoutError after limit_s; ValueError: something else."""
     urls, end = [], time.monotonic() + limit_s
     for part in map(str.strip, vllm_url.split(",")):
         if not part.startswith("@"):

@@ -55,7 +55,8 @@ class Server:
         return await self.post(path, limit_s=LOOK_S, method="GET")
 
     async def post(self, path, body=None, limit_s=CALL_S, method="POST"):
-        """What a route says, JSON or text. limit_s: 0: none. Raises ServerFailed, ServerRefused."""
+        """What a route says, JSON or text. limit_s: 0: none. Raises ServerFailed; ServerRefused:
+        HTTP status 4xx before the first connection."""
         limits = aiohttp.ClientTimeout(min(limit_s, self.call_s), sock_connect=self.call_s)
         try:
             async with self.pool.session.request(method, self.url + path, json=body,

@@ -536,7 +536,7 @@ BAD_INPUT = {
                                 "gpus = 8: torch finds 0 here"),
     "servers of two minds": (["--engine", "vllm", "--servers", "1", "--vllm-url",
                               "http://127.0.0.1:1"],
-                             "servers = 1: vllm_url names others; give one of the two"),
+                             "servers = 1: vllm_url names servers that others have started"),
     "an engine that serves nobody": (["--servers", "1"], "servers are vLLM's"),
     "another machine's address": (["--engine", "vllm", "--serve-only", "192.0.2.1"],
                                   "--serve-only 192.0.2.1: give an address of this machine"),
