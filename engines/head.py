@@ -19,7 +19,8 @@ def logits_chunk(vocab_size):
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """z = h Wᵀ / temperature;  log π(y) = z_y - log Σ_v exp z_v;  dz = g · (onehot(y) - softmax z).
+    """z = h Wᵀ / temperature;  log π(y) = z_y - log Σ_v exp z_v
+    dz = g · (onehot(y) - softmax z), g the gradient of log π(y)
 
     hidden (T, H), weight (V, H), targets (T,) -> log-probs (T,), entropies (T,) without a gradient.
     The operands are cast to `operand_dtype` in here: before, autograd would round the gradient of

@@ -6,13 +6,13 @@ written by hand; tests/study holds that the tables are those of the logs.
 """
 import argparse
 import functools
-import math
 import re
 from pathlib import Path
 
 import numpy as np
 from scipy.stats import t as student
 
+from artifacts.step_log import pass_at_k
 from fitting import figures
 from bench.held_out import write_csv
 from fit import LEVEL, SAME_A, fit_curve
@@ -255,9 +255,8 @@ KS = (1, 4, 16, 64, 256)
 
 
 def pass_at(ks, k, right):
-    """pass@n for each n of `ks` (problems, ks): that of n samples, drawn without putting back from
-    the k of a problem, at least one is right (Chen et al., 2107.03374, equation 1)."""
-    return np.array([[1 - math.comb(k - c, n) / math.comb(k, n) for n in ks] for c in right])
+    """pass@n of each problem for each n of `ks` -> (problems, ks); right: of k samples each."""
+    return np.array([[pass_at_k(k, c, n) for n in ks] for c in right])
 
 
 def controls_of(jobs, draws=2000):
@@ -291,9 +290,9 @@ def depth_of(kept):
     levels = sorted(next(iter(found.values())))
     lines = ["| run | " + " | ".join(f"{level:g} steps" for level in levels) + " | exponent |",
              "|---|" + "--:|" * (len(levels) + 1)]
-    lines += [f"| `{run}` | " + " | ".join(f"{compute[level]:.3g}" for level in levels)
-              + f" | {depth.exponent(compute):.2f} |" for run, compute in found.items()]
     exponents = [depth.exponent(compute) for compute in found.values()]
+    lines += [f"| `{run}` | " + " | ".join(f"{compute[level]:.3g}" for level in levels)
+              + f" | {b:.2f} |" for (run, compute), b in zip(found.items(), exponents, strict=True)]
     return "\n".join([*lines, f"| mean |{' |' * len(levels)} {told(paired(exponents), '.2f')} |"])
 
 
