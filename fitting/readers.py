@@ -271,8 +271,10 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     lo, hi = reward_range
     if not all(paths):
         raise BadInput(f"a run is PATH or NAME=PATH,PATH,..., got {spec!r}")
-    seeds, notes = [], []
-    for given, run in (place for path in paths for place in places_of(path)):
+    seeds, notes, places = [], [], [place for path in paths for place in places_of(path)]
+    if len({(given.resolve(), run) for given, run in places}) < len(places):
+        raise BadInput(f"{spec!r} names one run twice: its noise would count as another seed's")
+    for given, run in places:
         rows, path, more = read_rows(given)
         rows = [row for row in rows if str(row.get("run")) == run] if run else rows
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)

@@ -30,6 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def plan_alone(config):
     """Raises ConfigError for what would fail later in this process; a rank has been planned."""
+    # Micro-batches differ in length: without it a GPU's freed memory falls into pieces that none
+    # fits. torch reads it when the first GPU memory is taken; what the user has set wins.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     check_machine(config)
     if not started():
         estimate = plan(config)
@@ -119,6 +122,9 @@ def server_command(config, *, length, slots, dtype, url, device=""):
         argv += ["--enforce-eager", "--block-size", str(BLOCK_TOKENS),
                  "--kv-cache-memory-bytes", str(memory),
                  "--worker-extension-cls", "servers.worker.Worker"]       # http is ours
+        if config.tensor_parallel < 2:          # no process of its own for one worker: a third less
+            argv += ["--distributed-executor-backend",      # to start; `nobind` below allows it
+                     "vllm.v1.executor.uniproc_executor.UniProcExecutor"]
         env["TORCH_COMPILE_DISABLE"] = "1"      # one comparison a step: seconds, for nothing
         # Threads bound to cores would put every server of a machine on the same ones.
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
@@ -150,8 +156,6 @@ def commands(config, argv, placement, estimate, logs, port):
         "TORCHELASTIC_USE_AGENT_STORE": "True"}     # the store is ours, so it outlives every rank
     if config.gpus > 0:
         env["CUDA_VISIBLE_DEVICES"] = visible(range(ranks))
-        # Micro-batches differ in length: without it freed memory falls into pieces that none fits.
-        env.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     return [Child(f"rank {rank}", script, env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
                   log=logs / f"rank_{rank}.log" if rank else None)
             for rank in range(ranks)], servers

@@ -38,6 +38,8 @@ def read_addresses(vllm_url, limit_s):
             urls.append(part)
             continue
         path = Path(part[1:])
+        if path.is_dir():                       # "@" alone, too
+            raise ValueError(f"vllm_url = {vllm_url!r}: {path} is a folder, not a file")
         if not path.is_file():
             say(f"waiting for {path}, which --serve-only writes")
         while not path.is_file():

@@ -3,7 +3,9 @@ backend "http". They come inside the requests (`Server.receive`)."""
 
 import base64
 import math
+import multiprocessing
 import os
+import signal
 import traceback
 from types import SimpleNamespace
 
@@ -45,7 +47,11 @@ class HttpEngine(WeightTransferEngine):
             repack(self.model)
         except BaseException:           # layers half loaded would be worse than none
             traceback.print_exc()
-            os._exit(1)                 # vLLM ends the rest
+            # vLLM ends the rest; but not its API server, which waits for the answer of the engine
+            # of a UniProcExecutor, its child.
+            if "EngineCore" in multiprocessing.current_process().name:
+                os.kill(os.getppid(), signal.SIGKILL)
+            os._exit(1)
 
 
 class Worker:

@@ -59,6 +59,9 @@ def test_one_run_of_a_table_of_many_is_read_by_its_name(tmp_path):
     pooled = readers.load(f"both={table}:a,{table}:b:2")
     assert pooled.C.size == 18 and pooled.label == "both"
     assert [run for _, run in readers.places_of(f"{table}:*")] == ["a", "b:2"]
+    for again in (f"{table}:a", f"{tmp_path}/../{tmp_path.name}/{table.name}:a", f"{table}:*"):
+        with pytest.raises(BadInput, match="names one run twice"):
+            readers.load(f"both={table}:a,{again}")
 
 
 def test_a_running_log_may_end_in_the_middle_of_a_line(tmp_path, capsys):

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -171,6 +172,25 @@ def test_one_gpu_recomputes_layers_where_that_makes_room_for_the_default_lengths
         assert config.recompute_layers == recompute
 
 
+@pytest.mark.parametrize("rank", [None, "1"])
+def test_every_trainer_asks_torch_for_segments_that_grow_unless_the_user_has_set_it(
+        rank, monkeypatch):
+    """One process, a rank of ours and one of torchrun: all come this way, before a model."""
+    if rank:
+        monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(launch, "check_machine", lambda _: None)
+    monkeypatch.setattr(launch, "plan", lambda _: SimpleNamespace(
+        refuse=lambda *_: None, recompute=False))
+    for before, after in ((None, "expandable_segments:True"), ("mine:1", "mine:1")):
+        with monkeypatch.context() as m:
+            m.delenv("PYTORCH_ALLOC_CONF", raising=False)
+            if before:
+                m.setenv("PYTORCH_ALLOC_CONF", before)
+            launch.plan_alone(Config())
+            assert os.environ["PYTORCH_ALLOC_CONF"] == after
+            m.delenv("PYTORCH_ALLOC_CONF")
+
+
 def test_one_process_refuses_what_its_dry_run_refuses_and_loads_nothing(eight, tmp_path,
                                                                         monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -208,7 +228,6 @@ def test_ranks_are_started_as_torchrun_would_start_them_beside_their_servers(eig
                                        "MASTER_ADDR", "MASTER_PORT")] == \
             [str(rank), str(rank), "2", "2", "127.0.0.1", "9000"]
         assert env["CUDA_VISIBLE_DEVICES"] == "6,7" and env[LAUNCHED] == urls
-        assert env["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert [server.env["CUDA_VISIBLE_DEVICES"] for server in servers] == ["3,2", "9,1"]
     for i, (server, url) in enumerate(zip(servers, placement.servers)):
         assert server.log == Path(f"f/server_{i}.log") and LAUNCHED not in server.env

@@ -42,6 +42,9 @@ def test_a_file_of_something_else_is_refused_in_a_sentence(text, tmp_path):
         read_addresses(f"@{tmp_path}/file", 0)
     with pytest.raises(ValueError, match="not '10.0.0.7:8000'"):
         read_addresses("http://a:1,10.0.0.7:8000", 0)
+    for place in (f"@{tmp_path}", "@"):                 # no file ever appears there
+        with pytest.raises(ValueError, match="^vllm_url = '@.*': .* is a folder, not a file$"):
+            read_addresses(place, 600)
 
 
 @pytest.mark.parametrize("text, code, sentence", [
