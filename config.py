@@ -109,7 +109,8 @@ class Config:
     micro_batch_tokens: int = 8192      # ours; in one forward pass; the result is the same
     recompute_layers: bool = False      # ours; recompute in backward: slower, far less memory
     compile_layers: Literal["auto", "on", "off"] = "auto"   # ours; torch.compile; auto: on a GPU
-    gpus: int = -1                      # ours; -1: one if there is one; 0: none
+    gpus: int = -1                      # ours; -1: one if there is one, all for several processes;
+                                        # 0: none
     engine: Literal["auto", "vllm", "transformers"] = "auto"    # ours; auto: vllm if installed
     allow_mismatch: bool = False        # ours; begin even if engine and trainer disagree
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"      # ours; to compute in; auto:
