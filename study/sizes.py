@@ -43,3 +43,38 @@ def errors(curves, N):
         found[way] = {"A": A - largest.A, "log B": np.log(B / largest.B),
                       "log C_mid": np.log(C_mid / largest.C_mid), "end": end - R[-3:].mean()}
     return found
+
+
+def table(toys, paired, told):
+    """toys: [curves] of `errors`, one for each toy; paired, told: of study/figures.py."""
+    lines = ["| of the largest | by the line | same | same samples | line against same |",
+             "|---|--:|--:|--:|--:|"]
+    found = [errors(curves, [*MILLIONS.values()]) for curves in toys]
+    for what in ("A", "log B", "log C_mid", "end"):
+        misses = np.abs([[each[way][what] for way in WAYS] for each in found])      # (toys, 3)
+        lines.append(f"| {what} | " + " | ".join(f"{x:.3f}" for x in misses.mean(0))
+                     + f" | {told(paired(misses[:, 0] - misses[:, 1]))} |")
+    return "\n".join(lines)
+
+
+def plot(toys, figures):
+    """Each size's runs over log compute, and the largest one's curve as it was foretold by the line
+    and by "same samples", means over the toys."""
+    fig, ((ax,),) = figures.empty(7.5, 4, 1, 1)
+    colors = ("#8fb8de", "#4f8fc0", figures.BLUE, figures.ORANGE)
+    for i, (million, color) in enumerate(zip(MILLIONS.values(), colors, strict=True)):
+        runs = [curves[i] for curves in toys]
+        for C, R in runs:
+            ax.plot(C[1:], R[1:], color=color, linewidth=0.6, alpha=0.6)
+        C, R = np.mean(runs, 0)
+        ax.plot(C[1:], R[1:], "o-", color=color, markersize=3, label=f"{million:g}M parameters")
+    C = np.geomspace(C[1], C[-1], 100)
+    for way, dash in ("line", "--"), ("same samples", ":"):
+        seen = [(foretold([fit_curve(*curve, bootstrap=0) for curve in curves[:-1]],
+                          [*MILLIONS.values()])[way], curves[-1][1][0]) for curves in toys]
+        ax.plot(C, np.mean([sigmoid(C, *theta, R0) for theta, R0 in seen], 0), dash, color="black",
+                label=f"3.1M foretold: {way}")
+    ax.set(xscale="log", xlabel="compute (FLOPs), log scale",
+           ylabel="pass rate on held-out problems")
+    ax.legend(frameon=False, fontsize=8.5)
+    return fig
