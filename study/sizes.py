@@ -1,6 +1,6 @@
 """Do the curves of three sizes foretell the fourth's? (PLAN.md, fourth part; file 17)
 
-Each size's curve is fitted by Eq. 1. What is foretold of the largest one, which has N[-1] parameters:
+Each size's curve is fitted by Eq. 1. Foretold of the largest one, which has N[-1] parameters:
 
     line          A and log C_mid are straight lines in log N through the three smaller ones (least
                   squares), log B is their mean
