@@ -16,7 +16,7 @@ from artifacts.step_log import pass_at_k
 from fitting import figures
 from bench.held_out import write_csv
 from fit import LEVEL, SAME_A, fit_curve
-from study import depth, logs
+from study import depth, logs, sizes
 from study.run import HERE, KEPT, done, experiments
 
 PAGE = HERE.parent / "results/study/README.md"
@@ -25,7 +25,7 @@ CALM = "calm"
 FITTED = (CALM, "reuse")      # the bases whose curves are fitted
 CUTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 SECOND_ROUND = ("11_trust_region", "12_ess_rate", "13_lag_trust_region", "14_reuse", "15_controls",
-                "16_horizon")
+                "16_horizon", "17_four_sizes")
 VISIBLE = 0.05                # of the second round: a coarser design is "underpowered"
 
 
@@ -451,6 +451,13 @@ def results():
             tables[stem] = grid_of(jobs, rows)
         elif stem == "8_sizes":
             tables["sizes"] = sizes_of(jobs, rows)
+        elif stem == "17_four_sizes":
+            toys = [curves for pair in dict.fromkeys(job.pair for job in jobs.values())
+                    if len(curves := [curve_of(jobs[f"{CALM}-{name}-{pair}"])
+                                      for name in sizes.MILLIONS
+                                      if not rows[f"{CALM}-{name}-{pair}"]["failed"]]) == 4]
+            tables["four_sizes"] = sizes.table(toys, paired, told)
+            plots[stem] = sizes.plot(toys, figures)
         elif stem == "15_controls":
             tables[stem] = controls_of(jobs)
             plots[stem] = plot_controls(jobs)
