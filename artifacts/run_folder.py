@@ -41,7 +41,7 @@ class RunFolder:
         self.config, self.path = config, Path("runs") / config.name
         self.checkpoints = self.path / "checkpoints"
         self.locked = None
-        self.saved = None           # (step, evaluated) of the last checkpoint
+        self.saved = None           # `progress` at the last checkpoint
         self.saved_at = time.monotonic()
 
     @property
@@ -51,10 +51,11 @@ class RunFolder:
     def done(self):
         path = self.path / "done"
         steps, _, sentence = (path.read_text() if path.exists() else "").partition(" ")
-        if not steps or int(steps) < self.config.steps:
+        retired = "every prompt has retired" in sentence
+        if not steps or int(steps) < self.config.steps and not retired:
             return ""
-        return (f"{self.path} is finished. {sentence} The same command with --steps N, N above "
-                f"{steps}, trains on; --fresh starts over.")
+        more = "" if retired else f"The same command with --steps N, N above {steps}, trains on; "
+        return f"{self.path} is finished. {sentence} {more}--fresh starts over."
 
     def set_aside(self):
         """The run that is there becomes runs/NAME-old-N. Raises ConfigError: it is in use."""
@@ -169,7 +170,7 @@ class RunFolder:
             return f"{self.path} has no checkpoint yet: starting from the first step."
         run.trainer.load(folder)
         load_state(run, state)
-        self.saved = run.step, run.evaluated
+        self.saved = progress(run)
         self.write_config()             # last: a resume that fails changes nothing
         (self.path / "done").unlink(missing_ok=True)
         how = "go on where they were, 0 restarted" if self.config.engine == "transformers" else \
@@ -188,12 +189,12 @@ class RunFolder:
 
     def save(self, run):
         """Write a checkpoint of a `scalerl.Run`, unless that was the last one."""
-        if self.saved == (run.step, run.evaluated):
+        if self.saved == progress(run):
             return
         with run.team.saving():
             run.trainer.save(self.checkpoints / f"step_{run.step}",
                              state=state_of(run) | {"logs": self.log_sizes()})
-        self.saved, self.saved_at = (run.step, run.evaluated), time.monotonic()
+        self.saved, self.saved_at = progress(run), time.monotonic()
         for old in checkpoint.saved(self.checkpoints)[KEPT:]:
             shutil.rmtree(old)
 
@@ -203,6 +204,11 @@ class RunFolder:
 
     def resume_hint(self):
         return f"the same command goes on from {self.newest() or 'the first step'}"
+
+
+def progress(run):
+    """What has changed if a checkpoint is worth its time: steps, evaluations, finished samples."""
+    return run.step, run.evaluated, run.pacer.admitted, run.generated
 
 
 def commit():

@@ -36,6 +36,9 @@ def main(argv=None, make_trainer=Trainer):
             launch.describe(config, argv, flags.serve_only)
             try_model(config)
             return 0
+        settings.check(config)
+        check_platform(config, flags.serve_only)
+        check_files(config)                             # their sentences come before any model
         folder = RunFolder(config)
         if flags.fresh and folder.begun:
             if launch.started():
@@ -44,13 +47,10 @@ def main(argv=None, make_trainer=Trainer):
         if not flags.serve_only and (sentence := folder.done()):
             print(sentence)
             return 0
-        check_platform(config, flags.serve_only)
-        check_files(config)                             # their sentences come before any model
         if flags.serve_only or launch.wanted(config):   # several processes: trainers run this again
             return launch.launch(config, argv, flags.serve_only)
         with signals.heeded():
             launch.plan_alone(config)                   # refuses what would fail minutes later
-            settings.check(config)
             load.settle_engine(config)                  # vLLM, or transformers alone
             team = make_team(config)                    # the processes that train; mostly one
             # Of several processes only rank 0 returns from `lead`; the others serve its calls.

@@ -62,11 +62,14 @@ def make_samplers(config, trainer, prompt_tokens):
         left = Estimate(config, trainer.model, output, length, trainer.dtype, device_here(True),
                         alone=True).sequences_left(torch.cuda.mem_get_info()[0])
     slots = min(slots, left if config.engine == "vllm" else left - slots)
-    if slots < max(config.samples_per_prompt, config.eval_samples):
+    together = max(config.samples_per_prompt, config.eval_samples)
+    if slots < together:
+        cure = "lower them, or raise slots" if config.slots < together else \
+            "lower them, think_max or slots"
         raise ConfigError(
             f"samples_per_prompt = {config.samples_per_prompt}, eval_samples = "
             f"{config.eval_samples}: the samples of a prompt run together, and there is room for "
-            f"{slots} sequences of {positions} tokens; lower them, think_max or slots")
+            f"{slots} sequences of {positions} tokens; {cure}")
     if slots < config.slots:
         print(f"warning: memory has room for {slots} sequences at once, fewer than slots = "
               f"{config.slots}", file=sys.stderr)

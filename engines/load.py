@@ -139,7 +139,9 @@ def load_trained(config, processes):
     compiled = config.compile_layers in ("on", "auto" if device == "cuda" else "on")
     if compiled or config.recompute_layers:
         checkpoint_and_compile(model, config.recompute_layers, compiled)
-    return model, tokenizer, device, compute_dtype(config, device == "cuda")
+    dtype = compute_dtype(config, device == "cuda")
+    config.dtype = str(dtype).removeprefix("torch.")    # also if it is resumed on another device
+    return model, tokenizer, device, dtype
 
 
 def interruption_of(config, tokenizer):

@@ -67,7 +67,8 @@ def merge_stats(stats_list):
         weight, loss, squared = (sums.pop(name) for name in ("weight", "loss", "ratio_squared"))
         if suffix == "":
             metrics["loss"] = loss  # a sum over the step, and remains one
-        metrics["ess" + suffix] = sums["ratio/mean"] ** 2 / (weight * squared)
+        denominator = weight * squared          # 0: even float64 has no such small ratios
+        metrics["ess" + suffix] = denominator and sums["ratio/mean"] ** 2 / denominator
         metrics |= {name + suffix: x if name in EXTREMES else x / weight
                     for name, x in sums.items()}
     return metrics

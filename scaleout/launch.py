@@ -21,7 +21,8 @@ from artifacts.settings import LAUNCHED, check
 from config import ConfigError
 from engines import load
 from engines.vllm_inprocess import BLOCK_TOKENS, HEAD, block_bytes
-from scaleout.memory import CACHE_SHARE, Estimate, cores_here, device_here, host_memory
+from scaleout.memory import (CACHE_SHARE, VLLM_MEMORY_SHARE, Estimate, cores_here, device_here,
+                             host_memory)
 from scaleout.placement import LOOPBACK, Placement, make_placement
 from scaleout.supervise import Child, Supervisor, say
 
@@ -78,7 +79,8 @@ def check_machine(config, servers=()):
         raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; is the driver "
                           f"(nvidia-smi) new enough for CUDA {torch.version.cuda}? gpus = 0 "
                           "computes on the CPU")
-    if servers and importlib.util.find_spec("vllm") is None:
+    nccl = config.vllm_url and load.device_of(config) == "cuda"     # vLLM has the other end's code
+    if (servers or nccl) and importlib.util.find_spec("vllm") is None:
         raise ConfigError("servers need vllm, which is not installed here: run `make vllm`")
 
 
@@ -114,6 +116,7 @@ def server_command(config, *, length, slots, dtype, url, device=""):
            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     if device:
         env["CUDA_VISIBLE_DEVICES"] = device
+        argv += ["--gpu-memory-utilization", str(VLLM_MEMORY_SHARE)]
     else:
         # Weights are prepacked there, so nothing compiled may hold on to them. Short of cache, vLLM
         # throws a sequence out and computes its keys and values again, under newer weights.

@@ -47,6 +47,7 @@ class Server:
         self.version = self.label = None    # of the last whole push since it was connected
         self.channel, self.workers = None, 0
         self.connection = ""            # a new name whenever it is connected
+        self.paused = None              # the connection in which the push under way has begun
         self.slots = 0                  # requests in flight, at most
         self.requests = {}              # in flight: {task: (sampler, sample)}
         self.tokens, self.progress = 0.0, 0.0   # its own count of tokens; the time it last grew
@@ -125,6 +126,7 @@ class Server:
     async def pause(self):
         """Begin a push: no new requests, stop generating, open an update."""
         self.set_state("stale")
+        self.paused = self.connection
         await self.post("/pause?mode=keep&clear_cache=false", limit_s=LOOK_S)
         try:
             await self.post("/start_weight_update")
@@ -132,7 +134,14 @@ class Server:
             await self.post("/finish_weight_update")    # loads nothing, or what will be replaced
             await self.post("/start_weight_update")
 
+    def check_paused(self):
+        """A server that was lost amid a push, perhaps for a request, and is connected again has
+        thrown away what it had received: the rest would be loaded among older weights."""
+        if self.state != "stale" or self.paused != self.connection:
+            raise ServerFailed("it was lost meanwhile")
+
     async def receive(self, info, data):        # of weight_transfer.buckets
+        self.check_paused()
         if self.channel:
             await self.transfer("/update_weights", {"update_info": info},
                                 lambda: self.channel.send(data))
@@ -142,7 +151,9 @@ class Server:
 
     async def resume(self, version, label):
         """End a push: load what came, under the name `label`, and go on."""
+        self.check_paused()
         await self.post("/finish_weight_update", {"weight_version": label})
+        self.check_paused()
         await self.post("/resume")
         self.version, self.label, self.progress = version, label, time.monotonic()
         self.set_state("ready")

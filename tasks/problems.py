@@ -100,7 +100,7 @@ def options_by_part(options, parts, evaluated=()):
 
 def split_pool(name, pool, heldout, unread):
     """(train, heldout): the same share of every level (else the pass rate has the luck of the draw)
-    is held out, lowest hashes first: whatever seed and size, a question is on the same side."""
+    is held out, lowest hashes first: whatever the seed, a question is on the same side."""
     if heldout >= len(pool):
         cause = f"; {len(unread)} records cannot, the first: {unread[0]}" if unread else ""
         raise TaskError(f"heldout = {heldout} leaves nothing to train on: {name!r} has {len(pool)} "

@@ -943,6 +943,17 @@ def test_beyond_what_exp_can_hold_a_clipped_token_is_silent_and_none_is_nan(loss
     assert merge_stats([stats])["mismatch/max_abs_dlogp"] == pytest.approx(abs(x), rel=1e-4)
 
 
+def test_ratios_too_small_for_float64_leave_the_metrics_finite():
+    """(e^-400)^2 is 0 there: the tokens of one lag, in a policy that has moved far away."""
+    logprobs = torch.tensor([[-400.0, -500.0, -1.2]], requires_grad=True)
+    value, stats = policy_loss(logprobs, torch.full((1, 3), -1.0), torch.tensor([1.0]),
+                               torch.full((1, 3), 1 / 3), lags=torch.tensor([[3, 3, 0]]))
+    metrics = merge_stats([stats])
+    assert value.isfinite() and all(map(math.isfinite, metrics.values()))
+    assert metrics["ess/lag_3"] == 0 and metrics["ess/lag_0"] == pytest.approx(1)
+    assert metrics["ess"] == pytest.approx(1 / 3)           # one of three tokens counts
+
+
 def test_k3_is_never_negative_and_has_the_digits_of_the_series():
     """As it is often written, exp(x) - 1 - x in fp32, a mismatch of 1e-6 comes out as noise of
     either sign, and so does its mean."""

@@ -908,6 +908,27 @@ def test_a_signal_in_a_long_training_step_is_heeded_between_two_micro_batches(
     assert same_logs(*(tmp_path / folder / "runs" / "r" for folder in ("stopped", "whole")))
 
 
+def test_a_run_that_is_stopped_again_and_again_within_one_step_keeps_what_has_finished(
+        reference, micro, tmp_path, monkeypatch):
+    """A step may take longer than a scheduler lends the machine: each time it has to come nearer.
+    The logs are those of a run that was never stopped."""
+    collect = scalerl.Run.collect
+
+    def stopping(run, rollouts):
+        collect(run, rollouts)
+        if run.step == 4 and rollouts:
+            os.kill(os.getpid(), signal.SIGTERM)
+    kept = []
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(scalerl.Run, "collect", stopping)
+            assert train(tmp_path, arguments(micro, name="r"), patch) == 75
+        kept.append(checkpoint.read_state(tmp_path / "runs/r/checkpoints/step_4")["generated"])
+    assert 0 < kept[0] < kept[1] < kept[2]
+    assert train(tmp_path, arguments(micro, name="r"), monkeypatch) == 0
+    assert same_logs(tmp_path / "runs" / "r", reference)
+
+
 def test_ctrl_c_while_a_run_is_still_being_built_is_one_sentence(micro, monkeypatch, capsys):
     """Servers take a minute to come up: the moment in which people change their minds."""
     def interrupted(*_):

@@ -137,6 +137,11 @@ def test_a_finished_run_says_so_until_it_is_to_take_more_steps(make):
     assert folder.done() == ("runs/r is finished. Done: 7 steps. The same command with --steps N, "
                              "N above 7, trains on; --fresh starts over.")
     assert RunFolder(Config(model="m", name="r", steps=8)).done() == ""
+    retired = "Done after 5 steps: every prompt has retired (pass rate >= 0.9)."
+    (folder.path / "done").write_text(f"7 {retired}")        # more steps would find no prompt
+    for steps in (7, 8):
+        assert RunFolder(Config(model="m", name="r", steps=steps)).done() == (
+            f"runs/r is finished. {retired} --fresh starts over.")
     (folder.path / "done").write_text("")                   # killed while it was written
     assert folder.done() == ""
 
@@ -305,7 +310,8 @@ def test_the_last_two_checkpoints_are_kept_and_the_best(make, monkeypatch):
     trainer = SimpleNamespace(save=lambda path, **_: (save(folder, run.step), written.append(path)))
     team = SimpleNamespace(saving=contextlib.nullcontext)
     for step, evaluated in ((8, 8), (9, 8), (10, 8), (10, 8), (10, 10), (11, 10)):
-        run = SimpleNamespace(step=step, evaluated=evaluated, trainer=trainer, team=team)
+        run = SimpleNamespace(step=step, evaluated=evaluated, trainer=trainer, team=team,
+                              generated=0, pacer=SimpleNamespace(admitted=step))
         folder.save(run)
     assert [path.name for path in written] == ["step_8", "step_9", "step_10", "step_10", "step_11"]
     assert {path.name for path in folder.checkpoints.iterdir()} == {"step_10", "step_11", "best"}

@@ -55,6 +55,27 @@ def test_every_end_token_of_the_model_ends_a_sample(named, ends, llama):
         assert sampler.eos_ids == ends and set(sampler.ends.tolist()) == ends
 
 
+@pytest.mark.parametrize("slots, samples, cure", [
+    (8, 16, "lower them, or raise slots"), (64, 16, "lower them, think_max or slots")])
+def test_too_few_places_for_the_samples_of_a_prompt_are_refused_with_what_helps(
+        slots, samples, cure, llama, monkeypatch):
+    config = Config(model="m", engine="transformers", think_min=3, think_max=5, answer_tokens=2,
+                    interrupt_phrase="", slots=slots, samples_per_prompt=4, eval_samples=samples)
+    trainer = SimpleNamespace(model=llama, tokenizer=SimpleNamespace(eos_token_id=9),
+                              device="cuda" if slots == 64 else "cpu", dtype=torch.float32)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 0))     # a GPU that is full
+    monkeypatch.setattr(making, "Estimate", lambda *_, **__: SimpleNamespace(
+        sequences_left=lambda _: 70))
+    with pytest.raises(ConfigError, match=f"eval_samples = 16: .* room for .*; {cure}$"):
+        making.make_samplers(config, trainer, 13)
+
+
+def test_the_type_to_compute_in_is_settled_when_a_run_begins(micro):
+    """Else it would be bfloat16, in silence, if a GPU goes on with what a CPU has begun."""
+    config = Config(model=str(micro), gpus=0)
+    assert load.load_trained(config, 1)[3] == torch.float32 and config.dtype == "float32"
+
+
 @pytest.mark.parametrize("named", ["</s>", [], [3, "</s>"], None])
 def test_a_model_whose_end_has_no_number_is_refused(named, llama):
     llama.generation_config.eos_token_id = named

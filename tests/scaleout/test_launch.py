@@ -132,6 +132,17 @@ def test_servers_without_vllm_are_refused_where_there_are_gpus(start, monkeypatc
         getattr(launch, start)(config, [])
 
 
+def test_a_trainer_on_a_gpu_needs_vllm_for_the_servers_of_others_too(monkeypatch):
+    """Of its NCCL channel. On a CPU weights go over HTTP."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: None)
+    for cuda in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)       # noqa: B023
+        with pytest.raises(ConfigError, match="^servers need vllm") if cuda else \
+                contextlib.nullcontext():
+            launch.check_machine(Config(vllm_url="@servers.txt", gpus=-1 if cuda else 0))
+
+
 def test_a_rank_that_was_given_gpus_and_finds_none_ends(monkeypatch):
     """Each sees those of its own node's trainers, fewer than `gpus`."""
     monkeypatch.setenv("RANK", "3")
@@ -232,7 +243,9 @@ def test_ranks_are_started_as_torchrun_would_start_them_beside_their_servers(eig
     for i, (server, url) in enumerate(zip(servers, placement.servers)):
         assert server.log == Path(f"f/server_{i}.log") and LAUNCHED not in server.env
         assert server.hangs == Path(f"runs/none/logs/{url[7:]}.hangs")      # as the pool calls it
-        assert f"--port {url[-5:]} " in " ".join(map(str, server.argv))
+        words = " ".join(map(str, server.argv))
+        assert f"--port {url[-5:]} " in words
+        assert f"--gpu-memory-utilization {memory.VLLM_MEMORY_SHARE} " in f"{words} "
 
 
 def test_servers_that_others_started_are_not_taken_for_the_launchers_own(eight):

@@ -429,6 +429,37 @@ def test_tensors_travel_in_buckets_of_one_type_and_none_is_left_out(fake, connec
     assert sent == [i for i in range(7) for _ in range(3 * (i + 1))]
 
 
+@pytest.mark.parametrize("connected_again", [True, False])
+def test_a_server_that_is_lost_amid_a_push_gets_all_weights_again_before_it_serves(
+        connected_again, fake, connect, monkeypatch):
+    """For a bad answer to a request, say. Connected again, it has forgotten the first buckets: the
+    others would be loaded among older weights, under the name of the new ones."""
+    monkeypatch.setattr("servers.weight_transfer.BUCKET_BYTES", 1)
+    server = fake(whole)
+    sampler = connect(server.url)
+    push(sampler, [*WEIGHT, ("b", torch.ones(3))], 0)
+    there = sampler.pool.servers[0]
+
+    def weights():
+        yield WEIGHT[0]
+        connection, tries = there.connection, server.tries["/version"]
+        sampler.pool.loop.call_soon_threadsafe(sampler.pool._lose, there, "a bad answer")
+        if connected_again:
+            until(lambda: there.connection != connection)
+        else:
+            server.hung.add("/version")
+            until(lambda: server.tries["/version"] > tries)
+        yield "b", torch.ones(3)
+    sampler.push_weights(weights(), 1)
+    assert there.state != "ready" and server.paused and server.version.endswith("-0")
+    server.hung.clear()
+    sampler.weights.tensors, sent = [*WEIGHT, ("b", torch.ones(3))], len(server.updates)
+    until(lambda: sampler.pool.needs_push)
+    assert len(drain(sampler, requests(1))) == 3            # whole, by `step`
+    assert server.version.endswith("-1") and not server.paused
+    assert [info["names"] for info in server.updates[sent:]] == [[WEIGHT[0][0]], ["b"]]
+
+
 def test_a_server_that_fails_in_a_push_stays_paused_until_a_whole_push_succeeds(fake, connect):
     """The other one goes on. The trainer's own failure in the middle leaves none serving."""
     good, bad = fake(whole), fake(whole)
