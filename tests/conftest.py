@@ -1,6 +1,7 @@
 """Fixtures shared by the tests: small models made on the spot, and fresh random inputs."""
 
 import copy
+import datetime
 import fcntl
 import gc
 import json
@@ -31,11 +32,19 @@ from sampler import Request, Rollout
 ROOT = Path(__file__).parent.parent
 # THOROUGH=1 in the environment: by hand, minutes more of kills and starts than CI has time for.
 THOROUGH = bool(int(os.environ.get("THOROUGH", "0")))
+# The gate has twenty minutes: of some long lists it takes another part each day. EVERY=1: all.
+EVERY = bool(int(os.environ.get("EVERY", "0")))
+DAY = datetime.date.today().toordinal()         # not random: every process collects the same
 torch.set_num_threads(1)
 # Processes that need torch are forked from a server that has imported it once. The test process
 # itself cannot be forked, because autograd's threads do not survive it.
 SPAWN = multiprocessing.get_context("forkserver")
 SPAWN.set_forkserver_preload(["torch", "transformers", "accelerate", "scalerl"])
+
+
+def todays(cases, days):
+    """The cases of today: in so many days each has had its turn."""
+    return [case for i, case in enumerate(cases) if EVERY or (DAY + i) % days == 0]
 
 
 def pytest_collection_modifyitems(items):

@@ -1,10 +1,10 @@
 """Twelve right solutions of each exercise, in styles of their own, keep all points; and so does a
 file as Windows, or an old editor, writes it. Today's style of each; `make grading-check`: all."""
-import datetime
 import os
 from collections import Counter
 
 import pytest
+from conftest import DAY, EVERY
 from grading import ROWS, SOLUTIONS, graded, handed_out, sandboxed, solution, written_into
 from test_grade import STYLES
 
@@ -19,18 +19,17 @@ def solved(path):
 
 
 CASES = [(path, number) for path in SOLUTIONS for number in solved(path)]
-DAY = datetime.date.today().toordinal()             # not random: every process collects the same
 
 
-def todays(cases):
+def one_each(cases):
     """One case of each exercise, another one each day, unless all are wanted."""
-    return cases if os.environ.get("EVERY") else [
+    return cases if EVERY else [
         mine[(DAY + number) % len(mine)] for number in NUMBERS
         if (mine := [case for case in cases if case[1] == number])]
 
 
 @sandboxed
-@pytest.mark.parametrize("path, number", todays(CASES), ids=lambda x: getattr(x, "stem", x))
+@pytest.mark.parametrize("path, number", one_each(CASES), ids=lambda x: getattr(x, "stem", x))
 def test_a_right_solution_of_any_style_has_all_points(path, number):
     """With fresh inputs. All exercises of the style are in the file, as a student hands it in."""
     seed = int(os.environ.get("SEED") or int.from_bytes(os.urandom(3), "big"))

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import packed_copy, random_llama, rollouts_of
+from conftest import packed_copy, random_llama, rollouts_of, todays
 from ranks import answers, shard_on_cpu, started, wait_for
 from torch.distributed.fsdp import FSDPModule
 from transformers import AttentionInterface, AutoModelForCausalLM
@@ -198,9 +198,9 @@ def without_compiler(_=None, graphs=None):
 ROUNDING = 1e-6                 # of fp32 sums in another order; a wrong sum is off by its half
 
 
-@pytest.mark.parametrize("size, sharded, case", [
+@pytest.mark.parametrize("size, sharded, case", todays([
     (2, False, "tied"), (2, True, "untied"), (3, False, "untied"), (3, True, "recomputed"),
-    (2, True, "compiled"), (3, True, "two samples"), (3, False, "two samples")])
+    (2, True, "compiled"), (3, False, "two samples"), (3, True, "two samples")], 2))
 def test_any_number_of_ranks_has_the_gradient_and_the_log_of_one(size, sharded, case, models, seed):
     """With whole models on CPUs and with real FSDP2; tied head or not; layers recomputed and
     compiled or not; samples masked by how they ended; with ranks that have nothing to do. A mean
@@ -499,13 +499,13 @@ def save_step_save_step(trainer, how, folder):
     update(run, rollouts, rewards)
 
 
-@pytest.mark.parametrize("how, sentence", [
+@pytest.mark.parametrize("how, sentence", todays([
     ("killed", "rank 0: update, version 5: .*: another rank is dead, stuck or cut off, see its"),
     ("killed while saving", "rank 0: save, version 5: .*: another rank is dead, stuck or cut"),
     ("infinite", "version 5: behavior_logprobs of sample"),
     ("memory", "rank 1: update, version 5: CUDA out of memory. Tried to allocate 2.50 GiB"),
     ("disk", "rank 1: save, version 5: .*step_5 could not be written: .*File too large"),
-    ("apart", "rank 1: save, version 0: step_4 could not be written: .*No such file")])
+    ("apart", "rank 1: save, version 0: step_4 could not be written: .*No such file")], 2))
 def test_what_fails_on_one_rank_ends_all_and_the_one_that_knows_why_ends_first(
         how, sentence, models, tmp_path):
     """A launcher shows the words of the first. And what was saved before stays whole. The folder's
