@@ -139,11 +139,11 @@ slides: $(VENV)/base
 mutants: $(VENV)/test
 	$(PY) -m course.mutants
 
-# Four processes: tests of servers mostly wait. One that a test ends ends the suite: a test without
-# an end would otherwise be begun again eight times (pyproject.toml has the limit). Of some long lists
-# of cases it takes another part each day; EVERY=1 make test: all.
+# Three processes: tests of servers mostly wait (four are slower on two cores). One that a test ends
+# ends the suite: a test without an end would otherwise be begun again eight times (pyproject.toml has
+# the limit). Of some long lists of cases it takes another part each day; EVERY=1 make test: all.
 test: $(VENV)/test $(VENV)/vllm
-	$(PY) -m pytest -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # All styles of right solutions, all cheats, a replayed run of the toy: `make test` takes some of
 # the first two, others each day.
