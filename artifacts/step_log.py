@@ -113,7 +113,8 @@ def log_evaluation(run, rollouts, correct, mean_at_k, metrics, seconds):
             "eval/mean_length": fmean([len(r.output_ids) for r in rollouts])}
         # Answers that could not be verified count as wrong, so their share is logged as well.
         | {f"eval/{name}": share for name, share in metrics.items() if name.startswith("verifier/")}
-        | {"time/eval_s": seconds})
+        # Of servers: what they did meanwhile, which is not the next step's.
+        | {"time/eval_s": seconds} | (run.sampler.log() if run.sampler.devices else {}))
     show_evaluation(run.folder.path, run.config.steps)
 
 

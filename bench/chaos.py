@@ -485,8 +485,9 @@ def main(argv=None):
                 rows, storm_s, ends = storm(stormed, kinds, args.faults, args.every,
                                             random.Random(args.seed), args.limit)
                 groups, twice, missing = trained_once(stormed)
-                asked = sum(json.loads(line).get("servers/resubmitted", 0) for line in
-                            (stormed.folder / "metrics.jsonl").read_text().splitlines())
+                asked = sum(json.loads(line).get("servers/resubmitted", 0)
+                            for name in ("metrics.jsonl", "evals.jsonl")
+                            for line in (stormed.folder / name).read_text().splitlines())
                 result |= {
                     "storm_s": round(storm_s, 1), "faults": len(rows),
                     "statuses": dict(Counter(str(end["status"]) for end in ends)),
