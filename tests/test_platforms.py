@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, arguments, lines, run_command
+from conftest import ROOT, arguments, lines, run_command, todays
 
 from command.main import check_platform
 from config import Config, ConfigError
@@ -91,7 +91,7 @@ def test_the_demo_is_trained_resumed_and_fitted_and_its_numbers_are_linuxs(
     assert list(tmp_path.rglob("*.png"))
 
 
-@pytest.mark.parametrize("call", MISSING)
+@pytest.mark.parametrize("call", todays(MISSING, 2))
 def test_a_linux_that_lacks_one_call_trains_as_well(elsewhere, micro, call):
     """A container may deny each of them by itself. One process needs none."""
     done = elsewhere(ROOT / "scalerl.py", *arguments(micro, steps=1, heldout_prompts=3),

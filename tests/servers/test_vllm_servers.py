@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 from conftest import (ROOT, VLLM_FAMILIES, check_cut_thinking, drain, errors, moved, of_family,
-                      plain_logprobs, requests, run_command, swapped_logprobs)
+                      plain_logprobs, requests, run_command, swapped_logprobs, todays)
 from served import Served, connect, drained, push, some, until  # noqa: F401
 from transformers import AutoModelForCausalLM
 
@@ -74,7 +74,7 @@ def test_log_probs_are_those_of_a_full_forward_before_and_after_a_push(served, c
     assert not any(value for name, value in log.items() if name.startswith("servers/"))
 
 
-@pytest.mark.parametrize("family", VLLM_FAMILIES)
+@pytest.mark.parametrize("family", todays(VLLM_FAMILIES, 2))
 def test_experts_and_olmo_2_agree_before_and_after_a_push(family, seed, tmp_path, connect):
     """As in the trainer's process. Experts are packed on the first load only: after a push they
     would be read as nonsense, .4 nats off and more. The same weights are pushed twice."""
