@@ -28,10 +28,11 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
-# runs/demo (seed, mix), and another folder for every further run: none is ever overwritten.
+# runs/demo (seed, mix), which goes on if it was stopped; another folder for every further run: none is
+# ever overwritten.
 NOW    := $(shell date +%Y%m%d-%H%M%S)
-demo:  RUN := $(or $(RUN),demo$(if $(wildcard runs/demo),-$(NOW)))
-mix:   RUN := $(or $(RUN),mix$(if $(wildcard runs/mix),-$(NOW)))
+demo:  RUN := $(or $(RUN),demo$(if $(wildcard runs/demo/done),-$(NOW)))
+mix:   RUN := $(or $(RUN),mix$(if $(wildcard runs/mix/done),-$(NOW)))
 SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))

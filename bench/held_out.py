@@ -60,7 +60,7 @@ def beside(folder, path, cut=0.5):
     with open(path, newline="") as file:
         others = np.abs([float(row["error"]) for row in csv.DictReader(file)
                          if float(row["cut"]) == cut])
-    return (f"error {error:+.3f}: no worse than {(others >= abs(error)).mean():.0%} of the "
+    return (f"error {error:+.3f}: no larger than in {(others >= abs(error)).mean():.0%} of the "
             f"{others.size} runs in {path} cut at {cut:g} (median {np.median(others):.3f})")
 
 

@@ -61,6 +61,8 @@ RUNS = {
             "32 steps in flight"),
     "late": (3, '--task late.jsonl --prompts-per-step 4 --slots 32 --heldout-prompts 4 '
              '--eval-every 100', "late", "formulas, and a thousandth of a second to compare them"),
+    "raises": (3, "--task raises.py --prompts-per-step 4 --slots 32 --heldout-prompts 4", "",
+               "a reward of one's own that raises for every answer"),
 }
 PROFILE = ("pass_rate", "held_out", "reward/std", "frac_reward_zero_std", "completions/mean_length",
            "completions/truncated_frac", "completions/interrupted_frac", "lag/mean", "ratio/mean",
@@ -128,6 +130,9 @@ def train(argv, bug):
     problems("unread.jsonl", lambda n: "even" if sum(map(int, str(n))) % 2 == 0 else "odd", "exact")
     short("short.py", 26)
     short("easy.py", 1000)
+    Path("raises.py").write_text(
+        "problems = [{'question': f'{n // 10}+{n % 10}'} for n in range(100)]\n"
+        "def reward(problem, text):\n    return problem['gone']\n")
     problems("late.jsonl", lambda n: rf"\frac{{x^{{{n}}}}}{{2}}")
     return main(argv)
 

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from artifacts.settings import PLACE, make_config, read_toml
@@ -86,6 +87,8 @@ def answer_at_once():
     """Print help, or what is wrong with the command line, and end the program; else do nothing."""
     try:
         parse(sys.argv[1:])
+        if find_spec("torch") is None:
+            raise ConfigError("this Python has no torch: call .venv/bin/python, which `make` makes")
     except ConfigError as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -138,6 +138,8 @@ def arguments(argv):
         for value in np.ravel(getattr(args, name)):
             if value is not None and not low <= value < np.inf:
                 raise BadInput(f"--{name} takes a number of at least {low:g}, got {value:g}")
+    if (args.target or 0) > 1:
+        raise BadInput(f"--target takes a pass rate from 0 to 1, got {args.target:g}")
     if args.apart:
         args.plan = args.apart / APART
     return args
@@ -156,8 +158,11 @@ def report(args):
     curves = read_curves(args.runs, *columns)
     if args.x_scale != 1:                           # no longer what the column is called
         curves = [replace(each, x=f"{each.x} times {args.x_scale:g}") for each in curves]
-    prior = args.like and learn([fit_curve(each.C, each.R, bootstrap=0)
-                                 for each in read_curves(args.like, *columns)])
+    earlier = read_curves(args.like, *columns) if args.like else []
+    prior = args.like and learn([fit_curve(each.C, each.R, bootstrap=0) for each in earlier])
+    if any(np.array_equal((one.C, one.R), (two.C, two.R)) for one in earlier for two in curves
+           if one.C.size == two.C.size):
+        raise BadInput("--like: an earlier run is the run itself, and knows its end")
     several, fits, warnings = len(curves) > 1, {}, []
     if several and (args.by_problem or args.out not in (None, "none")):
         raise BadInput(f"--by-problem and --out take one run of one task, not {len(curves)}")

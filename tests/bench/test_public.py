@@ -157,7 +157,8 @@ def test_the_sentences_about_them_are_those_of_the_rows():
     calm_told, fall_told = told(calm, "sigmoid", "naive"), told(fall, "sigmoid", "naive")
     readme, page = (" ".join((folder / "README.md").read_text().split())
                     for folder in (ROOT, PUBLIC))
-    assert (f"the 23 evaluations of language models worse at the half, {' for '.join(language)}; "
+    assert (f"the 23 evaluations of language models worse than it at the half, "
+            f"{' against '.join(language)}; "
             f"{len(fall)} of the 42 fall for good after the cut") in readme
     for pair in (language, calm_told, fall_told):
         assert " for ".join(pair) in page

@@ -6,6 +6,8 @@ import sys
 import pytest
 from conftest import ROOT
 
+from command import options
+
 
 @pytest.mark.parametrize("words, code", [(["--help"], 0), (["--help", "placement"], 0),
                                          (["--stepz", "3"], 2), (["--steps", "many"], 2)])
@@ -17,3 +19,14 @@ def test_help_and_typos_import_none_of_the_packages_that_take_seconds(words, cod
     imported = {line.rpartition("|")[2].strip().partition(".")[0]
                 for line in done.stderr.splitlines() if line.startswith("import time:")}
     assert "config" in imported and not imported & {"torch", "transformers", "numpy", "scipy"}
+
+
+def test_the_wrong_python_is_one_sentence(monkeypatch, capsys):
+    """`python scalerl.py`, as the help has it, outside of the environment that make has made."""
+    monkeypatch.setattr(sys, "argv", ["scalerl.py", "--model", "m", "--name", "none-of-these"])
+    monkeypatch.setattr(options, "find_spec", lambda _: None)
+    with pytest.raises(SystemExit) as ended:
+        options.answer_at_once()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == ("scalerl.py: this Python has no torch: call .venv/bin/python, "
+                                       "which `make` makes\n")
