@@ -28,5 +28,5 @@ def test_the_wrong_python_is_one_sentence(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         options.answer_at_once()
     assert ended.value.code == 2
-    assert capsys.readouterr().err == ("scalerl.py: this Python has no torch: call .venv/bin/python, "
-                                       "which `make` makes\n")
+    assert capsys.readouterr().err == (
+        "scalerl.py: this Python has no torch: call .venv/bin/python, which `make` makes\n")
