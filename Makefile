@@ -28,11 +28,11 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
-# runs/demo (seed, mix), which goes on if it was stopped; another folder for every further run: none is
-# ever overwritten.
+# runs/demo (seed, mix), which goes on if seed 0 was stopped; another folder for every further run: none
+# is ever overwritten.
 NOW    := $(shell date +%Y%m%d-%H%M%S)
-demo:  RUN := $(or $(RUN),demo$(if $(wildcard runs/demo/done),-$(NOW)))
-mix:   RUN := $(or $(RUN),mix$(if $(wildcard runs/mix/done),-$(NOW)))
+demo:  RUN := $(or $(RUN),demo$(if $(wildcard runs/demo$(if $(filter 0,$(SEED)),/done)),-$(NOW)))
+mix:   RUN := $(or $(RUN),mix$(if $(wildcard runs/mix$(if $(filter 0,$(SEED)),/done)),-$(NOW)))
 SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))

@@ -38,15 +38,15 @@ def main(argv=None, make_trainer=Trainer):
             return 0
         settings.check(config)
         check_platform(config, flags.serve_only)
-        check_files(config)                             # their sentences come before any model
         folder = RunFolder(config)
+        if not (flags.serve_only or flags.fresh) and (sentence := folder.done()):
+            print(sentence)
+            return 0
+        check_files(config)                             # their sentences come before any model
         if flags.fresh and folder.begun:
             if launch.started():
                 raise ConfigError("--fresh: not for ranks that others start; take another --name")
             folder.set_aside()
-        if not flags.serve_only and (sentence := folder.done()):
-            print(sentence)
-            return 0
         if flags.serve_only or launch.wanted(config):   # several processes: trainers run this again
             return launch.launch(config, argv, flags.serve_only)
         with signals.heeded():

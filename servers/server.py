@@ -111,7 +111,7 @@ class Server:
                                 {"init_info": self.channel.init_info}, self.channel.meet)
         else:
             await self.post("/init_weight_transfer_engine", {"init_info": {}})
-        self.connection = secrets.token_hex(4)
+        self.connection, self.version = secrets.token_hex(4), None
         self.set_state("stale")
 
     def set_state(self, state):
@@ -125,6 +125,8 @@ class Server:
 
     async def pause(self):
         """Begin a push: no new requests, stop generating, open an update."""
+        if self.state == "lost":        # since the push chose it
+            raise ServerFailed(self.why)
         self.set_state("stale")
         self.paused = self.connection
         await self.post("/pause?mode=keep&clear_cache=false", limit_s=LOOK_S)
@@ -155,6 +157,7 @@ class Server:
         await self.post("/finish_weight_update", {"weight_version": label})
         self.check_paused()
         await self.post("/resume")
+        self.check_paused()
         self.version, self.label, self.progress = version, label, time.monotonic()
         self.set_state("ready")
         self.pool.dispatch()

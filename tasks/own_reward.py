@@ -43,7 +43,8 @@ def problems_of(path):
     except (Exception, SystemExit) as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         where = "".join(f", line {line}" for line in lines[-1:])
-        raise TaskError(f"{name!r} cannot be run: {type(error).__name__}: {error}{where}"
+        raise TaskError(f"{name!r} cannot be run: {type(error).__name__}: "
+                        f"{' '.join(str(error).split())}{where}"
                         ) from error
     names = [function for function in FUNCTIONS if callable(offered.get(function))]
     if len(names) != 1 or not problems:

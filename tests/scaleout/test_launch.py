@@ -194,12 +194,11 @@ def test_every_trainer_asks_torch_for_segments_that_grow_unless_the_user_has_set
         refuse=lambda *_: None, recompute=False))
     for before, after in ((None, "expandable_segments:True"), ("mine:1", "mine:1")):
         with monkeypatch.context() as m:
-            m.delenv("PYTORCH_ALLOC_CONF", raising=False)
-            if before:
-                m.setenv("PYTORCH_ALLOC_CONF", before)
+            m.setenv("PYTORCH_ALLOC_CONF", before or "")        # so that it is put back
+            if not before:
+                m.delenv("PYTORCH_ALLOC_CONF")
             launch.plan_alone(Config())
             assert os.environ["PYTORCH_ALLOC_CONF"] == after
-            m.delenv("PYTORCH_ALLOC_CONF")
 
 
 def test_one_process_refuses_what_its_dry_run_refuses_and_loads_nothing(eight, tmp_path,
