@@ -12,7 +12,7 @@ EXTREMES = {"ratio/min": min, "ratio/max": max, "mismatch/max_abs_dlogp": max}
 
 
 def k3(log_ratio):
-    """exp(x) - 1 - x for x = log(p/q): never below 0, and its mean over samples of q is KL(q ‖ p).
+    """exp(x) - 1 - x for x = log(p/q): never below 0; its mean over samples of q is KL(q ‖ p).
     In float64, returned in the dtype of x: in fp32 it is rounding noise of both signs at x = 1e-4.
     """
     x = log_ratio.double()

@@ -160,8 +160,7 @@ def report(args):
         curves = [replace(each, x=f"{each.x} times {args.x_scale:g}") for each in curves]
     earlier = read_curves(args.like, *columns) if args.like else []
     prior = args.like and learn([fit_curve(each.C, each.R, bootstrap=0) for each in earlier])
-    if any(np.array_equal((one.C, one.R), (two.C, two.R)) for one in earlier for two in curves
-           if one.C.size == two.C.size):
+    if any(np.array_equal((one.C, one.R), (two.C, two.R)) for one in earlier for two in curves):
         raise BadInput("--like: an earlier run is the run itself, and knows its end")
     several, fits, warnings = len(curves) > 1, {}, []
     if several and (args.by_problem or args.out not in (None, "none")):

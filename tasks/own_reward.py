@@ -44,8 +44,7 @@ def problems_of(path):
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         where = "".join(f", line {line}" for line in lines[-1:])
         raise TaskError(f"{name!r} cannot be run: {type(error).__name__}: "
-                        f"{' '.join(str(error).split())}{where}"
-                        ) from error
+                        f"{' '.join(str(error).split())}{where}") from error
     names = [function for function in FUNCTIONS if callable(offered.get(function))]
     if len(names) != 1 or not problems:
         raise TaskError(f"{name!r} must define problems, and has {len(problems)}, and one function "
