@@ -47,13 +47,15 @@ def errors(curves, N):
 
 def table(toys, paired, told):
     """toys: [curves] of `errors`, one for each toy; paired, told: of study/figures.py."""
-    lines = ["| of the largest | by the line | same | same samples | line against same |",
-             "|---|--:|--:|--:|--:|"]
+    lines = ["| of the largest | by the line | same | same samples | line against same | "
+             "samples against same | samples against line |", "|---|--:|--:|--:|--:|--:|--:|"]
     found = [errors(curves, [*MILLIONS.values()]) for curves in toys]
     for what in ("A", "log B", "log C_mid", "end"):
         misses = np.abs([[each[way][what] for way in WAYS] for each in found])      # (toys, 3)
-        lines.append(f"| {what} | " + " | ".join(f"{x:.3f}" for x in misses.mean(0))
-                     + f" | {told(paired(misses[:, 0] - misses[:, 1]))} |")
+        line, same, samples = misses.T
+        lines.append(f"| {what} | " + " | ".join(f"{x:.3f}" for x in misses.mean(0)) + " | "
+                     + " | ".join(told(paired(d)) for d in (
+                         line - same, samples - same, samples - line)) + " |")
     return "\n".join(lines)
 
 

@@ -34,7 +34,6 @@ done
 # The trainers: the environment of torchrun, from Slurm's. Single quotes: each task's own ranks.
 export MASTER_ADDR=${nodes[0]} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export WORLD_SIZE=$((train * SLURM_GPUS_ON_NODE))
-export PYTORCH_ALLOC_CONF=expandable_segments:True      # micro-batches differ in length
 export OMP_NUM_THREADS=$((SLURM_CPUS_ON_NODE / SLURM_GPUS_ON_NODE))
 # If one fails, the others end by themselves and say whose error it was, which Slurm would not wait
 # for: hence 0, whatever the cluster's default.

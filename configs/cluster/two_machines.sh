@@ -26,6 +26,5 @@ if [ "$side" = serve ]; then
     exec "$python" scalerl.py "${words[@]}" --serve-only "$generators"
 fi
 files=$(printf ",@runs/$name/servers_%s.txt" ${generators//,/ })
-export PYTORCH_ALLOC_CONF=expandable_segments:True          # micro-batches differ in length
 exec "$python" -m torch.distributed.run --nproc-per-node gpu $TORCHRUN scalerl.py "${words[@]}" \
     --vllm-url "${files:1}"

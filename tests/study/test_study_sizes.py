@@ -41,7 +41,10 @@ def test_the_table_has_mean_absolute_errors_and_the_paired_difference(seed):
     rng = np.random.default_rng(seed)
     toys = [planted(rng, slope, 1.0) for slope in (0.01, 0.02, 0.03)]
     row = sizes.table(toys, figures.paired, figures.told).split("\n")[2]
-    name, line, same, samples, against = (cell.strip() for cell in row.strip("|").split("|"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    name, line, same, samples, against, twin, other = cells
     missed = 0.02 * np.log(N[-1] / N[-2])
     assert name == "A" and float(line) < 2e-3 and float(same) == pytest.approx(missed, abs=2e-3)
     assert samples == same and float(against.split()[0]) == pytest.approx(-missed, abs=3e-3)
+    assert float(twin.split()[0]) == 0 and float(other.split()[0]) == pytest.approx(
+        missed, abs=3e-3)
