@@ -38,10 +38,13 @@ CUTS = (0.3, 0.5)
 
 
 def keep(folders):
-    """The runs' evaluations as rows of KEPT."""
+    """The runs' evaluations as rows of KEPT, in place of those of runs of these names."""
+    with open(KEPT, newline="") as file:
+        head, *old = csv.reader(file)
     with open(KEPT, "w", newline="") as file:
         out = csv.writer(file, lineterminator="\n")
-        out.writerow(["run", "compute/flops", "pass_rate", "samples", "right"])
+        out.writerow(head)
+        out.writerows(row for row in old if row[0] not in {Path(name).name for name in folders})
         for folder in folders:
             (curve,) = read_curves([str(folder)])
             C, right, k = read_counts(folder)
@@ -111,7 +114,8 @@ def study():
             "toy-", ""): row["collapsed"] for row in csv.DictReader(file)}
     tasks = {}
     for run, rows in logs.read(STUDY / "evals.csv").items():
-        if int(run.rpartition("seed")[2]) in FIRST_ROUND:
+        # (`words` is of the fifth part, with seeds of its own that happen to be the same.)
+        if int(run.rpartition("seed")[2]) in FIRST_ROUND and not run.startswith("words"):
             for row in rows:
                 for name in (name for name in row if "/mean@" in name):
                     tasks.setdefault((run, name), []).append((row["compute/flops"], row[name]))
@@ -180,7 +184,8 @@ def main():
     if args.keep:
         keep(args.keep)
     runs = read()
-    groups = {name: [run for run in runs if run.startswith(name)] for name in ("demo", "calm")}
+    groups = {name: [run for run in runs if run.startswith(name)]
+              for name in ("demo", "calm", "smollm2", "words")}
     for name, members in groups.items():
         others = groups["calm" if name == "demo" else "demo"]
         for cut in CUTS:

@@ -12,7 +12,8 @@ head. torch and transformers are enough; vLLM has its row if it is installed. Wh
                 forwards a step, recomputation not counted) over the device's bf16 peak
   head share    token_logprobs alone, forward and backward, of the step's time
   sync          new weights into the bf16 sampler, as every step does it
-  generated     tokens/s of that sampler, of 16 samples of about 35 tokens: mostly launches
+  generated     tokens/s of that sampler: 16 samples of about 35 tokens, mostly launches; of vLLM on
+                a GPU 512 samples of 1,024 tokens
   mismatch      mean |dlogp| and k3 KL between that sampler and the trainer, fp32 head on both
 
 Each row changes one choice, by the setting of a run or, where there is none, by replacing a
@@ -174,9 +175,10 @@ def measured(weights, folder, length, choice, peak, args):
             trainer.optimizer = torch.optim.AdamW(
                 trainer.model.parameters(), lr=1e-9, fused=False)
         if choice in (VLLM, EAGER):
+            slots, think = (512, 1000) if args.device == "cuda" else (16, 24)
             return compared(trainer, vllm_inprocess.VllmSampler(
-                folder, None, **small(prompt), dtype=torch.bfloat16, eager=choice == EAGER),
-                prompt, args)
+                folder, None, **small(prompt, slots, think), dtype=torch.bfloat16,
+                eager=choice == EAGER), prompt, args, slots)
         if choice == PADDED:
             trainer.model.set_attn_implementation("sdpa")
             trainer.policy = Padded(trainer.model, dtype=trainer.dtype)
@@ -227,7 +229,9 @@ def profile(step, device, length, folder):
         timed(device, step)
     name = f"self_{'device' if device == 'cuda' else 'cpu'}_time_total"            # microseconds
     spent = lambda event: getattr(event, name) / 1e3                               # noqa: E731
-    kernels = sorted(found.key_averages(), key=spent, reverse=True)
+    # The operator that launches a kernel has the kernel's time as well: it would count twice.
+    kernels = sorted((k for k in found.key_averages() if k.device_type.name.lower() == device),
+                     key=spent, reverse=True)
     total = sum(map(spent, kernels))
     lines = [f"# A step of samples of {length:,} tokens on {device}", "",
              "| kernel | calls | ms | of all kernels |", "|---|--:|--:|--:|",
@@ -238,15 +242,17 @@ def profile(step, device, length, folder):
         file.write("\n".join(lines) + "\n\n")
 
 
-def small(prompt):
+def small(prompt, slots=16, think=24):
     """What the two samplers of this script are made with."""
-    return dict(interruption=Interruption(24, 32, 8), slots=16, prompt_tokens=prompt, eos_ids=[0])
+    return dict(interruption=Interruption(think, think + 8, 8), slots=slots, prompt_tokens=prompt,
+                eos_ids=[0])
 
 
-def compared(trainer, sampler, prompt, args):
+def compared(trainer, sampler, prompt, args, samples=16):
     """New weights into the sampler; then what it draws, and what the trainer makes of that."""
     sync_s = timed(args.device, lambda: sampler.push_weights(trainer.model.named_parameters(), 1))
-    request = Request(0, "", tuple(torch.randint(2, args.vocab, (prompt,)).tolist()), 16)
+    prompt_ids = tuple(torch.randint(2, args.vocab, (prompt,)).tolist())
+    request = Request(0, "", prompt_ids, samples)
 
     def draw():
         sampler.submit(request)

@@ -27,7 +27,10 @@ COLUMNS = ("toy", "seed", "cut", "predicted", "lo", "hi", "measured", "error", "
 
 def rows_of(folder, law="sigmoid"):
     """The two rows of one run (a folder, or TABLE:RUN), as dicts of COLUMNS."""
-    toy, seed = map(int, re.search(r"toy(\d+)-seed(\d+)$", str(folder)).groups())
+    named = re.search(r"toy(\d+)-seed(\d+)$", str(folder))
+    if not named:
+        sys.exit(f"{folder}: its name does not end with toyT-seedS (fit.py --until 0.5 takes any)")
+    toy, seed = map(int, named.groups())
     (curve,) = read_curves([str(folder)])
     for cut in CUTS:
         early = fit_curve(curve.C, curve.R, c_max=cut * curve.C[-1], law=law)

@@ -180,8 +180,8 @@ def uses_flash(dtype, device):
 
 
 def flash_attention(queries, keys, dtype, device):
-    """The `attend` of a whole row in one call of torch's FlashAttention; arguments as above. Not
-    run on a GPU so far: a test runs these indices with a kernel in plain Python."""
+    """The `attend` of a whole row in one call of torch's FlashAttention; arguments as above. Tests
+    without a GPU run these indices with a kernel in plain Python."""
     from torch.nn.attention.varlen import varlen_attn               # its kernel is CUDA's alone
     lengths = [[len(x) for x in places] for places in (queries, keys)]
     ends = [F.pad(torch.tensor(n).cumsum(0), (1, 0)).int().to(device) for n in lengths]

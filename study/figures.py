@@ -25,7 +25,7 @@ CALM = "calm"
 FITTED = (CALM, "reuse")      # the bases whose curves are fitted
 CUTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 SECOND_ROUND = ("11_trust_region", "12_ess_rate", "13_lag_trust_region", "14_reuse", "15_controls",
-                "16_horizon", "17_four_sizes")
+                "16_horizon", "17_four_sizes", "18_words")
 VISIBLE = 0.05                # of the second round: a coarser design is "underpowered"
 
 
@@ -461,7 +461,7 @@ def results():
         elif stem == "15_controls":
             tables[stem] = controls_of(jobs)
             plots[stem] = plot_controls(jobs)
-        elif stem in ("10_smollm2", "16_horizon"):
+        elif stem in ("10_smollm2", "16_horizon", "18_words"):
             plots[stem] = plot_curves(jobs.values())
         else:
             bases = dict.fromkeys(base for base, _ in comparisons)

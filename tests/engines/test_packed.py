@@ -153,6 +153,27 @@ def test_the_gpus_kernel_is_told_the_same_as_the_masks_say(seed, monkeypatch, ou
         torch.testing.assert_close(flash, dense, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel runs on GPUs alone")
+@pytest.mark.parametrize("kv_heads", [2, 6])
+def test_the_kernel_of_a_gpu_is_as_near_to_float64_as_masks_in_16_bits_are(seed, kv_heads):
+    """And its gradient. (On a GPU: pytest tests/engines/test_packed.py -k kernel_of_a_gpu)"""
+    llama = random_llama(kv_heads=kv_heads, dtype=torch.float64)
+    batch, found = ragged_batch(), []
+    for device, dtype in (("cpu", torch.float64), ("cpu", torch.bfloat16),
+                          ("cuda", torch.bfloat16)):
+        twin = packed_copy(llama).to(device, torch.float64 if not found else torch.float32)
+        pack = packed.Pack(*batch, dtype=dtype, device=device)
+        with torch.autocast(device, torch.bfloat16, enabled=bool(found)):
+            hidden = packed.forward(twin, pack.input_ids, pack.position_ids, pack.attend)
+        logits = hidden[pack.predict].to(twin.lm_head.weight.dtype) @ twin.lm_head.weight.T
+        logprobs = logits.log_softmax(-1).gather(1, pack.targets[:, None])[:, 0]
+        logprobs.mean().backward()
+        found.append([x.detach().cpu().double() for x in
+                      (logprobs, *(p.grad for p in twin.parameters()))])
+    for exact, masks, kernel in zip(*found):
+        assert (kernel - exact).norm() < 2 * (masks - exact).norm()
+
+
 def test_the_padded_rows_that_packing_is_measured_against_compute_the_same(llama):
     """Else the bench would compare two different things."""
     rollouts = rollouts_of(3, 4, random.Random(7))
