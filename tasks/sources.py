@@ -52,7 +52,8 @@ def load_pool(name, heldout, seed, options):
             options = checked_options(name, options, COLUMNS | PRESETS.get(name, {}))
             return record_problems(name, options)
     except ImportError as error:
-        raise TaskError(f"task {name!r} needs a package: pip install {error.name}") from error
+        package = str(error.name).partition(".")[0]
+        raise TaskError(f"task {name!r} needs a package: pip install {package}") from error
     if name.endswith(".py"):
         checked_options(name, options, {})  # its options are its own constants
         return own_problems(name), []

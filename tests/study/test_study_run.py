@@ -61,7 +61,8 @@ def place(tmp_path, monkeypatch):
 
 def test_every_committed_experiment_is_of_known_settings():
     """A wrong setting would be found out after hours."""
-    own = {"-m study.reuse": {"uses"}, "-m study.controls": {"reward"}}
+    own = {"-m study.reuse": {"uses"}, "-m study.controls": {"reward"},
+           "-m study.review": {"review"}}
     found = study.experiments()
     assert len(found) >= 5
     for job in {job for jobs in found.values() for job in jobs}:
