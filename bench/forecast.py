@@ -40,17 +40,16 @@ CUTS = (0.3, 0.5)
 def keep(folders):
     """The runs' evaluations as rows of KEPT, in place of those of runs of these names."""
     with open(KEPT, newline="") as file:
-        head, *old = csv.reader(file)
+        rows = [row for row in csv.reader(file)
+                if row[0] not in {Path(name).name for name in folders}]
+    for folder in folders:
+        (curve,) = read_curves([str(folder)])
+        C, right, k = read_counts(folder)
+        assert np.array_equal(C, curve.C) and k < 10
+        rows += [[Path(folder).name, f"{c:.0f}", rate, k, "".join(map(str, row))]
+                 for c, rate, row in zip(C, curve.R, right)]
     with open(KEPT, "w", newline="") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow(head)
-        out.writerows(row for row in old if row[0] not in {Path(name).name for name in folders})
-        for folder in folders:
-            (curve,) = read_curves([str(folder)])
-            C, right, k = read_counts(folder)
-            assert np.array_equal(C, curve.C) and k < 10
-            for c, rate, row in zip(C, curve.R, right):
-                out.writerow([Path(folder).name, f"{c:.0f}", rate, k, "".join(map(str, row))])
+        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 def read():
@@ -60,7 +59,9 @@ def read():
     with open(KEPT, newline="") as file:
         for row in csv.DictReader(file):
             runs.setdefault(row["run"], []).append(row)
-    order = sorted(runs, key=lambda run: (run.split("-")[0], re.findall(r"\d+", run)[::-1]))
+    # (group, toy or nothing, seed)
+    names = {run: re.fullmatch(r"(.*?)(-toy\d+)?-seed(\d+)", run).groups("") for run in runs}
+    order = sorted(runs, key=lambda run: (names[run][0], names[run][2], names[run][1]))
     return {run: (np.array([float(row["compute/flops"]) for row in runs[run]]),
                   np.array([float(row["pass_rate"]) for row in runs[run]]),
                   np.array([[*map(int, row["right"])] for row in runs[run]]),
@@ -114,8 +115,8 @@ def study():
             "toy-", ""): row["collapsed"] for row in csv.DictReader(file)}
     tasks = {}
     for run, rows in logs.read(STUDY / "evals.csv").items():
-        # (`words` is of the fifth part, with seeds of its own that happen to be the same.)
-        if int(run.rpartition("seed")[2]) in FIRST_ROUND and not run.startswith("words"):
+        # (`words` and `fast` are of the fifth part: their seeds happen to be the same.)
+        if int(run.rpartition("seed")[2]) in FIRST_ROUND and not run.startswith(("words", "fast")):
             for row in rows:
                 for name in (name for name in row if "/mean@" in name):
                     tasks.setdefault((run, name), []).append((row["compute/flops"], row[name]))
@@ -185,7 +186,7 @@ def main():
         keep(args.keep)
     runs = read()
     groups = {name: [run for run in runs if run.startswith(name)]
-              for name in ("demo", "calm", "smollm2", "words")}
+              for name in ("demo", "calm", "smollm2", "words-scalerl", "words-dppo")}
     for name, members in groups.items():
         others = groups["calm" if name == "demo" else "demo"]
         for cut in CUTS:

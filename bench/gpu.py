@@ -12,8 +12,8 @@ head. torch and transformers are enough; vLLM has its row if it is installed. Wh
                 forwards a step, recomputation not counted) over the device's bf16 peak
   head share    token_logprobs alone, forward and backward, of the step's time
   sync          new weights into the bf16 sampler, as every step does it
-  generated     tokens/s of that sampler: 16 samples of about 35 tokens, mostly launches; of vLLM on
-                a GPU 512 samples of 1,024 tokens
+  generated     tokens/s of that sampler: 16 samples of about 35 tokens, mostly launches; for vLLM
+                on a GPU 512 samples of about 1,024 tokens, fewer if half of the memory is less
   mismatch      mean |dlogp| and k3 KL between that sampler and the trainer, fp32 head on both
 
 Each row changes one choice, by the setting of a run or, where there is none, by replacing a
@@ -175,8 +175,13 @@ def measured(weights, folder, length, choice, peak, args):
             trainer.optimizer = torch.optim.AdamW(
                 trainer.model.parameters(), lr=1e-9, fused=False)
         if choice in (VLLM, EAGER):
-            slots, think = (512, 1000) if args.device == "cuda" else (16, 24)
-            return compared(trainer, vllm_inprocess.VllmSampler(
+            slots, think = 16, 24
+            if args.device == "cuda":       # 512 samples, or as many as there is room for
+                think, blocks = 1000, -(-(prompt + 1016) // vllm_inprocess.BLOCK_TOKENS)
+                room = torch.cuda.mem_get_info()[0] // 2
+                slots = min(512, room // (blocks * vllm_inprocess.block_bytes(
+                    str(folder), torch.bfloat16)))
+            return {"samples": slots} | compared(trainer, vllm_inprocess.VllmSampler(
                 folder, None, **small(prompt, slots, think), dtype=torch.bfloat16,
                 eager=choice == EAGER), prompt, args, slots)
         if choice == PADDED:
@@ -229,9 +234,9 @@ def profile(step, device, length, folder):
         timed(device, step)
     name = f"self_{'device' if device == 'cuda' else 'cpu'}_time_total"            # microseconds
     spent = lambda event: getattr(event, name) / 1e3                               # noqa: E731
-    # The operator that launches a kernel has the kernel's time as well: it would count twice.
-    kernels = sorted((k for k in found.key_averages() if k.device_type.name.lower() == device),
-                     key=spent, reverse=True)
+    # The operator that launches a kernel has the kernel's time as well: the time would count twice.
+    kernels = sorted((k for k in found.key_averages() if k.device_type.name.lower() == device
+                      and not k.is_user_annotation), key=spent, reverse=True)
     total = sum(map(spent, kernels))
     lines = [f"# A step of samples of {length:,} tokens on {device}", "",
              "| kernel | calls | ms | of all kernels |", "|---|--:|--:|--:|",

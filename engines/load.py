@@ -3,6 +3,7 @@ What they do not allow is refused in one sentence, a ConfigError, before minutes
 
 import contextlib
 import functools
+import importlib.metadata
 import importlib.util
 import math
 import os
@@ -136,7 +137,9 @@ def load_trained(config, processes):
     model, tokenizer = load_model(config)
     if processes == 1:          # of several, each has its shards on its device, not the whole
         model.to(device)
-    compiled = config.compile_layers in ("on", "auto" if device == "cuda" else "on")
+    # Slow models have loops over chunks of a row: each number of chunks would be compiled anew.
+    compiled = config.compile_layers == "on" or (
+        config.compile_layers == "auto" and device == "cuda" and is_packed(model))
     if compiled or config.recompute_layers:
         checkpoint_and_compile(model, config.recompute_layers, compiled)
     dtype = compute_dtype(config, device == "cuda")
@@ -179,6 +182,17 @@ def settle_engine(config, servers=False):
     resumed run keeps it. Raises ConfigError."""
     servers = servers or config.vllm_url
     if config.engine == "auto":
-        config.engine = "vllm" if servers or importlib.util.find_spec("vllm") else "transformers"
+        config.engine = "vllm" if servers or (
+            importlib.util.find_spec("vllm") and not takes_gpu(config)) else "transformers"
     if servers and config.engine != "vllm":
         raise ConfigError(f"engine = {config.engine!r}: servers are vLLM's; use \"auto\"")
+    if config.engine == "vllm" and not config.vllm_url and takes_gpu(config):
+        raise ConfigError("gpus = 0: this vLLM is built for GPUs, and would take one all the same; "
+                          "--engine transformers")
+
+
+def takes_gpu(config):
+    """Would vLLM use a GPU though the run uses none? Its CUDA build does, where there is one."""
+    return config.gpus == 0 and torch.cuda.is_available() and any(
+        d.metadata["Name"] == "vllm" and "cpu" not in d.version
+        for d in importlib.metadata.distributions(name="vllm"))

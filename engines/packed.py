@@ -14,6 +14,7 @@ Axes: m prompts, n outputs (samples), T tokens in the row, K output tokens, H qu
 key-value heads, D head size, R queries and L keys of the longest sequence of a block."""
 
 import copy
+import functools
 import math
 
 import torch
@@ -70,11 +71,11 @@ class Pack:
     prompts, outputs (m, n lists of ids, none empty); output i continues prompts[prompt_of[i]]
 
     input_ids, position_ids (T,)   the row. An output's last token predicts nothing: left out.
-    attend                         its attention, for `forward`
+    attend                         its attention, for `forward`; head: the size of one
     predict (K,)                   place in the row whose hidden state predicts each output token
     targets, sample, column (K,)   the token, its output's index i, its position t in the output"""
 
-    def __init__(self, prompts, outputs, prompt_of, *, dtype=torch.float32, device="cpu"):
+    def __init__(self, prompts, outputs, prompt_of, *, dtype=torch.float32, device="cpu", head=64):
         assert prompts and outputs and all(prompts) and all(outputs)
         rows = [*prompts, *(output[:-1] for output in outputs)]
         places = torch.arange(sum(map(len, rows))).split([len(row) for row in rows])
@@ -92,7 +93,7 @@ class Pack:
         # An output of one token asks nothing.
         queries = [*asked, *filter(len, answers)]
         keys = [*asked, *(torch.cat([asked[p], a]) for p, a in zip(prompt_of, answers) if len(a))]
-        kind = flash_attention if uses_flash(dtype, device) else DenseAttention
+        kind = flash_attention if uses_flash(dtype, device, head) else DenseAttention
         self.attend = kind(queries, keys, dtype, device)
 
     def states(self, model):
@@ -103,7 +104,8 @@ def pack_rollouts(model, rollouts, dtype):
     """The `Pack` of some rollouts, or of a model that cannot be packed their `own_forward.Rows`."""
     prompts = {r.group_id: r.prompt_ids for r in rollouts}
     place = {group_id: i for i, group_id in enumerate(prompts)}
-    kind = Pack if own_forward.is_packed(model) else own_forward.Rows
+    kind = functools.partial(Pack, head=heads(model.config)[2]) if own_forward.is_packed(model) \
+        else own_forward.Rows
     return kind([*prompts.values()], [r.output_ids for r in rollouts],
                 [place[r.group_id] for r in rollouts], dtype=dtype, device=model.device)
 
@@ -173,9 +175,11 @@ class DenseAttention:
 
 # -- 4. Attention on GPUs, in 16 bits: a kernel for sequences of different lengths -----------------
 
-def uses_flash(dtype, device):
-    """Is there a kernel without masks? True for 16 bits on a GPU, Ampere or newer."""
-    return torch.device(device).type == "cuda" and dtype.itemsize == 2 and (
+def uses_flash(dtype, device, head=64):
+    """Is there a kernel without masks? True for 16 bits on a GPU, Ampere or newer, and heads of
+    this size: torch asks for a multiple of 8, and 256 at most."""
+    fits = dtype.itemsize == 2 and head % 8 == 0 and head <= 256
+    return fits and torch.device(device).type == "cuda" and (
         torch.cuda.get_device_capability()[0] >= 8 if torch.cuda.is_available() else True)
 
 

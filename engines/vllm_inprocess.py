@@ -1,14 +1,15 @@
 """vllm_inprocess.py: vLLM, stepped by the loop in the trainer's process, as a `Sampler`.
 
 Weights are swapped between two decode steps, and running sequences keep their cache (PipelineRL).
-The version of each token is vLLM's own record. Unlike `TransformersSampler` it draws from torch's
-global generator, and starts unfinished samples again when a run is resumed."""
+The version of each token is vLLM's own record. Unlike `TransformersSampler` it draws from the
+global generators of torch and numpy, and starts unfinished samples again when a run is resumed."""
 
 import copy
 import itertools
 import os
 from collections import Counter
 
+import numpy as np
 import torch
 from transformers import AutoConfig
 
@@ -125,6 +126,7 @@ class VllmSampler(TwoRequests):
     def reseed(self, seed):
         super().reseed(seed)
         torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)                    # on a GPU each request's seed comes from it
 
     def log(self):
         steps, sequences = (self.decoded.pop(name, 0) for name in ("steps", "sequences"))

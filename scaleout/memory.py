@@ -61,7 +61,7 @@ class Estimate:
         self.device, self.alone = device, alone
         self.output, self.length, self.dtype, self.itemsize = output, length, dtype, dtype.itemsize
         self.cuda, self.recompute = device.cuda, config.recompute_layers
-        self.flash = uses_flash(dtype, "cuda" if self.cuda else "cpu")
+        self.flash = uses_flash(dtype, "cuda" if self.cuda else "cpu", heads(self.shape)[2])
         self.weights = sum(p.numel() for p in model.parameters())
         head = model.get_output_embeddings().weight.numel()
         self.kv = heads(self.shape)[1]                      # heads of keys and values

@@ -171,8 +171,9 @@ class ServerPool:
                 await asyncio.sleep(RETRY_S)
 
     def restart(self, server):
-        """Have a launcher that sees this folder start a silent server again."""
-        if self.logs and self.version >= 0:
+        """Have a launcher that sees this folder start a silent server again. Before the first push
+        only one whose workers hang, since it has answered: it does not merely start."""
+        if self.logs and (self.version >= 0 or server.workers):
             with contextlib.suppress(OSError):
                 (self.logs / f"{server.url.rpartition('/')[2]}.hangs").touch()
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import concurrent.futures
+import contextlib
 import itertools
 import json
 import re
@@ -105,6 +106,10 @@ class Server:
         self.slots = min(self.pool.slots, config["scheduler_config"]["max_num_seqs"]
                          * config["parallel_config"]["data_parallel_size"])
         self.workers = (await self.get("/get_world_size"))["world_size"]
+        # vLLM keeps the group of an earlier connection, and its memory, until it is told. It refuses
+        # inside an update that a killed trainer has left: the next connection's turn then.
+        with contextlib.suppress(ServerFailed, ServerRefused):
+            await self.post("/shutdown_weight_transfer_engine")
         if config["weight_transfer_config"]["backend"] == "nccl":
             self.channel = NcclChannel(1 + self.workers)
             await self.transfer("/init_weight_transfer_engine",
@@ -122,6 +127,7 @@ class Server:
         if self.channel:
             self.channel.close()
         self.channel = self.version = None
+        self.workers = 0
 
     async def pause(self):
         """Begin a push: no new requests, stop generating, open an update."""
@@ -130,10 +136,15 @@ class Server:
         self.set_state("stale")
         self.paused = self.connection
         await self.post("/pause?mode=keep&clear_cache=false", limit_s=LOOK_S)
+        left_open = self.version is None
         try:
             await self.post("/start_weight_update")
         except ServerFailed:            # a trainer that was killed has left one open
-            await self.post("/finish_weight_update")    # loads nothing, or what will be replaced
+            left_open = True
+        # Or layers, half loaded, of a push that failed on the server: vLLM 0.32 would add the next
+        # push to them. The end of an update loads nothing, or what will be replaced.
+        if left_open:
+            await self.post("/finish_weight_update")
             await self.post("/start_weight_update")
 
     def check_paused(self):

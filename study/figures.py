@@ -22,10 +22,11 @@ from study.run import HERE, KEPT, done, experiments
 PAGE = HERE.parent / "results/study/README.md"
 BASELINE = "scalerl"
 CALM = "calm"
-FITTED = (CALM, "reuse")      # the bases whose curves are fitted
+FITTED = (CALM, "reuse", "few")       # the bases whose curves are fitted
 CUTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 SECOND_ROUND = ("11_trust_region", "12_ess_rate", "13_lag_trust_region", "14_reuse", "15_controls",
-                "16_horizon", "17_four_sizes", "18_words")
+                "16_horizon", "17_four_sizes", "18_words", "19_review")
+COMPUTE_TO = {"14_reuse": "reuse", "19_review": "retirement"}   # tables of compute to a pass rate
 VISIBLE = 0.05                # of the second round: a coarser design is "underpowered"
 
 
@@ -233,7 +234,7 @@ def tasks_of(jobs):
     return "\n".join(lines), curves
 
 
-def reuse_of(jobs):
+def compute_to(jobs):
     """Fitted curves compared where C_mid cannot, as each A is another: the compute to a pass rate
     as a share of the baseline's, and the difference at the compute at which the baseline ends."""
     lines = ["| variant | compute to .7 | compute to .8 | at equal compute |", "|---|--:|--:|--:|"]
@@ -375,19 +376,40 @@ def plot_lag(rows):
     return fig
 
 
+def plot_grid(jobs, rows):
+    """Where runs end, by their mean lag, a line for each learning rate: dots are runs."""
+    fig, ((ax,),) = figures.empty(6.5, 3.6, 1, 1)
+    for color, base in zip((figures.BLUE, figures.ORANGE, figures.GREY, "black"), dict.fromkeys(
+            job.base for job in jobs.values())):
+        runs = {}
+        for job in jobs.values():
+            if job.base == base and not rows[job.name]["failed"]:
+                runs.setdefault(job.variant, []).append(
+                    (rows[job.name]["lag"], rows[job.name]["end"]))
+        ax.plot(*np.concatenate([*runs.values()]).T, "o", color=color, markersize=3.5,
+                fillstyle="none")
+        ax.plot(*np.array([np.mean(run, 0) for run in runs.values()]).T, color=color, label=base)
+    ax.set(xlabel="mean lag (optimizer steps)", ylabel="end: pass rate, last three evaluations")
+    ax.legend(frameon=False, fontsize=8.5, title="learning rate", title_fontsize=8.5)
+    return fig
+
+
 def plot_curves(jobs):
     """Pass rate against compute: a thin line for each run, a thick one for a variant's mean."""
-    fig, ((ax,),) = figures.empty(6.5, 3.6, 1, 1)
+    bases = list(dict.fromkeys(job.base for job in jobs))
+    fig, (axes,) = figures.empty(6.5 * len(bases), 3.6, 1, len(bases))
     styles = ((figures.BLUE, "o", "-"), (figures.ORANGE, "s", "--"))
     variants = dict.fromkeys(job.variant for job in jobs)
-    for variant, (color, marker, dash) in zip(variants, styles, strict=True):
-        style = dict(color=color, linestyle=dash)
-        curves = [curve_of(job) for job in jobs if job.variant == variant]
-        for C, R in curves:
-            ax.plot(C, R, linewidth=0.7, alpha=0.6, **style)
-        ax.plot(*np.mean(curves, 0), linewidth=2.2, marker=marker, label=variant, **style)
-    ax.set(xlabel="compute (FLOPs)", ylabel="pass rate on held-out problems")
-    ax.legend(frameon=False)
+    for ax, base in zip(axes, bases):
+        for variant, (color, marker, dash) in zip(variants, styles, strict=True):
+            style = dict(color=color, linestyle=dash)
+            curves = [curve_of(job) for job in jobs if (job.base, job.variant) == (base, variant)]
+            for C, R in curves:
+                ax.plot(C, R, linewidth=0.7, alpha=0.6, **style)
+            ax.plot(*np.mean(curves, 0), linewidth=2.2, marker=marker, label=variant, **style)
+        ax.set(xlabel="compute (FLOPs)", ylabel="pass rate on held-out problems",
+               title=base if len(bases) > 1 else "")
+        ax.legend(frameon=False)
     return fig
 
 
@@ -443,12 +465,13 @@ def results():
             continue
         tables[stem] = table_of(jobs, rows, comparisons,
                                 VISIBLE if stem in SECOND_ROUND else np.inf)
-        if stem == "14_reuse":
-            tables["reuse"] = reuse_of(jobs)
+        if stem in COMPUTE_TO:
+            tables[COMPUTE_TO[stem]] = compute_to(jobs)
         if stem == "3_lag":
             plots[stem] = plot_lag([rows[name] for name in jobs])
         elif stem == "4_lr_lag":
             tables[stem] = grid_of(jobs, rows)
+            plots[stem] = plot_grid(jobs, rows)
         elif stem == "8_sizes":
             tables["sizes"] = sizes_of(jobs, rows)
         elif stem == "17_four_sizes":

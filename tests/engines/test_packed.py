@@ -123,6 +123,8 @@ def test_the_kernel_without_masks_is_taken_where_there_is_one():
     for dtype, device, can in ((torch.bfloat16, "cuda", True), (torch.float32, "cuda", False),
                                (torch.bfloat16, "cpu", False)):
         assert uses_flash(dtype, device) == can
+    for head, can in ((256, True), (8, True), (20, False), (264, False)):
+        assert uses_flash(torch.bfloat16, "cuda", head) == can
 
 
 def test_gpus_older_than_the_kernel_have_masks_instead(monkeypatch):

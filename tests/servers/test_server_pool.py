@@ -556,6 +556,49 @@ def test_a_server_that_is_silent_while_all_start_is_left_to_start(fake, connect,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("path", ["/shutdown_weight_transfer_engine",
+                                  "/init_weight_transfer_engine"])
+def test_workers_that_hang_since_an_earlier_trainer_was_killed_are_told_before_any_push(
+        path, fake, connect, tmp_path):
+    """In NCCL, where they wait for ever for the rest of its push; vLLM's API answers on."""
+    stuck = fake(whole)
+    stuck.hung |= {path, "/init_weight_transfer_engine"}
+    with pytest.raises(ServerError, match="not every server is ready|no answer"):
+        connect(stuck.url, logs=tmp_path, deadline_s=1)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{stuck.url[7:]}.hangs"]
+
+
+def test_the_group_of_an_earlier_connection_is_given_up_before_a_new_one_is_made(fake, connect):
+    """Else each connection would leave one on the server's GPU."""
+    server = fake(whole)
+    server.failing["/shutdown_weight_transfer_engine"] = 500    # inside an update: it refuses
+    connect(server.url)
+    assert server.tries["/shutdown_weight_transfer_engine"] == 1
+    assert server.tries["/init_weight_transfer_engine"] == 1
+
+
+def test_a_push_after_one_that_failed_on_the_server_ends_first_what_it_left(
+        fake, connect, monkeypatch):
+    """vLLM's own engines leave layers half loaded, and would add the next push to them."""
+    monkeypatch.setattr("servers.pool.RETRY_S", 0.1)
+    server, good = fake(whole), fake(whole)
+    sampler = connect(server.url, good.url)
+    push(sampler, WEIGHT, 0)
+    first = server.tries["/start_weight_update"]
+    push(sampler, WEIGHT, 1)
+    assert server.tries["/start_weight_update"] == first + 1    # after a whole push: no more
+    server.failing["/update_weights"] = 500
+    push(sampler, WEIGHT, 2)
+    del server.failing["/update_weights"]
+    server.updating = False             # vLLM closes the update, and keeps the layers
+    starts, ends = (server.tries[f"/{what}_weight_update"] for what in ("start", "finish"))
+    until(lambda: sampler.pool.servers[0].state == "stale")     # connected again
+    push(sampler, WEIGHT, 3)
+    assert server.version.endswith("-3") and good.version.endswith("-3")
+    assert server.tries["/start_weight_update"] == starts + 2
+    assert server.tries["/finish_weight_update"] == ends + 2
+
+
 def test_a_pool_is_closed_though_a_servers_deadline_comes_at_the_same_moment(
         fake, connect, monkeypatch):
     """The loop is held until both are due. aiohttp takes the two for one, a timeout: the server was
