@@ -106,8 +106,8 @@ class Server:
         self.slots = min(self.pool.slots, config["scheduler_config"]["max_num_seqs"]
                          * config["parallel_config"]["data_parallel_size"])
         self.workers = (await self.get("/get_world_size"))["world_size"]
-        # vLLM keeps the group of an earlier connection, and its memory, until it is told. It refuses
-        # inside an update that a killed trainer has left: the next connection's turn then.
+        # vLLM keeps the group of an earlier connection, and its memory, until it is told. Inside an
+        # update that a killed trainer has left it refuses: the next connection's turn then.
         with contextlib.suppress(ServerFailed, ServerRefused):
             await self.post("/shutdown_weight_transfer_engine")
         if config["weight_transfer_config"]["backend"] == "nccl":

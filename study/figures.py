@@ -513,7 +513,7 @@ def main():
         {name: round(value, 4) if isinstance(value, float) else value
          for name, value in row.items()} for row in rows.values()])
     for name, plot in plots.items():
-        plot.savefig(KEPT / f"{name}.png", dpi=150)
+        plot.savefig(KEPT / f"{name}.png", dpi=120)
     PAGE.write_text(filled(PAGE.read_text(), tables))
     for name, text in tables.items():
         print(f"{name}\n{text}\n")

@@ -1,6 +1,7 @@
-"""No-Positive-Resampling with a review: now and then a retired prompt is asked again.
+r"""No-Positive-Resampling with a review: now and then a retired prompt is asked again.
 
-    python -m study.review --review 0.02 --config configs/stress.toml --model models/toy-45 --seed 55
+    python -m study.review --review 0.02 --config configs/stress.toml --model models/toy-45 \
+        --seed 55
 
 A share `--review` of all groups is asked of retired prompts, drawn at random. One whose pass rate
 over all its samples falls below `retire_at` by that is back from the next epoch on. Each reviewed
