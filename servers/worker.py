@@ -48,9 +48,11 @@ class HttpEngine(WeightTransferEngine):
         except BaseException:           # layers half loaded would be worse than none
             traceback.print_exc()
             # vLLM ends the rest; but not its API server, which waits for the answer of the engine
-            # of a UniProcExecutor, its child.
-            if "EngineCore" in multiprocessing.current_process().name:
-                os.kill(os.getppid(), signal.SIGKILL)
+            # of a UniProcExecutor, its child. Where it is dead, the launcher is the parent instead.
+            parent = multiprocessing.parent_process()
+            if "EngineCore" in multiprocessing.current_process().name and (
+                    parent.pid == os.getppid()):
+                os.kill(parent.pid, signal.SIGKILL)
             os._exit(1)
 
 

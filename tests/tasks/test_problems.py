@@ -417,3 +417,11 @@ def test_tasks_does_not_load_torch():
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                          cwd=ROOT).stdout
     assert out.split() == ["False", "False"]
+
+
+def test_a_generator_with_few_answers_that_are_no_whole_numbers_is_used_without_them():
+    pool, bad = tasks.load_pool("reasoning_gym:gsm_symbolic", 64, 0, {"size": 2000})
+    assert len(pool) == 2064 and all(re.fullmatch("-?[0-9]+", p.answer) for p in pool)
+    assert 0 < len(bad) < 20 and "no whole numbers, such as '" in bad[0]
+    with pytest.raises(TaskError, match="has answers that are no whole numbers, such as '[a-z-]+'"):
+        tasks.load_pool("reasoning_gym:family_relationships", 64, 0, {})
