@@ -6,7 +6,6 @@ between two steps. The engines on vLLM have state() and load_state() of their ow
 
 from collections import deque
 
-import numpy as np
 import torch
 
 
@@ -29,7 +28,6 @@ def state_of(run):
 
 def load_state(run, state):
     torch.set_rng_state(state["random"])
-    np.random.seed(state["step"])   # vLLM on a GPU draws from it, and seeds it anew at each start
     load_sampler_state(run.sampler, state["sampler"])
     vars(run).update({name: state[name] for name in COUNTERS})
     for part in ("curriculum", "pacer", "compute"):

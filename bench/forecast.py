@@ -59,9 +59,8 @@ def read():
     with open(KEPT, newline="") as file:
         for row in csv.DictReader(file):
             runs.setdefault(row["run"], []).append(row)
-    # (group, toy or nothing, seed)
-    names = {run: re.fullmatch(r"(.*?)(-toy\d+)?-seed(\d+)", run).groups("") for run in runs}
-    order = sorted(runs, key=lambda run: (names[run][0], names[run][2], names[run][1]))
+    order = sorted(runs, key=lambda run: (      # group, seed, toy
+        *re.sub(r"-toy\d+", "", run).rpartition("-seed"), run))
     return {run: (np.array([float(row["compute/flops"]) for row in runs[run]]),
                   np.array([float(row["pass_rate"]) for row in runs[run]]),
                   np.array([[*map(int, row["right"])] for row in runs[run]]),

@@ -177,10 +177,11 @@ def measured(weights, folder, length, choice, peak, args):
         if choice in (VLLM, EAGER):
             slots, think = 16, 24
             if args.device == "cuda":       # 512 samples, or as many as there is room for
-                think, blocks = 1000, -(-(prompt + 1016) // vllm_inprocess.BLOCK_TOKENS)
-                room = torch.cuda.mem_get_info()[0] // 2
-                slots = min(512, room // (blocks * vllm_inprocess.block_bytes(
-                    str(folder), torch.bfloat16)))
+                think = 1000
+                longest = prompt + small(prompt, think=think)["interruption"].longest
+                size = -(-longest // vllm_inprocess.BLOCK_TOKENS) * vllm_inprocess.block_bytes(
+                    str(folder), torch.bfloat16)
+                slots = min(512, torch.cuda.mem_get_info()[0] // 2 // size)
             return {"samples": slots} | compared(trainer, vllm_inprocess.VllmSampler(
                 folder, None, **small(prompt, slots, think), dtype=torch.bfloat16,
                 eager=choice == EAGER), prompt, args, slots)

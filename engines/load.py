@@ -194,5 +194,4 @@ def settle_engine(config, servers=False):
 def takes_gpu(config):
     """Would vLLM use a GPU though the run uses none? Its CUDA build does, where there is one."""
     return config.gpus == 0 and torch.cuda.is_available() and any(
-        d.metadata["Name"] == "vllm" and "cpu" not in d.version
-        for d in importlib.metadata.distributions(name="vllm"))
+        "cpu" not in d.version for d in importlib.metadata.distributions(name="vllm"))

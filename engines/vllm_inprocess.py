@@ -128,6 +128,10 @@ class VllmSampler(TwoRequests):
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)                    # on a GPU each request's seed comes from it
 
+    def load_state(self, state):
+        super().load_state(state)
+        np.random.seed(state["random"].numpy())         # vLLM seeds it alike at each start
+
     def log(self):
         steps, sequences = (self.decoded.pop(name, 0) for name in ("steps", "sequences"))
         return {"decode/steps": steps, "decode/batch": sequences / max(1, steps)}

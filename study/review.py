@@ -3,11 +3,11 @@ r"""No-Positive-Resampling with a review: now and then a retired prompt is asked
     python -m study.review --review 0.02 --config configs/stress.toml --model models/toy-45 \
         --seed 55
 
-A share `--review` of all groups is asked of retired prompts, drawn at random. One whose pass rate
-over all its samples falls below `retire_at` by that is back from the next epoch on. Each reviewed
+A share `--review` of all groups is asked of retired prompts, drawn at random. A prompt whose pass
+rate over all its samples then falls below `retire_at` is back from the next epoch on. Each reviewed
 group is printed with its right samples. ReMind (arXiv 2606.03087) reports that about a fifth of
 retired prompts regress. One process only: a launcher would start plain trainers. A run that is
-resumed forgets which groups in flight are reviews, and prints them not.
+resumed forgets which groups in flight are reviews, and does not print them.
 """
 import argparse
 import random

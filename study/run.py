@@ -42,8 +42,6 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from config import ConfigError
 from study import logs
 
@@ -203,7 +201,7 @@ def work(found, lanes):
     kept, failed = done()
     todo = [job for job in dict.fromkeys(itertools.chain(*found.values()))
             if job.name not in kept | failed]
-    if any(job.gpu for job in todo) and not torch.cuda.is_available():
+    if any(job.gpu for job in todo) and not shutil.which("nvidia-smi"):     # as the Makefile asks
         print(f"{sum(job.gpu for job in todo)} runs are left out: they need a GPU, none is here")
         todo = [job for job in todo if not job.gpu]
     running, seconds = {}, []

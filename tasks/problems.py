@@ -213,7 +213,7 @@ def load_problems(config, tokenizer, verifier, kept=None):
         if not train or not heldout:
             raise TaskError(f"no {'held-out' if train else 'training'} problem is left of {counts}")
     except (TaskError, SandboxError) as error:
-        known = str(error).startswith("task ")      # it names the task that it is of
+        known = str(error).startswith("task '")     # it names the task that it is of
         raise TaskError(f"{'' if known else f'task = {config.task!r}: '}{error}") from None
     counts |= {"train": len(train), "heldout": len(heldout | extra)}
     return Problems(train, heldout | extra, {p.task for p in heldout.values()}, prompts,

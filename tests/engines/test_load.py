@@ -291,8 +291,8 @@ def test_families_that_vllm_keeps_wrong_after_a_push_are_refused_there_alone(
 def test_a_run_without_gpus_leaves_vllms_cuda_build_alone(build, takes, monkeypatch):
     """That build takes a GPU whatever the run's `gpus` says, and nobody counts its memory."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    found = [SimpleNamespace(metadata={"Name": build}, version="0.32.0")] if build else []
-    monkeypatch.setattr("importlib.metadata.distributions", lambda name: found)
+    monkeypatch.setattr("importlib.metadata.distributions",
+                        lambda name: [SimpleNamespace(version="0.32.0")] * (name == build))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: build)
     config = Config(gpus=0)
     load.settle_engine(config)

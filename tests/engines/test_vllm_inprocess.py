@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections import Counter
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -403,6 +404,20 @@ def test_the_same_seed_gives_the_same_rollouts_and_another_seed_others(seed, mak
     group = requests(4)
     first, again, other = (drain(make(seed=s), group) for s in (5, 5, 6))
     assert first == again != other
+
+
+def test_a_resumed_sampler_gives_vllm_on_a_gpu_other_seeds_than_a_new_one(seed):
+    """There the seed of each request is drawn from numpy, which vLLM seeds alike at every start."""
+    draws = []
+    for steps in (0, 3, 3):
+        sampler = object.__new__(VllmSampler)
+        sampler.random = torch.Generator().manual_seed(seed)
+        torch.rand(steps, generator=sampler.random)
+        np.random.seed(0)
+        sampler.load_state({"random": sampler.random.get_state(), "requests": [], "version": 7})
+        draws.append(np.random.randint(2**31))
+        assert sampler.version == 7
+    assert draws[0] != draws[1] == draws[2]
 
 
 def test_reseeded_an_engine_repeats_itself_and_its_log_counts_its_steps(seed, make):
