@@ -6,10 +6,12 @@ written by hand; tests/study holds that the tables are those of the logs.
 """
 import argparse
 import functools
+import io
 import re
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 from scipy.stats import t as student
 
 from artifacts.step_log import pass_at_k
@@ -23,6 +25,7 @@ PAGE = HERE.parent / "results/study/README.md"
 BASELINE = "scalerl"
 CALM = "calm"
 FITTED = (CALM, "reuse", "few")       # the bases whose curves are fitted
+FORECASTS = ("sigmoid", "stretched", "mean of both", "naive")
 CUTS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 SECOND_ROUND = ("11_trust_region", "12_ess_rate", "13_lag_trust_region", "14_reuse", "15_controls",
                 "16_horizon", "17_four_sizes", "18_words", "19_review")
@@ -285,9 +288,9 @@ def controls_of(jobs, draws=2000):
     return "\n".join(lines)
 
 
-def depth_of(kept):
-    """Compute to a pass rate by the steps of a problem, a line a run. kept: of depth.csv."""
-    found = {run: depth.compute_by_level(rows) for run, rows in kept.items()}
+def depth_of(found):
+    """Compute to a pass rate by the steps of a problem, a line a run. found: {run: what
+    `depth.compute_by_level` gives}."""
     levels = sorted(next(iter(found.values())))
     lines = ["| run | " + " | ".join(f"{level:g} steps" for level in levels) + " | exponent |",
              "|---|" + "--:|" * (len(levels) + 1)]
@@ -301,13 +304,12 @@ def kept_right():
     return logs.read_right(KEPT / "right.csv")
 
 
-def extrapolation(curves):
+def extrapolation_errors(curves):
     """How well the first share of each run foretells its end (the mean of its last three
-    evaluations): mean absolute errors of two laws and of the naive forecast, by the share.
+    evaluations): {name: {cut: (runs, 4)}} of absolute errors, in the order of FORECASTS.
 
     curves: {name: [(C, R), ...]}."""
-    lines = ["| runs | n | cut | sigmoid | stretched | mean of both | naive |",
-             "|---|--:|--:|--:|--:|--:|--:|"]
+    found = {}
     for name, pairs in curves.items():
         for cut in CUTS:
             errors = []
@@ -316,18 +318,27 @@ def extrapolation(curves):
                 if np.unique(C[early & (C > 0)]).size < 3:
                     continue
                 laws = [fit_curve(C[early], R[early], law=law, bootstrap=0).curve(C[-3:]).mean()
-                        for law in ("sigmoid", "stretched")]
+                        for law in FORECASTS[:2]]
                 errors.append([*laws, np.mean(laws), R[early][-3:].mean()] - R[-3:].mean())
             if errors:
-                cells = " | ".join(f"{error:.3f}" for error in np.abs(errors).mean(0))
-                lines.append(f"| {name} | {len(errors)} | {cut:g} | {cells} |")
-    return "\n".join(lines)
+                found.setdefault(name, {})[cut] = np.abs(errors)
+    return found
+
+
+def extrapolation(found):
+    """The mean of each of `extrapolation_errors`."""
+    return "\n".join([
+        "| runs | n | cut | " + " | ".join(FORECASTS) + " |", "|---|" + "--:|" * 6,
+        *(f"| {name} | {len(errors)} | {cut:g} | "
+          + " | ".join(f"{error:.3f}" for error in errors.mean(0)) + " |"
+          for name, by_cut in found.items() for cut, errors in by_cut.items())])
 
 
 # ------------------------------------------------------------------------- 4. figures
 def plot_comparisons(comparisons, columns):
     """A dot and its interval for each variant: the difference from `scalerl`, in three measures."""
-    variants = list(dict.fromkeys(variant for _, variant in comparisons))
+    variants = list(dict.fromkeys(variant for (_, variant), found in comparisons.items()
+                                  if found["end"][3] > 1))
     fig, (axes,) = figures.empty(11, 1.2 + 0.28 * len(variants), 1, len(columns), sharey=True)
     for ax, (base, name, label) in zip(axes, columns, strict=True):
         if name != "log B":
@@ -433,6 +444,68 @@ def plot_controls(jobs):
     return fig
 
 
+def plot_tasks(curves):
+    """Two tasks in one run: a thin line for each run, a thick one for a task's mean."""
+    fig, (axes,) = figures.empty(10, 3.6, 1, len(curves), sharey=True)
+    for ax, (name, runs) in zip(axes, curves.items(), strict=True):
+        for C, R in runs:
+            ax.plot(C, R, color=figures.BLUE, linewidth=0.7, alpha=0.6)
+        ax.plot(*np.mean(runs, 0), "o-", color=figures.BLUE, markersize=3.5, linewidth=2.2)
+        ax.set(title=name, xlabel="compute (FLOPs)")
+    axes[0].set_ylabel("pass rate on held-out problems")
+    return fig
+
+
+def plot_depth(found):
+    """Compute to the pass rate by the steps of a problem, both on log axes: thin lines are runs,
+    the thick one has the mean exponent and goes through the runs' geometric mean."""
+    fig, ((ax,),) = figures.empty(6.5, 3.6, 1, 1)
+    logs_of = []
+    for compute in found.values():
+        level, flops = np.array([pair for pair in compute.items() if 0 < pair[1] < np.inf]).T
+        ax.plot(level, flops, "o-", color=figures.BLUE, markersize=3.5, linewidth=0.7, alpha=0.7,
+                label=None if logs_of else "a run")
+        logs_of.append((np.log(level).mean(), np.log(flops).mean()))
+    (x, y), levels = np.mean(logs_of, 0), np.array(sorted(next(iter(found.values()))))
+    b, low, high, _ = paired([depth.exponent(compute) for compute in found.values()])
+    for slope, dash, name in ((b, "-", f"steps^{b:.1f}, mean exponent"),
+                              (low, ":", f"its 90% interval: {low:.1f} to {high:.1f}"),
+                              (high, ":", None)):
+        ax.plot(levels, np.exp(y + slope * (np.log(levels) - x)), dash, color=figures.ORANGE,
+                linewidth=2.2 if slope == b else 1.2, label=name)
+    ax.set(xscale="log", yscale="log", xlabel="steps of a problem",
+           ylabel=f"compute (FLOPs) to a pass rate of {depth.PASS_RATE:g}")
+    ax.set_xticks(levels, [f"{level:g}" for level in levels])
+    ax.xaxis.minorticks_off()
+    figures.log_axis(ax.yaxis)
+    ax.legend(frameon=False, fontsize=8.5)
+    return fig
+
+
+def plot_extrapolation(found):
+    """The mean absolute error of each forecast by the share of compute that it has seen, a panel
+    for each set of runs; the band is Student's 90% interval of the sigmoid's error."""
+    fig, axes = figures.empty(10, 5.6, 2, 2, sharex=True, sharey=True)
+    styles = ((figures.BLUE, "o", "-"), (figures.ORANGE, "s", "--"), ("#7a9e3a", "^", "-."),
+              ("black", "x", ":"))
+    for ax, (name, by_cut) in zip(axes.flat, found.items(), strict=True):
+        means = np.array([errors.mean(0) for errors in by_cut.values()])
+        sigmoid = [paired(errors[:, 0]) for errors in by_cut.values()]
+        ax.fill_between([*by_cut], [low for _, low, _, _ in sigmoid],
+                        [high for _, _, high, _ in sigmoid], color=figures.BLUE, alpha=0.18,
+                        linewidth=0)
+        for mean, forecast, (color, marker, dash) in zip(means.T, FORECASTS, styles, strict=True):
+            ax.plot([*by_cut], mean, dash, color=color, marker=marker, markersize=4, label=forecast)
+        ax.set_title(f"{name} ({len(by_cut[max(by_cut)])} runs)", fontsize=10)
+    axes[0, 0].set_ylim(bottom=0)
+    axes[0, 0].legend(frameon=False, fontsize=8.5)
+    for ax in axes[1]:
+        ax.set_xlabel("share of the compute that was seen")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("mean absolute error")
+    return fig
+
+
 # ------------------------------------------------------------------------- 5. the page
 def filled(page, tables):
     """The page with each table between its marks."""
@@ -459,12 +532,15 @@ def results():
         if stem == "9_two_tasks":
             tables[stem], other_curves = tasks_of(
                 {name: job for name, job in jobs.items() if not rows[name]["failed"]})
+            plots[stem] = plot_tasks(other_curves)
             continue
         comparisons = compared(jobs, everything, rows)
         if not comparisons:                                 # runs of others, at most
             continue
         tables[stem] = table_of(jobs, rows, comparisons,
                                 VISIBLE if stem in SECOND_ROUND else np.inf)
+        if stem == "8_sizes":
+            tables["sizes"] = sizes_of(jobs, rows)
         if stem in COMPUTE_TO:
             tables[COMPUTE_TO[stem]] = compute_to(jobs)
         if stem == "3_lag":
@@ -472,8 +548,6 @@ def results():
         elif stem == "4_lr_lag":
             tables[stem] = grid_of(jobs, rows)
             plots[stem] = plot_grid(jobs, rows)
-        elif stem == "8_sizes":
-            tables["sizes"] = sizes_of(jobs, rows)
         elif stem == "17_four_sizes":
             toys = [curves for pair in dict.fromkeys(job.pair for job in jobs.values())
                     if len(curves := [curve_of(jobs[f"{CALM}-{name}-{pair}"])
@@ -495,14 +569,17 @@ def results():
                                 (base, "log B", f"log B at a shared A, {base}")]
             plots[stem] = plot_comparisons(comparisons, columns)
     if by_level := logs.read(KEPT / "depth.csv"):
-        tables["depth"] = depth_of(by_level)
+        by_run = {run: depth.compute_by_level(rows_of) for run, rows_of in by_level.items()}
+        tables["depth"], plots["depth"] = depth_of(by_run), plot_depth(by_run)
     calm = [curve_of(job) for job in {**found["1_leave_one_out"], **found["2_rivals"]}.values()
             if job.base == CALM and not rows[job.name]["failed"]]
     demo = logs.read(HERE.parent / "results/demo/evals.csv")
-    tables["extrapolation"] = extrapolation(
+    errors = extrapolation_errors(
         {"calm, all recipes": calm, "demo": [curve(demo[run]) for run in sorted(demo)
                                              if "seed1" in run]}
         | other_curves)
+    tables["extrapolation"] = extrapolation(errors)
+    plots["extrapolation"] = plot_extrapolation(errors)
     return rows, tables, plots
 
 
@@ -513,7 +590,9 @@ def main():
         {name: round(value, 4) if isinstance(value, float) else value
          for name, value in row.items()} for row in rows.values()])
     for name, plot in plots.items():
-        plot.savefig(KEPT / f"{name}.png", dpi=120)
+        plot.savefig(picture := io.BytesIO(), dpi=120)
+        # 64 colors: a third of the bytes, and no difference that can be seen.
+        Image.open(picture).convert("RGB").quantize(64).save(KEPT / f"{name}.png", optimize=True)
     PAGE.write_text(filled(PAGE.read_text(), tables))
     for name, text in tables.items():
         print(f"{name}\n{text}\n")

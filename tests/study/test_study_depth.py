@@ -36,9 +36,10 @@ def test_a_power_law_gets_its_exponent_back(seed):
             C_mid = 3e9 * level ** 1.7 / (g / (1 - g)) ** (1 / B)
             kept[run] += [{"compute/flops": c, "level": level, "right": r, "asked": 1.0}
                           for c, r in zip(C, sigmoid(C, A, B, C_mid, 0.2))]
-    assert depth.compute_by_level(kept["a"]) == pytest.approx(
+    found = {run: depth.compute_by_level(rows) for run, rows in kept.items()}
+    assert found["a"] == pytest.approx(
         {level: 3e9 * level ** 1.7 for level in (2, 3, 4)}, rel=2e-2)
-    lines = figures.depth_of(kept).split("\n")
+    lines = figures.depth_of(found).split("\n")
     assert len(lines) == 6 and lines[-1].count("|") == lines[0].count("|")
     assert float(lines[-1].split("|")[-2].split()[0]) == pytest.approx(1.7, abs=0.03)
 
@@ -46,3 +47,11 @@ def test_a_power_law_gets_its_exponent_back(seed):
 def test_a_level_that_needs_no_compute_or_never_comes_there_says_nothing():
     two = {3: 2e9, 4: 2e9 * (4 / 3) ** 1.3}
     assert depth.exponent({2: 0.0} | two | {5: np.inf}) == pytest.approx(1.3)
+
+
+def test_the_picture_of_depth_has_the_runs_and_the_mean_exponent():
+    found = {"a": {2: 1e12, 3: 2e12, 4: 3e12}, "b": {2: 0.0, 3: 4e12, 4: 9e12}}
+    runs, law = (lambda lines: (lines[:2], lines[2]))(figures.plot_depth(found).axes[0].lines)
+    assert [len(line.get_xdata()) for line in runs] == [3, 2]      # a level at 0 is not drawn
+    b = np.polyfit(np.log(law.get_xdata()), np.log(law.get_ydata()), 1)[0]
+    assert b == pytest.approx(np.mean([depth.exponent(compute) for compute in found.values()]))

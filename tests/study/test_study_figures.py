@@ -36,10 +36,21 @@ def test_a_verdict_needs_the_papers_bound_and_the_interval(d, low, high, expecte
 def test_the_forecasts_of_the_table_are_those_of_a_cut_by_hand():
     C = np.arange(21) * 1e9
     R = 0.3 + 0.5 / (1 + np.divide(8e9, C, out=np.full(21, np.inf), where=C > 0) ** 2.0)
-    row = figures.extrapolation({"made": [(C, R)]}).split("\n")[figures.CUTS.index(0.5) + 2]
+    row = figures.extrapolation(figures.extrapolation_errors({"made": [(C, R)]})).split(
+        "\n")[figures.CUTS.index(0.5) + 2]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:3] == ["made", "1", "0.5"] and float(cells[3]) < 1e-3     # the true law
     assert float(cells[6]) == pytest.approx(R[-3:].mean() - R[8:11].mean(), abs=6e-4)
+
+
+def test_the_picture_of_the_forecasts_draws_the_means_of_the_table():
+    rng = np.random.default_rng()
+    found = {name: {cut: rng.uniform(size=(n, 4)) for cut in (0.3, 0.5, 0.7)}
+             for name, n in (("a", 3), ("b", 5), ("c", 2), ("d", 4))}
+    axes = figures.plot_extrapolation(found).axes
+    for ax, by_cut in zip(axes, found.values(), strict=True):
+        drawn = np.array([line.get_ydata() for line in ax.lines])
+        np.testing.assert_allclose(drawn.T, [errors.mean(0) for errors in by_cut.values()])
 
 
 def jobs_of(bases, variants, toys):
