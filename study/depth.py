@@ -53,6 +53,44 @@ def exponent(compute):
     return np.polyfit(*log.T, 1)[0]
 
 
+def table(found, paired, told):
+    """Compute to a pass rate by the steps of a problem, a line a run. found: {run: what
+    `compute_by_level` gives}; paired, told: of study/figures.py."""
+    levels = sorted(next(iter(found.values())))
+    lines = ["| run | " + " | ".join(f"{level:g} steps" for level in levels) + " | exponent |",
+             "|---|" + "--:|" * (len(levels) + 1)]
+    exponents = [exponent(compute) for compute in found.values()]
+    lines += [f"| `{run}` | " + " | ".join(f"{compute[level]:.3g}" for level in levels)
+              + f" | {b:.2f} |" for (run, compute), b in zip(found.items(), exponents, strict=True)]
+    return "\n".join([*lines, f"| mean |{' |' * len(levels)} {told(paired(exponents), '.2f')} |"])
+
+
+def plot(found, paired, figures):
+    """Compute to the pass rate by the steps of a problem, both on log axes: thin lines are runs,
+    the thick one has the mean exponent and goes through the runs' geometric mean."""
+    fig, ((ax,),) = figures.empty(6.5, 3.6, 1, 1)
+    logs_of = []
+    for compute in found.values():
+        level, flops = np.array([pair for pair in compute.items() if 0 < pair[1] < np.inf]).T
+        ax.plot(level, flops, "o-", color=figures.BLUE, markersize=3.5, linewidth=0.7, alpha=0.7,
+                label=None if logs_of else "a run")
+        logs_of.append((np.log(level).mean(), np.log(flops).mean()))
+    (x, y), levels = np.mean(logs_of, 0), np.array(sorted(next(iter(found.values()))))
+    b, low, high, _ = paired([exponent(compute) for compute in found.values()])
+    for slope, dash, name in ((b, "-", f"steps^{b:.1f}, mean exponent"),
+                              (low, ":", f"its 90% interval: {low:.1f} to {high:.1f}"),
+                              (high, ":", None)):
+        ax.plot(levels, np.exp(y + slope * (np.log(levels) - x)), dash, color=figures.ORANGE,
+                linewidth=2.2 if slope == b else 1.2, label=name)
+    ax.set(xscale="log", yscale="log", xlabel="steps of a problem",
+           ylabel=f"compute (FLOPs) to a pass rate of {PASS_RATE:g}")
+    ax.set_xticks(levels, [f"{level:g}" for level in levels])
+    ax.xaxis.minorticks_off()
+    figures.log_axis(ax.yaxis)
+    ax.legend(frameon=False, fontsize=8.5)
+    return fig
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("runs", nargs="+", type=Path)

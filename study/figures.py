@@ -288,18 +288,6 @@ def controls_of(jobs, draws=2000):
     return "\n".join(lines)
 
 
-def depth_of(found):
-    """Compute to a pass rate by the steps of a problem, a line a run. found: {run: what
-    `depth.compute_by_level` gives}."""
-    levels = sorted(next(iter(found.values())))
-    lines = ["| run | " + " | ".join(f"{level:g} steps" for level in levels) + " | exponent |",
-             "|---|" + "--:|" * (len(levels) + 1)]
-    exponents = [depth.exponent(compute) for compute in found.values()]
-    lines += [f"| `{run}` | " + " | ".join(f"{compute[level]:.3g}" for level in levels)
-              + f" | {b:.2f} |" for (run, compute), b in zip(found.items(), exponents, strict=True)]
-    return "\n".join([*lines, f"| mean |{' |' * len(levels)} {told(paired(exponents), '.2f')} |"])
-
-
 def kept_right():
     return logs.read_right(KEPT / "right.csv")
 
@@ -456,32 +444,6 @@ def plot_tasks(curves):
     return fig
 
 
-def plot_depth(found):
-    """Compute to the pass rate by the steps of a problem, both on log axes: thin lines are runs,
-    the thick one has the mean exponent and goes through the runs' geometric mean."""
-    fig, ((ax,),) = figures.empty(6.5, 3.6, 1, 1)
-    logs_of = []
-    for compute in found.values():
-        level, flops = np.array([pair for pair in compute.items() if 0 < pair[1] < np.inf]).T
-        ax.plot(level, flops, "o-", color=figures.BLUE, markersize=3.5, linewidth=0.7, alpha=0.7,
-                label=None if logs_of else "a run")
-        logs_of.append((np.log(level).mean(), np.log(flops).mean()))
-    (x, y), levels = np.mean(logs_of, 0), np.array(sorted(next(iter(found.values()))))
-    b, low, high, _ = paired([depth.exponent(compute) for compute in found.values()])
-    for slope, dash, name in ((b, "-", f"steps^{b:.1f}, mean exponent"),
-                              (low, ":", f"its 90% interval: {low:.1f} to {high:.1f}"),
-                              (high, ":", None)):
-        ax.plot(levels, np.exp(y + slope * (np.log(levels) - x)), dash, color=figures.ORANGE,
-                linewidth=2.2 if slope == b else 1.2, label=name)
-    ax.set(xscale="log", yscale="log", xlabel="steps of a problem",
-           ylabel=f"compute (FLOPs) to a pass rate of {depth.PASS_RATE:g}")
-    ax.set_xticks(levels, [f"{level:g}" for level in levels])
-    ax.xaxis.minorticks_off()
-    figures.log_axis(ax.yaxis)
-    ax.legend(frameon=False, fontsize=8.5)
-    return fig
-
-
 def plot_extrapolation(found):
     """The mean absolute error of each forecast by the share of compute that it has seen, a panel
     for each set of runs; the band is Student's 90% interval of the sigmoid's error."""
@@ -570,7 +532,8 @@ def results():
             plots[stem] = plot_comparisons(comparisons, columns)
     if by_level := logs.read(KEPT / "depth.csv"):
         by_run = {run: depth.compute_by_level(rows_of) for run, rows_of in by_level.items()}
-        tables["depth"], plots["depth"] = depth_of(by_run), plot_depth(by_run)
+        tables["depth"] = depth.table(by_run, paired, told)
+        plots["depth"] = depth.plot(by_run, paired, figures)
     calm = [curve_of(job) for job in {**found["1_leave_one_out"], **found["2_rivals"]}.values()
             if job.base == CALM and not rows[job.name]["failed"]]
     demo = logs.read(HERE.parent / "results/demo/evals.csv")

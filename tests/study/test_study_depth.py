@@ -8,6 +8,7 @@ import pytest
 
 from artifacts.settings import make_config, to_toml
 from fit import sigmoid
+import fitting.figures
 from study import depth, figures
 
 
@@ -39,7 +40,7 @@ def test_a_power_law_gets_its_exponent_back(seed):
     found = {run: depth.compute_by_level(rows) for run, rows in kept.items()}
     assert found["a"] == pytest.approx(
         {level: 3e9 * level ** 1.7 for level in (2, 3, 4)}, rel=2e-2)
-    lines = figures.depth_of(found).split("\n")
+    lines = depth.table(found, figures.paired, figures.told).split("\n")
     assert len(lines) == 6 and lines[-1].count("|") == lines[0].count("|")
     assert float(lines[-1].split("|")[-2].split()[0]) == pytest.approx(1.7, abs=0.03)
 
@@ -51,7 +52,8 @@ def test_a_level_that_needs_no_compute_or_never_comes_there_says_nothing():
 
 def test_the_picture_of_depth_has_the_runs_and_the_mean_exponent():
     found = {"a": {2: 1e12, 3: 2e12, 4: 3e12}, "b": {2: 0.0, 3: 4e12, 4: 9e12}}
-    runs, law = (lambda lines: (lines[:2], lines[2]))(figures.plot_depth(found).axes[0].lines)
+    lines = depth.plot(found, figures.paired, fitting.figures).axes[0].lines
+    runs, law = lines[:2], lines[2]
     assert [len(line.get_xdata()) for line in runs] == [3, 2]      # a level at 0 is not drawn
     b = np.polyfit(np.log(law.get_xdata()), np.log(law.get_ydata()), 1)[0]
     assert b == pytest.approx(np.mean([depth.exponent(compute) for compute in found.values()]))
