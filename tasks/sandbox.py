@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import time
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -224,7 +225,8 @@ def child_command(walls):
 def run_program(program, name, given, limits, walls):
     """(exit code, output, end of complaint) of a process with the text `given` on its input or,
     with a function's name, its list of arguments. The output goes to files: the kernel bounds them.
-    The child empties the request when the program begins; if it did not, that is a SandboxError."""
+    SandboxError: the child did not empty the request, which it does when the program begins; or
+    somebody killed it, as a machine without memory does, before any of its time was up."""
     rlimits = {"CPU": limits.cpu_s, "AS": limits.memory_bytes, "FSIZE": limits.file_bytes,
                "NOFILE": 64, "CORE": 0}  # fmt: skip
     steps = system_call_filter(os.uname().machine)
@@ -232,6 +234,7 @@ def run_program(program, name, given, limits, walls):
     with TemporaryFile() as request, TemporaryFile() as stdout, TemporaryFile() as stderr:
         marshal.dump((rlimits, steps, program, name, given, landlock), request)
         request.seek(0)
+        start = time.monotonic()
         try:
             code = subprocess.run(
                 [*child_command(walls), str(request.fileno())], stdout=stdout, stderr=stderr,
@@ -242,6 +245,8 @@ def run_program(program, name, given, limits, walls):
         output, complaint = (os.pread(file.fileno(), limits.file_bytes, 0).decode(errors="replace")
                              for file in (stdout, stderr))
         complaint = complaint.strip()[-200:]
+        if code in KILLED and time.monotonic() - start < min(limits.cpu_s, limits.wall_s):
+            raise SandboxError("the program was killed from outside")
         if os.fstat(request.fileno()).st_size and code not in KILLED:
             raise SandboxError(f"the sandbox failed before the program began: {complaint}")
     return code, output, complaint

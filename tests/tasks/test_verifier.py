@@ -756,6 +756,28 @@ def test_a_stopped_or_killed_worker_is_noticed_and_its_answer_asked_again(monkey
         assert worker.poll() == -signal.SIGKILL and worker not in verifier.idle
 
 
+def test_a_program_that_somebody_kills_is_run_again_and_is_no_late_one(monkeypatch):
+    """A machine without memory kills what it likes. Told as late, its right answer earned -1."""
+    started, limits = [], room.sandbox.Limits(cpu_s=500, wall_s=600.0)
+
+    def run(command, **options):                # the first one is killed
+        started.append(options.pop("timeout"))
+        code = "import os; os.kill(os.getpid(), 9)" if len(started) == 1 else "print('4')"
+        request = os.fdopen(os.dup(options["pass_fds"][0]), "wb")
+        with request:
+            request.truncate(0)                 # the program has begun
+        return REAL([sys.executable, "-c", code], **options)
+    REAL = subprocess.run
+    monkeypatch.setattr(room.sandbox.subprocess, "run", run)
+    monkeypatch.setattr(room.sandbox, "which_walls", lambda: "Landlock")
+    monkeypatch.setattr(room.sandbox.run_tests, "__defaults__", (limits,))
+    monkeypatch.setattr(room.time, "sleep", lambda _: None)
+    with Verifier(workers=1) as verifier:
+        tests = json.dumps([["1"], ["4"]])
+        scores = verifier.score([("```python\nprint(4)\n```", tests, "code")])
+    assert scores.reasons == ["correct"] and len(started) == 2
+
+
 def test_a_worker_stopped_while_idle_takes_no_long_job_and_is_noticed(monkeypatch, tmp_path):
     """Its pipe holds 64 KB: the trainer waited for ever to write the rest."""
     monkeypatch.setattr(room, "GRACE_S", 1.0)
