@@ -21,6 +21,7 @@ cut; without root these kinds are left out, and that is said.
 import argparse
 import contextlib
 import csv
+import itertools
 import json
 import os
 import random
@@ -59,6 +60,13 @@ def reward(problem, answer_text):
     return answer_text == str(problem["sum"] % 10)
 '''
 
+# Besides sums there are programs to write, for sandboxes that a fault may kill. The toy cannot write
+# one; but who thinks too long is interrupted, and this phrase is one, the same for all problems.
+PHRASE = "</think>\n```python\nprint(7)\n```\n"
+PROGRAMS = "".join(json.dumps({"question": "+".join(map(str, some)), "kind": "code", "answer":
+                               json.dumps({"inputs": [""], "outputs": ["7"]})}) + "\n"
+                   for some in itertools.product(range(5), repeat=4))
+
 # ---------------------------------------------------------------------------------------------
 # 1. Run
 
@@ -66,6 +74,7 @@ def reward(problem, answer_text):
 def make_model(folder):
     """A toy model of 2 layers that answers in the right form, right about as often as chance."""
     tokenizer = toy.make_tokenizer()
+    tokenizer.add_tokens(["`", "(", ")", "python", "print"])        # of PHRASE
     model = toy.make_model(tokenizer, seed=0, hidden=64, layers=2)
     train = problems.load_task("toy", "train", heldout=64)
     pairs = toy.make_pairs(tokenizer, train, 2000, noise=0.3, cut_share=0.1, seed=0)
@@ -75,19 +84,22 @@ def make_model(folder):
 
 
 class Run:
-    """One command, repeated in one folder; its processes carry a mark in their environment."""
+    """One command, repeated in one folder; its processes carry a mark in their environment.
+    programs: for a model of `make_model`, also problems whose answers run in a sandbox."""
 
     def __init__(self, cwd, model, steps, seed, servers=0, trainers=1,
-                 minutes=SAVE_MINUTES):
+                 minutes=SAVE_MINUTES, programs=False):
         self.cwd, self.folder, self.servers = cwd, cwd / "runs" / "c", servers
         self.mark = f"{os.getpid()}-{cwd.name}"
         (cwd / "task.py").write_text(TASK)
+        (cwd / "programs.jsonl").write_text(PROGRAMS)
         settings = {
             "model": model, "name": "c", "seed": seed, "steps": steps, "task": "task.py",
             "heldout_prompts": 8, "eval_samples": 2, "eval_every": 100, "prompts_per_step": 4,
             "samples_per_prompt": 4, "slots": 24, "think_min": 8, "think_max": 22,
             "answer_tokens": 3, "prompt_tokens": 40, "warmup_steps": 2, "off_policy": "pipeline-2",
             "retire_at": 1.5, "save_minutes": minutes, "gpus": 0, "deadline_s": 300,
+            **({"task": "task.py+programs.jsonl", "interrupt_phrase": PHRASE} if programs else {}),
             **({"engine": "vllm", "servers": servers, "trainers": trainers} if servers else
                {"engine": "transformers"})}
         self.words = [sys.executable, str(ROOT / "scalerl.py"), "--no-preflight", *(
@@ -181,6 +193,20 @@ def signal_to(kind, number, thaw=False):
     return fault
 
 
+def kill_sandbox(run, rng):
+    """A program's sandbox lives for a tenth of a second: the first one that is seen gets it."""
+    ranks, deadline = run.parts().get("rank", []), time.monotonic() + SHORT_S
+    while time.monotonic() < deadline:
+        for rank in ranks:
+            with contextlib.suppress(psutil.Error):
+                for child in rank.children():
+                    if "sandbox_child.py" in " ".join(child.cmdline()):
+                        child.kill()
+                        return "a program's sandbox"
+        time.sleep(0.002)
+    return None
+
+
 def kill_all(run, rng=None):
     for process in run.marked():
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -271,7 +297,7 @@ ALONE = {
     "SIGTERM, 30 s of grace": grace(signal.SIGTERM), "SIGUSR1": grace(signal.SIGUSR1),
     "SIGSTOP, trainer": signal_to("rank", STOP, thaw=True),
     "SIGKILL, verifier": signal_to("verifier", KILL),
-    "SIGSTOP, verifier": signal_to("verifier", STOP),
+    "SIGSTOP, verifier": signal_to("verifier", STOP), "SIGKILL, sandbox": kill_sandbox,
     "checkpoint truncated": damage("truncated"), "checkpoint, a bit flipped": damage("flipped"),
     "clock set back": clock}
 ROOTS = {"disk full": disk_full, "folder read-only": read_only}
@@ -471,7 +497,7 @@ def main(argv=None):
         for name in ("calm", "storm"):
             disk(folder / name)
             runs.append(Run(folder / name, folder / "model", args.steps, args.seed,
-                            args.servers, args.trainers))
+                            args.servers, args.trainers, programs=True))
         calm, stormed = runs
         try:
             calm_s, seen = watched(calm, limit_s=20 * args.limit)
