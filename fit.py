@@ -36,7 +36,8 @@ THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in
 POOLED = ("sigmoid", "stretched")         # bootstraps of both make the interval of a prediction
 RHO_MAX = 0.8             # a higher autocorrelation of residuals widens the intervals no further
 NOISE = 0.002             # the least noise of one evaluation, if the number of answers is unknown
-LAW_ERROR = 0.3           # the law's own error: standard deviation, as a share of a promised rise
+LAW_ERROR = 0.5           # the law's own error: standard deviation, as a share of a promised rise
+RUN_ERROR = 0.02          # a run's own: standard deviation of what lasts longer than noise
 
 
 class BadInput(ValueError):
@@ -325,14 +326,16 @@ class Fit:
     def futures(self, C, noise=False):
         """What may be measured at C (k,) -> (S or 2 S, k), within 0 and 1; no rows if there is no
         interval. No law is exact: each replicate's rise beyond the data is multiplied by a number
-        of its own from N(1, LAW_ERROR). Ours."""
+        of its own from N(1, LAW_ERROR). And no run is as smooth as a law: all of a replicate is
+        moved by a number from N(0, RUN_ERROR). Ours; chosen by coverage (results/forecast)."""
         C = np.asarray(C, float)
         if self.no_interval:
             return np.empty((0, C.size))
         now = self.paths(self.C[-1:])
         rise = np.where(C > self.C[-1], self.paths(C) - now, 0)
-        error = np.random.default_rng(1).normal(0, LAW_ERROR, now.shape)
-        return np.clip(self.paths(C, noise) + error * rise, 0, 1)
+        of_law, of_run = np.random.default_rng(1).normal(0, 1, (2, *now.shape))
+        errors = LAW_ERROR * of_law * rise + RUN_ERROR * of_run
+        return np.clip(self.paths(C, noise) + errors, 0, 1)
 
     def predict(self, C):
         """(curve, low, high) at C, of C's shape: this law, the interval of `futures` or nan."""

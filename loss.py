@@ -56,8 +56,8 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     targets  (...)     int64 in [0, V)
     temperature        the sampler's; another temperature would be another policy
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
-    head_fp32          bf16 operands, but products are summed and logits kept in fp32 (ours: in the
-                       backward pass a GPU rounds the logits' gradient to bf16).
+    head_fp32          products are summed and logits kept in fp32, also of bf16 operands (ours: in
+                       the backward pass a GPU rounds the logits' gradient to bf16).
                        False: logits rounded to bf16 (the paper: the ceiling falls, .61 to .52).
     softcap            c: logits are c tanh(h W' / c), of a few models; None: as they are
     Returns (logprobs, entropy), each (...), float32 (float64 where an operand is). Entropy is a

@@ -60,8 +60,8 @@ def reward(problem, answer_text):
     return answer_text == str(problem["sum"] % 10)
 '''
 
-# Besides sums there are programs to write, for sandboxes that a fault may kill. The toy cannot write
-# one; but who thinks too long is interrupted, and this phrase is one, the same for all problems.
+# Besides sums there are programs to write, for sandboxes that a fault may kill. The toy cannot
+# write one; but who thinks too long is interrupted, and this phrase is one, right for all of them.
 PHRASE = "</think>\n```python\nprint(7)\n```\n"
 PROGRAMS = "".join(json.dumps({"question": "+".join(map(str, some)), "kind": "code", "answer":
                                json.dumps({"inputs": [""], "outputs": ["7"]})}) + "\n"

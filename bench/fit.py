@@ -129,8 +129,8 @@ def coverage():
     for sd in (0.004, 0.01):
         for end in (8000, 16_000):
             covered(sd, end, 200)
-    print("with few evaluations, none left out: the demo's first half has 12, the whole of it 24 "
-          f"(A .7025-.7075, B 2.6, C_mid 1470, R0 .19)\n{head}")
+    print("with few evaluations, none left out: an older demo's first half had 12, the whole of it "
+          f"24 (A .7025-.7075, B 2.6, C_mid 1470, R0 .19)\n{head}")
     for n, end in ((4, 5920), (8, 5920), (12, 5920), (24, 11_840)):
         covered(0.006, end, 400, n + 1, 0, 0.705, 2.6, 1470, 0.19)
 

@@ -63,8 +63,8 @@ def beside(folder, path, cut=0.5):
     with open(path, newline="") as file:
         others = np.abs([float(row["error"]) for row in csv.DictReader(file)
                          if float(row["cut"]) == cut])
-    return (f"error {error:+.3f}: no larger than in {(others >= abs(error)).mean():.0%} of the "
-            f"{others.size} runs in {path} cut at {cut:g} (median {np.median(others):.3f})")
+    return (f"error {error:+.3f}: {(others >= abs(error)).mean():.0%} of the {others.size} runs in "
+            f"{path} cut at {cut:g} have one as large or larger (median {np.median(others):.3f})")
 
 
 def main():

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit, logsumexp
 
-from fit import LAST, LAW_ERROR, BadInput, interval
+from fit import LAST, BadInput, interval
 from fitting.readers import read_jsonl
 
 _z, _w = np.polynomial.hermite_e.hermegauss(15)
@@ -23,6 +23,7 @@ LOG_WEIGHTS = np.log(np.outer(_w, _w) / _w.sum() ** 2).ravel()
 # Means and sds of the weak priors of: mean u, log sd u, mean log v, log sd log v, the correlation
 # (as its artanh), log b, logit of the share never solved.
 PRIOR = np.array([[0, 2], [0.5, 0.7], [1, 1], [-0.5, 0.7], [0, 0.5], [0, 0.3], [-3, 1.5]])
+LAW_ERROR = 0.3             # this law's own error, as a share of a promised rise
 
 
 def read_counts(folder, x="compute/flops"):
@@ -63,8 +64,8 @@ def posterior(theta, x, right, k):
 def by_problem(C, right, k, C_at, draws=100, seed=0):
     """The forecast for the mean of evaluations at C_at (m,) from counts right (n, N) of k samples
     at compute C (n,) -> (value, low, high), the share of problems not solved so far. The interval:
-    parameters drawn from the normal distribution at the best ones, the law's own error as in
-    fit.py, the noise of the samples. Raises BadInput below three evaluations."""
+    parameters drawn from the normal distribution at the best ones, the law's own error, the
+    noise of the samples. Raises BadInput below three evaluations."""
     if np.unique(C).size < 3:
         raise BadInput(f"{np.unique(C).size} evaluations: --by-problem takes three")
     x, ahead = C / C[-1], np.concatenate([[C[-1]], C_at]) / C[-1]

@@ -358,8 +358,15 @@ def noisy(law, B, n, seed, rho=0.0):
     return C, np.clip(fit.law_at(law, C, 0.8, B, 1.0, 0.2) + noise, 0, 1)
 
 
-def test_futures_are_those_of_two_laws_with_an_error_of_the_law():
-    """Replicates know the noise alone. By hand: both laws' curves, each rise times N(1, .3)."""
+def test_futures_are_those_of_two_laws_with_an_error_of_the_law_and_of_the_run(monkeypatch):
+    """Replicates know the noise alone. By hand: both laws' curves, each rise times N(1, .5); then
+    each replicate as a whole moved by N(0, .02)."""
+    f = fit_curve(*noisy("sigmoid", 2, 12, 0), bootstrap=300)
+    both = f.futures([1.0, 2.5])
+    monkeypatch.setattr(fit, "RUN_ERROR", 0.0)
+    moved = both - f.futures([1.0, 2.5])
+    np.testing.assert_allclose(moved[:, 0], moved[:, 1], atol=1e-12)
+    assert moved.std() == pytest.approx(0.02, rel=0.1) and abs(moved.mean()) < 0.004
     f = fit_curve(*noisy("sigmoid", 2, 12, 0), bootstrap=50)
     assert [each.law for each in f.pool] == ["sigmoid", "stretched"]
     own, other = (each.draws.T[:, :, None] for each in f.pool)
