@@ -8,7 +8,8 @@
 --keep writes what is read of the runs' logs into results/forecast/evals.csv: compute, pass rate,
 and the right samples of each held-out problem, a digit each. Printed are, for each group of runs
 and each cut, the mean absolute error for the last five evaluations and how many 90% intervals hold:
-of fit.py, of the naive forecast (the last three fitted evaluations carried forward), of a line in
+of fit.py ("before": as they were until the third round), of the naive forecast (the last three
+fitted evaluations carried forward), of a line in
 log(compute), of fit.py with one earlier run (`--like`), of the model of single problems.
 """
 import argparse
@@ -21,6 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from bench.public import before
 from fit import LAST, BadInput, fit_curve, held_out, interval
 from fitting.forecast import judge, line_at
 from fitting.like import disagree, fit_like, learn
@@ -35,6 +37,7 @@ FIRST_ROUND = range(20, 25)                 # seeds of the study's runs that the
 ANSWERS = {"mix": 1024, "smollm2": 320}     # problems times samples of an evaluation; others 512
 KEPT = Path(__file__).parent.parent / "results/forecast/evals.csv"
 CUTS = (0.3, 0.5)
+THIRD = range(70, 74)
 
 
 def keep(folders):
@@ -73,7 +76,10 @@ def measure(run, C, R, right, k, cut, earlier, stranger):
     early = fit_curve(C, R, c_max=cut * C[-1])
     seen, told = C <= early.C[-1], held_out(C, R, early)
     ahead, measured = C[~seen][-LAST:], told["measured"]
+    with before():
+        earlier_rule = held_out(C, R, early)
     found = {"sigmoid": (told["error"], told["lo"], told["hi"]),
+             "before": (told["error"], earlier_rule["lo"], earlier_rule["hi"]),
              "naive": (told["naive_error"], np.nan, np.nan),
              "line": (line_at(early.C, early.R, ahead).mean() - measured, np.nan, np.nan)}
     alarms = {}
@@ -129,7 +135,8 @@ def study():
             except BadInput:
                 yield row
                 continue
-            told, ahead = held_out(C, R, early), C[C > early.C[-1]][-LAST:]
+            with before():
+                told, ahead = held_out(C, R, early), C[C > early.C[-1]][-LAST:]
             low, high = tried(early, ahead)
             line = line_at(early.C, early.R, ahead).mean() - told["measured"]
             numbers = dict(measured=told["measured"], error=told["error"], lo=told["lo"],
@@ -184,10 +191,14 @@ def main():
     if args.keep:
         keep(args.keep)
     runs = read()
-    groups = {name: [run for run in runs if run.startswith(name)]
-              for name in ("demo", "calm", "smollm2", "words-scalerl", "words-dppo")}
+    groups = {}
+    for run in runs:                                    # the third round's seeds are 70 to 73
+        name = run.partition("-toy")[0].partition("-seed")[0]
+        third = int(run.rpartition("seed")[2]) in THIRD
+        groups.setdefault(name + ", third round" * third, []).append(run)
     for name, members in groups.items():
-        others = groups["calm" if name == "demo" else "demo"]
+        kind, comma, third = name.partition(", ")
+        others = groups[("calm" if kind == "demo" else "demo") + comma + third]
         for cut in CUTS:
             rows, refused = [], []
             for i, run in enumerate(members):

@@ -15,9 +15,11 @@ fitted; the mean of the last fifth of the curve (3 points at least) is to be for
               nothing is better
 
 A forecast that cannot be made is an empty cell with its reason, and the row stays; means are over
-the curves on which all of them exist.
+the curves on which all of them exist. Interval and verdict stand there twice: of today, and as they
+were before the third round, in which the first two were judged (lo_before, ...).
 """
 import argparse
+import contextlib
 import csv
 import sys
 from pathlib import Path
@@ -27,6 +29,7 @@ from scipy.special import expit, logit
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import fit as law
 from fit import BadInput, fit_curve
 from fitting.forecast import LAST_VALUE, RANGE, USABLE, judge, line_at
 
@@ -37,18 +40,21 @@ WAYS = (*FORECASTS, "followed")
 KINDS = ("evaluations", "training", "robots")
 CLIP = 0.01
 VERDICTS = (USABLE, RANGE, LAST_VALUE)
+ROUNDS = ("first", "second", "third")
+BEFORE = {"LAW_ERROR": 0.3, "RUN_ERROR": 0.0}      # of fit.py, until the third round
+JUDGED = ("lo", "hi", "verdict")
 
 
 # ---------------------------------------------------------------------------------- 1. one curve
 def sources_of(*rounds):
-    """{run: its row of sources.csv} of these rounds of the collection, 1 and 2."""
+    """{run: its row of sources.csv} of these rounds of the collection, 1 to 3."""
     with open(HERE / "sources.csv", newline="") as file:
         return {row["run"]: row for row in csv.DictReader(file) if int(row["round"]) in rounds}
 
 
 def curves():
-    """{run: (x, y), each (n,) in order of x}, {run: its row of sources.csv}, of both rounds."""
-    sources = sources_of(1, 2)
+    """{run: (x, y), each (n,) in order of x}, {run: its row of sources.csv}, of all rounds."""
+    sources = sources_of(1, 2, 3)
     points = {run: [] for run in sources}
     with open(HERE / "curves.csv", newline="") as file:
         for row in csv.DictReader(file):
@@ -87,21 +93,34 @@ def logit_line(x, y, at):
     return expit(np.polyval(np.polyfit(np.log(x[-half:]), y, 1), np.log(at)))
 
 
+@contextlib.contextmanager
+def before():
+    """In here intervals are those of before the third round."""
+    now = {name: getattr(law, name) for name in BEFORE}
+    try:
+        vars(law).update(BEFORE)
+        yield
+    finally:
+        vars(law).update(now)
+
+
 def forecast(x, y, cut):
     """-> one row, a dict: forecasts minus what was measured, and the interval."""
     early, last = x <= cut * x[-1], max(3, x.size // 5)
     measured, end = y[-last:].mean(), x[-last:]
     row = dict(points=x.size, fitted=int(early.sum()), last=last, measured=measured,
-               lo="", hi="", reason="", verdict=VERDICTS[2])
+               lo="", hi="", reason="", verdict=VERDICTS[2], lo_before="", hi_before="",
+               verdict_before=VERDICTS[2])
 
     def sigmoid():
         fit = fit_curve(x, y, c_max=cut * x[-1])
-        told = judge(fit, end)
-        row["verdict"] = told["verdict"]
-        if np.isfinite(told["lo"]):
-            row.update(lo=told["lo"], hi=told["hi"])
-        else:
-            row["reason"] = f"no interval: {fit.no_interval}"
+        with before():
+            earlier = judge(fit, end)
+        for when, told in (("", judge(fit, end)), ("_before", earlier)):
+            row["verdict" + when] = told["verdict"]
+            if not fit.no_interval:
+                row.update({"lo" + when: told["lo"], "hi" + when: told["hi"]})
+        row["reason"] = fit.no_interval and f"no interval: {fit.no_interval}"
         return fit.curve(end)
 
     ways = dict(sigmoid=sigmoid, naive=lambda: y[early][-3:],
@@ -169,8 +188,15 @@ def tables(rows):
     return [lines(part) for part in (kinds, where, judged)]
 
 
-def beside(rows, more):
-    """The table of both rounds, one below the other: the first round's rows, the second's."""
+def beside(*rounds):
+    """A table of several rounds, one below the other. rounds: the rows of each."""
+    parts = [by_way(rows) for rows in rounds]
+    return lines({f"{name}, {number} round": part[name]
+                  for name in parts[0] for number, part in zip(ROUNDS, parts)})
+
+
+def by_way(rows):
+    """{name: those of the rows}: by kind, by the fall, by the verdict."""
     ways = {"evaluations": lambda row: row["kind"] == "evaluations",
             "training": lambda row: row["kind"] == "training",
             "all": lambda row: True,
@@ -178,21 +204,48 @@ def beside(rows, more):
             "no fall": lambda row: not row["collapse"],
             "step 0 measured, no fall": lambda row: row["step_0"] == "yes" and not row["collapse"]}
     ways |= {word: lambda row, word=word: row["verdict"] == word for word in VERDICTS}
-    return lines({f"{name}, {number} round": [row for row in part if way(row)]
-                  for name, way in ways.items()
-                  for number, part in (("first", rows), ("second", more))})
+    return {name: [row for row in rows if way(row)] for name, way in ways.items()}
 
 
-def kept(number=1):
-    """The rows of errors.csv of a round: numbers where there are numbers, "" for an empty cell."""
-    text = ("run", "kind", "step_0", "reason", "verdict")
+def kept(number=1, as_judged=False):
+    """The rows of errors.csv of a round: numbers where there are numbers, "" for an empty cell.
+    as_judged: with interval and verdict as they were before the third round."""
+    text = ("run", "kind", "step_0", "reason", "verdict", "verdict_before")
     sources = sources_of(number)
     with open(HERE / "errors.csv", newline="") as file:
         rows = [{name: cell if name in text or not cell else float(cell)
                  for name, cell in row.items()} for row in csv.DictReader(file)
                 if row["run"] in sources]
+    rows = [row | {name: row[f"{name}_before"] for name in JUDGED} if as_judged else row
+            for row in rows]
     return [row | {"followed": row["naive" if row["verdict"] == LAST_VALUE else "sigmoid"]}
             for row in rows]
+
+
+def holding(rows):
+    """The intervals that hold, of those that exist, and their median width."""
+    rows = [row for row in rows if row["lo"] != ""]
+    width = np.median([row["hi"] - row["lo"] for row in rows]) if rows else np.nan
+    return (f"{sum(row['lo'] <= row['measured'] <= row['hi'] for row in rows)} of {len(rows)}",
+            f"{width:.3f}"[1:])
+
+
+def before_and_now():
+    """The table of the third round: without a fall, what holds and how wide it is, then which are
+    called usable and what holds of these; before, and today."""
+    told = ["| curves | cut | hold, before | width | today | width | usable, before | of them hold "
+            "| today | of them hold |", "|---" + "|--:" * 9 + "|"]
+    for number, name in enumerate(ROUNDS, 1):
+        for cut in CUTS[::-1]:
+            cells = []
+            for as_judged in (True, False):
+                rows = [row for row in kept(number, as_judged) if row["cut"] == cut]
+                usable = [row for row in rows if row["verdict"] == USABLE]
+                cells.append((holding([row for row in rows if not row["collapse"]]),
+                              (f"{len(usable)} of {len(rows)}", holding(usable)[0].split()[0])))
+            told.append(f"| {name} round | {cut:g} | ".replace("| 0.", "| .") + " | ".join(
+                [*cells[0][0], *cells[1][0], *cells[0][1], *cells[1][1]]) + " |")
+    return "\n".join(told)
 
 
 def main():
@@ -208,7 +261,9 @@ def main():
             writer.writerows(rows)
     print("Mean absolute errors of the forecasts, then medians; 90% intervals that hold what "
           "was measured,\nof those that exist; runs that fall for good after the cut.\n")
-    print("\n\n".join([*tables(kept()), beside(kept(), kept(2))]))
+    first, second = kept(1, as_judged=True), kept(2, as_judged=True)
+    print("\n\n".join([*tables(first), beside(first, second), before_and_now(),
+                       lines(by_way(kept(3)))]))
 
 
 if __name__ == "__main__":

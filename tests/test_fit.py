@@ -397,7 +397,8 @@ def test_noise_is_at_least_that_of_the_answers_by_chance():
     assert few.pool[0].noise.std() == pytest.approx((p * (1 - p) / 40) ** 0.5, rel=0.15)
     assert (few.pool[1].noise.std() > 0.05 and many.pool[0].noise.std() < 0.003
             and np.array_equal(many.draws, none.draws))
-    assert np.ptp(few.predict(32_000.0)[1:]) > 5 * np.ptp(many.predict(32_000.0)[1:])
+    small, large = (np.ptp(fit.interval(f.paths([32_000.0]))) for f in (many, few))
+    assert large > 5 * small
 
 
 def test_there_is_no_interval_with_as_many_points_as_parameters_and_one_more():
@@ -620,7 +621,7 @@ def test_a_single_evaluation_is_held_against_an_interval_that_has_its_noise():
     for seed in range(40):
         C, R = made(n=61, sd=0.02, seed=seed)
         early = fit_curve(C, R, c_max=C[-2], bootstrap=40, seed=seed)
-        told, (_, low, high) = fit.held_out(C, R, early), early.predict(C[-1])
+        told, (low, high) = fit.held_out(C, R, early), fit.interval(early.paths(C[-1:]))[:, 0]
         assert told["evaluations"] == 1 and told["measured"] == R[-1]
         inside += told["lo"] <= R[-1] <= told["hi"], low <= R[-1] <= high
     ours, naive = inside / 40

@@ -1,5 +1,6 @@
 """The errors on others' curves are what the committed curves give, and what the pages say. The
-first round of the collection has 42 curves, the second 48."""
+first round of the collection has 42 curves, the second 48, the third 51. The first two are told as
+they were judged (`OLD`): with the intervals of before the third."""
 
 import csv
 import re
@@ -17,6 +18,8 @@ from fitting.readers import read_curves                                     # no
 
 PUBLIC = ROOT / "results" / "public"
 BOTH = [*public.kept(), *public.kept(2)]
+ALL = [*BOTH, *public.kept(3)]
+OLD = {"as_judged": True}
 
 
 def curve(run):
@@ -51,12 +54,12 @@ def test_every_curve_has_a_source_and_two_rows_of_errors():
     with open(PUBLIC / "curves.csv", newline="") as file:
         points = [(row["run"], float(row["x"]), float(row["y"])) for row in csv.DictReader(file)]
     assert {run for run, _, _ in points} == set(sources)
-    assert [len(public.sources_of(number)) for number in (1, 2)] == [42, 48]
+    assert [len(public.sources_of(number)) for number in (1, 2, 3)] == [42, 48, 51]
     assert len({(run, x) for run, x, _ in points}) == len(points)
     assert all(x >= 0 and 0 <= y <= 1 for _, x, y in points)
-    told = [(row["run"], row["cut"]) for row in BOTH]
+    told = [(row["run"], row["cut"]) for row in ALL]
     assert sorted(told) == sorted((run, cut) for run in sources for cut in (0.3, 0.5))
-    for row in BOTH:
+    for row in ALL:
         source = sources[row["run"]]
         assert (row["kind"], row["step_0"]) == (source["kind"], source["step_0"])
         assert source["repository"].startswith("https://github.com/") and source["license"]
@@ -65,7 +68,7 @@ def test_every_curve_has_a_source_and_two_rows_of_errors():
 
 def test_all_errors_of_the_rivals_are_those_of_the_curves():
     """The naive forecast and both lines in plain steps, for every row."""
-    for row in BOTH:
+    for row in ALL:
         x, y, at, measured = foretold(row)
         assert row["measured"] == pytest.approx(measured, abs=6e-5)
         assert row["naive"] == pytest.approx(y[-3:].mean() - measured, abs=6e-5)
@@ -80,23 +83,23 @@ def test_all_errors_of_the_rivals_are_those_of_the_curves():
 def test_all_errors_of_the_law_are_those_of_a_fit_to_the_first_part():
     """Without intervals; the next test has two. Another CPU may end in another valley of an almost
     flat sum of squares, so a few thousandths are allowed."""
-    rows = [row for row in BOTH if row["sigmoid"] != ""]
+    rows = [row for row in ALL if row["sigmoid"] != ""]
     for row in rows:
         x, y, at, measured = foretold(row)
         told = fit_curve(x, y, bootstrap=0).curve(at).mean() - measured
         assert row["sigmoid"] == pytest.approx(told, abs=2e-3), row
-    assert len(rows) == len(BOTH) - 1
+    assert len(rows) == len(ALL) - 1
 
 
 @pytest.mark.parametrize("run", ["half-gsm8k-grpo-lr5e6", "pickcube-ppo", "c5p-mean-true"])
 def test_a_run_gives_its_whole_rows_again(run):
-    for cut, row in zip(public.CUTS, [row for row in BOTH if row["run"] == run]):
+    for cut, row in zip(public.CUTS, [row for row in ALL if row["run"] == run]):
         for name, cell in public.forecast(*curve(run), cut).items():
             assert row[name] == (cell if isinstance(cell, str) else pytest.approx(cell, abs=2e-3))
 
 
 def test_a_failed_fit_is_a_row_with_its_reason_and_so_is_a_missing_interval():
-    for row in BOTH:
+    for row in ALL:
         assert bool(row["reason"]) == (row["lo"] == "")
         assert (row["sigmoid"] == "") == ("only 2 different amounts of compute" in row["reason"])
 
@@ -117,14 +120,16 @@ def test_a_collapse_is_a_fall_for_good_after_the_cut():
 
 def test_the_tables_of_the_page_are_those_of_the_rows():
     page = (PUBLIC / "README.md").read_text()
-    assert all(table in page for table in public.tables(public.kept()))
-    assert public.beside(public.kept(), public.kept(2)) in page
+    assert all(table in page for table in public.tables(public.kept(**OLD)))
+    assert public.beside(public.kept(**OLD), public.kept(2, **OLD)) in page
+    assert public.before_and_now() in page and public.lines(public.by_way(public.kept(3))) in page
 
 
-def test_the_second_round_keeps_its_rules():
+@pytest.mark.parametrize("number", [2, 3])
+def test_the_second_and_third_round_keep_their_rules(number):
     """Ten points, a trend, twelve runs a repository at most, two where training rewards are all
-    that there is, no curve twice, and no repository of the first round."""
-    first, second = public.sources_of(1), public.sources_of(2)
+    that there is, no curve twice, and no repository of a round before."""
+    first, second = public.sources_of(*range(1, number)), public.sources_of(number)
     found = {run: curve(run) for run in second}
     for x, y in found.values():
         assert len(x) >= 10 and public.has_trend(y) and (np.diff(x) > 0).all()
@@ -172,7 +177,7 @@ def test_the_verdict_was_tested_on_repositories_that_it_was_not_chosen_on():
     half = public.halves()
     page = " ".join((PUBLIC / "README.md").read_text().split())
     for name in ("choosing", "test"):
-        some = [row for row in public.kept() if row["cut"] == .5 and half[row["run"]] == name]
+        some = [row for row in public.kept(**OLD) if row["cut"] == .5 and half[row["run"]] == name]
         usable = [row for row in some if row["verdict"] == public.USABLE]
         hold = sum(row["lo"] <= row["measured"] <= row["hi"] for row in usable)
         law, naive = (f"{np.median([abs(row[way]) for row in usable]):.3f}"[1:]
@@ -254,7 +259,8 @@ def test_the_second_round_is_told_as_it_is():
     def hold(some):
         some = [row for row in some if row["lo"] != ""]
         return f"{sum(row['lo'] <= row['measured'] <= row['hi'] for row in some)} of {len(some)}"
-    half, early = ([row for row in public.kept(2) if row["cut"] == cut] for cut in (0.5, 0.3))
+    half, early = ([row for row in public.kept(2, **OLD) if row["cut"] == cut]
+                   for cut in (0.5, 0.3))
     usable, last = ([row for row in half if row["verdict"] == word]
                     for word in (public.USABLE, public.LAST_VALUE))
     calm, calm_early = ([row for row in some if not row["collapse"]] for some in (half, early))

@@ -41,7 +41,7 @@ def verdict_of(C, R, ahead=2.0, **options):
 def test_each_verdict_is_given_where_its_rule_says_so():
     """Whoever reads one line alone must not be told "usable" of a run that says nothing."""
     rng = np.random.default_rng()
-    rising = verdict_of(*made(4000, n=21, sd=0.004, seed=rng))
+    rising = verdict_of(*made(3000, n=31, sd=0.002, seed=rng, A=0.95, B=2.5, R0=0.2))
     assert rising["verdict"] == forecast.USABLE and rising["lo"] > rising["naive"]
     flat = verdict_of(np.arange(20.0), np.full(20, 0.4))
     assert flat["verdict"] == forecast.LAST_VALUE and np.isnan(flat["lo"])
