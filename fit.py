@@ -326,16 +326,15 @@ class Fit:
     def futures(self, C, noise=False):
         """What may be measured at C (k,) -> (S or 2 S, k), within 0 and 1; no rows if there is no
         interval. No law is exact: each replicate's rise beyond the data is multiplied by a number
-        of its own from N(1, LAW_ERROR). And no run is as smooth as a law: all of a replicate is
+        of its own from N(1, LAW_ERROR). And no run is as smooth as a law: there a replicate is
         moved by a number from N(0, RUN_ERROR). Ours; chosen by coverage (results/forecast)."""
         C = np.asarray(C, float)
         if self.no_interval:
             return np.empty((0, C.size))
         now = self.paths(self.C[-1:])
-        rise = np.where(C > self.C[-1], self.paths(C) - now, 0)
         of_law, of_run = np.random.default_rng(1).normal(0, 1, (2, *now.shape))
-        errors = LAW_ERROR * of_law * rise + RUN_ERROR * of_run
-        return np.clip(self.paths(C, noise) + errors, 0, 1)
+        errors = LAW_ERROR * of_law * (self.paths(C) - now) + RUN_ERROR * of_run
+        return np.clip(self.paths(C, noise) + np.where(C > self.C[-1], errors, 0), 0, 1)
 
     def predict(self, C):
         """(curve, low, high) at C, of C's shape: this law, the interval of `futures` or nan."""

@@ -4,6 +4,7 @@
     python bench/forecast.py --keep runs/demo-toy20-seed30 runs/calm-toy20-seed32 ...
     python bench/forecast.py --study                    the study's first round, into study.csv
     python bench/forecast.py --study --tables           the tables of the kept study.csv alone
+    python bench/forecast.py --settings                 what the third round was chosen from
 
 --keep writes what is read of the runs' logs into results/forecast/evals.csv: compute, pass rate,
 and the right samples of each held-out problem, a digit each. Printed are, for each group of runs
@@ -22,6 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from bench import public
 from bench.public import before
 from fit import LAST, BadInput, fit_curve, held_out, interval
 from fitting.forecast import judge, line_at
@@ -29,10 +31,11 @@ from fitting.like import disagree, fit_like, learn
 from fitting.problems import by_problem, read_counts
 from fitting.readers import read_curves
 from study import logs
+from study.figures import curve
 
 STUDY = Path(__file__).parent.parent / "results/study"
 COLUMNS = ("run", "task", "base", "collapsed", "cut", "measured", "error", "naive", "line", "lo",
-           "hi", "lo_tried", "hi_tried")
+           "hi", "lo_tried", "hi_tried", "lo_today", "hi_today")
 FIRST_ROUND = range(20, 25)                 # seeds of the study's runs that the protocol names
 ANSWERS = {"mix": 1024, "smollm2": 320}     # problems times samples of an evaluation; others 512
 KEPT = Path(__file__).parent.parent / "results/forecast/evals.csv"
@@ -96,6 +99,53 @@ def measure(run, C, R, right, k, cut, earlier, stranger):
                    "unsolved": unsolved, "later": later, "alarms": alarms}
 
 
+# ------------------------------------------------------------------ the third round: its choice
+def chosen_from(fit, C, law_error, run_error, every):
+    """The interval of `Fit.futures` with errors of these sizes; every so many-th replicate rises
+    beyond the data as the line in log C does (0: none)."""
+    now, paths = fit.paths(fit.C[-1:]), fit.paths(C)
+    rise, noise = paths - now, fit.paths(C, noise=True) - paths
+    if every:
+        line = line_at(fit.C, fit.R, np.append(fit.C[-1:], C))
+        rise[::every] = line[1:] - line[0]
+    of_law, of_run = np.random.default_rng(1).normal(0, 1, (2, *now.shape))
+    ahead = now + rise * (1 + law_error * of_law) + run_error * of_run + noise
+    return interval(np.clip(ahead, 0, 1).mean(1))
+
+
+def settings():
+    """What was looked at before the third round, and how many intervals hold by each setting."""
+    demo = logs.read(Path(__file__).parent.parent / "results/demo/evals.csv")
+    runs = [("25 demo", *curve(demo[run]), LAST) for run in sorted(demo) if "seed1" in run]
+    runs += [(f"{group} of the first round", C, R, LAST) for run, (C, R, _, _) in read().items()
+             for group in ("demo", "calm") if re.match(rf"{group}-toy\d+-seed3\d$", run)]
+    curves, sources = public.curves()
+    runs += [("published", x, y, max(3, y.size // 5)) for run, (x, y) in curves.items()
+             if sources[run]["round"] in "12"]
+    grid = [(law, run, every) for law in (0.3, 0.5) for run in (0, 0.01, 0.015, 0.02)
+            for every in (0, 3)]
+    held = {setting: {} for setting in grid}
+    for group, C, R, last in runs:
+        for cut in CUTS:
+            try:
+                early = fit_curve(C, R, c_max=cut * C[-1])
+            except BadInput:
+                continue
+            fell = group == "published" and public.collapses(R, (C <= cut * C[-1]).sum(), last)
+            if early.no_interval or fell:
+                continue
+            for setting in grid:
+                low, high = chosen_from(early, C[-last:], *setting)
+                held[setting].setdefault((group, cut), []).append(low <= R[-last:].mean() <= high)
+    columns = list(held[grid[0]])
+    print("| law's error | run's error | line | "
+          + " | ".join(f"{group}, {cut:g}" for group, cut in columns) + " |\n|--:|--:|---|"
+          + "--:|" * len(columns))
+    for (law, run, every), found in held.items():
+        print(f"| {law:g} | {run:g} | {'a third' if every else 'none'} | " + " | ".join(
+            f"{sum(found[column])} of {len(found[column])}" for column in columns) + " |")
+
+
 # ---------------------------------------------------------------- the second round: results/study
 def tried(fit, C):
     """The interval of the protocol's second round, from the same fit: every third replicate rises
@@ -138,17 +188,18 @@ def study():
             with before():
                 told, ahead = held_out(C, R, early), C[C > early.C[-1]][-LAST:]
             low, high = tried(early, ahead)
+            today = held_out(C, R, early)
             line = line_at(early.C, early.R, ahead).mean() - told["measured"]
             numbers = dict(measured=told["measured"], error=told["error"], lo=told["lo"],
                            hi=told["hi"], naive=told["naive_error"], line=line, lo_tried=low,
-                           hi_tried=high)
+                           hi_tried=high, lo_today=today["lo"], hi_today=today["hi"])
             yield row | {name: round(float(n), 4) for name, n in numbers.items() if n == n}
 
 
 def study_tables(rows):
     """A line for each regime and cut, collapsed runs apart; then for each toy of two regimes."""
     print("| runs | cut | n | fitted | error | naive | line | intervals | fit.py: hold, median "
-          "width, mean score | tried |\n|---|" + "--:|" * 9)
+          "width, mean score | tried | today |\n|---|" + "--:|" * 10)
     groups = {}
     for row in rows:
         fell = ", collapsed" if row["collapsed"] == "1.0" else ""
@@ -161,7 +212,7 @@ def study_tables(rows):
         fitted = [row for row in members if row.get("measured")]
         errors = np.abs([[float(row[way]) for way in ("error", "naive", "line")] for row in fitted])
         has, cells = [row for row in fitted if row["lo"]], []
-        for end in ("", "_tried"):
+        for end in ("", "_tried", "_today"):
             y, low, high = np.array([[float(row[name]) for name in (
                 "measured", "lo" + end, "hi" + end)] for row in has]).reshape(-1, 3).T
             miss = np.maximum(low - y, 0) + np.maximum(y - high, 0)
@@ -176,6 +227,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--keep", nargs="+", metavar="RUN", help="write the table from run folders")
     p.add_argument("--study", action="store_true", help="the study's runs, into study.csv")
+    p.add_argument("--settings", action="store_true", help="the third round's choice")
     p.add_argument("--tables", action="store_true", help="with --study: of the kept study.csv")
     args = p.parse_args()
     if args.study:
@@ -188,6 +240,8 @@ def main():
         with open(path, newline="") as file:
             study_tables(list(csv.DictReader(file)))
         return
+    if args.settings:
+        return settings()
     if args.keep:
         keep(args.keep)
     runs = read()
@@ -198,7 +252,8 @@ def main():
         groups.setdefault(name + ", third round" * third, []).append(run)
     for name, members in groups.items():
         kind, comma, third = name.partition(", ")
-        others = groups[("calm" if kind == "demo" else "demo") + comma + third]
+        other = "calm" if kind == "demo" else "demo"
+        others = groups.get(other + comma + third) or groups[other]
         for cut in CUTS:
             rows, refused = [], []
             for i, run in enumerate(members):

@@ -78,7 +78,8 @@ def plot(found, paired, figures):
     (x, y), levels = np.mean(logs_of, 0), np.array(sorted(next(iter(found.values()))))
     b, low, high, _ = paired([exponent(compute) for compute in found.values()])
     for slope, dash, name in ((b, "-", f"steps^{b:.1f}, mean exponent"),
-                              (low, ":", f"its 90% interval: {low:.1f} to {high:.1f}"),
+                              (low, ":", f"90% interval of the exponent alone: {low:.1f} to "
+                                         f"{high:.1f}"),
                               (high, ":", None)):
         ax.plot(levels, np.exp(y + slope * (np.log(levels) - x)), dash, color=figures.ORANGE,
                 linewidth=2.2 if slope == b else 1.2, label=name)

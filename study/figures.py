@@ -223,15 +223,16 @@ TASKS = ("toy", "reasoning_gym:chain_sum")
 
 
 def tasks_of(jobs):
-    """Two tasks in one run, a curve each: (the table, {what: curves (C, R)} for `extrapolation`).
-    """
+    """Two tasks in one run, a curve each: (the table, {what: [(toy, C, R), ...]} for
+    `extrapolation_errors`)."""
     lines = ["| task | n | before | end | A | B |", "|---|--:|--:|--:|--:|--:|"]
     curves = {}
     for task in TASKS:
-        found = curves[f"two tasks: {task}"] = [curve_of(job, task) for job in jobs.values()]
-        fits = [fit_curve(C, R, bootstrap=0) for C, R in found]
+        found = curves[f"two tasks: {task}"] = [(job.toy, *curve_of(job, task))
+                                                for job in jobs.values()]
+        fits = [fit_curve(C, R, bootstrap=0) for _, C, R in found]
         cells = [told(paired(values), ".3f") for values in (
-            [R[0] for _, R in found], [R[-3:].mean() for _, R in found],
+            [R[0] for *_, R in found], [R[-3:].mean() for *_, R in found],
             [fit.A for fit in fits], [fit.B for fit in fits])]
         lines.append(f"| `{task}` | {len(found)} | " + " | ".join(cells) + " |")
     return "\n".join(lines), curves
@@ -294,32 +295,34 @@ def kept_right():
 
 def extrapolation_errors(curves):
     """How well the first share of each run foretells its end (the mean of its last three
-    evaluations): {name: {cut: (runs, 4)}} of absolute errors, in the order of FORECASTS.
+    evaluations): {name: {cut: {toy: [absolute errors (4,), ...]}}}, in the order of FORECASTS.
 
-    curves: {name: [(C, R), ...]}."""
+    curves: {name: [(toy, C, R), ...]}."""
     found = {}
-    for name, pairs in curves.items():
+    for name, runs in curves.items():
         for cut in CUTS:
-            errors = []
-            for C, R in pairs:
+            errors = {}
+            for toy, C, R in runs:
                 early = C <= cut * C[-1]
                 if np.unique(C[early & (C > 0)]).size < 3:
                     continue
                 laws = [fit_curve(C[early], R[early], law=law, bootstrap=0).curve(C[-3:]).mean()
                         for law in FORECASTS[:2]]
-                errors.append([*laws, np.mean(laws), R[early][-3:].mean()] - R[-3:].mean())
+                errors.setdefault(toy, []).append(np.abs(
+                    np.array([*laws, np.mean(laws), R[early][-3:].mean()]) - R[-3:].mean()))
             if errors:
-                found.setdefault(name, {})[cut] = np.abs(errors)
+                found.setdefault(name, {})[cut] = errors
     return found
 
 
 def extrapolation(found):
-    """The mean of each of `extrapolation_errors`."""
+    """The mean over the runs of each of `extrapolation_errors`."""
     return "\n".join([
         "| runs | n | cut | " + " | ".join(FORECASTS) + " |", "|---|" + "--:|" * 6,
         *(f"| {name} | {len(errors)} | {cut:g} | "
           + " | ".join(f"{error:.3f}" for error in errors.mean(0)) + " |"
-          for name, by_cut in found.items() for cut, errors in by_cut.items())])
+          for name, by_cut in found.items() for cut, by_toy in by_cut.items()
+          for errors in [np.concatenate([*by_toy.values()])])])
 
 
 # ------------------------------------------------------------------------- 4. figures
@@ -338,7 +341,8 @@ def plot_comparisons(comparisons, columns):
                 ax.plot([low, high], [i, i], color=figures.BLUE, linewidth=1.4)
                 sure = low > 0 or high < 0
                 ax.plot(d, i, "o", color=figures.BLUE, fillstyle="full" if sure else "none")
-        ax.set_yticks(range(len(variants)), variants)
+        ax.set_yticks(range(len(variants)), [
+            f"{name} ({SIZES[name]:g}M)" if name in SIZES else name for name in variants])
         ax.set_ylim(len(variants) - 0.5, -0.5)
         ax.set_xlabel(label)
         ax.locator_params(axis="x", nbins=5)
@@ -433,32 +437,44 @@ def plot_controls(jobs):
 
 
 def plot_tasks(curves):
-    """Two tasks in one run: a thin line for each run, a thick one for a task's mean."""
+    """Two tasks in one run: a thin line for each run, dots and band for a task's mean with its 90%
+    interval over the runs, dashes for the mean of the runs' fitted curves."""
     fig, (axes,) = figures.empty(10, 3.6, 1, len(curves), sharey=True)
     for ax, (name, runs) in zip(axes, curves.items(), strict=True):
-        for C, R in runs:
-            ax.plot(C, R, color=figures.BLUE, linewidth=0.7, alpha=0.6)
-        ax.plot(*np.mean(runs, 0), "o-", color=figures.BLUE, markersize=3.5, linewidth=2.2)
-        ax.set(title=name, xlabel="compute (FLOPs)")
+        C, R = (np.array([run[i] for run in runs]) for i in (1, 2))              # (runs, n) each
+        ax.plot(C.T, R.T, color=figures.BLUE, linewidth=0.7, alpha=0.6)
+        mean, low, high, _ = np.transpose([paired(rates) for rates in R.T])
+        ax.fill_between(C.mean(0), low, high, color=figures.BLUE, alpha=0.18, linewidth=0,
+                        label="90% interval of the mean")
+        ax.plot(C.mean(0), mean, "o", color=figures.BLUE, markersize=3.5, label="mean")
+        ax.plot(C.mean(0), np.mean([fit_curve(*run, bootstrap=0).curve(run[0])
+                                    for run in zip(C, R)], 0), "--", color=figures.ORANGE,
+                linewidth=2, label="mean of the runs' sigmoids")
+        ax.set(title=name, xlabel="compute (FLOPs)", ylim=(0, 1))
     axes[0].set_ylabel("pass rate on held-out problems")
+    axes[0].legend(frameon=False, fontsize=8.5, loc="upper left")
     return fig
 
 
 def plot_extrapolation(found):
     """The mean absolute error of each forecast by the share of compute that it has seen, a panel
-    for each set of runs; the band is Student's 90% interval of the sigmoid's error."""
+    for each set of runs. The band is Student's 90% interval of the sigmoid's error over the toys,
+    since runs of one toy are alike."""
     fig, axes = figures.empty(10, 5.6, 2, 2, sharex=True, sharey=True)
     styles = ((figures.BLUE, "o", "-"), (figures.ORANGE, "s", "--"), ("#7a9e3a", "^", "-."),
               ("black", "x", ":"))
     for ax, (name, by_cut) in zip(axes.flat, found.items(), strict=True):
-        means = np.array([errors.mean(0) for errors in by_cut.values()])
-        sigmoid = [paired(errors[:, 0]) for errors in by_cut.values()]
+        means = np.array([np.concatenate([*by_toy.values()]).mean(0) for by_toy in by_cut.values()])
+        sigmoid = [paired([np.mean(errors, 0)[0] for errors in by_toy.values()])
+                   for by_toy in by_cut.values()]
+        runs = [sum(map(len, by_toy.values())) for by_toy in by_cut.values()]
+        runs = f"{max(runs)} runs" + (f", {runs[0]} at .3" if runs[0] < max(runs) else "")
         ax.fill_between([*by_cut], [low for _, low, _, _ in sigmoid],
                         [high for _, _, high, _ in sigmoid], color=figures.BLUE, alpha=0.18,
                         linewidth=0)
         for mean, forecast, (color, marker, dash) in zip(means.T, FORECASTS, styles, strict=True):
             ax.plot([*by_cut], mean, dash, color=color, marker=marker, markersize=4, label=forecast)
-        ax.set_title(f"{name} ({len(by_cut[max(by_cut)])} runs)", fontsize=10)
+        ax.set_title(f"{name} ({runs}, {len(by_cut[max(by_cut)])} toys)", fontsize=10)
     axes[0, 0].set_ylim(bottom=0)
     axes[0, 0].legend(frameon=False, fontsize=8.5)
     for ax in axes[1]:
@@ -534,12 +550,14 @@ def results():
         by_run = {run: depth.compute_by_level(rows_of) for run, rows_of in by_level.items()}
         tables["depth"] = depth.table(by_run, paired, told)
         plots["depth"] = depth.plot(by_run, paired, figures)
-    calm = [curve_of(job) for job in {**found["1_leave_one_out"], **found["2_rivals"]}.values()
+    calm = [(job.toy, *curve_of(job))
+            for job in {**found["1_leave_one_out"], **found["2_rivals"]}.values()
             if job.base == CALM and not rows[job.name]["failed"]]
     demo = logs.read(HERE.parent / "results/demo/evals.csv")
     errors = extrapolation_errors(
-        {"calm, all recipes": calm, "demo": [curve(demo[run]) for run in sorted(demo)
-                                             if "seed1" in run]}
+        {"calm, all recipes": calm,
+         "demo": [(run.partition("-")[0], *curve(demo[run])) for run in sorted(demo)
+                  if "seed1" in run]}
         | other_curves)
     tables["extrapolation"] = extrapolation(errors)
     plots["extrapolation"] = plot_extrapolation(errors)

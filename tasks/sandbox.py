@@ -30,6 +30,10 @@ class SandboxError(RuntimeError):
     """No sandbox can be made here: one sentence with the cause and the way out."""
 
 
+class Killed(SandboxError):
+    """Before its time was up. By itself, perhaps: who is killed a second time, was late."""
+
+
 class Limits(NamedTuple):
     """What one test may use. The paper is silent; 6 s a test is LiveCodeBench's, the rest ours."""
 
@@ -225,8 +229,8 @@ def child_command(walls):
 def run_program(program, name, given, limits, walls):
     """(exit code, output, end of complaint) of a process with the text `given` on its input or,
     with a function's name, its list of arguments. The output goes to files: the kernel bounds them.
-    SandboxError: the child did not empty the request, which it does when the program begins; or
-    somebody killed it, as a machine without memory does, before any of its time was up."""
+    SandboxError: the child did not empty the request, which it does when the program begins.
+    Killed: somebody killed it, as a machine without memory does, before its time was up."""
     rlimits = {"CPU": limits.cpu_s, "AS": limits.memory_bytes, "FSIZE": limits.file_bytes,
                "NOFILE": 64, "CORE": 0}  # fmt: skip
     steps = system_call_filter(os.uname().machine)
@@ -246,7 +250,7 @@ def run_program(program, name, given, limits, walls):
                              for file in (stdout, stderr))
         complaint = complaint.strip()[-200:]
         if code in KILLED and time.monotonic() - start < min(limits.cpu_s, limits.wall_s):
-            raise SandboxError("the program was killed from outside")
+            raise Killed("the program was killed before its time was up")
         if os.fstat(request.fileno()).st_size and code not in KILLED:
             raise SandboxError(f"the sandbox failed before the program began: {complaint}")
     return code, output, complaint

@@ -204,7 +204,8 @@ class Verifier(contextlib.AbstractContextManager):
                 try:                # a program has processes of its own, one for every test
                     return grade(*job) if job[0] == "code" else self.ask_worker(job)
                 except (OSError, sandbox.SandboxError) as error:
-                    reason = "timeout" if isinstance(error, TimeoutError) else "error"
+                    late = isinstance(error, (TimeoutError, sandbox.Killed))
+                    reason = "timeout" if late else "error"
             return reason
 
         with ThreadPoolExecutor(self.workers) as pool:  # its threads only wait for processes

@@ -360,13 +360,14 @@ def noisy(law, B, n, seed, rho=0.0):
 
 def test_futures_are_those_of_two_laws_with_an_error_of_the_law_and_of_the_run(monkeypatch):
     """Replicates know the noise alone. By hand: both laws' curves, each rise times N(1, .5); then
-    each replicate as a whole moved by N(0, .02)."""
+    what lies beyond the data moved by N(0, .02), each replicate as a whole."""
     f = fit_curve(*noisy("sigmoid", 2, 12, 0), bootstrap=300)
-    both = f.futures([1.0, 2.5])
+    both = f.futures([1.0, 2.5, 2.6, 2.7])
     monkeypatch.setattr(fit, "RUN_ERROR", 0.0)
-    moved = both - f.futures([1.0, 2.5])
-    np.testing.assert_allclose(moved[:, 0], moved[:, 1], atol=1e-12)
-    assert moved.std() == pytest.approx(0.02, rel=0.1) and abs(moved.mean()) < 0.004
+    moved = both - f.futures([1.0, 2.5, 2.6, 2.7])
+    assert not moved[:, :2].any()
+    np.testing.assert_allclose(moved[:, 2], moved[:, 3], atol=1e-12)
+    assert moved[:, 2].std() == pytest.approx(0.02, rel=0.1) and abs(moved[:, 2].mean()) < 0.004
     f = fit_curve(*noisy("sigmoid", 2, 12, 0), bootstrap=50)
     assert [each.law for each in f.pool] == ["sigmoid", "stretched"]
     own, other = (each.draws.T[:, :, None] for each in f.pool)

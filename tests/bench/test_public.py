@@ -92,7 +92,8 @@ def test_all_errors_of_the_law_are_those_of_a_fit_to_the_first_part():
     assert len(rows) == len(ALL) - 2
 
 
-@pytest.mark.parametrize("run", ["half-gsm8k-grpo-lr5e6", "pickcube-ppo", "c5p-mean-true"])
+@pytest.mark.parametrize("run", ["half-gsm8k-grpo-lr5e6", "pickcube-ppo", "c5p-mean-true",
+                                 "shi-lr5e-6", "rohun-4"])
 def test_a_run_gives_its_whole_rows_again(run):
     for cut, row in zip(public.CUTS, [row for row in ALL if row["run"] == run]):
         for name, cell in public.forecast(*curve(run), cut).items():
@@ -333,9 +334,22 @@ def test_the_third_round_is_told_as_it_is():
         for some in (usable, before))
     page, readme, docs = (" ".join((ROOT / name).read_text().split()) for name in
                           ("results/public/README.md", "README.md", "docs/fit.md"))
-    assert (f"At the half {calm} intervals without a fall hold (wanted: 85%), at 30% {calm_early}; "
-            f"{len(usable)} of 51 are called usable, both intervals hold, median error {median} of "
-            "the last value") in page
+    assert (f"At the half {calm} intervals without a fall hold (wanted: 85%), at 30% "
+            f"{calm_early}.") in page
+    assert (f"At the half {len(usable)} of 51 are called usable, both intervals hold, median error "
+            f"{median} of the last value") in page
+    both = [[row for number in (1, 2, 3) for row in public.kept(number, as_judged)
+             if row["cut"] == 0.5 and row["verdict"] == public.USABLE]
+            for as_judged in (False, True)]
+    assert (f"of all 141 curves {len(both[0])} are called usable at the half, where {len(both[1])} "
+            f"were, and these {len(both[0])} are the wide ones (width "
+            + " for ".join(f"{np.median([row['hi'] - row['lo'] for row in some]):.2f}"[1:]
+                           for some in both)
+            + f", median error {of(both[0], 'sigmoid', np.median)} for "
+            f"{of(both[1], 'sigmoid', np.median)})") in page
+    fitted = [row for row in early if row["sigmoid"] != ""]
+    assert (f"Following the verdict misses by {of(half, 'followed')} and "
+            f"{of(fitted, 'followed')}") in page
     assert hold(usable) == "2 of 2" and hold(before) == "5 of 5"
     assert (f"the narrower intervals hold in {narrow} and {narrow_early} here, and of the 5 that "
             f"they call usable 5 hold, with a median error of {median_before.split()[0]} for "
@@ -346,9 +360,9 @@ def test_the_third_round_is_told_as_it_is():
     told = {cut: [of([row for row in every if row["cut"] == cut and row["sigmoid"] != ""], way)
                   for way in ("followed", "sigmoid", "naive")] for cut in (0.5, 0.3)}
     assert (f"{told[.5][0]} from the half ({told[.5][1]}, {told[.5][2]}), {told[.3][0]} from 30% "
-            f"({told[.3][1]}, {told[.3][2]};") in docs
+            f"({told[.3][1]}, {told[.3][2]});") in docs
     assert (f"without a fall {calm} at the half ({calm_early} from 30%), and of 2 called usable "
-            f"both, with a median error of {median}.") in docs
+            f"both, with a median error of {median};") in docs
     evaluations = [row for row in half if row["kind"] == "evaluations"]
     assert (f"from the half {of(half, 'sigmoid')} for {of(half, 'naive')} of the last value and "
             f"{of(half, 'line')} of the line, on evaluations {of(evaluations, 'sigmoid')} for "

@@ -36,7 +36,7 @@ def test_a_verdict_needs_the_papers_bound_and_the_interval(d, low, high, expecte
 def test_the_forecasts_of_the_table_are_those_of_a_cut_by_hand():
     C = np.arange(21) * 1e9
     R = 0.3 + 0.5 / (1 + np.divide(8e9, C, out=np.full(21, np.inf), where=C > 0) ** 2.0)
-    row = figures.extrapolation(figures.extrapolation_errors({"made": [(C, R)]})).split(
+    row = figures.extrapolation(figures.extrapolation_errors({"made": [(8, C, R)]})).split(
         "\n")[figures.CUTS.index(0.5) + 2]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:3] == ["made", "1", "0.5"] and float(cells[3]) < 1e-3     # the true law
@@ -45,12 +45,23 @@ def test_the_forecasts_of_the_table_are_those_of_a_cut_by_hand():
 
 def test_the_picture_of_the_forecasts_draws_the_means_of_the_table():
     rng = np.random.default_rng()
-    found = {name: {cut: rng.uniform(size=(n, 4)) for cut in (0.3, 0.5, 0.7)}
+    found = {name: {cut: {"toy": [*rng.uniform(size=(n, 4))], "another": [rng.uniform(size=4)]}
+                    for cut in (0.3, 0.5, 0.7)}
              for name, n in (("a", 3), ("b", 5), ("c", 2), ("d", 4))}
     axes = figures.plot_extrapolation(found).axes
     for ax, by_cut in zip(axes, found.values(), strict=True):
         drawn = np.array([line.get_ydata() for line in ax.lines])
-        np.testing.assert_allclose(drawn.T, [errors.mean(0) for errors in by_cut.values()])
+        np.testing.assert_allclose(drawn.T, [np.mean(by_toy["toy"] + by_toy["another"], 0)
+                                             for by_toy in by_cut.values()])
+        assert "toys)" in ax.get_title()
+        band, = ax.collections
+        toys = [np.mean(by_toy["toy"], 0)[0] for by_toy in by_cut.values()]
+        others = [by_toy["another"][0][0] for by_toy in by_cut.values()]
+        low, high = (np.add(toys, others) / 2 + sign * 6.3138 * np.abs(np.subtract(toys, others))
+                     / 2 for sign in (-1, 1))           # Student's 95% point for two toys
+        ends = band.get_paths()[0].vertices[:, 1]
+        assert ends.min() == pytest.approx(low.min(), abs=1e-4)
+        assert ends.max() == pytest.approx(high.max(), abs=1e-4)
 
 
 def jobs_of(bases, variants, toys):
@@ -96,7 +107,7 @@ def test_each_of_two_tasks_has_its_own_curve(tmp_path, monkeypatch):
         cells = [f"{value:.3f} [{value:.3f}, {value:.3f}]" for value in (0.2, end, A, B)]
         assert line == f"| `{task}` | 2 | " + " | ".join(cells) + " |"
         assert len(curves[f"two tasks: {task}"]) == 2
-        np.testing.assert_allclose(curves[f"two tasks: {task}"][0][1], R[task])
+        np.testing.assert_allclose(curves[f"two tasks: {task}"][0][2], R[task])
 
 
 def test_right_samples_are_kept_where_a_problem_has_many(tmp_path):
