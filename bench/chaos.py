@@ -525,6 +525,7 @@ def main(argv=None):
                 print(*table(rows), *told(result), sep="\n")
             if args.out:
                 name = ("soak" if not args.faults else "kills" if "foretold" in result else
+                        "sandbox" if "SIGKILL, sandbox" in args.kinds else
                         "servers" if args.servers else "process")
                 write(args.out, name, result, rows, ends)
         finally:

@@ -90,6 +90,9 @@ def measure(run, C, R, right, k, cut, earlier, stranger):
         like = fit_like(early, learn([fit_curve(*other, bootstrap=0)]))
         with_it = held_out(C, R, like)
         found[name] = with_it["error"], with_it["lo"], with_it["hi"]
+        with before():
+            with_it = held_out(C, R, like)
+        found[f"{name}, before"] = with_it["error"], with_it["lo"], with_it["hi"]
         alarms[name] = bool(disagree(early, like))
     (value, low, high), unsolved = by_problem(C[seen], right[seen], k, ahead)
     found["by problem"] = value - measured, low, high
@@ -270,7 +273,7 @@ def main():
                 measured = np.array([told["measured"] for _, told in rows])
                 has = ~np.isnan(errors[:, 1])
                 held = (errors[has, 1] <= measured[has]) & (measured[has] <= errors[has, 2])
-                print(f"  {what:13} mean absolute error {np.abs(errors[:, 0]).mean():.3f}, largest "
+                print(f"  {what:20} mean absolute error {np.abs(errors[:, 0]).mean():.3f}, largest "
                       f"{np.abs(errors[:, 0]).max():.3f}"
                       + (f"; {held.sum()} of {has.sum()} intervals hold, mean width "
                          f"{np.ptp(errors[has, 1:], axis=1).mean():.3f}" if has.any() else ""))
