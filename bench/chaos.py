@@ -71,10 +71,12 @@ PROGRAMS = "".join(json.dumps({"question": "+".join(map(str, some)), "kind": "co
 # 1. Run
 
 
-def make_model(folder):
-    """A toy model of 2 layers that answers in the right form, right about as often as chance."""
+def make_model(folder, programs=False):
+    """A toy model of 2 layers that answers in the right form, right about as often as chance;
+    programs: it has the tokens of PHRASE, too."""
     tokenizer = toy.make_tokenizer()
-    tokenizer.add_tokens(["`", "(", ")", "python", "print"])        # of PHRASE
+    if programs:
+        tokenizer.add_tokens(["`", "(", ")", "python", "print"])
     model = toy.make_model(tokenizer, seed=0, hidden=64, layers=2)
     train = problems.load_task("toy", "train", heldout=64)
     pairs = toy.make_pairs(tokenizer, train, 2000, noise=0.3, cut_share=0.1, seed=0)
@@ -85,7 +87,7 @@ def make_model(folder):
 
 class Run:
     """One command, repeated in one folder; its processes carry a mark in their environment.
-    programs: for a model of `make_model`, also problems whose answers run in a sandbox."""
+    programs: for a model that has the tokens, also problems whose answers run in a sandbox."""
 
     def __init__(self, cwd, model, steps, seed, servers=0, trainers=1,
                  minutes=SAVE_MINUTES, programs=False):
@@ -492,7 +494,7 @@ def main(argv=None):
     kinds = {name: kinds[name] for name in args.kinds or kinds}
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        make_model(folder / "model")
+        make_model(folder / "model", programs=True)
         runs = []
         for name in ("calm", "storm"):
             disk(folder / name)
