@@ -10,8 +10,8 @@
 and the right samples of each held-out problem, a digit each. Printed are, for each group of runs
 and each cut, the mean absolute error for the last five evaluations and how many 90% intervals hold:
 of fit.py ("before": as they were until the third round), of the naive forecast (the last three
-fitted evaluations carried forward), of a line in
-log(compute), of fit.py with one earlier run (`--like`), of the model of single problems.
+fitted evaluations carried forward), of a line in log(compute), of fit.py with one earlier run
+(`--like`), of the model of single problems.
 """
 import argparse
 import csv
@@ -155,13 +155,7 @@ def tried(fit, C):
     beyond the data as the line in log C does, each rise times N(1, .5); its forecast is inside."""
     if fit.no_interval:
         return np.nan, np.nan
-    paths, last = fit.paths(C), fit.C[-1:]
-    rise = paths - fit.paths(last)
-    line = line_at(fit.C, fit.R, np.append(last, C))
-    rise[::3] = line[1:] - line[0]
-    factor = np.random.default_rng(1).normal(1, 0.5, (len(rise), 1))
-    ahead = fit.paths(last) + factor * rise + fit.paths(C, noise=True) - paths
-    (low, high), value = interval(np.clip(ahead, 0, 1).mean(1)), fit.curve(C).mean()
+    (low, high), value = chosen_from(fit, C, 0.5, 0, 3), fit.curve(C).mean()
     return min(low, value), max(high, value)
 
 

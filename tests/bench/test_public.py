@@ -253,14 +253,19 @@ def test_the_signs_in_the_docs_are_counted_from_the_rows():
     assert not sum(row["collapse"] for row in every) and "(none of those 10)" in page
 
 
+def of(some, way, mean=np.mean):
+    """The mean (or median) absolute error of a forecast over the rows that have it, as told."""
+    return f"{mean([abs(row[way]) for row in some if row[way] != '']):.3f}"[1:]
+
+
+def hold(some):
+    """How many intervals hold, of those that exist, as told."""
+    some = [row for row in some if row["lo"] != ""]
+    return f"{sum(row['lo'] <= row['measured'] <= row['hi'] for row in some)} of {len(some)}"
+
+
 def test_the_second_round_is_told_as_it_is():
     """The verdict, the intervals and the means, on the page, in the README and in the docs."""
-    def of(some, way, mean=np.mean):
-        return f"{mean([abs(row[way]) for row in some]):.3f}"[1:]
-
-    def hold(some):
-        some = [row for row in some if row["lo"] != ""]
-        return f"{sum(row['lo'] <= row['measured'] <= row['hi'] for row in some)} of {len(some)}"
     half, early = ([row for row in public.kept(2, **OLD) if row["cut"] == cut]
                    for cut in (0.5, 0.3))
     usable, last = ([row for row in half if row["verdict"] == word]
@@ -314,13 +319,6 @@ def test_the_second_round_is_told_as_it_is():
 
 def test_the_third_round_is_told_as_it_is():
     """What was wanted, what it has cost, and that the narrower intervals would have done."""
-    def of(some, way, mean=np.mean):
-        return f"{mean([abs(row[way]) for row in some if row[way] != '']):.3f}"[1:]
-
-    def hold(some):
-        some = [row for row in some if row["lo"] != ""]
-        return f"{sum(row['lo'] <= row['measured'] <= row['hi'] for row in some)} of {len(some)}"
-
     def part(cut, **judged):
         return [row for row in public.kept(3, **judged) if row["cut"] == cut]
     half, early = part(0.5), part(0.3)

@@ -779,15 +779,18 @@ def test_a_program_that_somebody_kills_is_run_again_and_is_no_late_one(monkeypat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
-@pytest.mark.parametrize("end", ["os._exit(137)", "os.kill(os.getpid(), 9)"])
-def test_a_program_that_kills_itself_is_late_and_no_error_of_the_sandbox(end, monkeypatch):
+@pytest.mark.parametrize("end, reason", [
+    ("os._exit(137)", "timeout"),                   # bubblewrap's code for a kill
+    ("resource.setrlimit(resource.RLIMIT_CPU, (0, 0))\nwhile True: pass", "timeout"),
+    ("os.kill(os.getpid(), 9)", "wrong")])          # the filter of system calls refuses it
+def test_a_program_that_kills_itself_is_late_and_no_error_of_the_sandbox(end, reason, monkeypatch):
     """A policy must not ring the alarm about broken sandboxes."""
     monkeypatch.setattr(room.time, "sleep", lambda _: None)
     with Verifier(workers=1) as verifier:
         tests = json.dumps([["1"], ["4"]])
-        scores = verifier.score([(f"```python\nimport os\nprint(4)\n{end}\n```", tests, "code")])
-    # (Behind Landlock 137 is an exit code like any other, and the program is wrong.)
-    assert scores.reasons[0] in ("timeout", "wrong") and not scores.log["verifier/error_frac"]
+        program = f"```python\nimport os, resource\nprint(4)\n{end}\n```"
+        scores = verifier.score([(program, tests, "code")])
+    assert scores.reasons == [reason] and scores.log["verifier/error_frac"] == 0
 
 
 def test_a_worker_stopped_while_idle_takes_no_long_job_and_is_noticed(monkeypatch, tmp_path):
