@@ -123,7 +123,7 @@ def show_evaluation(folder, steps):
     terminal: of each task the pass rate, its gain since the evaluation before, and from the sixth
     on the forecast of the run's end. Then FOLDER/curve.png is drawn again, of the first task, once
     there are enough evaluations to fit."""
-    from fitting import command, forecast, readers      # scipy and matplotlib: not before a run
+    from fitting import forecast, readers               # scipy: not before a run
     rows, _ = readers.read_jsonl(folder / "evals.jsonl")
     step, compute = ([row[name] for row in rows] for name in ("step", "compute/flops"))
     end = compute[-1]                   # of the run, if its steps go on to cost what they do now
@@ -141,6 +141,7 @@ def show_evaluation(folder, steps):
     picture = folder / "curve.png"
     old = not picture.exists() or time.time() - picture.stat().st_mtime > REDRAW_S
     if old or step[-1] >= steps:
+        from fitting import command                     # matplotlib: .4 s
         with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
             command.main([str(folder), "--out", str(picture), "--y", columns[0]])
 

@@ -50,7 +50,7 @@ from tiny import toy                                            # noqa: E402
 DISK_MB = 256                   # of the disk that the run has for itself
 SHORT_S = 10.0                  # a full or read-only disk, a frozen process
 CUT_S = 60.0                    # the network
-SAVE_MINUTES = 0.1              # between two checkpoints
+SAVE_MINUTES = 0.03             # between two checkpoints; one takes milliseconds here
 GRACE_S = 30.0                  # from SIGTERM to SIGKILL, as Kubernetes gives
 TASK = '''"""The toy's sums, judged in the verifier's workers, which a fault may kill."""
 import itertools
@@ -506,6 +506,7 @@ def main(argv=None):
             result = {"command": f"python bench/chaos.py {' '.join(argv or sys.argv[1:])}",
                       "steps": args.steps, "calm_s": round(calm_s, 1), "orphans": orphans(calm),
                       "start_s": min(row["at_s"] for row in seen if row["step"]),
+                      "save_s": 60 * SAVE_MINUTES,
                       "growth": slopes(calm, seen)}
             print(*told(result), sep="\n", flush=True)
             rows, ends = [], []
@@ -528,7 +529,7 @@ def main(argv=None):
             if args.out:
                 name = ("soak" if not args.faults else "kills" if "foretold" in result else
                         "sandbox" if "SIGKILL, sandbox" in args.kinds else
-                        "servers" if args.servers else "process")
+                        "servers" if args.servers else f"process_{args.every:g}s")
                 write(args.out, name, result, rows, ends)
         finally:
             for run in runs:
@@ -563,7 +564,7 @@ def told(result):
     yield f"left behind: {result['orphans']} processes"
     if "foretold" in result:
         yield (f"a start takes {result['start_s']:.1f} s, a checkpoint comes each "
-               f"{60 * SAVE_MINUTES:g} s: Daly's formula gives {result['foretold']:.2f}")
+               f"{result['save_s']:g} s: Daly's formula gives {result['foretold']:.2f}")
     if result.get("equal") is not None:
         yield "every digit as without faults: " + ("yes" if result["equal"] else "NO")
 
