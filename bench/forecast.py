@@ -4,6 +4,7 @@
     python bench/forecast.py --keep runs/demo-toy20-seed30 runs/calm-toy20-seed32 ...
     python bench/forecast.py --study                    the study's first round, into study.csv
     python bench/forecast.py --study --tables           the tables of the kept study.csv alone
+    python bench/forecast.py --later [--tables]         the study's later runs, study_later.csv
     python bench/forecast.py --settings                 what the third round was chosen from
 
 --keep writes what is read of the runs' logs into results/forecast/evals.csv: compute, pass rate,
@@ -159,16 +160,17 @@ def tried(fit, C):
     return min(low, value), max(high, value)
 
 
-def study():
-    """Every run of the study's first round, task and cut -> a row of numbers, the empty ones as "".
-    """
+def study(later=False):
+    """Every run of the study's first round (later: of the others), task and cut -> a row of
+    numbers, the empty ones as ""."""
     with open(STUDY / "runs.csv", newline="") as file:
         fell = {f"{row['base']}-{row['variant']}-toy{row['toy']}-seed{row['seed']}".replace(
             "toy-", ""): row["collapsed"] for row in csv.DictReader(file)}
     tasks = {}
     for run, rows in logs.read(STUDY / "evals.csv").items():
         # (`words` and `fast` are of the fifth part: their seeds happen to be the same.)
-        if int(run.rpartition("seed")[2]) in FIRST_ROUND and not run.startswith(("words", "fast")):
+        first = int(run.rpartition("seed")[2]) in FIRST_ROUND
+        if first != later and not run.startswith(("words", "fast")):
             for row in rows:
                 for name in (name for name in row if "/mean@" in name):
                     tasks.setdefault((run, name), []).append((row["compute/flops"], row[name]))
@@ -202,6 +204,9 @@ def study_tables(rows):
         fell = ", collapsed" if row["collapsed"] == "1.0" else ""
         groups.setdefault((row["base"] + fell, row["cut"]), []).append(row)
     for row in rows:
+        if row["collapsed"] != "1.0":
+            groups.setdefault(("all without a collapse", row["cut"]), []).append(row)
+    for row in rows:
         if row["base"] in ("calm", "stress") and row["collapsed"] != "1.0":
             toy = re.search(r"toy\d+", row["run"])[0]
             groups.setdefault((f"{row['base']}, {toy}", row["cut"]), []).append(row)
@@ -225,15 +230,16 @@ def main():
     p.add_argument("--keep", nargs="+", metavar="RUN", help="write the table from run folders")
     p.add_argument("--study", action="store_true", help="the study's runs, into study.csv")
     p.add_argument("--settings", action="store_true", help="the third round's choice")
-    p.add_argument("--tables", action="store_true", help="with --study: of the kept study.csv")
+    p.add_argument("--later", action="store_true", help="its later runs, into study_later.csv")
+    p.add_argument("--tables", action="store_true", help="with these two: of the kept file")
     args = p.parse_args()
-    if args.study:
-        path = KEPT.with_name("study.csv")
+    if args.study or args.later:
+        path = KEPT.with_name("study_later.csv" if args.later else "study.csv")
         if not args.tables:
             with open(path, "w", newline="") as file:
                 out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
                 out.writeheader()
-                out.writerows(study())
+                out.writerows(study(args.later))
         with open(path, newline="") as file:
             study_tables(list(csv.DictReader(file)))
         return
