@@ -31,9 +31,9 @@ PY     := $(VENV)/bin/python
 # runs/demo (seed, mix), which goes on if seed 0 was stopped; another folder for every further run: none
 # is ever overwritten.
 NOW    := $(shell date +%Y%m%d-%H%M%S)
+SEED   ?= 0
 demo:  RUN := $(or $(RUN),demo$(if $(wildcard runs/demo$(if $(filter 0,$(SEED)),/done)),-$(NOW)))
 mix:   RUN := $(or $(RUN),mix$(if $(wildcard runs/mix$(if $(filter 0,$(SEED)),/done)),-$(NOW)))
-SEED   ?= 0
 SEEDS  ?= 0 1 2 3 4
 seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 
@@ -58,7 +58,7 @@ PAIRS ?= 8:15 9:16 10:17 11:18 12:19 8:16 9:17 10:18 11:19 12:15 8:17 9:18 10:19
 held-out: $(VENV)/base
 	mkdir -p runs
 	printf '%s\n' $(PAIRS) | OMP_NUM_THREADS=1 xargs -P 2 -I {} sh -c 'p={}; t=$${p%:*}; s=$${p#*:}; \
-		n=toy$$t-seed$$s; test -e runs/$$n && exit; test -e models/toy-$$t || \
+		n=toy$$t-seed$$s; test -e runs/$$n/done && exit; test -e models/toy-$$t || \
 		$(PY) -m tiny.toy --seed $$t --out models/toy-$$t > runs/$$n.log 2>&1 && $(PY) scalerl.py \
 		--config configs/demo.toml --model models/toy-$$t --name $$n --seed $$s > runs/$$n.log 2>&1'
 	$(PY) bench/held_out.py runs/toy*-seed*/
@@ -80,7 +80,7 @@ stress: $(VENV)/base $(foreach p,$(STRESS),models/toy-$(firstword $(subst :, ,$p
 	mkdir -p runs
 	for p in $(STRESS); do for r in $(RECIPES); do echo $$r $${p%:*} $${p#*:}; done; done | \
 		OMP_NUM_THREADS=1 xargs -P 2 -L 1 sh -c 'f=configs/loo/$$0.toml; n=$$0-toy$$1-seed$$2; \
-		test -e $$f || f=configs/stress.toml; test -e runs/$$n || $(PY) scalerl.py --config \
+		test -e $$f || f=configs/stress.toml; test -e runs/$$n/done || $(PY) scalerl.py --config \
 		configs/stress.toml --config $$f --model models/toy-$$1 --name $$n --seed $$2 > runs/$$n.log 2>&1'
 	$(PY) bench/stress.py $(foreach r,$(RECIPES),runs/$r-toy*-seed*/)
 

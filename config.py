@@ -5,8 +5,8 @@
     --SETTING VALUE   wins over every file
 
 Defaults are the recipe of ScaleRL (arXiv 2510.13786, sec. 4 and appendix A). The paper does not
-give some numbers: Adam's betas, the gradient clip, the temperature, `slots`. Its problems, model
-and verifier are not published; configs/scalerl.toml comes closest to its 8B run.
+give some numbers: Adam's betas, the gradient clip, the temperature, `slots`. Its models and its
+verifier are not published; configs/scalerl.toml comes closest to its 8B run.
 
 Lag is explained below, at `off_policy`; advantage and ratio in scalerl.py, which comes next.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+# Written into a sample that thinks too long: `interrupt_phrase`.
 PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
 
 
@@ -45,9 +46,9 @@ class Config:
     # -- run
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
-    steps: int = 1000                   # ours; steps, even without update; the paper has thousands
+    steps: int = 1000                   # ours; of the loop, without an update too; paper: thousands
     eval_every: int = 100               # paper; steps; before each evaluation a checkpoint (ours)
-    save_minutes: float = 15.0          # ours; a checkpoint also when the last one is so old
+    save_minutes: float = 15.0          # ours; also a checkpoint when the last one is older
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
 
     # -- batch and asynchrony
@@ -56,8 +57,9 @@ class Config:
     # Lag of a token: optimizer steps between the weights that wrote it and those now trained; if
     # it is always 0, training is on-policy.
     off_policy: str = "pipeline-8"      # paper; "pipeline-K": lag <= K; "ppo-K":
-                                        # frozen weights write K steps' samples, then K steps follow
-    slots: int = 256                    # ours; sequences that each server decodes at once, at most;
+                                        # frozen weights write the samples of K steps, which then
+                                        # train on them: lag < K
+    slots: int = 256                    # ours; sequences decoded at once, at most; of each server;
                                         # more: faster, but a larger mean lag
 
     # -- length, in tokens
@@ -68,8 +70,8 @@ class Config:
     think_max: int = 12288              # paper
     answer_tokens: int = 2048           # paper
     interrupt_phrase: str = PHRASE      # paper; it holds think_close; "": no interruption
-    length_penalty: int = 0             # paper; 0: off; 2048 (its ablation): right samples
-                                        # pay for the last so many tokens before the limit
+    length_penalty: int = 0             # paper; 0: off; 2048 (its ablation): over the last 2048
+                                        # tokens a right sample's reward falls from 1 to 0
     overlong_filter: bool = False       # ours; true: a truncated sample (reward -1) is not
                                         # trained on
 
@@ -79,18 +81,19 @@ class Config:
                                         # when the next epoch begins
     zero_variance_filter: bool = True   # paper; leaves out groups with equal rewards
     advantage_norm: Literal["batch", "prompt", "mean", "none"] = "batch"    # paper; divide by the
-                                        # batch's std; prompt: the group's std (GRPO); mean: its
-                                        # pass rate (MaxRL); none: Dr. GRPO
+                                        # batch's std; prompt: the group's std (GRPO); mean: the
+                                        # group's pass rate (MaxRL); none: by nothing (Dr. GRPO)
     aggregation: Literal["prompt", "sample", "token"] = "prompt"    # paper; mean over the tokens of
-                                        # a prompt, then over prompts; sample: GRPO
-    # "dapo" needs an eps_high above eps_low: see configs/rivals. GSPO clips the ratio of whole
-    # sequences, which stays close to 1: its eps_low and eps_high are about 1e-3. For "dppo" and
-    # "cispo_masked" they bound something else: see `policy_loss`.
+                                        # a prompt, then over prompts; sample: over a sample's, then
+                                        # over samples (GRPO); token: over all tokens
+    # "dapo" with eps_high = eps_low is "grpo": see configs/rivals. GSPO clips the ratio of whole
+    # sequences, which stays close to 1: its eps_low and eps_high are about 1e-3. "dppo" bounds
+    # π - μ by them, "cispo_masked" the mean of log μ/π: see `policy_loss`.
     loss: Literal[                      # paper; only the formula of one token: whole rival recipes
                                         # are in configs/rivals
         "cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"
-    behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; whose log-probs are the ratio's
-                                        # denominator; recomputed: the trainer's own, ratio 1
+    behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; log μ of the ratio π/μ: as
+                                        # recorded; recomputed: the trainer's own, ratio 1
     eps_max: float = 5.0                # paper; caps the ratio of CISPO; 4, 5, 8 do equally well
     eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
     eps_high: float = 0.2               # paper, for grpo; at 1 + this; the paper's dapo: 0.26
@@ -109,20 +112,20 @@ class Config:
     micro_batch_tokens: int = 8192      # ours; in one forward pass; the result is the same
     recompute_layers: bool = False      # ours; recompute in backward: slower, far less memory
     compile_layers: Literal["auto", "on", "off"] = "auto"   # ours; torch.compile; auto: on a GPU
-    gpus: int = -1                      # ours; -1: one if there is one, all for several processes;
-                                        # 0: none
+    gpus: int = -1                      # ours; 0: the CPU; -1: one if there is one, or all of them
+                                        # where several processes run
     engine: Literal["auto", "vllm", "transformers"] = "auto"    # ours; auto: vllm if installed
-    allow_mismatch: bool = False        # ours; begin even if engine and trainer disagree
+    allow_mismatch: bool = False        # ours; begin even if their log-probs differ at step 0
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"      # ours; to compute in; auto:
                                         # bfloat16 on a GPU, float32 on a CPU
 
-    # -- placement: several processes or machines
+    # -- placement: several processes or machines; the launcher's rule: scaleout/placement.py
     servers: int = 0                    # ours; vLLM servers to start; 0: by the launcher's rule
     trainers: int = 0                   # ours; trainer processes; 0: by the launcher's rule
     tensor_parallel: int = 0            # ours; GPUs that share every layer of a server's model; 0:
                                         # by the launcher's rule
     vllm_args: str = ""                 # ours; for each server, as "--max-num-batched-tokens 4096";
-                                        # in the trainer's process "--enforce-eager" alone counts
+                                        # an engine in the trainer reads only --enforce-eager
     vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,...",
                                         # or "@FILE,..." with the addresses of --serve-only
     deadline_s: float = 600.0           # ours; longest wait for a process; 3 times that to start
@@ -130,7 +133,8 @@ class Config:
     def schedule(self):
         """(scheme, k) of `off_policy`, as ("pipeline", 8). Raises ConfigError: it is neither."""
         scheme, _, k = self.off_policy.partition("-")
-        if scheme not in ("pipeline", "ppo") or not k.isdecimal() or (scheme, k) == ("ppo", "0"):
+        if scheme not in ("pipeline", "ppo") or not k.isdecimal() or (
+                scheme == "ppo" and int(k) == 0):
             raise ConfigError(f'off_policy = {self.off_policy!r}: use "pipeline-K" (K = 0: '
                               'on-policy) or "ppo-K" with K >= 1')
         return scheme, int(k)

@@ -25,19 +25,19 @@ import numpy as np
 from scipy.optimize import leastsq
 from scipy.special import expit, logit, ndtri, stdtrit
 
-# Rules of the paper (the first two) and ours; to be read where they are used.
-SAME_A = 0.02             # ceilings this close are the same (A of the paper's three seeds: +-0.015)
+# Rules of the paper (the first two) and ours. Come back here where one is used.
+SAME_A = 0.02             # closer ceilings are the same (the paper: three seeds differ by .015)
 A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
 FEW = 6                   # with fewer evaluations nothing can be said about a rise
 LAST = 5                  # "the last evaluation" is the mean of the last 5: one alone is too noisy
 RIVAL = 4                 # two laws fit equally well if their AIC differs by less than this
 THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in this order
-POOLED = ("sigmoid", "stretched")         # bootstraps of both make the interval of a prediction
+POOLED = ("sigmoid", "stretched")         # which is true? A prediction's interval mixes both
 RHO_MAX = 0.8             # a higher autocorrelation of residuals widens the intervals no further
 NOISE = 0.002             # the least noise of one evaluation, if the number of answers is unknown
-LAW_ERROR = 0.5           # the law's own error: standard deviation, as a share of a promised rise
-RUN_ERROR = 0.02          # a run's own: standard deviation of what lasts longer than noise
+LAW_ERROR = 0.5           # std of the factor on a rise beyond the data: no law is exact
+RUN_ERROR = 0.02          # std of the shift of all that lies beyond the data: no run is smooth
 
 
 class BadInput(ValueError):
@@ -46,16 +46,15 @@ class BadInput(ValueError):
 
 # -------------------------------------------------------------------------------------- 1. laws
 # Every law is R = R0 + (A - R0) g(c), c = C / C_mid. g is the share of the gain A - R0 that is
-# reached: 0 at C = 0, one half at C_mid. But the power law has g = 0 at C_mid and falls to -inf
-# before it, and the logistic law, of a popular article, has g > 0 at C = 0.
+# reached: 0 at C = 0, one half at C_mid. Two exceptions are told beside their laws.
 LAWS = {                    # g as a function of c, and its inverse: c as a function of g
     "sigmoid": (lambda c, B: expit(B * np.log(c)),              # Eq. 1: 1 / (1 + c^-B)
                 lambda g, B: np.exp(logit(g) / B)),
     "stretched": (lambda c, B: -np.expm1(-np.log(2) * c ** B),  # ours: 1 - 2^-(c^B)
                   lambda g, B: (-np.log1p(-g) / np.log(2)) ** (1 / B)),
-    "power": (lambda c, B: 1 - c ** -B,                 # A.4: A - D / C^B, D = (A - R0) C_mid^B
+    "power": (lambda c, B: 1 - c ** -B,       # A.4: A - D / C^B, D = (A - R0) C_mid^B; 0 at C_mid
               lambda g, B: (1 - g) ** (-1 / B)),
-    "logistic": (lambda c, B: expit(B * (c - 1)),               # not the paper's: linear in C
+    "logistic": (lambda c, B: expit(B * (c - 1)),         # of popular articles: g > 0 even at C = 0
                  lambda g, B: 1 + logit(g) / B),
 }
 
@@ -84,10 +83,10 @@ def compute_needed(law, R, A, B, C_mid, R0):
 
 
 # ------------------------------------------------------------------------------ 2. least squares
-# Given B, C_mid and R0, the best A has a formula: A - R0 is the slope of a regression of R - R0 on
-# g, through the origin. So A is not searched. `leastsq` is twice as fast as `least_squares`, but
-# has no bounds. So it searches angles x: a parameter is low + (high - low) (sin x + 1) / 2, which
-# never leaves its range. For B and C_mid, low and high are logarithms.
+# Two tricks. (1) Given B, C_mid and R0, the law is linear in A: the best A - R0 is the slope of a
+# regression of R - R0 on g, through the origin. So A is not searched. (2) scipy's `leastsq`, twice
+# as fast as `least_squares`, knows no bounds. So for each parameter it moves an angle x: the value
+# low + (high - low) (sin x + 1) / 2 stays in its range. For B and C_mid these are logarithms.
 @dataclass(frozen=True)
 class Search:
     """Where least squares looks: one law, the compute of the evaluations, the ranges."""
@@ -103,8 +102,8 @@ class Search:
         return sum(bool(low < high) for low, high in (self.A_range, *self.box))
 
     def at(self, x, R, R0):
-        """Angles x (2 or 3, ...) -> theta = (A, B, C_mid, R0), each (...), with the best A for the
-        rewards R (n,), and residuals (..., n). With a third angle R0 is fitted."""
+        """Angles x (2 or 3, ...) -> (theta, residuals (..., n)): theta = (A, B, C_mid, R0), each
+        (...), with the best A for the rewards R (n,). With a third angle R0 is fitted."""
         values = [low + (high - low) * (np.sin(angle) + 1) / 2
                   for angle, (low, high) in zip(x, self.box)]
         C_mid, B = np.exp(values[0]), np.exp(values[1])                              # (...) each
@@ -127,13 +126,6 @@ class Search:
         rows = np.argsort(sse.min(1))[:4]
         return [x[:, row, sse[row].argmin()] for row in rows]
 
-    def fit(self, R, R0):
-        """The best fit -> as `solve`. The starts are found on at most 200 means of neighbors: for
-        30,000 evaluations their table would take more than 1 GB."""
-        parts = np.array_split(np.arange(R.size), min(R.size, 200))
-        C, means = (np.array([values[part].mean() for part in parts]) for values in (self.C, R))
-        return self.solve(R, R0, replace(self, C=C).starts(means, R0))
-
     def solve(self, R, R0, starts):
         """The best fit that the starts lead to -> its theta, as an array, and its angles."""
         # full_output: without it leastsq warns where it stops early.
@@ -141,6 +133,13 @@ class Search:
                 for start in starts]
         best = min(ends, key=lambda x: (self.at(x, R, R0)[1] ** 2).sum())
         return np.array(self.at(best, R, R0)[0]), best
+
+    def fit(self, R, R0):
+        """The best fit -> as `solve`. The starts are found on at most 200 means of evaluations in a
+        row: for 30,000 evaluations their table would take more than 1 GB."""
+        parts = np.array_split(np.arange(R.size), min(R.size, 200))
+        C, means = (np.array([values[part].mean() for part in parts]) for values in (self.C, R))
+        return self.solve(R, R0, replace(self, C=C).starts(means, R0))
 
 
 def grid_search(search, R, R0, A_nodes, C_mid_nodes):
@@ -152,10 +151,10 @@ def grid_search(search, R, R0, A_nodes, C_mid_nodes):
     best = (np.inf,)
     for A in A_nodes:
         low, high = (np.full(len(C_mid_nodes), end) for end in search.box[1])   # of log B
-        for _ in range(25):         # keep the side of the middle with the lower sum: to 4e-7
+        for _ in range(25):         # keep the half with the lower sum: log B to 4e-7
             middle, step = (low + high) / 2, 0.02 * (high - low)
-            rises = sse(A, middle - step) < sse(A, middle + step)
-            low, high = np.where(rises, low, middle - step), np.where(rises, middle + step, high)
+            lower = sse(A, middle - step) < sse(A, middle + step)
+            low, high = np.where(lower, low, middle - step), np.where(lower, middle + step, high)
         at_middle = sse(A, middle)
         i = at_middle.argmin()
         best = min(best, (at_middle[i], A, np.exp(middle[i]), C_mid_nodes[i], R0))
@@ -184,8 +183,8 @@ def interval(values):
     return np.percentile(values, [50 * (1 - LEVEL), 50 * (1 + LEVEL)], axis=0, method="nearest")
 
 
-def neighbors(r):
-    """The lag-1 autocorrelation of residuals r (..., n), in order of compute -> (...)."""
+def autocorrelation(r):
+    """Of residuals r (..., n), in order of compute, at lag 1 -> (...)."""
     return (r[..., 1:] * r[..., :-1]).sum(-1) / np.maximum((r ** 2).sum(-1), 1e-30)
 
 
@@ -195,13 +194,14 @@ class Replicates:
     law: str
     draws: np.ndarray         # (S, 4) the theta of each
     noise: np.ndarray         # (n,) the widened residuals that were drawn from
-    neighbors: np.ndarray     # (S,) autocorrelation of each fit's residuals
+    autocorrelation: np.ndarray             # (S,) of each fit's residuals
 
     def paths(self, C, noise=False):
         """Each curve at C (k,) -> (S, k); `noise` adds the noise of one evaluation."""
         paths = law_at(self.law, np.asarray(C, float), *self.draws.T[:, :, None])
-        if noise:
-            paths = paths + np.random.default_rng(0).choice(self.noise, paths.shape)
+        if noise:       # where k = n, seed 0 would draw the very noise the curves were fitted to
+            rng = np.random.default_rng(2 if len(paths.T) == len(self.noise) else 0)
+            paths = paths + rng.choice(self.noise, paths.shape)
         return paths
 
 
@@ -212,14 +212,14 @@ def widened(residual, parameters, least=NOISE):
     2. Few residuals tell its size only roughly: times t / z, the 95% points of Student's t and of
        the normal distribution.
     3. If neighbors correlate by rho, a mean is noisier by sqrt((1 + rho) / (1 - rho)). The fit
-       itself moves rho by about -p / n (measured: -.25 for n = 12, -.10 for 24)."""
+       lowers the rho of residuals by about p / n, which is added again."""
     n, p, tail = residual.size, parameters, (1 + LEVEL) / 2
     freedom = max(n - p, 1)
     stretch = n / freedom                                               # 1., squared
     t, z = stdtrit(freedom, tail), ndtri(tail)                          # 2.
-    rho = np.clip(neighbors(residual) + p / n, 0, RHO_MAX)              # 3.
+    rho = np.clip(autocorrelation(residual) + p / n, 0, RHO_MAX)        # 3.
     noise = (residual - residual.mean()) * (np.sqrt(stretch * (1 + rho) / (1 - rho)) * t / z)
-    # A flat stretch has no residuals; its evaluations are noisy all the same.
+    # A flat stretch has no residuals, but its evaluations are noisy: then n quantiles of a normal.
     return noise if noise.std() >= least else least * ndtri((np.arange(n) + 0.5) / n)
 
 
@@ -228,7 +228,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     widened residuals, drawn with replacement, fitted again. (To draw evaluations would lose the few
     early ones.) A measured R0, the mean of `step_0` evaluations, is drawn too."""
     curve, n = law_at(search.law, search.C, *theta), R.size
-    if n + bool(step_0) <= search.parameters + 1:   # step 0 is a point, too: too few to see noise
+    if n + bool(step_0) <= search.parameters + 1:   # too few to see noise; step 0 is one of them
         bootstrap = 0
     noise = widened(R - curve, search.parameters, search.least)
     rng = np.random.default_rng(seed)
@@ -240,7 +240,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     start = np.clip(np.arcsin(np.sin(angles)), -1.4, 1.4)
     draws = np.reshape([search.solve(*each, [start])[0] for each in zip(rewards, R0)], (-1, 4))
     fitted = law_at(search.law, search.C, *draws.T[:, :, None])                      # (S, n)
-    return Replicates(search.law, draws, noise, neighbors(rewards - fitted))
+    return Replicates(search.law, draws, noise, autocorrelation(rewards - fitted))
 
 
 # ----------------------------------------------------------------------------------- 4. the fit
@@ -258,17 +258,17 @@ def checked(C, R):
     return C[order], R[order]
 
 
-def points_to_fit(C, R, R0, law, first, last):
-    """Which of all evaluations C, R, in order of compute, are fitted; first and last are c_min and
-    c_max of fit_curve. -> C, R (n,) to fit; R0 (0.0 if it is fitted or unused); R0_from, as in Fit;
-    the number of step-0 evaluations in R0 (0: none)"""
+def points_to_fit(C, R, R0, law, c_min, c_max):
+    """Which of all evaluations C, R, in order of compute, are fitted. -> C, R (n,) to fit; R0 (0.0
+    if it is fitted or unused); R0_from, as in Fit; the number of evaluations at step 0 that R0 is
+    the mean of (0: none)"""
     step_0 = R[C == 0]
     R0_from = "given"
     if R0 == "fit" or (R0 is None and not step_0.size):
-        R0, R0_from = 0.0, "unused" if law == "power" else "fitted"      # A - D / C^B has no start
+        R0, R0_from = 0.0, "unused" if law == "power" else "fitted"      # A - D / C^B has no R0
     elif R0 is None:
         R0, R0_from = float(step_0.mean()), "step 0"
-    use = (first <= C) & (C <= last)
+    use = (c_min <= C) & (C <= c_max)
     # At C = 0 Eq. 1 is R0, whatever A, B and C_mid. So step 0 is fitted only if R0 is (whatever
     # c_min), or with the logistic law, where g(0) > 0.
     if R0_from == "fitted":
@@ -292,7 +292,7 @@ class Fit:
     rmse: float               # of the fitted evaluations: sqrt(mean(residual^2))
     C: np.ndarray             # (n,) the compute that was fitted, ascending
     R: np.ndarray             # (n,)
-    pool: tuple = field(repr=False)              # Replicates of this law; if in POOLED, of both
+    pool: tuple = field(repr=False)         # Replicates of this law and, if in POOLED, the other
     ci: dict                  # {"A": (low, high), ...}: 90% intervals, from this law's replicates
     rivals: dict              # as from compare_laws
     warnings: tuple = ()      # sentences
@@ -325,9 +325,9 @@ class Fit:
 
     def futures(self, C, noise=False):
         """What may be measured at C (k,) -> (S or 2 S, k), within 0 and 1; no rows if there is no
-        interval. No law is exact: each replicate's rise beyond the data is multiplied by a number
-        of its own from N(1, LAW_ERROR). And no run is as smooth as a law: there a replicate is
-        moved by a number from N(0, RUN_ERROR). Ours; chosen by coverage (results/forecast)."""
+        interval. Beyond the last fitted C each replicate is changed twice: its rise is multiplied
+        by its own draw from N(1, LAW_ERROR), and it is shifted by its own from N(0, RUN_ERROR).
+        Ours; both were chosen by coverage (results/forecast)."""
         C = np.asarray(C, float)
         if self.no_interval:
             return np.empty((0, C.size))
@@ -351,13 +351,13 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
               C_mid_range=None, C_mid_nodes=None) -> Fit:
     """Fit pass rates R (n,) against compute C (n,).
 
-    R0          a number stays fixed, "fit" is fitted, None is the mean of the evaluations at C = 0,
-                fixed, or "fit" if there are none
+    R0          None: the mean of the evaluations at C = 0, held fixed ("fit" if there are none);
+                a number: held fixed; "fit": fitted
     method      "free": anywhere in the ranges; "grid": the paper's A.5
     law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4), "logistic" (not the paper's)
     c_min, c_max  evaluations with less or more compute are left out; R0 is still taken from C = 0
-    answers     problems times samples of one evaluation: the chance error of so many is its least
-                noise
+    answers     problems times samples of one evaluation: its noise is taken to be at least the
+                binomial error of so many (of fixed problems it is a little less)
     bootstrap   replicates for the intervals; 0: none
     A_range     (low, high), by default (R0, 1), equal numbers fix A; a fitted ceiling at the edge,
                 1, means that the data do not determine it; B_range: published B's lie in
@@ -376,7 +376,8 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         raise BadInput(f"only {amounts.size} different amounts of compute are left to fit, after "
                        "--c-min and --until (step 0 only gives R0): take 3, better 20")
     first, last = amounts[[0, -1]]
-    ranges = dict(A=A_range or (R0, 1.0), B=B_range, C_mid=C_mid_range or (first / 100, 10 * last))
+    ranges = dict(A=A_range or (R0, 1.0), B=B_range, C_mid=C_mid_range or (
+        first / (1e6 if law == "power" else 100), 10 * last))   # slow power laws start far before
     for name, (low, high) in ranges.items():
         if not (0 <= low <= high <= 1 if name == "A" else 0 < low <= high):
             raise BadInput(f"{name}_range ({low:g}, {high:g}) is not usable: it takes "
@@ -413,7 +414,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
 # ---------------------------------------------------------------------------- 5. reasons to doubt
 def falls(fit):
-    """(last mean, best mean, k) of k neighbors, a fifth of the rewards, if the last is lower by
+    """(last mean, best mean, k) over k rewards in a row, a fifth of all, if the last is lower by
     more than 0.02 and 3 standard errors; else None. A short run needs its step 0 to be seen."""
     R = np.append(fit.R0, fit.R) if fit.n < FEW and fit.R0_from == "step 0" else fit.R
     k = max(3, R.size // 5)
@@ -427,7 +428,8 @@ def falls(fit):
 
 def diagnostics(fit):
     """The reasons to doubt a fit: sentences, with their numbers. The rules are ours."""
-    end, n, left = fit.C[-1], fit.n, fit.A - float(fit.curve(fit.C[-1]))     # of the gain, ahead
+    end, n = fit.C[-1], fit.n
+    left = fit.A - float(fit.curve(end))                # the gain that the curve still promises
     if fit.no_interval:
         yield f"no interval: {fit.no_interval}"
     if found := falls(fit):
@@ -435,8 +437,8 @@ def diagnostics(fit):
                f"{found[1]:.3f} at its best; no law here describes a collapse")
     if fit.R0_from == "fitted" and fit.C[0] > 0:
         yield "R0 is fitted, not measured, and it moves every other number: evaluate at step 0"
-    # Trend: the replicates' noise is independent; under 2% of them correlate as strongly.
-    ours, theirs = neighbors(fit.R - fit.curve(fit.C)), fit.pool[0].neighbors
+    # A trend: under 2% of the replicates, whose noise is independent, correlate as strongly.
+    ours, theirs = autocorrelation(fit.R - fit.curve(fit.C)), fit.pool[0].autocorrelation
     share = (1 + (theirs >= ours).sum()) / (1 + theirs.size)
     if n >= 10 and fit.rmse > 1e-6 and share < 0.02:
         yield (f"the residuals have a trend (neighbors correlate at {ours:.2f}, in replicates at "
@@ -456,8 +458,8 @@ def diagnostics(fit):
 # ------------------------------------------------------------------------------ 6. prediction
 # Three parameters fit any rising run: a small error on the fitted evaluations proves nothing.
 def held_out(C, R, early):
-    """How well `early`, fitted to the first part of C, R (n,), predicted the rest, and how well the
-    naive forecast did: the last three fitted evaluations carried forward -> numbers."""
+    """How well `early`, fitted to the first part of C, R (n,), in order of compute, predicted the
+    rest, and how well the naive forecast did: the last three fitted ones carried forward."""
     rest = C > early.C[-1]
     if not rest.any():
         raise BadInput(f"--until leaves nothing to predict: the data end at {C[-1]:.3g}")

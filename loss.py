@@ -19,13 +19,13 @@ micro-batch), T tokens, H hidden, V vocabulary.
 From rewards to a gradient, for two prompts of two samples each (run by tests/test_loss.py):
 
 >>> rewards = torch.tensor([[1.0, -1.0], [1.0, 1.0]])                # (P, G)
->>> kept = ~zero_variance(rewards)                                   # prompt 1 teaches nothing
+>>> kept = ~zero_variance(rewards)                                   # only prompt 0 is kept
 >>> A = advantages(rewards[kept], norm="batch").flatten()            # (N,)
 >>> A.tolist()
 [1.0, -1.0]
->>> mask = torch.tensor([[True, True, False], [True, True, True]])   # (N, T) of prompt 0
+>>> mask = torch.tensor([[True, True, False], [True, True, True]])   # (N, T) of its samples
 >>> w = token_weights(mask, torch.tensor([0, 0]), aggregation="prompt")
->>> w.mul(10).tolist()                                               # 10 w: w is 1/5
+>>> w.mul(10).tolist()                                               # times 10: each weighs 1/5
 [[2.0, 2.0, 0.0], [2.0, 2.0, 2.0]]
 >>> behavior_logprobs = torch.full((2, 3), -1.0)
 >>> logprobs = behavior_logprobs.clone().requires_grad_()            # no lag: every ratio is 1
@@ -56,12 +56,12 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     targets  (...)     int64 in [0, V)
     temperature        the sampler's; another temperature would be another policy
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
-    head_fp32          products are summed and logits kept in fp32, also of bf16 operands (ours: in
-                       the backward pass a GPU rounds the logits' gradient to bf16).
+    head_fp32          True: operands may be bf16, but sums and logits are fp32 (ours: in backward
+                       a GPU rounds the logits' gradient to bf16).
                        False: logits rounded to bf16 (the paper: the ceiling falls, .61 to .52).
     softcap            c: logits are c tanh(h W' / c), of a few models; None: as they are
     Returns (logprobs, entropy), each (...), float32 (float64 where an operand is). Entropy is a
-    diagnostic without a gradient. These are the plain lines:
+    diagnostic without a gradient. The same in plain lines:
 
     >>> hidden, weight, targets = torch.randn(7, 5), torch.randn(11, 5), torch.randint(11, (7,))
     >>> logits = hidden @ weight.T / 0.8                                                # (T, V)
@@ -72,7 +72,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     >>> [torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, (logprobs, entropy))]
     [True, True]
 
-    But their (T, V) logits, 10 GB for 16,384 tokens and a vocabulary of 152k, are never held, see
+    which hold (T, V) logits, 10 GB for 16,384 tokens and a vocabulary of 152k. We never do, see
     engines/head.py. Under torch.autocast both operands are cast to its dtype; logits stay fp32.
     """
     assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
@@ -100,7 +100,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
 def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
     """(n, H), (V, H) -> (n, V) fp32 logits, by the same products as `token_logprobs`.
 
-    For a sampler, which draws from whole rows; both are in the dtype that its model computes in.
+    For a sampler, which draws from whole rows; hidden and weight have its compute dtype already.
     Trainer and sampler must round alike: an fp32 head in one of them alone does not bring the ratio
     back to 1.
     """
@@ -128,17 +128,18 @@ def zero_variance(rewards, tol=1e-6):
 
 
 def advantages(rewards, *, norm="batch"):
-    """Â = r - mean(group), divided by a scale: (P, G) -> (P, G).
+    """Â = (r - mean(group)) / scale: (P, G) -> (P, G). The scale is, by norm:
 
-    norm  "batch"   the std of r - mean(group) over the batch (ScaleRL): one divisor for all. A
-                    prompt that is nearly always or never solved weighs little in sum.
-          "prompt"  the std of the group (GRPO): every prompt has the same scale. One success
-                    among 16 gets the advantage sqrt(15).
-          "mean"    the group's pass rate p (MaxRL, 2602.02710). Rewards here are ±1, and a mean
-                    of m is p = (1 + m)/2: Â is (1 - p)/p for right samples and -1 for wrong ones.
-          "none"    no division (Dr. GRPO).
-    Equal rewards give exact zeros; drop such groups by `zero_variance` first, or "batch" counts
-    their zeros in its std. Raises ValueError for an unknown norm or a reward that is not finite.
+    "batch"   the std of r - mean(group) over the batch (ScaleRL): one divisor for all. A prompt
+              that is nearly always or never solved weighs little in sum.
+    "prompt"  the std of the group (GRPO): every prompt has the same scale. One success among 16
+              gets the advantage sqrt(15).
+    "mean"    2 p, with p the group's pass rate (MaxRL, 2602.02710). It is for rewards ±1, where
+              p = (1 + mean)/2: Â is (1 - p)/p for right samples and -1 for wrong ones.
+    "none"    1 (Dr. GRPO).
+    Equal rewards give exact zeros; drop such groups by `zero_variance` first, or under "batch"
+    they make the std smaller and every other Â larger.
+    Raises ValueError for an unknown norm or a reward that is not finite.
     """
     _check_choice("norm", norm, NORMS)
     assert rewards.ndim == 2, rewards.shape
@@ -153,7 +154,7 @@ def advantages(rewards, *, norm="batch"):
     centered = centered.masked_fill(zero_variance(rewards)[:, None], 0)
     if norm == "none":
         return centered
-    if norm == "mean":  # (r - m)/2, as rewards 0 and 1 have it, by the pass rate (1 + m)/2
+    if norm == "mean":  # 2 p = 1 + mean
         return centered / (1 + rewards.mean(1, keepdim=True)).clamp(min=1e-6)
     # Every group is centered, so the mean is zero and the std is the root mean square.
     variance = centered.square().mean((0, 1) if norm == "batch" else 1, keepdim=True)
@@ -169,8 +170,8 @@ def token_weights(mask, prompt_index, *, aggregation="prompt"):
     prompt_index  (N,) int64; equal for the samples of one prompt, any numbers
     aggregation   "prompt"  mean over a prompt's tokens, all samples pooled, then over prompts:
                             1/Σ|y| in J (ScaleRL, and DAPO as the paper sets it up)
-                  "sample"  mean over a sample's tokens, then over samples (GRPO): a long wrong
-                            answer is cheap
+                  "sample"  mean over a sample's tokens, then over samples (GRPO): each token
+                            of a long wrong answer is punished less
                   "token"   mean over all tokens: a prompt with long answers outweighs the others
 
     Call it once for the whole step: micro-batches take rows of the result, and their losses add up
@@ -189,7 +190,7 @@ def token_weights(mask, prompt_index, *, aggregation="prompt"):
         prompt_tokens = sample_tokens.new_zeros(len(prompts))
         prompt_tokens.index_add_(0, prompt_of, sample_tokens)
         denominator = prompt_tokens[prompt_of] * (prompt_tokens > 0).sum()
-    return mask.float() / denominator.clamp(min=1)[:, None]  # a clamp: rows without a token
+    return mask.float() / denominator.clamp(min=1)[:, None]  # clamp: no 0/0 in rows without a token
 
 
 # -- 4. The loss -----------------------------------------------------------------------------------
@@ -199,17 +200,17 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     """-J over some rows of a step, to be minimized; micro-batch losses add up to the step's.
 
     logprobs           (N, T)  log π, the trainer's now; the only argument to receive a gradient
-    behavior_logprobs  (N, T)  log μ as the sampler recorded it. Recomputed by the trainer, with its
-                               present weights, every ratio would be 1.
+    behavior_logprobs  (N, T)  log μ as the sampler recorded it. The trainer cannot compute it:
+                               with its present weights every ratio would be 1.
     advantages         (N,)    Â
     weights            (N, T)  rows of `token_weights`; tokens of weight 0 are ignored everywhere
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
-                       "cispo_masked"  the same without wrong samples (Â < 0) that π finds far less
-                                    likely than μ did: a mean of log μ/π above eps_high
-                                    (DeepSeek-V3.2, 2512.02556)
-                       "dppo"       ρ Â, without tokens of π - μ > eps_high where Â > 0, and of
-                                    π - μ < -eps_low where Â < 0 (DPPO's binary mask of total
-                                    variation, 2602.04879)
+                       "cispo_masked"  the same, but a sample with Â < 0 is dropped if the mean of
+                                    log μ/π over its tokens is above eps_high (DeepSeek-V3.2,
+                                    2512.02556)
+                       "dppo"       ρ Â; a token is dropped if Â > 0 and π - μ > eps_high already,
+                                    or if Â < 0 and π - μ < -eps_low already (DPPO's binary mask
+                                    of total variation, 2602.04879)
                        "grpo"       min(ρ Â, clip(ρ, 1 - eps_low, 1 + eps_high) Â)
                        "dapo"       the same; DAPO has eps_high 0.26 and aggregation "prompt"
                        "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|), and
@@ -217,7 +218,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
                        "reinforce"  Â · log π: no ratio at all (ours), as if there were no lag
     eps_max            cispo's cap on the ratio itself (the paper: 4, 5 and 8 are alike)
     eps_low, eps_high  for grpo, dapo, gspo how far the ratio may move from 1. gspo's ratio is a
-                       geometric mean, close to 1: 1e-3 is its scale (paper), 0.2 never clips.
+                       geometric mean, close to 1: 1e-3 is its scale (paper), 0.2 would never clip.
     lags               (N, T) int, optional: a token's age in optimizer steps; splits the stats
     entropy            (N, T), optional: averaged into the statistics, as the loss is
 
@@ -230,8 +231,8 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
         raise ValueError(f"eps_max = {eps_max}: it caps the ratio itself, not its distance from 1;"
                          " give at least 1 (the paper: 4 to 8)")
     if not (0 <= eps_low <= 1 and eps_high >= 0):
-        raise ValueError(f"eps_low = {eps_low}, eps_high = {eps_high}: the ratio is clipped to"
-                         " [1 - eps_low, 1 + eps_high]; give 0 <= eps_low <= 1 and eps_high >= 0")
+        raise ValueError(f"eps_low = {eps_low}, eps_high = {eps_high}: give 0 <= eps_low <= 1"
+                         " and eps_high >= 0 (PPO's clip is to [1 - eps_low, 1 + eps_high])")
     N, T = logprobs.shape
     assert behavior_logprobs.shape == weights.shape == (N, T) and advantages.shape == (N,), (
         logprobs.shape, behavior_logprobs.shape, weights.shape, advantages.shape)
@@ -243,7 +244,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     behavior_logprobs = _masked("behavior_logprobs", behavior_logprobs, mask).detach()
 
     log_ratio = logprobs - behavior_logprobs  # of every token
-    # ρ is the ratio that is capped or clipped: the token's own, but in GSPO its sequence's.
+    # log ρ of the ratio that is capped or clipped: the token's own, but in GSPO its sequence's.
     log_rho = _sequence_log_ratio(log_ratio, mask) if loss == "gspo" else log_ratio
     if loss == "cispo":
         objective, clipped = _capped(logprobs, log_rho, A, eps_max)
@@ -253,7 +254,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     elif loss == "dppo":
         moved = logprobs.detach().exp() - behavior_logprobs.exp()  # π - μ of the token
         clipped = ((moved > eps_high) & (A > 0)) | ((moved < -eps_low) & (A < 0))
-        # Where the term is 0, exp gets 0 instead of log ρ: e^89 is inf in fp32, 0 · inf is nan.
+        # Dropped tokens: exp(0) · Â · 0. With exp(log ρ), inf from e^89 on in fp32, 0 · inf is nan.
         objective = torch.where(clipped | (A == 0), 0, log_rho).exp() * A * ~clipped
     elif loss == "reinforce":
         objective, clipped = A * logprobs, torch.zeros_like(mask)

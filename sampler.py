@@ -6,8 +6,8 @@ on stale samples: the loop in scalerl.py decides about those.
   1. Records        a `Request` asks for G samples of one prompt; each comes back as a `Rollout`.
   2. Interruption   a sample that thinks beyond its random budget gets a fixed phrase, and answers.
                     The policy did not choose the phrase: `sampled=False`, never trained on.
-  3. An engine      `TransformersSampler`. The loop knows it by the methods that CONTRIBUTING.md
-                    lists. Two more engines have them, both on vLLM.
+  3. An engine      `TransformersSampler`. Two more, both on vLLM, have the same methods: submit,
+                    step, finished, push_weights, free_slots, in_flight, ... (CONTRIBUTING.md).
 
 In-flight updates (PipelineRL, paper section 3.1). One `step()` decodes one token of every running
 sequence. Between two steps the caller may push new weights. Running sequences go on: the new
@@ -41,7 +41,7 @@ class Request:
     """A request for one group: the `samples` samples of one prompt."""
     group_id: int
     prompt_id: str              # of the problem
-    prompt_ids: tuple[int, ...]                         # its tokens
+    prompt_ids: tuple[int, ...]                         # the tokens of the prompt
     samples: int
     task: str = ""
 
@@ -84,9 +84,9 @@ class Interruption:
 
     think_min, think_max   bounds of the thinking budget, both included (the paper: 10k to 12k).
                            Each sample draws its own budget, uniformly.
-    answer_tokens          tokens sampled after the budget at most, 1 or more (the paper: 2,048)
+    answer_tokens          at most so many are sampled after the budget; 1 or more (paper: 2,048)
     phrase_ids             the forced phrase, which itself ends the thinking. Empty: nothing is
-                           interrupted, and an output has at most think_max + answer_tokens.
+                           interrupted, and every budget is think_max.
     end                    the text that ends the thinking
 
     When the budget is spent and `end` is not in the text, the phrase is appended. With or
@@ -143,7 +143,7 @@ class TransformersSampler:
         self.decoded = Counter()            # "steps", "sequences": for log(); "clock": all steps
         self.waiting: deque[Request] = deque()          # groups that wait for slots: in evaluations
         self.running: list[Request] = []                # the request of the sequence in each slot
-        self.in_flight = 0                              # samples submitted and not yet returned
+        self.in_flight = 0              # samples submitted, not yet returned: running and waiting
         self.cache = make_cache(model, slots, prompt_tokens + longest)
 
         # What a slot remembers about its sequence: one row of each of these tensors.
@@ -181,9 +181,9 @@ class TransformersSampler:
 
     @torch.no_grad()
     def step(self) -> list[Rollout]:
-        # The states that predict the next tokens, in the order of the slots: running sequences
-        # first, then new ones.
-        states = []
+        """One decode step: a token more for each running sequence; waiting groups that fit begin.
+        Returns the samples that have ended."""
+        states = []         # that predict the next tokens, by slots: running sequences, then new
         if self.running:
             states.append(self.cache.decode(self.model, self.rows.last[: len(self.running)]))
         starting = self._waiting_that_fit()
@@ -258,7 +258,7 @@ class TransformersSampler:
         """Write down one token of each running sequence; returns the slots of the ended ones."""
         n, rows = len(token), self.rows
         sampled = rows.phrase_left[:n] == 0
-        if len(self.phrase):    # 2 left of the phrase p q r: [-2] is q; 0 left: `where` drops it
+        if len(self.phrase):    # phrase p q r, 2 left: [-2] is q; with 0 left [0] is not used
             token = torch.where(sampled, token, self.phrase[-rows.phrase_left[:n]])
             logprob = torch.where(sampled, logprob, 0.0)        # the draw is thrown away
             rows.phrase_left[:n] -= (~sampled).long()
@@ -271,7 +271,7 @@ class TransformersSampler:
         stopped = torch.isin(token, self.ends) & sampled
         truncated = rows.count[:n] == rows.limit[:n]
         due = (rows.count[:n] == rows.think[:n]) & ~stopped     # the budget is spent just now
-        # Both in one transfer: for each the CPU would wait until the GPU has finished its queue.
+        # One transfer for both: for each the CPU waits until the GPU has finished its queue.
         ended, due = torch.stack([stopped | truncated, due]).tolist()
         if len(self.phrase):
             self._interrupt([slot for slot in range(n) if due[slot]])
@@ -301,7 +301,7 @@ class TransformersSampler:
                                           versions[i][:n], sampled[i][:n], interrupted[i]))
 
         n_left = len(self.running) - len(slots)
-        holes = [slot for slot in slots if slot < n_left]
+        holes = [slot for slot in slots if slot < n_left]       # filled by those behind n_left
         movers = sorted({*range(n_left, len(self.running))} - {*slots})
         for mover, hole in zip(movers, holes):
             self.running[hole] = self.running[mover]

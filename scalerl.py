@@ -10,24 +10,25 @@ its tokens more likely where the advantage is positive, less likely where it is 
 GRPO. ScaleRL is GRPO, but:
 
     paper   here                what
-    3.1     part 2              generation does not wait for training: a sample goes on while the
-                                weights change, by at most k steps. The loss corrects for it by the
-                                ratio of a token's probabilities, now / when it was drawn.
-    3.2     parts 1 and 3       groups of equal rewards leave the batch; learned prompts retire
+    3.1     part 2              generation does not wait for training: the weights change while a
+                                sample is being written, and a token may be k steps old (8). The
+                                loss weighs it by its probability now / when it was drawn.
+    3.2     parts 1 and 3       learned prompts retire; groups of equal rewards leave the batch
     3.2     loss.py             CISPO caps the ratio, PPO clips it; one std for the whole batch;
                                 tokens are averaged by prompt; fp32 logits, also in the sampler
     4       sampler.py          who thinks too long is interrupted, and has to answer
     4                           no KL penalty, no value network
 
-"Ours" marks what the paper does not say, for example what counts as compute (engines/compute.py: no
-evaluation does).
+"Ours" marks what the paper does not say. For example: compute, the x of the curve, is the FLOPs of
+generation and training; those of evaluations do not count (engines/compute.py).
 
 Order of reading: config.py, this file (the loop is `Run.train_step`, in part 5), loss.py,
 sampler.py, fit.py.
 
-Axes: P prompts in a step, G samples of a prompt, N = P*G samples, T tokens of the longest output
-(shorter ones are padded on the right). The version of the weights is the number of optimizer steps
-taken. A `Rollout` is one sample, with the log-prob and the version of every token.
+Axes: P prompts in a step (after the filter: those kept), G samples of a prompt, N = P*G samples, T
+tokens of the longest output (shorter ones are padded on the right). The version of the weights is
+the number of optimizer steps taken; a step of the loop that has nothing to learn from takes none.
+A `Rollout` is one sample, with the log-prob and the version of every token.
 """
 
 if __name__ == "__main__":      # help, or a typo: before torch is imported, which takes seconds
@@ -38,6 +39,7 @@ import math
 import random
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -60,8 +62,8 @@ class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
     When an epoch begins, a prompt leaves for good if its pass rate, over all samples that steps
-    have consumed so far, is `retire_at` (0.9) or higher: at .9, .9^16 = 19% of its groups have no
-    wrong answer, and the others teach little.
+    have consumed so far, is `retire_at` (0.9) or higher: at .9, .9^16 = 19% of its groups are all
+    right and teach nothing, and most others have one or two wrong answers.
     """
 
     def __init__(self, prompts, retire_at, seed):
@@ -95,29 +97,28 @@ class Curriculum:
 
 
 # ------------------------------------------------------------------------------------ 2. Pacer
-# The lag of a token: optimizer steps between the weights that wrote it and those that the step
-# updates. The paper's best runs allow up to k = 8. k is only the upper bound: the mean depends on
-# how many sequences are decoded at once (`slots`; docs/metrics.md has figures).
+# The lag of a token: the version that a step updates minus the version that wrote the token. The
+# paper's best runs allow up to k = 8. k is only the upper bound: the mean depends on how many
+# sequences are decoded at once (`slots`; docs/metrics.md has figures).
 class PipelinePacer:
     """PipelineRL-k: generation goes on all the time, and no token is more than k versions old.
 
     admission   A group may start while fewer than (k + 1) * P groups are outstanding, that is,
                 admitted and not yet consumed by a step. Why k + 1: a group that starts at version v
-                may be trained on at versions v to v + k; with P a step, (k + 1) * P groups fill
-                these steps exactly. (k = 0, on-policy, needs the P groups of its one step.)
+                may be trained on at v, v + 1, .., v + k. These k + 1 steps take (k + 1) * P groups;
+                one more could miss its deadline. (k = 0, on-policy: the P groups of one step.)
     a step      takes the P finished groups with the oldest start, oldest first.
     deadline    A group that started at version s has to be in a step at version s + k, or earlier.
 
-    Only finished groups can be taken, so a quick young group may pass a slow old one. If too many
-    did, more than P slow ones would reach their deadline together, and one step cannot hold them.
-    So a step is taken only if the groups that it leaves behind can all still be consumed in time,
-    P a step. Else the trainer waits for older groups.
-    (Ours: the paper only says that the trainer waits when it is k steps ahead.) Nothing is dropped
-    for being old.
+    Only finished groups can be taken, so a quick young group may overtake a slow old one. If this
+    happens often, more than P old groups have the same deadline, and one step takes only P. So a
+    step is taken only if all groups that it leaves behind can still meet their deadlines, P in each
+    later step. Else the trainer waits for older groups (ours: the paper only says that it waits
+    when it is k steps ahead). Nothing is dropped for being old.
     """
 
     def __init__(self, k, prompts_per_step):
-        self.k, self.P = k, prompts_per_step
+        self.k, self.P, self.largest_lag = k, prompts_per_step, k
         self.groups: dict[int, Group] = {}          # outstanding, in order of admission
         self.admitted = 0                           # so far: also the next group's id
 
@@ -131,7 +132,7 @@ class PipelinePacer:
         return group
 
     def no_more_prompts(self):
-        """Called when every prompt has retired. This pacer goes on with what is outstanding."""
+        """Every prompt has retired. Nothing to do: what is outstanding goes on."""
 
     def take(self, version):
         """The P groups of the step on weights `version`. None: not yet, keep generating."""
@@ -147,8 +148,8 @@ class PipelinePacer:
     def leaves_enough_time(self, taken, version):
         """Can all other groups be consumed by their deadlines if this step takes `taken`?
 
-        After this step, each of the next ones takes P groups: earliest deadline first, number i
-        (from 0) of those left behind is in the step on version + 1 + i // P.
+        Sort those left behind by deadline. The step at version + 1 takes the first P of them, the
+        next one the next P: number i (from 0) is trained on at version + 1 + i // P.
 
         Example, k = 2 and P = 1. Groups a, b (slow) and c (quick) start at version 0: deadline 2.
         The step at version 0 takes c; a and b are left for versions 1 and 2: enough time. Group d
@@ -167,6 +168,7 @@ class PPOPacer(PipelinePacer):
 
     def __init__(self, k, prompts_per_step):
         super().__init__(k, prompts_per_step)
+        self.largest_lag = k - 1
         self.collecting = True                      # this round's groups are not complete yet
 
     def may_admit(self):
@@ -178,7 +180,7 @@ class PPOPacer(PipelinePacer):
         return group
 
     def no_more_prompts(self):
-        """The last round is smaller, and may begin."""
+        """The last round has fewer groups; training on it may begin."""
         self.collecting = False
 
     def take(self, version):
@@ -203,8 +205,8 @@ def effective_batch(rollouts, rewards, config):
     """(rollouts, rewards) of the groups that are trained on, and metrics of all P groups.
 
     rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards have zero advantages.
-    They leave before the loss's mean and the advantages' std, or both would shrink; no new groups
-    take their place (paper, sec. 3.2: no refill).
+    They leave first: their zeros would make the loss's mean and the advantages' std smaller. No new
+    groups take their place (paper, sec. 3.2: no refill).
     """
     P, G = rewards.shape
     equal = zero_variance(rewards)                                                  # (P,)
@@ -269,8 +271,7 @@ class Policy(torch.nn.Module):
     dtype        of the computation: the weights' own, or bfloat16
     head_fp32    logits in fp32 (paper, sec. 3.2), or as a bf16 head would round them
 
-    A module, because FSDP2 gathers a weight only inside of `forward`. It has no
-    `get_input_embeddings`, or accelerate would shard embedding and head apart."""
+    A module with this one `forward`, as FSDP2 and accelerate need it (scaleout/team.py)."""
 
     def __init__(self, model, *, temperature=1.0, dtype=torch.float32, head_fp32=True):
         super().__init__()
@@ -278,7 +279,7 @@ class Policy(torch.nn.Module):
         self.temperature, self.dtype, self.head_fp32 = temperature, dtype, head_fp32
         self._no_split_modules = model._no_split_modules        # the layers that FSDP2 shards
         if dtype == torch.bfloat16:
-            packed.round_between_products(model, dtype)     # as vLLM's weights in bf16 do
+            packed.round_between_products(model, dtype)     # as vLLM in bf16 rounds
 
     def forward(self, rollouts):
         """log π and entropy (without a gradient) of n rollouts, each (n, T) float32; T is the
@@ -286,17 +287,17 @@ class Policy(torch.nn.Module):
         head = self.model.get_output_embeddings().weight                                # (V, H)
         # One row of tokens: the prompt of each group once, then all outputs (engines/packed.py).
         row = packed.pack_rollouts(self.model, rollouts, self.dtype)
-        # Forced tokens are part of the row, but nobody needs their log-probs.
-        drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # bool
+        # Forced tokens are part of the row, but nobody needs their log-probs. O: all output tokens.
+        drawn = torch.tensor([s for r in rollouts for s in r.sampled], device=head.device)  # (O,)
         with torch.autocast(head.device.type, self.dtype, enabled=self.dtype == torch.bfloat16):
             hidden = row.states(self.model)                             # (tokens of the row, H)
-            # The shift by one: a token is predicted by the state of the token before it. For each
-            # output token, row.targets is the token, row.predict the place of the one before it.
+            # The shift by one: a token is predicted by the state of the token before it. Of each
+            # output token (O,): row.targets, its id; row.predict, the place of the token before it.
             logprobs, entropy = token_logprobs(
                 hidden[row.predict[drawn]], head, row.targets[drawn], temperature=self.temperature,
                 head_fp32=self.head_fp32, softcap=own_forward.cap(self.model),
                 chunk_tokens=logits_chunk(len(head)))
-        # Back to the shape of `Batch`: token t of sample i (row.column, row.sample) is [i, t].
+        # Back to the shape of `Batch`: (O,) each, row.sample is its sample, row.column its place.
         where = row.sample[drawn], row.column[drawn]
         T = max(len(r.output_ids) for r in rollouts)
         return tuple(x.new_zeros(len(rollouts), T).index_put(where, x) for x in (logprobs, entropy))
@@ -306,10 +307,10 @@ class Trainer(TrainedModel):
     """The model, its optimizer, and one step of training. `TrainedModel` adds what samplers and
     checkpoints ask for: logprobs, weights, save, load.
 
-    team    the processes that train together (scaleout/team.py). With one process
-            team.mine(batches, rollouts) is batches; team.loss(f, x, ..) is f(x, ..), but keeps
-            an error for team.finish(policy, stats): that is stats, or this error as a
-            FloatingPointError; team.whole(x) is x; team.begin says which part of a step comes.
+    team    the processes that train together (scaleout/team.py). With one process:
+            mine(batches, rollouts) is batches; loss(f, x, ..) is f(x, ..), but a ValueError waits;
+            finish(policy, stats) is stats, or raises that error, as a FloatingPointError; whole(x)
+            is x; begin(part, version) names the part of a step that comes.
     """
 
     def __init__(self, config, team):
@@ -340,9 +341,9 @@ class Trainer(TrainedModel):
         for indices in self.team.mine(
                 packed.micro_batches(rollouts, config.micro_batch_tokens), rollouts):
             part = batch.rows(indices, self.device)
-            logprobs, entropy = self.policy(part.rollouts)                              # (n, t)
+            logprobs, entropy = self.policy(part.rollouts)          # (N, T) of this micro-batch
             if config.behavior == "recomputed":
-                # Ablation: those of this same forward pass, so that the ratio is 1 in every step.
+                # Ablation: log μ is this pass's own log π, so that every ratio is 1.
                 part.behavior_logprobs = logprobs.detach()
             loss, stat = self.team.loss(
                 policy_loss, logprobs, part.behavior_logprobs, part.advantages, part.token_weights,
@@ -350,7 +351,7 @@ class Trainer(TrainedModel):
                 eps_high=config.eps_high, lags=part.lags, entropy=entropy)
             loss.backward()
             stats.append(stat)
-        # Sums, minima and maxima of each micro-batch, merged exactly.
+        # They hold sums, minima and maxima, so those of micro-batches merge without an error.
         log = merge_stats(self.team.finish(self.policy, stats))
 
         # 2. Clip the global norm (ours).
@@ -410,11 +411,11 @@ class Run:
                 if line is None:
                     break
                 progress.show(line)
-                self.folder.save_if_due(self)   # by the clock, and before a long evaluation
+                self.folder.save_if_due(self)   # by the clock, and before each evaluation
                 if self.step % self.config.eval_every == 0:
                     self.evaluate()
-        if self.evaluated != self.step:
-            self.folder.save(self)              # not yet, unless steps is a multiple of eval_every
+        if self.evaluated != self.step:         # no evaluation fell on the last step
+            self.folder.save(self)
             self.evaluate()
         self.folder.save(self)
         self.folder.save_model(self.trainer, "model")
@@ -438,10 +439,10 @@ class Run:
         rollouts, rewards, log = self.reward(groups)
         watch.lap("verify")
 
-        # The promise of the pacer is checked for every token, and not only for every sample.
+        # The pacer counts from the start of a group; here the version of every token is checked.
         versions = [version for rollout in rollouts for version in rollout.versions]
         lag, mean_lag = self.version - min(versions), self.version - fmean(versions)
-        assert lag <= self.pacer.k, f"lag {lag}, but k = {self.pacer.k}"
+        assert lag <= self.pacer.largest_lag, f"lag {lag}, at most {self.pacer.largest_lag}"
 
         # 3. Train on what is left after the filter. Samples of a step that fails go to a file.
         kept, kept_rewards, metrics = effective_batch(rollouts, rewards, config)
@@ -450,8 +451,8 @@ class Run:
             stepped, train_log = self.trainer.update(kept, kept_rewards, self.version)
         watch.lap("train")
 
-        # 4. Push the new weights, in flight: running sequences keep the keys and values of older
-        #    weights, and go on with the new ones (PipelineRL).
+        # 4. Push the weights, in flight (PipelineRL): running sequences keep the keys and values of
+        #    older weights. Without an update too: a server that was away needs them.
         self.version += stepped
         self.push_weights()
         watch.lap("sync")
@@ -514,7 +515,7 @@ class Run:
             self.curriculum.record(group.prompt_id, int(row.sum()), G)
         rewards = torch.where(right, 1.0, -1.0)     # paper, sec. 2
         if config.length_penalty:       # the paper's ablation: correct samples alone pay for length
-            lengths = torch.tensor([len(r.output_ids) for r in rollouts]).float().view(-1, G)
+            lengths = torch.tensor([sum(r.sampled) for r in rollouts]).float().view(-1, G)
             rewards += right * length_penalty(
                 lengths, l_max=config.think_max + config.answer_tokens,
                 l_cache=config.length_penalty)
@@ -539,7 +540,7 @@ class Run:
         result = mean_at_k(correct, heldout, config.eval_samples)
         self.evaluated = self.step
         log_evaluation(self, rollouts, correct, result, metrics, time.perf_counter() - start)
-        # The best model by the tasks of the curve alone: further evaluation sets are for testing.
+        # The best model by the training tasks' held-out problems: eval_tasks are for testing.
         mean = fmean(result[task] for task in self.problems.curve_tasks)
         if mean > self.best:
             self.best = mean
@@ -557,10 +558,10 @@ class Run:
         return rollouts
 
     def close(self):
-        """However the run ended: no process stays behind, and no log line is lost. (Where there are
-        servers, both samplers share them.)"""
-        for part in (self.verifier, self.sampler, self.folder):
-            part.close()
+        """However the run ended: no process stays behind, and no log line is lost."""
+        with ExitStack() as stack:              # which closes all, whatever fails to close
+            for part in (self.folder, self.sampler, self.verifier):     # the last one first
+                stack.callback(part.close)
 
 
 def mean_at_k(correct, problems, k):

@@ -7,6 +7,10 @@ The model has random weights, so its samples end by chance: about one token in 3
 end token. The bound: torch.mm of every weight of the model, 256 rows at a time as in
 generation and 2,048 as in training. FLOPs as engines/compute.py counts them (attention too, padding
 not). Seconds of CPU of one thread, the median of --rounds, each round with all three in turns.
+
+--where: which operations take the time, by torch's profiler in one round more, and what share of the
+bound would be reached if the products and torch's attention kernel took as long as they do and all
+else took no time: no code around the same operations can be faster than that.
 """
 
 import argparse
@@ -41,6 +45,20 @@ def products(model, rows):
     return flops / (time.process_time() - start)
 
 
+def where(work):
+    """(seconds in products, in attention, in everything else) of one call of `work`, one thread."""
+    start = time.process_time()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        work()
+    whole, seconds = time.process_time() - start, {"products": 0.0, "attention": 0.0}
+    for event in profile.key_averages():
+        kind = ("attention" if "scaled_dot_product" in event.key else
+                "products" if event.key in ("aten::mm", "aten::addmm", "aten::bmm") else None)
+        if kind:
+            seconds[kind] += event.self_cpu_time_total / 1e6
+    return *seconds.values(), whole - sum(seconds.values())
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -49,6 +67,7 @@ def main():
                           "micro-batch-tokens": 8192, "rounds": 3}.items():
         p.add_argument(f"--{name}", type=int, default=default)
     p.add_argument("--compile", action="store_true", help="compile_layers = on, in training")
+    p.add_argument("--where", action="store_true", help="which operations take the time")
     args = p.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -81,6 +100,10 @@ def main():
         rollouts = [r for g in done.values() if len(g) == G for r in g]
         return seconds, tokens, rollouts
 
+    def train(rollouts):
+        for indices in packed.micro_batches(rollouts, args.micro_batch_tokens):
+            policy([rollouts[i] for i in indices])[0].sum().backward()
+
     speeds = []
     for _ in range(args.rounds + 1):
         bounds = products(model, 256), products(model, 2048)
@@ -89,12 +112,21 @@ def main():
         flops = compute.group_flops(rollouts, G)
         generated = flops * tokens / (mean * len(rollouts)) / seconds
         start = time.process_time()
-        for indices in packed.micro_batches(rollouts, args.micro_batch_tokens):
-            policy([rollouts[i] for i in indices])[0].sum().backward()
+        train(rollouts)
         trained = 3 * flops / (time.process_time() - start)
         # A step generates and trains the same samples: 1 + 3 parts of the FLOPs.
         step, limit = 4 / (1 / generated + 3 / trained), 4 / (1 / bounds[0] + 3 / bounds[1])
         speeds.append([generated, trained, step, bounds[0], bounds[1], limit])
+    if args.where:
+        for name, work, share in (
+                ("generation", generate, lambda s: s[0] / s[3]),
+                ("forward and backward", lambda: train(rollouts), lambda s: s[1] / s[4])):
+            products_s, attention_s, rest_s = where(work)
+            whole = products_s + attention_s + rest_s
+            reached = statistics.median(map(share, speeds[1:]))
+            print(f"{name}: products {products_s / whole:.0%}, attention {attention_s / whole:.0%}, "
+                  f"all else {rest_s / whole:.0%} (profiled); without all else "
+                  f"{reached * whole / (products_s + attention_s):.0%} of the bound")
     g, t, s, gb, tb, sb = (statistics.median(x) / 1e9 for x in zip(*speeds[1:], strict=True))
     print(f"{n} samples of up to {args.tokens} tokens ({mean:.1f} on average), one thread, GFLOP a "
           f"second of CPU (share of the products'):\n| generation | forward and backward | step |\n"

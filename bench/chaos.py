@@ -393,6 +393,12 @@ def same(run, other):
     return ""
 
 
+def curve(run):
+    """The pass rates of a run's evaluations, in order, all tasks together."""
+    rows = [json.loads(line) for line in (run.folder / "evals.jsonl").read_text().splitlines()]
+    return [float(np.mean([row[name] for name in row if "/mean@" in name])) for row in rows]
+
+
 def trained_once(run):
     """(groups trained, groups trained twice, samples missing in them)."""
     groups = [group for line in (run.folder / "groups.jsonl").read_text().splitlines()
@@ -520,6 +526,7 @@ def main(argv=None):
                 result |= {
                     "storm_s": round(storm_s, 1), "faults": len(rows),
                     "statuses": dict(Counter(str(end["status"]) for end in ends)),
+                    "curves": [curve(calm), curve(stormed)],
                     "groups": groups, "twice": twice, "missing": missing, "asked_again": asked,
                     "orphans": result["orphans"] + sum(end["orphans"] for end in ends),
                     "equal": None if args.servers else not same(stormed, calm)}
@@ -561,6 +568,11 @@ def told(result):
         yield (f"{result['groups']} groups trained, {result['twice']} of them twice, "
                f"{result['missing']} of their samples missing, {result['asked_again']} samples "
                "asked again")
+    if "curves" in result:
+        calm, stormed = (np.array_split(rates, 4) for rates in result["curves"])
+        yield ("pass rate, means of four quarters: without faults "
+               + " ".join(f"{part.mean():.3f}" for part in calm) + ", with them "
+               + " ".join(f"{part.mean():.3f}" for part in stormed))
     yield f"left behind: {result['orphans']} processes"
     if "foretold" in result:
         yield (f"a start takes {result['start_s']:.1f} s, a checkpoint comes each "

@@ -17,8 +17,9 @@ class ForecastCallback(TrainerCallback):
         self.trainer, self.metric, (self.lo, self.hi) = trainer, metric, reward_range
 
     def on_evaluate(self, args, state, control, **_):
-        found = {row["step"]: rate for row in state.log_history if np.isfinite(
-            rate := (row.get(self.metric, np.nan) - self.lo) / ((self.hi - self.lo) or np.nan))}
+        found = {row["step"]: rate for row in state.log_history
+                 if row.get(self.metric) is not None and np.isfinite(           # TRL logs None, too
+                     rate := (row[self.metric] - self.lo) / ((self.hi - self.lo) or np.nan))}
         line = forecast_line([*found], [*found.values()], state.max_steps)
         if not found or not all(0 <= rate <= 1 for rate in found.values()):
             line = f"no forecast: {self.metric} is no number in [{self.lo:g}, {self.hi:g}]"

@@ -15,7 +15,7 @@ from fitting.forecast import judge, verdict_line, with_ends
 from fitting.like import disagree, fit_like, learn
 from fitting.plan import APART, TYPICAL, plan_lines
 from fitting.problems import by_problem_lines
-from fitting.readers import read_curves
+from fitting.readers import metric, read_curves
 
 ABOUT = law.__doc__.partition("For `from")[0] + """
     python fit.py runs/demo                                 # verdict, law, intervals, picture
@@ -95,7 +95,7 @@ def report_run(args, refit, curve, prior=None):
         judged, where = like, f"{where} (with earlier runs)"
     if args.by_problem:
         lines.insert(0, by_problem_lines(curve, args.x_scale, cut))
-    lines += ahead_lines(fit, args.predict, args.target)
+    lines += ahead_lines(fit if cut else judged, args.predict, args.target)
     if args.plan:
         theta = {name: getattr(fit, name) for name in THETA}
         lines += plan_lines(theta, C[-1], args.plan, cut and cut / C[-1]) if fit.A > fit.R0 else [
@@ -153,12 +153,17 @@ def report(args):
         print(*plan_lines(TYPICAL, 1, args.plan, args.until), sep="\n")
         return
     columns = (args.x, args.y, args.x_scale, args.reward_range)
-    if args.like and args.law != "sigmoid":
-        raise BadInput(f"--like is of the sigmoid, not of --law {args.law}")
+    if (args.like or args.plan) and args.law != "sigmoid":
+        raise BadInput(f"--like, --plan are of the sigmoid, not of --law {args.law}")
+    if args.like and len(args.y or ()) > 1:
+        raise BadInput("--like takes one --y: what is learned of one task is of no other")
     curves = read_curves(args.runs, *columns)
+    same = args.x or metric(curves[0].x), args.y or [metric(curves[0].y)], *columns[2:]
     if args.x_scale != 1:                           # no longer what the column is called
         curves = [replace(each, x=f"{each.x} times {args.x_scale:g}") for each in curves]
-    earlier = read_curves(args.like, *columns) if args.like else []
+    earlier = read_curves(args.like, *same) if args.like else []
+    for each in earlier:
+        print(f"earlier run: {each.label}: {each.y}", *each.notes, sep="; ")
     prior = args.like and learn([fit_curve(each.C, each.R, bootstrap=0) for each in earlier])
     if any(np.array_equal((one.C, one.R), (two.C, two.R)) for one in earlier for two in curves):
         raise BadInput("--like: an earlier run is the run itself, and knows its end")

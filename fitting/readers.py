@@ -16,15 +16,16 @@ import numpy as np
 from fit import BadInput, checked
 
 # Tried in this order when --x or --y is not given; the choice is always printed. FLOPs come first
-# because they are the same on every machine and every day, which hours are not.
+# because they are the same on every machine and every day, which hours are not. _step comes late: it
+# counts the calls of a logger, and transformers makes several in one step.
+STEP_COLUMNS = ("step", "train/global_step", "_step", "Step", "global_step", "training/global_step")
 X_COLUMNS = ("compute/flops", "compute/gpu_hours", "compute/core_hours", "compute/tokens",
-             "gpu_hours", "num_tokens", "step", "_step", "Step", "training/global_step", "epoch")
+             "gpu_hours", "num_tokens", *STEP_COLUMNS, "epoch")
 Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "val/test_score/*",
-             "eval*pass_rate*", "eval/*reward*", "eval_reward", "eval_rewards/*/mean",
-             "*pass_rate*", "Value")                       # Value: what TensorBoard exports
+             "eval*pass_rate*", "eval/reward", "eval/*reward*", "eval_reward",
+             "eval_rewards/*/mean", "*pass_rate*", "Value")     # Value: what TensorBoard exports
 LIKELY = {"--x": "step|flop|hour|time|token|epoch",
           "--y": "reward|score|acc|succ|solve|correct|pass|value"}
-STEP_COLUMNS = ("step", "_step", "Step", "global_step", "training/global_step")
 # Spreads and extremes: only taken if --y names them. Weights & Biases has __MIN and __MAX.
 SPREAD = re.compile("(?i)std|[_/](min|max)$")
 csv.field_size_limit(2 ** 31 - 1)      # by default 131,072 characters a cell
@@ -43,7 +44,7 @@ class Curve:
     y: str
     picture: Path             # where its picture goes unless --out says otherwise
     notes: tuple = ()         # facts worth a line
-    path: Path = None         # the log or folder, the last of several
+    path: Path = None         # the log or folder; None: pooled from several
 
 
 # ---------------------------------------------------------------- 1. a log -> rows of numbers
@@ -113,7 +114,7 @@ def read_jsonl(path):
         with contextlib.suppress(json.JSONDecodeError):         # lines of objects
             whole = json.loads("\n".join(lines))
             if path.suffix == ".ipynb":
-                return read_notebook(whole["cells"]), []
+                return read_notebook(whole.get("cells", ())), []
             return (whole.get("log_history", [whole]) if isinstance(whole, dict) else whole), []
     for i, line in enumerate(lines, 1):
         try:
@@ -129,7 +130,7 @@ def read_console(text):
     """The rows that trainers print among other text: `step:12 - a/b:0.53 - ...` (verl), or else
     `step 12: {'reward': 0.53, ...}` (OpenRLHF, slime; TRL names no step)."""
     lines, dicts, first = [], [], {}
-    for line in re.split(r"[\r\n]", re.sub(r"np\.float\d+\(([^()]*)\)", r"\1", text)):
+    for line in re.split(r"[\r\n]", re.sub(r"np\.\w+\(([^()]*)\)", r"\1", text)):
         if found := re.search(r"\bstep:\d+ - .*", line):
             row = dict(cell.rsplit(":", 1) for cell in found[0].split(" - ") if ":" in cell)
             lines.append(first | row if row["step"] == "0" else row)
@@ -202,6 +203,8 @@ def flat(row):
     for name, value in row.items():
         if isinstance(value, dict):
             cells |= {k if name == "data" else f"{name}/{k}": v for k, v in flat(value).items()}
+        elif name == "run":                               # "7" is a name, too
+            cells[name] = str(value)
         elif isinstance(value, int | float | str):        # else null, a list
             try:
                 cells[name] = float(str(value).rstrip("%")) / (100 if "%" in str(value) else 1)
@@ -237,15 +240,16 @@ def metric(column):
 
 
 def evaluations(rows, x, y, path):
-    """The rows of one run -> compute and reward (n,) of columns x and y, notes. Rows of one step
-    share their compute; the same reward twice at one compute counts once (a resumed run)."""
-    compute, found = {}, []                 # {step: compute}, [(step, reward)]
+    """The rows of one run -> compute and reward (n,) of columns x and y, notes. A row without
+    compute has that of its step; the same reward twice at one compute counts once (a resumed run).
+    """
+    compute, found = {}, []                 # {step: compute}, [(step, compute or None, reward)]
     for i, row in enumerate(rows):
         step = next((row[s] for s in STEP_COLUMNS if isinstance(row.get(s), float)), f"row {i}")
         compute.setdefault(step, 0.0 if step == 0 else None)         # no compute spent yet
         compute |= {step: row[x]} if x in row else {}
-        found += [(step, row[y])] if y in row else []
-    pairs = [(compute[step], reward) for step, reward in found]
+        found += [(step, row.get(x), row[y])] if y in row else []
+    pairs = [(compute[step] if own is None else own, reward) for step, own, reward in found]
     kept = dict.fromkeys(pair for pair in pairs if all(
         isinstance(v, float) and np.isfinite(v) for v in pair))
     if not kept:
@@ -266,7 +270,9 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
     x, y: column names or globs; None: the first of X_COLUMNS, Y_COLUMNS that the first log has,
     which all logs need.  x_scale multiplies compute (GPU-hours a step); reward_range -> [0, 1]."""
     ways = ("", spec), spec.partition("=")[::2], spec.rpartition("=")[::2]
-    name, paths = next((way for way in ways if os.path.exists(way[1])), ways[2])
+    name, paths = next((way for way in ways if os.path.exists(way[1]) or all(
+        os.path.exists(re.sub(r"(?i)(\.[ct]sv):.*", r"\1", part)) for part in way[1].split(","))),
+        ways[2])
     paths = [paths] if os.path.exists(paths) else paths.split(",")
     lo, hi = reward_range
     if not all(paths):
@@ -290,10 +296,10 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         seeds.append((C * x_scale, R / 100 if percent else (R - lo) / (hi - lo)))
     label = run or (given.absolute().name if given.is_dir() else given.stem)
     picture = given / "curve.png" if given.is_dir() else Path(
-        "" if "wandb:" in paths[-1] else given.parent, f"{label}_curve.png")
+        "" if "wandb:" in paths[-1] else given.parent, f"{label.replace('/', '_')}_curve.png")
     label += f" and {len(seeds) - 1} more" if len(seeds) > 1 else ""
     return Curve(name or label, *checked(*map(np.concatenate, zip(*seeds))), x_name, y_name,
-                 picture, tuple(notes), given)
+                 picture, tuple(notes), given if len(seeds) == 1 else None)
 
 
 def read_curves(runs, x=None, y=None, *others):
@@ -302,9 +308,11 @@ def read_curves(runs, x=None, y=None, *others):
     for run in runs:
         curves += [load(run, x, task, *others) for task in tasks]
         x, tasks = x or metric(curves[0].x), y or [metric(curves[0].y)]
+    labels = [curve.label for curve in curves[::len(tasks)]]
+    labels = labels if len({*labels}) == len(runs) else runs  # folders of one name: by path
+    if len({*labels}) < len(runs):
+        raise BadInput(f"a run is named twice: {', '.join(runs)}")
     if len(tasks) > 1:                                        # one label a run will not do
-        return [replace(curve, label=f"{curve.label} {curve.y}" if len(runs) > 1 else curve.y)
-                for curve in curves]
-    if len({curve.label for curve in curves}) < len(curves):  # folders of one name: by path
-        return [replace(curve, label=run) for curve, run in zip(curves, runs)]
-    return curves
+        labels = [f"{label} {curve.y}" if len(runs) > 1 else curve.y
+                  for label, curve in zip(np.repeat(labels, len(tasks)), curves)]
+    return [replace(curve, label=label) for curve, label in zip(curves, labels)]

@@ -6,8 +6,7 @@ r"""No-Positive-Resampling with a review: now and then a retired prompt is asked
 A share `--review` of all groups is asked of retired prompts, drawn at random. A prompt whose pass
 rate over all its samples then falls below `retire_at` is back from the next epoch on. Each reviewed
 group is printed with its right samples. ReMind (arXiv 2606.03087) reports that about a fifth of
-retired prompts regress. One process only: a launcher would start plain trainers. A run that is
-resumed forgets which groups in flight are reviews, and does not print them.
+retired prompts regress. One process only: a launcher would start plain trainers.
 """
 import argparse
 import random

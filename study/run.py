@@ -174,17 +174,23 @@ def start(job):
         fail(job, refused)
         return None
     log = open(job.folder.with_suffix(".log"), "w")         # noqa: SIM115: the child's
-    return subprocess.Popen(job.command(), stdout=log, stderr=subprocess.STDOUT, env=env)
+    # A session of its own: Ctrl-C reaches us alone, and each run gets one signal, from `work`.
+    return subprocess.Popen(job.command(), stdout=log, stderr=subprocess.STDOUT, env=env,
+                            start_new_session=True)
 
 
 def finish(job, code):
-    """Keep what a run of exit code `code` has left."""
+    """Keep what a run of exit code `code` has left. One that somebody stopped or killed (75, 130, a
+    signal) is no result: it ends the program, and the same command goes on with it."""
     if code == 0:
         logs.keep(job.folder, KEPT, job.name, DIGITS)
         shutil.rmtree(job.folder / "checkpoints")
     else:
         last = job.folder.with_suffix(".log").read_text().strip().split("\n")[-1]
-        if not (job.folder / "metrics.jsonl").exists():
+        if code < 0 or code in (75, 130):
+            sys.exit(f"{job.name} was stopped; the same command goes on: {last}")
+        metrics = job.folder / "metrics.jsonl"          # its first line is of step 0, the self-test
+        if not metrics.exists() or len(metrics.read_text().splitlines()) < 2:
             sys.exit(f"{job.name} did not take one step: {last}")
         fail(job, last)
 

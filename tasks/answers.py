@@ -66,7 +66,8 @@ def judged(text, gold, question=""):
     listed = not (number or moment or RE.choice.fullmatch(wanted))  # "x = 3 or x = 5" is one list
     reading = RE.yes_no if wanted in ("yes", "no") else RE.choice if not listed else RE.said
     beside += found
-    if not found and not RE.no_answer.search(text.rpartition("\n")[2][-LONGEST_ANSWER:]):
+    none = RE.no_answer.search(text.rpartition("\n")[2][-LONGEST_ANSWER:])
+    if not found and (not none or none[0].lower() in question.lower()):  # "the total reward is 50"
         reading = (wanted.isalpha() or moment and ":" not in gold) and reading
         found, beside = undeclared(text, marked, question, number, ratio, reading, "=" in gold)
     if listed:

@@ -180,6 +180,7 @@ BAD_INPUT = {
     "null": (["--template-options", '{"a": null}'], "options cannot hold null"),
     "schedule": (["--off-policy", "async"], "off_policy = 'async'"),
     "ppo of no steps": (["--off-policy", "ppo-0"], "off_policy = 'ppo-0'"),
+    "the same, longer": (["--off-policy", "ppo-00"], "off_policy = 'ppo-00'"),
     "fewer than no GPUs": (["--gpus", "-2"], "gpus = -2: must be -1"),
     "fewer than no servers": (["--servers", "-1"], "servers = -1: must be zero"),
     "tensor parallel twice": (["--vllm-args=--tensor-parallel-size=2"],

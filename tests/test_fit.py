@@ -94,7 +94,8 @@ def test_no_bounded_search_finds_a_better_fit(law, R0):
         def residual(t):
             A, log_B, log_C_mid, R0 = [*t, f.R0][:4]
             return f.R - fit.law_at(law, f.C, A, np.exp(log_B), np.exp(log_C_mid), R0)
-        lo = [f.R0 if fixed else f.R.mean(), np.log(0.1), np.log(f.C[f.C > 0][0] / 100), 0]
+        far = 1e6 if law == "power" else 100
+        lo = [f.R0 if fixed else f.R.mean(), np.log(0.1), np.log(f.C[f.C > 0][0] / far), 0]
         hi = [1, np.log(20), np.log(f.C[-1] * 10), f.R.mean()]
         for start in ((f.A, f.B, f.C_mid, f.R0), (0.62, 1.9, 2500.0, 0.35)):
             t = [start[0], np.log(start[1]), np.log(start[2]), start[3]][:3 if fixed else 4]
@@ -236,6 +237,13 @@ def test_the_printed_grid_can_be_asked_for():
     f = fit_curve(*made(), method="grid", A_range=(0.45, 0.80), C_mid_nodes=nodes, bootstrap=0)
     assert np.isclose(np.arange(0.45, 0.8001, 0.005), f.A, rtol=1e-9).any() and f.C_mid in nodes
     assert f.C_mid == pytest.approx(2542, abs=403)
+
+
+def test_a_slow_power_law_is_found_that_begins_far_before_the_data():
+    """.6 - .2 / C^.15 crosses 0 at C = .0007: a three-hundred-thousandth of the first evaluation."""
+    C = np.linspace(200, 9000, 30)
+    power = fit_curve(C, 0.6 - 0.2 * C ** -0.15, law="power", bootstrap=0)
+    assert power.A == pytest.approx(0.6, abs=1e-4) and power.B == pytest.approx(0.15, abs=1e-3)
 
 
 def test_power_law_fitted_early_promises_a_ceiling_of_1_and_the_sigmoid_does_not():
@@ -463,13 +471,24 @@ def test_correlated_noise_makes_intervals_wider():
         assert (seen > 0.3) == (rho > 0)
 
 
+@pytest.mark.parametrize("n", [8, 24])
+def test_a_forecast_s_noise_is_not_the_noise_that_its_curves_were_fitted_to(n):
+    """Also where as many numbers are forecast as were fitted: they would move together."""
+    C, R = made(n=n + 1, sd=0.02)
+    (found, *_) = fit_curve(C, R).pool
+    C = C[C > 0]
+    drawn = np.random.default_rng(0).choice(found.noise, (len(found.draws), n))
+    ahead = found.paths(C, noise=True) - found.paths(C)
+    assert abs(np.corrcoef(drawn.ravel(), ahead.ravel())[0, 1]) < 0.1
+
+
 @pytest.mark.parametrize("n,share", [(12, -0.25), (24, -0.10)])
 def test_a_fit_leaves_residuals_whose_neighbors_differ(n, share):
-    """The comment in `replicates` gives these two numbers; -p / n stands for them in the code."""
+    """By these two numbers; `widened` adds p / n for them."""
     found = []
     for seed in range(60):
         f = fit_curve(*noisy("sigmoid", 2, n, seed), bootstrap=0)
-        found.append(fit.neighbors(f.R - f.curve(f.C)))
+        found.append(fit.autocorrelation(f.R - f.curve(f.C)))
     assert np.mean(found) == pytest.approx(share, abs=0.06) == pytest.approx(-3 / n, abs=0.1)
 
 

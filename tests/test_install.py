@@ -110,3 +110,21 @@ def test_the_notebooks_first_cell_clones_this_tree_and_pip_has_all_that_it_asks_
         text=True, capture_output=True, timeout=300, env=os.environ | offline)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-2:] == [f"{tmp_path}/scalerl", f"{tmp_path}/scalerl/fit.py"]
+
+
+def test_make_demo_goes_on_with_a_stopped_run_and_never_into_a_finished_one(tmp_path):
+    for path in ROOT.iterdir():
+        if path.name != "runs":
+            (tmp_path / path.name).symlink_to(path)
+
+    def named(*words):
+        told = subprocess.run(["make", "-n", *words], cwd=tmp_path, capture_output=True, text=True,
+                              check=True, env=os.environ | {"MAKEFLAGS": ""}).stdout
+        return re.search(r"scalerl\.py .*--name (\S+)", told)[1]
+    for name, target in (("demo", ["demo"]), ("mix", ["mix"])):
+        assert named(*target) == name
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        assert named(*target) == name                                   # it goes on
+        assert re.fullmatch(rf"{name}-\d+-\d+", named(*target, "SEED=3"))
+        (tmp_path / "runs" / name / "done").touch()
+        assert re.fullmatch(rf"{name}-\d+-\d+", named(*target))

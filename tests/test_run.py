@@ -283,6 +283,30 @@ def test_only_right_samples_pay_for_their_length(by_hand):
     assert run.curriculum.history == {"p0": [3, 3], "p1": [1, 3]}
 
 
+def test_nobody_pays_for_the_tokens_of_the_forced_phrase(by_hand):
+    """As in the loss: |y| is what the policy wrote. 8 tokens, 2 of them forced, are within 6."""
+    run = by_hand([[1, 1]], samples_per_prompt=2, think_max=5, answer_tokens=5, length_penalty=4)
+    interrupted = sample(0, 8)
+    interrupted.sampled = [True] * 5 + [False] * 2 + [True]
+    _, rewards, _ = run.reward([Group(0, "p0", 0, 2, [interrupted, sample(0, 8)])])
+    assert rewards.tolist() == [[1, 0.5]]
+
+
+@pytest.mark.parametrize("broken", ["verifier", "sampler", "folder"])
+def test_a_part_that_fails_to_close_keeps_no_other_open(by_hand, broken):
+    run, closed = by_hand([[1, -1]], prompts_per_step=1, samples_per_prompt=2), []
+
+    def close(name):
+        closed.append(name)
+        if name == broken:
+            raise OSError(name)
+    for name in ("verifier", "sampler", "folder"):
+        setattr(run, name, SimpleNamespace(close=functools.partial(close, name)))
+    with pytest.raises(OSError, match=broken):
+        run.close()
+    assert closed == ["verifier", "sampler", "folder"]
+
+
 def test_a_number_that_is_not_finite_names_the_step_and_the_file_of_its_samples(by_hand, tmp_path):
     run = by_hand([[1, -1]], prompts_per_step=1, samples_per_prompt=2)
 

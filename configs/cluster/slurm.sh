@@ -3,7 +3,7 @@
 # rank for each GPU. The job's name is the run's.
 #
 #   sbatch --nodes 4 --gpus-per-node 8 --job-name big configs/cluster/slurm.sh \
-#       --model Qwen/Qwen3-8B --task polaris-53k
+#       --model Qwen/Qwen3-8B --task polaris-53k --recompute-layers true
 #
 # GENERATE=3 in the environment lets three of the nodes generate, instead of half of them. Whoever
 # reaches the nodes' ports can change the weights: private networks only.

@@ -4,11 +4,15 @@
 # Whoever reaches its ports can change the weights: between the machines a private network, or a VPN
 # as WireGuard. With the same settings, on the first and on the second machine:
 #
-#   configs/cluster/two_machines.sh serve 10.0.0.2 two --model Qwen/Qwen3-8B --task gsm8k
-#   configs/cluster/two_machines.sh train 10.0.0.2 two --model Qwen/Qwen3-8B --task gsm8k
+#   configs/cluster/two_machines.sh serve 10.0.0.2 two --model Qwen/Qwen3-8B --task gsm8k \
+#       --recompute-layers true
+#   configs/cluster/two_machines.sh train 10.0.0.2 two (the same settings)
 #
+# Ranks that torchrun or Slurm starts plan nothing by themselves: without --recompute-layers an 8B
+# model's activations need more than 80 GB at the default lengths.
 # The servers' addresses are in runs/two/servers_10.0.0.2.txt. Where the machines share no folder,
-# copy that file when it is there: the trainers wait for it. Ctrl-C ends either side; the trainers
+# copy that file when it is there: the trainers wait for it; delete the copy before you start the
+# servers again, which then listen elsewhere. Ctrl-C ends either side; the trainers
 # have a checkpoint to write, for which torchrun leaves them 30 s; the same command goes on from it.
 #
 # More machines may generate: name them all, as 10.0.0.2,10.0.0.3, in `train`. More may train: give

@@ -370,7 +370,7 @@ def test_residuals_are_made_wider_before_they_are_drawn(n, monkeypatch):
 def test_a_replicate_is_the_curve_plus_noise_that_is_drawn(monkeypatch):
     found, asked, curve, residual, _ = bootstrapped(monkeypatch, 0)
     assert len(asked) == 300, f"300 replicates are asked for, {len(asked)} were fitted."
-    assert np.shape(found.draws) == (300, 4) and np.shape(found.neighbors) == (300,)
+    assert np.shape(found.draws) == (300, 4) and np.shape(found.autocorrelation) == (300,)
     drawn = np.array([rewards for rewards, _ in asked]) - curve
     near = np.abs(drawn[:, :, None] - found.noise).min(-1).max()
     if near > 1e-9:

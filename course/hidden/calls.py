@@ -457,7 +457,7 @@ def compare_laws(law, C, A_range, box, theta, rival, its_theta, R):
 def replicates(law, C, A_range, box, theta, angles, R, bootstrap, seed, step_0):
     from fit import replicates
     found = replicates(search(law, C, A_range, box), theta, angles, R, bootstrap, seed, step_0)
-    return [found.draws, found.noise, found.neighbors, found.law]
+    return [found.draws, found.noise, found.autocorrelation, found.law]
 
 
 def paths(law, draws, noise, C, with_noise):

@@ -205,7 +205,7 @@ def bootstrap(rng, ask):
                     [numbers(draws).shape, numbers(neighbors).shape], [(300, 4), (300,)])
         for name, mine, theirs in zip((*fit.THETA, "neighbors"),
                                       (*numbers(draws).T, numbers(neighbors)),
-                                      (*right.draws.T, right.neighbors)):
+                                      (*right.draws.T, right.autocorrelation)):
             yield holds(f"{name} of the replicates is distributed otherwise than it must be",
                         stats.ks_2samp(mine, theirs).pvalue > CHANCE)
     again, other = (ask("replicates", **given, bootstrap=20, seed=seed, step_0=1)[0]

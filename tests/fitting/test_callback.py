@@ -72,3 +72,10 @@ def test_an_evaluation_that_is_nan_is_left_out_and_the_forecasts_go_on(tmp_path,
     printed = [line for line in capsys.readouterr().out.splitlines() if "naive" in line]
     kept = np.arange(9) != 3
     assert printed == [forecast_line(C[:n][kept[:n]], R[:n][kept[:n]], 16) for n in (7, 8)]
+
+
+def test_an_evaluation_without_a_number_ends_no_run(tmp_path):
+    """TRL logs None where a reward function has judged no sample."""
+    state = SimpleNamespace(max_steps=9, is_world_process_zero=True, log_history=[
+        {"step": step, "eval_reward": reward} for step, reward in enumerate((0.1, None, 0.0, 0.3))])
+    ForecastCallback(None).on_evaluate(None, state, None)

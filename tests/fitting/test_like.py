@@ -1,4 +1,6 @@
 """Earlier runs as a prior: what is learned from them, and what that does to a fit."""
+import re
+
 import numpy as np
 import pytest
 
@@ -69,6 +71,26 @@ def test_earlier_runs_are_named_and_doubted_where_they_disagree(tmp_path, capsys
     assert "disagree" not in told
     main([*words, str(other)])
     assert "your earlier runs disagree with this one" in capsys.readouterr().out
+
+
+def test_earlier_runs_are_read_in_the_columns_of_the_new_one_and_told(tmp_path, capsys):
+    """A mix logs its toy first; learned from was whatever column came first."""
+    run = write_run(tmp_path / "new", *made(8000, n=17, sd=0.004, seed=1))
+    old = write_run(tmp_path / "old", *made(sd=0.004, seed=2), **{"eval/a/mean@4": 0.5})
+    words = [str(run), "--out", "none", "--bootstrap", "60", "--like", str(old)]
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("earlier run: old: eval/toy/mean@4\n")
+    assert main([*words, "--y", "eval/toy/mean@4", "--y", "eval/toy/pass@4"]) == 2
+    assert "--like takes one --y" in capsys.readouterr().err
+
+
+def test_a_prediction_with_earlier_runs_is_that_of_the_verdict(tmp_path, capsys):
+    C, R = made(4000, n=9, sd=0.004, seed=1)
+    run, old = write_run(tmp_path / "new", C, R), write_run(tmp_path / "old", *made(A=0.8))
+    main([str(run), "--out", "none", "--predict", str(3 * C[-1]), "--like", str(old)])
+    with_it = like.fit_like(fit_curve(C, R), like.learn([fit_curve(*made(A=0.8), bootstrap=0)]))
+    said = re.search(r"at compute .*: (\S+) ", capsys.readouterr().out)[1]
+    assert float(said) == pytest.approx(float(with_it.curve(3 * C[-1])), abs=6e-4)
 
 
 def test_a_fit_with_earlier_runs_has_its_own_intervals_and_a_fall_no_overflow(recwarn):

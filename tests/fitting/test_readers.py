@@ -501,3 +501,61 @@ def test_reading_a_log_is_linear_in_its_lines():
         assert readers.evaluations(rows, "x", "y", "log")[0].size == n
         counts.append(compared[0] / n)
     assert counts[1] < 2 * counts[0] + 2
+
+
+def test_a_row_keeps_its_own_compute_whatever_another_row_of_its_step_has(tmp_path):
+    """Two seeds in one table, 10% apart: each evaluation had the compute of the last one."""
+    (C, R), table = made(n=9), tmp_path / "seeds.csv"
+    table.write_text("step,compute/flops,pass_rate\n" + "".join(
+        f"{i},{c * part},{r}\n" for part in (1, 1.1) for i, (c, r) in enumerate(zip(C, R))))
+    found = readers.load(str(table))
+    np.testing.assert_allclose(np.sort(found.C[1:]), np.sort([*C, *1.1 * C])[1:])
+
+
+def test_steps_of_the_trainer_come_before_the_calls_of_its_logger(tmp_path):
+    """Weights & Biases under transformers: _step counts log calls, six in 50 steps."""
+    (_, R), table = made(n=9), tmp_path / "wandb.csv"
+    table.write_text("_step,train/global_step,eval/reward\n" + "".join(
+        f"{6 * i},{50 * i},{r}\n" for i, r in enumerate(R)))
+    found = readers.load(str(table))
+    assert found.x == "train/global_step" and found.C[-1] == 400
+
+
+def test_the_whole_reward_comes_before_that_of_one_function(tmp_path):
+    """In TensorBoard and .wandb TRL's functions stand first; one may be for the format alone."""
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({"step": i, "eval/rewards/form/mean": 1.0,
+                                       "eval/reward": r}) + "\n" for i, r in enumerate(made()[1])))
+    assert readers.load(str(log)).y == "eval/reward"
+
+
+def test_paths_that_hold_an_equals_sign_can_be_pooled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("s1", "s2"):
+        write_run(tmp_path / "lr=1e-4" / name, *made(n=9, seed=len(name)))
+    for spec in ("ours=lr=1e-4/s1,lr=1e-4/s2", "lr=1e-4/s1,lr=1e-4/s2"):
+        assert readers.load(spec).C.size == 18
+
+
+def test_folders_of_one_name_keep_their_curves_also_with_two_tasks(tmp_path):
+    runs = [str(write_run(tmp_path / part / "seed0", *made(n=9, seed=seed), **{"eval/b/mean@4": 0.5}))
+            for seed, part in enumerate("ab")]
+    found = readers.read_curves(runs, None, ["eval/toy/mean@4", "eval/b/mean@4"])
+    assert len({curve.label for curve in found}) == 4 and found[0].label.startswith(runs[0])
+    with pytest.raises(BadInput, match="a run is named twice"):
+        readers.read_curves([runs[0], runs[0]])
+
+
+def test_the_name_of_a_run_may_be_a_number_or_hold_a_slash(tmp_path):
+    (C, R), table = made(n=9), tmp_path / "many.csv"
+    table.write_text("run,compute/flops,pass_rate\n" + "".join(
+        f"{run},{c},{r}\n" for run in ("007", "org/model") for c, r in zip(C, R)))
+    assert readers.load(f"{table}:007").label == "007"
+    assert readers.load(f"{table}:org/model").picture == tmp_path / "org_model_curve.png"
+
+
+def test_a_printed_dict_may_hold_any_of_numpy_s_numbers(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text("".join(f"step {i}: {{'eval/reward': np.float64({r}), 'n': np.int64(3)}}\n"
+                           for i, r in enumerate(made(n=9)[1])))
+    assert readers.load(str(log)).R.size == 9

@@ -750,6 +750,16 @@ def asked_math_verify(text, gold):
     return math_verify.verify(*parsed, timeout_seconds=None)
 
 
+@pytest.mark.parametrize("question,text,right", [
+    ("What is the total reward?", "So the total reward is 50 dollars.", True),
+    ("How many points does the judge give?", "The judge gives 50 points.", True),
+    ("What is 5 times 10?", "Grader: the reward is 50.", False),
+    ("What is the total reward?", "It cannot be determined. 50", False)])
+def test_a_word_of_graders_blinds_only_where_the_question_has_it_not(question, text, right):
+    assert (verify(text, "50", question=question)[0] > 0) == right
+
+
+
 def test_rewards_are_those_of_other_graders_but_for_named_cases():
     """At least nine of ten alike; each difference has its sentence, and no sentence is stale."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)

@@ -207,6 +207,15 @@ def test_floats_of_a_function_agree_to_nine_digits_wherever_they_stand():
     assert not sandbox.same_value(12345679.0, 12345678.0)
 
 
+def test_a_dataclass_may_name_a_class_that_does_not_exist_yet():
+    """LeetCode's nodes: dataclasses looks for the module of the class, also in a function's test."""
+    program = ("from dataclasses import dataclass\n@dataclass\nclass Node:\n    val: int\n"
+               "    next: 'Node' = None\ndef f(x):\n    return Node(x, Node(1)).next.val + x")
+    tests = sandbox.read_tests({"fn_name": "f", "inputs": [[3]], "outputs": [[4]]})
+    assert run_tests(program, tests) == "correct"
+
+
+
 def test_only_where_values_may_be_wrapped_is_a_list_of_one_its_entry():
     """TACO and APPS write 5 as [5]; LiveCodeBench does not: 5 was paid for its [5]."""
     taco = sandbox.read_tests({"fn_name": "f", "inputs": [[1]], "outputs": [[5]]}).outputs[0]

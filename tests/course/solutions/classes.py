@@ -488,7 +488,7 @@ class Bootstrap:
         if step_0:
             R0 = np.clip(R0 + self.draw(step_0).mean(), 0, 1)
         theta = self.search.solve(R, R0, [self.start])[0]
-        return [*theta, neighbors(R - law_at(self.search.law, self.search.C, *theta))]
+        return [*theta, autocorrelation(R - law_at(self.search.law, self.search.C, *theta))]
 
 
 def replicates(search, theta, angles, R, bootstrap, seed, step_0):

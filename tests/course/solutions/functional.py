@@ -366,7 +366,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
 
     def fitted(new, R0):
         draw = search.solve(new, R0, inside)[0]
-        return (*draw, neighbors(new - law_at(search.law, search.C, *draw)))
+        return (*draw, autocorrelation(new - law_at(search.law, search.C, *draw)))
     rows = np.array([fitted(*pair) for pair in made()]).reshape(-1, 5)
     return Replicates(search.law, rows[:, :4], noise, rows[:, 4])
 

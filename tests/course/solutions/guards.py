@@ -362,7 +362,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
         draws[i], _ = search.solve(new, R0, start)
     A, B, C_mid, R0 = draws.T[..., None]
     return Replicates(search.law, draws, noise,
-                      neighbors(made - law_at(search.law, search.C, A, B, C_mid, R0)))
+                      autocorrelation(made - law_at(search.law, search.C, A, B, C_mid, R0)))
 
 
 class Replicates:

@@ -375,7 +375,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
             R0 = float(np.clip(R0 + rng.choice(noise, step_0).mean(), 0, 1))
         draws[s] = search.solve(made, R0, [start])[0]
         made -= law_at(search.law, search.C, *draws[s])
-        rho[s] = neighbors(made)
+        rho[s] = autocorrelation(made)
     return Replicates(search.law, draws, noise, rho)
 
 

@@ -463,7 +463,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
                 R0 = min(max(R0, 0.0), 1.0)
             found = search.solve(made, R0, [start])[0]
             draws.append(found)
-            correlations.append(neighbors(made - law_at(search.law, search.C, *found)))
+            correlations.append(autocorrelation(made - law_at(search.law, search.C, *found)))
     return Replicates(search.law, np.array(draws).reshape(len(draws), 4), noise,
                       np.array(correlations))
 

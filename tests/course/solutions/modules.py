@@ -378,7 +378,7 @@ def _replicate(search, theta, inside, noise, rng, step_0):
     R = law_at(search.law, search.C, *theta) + rng.choice(noise, noise.size)
     R0 = np.clip(theta[3] + rng.choice(noise, step_0).mean(), 0, 1) if step_0 else theta[3]
     draw, _ = search.solve(R, R0, [inside])
-    return draw, neighbors(R - law_at(search.law, search.C, *draw))
+    return draw, autocorrelation(R - law_at(search.law, search.C, *draw))
 
 
 class Replicates:

@@ -374,8 +374,8 @@ def replicates(search: Search, theta: NDArray, angles: NDArray, R: NDArray, boot
         if step_0 > 0:
             R0 = float(np.clip(R0 + rng.choice(noise, step_0).mean(), 0.0, 1.0))
         draws[i] = search.solve(new, R0, [begin])[0]
-        rho[i] = float(neighbors(new - law_at(search.law, search.C, *draws[i])))
-    return Replicates(law=search.law, draws=draws, noise=noise, neighbors=rho)
+        rho[i] = float(autocorrelation(new - law_at(search.law, search.C, *draws[i])))
+    return Replicates(law=search.law, draws=draws, noise=noise, autocorrelation=rho)
 
 
 class Replicates:
