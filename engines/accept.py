@@ -80,9 +80,8 @@ def check_packed(model):
 
 
 def prepare(model):
-    """Have `model` (a transformers causal LM, fp32) computed in packed rows or, if it cannot be, by
-    its own forward pass, in place and without dropout. Returns it. Raises ValueError: either would
-    be another model than transformers computes."""
+    """Have `model` (a transformers causal LM, fp32) computed in packed rows, or by its own forward
+    pass, in place and without dropout. Returns it. Raises ValueError: either would be wrong."""
     if is_packed(model) or hasattr(model, "slow_because"):
         return model
     # vLLM computes some families (OLMo 2, SmolLM3, ...) by transformers' class, whose __call__ it
@@ -90,8 +89,7 @@ def prepare(model):
     model.base_model.do_not_compile = True
     before = model.eval().config._attn_implementation
     check_any(model)
-    # transformers 5.19 cuts those of Nemotron-H below its `time_step_min`, in full passes alone;
-    # its decoding, vLLM and the published code do not.
+    # transformers 5.19 cuts Nemotron-H's below `time_step_min` in full passes: nothing else does.
     for module in model.modules():
         if hasattr(module, "time_step_limit"):
             module.time_step_limit = (0.0, math.inf)

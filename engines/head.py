@@ -63,8 +63,7 @@ class TokenLogprobs(torch.autograd.Function):
         temperature, chunk_tokens, operand_dtype, head_fp32, softcap = ctx.settings
         # backward() may be called inside an autocast region, which would round our products.
         with torch.autocast(hidden.device.type, enabled=False):
-            # Made again: with its rounded copy of the weight, ctx would keep it while all layers
-            # below go backward.
+            # Made again: ctx would keep its rounded weight while all layers below go backward.
             head = Head(weight, temperature, operand_dtype, head_fp32, softcap)
             grad_hidden = torch.zeros_like(hidden)
             # fp32 while chunks are added up: in bf16 the sum stops growing after some 256 chunks.

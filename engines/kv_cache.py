@@ -1,8 +1,7 @@
 """kv_cache.py: keys and values of the sequences that are being generated, one slot a sequence.
 
 The model calls its attention back, layer by layer (packed.py).
-Axes: S slots, n running sequences, m new prompts, C longest prompt, J key-value heads, D head size.
-"""
+Axes: S slots, n running sequences, m new prompts, C longest prompt, J key-value heads of size D."""
 
 import torch
 
@@ -20,8 +19,7 @@ class Slots:
 
     keys, values   (layers, S, J, length, D), so that attention reads each head in one piece
     lengths (S,)   tokens in the cache
-    active         running sequences, always the first slots (`keep` sees to it): attention reads a
-                   view of them
+    active         running sequences, always the first slots (`keep` sees to it), to read a view
     width          tokens of the longest of them; the CPU knows it without waiting for a GPU"""
 
     def __init__(self, model, slots, length):

@@ -21,8 +21,7 @@ from engines.own_forward import is_packed, text_config
 from engines.trained_model import checkpoint_and_compile
 from sampler import Interruption
 
-# Families that vLLM 0.32's CPU build computes with old weights after a push, or cannot be pushed to
-# (measured on tiny random ones: docs/models.md).
+# Families to which vLLM 0.32's CPU build cannot be pushed, or keeps old weights (docs/models.md).
 WRONG_ON_VLLM = {"gpt_oss", "mixtral", "qwen3_next"}
 # Tensors beside the weights in files that no config calls quantized, or of an adapter.
 NOT_WHOLE = re.compile(r"weight_scale|input_scale|scale_inv$|[.]scales$|[.]q(weight|zeros)$|"
@@ -148,8 +147,7 @@ def load_trained(config, processes):
 
 
 def interruption_of(config, tokenizer):
-    phrase = tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"] \
-        if config.interrupt_phrase else []
+    phrase = tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"]
     return Interruption(config.think_min, config.think_max, config.answer_tokens, tuple(phrase),
                         end=config.think_close)
 
@@ -172,14 +170,12 @@ def longest_tokens(config, tokenizer, model, prompt_tokens=1):
     limit = getattr(text_config(model), "max_position_embeddings", None) or math.inf
     if (over := prompt_tokens + output - limit) > 0:
         raise ConfigError(f"think_max = {config.think_max}: a sequence may take {limit + over} "
-                          f"tokens, the model has {limit}: lower think_max or answer_tokens "
-                          f"by {over}")
+                          f"tokens, the model has {limit}: lower it or answer_tokens by {over}")
     return output, min(config.prompt_tokens + output, limit)
 
 
 def settle_engine(config, servers=False):
-    """Turn engine = "auto" into "vllm", where there is one, or into "transformers"; once, so that a
-    resumed run keeps it. Raises ConfigError."""
+    """Turn engine = "auto", for good, into "vllm" or "transformers". Raises ConfigError."""
     servers = servers or config.vllm_url
     if config.engine == "auto":
         config.engine = "vllm" if servers or (

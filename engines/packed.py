@@ -45,8 +45,7 @@ def forward(model, input_ids, position_ids, attend):
 
 
 def heads(config):
-    """(H, J, D) of a transformers config: query heads, key-value heads, and their size; the most
-    of any layer, where they differ (Gemma 4)."""
+    """(H, J, D) of a config: query heads, key-value heads, their size; the most of any layer."""
     config = config.get_text_config(decoder=True)
     layers = config.per_layer_config if config.is_heterogeneous else [config]
     H = config.num_attention_heads
@@ -147,8 +146,7 @@ class MaskedAttention:
 
 
 class DenseAttention:
-    """Attention of n sequences in padded blocks, each of sequences of similar lengths: in a single
-    block most would be padding.
+    """Attention of n sequences in blocks of similar lengths: most of a single one would be padding.
     queries, keys: n tensors each, places in the row. The last keys are the queries."""
 
     def __init__(self, queries, keys, dtype, device):
