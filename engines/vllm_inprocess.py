@@ -74,7 +74,7 @@ class VllmSampler(TwoRequests):
             hf_overrides={"head_dtype": HEAD[head_fp32]},
             logprobs_mode="processed_logprobs",         # after temperature
             generation_config="vllm",                   # not the model's own top-p and top-k
-            # A swap on a CPU packs weights anew: compiled code would keep the old. A GPU's does not.
+            # On a CPU a swap packs weights anew, and compiled code would keep the old ones.
             enforce_eager=eager or not torch.cuda.is_available(),
             # With a step in flight at a swap, its tokens would get the new version's label.
             async_scheduling=False,

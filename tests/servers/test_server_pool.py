@@ -23,8 +23,7 @@ from served import Fake, connect, drained, free_port, push, until  # noqa: F401
 from config import Config, ConfigError
 from command.make_run import make_samplers
 from servers.server import ServerError, ServerFailed, check_answer
-from servers.pool import ServerPool
-from servers.sampler import ServerSampler
+from servers.pool import ServerPool, ServerSampler
 from sampler import Interruption
 from scaleout.launch import server_command
 
