@@ -30,7 +30,7 @@ from config import ConfigError
 
 CODE = Path(__file__).parent.parent
 KEPT = 2            # checkpoints: the last, and one before it should that be damaged
-EVALUATION = "evaluation.jsonl"             # the answers of the last one: evaluation.py
+EVALUATION = "evaluation.jsonl"             # the answers of the last one: `KeptAnswers`
 LOGS = ("metrics.jsonl", "evals.jsonl", "groups.jsonl", "samples.jsonl")
 
 
