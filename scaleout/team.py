@@ -111,8 +111,7 @@ class Alone:
 def deal(batches, costs, size):
     """[each rank's (micro-batch, share) pairs]: equally many, because the ranks meet in each one.
     batches: lists of sample indices, costs: their tokens. A round takes as long as its largest,
-    hence the order. Share 0.0: nothing was left for a rank, it repeats the cheapest without effect.
-    """
+    hence the order. Share 0.0: nothing was left for a rank, it repeats the cheapest for nothing."""
     order = sorted(range(len(batches)), key=lambda i: -costs[i])
     ranks = [[(batches[i], 1.0) for i in order[rank::size]] for rank in range(size)]
     for mine in ranks:
