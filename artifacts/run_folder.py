@@ -1,5 +1,4 @@
-"""run_folder.py: runs/NAME, where a run writes down what it is and what happened in it. What each
-file there holds is in docs/metrics.md."""
+"""run_folder.py: runs/NAME, what a run is and what happened in it; its files: docs/metrics.md."""
 
 import contextlib
 import dataclasses
@@ -67,8 +66,7 @@ class RunFolder:
         print(f"{self.path} starts over; what it was is now {old}.", flush=True)
 
     def make(self, device):
-        """The folder of a new run; device: the trainer's. config.toml comes last: without it there
-        is no run yet, should this be killed half-way."""
+        """The folder of a new run; device: the trainer's. It is a run once it has its config.toml."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.lock()
         parts = f"{self.config.task}+{self.config.eval_tasks}".split("+")

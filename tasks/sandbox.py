@@ -84,8 +84,7 @@ def read_tests(value, metadata=None):
     return UnitTests([i for i, _ in pairs], [o for _, o in pairs], name)
 
 
-# A block is closed by a bare fence, before any other fence: else it was cut off. `++` does not go
-# back, which would take minutes for some texts.
+# A bare fence closes a block, before any other, else it was cut off. `++`: no going back for hours.
 BLOCK = re.compile(r"^[ \t]*+(```|~~~)[`~]*+[ \t]*+([\w+-]*+).*+\n"
                    r"((?:(?![ \t]*+(?:\1|```)).*+\n)*+)[ \t]*+\1[`~]*+[ \t]*+$", re.M)
 

@@ -166,8 +166,7 @@ class Verifier(contextlib.AbstractContextManager):
     __exit__ = close
 
     def rewards(self, rollouts, problems, tokenizer):
-        """(list of -1.0 or +1.0, log) of rollouts; problems: {prompt_id: Problem}. A truncated
-        sample has no answer, whatever its text says: -1."""
+        """(list of -1.0 or +1.0, log) of rollouts; problems {id: Problem}. Truncated ones: -1."""
         items, opens = [], self.think_tags[0]
         for rollout in rollouts:
             problem, text = problems[rollout.prompt_id], ""
