@@ -66,7 +66,7 @@ class RunFolder:
         print(f"{self.path} starts over; what it was is now {old}.", flush=True)
 
     def make(self, device):
-        """The folder of a new run; device: the trainer's. It is a run once it has its config.toml."""
+        """The folder of a new run; device: the trainer's. It is a run once config.toml is there."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.lock()
         parts = f"{self.config.task}+{self.config.eval_tasks}".split("+")

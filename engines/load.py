@@ -98,8 +98,7 @@ def load_model(config, shapes_only=False):
                           f"other shapes; they would be random: {', '.join(wrong[:4])}")
     unread = sorted(info.get("unexpected_keys", ()))
     if quantized := [*filter(NOT_WHOLE.search, unread)]:
-        raise ConfigError(f"{about}the files have quantized weights or an adapter inside "
-                          f"({quantized[0]}, ...): {whole}")
+        raise ConfigError(f"{about}quantized weights or an adapter ({quantized[0]}, ...): {whole}")
     if unread:
         tell(f"note: {about}{len(unread)} tensors of the files belong to no part of this model and "
              f"are left out: {', '.join(unread[:4])}")
@@ -107,8 +106,7 @@ def load_model(config, shapes_only=False):
         tell(f"note: {about}computed by the model's own forward pass, at about a quarter of the "
              f"speed of packed rows: {model.slow_because}")
     if model.config.model_type != settings.model_type:
-        tell(f"note: {about}only its text part ({type(model).__name__}) is trained, and saved "
-             "without the rest")
+        tell(f"note: {about}only its text part ({type(model).__name__}) is trained and saved")
     return model, tokenizer
 
 
@@ -183,8 +181,7 @@ def settle_engine(config, servers=False):
     if servers and config.engine != "vllm":
         raise ConfigError(f"engine = {config.engine!r}: servers are vLLM's; use \"auto\"")
     if config.engine == "vllm" and not config.vllm_url and takes_gpu(config):
-        raise ConfigError("gpus = 0: this vLLM is built for GPUs, and would take one all the same; "
-                          "--engine transformers")
+        raise ConfigError("gpus = 0: this vLLM is built for GPUs; take --engine transformers")
 
 
 def takes_gpu(config):

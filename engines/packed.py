@@ -137,11 +137,10 @@ class MaskedAttention:
 
     def __call__(self, q, k, v, scaling):
         (n, H, R, D), J = q.shape, k.shape[1]
-        queries = H // J * R
-        if self.mask.shape[2] < queries:        # once for all layers, which keep it for backward
+        q = q.reshape(n, J, H // J * R, D)
+        if self.mask.shape[2] < q.shape[2]:     # once for all layers, which keep it for backward
             self.mask = self.mask.repeat(1, 1, H // J, 1)
-        out = F.scaled_dot_product_attention(q.reshape(n, J, queries, D), k, v, self.mask,
-                                             scale=scaling)
+        out = F.scaled_dot_product_attention(q, k, v, self.mask, scale=scaling)
         return out.reshape(n, H, R, D)
 
 
