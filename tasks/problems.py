@@ -167,7 +167,6 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
 @dataclass
 class Problems:
     """The problems of one run, by id, and their prompts."""
-
     train: dict  # id -> Problem
     heldout: dict  # id -> Problem, to evaluate on: held-out ones, then those of evaluation sets
     curve_tasks: set  # of the held-out ones: their pass rate is the curve, the others are shown

@@ -36,7 +36,6 @@ class Killed(SandboxError):
 
 class Limits(NamedTuple):
     """What one test may use. The paper is silent; 6 s a test is LiveCodeBench's, the rest ours."""
-
     cpu_s: int = 6
     wall_s: float = 10.0
     memory_bytes: int = 1 << 30  # of address space
@@ -46,7 +45,6 @@ class Limits(NamedTuple):
 class UnitTests(NamedTuple):
     """Texts for standard input and from standard output or, with the name of a function (or method
     of a class Solution), lists of its arguments and of the values that are right."""
-
     inputs: list
     outputs: list
     fn_name: str | None = None

@@ -98,7 +98,6 @@ def expression(text):
     """The SymPy expression of a LaTeX text; None if Math-Verify cannot read it."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
-
     # Without its list of units: that has t and m, and would read 3t^2-4t as 3t^2-4.
     config = LatexExtractionConfig(normalization_config=NormalizationConfig(
         malformed_operators=True, nits=True))
@@ -114,7 +113,6 @@ def expression(text):
 def same(gold, found):
     """Math-Verify's comparison; no decimal is a root (it rounds to 6 digits, here to 15)."""
     from math_verify import verify
-
     return verify(gold, found, float_rounding=15, timeout_seconds=None,
                   allow_set_relation_comp=True)
 
@@ -123,7 +121,6 @@ def is_answer(found, gold, asked):
     """Whether a formula with the gold value is worked out: no inequality to solve, no derivative,
     not what was asked in any order, nor of its kind (a product, to expand) if the gold is not."""
     from sympy import Add, Derivative, Expr, Mul, Number, Pow, Rel, Set
-
     def worked_out(one):  # x^2 of the tree x*x; powers of numbers may be huge, and stay
         return one.func(*map(worked_out, one.args)) if one.args and one.free_symbols else one
 
