@@ -11,7 +11,6 @@ Every rank writes its own rows, and any number of ranks reads them back. A folde
 another name and renamed when it is whole: a kill leaves the checkpoint before. (What a power cut
 leaves empty, its checksum tells.) Reading one runs no code in it: of state.pt, a pickle, torch
 reads tensors, numbers, texts, lists and the records of sampler.py alone."""
-
 import hashlib
 import itertools
 import json

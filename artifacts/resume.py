@@ -2,7 +2,6 @@
 
 The five files know nothing of checkpoints: the state of their objects is taken, and given back,
 between two steps. The engines on vLLM have state() and load_state() of their own."""
-
 import contextlib
 import json
 from collections import deque

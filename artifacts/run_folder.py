@@ -1,5 +1,4 @@
 """run_folder.py: runs/NAME, what a run is and what happened in it; its files: docs/metrics.md."""
-
 import contextlib
 import dataclasses
 import itertools

@@ -1,5 +1,4 @@
 """settings.py: a run's settings as a TOML file, and what is refused of them."""
-
 import contextlib
 import dataclasses
 import json

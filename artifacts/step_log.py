@@ -1,7 +1,6 @@
 """step_log.py: what a step and an evaluation write to the logs, and what an evaluation shows.
 
 Columns have the names of other projects where those have one, so that runs can be compared."""
-
 import contextlib
 import io
 import math

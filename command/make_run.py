@@ -1,5 +1,4 @@
 """make_run.py: from the settings to a `scalerl.Run` with all of its parts."""
-
 import functools
 import math
 import sys

@@ -1,5 +1,4 @@
 """One page about one run, a file without scripts, fonts or links: python scalerl.py --report RUN"""
-
 import io
 from base64 import b64encode
 from html import escape

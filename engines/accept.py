@@ -3,7 +3,6 @@
 Many families mix tokens otherwise than by attention over all earlier ones: packed rows would
 compute another model, in silence. These are computed by their own forward pass, or refused. Some
 settings tell; for the rest a few tokens are scored in three ways (docs/models.md)."""
-
 import contextlib
 import inspect
 import math

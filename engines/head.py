@@ -5,7 +5,6 @@ tokens of a vocabulary of 152k are 10 GB of fp32 logits, three times with plain 
 exist for `chunk_tokens` tokens at a time, and the backward pass computes them again, but for those
 of the last chunk (bench/head.py: time and memory beside the plain lines and torch's checkpoint).
 Axes: T tokens, c tokens of one chunk, H hidden, V vocabulary."""
-
 import torch
 
 # Numbers of a block, which stays in a CPU's L2 cache between max, exp and the sums (2 MB of fp32: 6

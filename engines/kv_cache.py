@@ -2,7 +2,6 @@
 
 The model calls its attention back, layer by layer (packed.py).
 Axes: S slots, n running sequences, m new prompts, C longest prompt, J key-value heads of size D."""
-
 import torch
 
 from engines.own_forward import GroupCaches, is_packed

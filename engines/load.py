@@ -1,6 +1,5 @@
 """load.py: from the settings to what computes: the model, its tokenizer, its device, the engine.
 What they do not allow is refused in one sentence, a ConfigError, before minutes of loading."""
-
 import contextlib
 import functools
 import importlib.metadata

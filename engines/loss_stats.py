@@ -2,7 +2,6 @@
 
 The mean of the means of micro-batches is wrong when they differ in size. So `statistics` returns
 sums, minima and maxima, which merge exactly, and only `merge_stats` divides."""
-
 import operator
 
 import torch

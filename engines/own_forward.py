@@ -8,7 +8,6 @@ For models that a packed row cannot serve: sliding windows, linear attention, co
                  cost: a forward pass for each group, not one for all.
 
 About a quarter of the packed speed (docs/models.md). Axes: n rows, T tokens of the longest."""
-
 import copy
 from types import SimpleNamespace
 

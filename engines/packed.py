@@ -12,7 +12,6 @@ which came with the forward pass, from `Pack` in training, from `Slots` (kv_cach
 So both agree to rounding (1e-5 in fp32). The layout is ours: the paper does not tell its own.
 Axes: m prompts, n outputs (samples), T tokens in the row, K output tokens, H query heads, J
 key-value heads, D head size, R queries and L keys of the longest sequence of a block."""
-
 import copy
 import functools
 import math

@@ -1,5 +1,4 @@
 """trained_model.py: what samplers and checkpoints ask of a trainer; how its layers run."""
-
 import functools
 import types
 

@@ -3,7 +3,6 @@
 Weights are swapped between two decode steps, and running sequences keep their cache (PipelineRL).
 The version of each token is vLLM's own record. Unlike `TransformersSampler` it draws from the
 global generators of torch and numpy, and starts unfinished samples again when a run is resumed."""
-
 import copy
 import itertools
 import os

@@ -2,7 +2,6 @@
 
 Its trainers run scalerl.py again, with the environment of torchrun and --vllm-url. On several
 machines others start the trainers, and this file the servers of each (--serve-only)."""
-
 import importlib.util
 import json
 import os

@@ -1,5 +1,4 @@
 """scaleout/memory.py: does a run fit? From its model's shapes alone, a tenth to spare. Ours."""
-
 import os
 from collections import namedtuple
 from pathlib import Path

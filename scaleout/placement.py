@@ -2,7 +2,6 @@
 
 The paper gives 64 GPUs to generation and 16 to training, and names no rule. Ours: there both sides
 are equally fast, and a step takes as long as the slower one."""
-
 import contextlib
 import random
 import socket

@@ -3,7 +3,6 @@
 On GPUs accelerate shards the model (FSDP2: fp32 weights, fp32 reduction); on CPUs every rank has
 all of it, and gloo sums the gradients. Rank 0 runs the training loop with a `SharedTrainer`, whose
 calls the other ranks repeat. torch sends them pickled: private networks only."""
-
 import contextlib
 import datetime
 import functools

@@ -4,7 +4,6 @@ A server is lost (not connected), stale (without the current weights: no request
 is: no new requests, pause (running sequences keep their keys and values), send, finish, resume. If
 any of it fails, the server is lost, and its unfinished samples are asked again elsewhere. A request
 has no deadline; a server that counts no new token for one is lost."""
-
 import asyncio
 import contextlib
 import queue

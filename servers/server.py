@@ -1,5 +1,4 @@
 """server.py: one vLLM server, all in the loop of pool.py: its routes, its part in a push."""
-
 import asyncio
 import base64
 import concurrent.futures

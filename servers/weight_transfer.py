@@ -1,7 +1,6 @@
 """weight_transfer.py: how weights travel from the trainer to the workers of one vLLM server:
 between CPUs inside the request, to worker.py; between GPUs over NCCL, to vLLM's own other end. Rank
 0 and the workers of one server are a group, so a dead server breaks no other."""
-
 import base64
 import threading
 

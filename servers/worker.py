@@ -1,6 +1,5 @@
 """worker.py: what the workers of a vLLM server load, to receive weights on a CPU: a weight transfer
 backend "http". They come inside the requests (`Server.receive`)."""
-
 import base64
 import math
 import multiprocessing

@@ -5,7 +5,6 @@ The paper (sec. 2, 3) trains on math problems and holds 1,000 out to draw its cu
     >>> load_task("toy", "train", heldout=512)[0].trace
     '4+0=4;4+7=1;1+8=9</think>9'
 """
-
 import contextlib
 import hashlib
 import json

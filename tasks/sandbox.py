@@ -5,7 +5,6 @@ containers), behind Landlock: no network, no environment, nothing to write to, n
 library; with limits, without capabilities, behind a filter of system calls. The expected outputs
 stay on this side. A program may start threads, but no process: so nothing can outlive it.
 A sandbox is no proof: the kernel itself is in reach. sandbox_child.py goes on from here."""
-
 import errno
 import functools
 import json

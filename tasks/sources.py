@@ -1,7 +1,6 @@
 """Where problems come from: generators, files, data sets of the Hugging Face hub.
 
 No randomness that is not seeded, and no problem is left out in silence."""
-
 import contextlib
 import csv
 import hashlib

@@ -8,7 +8,6 @@ with a deadline, as Math-Verify's own works in the main thread only.
     >>> verify(r"It is \boxed{[2, 3)}.", r"x \in [2,3)")
     (1.0, 'correct')
 """
-
 import ast
 import contextlib
 import functools

@@ -9,7 +9,6 @@ always added wrongly, which sets the ceiling. All of it is ours.
 
 The warm start keeps 512 problems back, as many as configs/demo.toml evaluates on; a run without
 that file holds out 1,000: give it --heldout-prompts 512, or make the model with --heldout 1000."""
-
 import argparse
 import itertools
 import json
