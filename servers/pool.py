@@ -20,8 +20,7 @@ import aiohttp
 
 from engines.two_requests import TwoRequests
 from sampler import Request, Rollout
-from servers.server import BadAnswer, Server, ServerError, ServerFailed
-from servers.weight_transfer import buckets
+from servers.server import BadAnswer, Server, ServerError, ServerFailed, buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
 RETRY_S = 1.0                           # between two tries to connect one
