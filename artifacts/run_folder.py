@@ -80,10 +80,8 @@ class RunFolder:
             "python": platform.python_version(), "machine": platform.platform(),
             "device": torch.cuda.get_device_name() if device == "cuda"
             else f"CPU, {torch.get_num_threads()} threads", "git": commit(),
-            # Each package's file is read once: .name and .version would parse it twice. Of two of a
-            # name on the path Python imports the first, which is therefore written last.
-            **{(about := package.metadata)["Name"]: about["Version"]
-               for package in reversed([*distributions()])}}, indent=1))
+            # Of two of a name on the path Python imports the first, which is written last.
+            **{each.name: each.version for each in reversed([*distributions()])}}, indent=1))
         self.write_config()
 
     def lock(self):

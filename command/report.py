@@ -127,9 +127,8 @@ def chart(title, points):
     """A figure of a column by step, as wide as a phone."""
     figure, ((ax,),) = figures.empty(3.4, 1.9, 1, 1)
     size = -(-len(points) // BINS)
-    parts = np.split(points, range(size, len(points), size))
-    ax.plot(*np.array([part.mean(0) for part in parts]).T, ".-", color=figures.BLUE, linewidth=1,
-            markersize=2)
+    means = np.array([part.mean(0) for part in np.split(points, range(size, len(points), size))])
+    ax.plot(*means.T, ".-", color=figures.BLUE, linewidth=1, markersize=2)
     ax.set_title(title, fontsize=10, loc="left")
     ax.locator_params(nbins=4)
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.12g}")   # no sum or factor beside it

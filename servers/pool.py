@@ -180,8 +180,7 @@ class ServerPool:
 
     def _lose(self, server, why):
         if server.state != "lost":
-            say(f"{server.url} is lost: {why}; its {len(server.requests)} samples are asked again "
-                "as soon as a server is ready")
+            say(f"{server.url} is lost: {why}; its {len(server.requests)} samples wait for another")
             self.counters.update(losses=1, resubmitted=len(server.requests))
         elif why != server.why:
             say(f"{server.url} is awaited: {why}")

@@ -104,8 +104,7 @@ class Server:
         version = (await self.get("/version"))["version"]
         config = (await self.get("/server_info?config_format=json"))["vllm_config"]
         if wrong := wrong_settings(self.pool, version, config):
-            raise ServerRefused(f"{self.url}: {'; '.join(wrong)}; start it with "
-                                "--serve-only, or as --dry-run prints it")
+            raise ServerRefused(f"{self.url}: {'; '.join(wrong)}; start it as --dry-run prints it")
         self.slots = min(self.pool.slots, config["scheduler_config"]["max_num_seqs"]
                          * config["parallel_config"]["data_parallel_size"])
         self.workers = (await self.get("/get_world_size"))["world_size"]
