@@ -20,7 +20,7 @@ from engines.own_forward import is_packed, text_config
 from engines.trained_model import checkpoint_and_compile
 from sampler import Interruption
 
-# Families to which vLLM 0.32's CPU build cannot be pushed, or keeps old weights (docs/models.md).
+# Families whose new weights vLLM 0.32's CPU build cannot take, or does not use (docs/models.md).
 WRONG_ON_VLLM = {"gpt_oss", "mixtral", "qwen3_next"}
 # Tensors beside the weights in files that no config calls quantized, or of an adapter.
 NOT_WHOLE = re.compile(r"weight_scale|input_scale|scale_inv$|[.]scales$|[.]q(weight|zeros)$|"

@@ -196,7 +196,7 @@ class Server:
         label = self.label
         info, metrics = await asyncio.gather(self.get("/weight_info"), self.get("/metrics"))
         if info["weight_version"] != label == self.label:       # else a push has come meanwhile
-            raise ServerFailed("it has other weights than were pushed: a new start, or trainer?")
+            raise ServerFailed("it has other weights than were pushed: started again, or shared?")
         counts = re.findall(r"^vllm:generation_tokens_total{.*} (\S+)$", metrics, re.MULTILINE)
         tokens, now = sum(map(float, counts)), time.monotonic()
         if tokens != self.tokens or not self.requests:
