@@ -1,8 +1,3 @@
-"""artifacts: what a run writes, and how it goes on from it.
-
-    settings.py                    settings as a TOML file, and what is refused of them
-    run_folder.py, step_log.py     runs/NAME: settings, versions, logs, the progress line
-    checkpoint.py, resume.py       files of weights and optimizer; the state of everything else
-
-No decision of the paper is in here.
-"""
+"""What a run writes, and how it goes on from it: settings as TOML and what is refused of them
+(settings.py), runs/NAME, its logs and the progress line (run_folder.py, step_log.py), files of
+weights and optimizer, the state of everything else (checkpoint.py, resume.py)."""

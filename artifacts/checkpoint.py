@@ -10,9 +10,7 @@
 Every rank writes its own rows, and any number of ranks reads them back. A folder is written under
 another name and renamed when it is whole: a kill leaves the checkpoint before. (What a power cut
 leaves empty, its checksum tells.) Reading one runs no code in it: of state.pt, a pickle, torch
-reads tensors, numbers, texts, lists and the records of sampler.py alone.
-"""
-
+reads tensors, numbers, texts, lists and the records of sampler.py alone."""
 import hashlib
 import itertools
 import json
@@ -40,8 +38,7 @@ def tensors_of(model, optimizer):
 
 
 def my_rows(tensor, team):
-    """The rows that this rank writes: its shard; of a tensor that every rank has whole, as AdamW's
-    step, rank 0 writes all. A number is one row."""
+    """The rows that this rank writes: its shard; of a whole tensor, as AdamW's step, rank 0 all."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
     return torch.atleast_1d(tensor)[:0 if team.rank else None]
@@ -75,8 +72,7 @@ def load_training_state(folder, model, optimizer):
 
 
 def save(folder, model, optimizer, team, state=None):
-    """Write a checkpoint to `folder`, all ranks together. state: what is no parameter and not the
-    optimizer's, rank 0's alone. Raises OSError."""
+    """Write a checkpoint, all ranks together. state: of rank 0, all the rest. Raises OSError."""
     part = f".{team.rank:05}-of-{team.size:05}" if team.size > 1 else ""    # sorts as text
     with replacing(folder, team.rank == 0) as aside:
         team.all(None)              # rank 0 has made the folder; others see it or cannot write

@@ -1,12 +1,15 @@
 """resume.py: what a run must keep, so that a resumed one goes on as one that never stopped.
 
 The five files know nothing of checkpoints: the state of their objects is taken, and given back,
-between two steps. The engines on vLLM have state() and load_state() of their own.
-"""
-
+between two steps. The engines on vLLM have state() and load_state() of their own."""
+import contextlib
+import json
 from collections import deque
+from dataclasses import asdict
 
 import torch
+
+from sampler import Rollout
 
 
 class Stopped(Exception):
@@ -64,3 +67,49 @@ def load_sampler_state(sampler, state):
         column[: len(sampler.running)] = state["rows"][name]
     sampler.cache.load_state(state["cache"])
     sampler.random.set_state(state["random"])
+
+
+class KeptAnswers:
+    """The sampler of evaluations, with a file. An evaluation of hours that is begun again on the
+    same weights takes from there the problems before the first one with an unfinished answer. (To
+    keep every finished answer would favor short ones.) Ours; not over transformers, whose runs
+    repeat to the last digit. All that is not below is the sampler's own."""
+    FOR_TRAINING = {"prompt_ids": (), "behavior_logprobs": [], "versions": [], "sampled": []}
+
+    def __init__(self, sampler, path):
+        self.sampler, self.path, self.writes = sampler, path, False     # a self-test is not kept
+        self.kept, self.ready = {}, []  # group id -> its answers; what the next step returns
+
+    def __getattr__(self, name):
+        return getattr(self.sampler, name)
+
+    @property
+    def in_flight(self):
+        return self.sampler.in_flight + len(self.ready)
+
+    def reseed(self, seed):
+        """An evaluation begins. The seed tells its step, the version its weights."""
+        self.sampler.reseed(seed)
+        head, lines, self.kept = {"seed": seed, "version": self.sampler.version}, [], {}
+        with contextlib.suppress(OSError, ValueError), open(self.path) as file:
+            lines.extend(map(json.loads, file))         # up to one that a kill has cut off
+        for fields in lines[1:] if lines[:1] == [head] else ():
+            self.kept.setdefault(fields["group_id"], []).append(fields)
+        self.path.write_text(json.dumps(head) + "\n")
+        self.writes = True
+
+    def submit(self, request):
+        answers = self.kept.get(request.group_id, [])
+        if len(answers) == request.samples:
+            self.ready += [Rollout(**fields) for fields in answers]
+        else:
+            self.kept = {}              # nor any problem that comes later
+            self.sampler.submit(request)
+
+    def step(self):
+        rollouts, self.ready = self.ready or self.sampler.step(), []
+        if self.writes:
+            with open(self.path, "a") as file:
+                file.writelines(json.dumps(asdict(r) | self.FOR_TRAINING) + "\n" for r in rollouts)
+        self.writes &= self.in_flight > 0
+        return rollouts

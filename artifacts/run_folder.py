@@ -1,6 +1,4 @@
-"""run_folder.py: runs/NAME, where a run writes down what it is and what happened in it. What each
-file there holds is in docs/metrics.md."""
-
+"""run_folder.py: runs/NAME, what a run is and what happened in it; its files: docs/metrics.md."""
 import contextlib
 import dataclasses
 import itertools
@@ -30,7 +28,7 @@ from config import ConfigError
 
 CODE = Path(__file__).parent.parent
 KEPT = 2            # checkpoints: the last, and one before it should that be damaged
-EVALUATION = "evaluation.jsonl"             # the answers of the last one: evaluation.py
+EVALUATION = "evaluation.jsonl"             # the answers of the last one: `KeptAnswers`
 LOGS = ("metrics.jsonl", "evals.jsonl", "groups.jsonl", "samples.jsonl")
 
 
@@ -67,8 +65,7 @@ class RunFolder:
         print(f"{self.path} starts over; what it was is now {old}.", flush=True)
 
     def make(self, device):
-        """The folder of a new run; device: the trainer's. config.toml comes last: without it there
-        is no run yet, should this be killed half-way."""
+        """The folder of a new run; device: the trainer's. It is a run once config.toml is there."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.lock()
         parts = f"{self.config.task}+{self.config.eval_tasks}".split("+")
@@ -83,10 +80,8 @@ class RunFolder:
             "python": platform.python_version(), "machine": platform.platform(),
             "device": torch.cuda.get_device_name() if device == "cuda"
             else f"CPU, {torch.get_num_threads()} threads", "git": commit(),
-            # Each package's file is read once: .name and .version would parse it twice. Of two of a
-            # name on the path Python imports the first, which is therefore written last.
-            **{(about := package.metadata)["Name"]: about["Version"]
-               for package in reversed([*distributions()])}}, indent=1))
+            # Of two of a name on the path Python imports the first, which is written last.
+            **{each.name: each.version for each in reversed([*distributions()])}}, indent=1))
         self.write_config()
 
     def lock(self):

@@ -1,5 +1,4 @@
 """settings.py: a run's settings as a TOML file, and what is refused of them."""
-
 import contextlib
 import dataclasses
 import json
@@ -68,12 +67,10 @@ def check(config):
     to_toml(config)                           # refuses what a resumed run could not read
 
 
-# An environment variable of every trainer that scaleout/launch.py has started: the addresses of its
-# servers, for this start only.
+# The environment variable by which scaleout/launch.py tells its trainers their servers' addresses.
 LAUNCHED = "SCALERL_LAUNCHED"
 
-# What may differ when a command is repeated: where, how fast and how long a run computes. The
-# others have already shaped the run: its data, its samples, its weights.
+# Where, how fast and how long a run computes may differ when its command is repeated; else nothing.
 PLACE = {"steps", "save_minutes", "micro_batch_tokens", "recompute_layers", "compile_layers",
          "gpus", "servers", "trainers", "tensor_parallel", "vllm_args", "vllm_url", "deadline_s",
          "allow_mismatch"}

@@ -1,8 +1,6 @@
 """step_log.py: what a step and an evaluation write to the logs, and what an evaluation shows.
 
-Columns have the names of other projects where those have one, so that runs can be compared.
-"""
-
+Columns have the names of other projects where those have one, so that runs can be compared."""
 import contextlib
 import io
 import math
@@ -53,9 +51,8 @@ def log_step(run, groups, rewards, log, watch):
         "completions/mean_length": lengths.mean().item(),
         "completions/std_length": lengths.std(correction=0).item(),
         "completions/longest_of_group": lengths.view(rewards.shape).max(1).values.mean().item(),
-        "completions/truncated_frac":
-            sum(r.finish_reason == "length" for r in rollouts) / len(rollouts),
-        "completions/interrupted_frac": sum(r.interrupted for r in rollouts) / len(rollouts),
+        "completions/truncated_frac": fmean(r.finish_reason == "length" for r in rollouts),
+        "completions/interrupted_frac": fmean(r.interrupted for r in rollouts),
         "tokens/forced": sum(not sampled for r in rollouts for sampled in r.sampled),
         "tokens/generated": run.generated,
         "off_policy/in_flight": run.sampler.in_flight,
@@ -119,10 +116,9 @@ def log_evaluation(run, rollouts, correct, mean_at_k, metrics, seconds):
 
 
 def show_evaluation(folder, steps):
-    """Print the last evaluation in the log of a run of so many steps, above the moving line of a
-    terminal: of each task the pass rate, its gain since the evaluation before, and from the sixth
-    on the forecast of the run's end. Then FOLDER/curve.png is drawn again, of the first task, once
-    there are enough evaluations to fit."""
+    """Print the last evaluation in the log of a run of so many steps, above a terminal's moving
+    line: each task's pass rate, its gain since the one before, from the sixth on the forecast of
+    the run's end. Then FOLDER/curve.png is drawn again, of the first task, if it can be fitted."""
     from fitting import forecast, readers               # scipy: not before a run
     rows, _ = readers.read_jsonl(folder / "evals.jsonl")
     step, compute = ([row[name] for row in rows] for name in ("step", "compute/flops"))

@@ -29,8 +29,7 @@ from tasks import problems as tasks  # noqa: E402
 from overlap import served  # noqa: E402
 from sampler import Interruption, Request, TransformersSampler  # noqa: E402
 from config import Config  # noqa: E402
-from servers.pool import ServerPool  # noqa: E402
-from servers.sampler import ServerSampler  # noqa: E402
+from servers.pool import ServerPool, ServerSampler  # noqa: E402
 from engines.vllm_inprocess import VllmSampler  # noqa: E402
 
 

@@ -22,8 +22,7 @@ import torch                                                        # noqa: E402
 from served import Fake                                             # noqa: E402
 
 from sampler import Interruption, Request                           # noqa: E402
-from servers.pool import ServerPool                                 # noqa: E402
-from servers.sampler import ServerSampler                           # noqa: E402
+from servers.pool import ServerPool, ServerSampler                  # noqa: E402
 
 EOS, PROMPT, SAMPLES = 1, 500, 16
 

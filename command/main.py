@@ -1,5 +1,4 @@
 """main.py: the command line of scalerl.py: how a run begins, and how it ends."""
-
 import sys
 
 from artifacts import settings

@@ -1,5 +1,4 @@
 """make_run.py: from the settings to a `scalerl.Run` with all of its parts."""
-
 import functools
 import math
 import sys
@@ -7,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from artifacts.evaluation import KeptAnswers
+from artifacts.resume import KeptAnswers
 from artifacts.run_folder import EVALUATION
 from config import ConfigError
 from engines import load, packed
@@ -15,8 +14,7 @@ from engines.vllm_inprocess import VllmSampler
 from sampler import TransformersSampler
 from scalerl import Run
 from scaleout.memory import Estimate, device_here, host_memory
-from servers.pool import ServerPool, read_addresses
-from servers.sampler import ServerSampler
+from servers.pool import ServerPool, ServerSampler, read_addresses
 from tasks import Problem, Verifier, load_problems
 from tasks.problems import prompt_ids
 

@@ -1,5 +1,4 @@
 """options.py: the command line of scalerl.py, and its help."""
-
 import argparse
 import dataclasses
 import inspect

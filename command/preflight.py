@@ -2,7 +2,6 @@
 
 A line each, with seconds and bytes; what fails ends the run with what to change. The checkpoint is
 written before the step of rate 0 and read after it, so that nothing of it is left. Ours."""
-
 import contextlib
 import shutil
 import time

@@ -1,5 +1,4 @@
 """One page about one run, a file without scripts, fonts or links: python scalerl.py --report RUN"""
-
 import io
 from base64 import b64encode
 from html import escape
@@ -61,8 +60,7 @@ def write_report(folder):
 
 
 def one_step(path, steps):
-    """(figure, sentence) of the recorded step whose samples most versions of the weights have
-    written; (None, why) without a recorded step."""
+    """(figure, sentence) of the recorded step that most versions have written, or (None, why)."""
     lines = readers.read_jsonl(path)[0] if path.is_file() else ()
     if recorded := [line for line in lines if "timeline" in line]:
         return timeline(max(recorded, key=lambda line: len(
@@ -129,9 +127,8 @@ def chart(title, points):
     """A figure of a column by step, as wide as a phone."""
     figure, ((ax,),) = figures.empty(3.4, 1.9, 1, 1)
     size = -(-len(points) // BINS)
-    parts = np.split(points, range(size, len(points), size))
-    ax.plot(*np.array([part.mean(0) for part in parts]).T, ".-", color=figures.BLUE, linewidth=1,
-            markersize=2)
+    means = np.array([part.mean(0) for part in np.split(points, range(size, len(points), size))])
+    ax.plot(*means.T, ".-", color=figures.BLUE, linewidth=1, markersize=2)
     ax.set_title(title, fontsize=10, loc="left")
     ax.locator_params(nbins=4)
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:.12g}")   # no sum or factor beside it

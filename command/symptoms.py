@@ -2,7 +2,6 @@
 
 The rules are rows of a table in docs/is-it-working.md. Their thresholds come from runs of the toy,
 healthy and broken on purpose (results/symptoms): ours, and a large model may need others."""
-
 import re
 from pathlib import Path
 from typing import NamedTuple

@@ -3,7 +3,6 @@
 Many families mix tokens otherwise than by attention over all earlier ones: packed rows would
 compute another model, in silence. These are computed by their own forward pass, or refused. Some
 settings tell; for the rest a few tokens are scored in three ways (docs/models.md)."""
-
 import contextlib
 import inspect
 import math
@@ -80,9 +79,8 @@ def check_packed(model):
 
 
 def prepare(model):
-    """Have `model` (a transformers causal LM, fp32) computed in packed rows or, if it cannot be, by
-    its own forward pass, in place and without dropout. Returns it. Raises ValueError: either would
-    be another model than transformers computes."""
+    """Have `model` (a transformers causal LM, fp32) computed in packed rows, or by its own forward
+    pass, in place and without dropout. Returns it. Raises ValueError: either would be wrong."""
     if is_packed(model) or hasattr(model, "slow_because"):
         return model
     # vLLM computes some families (OLMo 2, SmolLM3, ...) by transformers' class, whose __call__ it
@@ -90,8 +88,7 @@ def prepare(model):
     model.base_model.do_not_compile = True
     before = model.eval().config._attn_implementation
     check_any(model)
-    # transformers 5.19 cuts those of Nemotron-H below its `time_step_min`, in full passes alone;
-    # its decoding, vLLM and the published code do not.
+    # transformers 5.19 cuts Nemotron-H's below `time_step_min` in full passes: nothing else does.
     for module in model.modules():
         if hasattr(module, "time_step_limit"):
             module.time_step_limit = (0.0, math.inf)

@@ -1,5 +1,4 @@
 """agreement.py: do sampler and trainer compute alike? Every run begins with this test."""
-
 import sys
 
 import torch

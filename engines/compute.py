@@ -10,7 +10,6 @@
 
 What is computed twice (to save memory, after an interruption) counts once; evaluation and padding
 do not count. Ours: the paper's x axis is GPU-hours, and it does not say what is in them."""
-
 from collections import Counter
 
 import torch

@@ -5,7 +5,6 @@ tokens of a vocabulary of 152k are 10 GB of fp32 logits, three times with plain 
 exist for `chunk_tokens` tokens at a time, and the backward pass computes them again, but for those
 of the last chunk (bench/head.py: time and memory beside the plain lines and torch's checkpoint).
 Axes: T tokens, c tokens of one chunk, H hidden, V vocabulary."""
-
 import torch
 
 # Numbers of a block, which stays in a CPU's L2 cache between max, exp and the sums (2 MB of fp32: 6
@@ -63,8 +62,7 @@ class TokenLogprobs(torch.autograd.Function):
         temperature, chunk_tokens, operand_dtype, head_fp32, softcap = ctx.settings
         # backward() may be called inside an autocast region, which would round our products.
         with torch.autocast(hidden.device.type, enabled=False):
-            # Made again: with its rounded copy of the weight, ctx would keep it while all layers
-            # below go backward.
+            # Made again: ctx would keep its rounded weight while all layers below go backward.
             head = Head(weight, temperature, operand_dtype, head_fp32, softcap)
             grad_hidden = torch.zeros_like(hidden)
             # fp32 while chunks are added up: in bf16 the sum stops growing after some 256 chunks.

@@ -1,9 +1,7 @@
 """kv_cache.py: keys and values of the sequences that are being generated, one slot a sequence.
 
 The model calls its attention back, layer by layer (packed.py).
-Axes: S slots, n running sequences, m new prompts, C longest prompt, J key-value heads, D head size.
-"""
-
+Axes: S slots, n running sequences, m new prompts, C longest prompt, J key-value heads of size D."""
 import torch
 
 from engines.own_forward import GroupCaches, is_packed
@@ -20,8 +18,7 @@ class Slots:
 
     keys, values   (layers, S, J, length, D), so that attention reads each head in one piece
     lengths (S,)   tokens in the cache
-    active         running sequences, always the first slots (`keep` sees to it): attention reads a
-                   view of them
+    active         running sequences, always the first slots (`keep` sees to it): a view is read
     width          tokens of the longest of them; the CPU knows it without waiting for a GPU"""
 
     def __init__(self, model, slots, length):

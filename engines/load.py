@@ -1,6 +1,5 @@
 """load.py: from the settings to what computes: the model, its tokenizer, its device, the engine.
 What they do not allow is refused in one sentence, a ConfigError, before minutes of loading."""
-
 import contextlib
 import functools
 import importlib.metadata
@@ -21,8 +20,7 @@ from engines.own_forward import is_packed, text_config
 from engines.trained_model import checkpoint_and_compile
 from sampler import Interruption
 
-# Families that vLLM 0.32's CPU build computes with old weights after a push, or cannot be pushed to
-# (measured on tiny random ones: docs/models.md).
+# Families whose new weights vLLM 0.32's CPU build cannot take, or does not use (docs/models.md).
 WRONG_ON_VLLM = {"gpt_oss", "mixtral", "qwen3_next"}
 # Tensors beside the weights in files that no config calls quantized, or of an adapter.
 NOT_WHOLE = re.compile(r"weight_scale|input_scale|scale_inv$|[.]scales$|[.]q(weight|zeros)$|"
@@ -99,8 +97,7 @@ def load_model(config, shapes_only=False):
                           f"other shapes; they would be random: {', '.join(wrong[:4])}")
     unread = sorted(info.get("unexpected_keys", ()))
     if quantized := [*filter(NOT_WHOLE.search, unread)]:
-        raise ConfigError(f"{about}the files have quantized weights or an adapter inside "
-                          f"({quantized[0]}, ...): {whole}")
+        raise ConfigError(f"{about}quantized weights or an adapter ({quantized[0]}, ...): {whole}")
     if unread:
         tell(f"note: {about}{len(unread)} tensors of the files belong to no part of this model and "
              f"are left out: {', '.join(unread[:4])}")
@@ -108,8 +105,7 @@ def load_model(config, shapes_only=False):
         tell(f"note: {about}computed by the model's own forward pass, at about a quarter of the "
              f"speed of packed rows: {model.slow_because}")
     if model.config.model_type != settings.model_type:
-        tell(f"note: {about}only its text part ({type(model).__name__}) is trained, and saved "
-             "without the rest")
+        tell(f"note: {about}only its text part ({type(model).__name__}) is trained and saved")
     return model, tokenizer
 
 
@@ -148,8 +144,7 @@ def load_trained(config, processes):
 
 
 def interruption_of(config, tokenizer):
-    phrase = tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"] \
-        if config.interrupt_phrase else []
+    phrase = tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"]
     return Interruption(config.think_min, config.think_max, config.answer_tokens, tuple(phrase),
                         end=config.think_close)
 
@@ -172,14 +167,12 @@ def longest_tokens(config, tokenizer, model, prompt_tokens=1):
     limit = getattr(text_config(model), "max_position_embeddings", None) or math.inf
     if (over := prompt_tokens + output - limit) > 0:
         raise ConfigError(f"think_max = {config.think_max}: a sequence may take {limit + over} "
-                          f"tokens, the model has {limit}: lower think_max or answer_tokens "
-                          f"by {over}")
+                          f"tokens, the model has {limit}: lower it or answer_tokens by {over}")
     return output, min(config.prompt_tokens + output, limit)
 
 
 def settle_engine(config, servers=False):
-    """Turn engine = "auto" into "vllm", where there is one, or into "transformers"; once, so that a
-    resumed run keeps it. Raises ConfigError."""
+    """Turn engine = "auto", for good, into "vllm" or "transformers". Raises ConfigError."""
     servers = servers or config.vllm_url
     if config.engine == "auto":
         config.engine = "vllm" if servers or (
@@ -187,8 +180,7 @@ def settle_engine(config, servers=False):
     if servers and config.engine != "vllm":
         raise ConfigError(f"engine = {config.engine!r}: servers are vLLM's; use \"auto\"")
     if config.engine == "vllm" and not config.vllm_url and takes_gpu(config):
-        raise ConfigError("gpus = 0: this vLLM is built for GPUs, and would take one all the same; "
-                          "--engine transformers")
+        raise ConfigError("gpus = 0: this vLLM is built for GPUs; take --engine transformers")
 
 
 def takes_gpu(config):

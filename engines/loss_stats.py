@@ -2,7 +2,6 @@
 
 The mean of the means of micro-batches is wrong when they differ in size. So `statistics` returns
 sums, minima and maxima, which merge exactly, and only `merge_stats` divides."""
-
 import operator
 
 import torch
@@ -13,8 +12,7 @@ EXTREMES = {"ratio/min": min, "ratio/max": max, "mismatch/max_abs_dlogp": max}
 
 def k3(log_ratio):
     """exp(x) - 1 - x for x = log(p/q): never below 0; its mean over samples of q is KL(q ‖ p).
-    In float64, returned in the dtype of x: in fp32 it is rounding noise of both signs at x = 1e-4.
-    """
+    In float64: in fp32 it is rounding noise of both signs at x = 1e-4. Returns the dtype of x."""
     x = log_ratio.double()
     return (x.expm1() - x).to(log_ratio.dtype)
 
@@ -53,9 +51,8 @@ def statistics(*, mask, weights, lags, log_ratio, log_rho, clipped, token_loss, 
 
 
 def merge_stats(stats_list):
-    """The metrics of a step (docs/metrics.md) from the `stats` of its micro-batches, in any order.
-    All but `loss` again as NAME/lag_k. ess: the effective sample size (Σwρ)² / (Σw Σwρ²). A step
-    without a trained token has no metrics: {}."""
+    """The metrics of a step (docs/metrics.md) from its micro-batches' `stats`; {}: nothing trained.
+    All but `loss` again as NAME/lag_k. ess: the effective sample size (Σwρ)² / (Σw Σwρ²)."""
     merged = {}  # suffix -> name -> float
     for suffix, numbers in (item for stats in stats_list for item in stats.items()):
         total = merged.setdefault(suffix, {})

@@ -8,7 +8,6 @@ For models that a packed row cannot serve: sliding windows, linear attention, co
                  cost: a forward pass for each group, not one for all.
 
 About a quarter of the packed speed (docs/models.md). Axes: n rows, T tokens of the longest."""
-
 import copy
 from types import SimpleNamespace
 
@@ -113,9 +112,11 @@ class GroupCaches:
         self.groups, self.active = [group for group in self.groups if group.slots], active
 
     def state(self):
-        """For a checkpoint: of each group its slots, and what the layers of its cache hold."""
-        return [(group.slots, [contents(layer) for layer in group.cache.layers])
-                for group in self.groups]
+        """For a checkpoint: of each group its slots, and a copy of what its cache's layers hold."""
+        kept = torch.Tensor | int | dict
+        return copy.deepcopy([(group.slots, [
+            {name: value for name, value in vars(layer).items() if isinstance(value, kept)}
+            for layer in group.cache.layers]) for group in self.groups])
 
     @torch.no_grad()
     def load_state(self, groups):
@@ -127,9 +128,3 @@ class GroupCaches:
                 vars(layer).update(tree_map_only(torch.Tensor, lambda x: x.to(self.device), held))
             self.groups.append(SimpleNamespace(cache=cache, slots=slots))
         self.active = sum(len(group.slots) for group in self.groups)
-
-
-def contents(layer):
-    """{name: tensor, number, or dict of these} of a layer of a transformers cache, copied."""
-    return copy.deepcopy({name: value for name, value in vars(layer).items()
-                          if isinstance(value, torch.Tensor | int | dict)})

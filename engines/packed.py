@@ -12,7 +12,6 @@ which came with the forward pass, from `Pack` in training, from `Slots` (kv_cach
 So both agree to rounding (1e-5 in fp32). The layout is ours: the paper does not tell its own.
 Axes: m prompts, n outputs (samples), T tokens in the row, K output tokens, H query heads, J
 key-value heads, D head size, R queries and L keys of the longest sequence of a block."""
-
 import copy
 import functools
 import math
@@ -45,8 +44,7 @@ def forward(model, input_ids, position_ids, attend):
 
 
 def heads(config):
-    """(H, J, D) of a transformers config: query heads, key-value heads, and their size; the most
-    of any layer, where they differ (Gemma 4)."""
+    """(H, J, D) of a config: query heads, key-value heads, their size; the most of any layer."""
     config = config.get_text_config(decoder=True)
     layers = config.per_layer_config if config.is_heterogeneous else [config]
     H = config.num_attention_heads
@@ -138,17 +136,15 @@ class MaskedAttention:
 
     def __call__(self, q, k, v, scaling):
         (n, H, R, D), J = q.shape, k.shape[1]
-        queries = H // J * R
-        if self.mask.shape[2] < queries:        # once for all layers, which keep it for backward
+        q = q.reshape(n, J, H // J * R, D)
+        if self.mask.shape[2] < q.shape[2]:     # once for all layers, which keep it for backward
             self.mask = self.mask.repeat(1, 1, H // J, 1)
-        out = F.scaled_dot_product_attention(q.reshape(n, J, queries, D), k, v, self.mask,
-                                             scale=scaling)
+        out = F.scaled_dot_product_attention(q, k, v, self.mask, scale=scaling)
         return out.reshape(n, H, R, D)
 
 
 class DenseAttention:
-    """Attention of n sequences in padded blocks, each of sequences of similar lengths: in a single
-    block most would be padding.
+    """Attention of n sequences in blocks of similar lengths: most of a single one would be padding.
     queries, keys: n tensors each, places in the row. The last keys are the queries."""
 
     def __init__(self, queries, keys, dtype, device):

@@ -1,5 +1,4 @@
 """trained_model.py: what samplers and checkpoints ask of a trainer; how its layers run."""
-
 import functools
 import types
 
@@ -60,8 +59,7 @@ def checkpoint_and_compile(model, recompute, compiled):
 
     recompute   each layer runs again in the backward pass, and memory no longer grows with layers x
                 tokens. transformers' own switch would turn on dropout, and off the caches.
-    compiled    by torch.compile, once for all layers and lengths, but for attention: its masks are
-                others in every micro-batch
+    compiled    by torch.compile, once for all layers and lengths, without attention: masks change
     Raises ConfigError: transformers does not name the layers."""
     layers = [m for m in model.modules() if type(m).__name__ in (model._no_split_modules or ())]
     if not layers:

@@ -4,7 +4,6 @@ A sample is two requests: prompt -> thinking, with the thinking budget; then pro
 (+ phrase, if it has not ended) -> answer, with the answer's budget. Without a phrase one request
 has both budgets. The samples of a prompt share its keys and values through vLLM's prefix cache,
 salted with the version: no request finds a block of older weights."""
-
 import queue
 from collections import Counter, deque
 from dataclasses import dataclass, replace

@@ -3,7 +3,6 @@
 Weights are swapped between two decode steps, and running sequences keep their cache (PipelineRL).
 The version of each token is vLLM's own record. Unlike `TransformersSampler` it draws from the
 global generators of torch and numpy, and starts unfinished samples again when a run is resumed."""
-
 import copy
 import itertools
 import os
@@ -67,16 +66,14 @@ class VllmSampler(TwoRequests):
         self.running: dict[str, tuple[VllmSampler, Sample]] = {}
         self.names = map(str, itertools.count())        # of requests
         length = self.prompt_tokens + interruption.longest
-        # With less room vLLM would drop a sequence, and compute it again under other weights. One
-        # block is vLLM's own.
+        # With less room vLLM would compute a sequence anew, by other weights. One block is its own.
         blocks = slots * -(-length // BLOCK_TOKENS) + 1
         self.llm = load_vllm(
             str(model), skip_tokenizer_init=True, dtype=str(dtype).removeprefix("torch."),
             hf_overrides={"head_dtype": HEAD[head_fp32]},
             logprobs_mode="processed_logprobs",         # after temperature
             generation_config="vllm",                   # not the model's own top-p and top-k
-            # The CPU build packs weights anew at a swap: nothing compiled may hold on to them. On a
-            # GPU a reload copies to the same places.
+            # On a CPU a swap packs weights anew, and compiled code would keep the old ones.
             enforce_eager=eager or not torch.cuda.is_available(),
             # With a step in flight at a swap, its tokens would get the new version's label.
             async_scheduling=False,

@@ -30,8 +30,7 @@ def empty(width, height, rows, columns, **options):
 
 
 def log_axis(axis):
-    """A logarithmic axis whose labels can be read. Below two decades matplotlib labels two ticks,
-    or so many that they stand one upon the other."""
+    """A logarithmic axis with labels to read: below two decades matplotlib has two, or a heap."""
     decades = np.ptp(np.log10(axis.get_view_interval()))
     if decades < 2:
         axis.set_major_locator(MaxNLocator(4, steps=(1, 2, 5, 10)) if decades < 0.9 else

@@ -1,9 +1,7 @@
 """scaleout/launch.py: start the processes of one machine, or say what would be started.
 
 Its trainers run scalerl.py again, with the environment of torchrun and --vllm-url. On several
-machines others start the trainers, and this file the servers of each (--serve-only).
-"""
-
+machines others start the trainers, and this file the servers of each (--serve-only)."""
 import importlib.util
 import json
 import os
@@ -72,14 +70,12 @@ def plan(config, address=""):
 
 def check_machine(config, servers=()):
     """Raises ConfigError: the command asks for GPUs that are not here, or vLLM is not."""
-    found, needed = torch.cuda.device_count(), max(config.gpus, 0)
-    if started():                               # a rank may be shown one GPU alone
-        needed = min(needed, 1)
+    found = torch.cuda.device_count()
+    needed = min(config.gpus, 1) if started() else config.gpus      # a rank may be shown one alone
     # They are counted even where CUDA does not start.
     if found < needed or (config.gpus and found and not torch.cuda.is_available()):
-        raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; is the driver "
-                          f"(nvidia-smi) new enough for CUDA {torch.version.cuda}? gpus = 0 "
-                          "computes on the CPU")
+        raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; is the driver new "
+                          f"enough for CUDA {torch.version.cuda} (nvidia-smi)? gpus = 0: the CPU")
     nccl = config.vllm_url and load.device_of(config) == "cuda"     # vLLM has the other end's code
     if (servers or nccl) and importlib.util.find_spec("vllm") is None:
         raise ConfigError("servers need vllm, which is not installed here: run `make vllm`")

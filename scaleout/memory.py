@@ -1,6 +1,4 @@
-"""scaleout/memory.py: does a run fit? From the shapes of its model alone, a tenth of the device
-left to what is not counted. Ours."""
-
+"""scaleout/memory.py: does a run fit? From its model's shapes alone, a tenth to spare. Ours."""
 import os
 from collections import namedtuple
 from pathlib import Path
@@ -67,8 +65,7 @@ class Estimate:
         self.kv = heads(self.shape)[1]                      # heads of keys and values
         self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
         self.kv_token = block_bytes(config.model, dtype) / BLOCK_TOKENS     # bytes, all layers
-        # Of a running sequence. Assumed: prompt and output half as long as they may be, the latter
-        # half written.
+        # Assumed: prompt and output are half as long as they may be, the latter half written.
         self.mean_length = (length - output) / 2 + output / 4
 
     def trainer_memory(self, trainers, recompute=False):
@@ -88,8 +85,7 @@ class Estimate:
         tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
         inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
         mlp = 4 * inner * self.itemsize
-        # Also each expert's input and output, without autocast; the order of the tokens by expert,
-        # and the router's probabilities.
+        # Also each expert's input and output, no autocast; the tokens' order, probabilities.
         if experts := getattr(s, "num_experts_per_tok", None):              # of each token
             inner = getattr(s, "moe_intermediate_size", None) or inner
             mlp = experts * ((4 * inner + 2 * hidden) * (self.itemsize if sharded else 4) + 24)

@@ -2,7 +2,6 @@
 
 The paper gives 64 GPUs to generation and 16 to training, and names no rule. Ours: there both sides
 are equally fast, and a step takes as long as the slower one."""
-
 import contextlib
 import random
 import socket
@@ -37,8 +36,7 @@ def make_placement(config, estimate, address=""):
     """The `Placement` that `config` asks for. Raises ConfigError: it does not add up."""
     c, host = config, address or LOOPBACK
     if c.vllm_url and c.servers:
-        raise ConfigError(f"servers = {c.servers}: vllm_url names servers that others have "
-                          "started; give one of the two")
+        raise ConfigError(f"servers = {c.servers}: vllm_url names servers; give one of the two")
     if c.gpus > 0:
         trainers, count, why = on_gpus(c, estimate, address)
     else:
@@ -65,8 +63,7 @@ def on_gpus(c, estimate, address):
     if not sizes:
         raise ConfigError(
             f"servers = {c.servers}, trainers = {asked}: {c.gpus} GPUs are to be all in use, by "
-            f"trainers and by servers of {max(1, c.tensor_parallel)} on the rest (by trainers "
-            "alone with vllm_url)")
+            f"trainers and, without vllm_url, servers of {max(1, c.tensor_parallel)} on the rest")
     rates, best = {size: estimate.decode_rate(size) or 1e-30 for size in sizes}, sizes[0]
     for larger in sizes[1:]:
         best = larger if rates[larger] > WORTH * rates[best] else best

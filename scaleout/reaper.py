@@ -1,7 +1,6 @@
 """scaleout/reaper.py: python reaper.py COMMAND ... runs a command, and leaves none of its children.
 vLLM starts workers in sessions of their own, but a subreaper becomes the parent of every orphan
 below it. A byte on standard input is a signal for the command; its end kills everything."""
-
 import contextlib
 import ctypes
 import os

@@ -1,6 +1,5 @@
 """scaleout/signals.py: Ctrl-C, SIGTERM and SIGUSR1 end a run: with a checkpoint, between two decode
 steps or micro-batches; without one after HEED_S, at a second signal, and where none has begun."""
-
 import contextlib
 import os
 import signal

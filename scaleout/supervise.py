@@ -1,6 +1,5 @@
 """scaleout/supervise.py: the processes of a run end together, however it ends. Every command runs
 under a reaper (reaper.py), which ends what the command has started. Ours."""
-
 import contextlib
 import secrets
 import signal

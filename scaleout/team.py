@@ -3,7 +3,6 @@
 On GPUs accelerate shards the model (FSDP2: fp32 weights, fp32 reduction); on CPUs every rank has
 all of it, and gloo sums the gradients. Rank 0 runs the training loop with a `SharedTrainer`, whose
 calls the other ranks repeat. torch sends them pickled: private networks only."""
-
 import contextlib
 import datetime
 import functools
@@ -111,8 +110,7 @@ class Alone:
 def deal(batches, costs, size):
     """[each rank's (micro-batch, share) pairs]: equally many, because the ranks meet in each one.
     batches: lists of sample indices, costs: their tokens. A round takes as long as its largest,
-    hence the order. Share 0.0: nothing was left for a rank, it repeats the cheapest without effect.
-    """
+    hence the order. Share 0.0: nothing was left for a rank, it repeats the cheapest for nothing."""
     order = sorted(range(len(batches)), key=lambda i: -costs[i])
     ranks = [[(batches[i], 1.0) for i in order[rank::size]] for rank in range(size)]
     for mine in ranks:

@@ -1,2 +1,2 @@
 """vLLM servers, which generate on other GPUs while the trainer trains. A reader of the method needs
-none of it: sampler.py is an engine as any other, over pool.py."""
+none of it: `ServerSampler` in pool.py is an engine as any other."""

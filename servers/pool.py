@@ -4,9 +4,9 @@ A server is lost (not connected), stale (without the current weights: no request
 is: no new requests, pause (running sequences keep their keys and values), send, finish, resume. If
 any of it fails, the server is lost, and its unfinished samples are asked again elsewhere. A request
 has no deadline; a server that counts no new token for one is lost."""
-
 import asyncio
 import contextlib
+import queue
 import re
 import resource
 import secrets
@@ -18,8 +18,9 @@ from pathlib import Path
 
 import aiohttp
 
-from servers.server import BadAnswer, Server, ServerError, ServerFailed
-from servers.weight_transfer import buckets
+from engines.two_requests import TwoRequests
+from sampler import Request, Rollout
+from servers.server import BadAnswer, Server, ServerError, ServerFailed, buckets
 
 HEALTH_S = 2.0                          # between two looks at a server
 RETRY_S = 1.0                           # between two tries to connect one
@@ -179,8 +180,7 @@ class ServerPool:
 
     def _lose(self, server, why):
         if server.state != "lost":
-            say(f"{server.url} is lost: {why}; its {len(server.requests)} samples are asked again "
-                "as soon as a server is ready")
+            say(f"{server.url} is lost: {why}; its {len(server.requests)} samples wait for another")
             self.counters.update(losses=1, resubmitted=len(server.requests))
         elif why != server.why:
             say(f"{server.url} is awaited: {why}")
@@ -255,3 +255,44 @@ class ServerPool:
         self.busy_s, self.decoding_s, self.logged_at = 0.0, 0.0, self.counted_at
         self.counters.clear()
         return log
+
+
+class ServerSampler(TwoRequests):
+    """An engine. weights(dtype): (Hugging Face name, full tensor) pairs for a server that
+    comes back; ahead: samples that may wait here for a slot, so that servers stay busy; more: as of
+    `TwoRequests`. Only the pool's thread touches `waiting`."""
+
+    def __init__(self, pool, tokenizer, interruption, *, weights, ahead=0, **more):
+        super().__init__(tokenizer, interruption, **more,
+                         slots=sum(server.slots for server in pool.servers) + ahead)
+        self.pool, self.weights = pool, weights
+        self.devices = sum(server.workers for server in pool.servers)
+        pool.samplers.append(self)
+
+    def submit(self, request: Request):
+        loop = self.pool.loop
+        loop.call_soon_threadsafe(self.waiting.extend, self.new_samples(request))
+        loop.call_soon_threadsafe(self.pool.dispatch)
+
+    def step(self) -> list[Rollout]:
+        """Waits a second at most. Raises ServerError: no server was ready for the deadline."""
+        pool = self.pool
+        if pool.needs_push:
+            self.push_weights(self.weights(pool.dtype), max(self.version, pool.version))
+        rollouts = self.finished()
+        if self.in_flight and not rollouts:
+            pool.check()
+            with contextlib.suppress(queue.Empty):
+                rollouts = self.returned([self.done.get(timeout=1.0)])
+        return rollouts
+
+    def push_weights(self, named_tensors, version):
+        """See `ServerPool.push`: the servers that have this version already are left alone."""
+        self.pool.push(named_tensors, version)
+        self.version = version
+
+    def log(self):
+        return self.pool.wait(self.pool.log())
+
+    def close(self):
+        self.pool.close()

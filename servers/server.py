@@ -1,5 +1,6 @@
-"""server.py: one vLLM server, all in the loop of pool.py: its routes, its part in a push."""
-
+"""server.py: one vLLM server, all in the loop of pool.py: its routes, its part in a push. Weights
+travel to its workers between CPUs inside the request, to worker.py, between GPUs over NCCL. Rank 0
+and the workers of one server are a group, so a dead server breaks no other."""
 import asyncio
 import base64
 import concurrent.futures
@@ -12,14 +13,16 @@ import threading
 import time
 
 import aiohttp
+import torch
 
 from engines.vllm_inprocess import HEAD
-from servers.weight_transfer import NcclChannel
 
 CALL_S = 120.0      # for all but generation: in a push the other servers stand still so long
 LOOK_S = 30.0       # for a look and a pause, which cost a server little: it hangs if it is silent
 # vLLM sends the first for nan, -inf and none; a sure token's may come out above 0 by rounding.
 NO_LOGPROB, ROUNDING = -9999.0, 1e-3
+# One request announces so much. vLLM expects less than its NCCL buffer, 1 GiB, in one broadcast.
+BUCKET_BYTES = 256 * 2**20
 
 
 class ServerError(RuntimeError):
@@ -101,8 +104,7 @@ class Server:
         version = (await self.get("/version"))["version"]
         config = (await self.get("/server_info?config_format=json"))["vllm_config"]
         if wrong := wrong_settings(self.pool, version, config):
-            raise ServerRefused(f"{self.url}: {'; '.join(wrong)}; start it with "
-                                "--serve-only, or as --dry-run prints it")
+            raise ServerRefused(f"{self.url}: {'; '.join(wrong)}; start it as --dry-run prints it")
         self.slots = min(self.pool.slots, config["scheduler_config"]["max_num_seqs"]
                          * config["parallel_config"]["data_parallel_size"])
         self.workers = (await self.get("/get_world_size"))["world_size"]
@@ -153,7 +155,7 @@ class Server:
         if self.state != "stale" or self.paused != self.connection:
             raise ServerFailed("it was lost meanwhile")
 
-    async def receive(self, info, data):        # of weight_transfer.buckets
+    async def receive(self, info, data):        # of `buckets`
         self.check_paused()
         if self.channel:
             await self.transfer("/update_weights", {"update_info": info},
@@ -194,8 +196,7 @@ class Server:
         label = self.label
         info, metrics = await asyncio.gather(self.get("/weight_info"), self.get("/metrics"))
         if info["weight_version"] != label == self.label:       # else a push has come meanwhile
-            raise ServerFailed("it has other weights than were pushed: it was started again, or "
-                               "another trainer uses it")
+            raise ServerFailed("it has other weights than were pushed: started again, or shared?")
         counts = re.findall(r"^vllm:generation_tokens_total{.*} (\S+)$", metrics, re.MULTILINE)
         tokens, now = sum(map(float, counts)), time.monotonic()
         if tokens != self.tokens or not self.requests:
@@ -254,3 +255,54 @@ def check_answer(answer, *, name, asked, vocab, eos_ids, pushed, oldest):
         raise BadAnswer(f"wrong {', '.join(wrong)}; {len(ids)} tokens of {asked}, "
                         f"{len(behavior_logprobs)} log-probs, weights {spans!s:.200}")
     return ids, behavior_logprobs, list(versions)
+
+
+def buckets(named_tensors, dtype):
+    """Yield (names, types and shapes; one tensor of bytes) of about BUCKET_BYTES each."""
+    bucket, size = {}, 0
+    for name, tensor in named_tensors:
+        bucket[name] = tensor.detach().to(dtype)
+        size += bucket[name].nbytes
+        if size >= BUCKET_BYTES:
+            yield packed(bucket)
+            bucket, size = {}, 0
+    if bucket:
+        yield packed(bucket)
+
+
+def packed(bucket):
+    tensors = bucket.values()
+    info = {"names": list(bucket), "shapes": [list(tensor.shape) for tensor in tensors],
+            "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]}
+    return info, torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in tensors])
+
+
+class NcclChannel:
+    """The trainer's end towards vLLM's own NCCL engine. `meet` and `send` may never return. Its id
+    goes over HTTP: a TCPStore would unpickle what it gets. Not run on a GPU yet."""
+
+    def __init__(self, world_size):
+        from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+        self.world_size, self.device = world_size, torch.cuda.current_device()
+        self.stream = torch.cuda.Stream(self.device)    # a silent server must not delay others
+        self.id = bytes(NCCLLibrary().ncclGetUniqueId().internal)
+        self.init_info = {"nccl_unique_id_b64": base64.b64encode(self.id).decode(),
+                          "rank_offset": 1, "world_size": world_size, "packed": True}
+        self.group = None
+
+    def meet(self):
+        from vllm.distributed.weight_transfer.nccl_common import uid_init_process_group
+        with torch.cuda.device(self.device):
+            self.group = uid_init_process_group(self.id, 0, self.world_size, self.device)
+
+    def send(self, data):
+        # vLLM's own sender has one pair of streams for all groups.
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            self.stream.wait_stream(torch.cuda.default_stream())    # which computes the data
+            self.group.broadcast(data, 0, self.stream)
+            self.stream.synchronize()
+
+    def close(self):
+        """The communicator gives its GPU memory back; that ends a waiting `send`."""
+        if self.group:
+            threading.Thread(target=self.group.destroy, daemon=True).start()    # takes seconds

@@ -1,6 +1,5 @@
 """worker.py: what the workers of a vLLM server load, to receive weights on a CPU: a weight transfer
 backend "http". They come inside the requests (`Server.receive`)."""
-
 import base64
 import math
 import multiprocessing
@@ -29,7 +28,7 @@ class HttpEngine(WeightTransferEngine):
     init_transfer_engine = shutdown = start_weight_update
 
     def receive_weights(self, info):
-        """One bucket: tensors of one type, as weight_transfer.packed packs them."""
+        """One bucket: tensors of one type, as `packed` of server.py packs them."""
         dtype = getattr(torch, info.dtype_names[0])
         sizes = [math.prod(shape) * dtype.itemsize for shape in info.shapes]
         data = torch.frombuffer(bytearray(base64.b64decode(info.data)), dtype=torch.uint8)

@@ -7,7 +7,6 @@ last sentence; else its last number or, where the gold answer is no number, its 
 words. Other boxes or declared answers must be right, too. A gold number wants a plain number: these
 are compared here, as fractions; words, times and dates as they are. The rest is for Math-Verify
 (verifier.py). Where graders differ: docs/tasks.md."""
-
 import functools
 import re
 import tomllib

@@ -7,7 +7,6 @@
 Pass rate, retirement and the curve are about right and wrong, and so is the paper's reward. So an
 answer is right if its reward is True or above 0, whatever the size, and then it earns +1, else -1.
 The file runs once in the trainer, for its problems, and once in each worker of the verifier."""
-
 import ast
 import contextlib
 import functools

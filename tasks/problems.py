@@ -5,7 +5,6 @@ The paper (sec. 2, 3) trains on math problems and holds 1,000 out to draw its cu
     >>> load_task("toy", "train", heldout=512)[0].trace
     '4+0=4;4+7=1;1+8=9</think>9'
 """
-
 import contextlib
 import hashlib
 import json
@@ -138,10 +137,9 @@ def check_gold(problems, verifier=None, kept=None):
 
 
 def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_options=None):
-    """Token ids of the question in the model's own chat format, ready for the model's turn.
+    """Token ids of the question in the model's own chat format. Raises ConfigError: that fails.
     think_open ends the prompt, so that the model starts out thinking; not if the template has it.
-    template_options: the template's own switches, such as {"enable_thinking": True} of Qwen3.
-    Raises ConfigError: the template fails."""
+    template_options: the template's own switches, such as {"enable_thinking": True} of Qwen3."""
     prefixed = f"{instruction}\n\n{problem.question}" if instruction else problem.question
     if tokenizer.chat_template is None:
         ids = list(tokenizer(f"{prefixed}\n\nAnswer:")["input_ids"])
@@ -168,7 +166,6 @@ def prompt_ids(tokenizer, problem, instruction="", *, think_open="", template_op
 @dataclass
 class Problems:
     """The problems of one run, by id, and their prompts."""
-
     train: dict  # id -> Problem
     heldout: dict  # id -> Problem, to evaluate on: held-out ones, then those of evaluation sets
     curve_tasks: set  # of the held-out ones: their pass rate is the curve, the others are shown
@@ -189,8 +186,7 @@ def check_files(config):
 
 
 def load_problems(config, tokenizer, verifier, kept=None):
-    """The Problems of a run; kept: see `check_gold`. Raises TaskError, which names the setting, and
-    ConfigError (`prompt_ids`)."""
+    """The Problems of a run; kept: see `check_gold`. Raises TaskError, ConfigError (prompt_ids)."""
     try:
         # Seed 0 whatever the run's: seeds of one recipe share their problems, held-out ones too.
         *parts, bad = load_splits(config.task, heldout=config.heldout_prompts,

@@ -5,7 +5,6 @@ containers), behind Landlock: no network, no environment, nothing to write to, n
 library; with limits, without capabilities, behind a filter of system calls. The expected outputs
 stay on this side. A program may start threads, but no process: so nothing can outlive it.
 A sandbox is no proof: the kernel itself is in reach. sandbox_child.py goes on from here."""
-
 import errno
 import functools
 import json
@@ -36,7 +35,6 @@ class Killed(SandboxError):
 
 class Limits(NamedTuple):
     """What one test may use. The paper is silent; 6 s a test is LiveCodeBench's, the rest ours."""
-
     cpu_s: int = 6
     wall_s: float = 10.0
     memory_bytes: int = 1 << 30  # of address space
@@ -46,7 +44,6 @@ class Limits(NamedTuple):
 class UnitTests(NamedTuple):
     """Texts for standard input and from standard output or, with the name of a function (or method
     of a class Solution), lists of its arguments and of the values that are right."""
-
     inputs: list
     outputs: list
     fn_name: str | None = None
@@ -84,8 +81,7 @@ def read_tests(value, metadata=None):
     return UnitTests([i for i, _ in pairs], [o for _, o in pairs], name)
 
 
-# A block is closed by a bare fence, before any other fence: else it was cut off. `++` does not go
-# back, which would take minutes for some texts.
+# A bare fence closes a block, before any other: else it was cut off. Without `++` some take hours.
 BLOCK = re.compile(r"^[ \t]*+(```|~~~)[`~]*+[ \t]*+([\w+-]*+).*+\n"
                    r"((?:(?![ \t]*+(?:\1|```)).*+\n)*+)[ \t]*+\1[`~]*+[ \t]*+$", re.M)
 

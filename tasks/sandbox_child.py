@@ -2,7 +2,6 @@
 
 It reads its request from a file, sets limits, gives up its rights, empties the file to report that,
 and runs the program in this very process: a second start would double the cost of a short test."""
-
 import builtins
 import ctypes
 import json

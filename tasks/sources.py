@@ -1,7 +1,6 @@
 """Where problems come from: generators, files, data sets of the Hugging Face hub.
 
 No randomness that is not seeded, and no problem is left out in silence."""
-
 import contextlib
 import csv
 import hashlib
@@ -22,7 +21,6 @@ from tasks.sandbox import read_tests
 @dataclass(frozen=True)
 class Problem:
     """One question with its gold answer. Frozen: many rollouts point at the same record."""
-
     id: str  # "task/hash of the question": the same in every run, whatever the seed or file order
     task: str  # the name evaluation is reported under
     question: str
@@ -108,7 +106,6 @@ def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
     """(`size` problems of one Reasoning Gym generator and those held out, or fewer; a sentence for
     each of the few whose answer is no whole number). Raises TaskError: more than a few."""
     import reasoning_gym
-
     generator, problems, bad = name.removeprefix("reasoning_gym:"), {}, []
     try:
         wanted = size + heldout

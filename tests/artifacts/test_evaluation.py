@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from artifacts.evaluation import KeptAnswers
+from artifacts.resume import KeptAnswers
 from sampler import Request, Rollout
 
 

@@ -17,8 +17,7 @@ from aiohttp import web
 from conftest import EOS, WORDS
 
 from config import Config
-from servers.pool import ServerPool
-from servers.sampler import ServerSampler
+from servers.pool import ServerPool, ServerSampler
 from sampler import Interruption
 from scaleout.launch import server_command
 

@@ -23,8 +23,7 @@ from served import Fake, connect, drained, free_port, push, until  # noqa: F401
 from config import Config, ConfigError
 from command.make_run import make_samplers
 from servers.server import ServerError, ServerFailed, check_answer
-from servers.pool import ServerPool
-from servers.sampler import ServerSampler
+from servers.pool import ServerPool, ServerSampler
 from sampler import Interruption
 from scaleout.launch import server_command
 
@@ -415,7 +414,7 @@ def test_nothing_is_sent_during_a_push_and_the_salt_is_the_version(fake, connect
 
 
 def test_tensors_travel_in_buckets_of_one_type_and_none_is_left_out(fake, connect, monkeypatch):
-    monkeypatch.setattr("servers.weight_transfer.BUCKET_BYTES", 30)
+    monkeypatch.setattr("servers.server.BUCKET_BYTES", 30)
     server = fake(whole, model_config__dtype="torch.bfloat16")
     sampler = connect(server.url, dtype=torch.bfloat16)
     sampler.push_weights(((f"w{i}", torch.full((3, i + 1), i).T) for i in range(7)), 0)
@@ -434,7 +433,7 @@ def test_a_server_that_is_lost_amid_a_push_gets_all_weights_again_before_it_serv
         connected_again, fake, connect, monkeypatch):
     """For a bad answer to a request, say. Connected again, it has forgotten the first buckets: the
     others would be loaded among older weights, under the name of the new ones."""
-    monkeypatch.setattr("servers.weight_transfer.BUCKET_BYTES", 1)
+    monkeypatch.setattr("servers.server.BUCKET_BYTES", 1)
     server = fake(whole)
     sampler = connect(server.url)
     push(sampler, [*WEIGHT, ("b", torch.ones(3))], 0)

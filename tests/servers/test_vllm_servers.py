@@ -209,7 +209,7 @@ def test_a_push_that_breaks_off_leaves_nothing_serving_mixed_weights(
     """Half of the buckets arrive. The server stays paused with its old weights, whole; only a
     complete push, of the next trainer, lets it go on."""
     new = moved(plain, 0.3)
-    monkeypatch.setattr("servers.weight_transfer.BUCKET_BYTES", 30_000)
+    monkeypatch.setattr("servers.server.BUCKET_BYTES", 30_000)
     label = ask(sampler, "get", "/weight_info")["weight_version"]
     for request in requests(5, samples=4):
         sampler.submit(request)
@@ -352,7 +352,7 @@ def test_a_server_killed_during_the_send_serves_nobody(
         served, connect, plain, monkeypatch, capfd):
     """After the first bucket of several. Nothing is left that could serve what arrived, and the
     run ends with a sentence once nobody has come back."""
-    monkeypatch.setattr("servers.weight_transfer.BUCKET_BYTES", 30_000)
+    monkeypatch.setattr("servers.server.BUCKET_BYTES", 30_000)
     sampler = connect(served.url)
     push(sampler, plain.named_parameters(), 0)
     early, late = requests(6, samples=4)[:5], requests(6, samples=4)[5]
