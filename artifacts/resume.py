@@ -66,19 +66,21 @@ def load_sampler_state(sampler, state):
     for name, column in vars(sampler.rows).items():
         column[: len(sampler.running)] = state["rows"][name]
     sampler.cache.load_state(state["cache"])
-    sampler.random.set_state(state["random"])
+    if len(state["random"]) == len(sampler.random.get_state()):     # else of a GPU, here a CPU
+        sampler.random.set_state(state["random"])
 
 
 class KeptAnswers:
     """The sampler of evaluations, with a file. An evaluation of hours that is begun again on the
     same weights takes from there the problems before the first one with an unfinished answer. (To
-    keep every finished answer would favor short ones.) Ours; not over transformers, whose runs
-    repeat to the last digit. All that is not below is the sampler's own."""
+    keep every finished answer would favor short ones.) Ours; not over transformers. All that is
+    not below is the sampler's own."""
     FOR_TRAINING = {"prompt_ids": (), "behavior_logprobs": [], "versions": [], "sampled": []}
 
     def __init__(self, sampler, path):
         self.sampler, self.path, self.writes = sampler, path, False     # a self-test is not kept
         self.kept, self.ready = {}, []  # group id -> its answers; what the next step returns
+        self.head = ""                  # of a file that the next step begins
 
     def __getattr__(self, name):
         return getattr(self.sampler, name)
@@ -95,8 +97,7 @@ class KeptAnswers:
             lines.extend(map(json.loads, file))         # up to one that a kill has cut off
         for fields in lines[1:] if lines[:1] == [head] else ():
             self.kept.setdefault(fields["group_id"], []).append(fields)
-        self.path.write_text(json.dumps(head) + "\n")
-        self.writes = True
+        self.head, self.writes = json.dumps(head) + "\n", True
 
     def submit(self, request):
         answers = self.kept.get(request.group_id, [])
@@ -109,7 +110,9 @@ class KeptAnswers:
     def step(self):
         rollouts, self.ready = self.ready or self.sampler.step(), []
         if self.writes:
-            with open(self.path, "a") as file:
+            with open(self.path, "w" if self.head else "a") as file:
+                file.write(self.head)
                 file.writelines(json.dumps(asdict(r) | self.FOR_TRAINING) + "\n" for r in rollouts)
+            self.head = ""
         self.writes &= self.in_flight > 0
         return rollouts

@@ -27,6 +27,7 @@ from artifacts.settings import LAUNCHED, to_toml
 from config import ConfigError
 
 CODE = Path(__file__).parent.parent
+DISK_S = 30.0       # longest wait for a disk; a scheduler's SIGTERM waits with it
 KEPT = 2            # checkpoints: the last, and one before it should that be damaged
 EVALUATION = "evaluation.jsonl"             # the answers of the last one: `KeptAnswers`
 LOGS = ("metrics.jsonl", "evals.jsonl", "groups.jsonl", "samples.jsonl")
@@ -61,6 +62,9 @@ class RunFolder:
         old = next(old for n in itertools.count(1)
                    if not (old := Path(f"{self.path}-old-{n}")).exists())
         self.path.rename(old)
+        for addresses in old.glob("servers_*.txt"):     # of servers that run
+            self.path.mkdir(exist_ok=True)
+            addresses.rename(self.path / addresses.name)
         self.close()
         print(f"{self.path} starts over; what it was is now {old}.", flush=True)
 
@@ -91,6 +95,9 @@ class RunFolder:
             fcntl.flock(self.locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"{self.path}: another process is training it") from None
+        except OSError as error:                # Lustre and some NFS
+            print(f"warning: {self.path}: no locks here ({error.strerror}), and two runs in it "
+                  "would mix their logs", file=sys.stderr)
 
     def write_config(self):
         config = self.config
@@ -100,8 +107,22 @@ class RunFolder:
         aside.write_text(to_toml(config), encoding="utf-8")
         aside.replace(self.path / "config.toml")
 
+    def wait_for_disk(self, needed=1_000_000):
+        """Until the disk takes so many bytes: one that is full or read-only for a moment ends no
+        run. After DISK_S return all the same: then the write says what is wrong."""
+        end, told = time.monotonic() + DISK_S, False
+        while not os.access(self.path, os.W_OK) or shutil.disk_usage(self.path).free < needed:
+            if time.monotonic() > end:
+                return
+            if not told:
+                print(f"{self.path}: waiting for {needed / 1e6:.0f} MB of disk that can be written",
+                      file=sys.stderr, flush=True)
+            told = True
+            time.sleep(0.2)
+
     def append(self, name, *lines):
         """Lines of JSON at the end of a log."""
+        self.wait_for_disk()
         with open(self.path / name, "a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
@@ -132,9 +153,11 @@ class RunFolder:
     def rewind(self):
         """Back to the newest whole checkpoint: what was logged after it is cut off, damaged ones
         are renamed. Returns (its folder, its state), (None, None) where there is none yet."""
+        self.wait_for_disk()
         self.lock()
         for parent in (self.path, self.checkpoints):
             checkpoint.recover(parent)
+        shutil.rmtree(self.checkpoints / "preflight", ignore_errors=True)   # of one that was killed
         folder, state, damaged = None, None, {}
         for folder in checkpoint.saved(self.checkpoints):
             try:
@@ -164,6 +187,12 @@ class RunFolder:
         if folder is None:
             self.write_config()
             return f"{self.path} has no checkpoint yet: starting from the first step."
+        ids = {*state["curriculum"]["active"],
+               *(group.prompt_id for group in state["pacer"]["groups"].values())}
+        if gone := ids - run.problems.train.keys():
+            raise ConfigError(f"task = {self.config.task!r}: {len(gone)} problems of {self.path} "
+                              "are no longer there or have changed; bring them back, or choose "
+                              "another --name")
         run.trainer.load(folder)
         load_state(run, state)
         self.saved = progress(run)
@@ -187,6 +216,8 @@ class RunFolder:
         """Write a checkpoint of a `scalerl.Run`, unless that was the last one."""
         if self.saved == progress(run):
             return
+        last = self.newest()            # the next one will hardly be larger
+        self.wait_for_disk(1.1 * sum(path.stat().st_size for path in last.iterdir()) if last else 0)
         with run.team.saving():
             run.trainer.save(self.checkpoints / f"step_{run.step}",
                              state=state_of(run) | {"logs": self.log_sizes()})

@@ -94,7 +94,7 @@ def typed(name, value, kind):
 def read_toml(path):
     """The settings in a TOML file, as {name: value}."""
     try:
-        values = tomllib.loads(Path(path).read_text())
+        values = tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except ValueError as error:                     # no TOML, or no text

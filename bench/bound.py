@@ -8,9 +8,9 @@ end token. The bound: torch.mm of every weight of the model, 256 rows at a time 
 generation and 2,048 as in training. FLOPs as engines/compute.py counts them (attention too, padding
 not). Seconds of CPU of one thread, the median of --rounds, each round with all three in turns.
 
---where: which operations take the time, by torch's profiler in one round more, and what share of the
-bound would be reached if the products and torch's attention kernel took as long as they do and all
-else took no time: no code around the same operations can be faster than that.
+--where: which operations take the time, by torch's profiler in one round more, and what share of
+the bound would be reached if the products and torch's attention kernel took as long as they do, and
+all else no time: no code around the same operations can be faster than that.
 """
 
 import argparse
@@ -124,8 +124,8 @@ def main():
             products_s, attention_s, rest_s = where(work)
             whole = products_s + attention_s + rest_s
             reached = statistics.median(map(share, speeds[1:]))
-            print(f"{name}: products {products_s / whole:.0%}, attention {attention_s / whole:.0%}, "
-                  f"all else {rest_s / whole:.0%} (profiled); without all else "
+            print(f"{name}: products {products_s / whole:.0%}, attention "
+                  f"{attention_s / whole:.0%}, all else {rest_s / whole:.0%}; without all else "
                   f"{reached * whole / (products_s + attention_s):.0%} of the bound")
     g, t, s, gb, tb, sb = (statistics.median(x) / 1e9 for x in zip(*speeds[1:], strict=True))
     print(f"{n} samples of up to {args.tokens} tokens ({mean:.1f} on average), one thread, GFLOP a "

@@ -42,7 +42,7 @@ def main(argv=None, make_trainer=Trainer):
             print(sentence)
             return 0
         check_files(config)                             # their sentences come before any model
-        if flags.fresh and folder.begun:
+        if flags.fresh and folder.begun and not flags.serve_only:
             if launch.started():
                 raise ConfigError("--fresh: not for ranks that others start; take another --name")
             folder.set_aside()

@@ -59,7 +59,7 @@ def make_samplers(config, trainer, prompt_tokens):
     if trainer.device == "cuda":                    # a CPU's memory is not looked at
         left = Estimate(config, trainer.model, output, length, trainer.dtype, device_here(True),
                         alone=True).sequences_left(torch.cuda.mem_get_info()[0])
-    slots = min(slots, left if config.engine == "vllm" else left - slots)
+    slots = min(slots, left if config.engine == "vllm" else max(0, left - slots))
     together = max(config.samples_per_prompt, config.eval_samples)
     if slots < together:
         cure = "lower them, or raise slots" if config.slots < together else \

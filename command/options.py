@@ -71,7 +71,8 @@ def parse(argv):
     if saved.exists() and not (flags.fresh or flags.serve_only):
         before, values = (dataclasses.asdict(c) for c in (make_config(read_toml(saved)), config))
         # "auto" was settled when the run began.
-        values = before | {name: value for name, value in values.items() if value != "auto"}
+        values = before | {name: value for name, value in values.items()
+                           if value != "auto" or name in PLACE}
         config = make_config(values)
         other = [f"{name} = {value!r} (it has {before[name]!r})" for name, value in values.items()
                  if value != before[name] and name not in PLACE]

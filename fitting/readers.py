@@ -16,8 +16,8 @@ import numpy as np
 from fit import BadInput, checked
 
 # Tried in this order when --x or --y is not given; the choice is always printed. FLOPs come first
-# because they are the same on every machine and every day, which hours are not. _step comes late: it
-# counts the calls of a logger, and transformers makes several in one step.
+# because they are the same on every machine and every day, which hours are not. _step comes late:
+# it counts the calls of a logger, and transformers makes several in one step.
 STEP_COLUMNS = ("step", "train/global_step", "_step", "Step", "global_step", "training/global_step")
 X_COLUMNS = ("compute/flops", "compute/gpu_hours", "compute/core_hours", "compute/tokens",
              "gpu_hours", "num_tokens", *STEP_COLUMNS, "epoch")

@@ -42,7 +42,11 @@ def plan_alone(config):
 
 def wanted(config):
     """Does this command ask for more than the one process it runs in?"""
-    return not started() and (config.gpus > 1 or config.servers > 0 or config.trainers > 1)
+    return not started() and asks_for_several(config)
+
+
+def asks_for_several(config):
+    return config.gpus > 1 or config.servers > 0 or config.trainers > 1
 
 
 def started():
@@ -64,6 +68,9 @@ def plan(config, address=""):
     output, length = load.longest_tokens(config, tokenizer, model)
     estimate = Estimate(config, model, output, length, load.compute_dtype(config, cuda),
                         device_here(cuda), alone=not (several or config.vllm_url))
+    if estimate.alone and config.eval_samples > config.slots:
+        raise ConfigError(f"eval_samples = {config.eval_samples}: the samples of a problem run "
+                          f"together, and slots = {config.slots}")
     estimate.recompute |= not several and cuda and not estimate.trainer_fits(1)
     return estimate
 
@@ -72,6 +79,9 @@ def check_machine(config, servers=()):
     """Raises ConfigError: the command asks for GPUs that are not here, or vLLM is not."""
     found = torch.cuda.device_count()
     needed = min(config.gpus, 1) if started() else config.gpus      # a rank may be shown one alone
+    if started() and asks_for_several(config) and not config.vllm_url:
+        raise ConfigError("RANK is set here, so this is one rank that somebody else has started: "
+                          "it takes --vllm-url; or unset RANK")
     # They are counted even where CUDA does not start.
     if found < needed or (config.gpus and found and not torch.cuda.is_available()):
         raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; is the driver new "
@@ -194,7 +204,8 @@ def describe(config, argv, address=""):
     """Print --dry-run, and then refuse what `launch` would. Without a GPU: for another machine."""
     estimate, several = plan(config, address), address or wanted(config)
     placement = make_placement(config, estimate, address) if several else Placement(
-        1, {}, f"One process for trainer and sampler, on {['the CPU', 'GPU 0'][estimate.cuda]}.")
+        1, {}, f"One process for trainer{'' if config.vllm_url else ' and sampler'}, on "
+               f"{['the CPU', 'GPU 0'][estimate.cuda]}.")
     counts = placement.trainers, len(placement.servers)
     print(f"{placement.why}\n\n{estimate.text(*counts)}")
     if several:

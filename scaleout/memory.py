@@ -7,6 +7,7 @@ import psutil
 import torch
 
 from config import ConfigError
+from engines.compute import EXPERTS
 from engines.head import logits_chunk
 from engines.own_forward import text_config
 from engines.packed import heads, uses_flash
@@ -81,12 +82,13 @@ class Estimate:
             fixed += self.root * (self.itemsize + 4) \
                 + 2 * (self.weights - self.root) / layers * self.itemsize
         rounded = self.itemsize < 4                         # and the sampler has a copy of its own
-        fixed += self.weights * self.itemsize * (rounded * (not sharded) + self.cuda * self.alone)
+        copy = self.alone and (c.engine == "vllm" or rounded)       # the sampler's
+        fixed += self.weights * self.itemsize * (rounded * (not sharded) + copy)
         tokens = max(c.micro_batch_tokens, self.length)     # one sample is never cut
         inner = getattr(s, "intermediate_size", None) or 4 * hidden         # GPT-2 does not say
         mlp = 4 * inner * self.itemsize
         # Also each expert's input and output, no autocast; the tokens' order, probabilities.
-        if experts := getattr(s, "num_experts_per_tok", None):              # of each token
+        if experts := next((getattr(s, n) for n in EXPERTS if getattr(s, n, None)), 0):
             inner = getattr(s, "moe_intermediate_size", None) or inner
             mlp = experts * ((4 * inner + 2 * hidden) * (self.itemsize if sharded else 4) + 24)
         # Bytes of a token in a layer: two norms, fp32 inside, with what they hand to the products,
@@ -152,7 +154,13 @@ class Estimate:
                               f"{CURES[largest]}")
         parts, fits = self.server_memory()
         if servers and not fits:
-            raise ConfigError(f"a server {have}: {listed(parts)}; raise tensor_parallel")
+            raise ConfigError(f"a server {have}: {listed(parts)}; "
+                              + ("raise tensor_parallel" if self.cuda else "lower think_max"))
+        whole = trainers * sum(self.trainer_memory(max(1, trainers)).values()) + servers * (
+            parts["weights"] + parts["the cache of what fits"])
+        if not self.cuda and whole > 0.9 * self.device.memory:     # which all of them share
+            raise ConfigError(f"all processes together, {whole / GIB:.0f} GiB, {have}: take fewer "
+                              "trainers or servers, or fewer slots")
 
     def text(self, trainers, servers):
         """All of it in words, for --dry-run."""

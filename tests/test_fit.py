@@ -240,7 +240,7 @@ def test_the_printed_grid_can_be_asked_for():
 
 
 def test_a_slow_power_law_is_found_that_begins_far_before_the_data():
-    """.6 - .2 / C^.15 crosses 0 at C = .0007: a three-hundred-thousandth of the first evaluation."""
+    """.6 - .2 / C^.15 crosses 0 at C = .0007; the first evaluation is at 200."""
     C = np.linspace(200, 9000, 30)
     power = fit_curve(C, 0.6 - 0.2 * C ** -0.15, law="power", bootstrap=0)
     assert power.A == pytest.approx(0.6, abs=1e-4) and power.B == pytest.approx(0.15, abs=1e-3)

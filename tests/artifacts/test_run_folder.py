@@ -18,6 +18,7 @@ from artifacts import checkpoint, run_folder
 from artifacts.run_folder import Progress, RunFolder
 from artifacts.settings import LAUNCHED, make_config, read_toml
 from config import Config, ConfigError
+from sampler import Group
 
 
 class Alone:
@@ -130,6 +131,15 @@ def test_a_run_that_starts_over_is_kept_under_another_name(make, capsys):
         assert not RunFolder(folder.config).begun
 
 
+def test_servers_that_run_keep_the_file_of_their_addresses_when_the_run_starts_over(make):
+    """Trainers with --fresh waited half an hour for the file that they had moved away."""
+    folder = make()
+    (folder.path / "servers_10.0.0.2.txt").write_text("http://10.0.0.2:8000\n")
+    folder.close()
+    RunFolder(folder.config).set_aside()
+    assert [*Path("runs/r").iterdir()] == [Path("runs/r/servers_10.0.0.2.txt")]
+
+
 def test_a_finished_run_says_so_until_it_is_to_take_more_steps(make):
     folder = make(steps=7)
     assert folder.done() == ""
@@ -193,6 +203,37 @@ def test_two_processes_never_train_one_run(make):
     other.close()
 
 
+@pytest.mark.parametrize("trouble", ["full", "read-only"])
+def test_a_disk_that_is_full_or_read_only_for_a_moment_is_waited_for(trouble, make, monkeypatch,
+                                                                     capsys):
+    """And told once. One that stays so is left to the write, which says what is wrong."""
+    folder, looks = make(), []
+
+    def look(*_):
+        looks.append(1)
+        return trouble == "full" if len(looks) < 4 else trouble != "full"
+    monkeypatch.setattr(run_folder.time, "sleep", lambda s: None)
+    if trouble == "full":
+        monkeypatch.setattr(run_folder.shutil, "disk_usage", lambda _: SimpleNamespace(
+            free=0 if look() else 1e9))
+    else:
+        monkeypatch.setattr(run_folder.os, "access", look)
+    folder.append("metrics.jsonl", {"step": 1})
+    assert len(looks) == 4 and capsys.readouterr().err.count("waiting for 1 MB of disk") == 1
+    looks[:] = []
+    monkeypatch.setattr(run_folder, "DISK_S", -1.0)
+    folder.append("metrics.jsonl", {"step": 2})
+    assert len(looks) == 1 and len(read(folder)) == 2
+
+
+def test_a_file_system_without_locks_is_a_warning(make, monkeypatch, capsys):
+    def flock(*_):
+        raise OSError(38, "Function not implemented")
+    monkeypatch.setattr(run_folder.fcntl, "flock", flock)
+    assert make().begun
+    assert "runs/r: no locks here (Function not implemented)" in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------------------------------------
 # A run that goes on
 
@@ -238,6 +279,29 @@ def test_a_run_is_not_resumed_to_fewer_steps_than_it_has_taken(make):
         folder.rewind()
     assert len(read(folder, "metrics.jsonl")) == 7
     folder.close()
+
+
+def test_a_run_whose_problems_have_changed_is_not_resumed(make):
+    """An id is a hash of the question: one that is reworded is another problem."""
+    folder = make(task="mine.jsonl")
+    checkpoint.save(folder.checkpoints / "step_1", torch.nn.Linear(3, 1), SimpleNamespace(state={}),
+                    Alone(), {"step": 1, "logs": {}, "curriculum": {"active": ["a", "b"]},
+                              "pacer": {"groups": {0: Group(0, "c", 0, 2)}}})
+    found = again(folder)
+    run = SimpleNamespace(problems=SimpleNamespace(train={"b": 1, "d": 1}))
+    with pytest.raises(ConfigError, match="^task = 'mine.jsonl': 2 problems of runs/r are no "
+                                          "longer there or have changed"):
+        found.restore(run)
+    found.close()
+
+
+def test_a_preflight_that_was_killed_leaves_no_checkpoint_behind(make):
+    folder = make()
+    (folder.checkpoints / "preflight").mkdir()
+    found = again(folder)
+    found.rewind()
+    assert not (folder.checkpoints / "preflight").exists()
+    found.close()
 
 
 def test_without_a_checkpoint_a_run_begins_again(make):

@@ -1,5 +1,6 @@
 """The forecast from within a Hugging Face trainer: what it logs is what it prints."""
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest

@@ -509,7 +509,7 @@ def test_a_row_keeps_its_own_compute_whatever_another_row_of_its_step_has(tmp_pa
     table.write_text("step,compute/flops,pass_rate\n" + "".join(
         f"{i},{c * part},{r}\n" for part in (1, 1.1) for i, (c, r) in enumerate(zip(C, R))))
     found = readers.load(str(table))
-    np.testing.assert_allclose(np.sort(found.C[1:]), np.sort([*C, *1.1 * C])[1:])
+    assert {*found.C} == {*C, *C * 1.1}
 
 
 def test_steps_of_the_trainer_come_before_the_calls_of_its_logger(tmp_path):
@@ -538,7 +538,8 @@ def test_paths_that_hold_an_equals_sign_can_be_pooled(tmp_path, monkeypatch):
 
 
 def test_folders_of_one_name_keep_their_curves_also_with_two_tasks(tmp_path):
-    runs = [str(write_run(tmp_path / part / "seed0", *made(n=9, seed=seed), **{"eval/b/mean@4": 0.5}))
+    other = {"eval/b/mean@4": 0.5}
+    runs = [str(write_run(tmp_path / part / "seed0", *made(n=9, seed=seed), **other))
             for seed, part in enumerate("ab")]
     found = readers.read_curves(runs, None, ["eval/toy/mean@4", "eval/b/mean@4"])
     assert len({curve.label for curve in found}) == 4 and found[0].label.startswith(runs[0])

@@ -274,6 +274,15 @@ def test_only_a_process_that_nobody_has_started_as_a_rank_launches(monkeypatch):
     assert not any(map(launch.wanted, several))
 
 
+def test_a_rank_of_somebody_else_s_job_does_not_forget_what_it_was_asked_for(monkeypatch):
+    """Kubeflow sets RANK in every pod: --gpus 8 trained on one."""
+    monkeypatch.setenv("RANK", "0")
+    for config in (Config(gpus=2), Config(servers=1), Config(trainers=2)):
+        with pytest.raises(ConfigError, match="^RANK is set here"):
+            launch.check_machine(config)
+    launch.check_machine(Config(gpus=0, servers=1, vllm_url="http://a:8000"))
+
+
 def test_the_slurm_script_serves_on_some_nodes_and_hands_each_rank_every_word_whole(tmp_path):
     """Over stand-ins for Slurm's commands: there is no cluster here. A rank that fails does not
     make Slurm kill the others, who have a sentence to say first."""

@@ -59,6 +59,24 @@ def test_estimates_of_memory_are_those_counted_by_hand(eight):
     assert parts["the cache of what fits"] == min(fits, 64) * sequence
 
 
+def test_processes_of_one_cpu_share_its_memory(eight):
+    """One 8B trainer in fp32 fits 152 GB, and one server; three and two do not."""
+    _, estimate = estimate_of(eight, gpus=0, servers=2, trainers=3, slots=16)
+    estimate.device = estimate.device._replace(memory=400 * GIB)
+    assert not estimate.cuda
+    estimate.refuse(1, 1)
+    with pytest.raises(ConfigError, match="^all processes together, .* GiB, does not fit"):
+        estimate.refuse(3, 2)
+
+
+@pytest.mark.parametrize("name", ["num_experts_per_tok", "top_k_experts", "moe_topk"])
+def test_experts_are_counted_by_any_of_their_names(eight, name):
+    _, estimate = estimate_of(eight, gpus=8)
+    dense = estimate.trainer_memory(1)[ACTIVATIONS]
+    setattr(estimate.shape, name, 8)
+    assert estimate.trainer_memory(1)[ACTIVATIONS] > 2 * dense
+
+
 def test_of_servers_of_others_nothing_is_estimated(eight):
     config, estimate = estimate_of(eight, gpus=8, vllm_url="http://127.0.0.1:1")
     assert "server" not in estimate.text(8, 0)

@@ -125,6 +125,18 @@ def test_a_failed_run_is_a_result_with_its_last_words(place, capsys):
     assert "1 failed" in study.table(found, [], 1)
 
 
+@pytest.mark.parametrize("code", [75, 130, -9])
+def test_a_run_that_somebody_stops_or_kills_is_no_result(place, code):
+    """The OOM killer's runs stood in failed.csv for good."""
+    job = next(iter(study.experiments(["one.toml"]).values()))[0]
+    job.folder.mkdir(parents=True)
+    (job.folder / "metrics.jsonl").write_text('{"step": 1, "pass_rate": 0.5}\n')
+    job.folder.with_suffix(".log").write_text("Stopped at step 1.\n")
+    with pytest.raises(SystemExit, match="was stopped; the same command goes on: Stopped at"):
+        study.finish(job, code)
+    assert study.logs.read_failed("kept") == {}
+
+
 def test_a_toy_that_is_refused_is_a_result_and_any_other_failure_of_it_ends_the_series(place):
     (place / "tiny").mkdir()
     toy = place / "tiny/toy.py"

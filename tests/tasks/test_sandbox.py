@@ -208,7 +208,7 @@ def test_floats_of_a_function_agree_to_nine_digits_wherever_they_stand():
 
 
 def test_a_dataclass_may_name_a_class_that_does_not_exist_yet():
-    """LeetCode's nodes: dataclasses looks for the module of the class, also in a function's test."""
+    """LeetCode's nodes: dataclasses looks for the module of the class, in a function's test too."""
     program = ("from dataclasses import dataclass\n@dataclass\nclass Node:\n    val: int\n"
                "    next: 'Node' = None\ndef f(x):\n    return Node(x, Node(1)).next.val + x")
     tests = sandbox.read_tests({"fn_name": "f", "inputs": [[3]], "outputs": [[4]]})
