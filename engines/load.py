@@ -167,8 +167,8 @@ def longest_tokens(config, tokenizer, model, prompt_tokens=1):
     output = interruption_of(config, tokenizer).longest
     limit = getattr(text_config(model), "max_position_embeddings", None) or math.inf
     if (over := prompt_tokens + output - limit) > 0:
-        raise ConfigError(f"think_max = {config.think_max}: a sequence may take {limit + over} "
-                          f"tokens, the model has {limit}: lower it or answer_tokens by {over}")
+        raise ConfigError(f"think_max = {config.think_max}: a text may take {limit + over} tokens, "
+                          f"the model has {limit}: lower think_max or answer_tokens by {over}")
     return output, min(config.prompt_tokens + output, limit)
 
 
