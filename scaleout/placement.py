@@ -36,7 +36,8 @@ def make_placement(config, estimate, address=""):
     """The `Placement` that `config` asks for. Raises ConfigError: it does not add up."""
     c, host = config, address or LOOPBACK
     if c.vllm_url and c.servers:
-        raise ConfigError(f"servers = {c.servers}: vllm_url names servers; give one of the two")
+        raise ConfigError(f"servers = {c.servers}: vllm_url names servers that others have "
+                          "started; give one of the two")
     if c.gpus > 0:
         trainers, count, why = on_gpus(c, estimate, address)
     else:
