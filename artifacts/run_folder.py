@@ -128,8 +128,7 @@ class RunFolder:
 
     def log_sizes(self):
         """{log: its bytes}: a checkpoint has those of its moment."""
-        return {name: (self.path / name).stat().st_size for name in LOGS
-                if (self.path / name).exists()}
+        return {p.name: p.stat().st_size for p in map(self.path.joinpath, LOGS) if p.exists()}
 
     def close(self):
         if self.locked:

@@ -1,4 +1,3 @@
-"""command: the command line of scalerl.py, above the method. Nothing imports it but tests, benches.
-    main.py, options.py        how a run begins, and how it ends; the options and their help
-    make_run.py, preflight.py  from the settings to a `scalerl.Run`; can this machine do it?
-    report.py, symptoms.py     a page about a run; what its log says against it"""
+"""The command line of scalerl.py, above the method: how a run begins, ends (main.py, options.py),
+how its settings become a `scalerl.Run` and whether this machine can do it (make_run.py,
+preflight.py), a page about a run and what its log says against it (report.py, symptoms.py)."""

@@ -96,8 +96,8 @@ def load_model(config, shapes_only=False):
         raise ConfigError(f"{about}the files lack {len(wrong)} of its tensors, or have them in "
                           f"other shapes; they would be random: {', '.join(wrong[:4])}")
     unread = sorted(info.get("unexpected_keys", ()))
-    if quantized := [*filter(NOT_WHOLE.search, unread)]:
-        raise ConfigError(f"{about}quantized weights or an adapter ({quantized[0]}, ...): {whole}")
+    if found := [*filter(NOT_WHOLE.search, unread)]:
+        raise ConfigError(f"{about}quantized weights or an adapter inside ({found[0]}): {whole}")
     if unread:
         tell(f"note: {about}{len(unread)} tensors of the files belong to no part of this model and "
              f"are left out: {', '.join(unread[:4])}")
@@ -144,7 +144,8 @@ def load_trained(config, processes):
 
 
 def interruption_of(config, tokenizer):
-    phrase = tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"]
+    phrase = tokenizer(config.interrupt_phrase, add_special_tokens=False)["input_ids"] \
+        if config.interrupt_phrase else []
     return Interruption(config.think_min, config.think_max, config.answer_tokens, tuple(phrase),
                         end=config.think_close)
 
@@ -166,8 +167,8 @@ def longest_tokens(config, tokenizer, model, prompt_tokens=1):
     output = interruption_of(config, tokenizer).longest
     limit = getattr(text_config(model), "max_position_embeddings", None) or math.inf
     if (over := prompt_tokens + output - limit) > 0:
-        raise ConfigError(f"think_max = {config.think_max}: a sequence may take {limit + over} "
-                          f"tokens, the model has {limit}: lower it or answer_tokens by {over}")
+        raise ConfigError(f"think_max = {config.think_max}: a text may take {limit + over} tokens, "
+                          f"the model has {limit}: lower think_max or answer_tokens by {over}")
     return output, min(config.prompt_tokens + output, limit)
 
 

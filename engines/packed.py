@@ -24,7 +24,6 @@ from transformers import AttentionInterface
 from engines import own_forward
 
 # -- 1. The hook into transformers -----------------------------------------------------------------
-
 def packed_attention(module, query, key, value, attention_mask=None, *, attend, scaling=None, **_):
     """Give q, k and v of this layer to `attend`: query (1, H, T, D), key and value (1, J, T, D) ->
     (1, T, H, D) and no attention weights. `_`: what other back ends need."""
@@ -62,7 +61,6 @@ def rounded_copy(model, dtype):
 
 
 # -- 2. The row ------------------------------------------------------------------------------------
-
 class Pack:
     """A micro-batch in one row: outputs, and the prompts that they share.
 
@@ -109,7 +107,6 @@ def pack_rollouts(model, rollouts, dtype):
 
 
 # -- 3. Attention by masks, anywhere ---------------------------------------------------------------
-
 def padded(places, device):
     """n tensors -> (n, longest), zeros behind each, and their lengths (n,)."""
     return (pad_sequence(places, batch_first=True).to(device),
@@ -170,7 +167,6 @@ class DenseAttention:
 
 
 # -- 4. Attention on GPUs, in 16 bits: a kernel for sequences of different lengths -----------------
-
 def uses_flash(dtype, device, head=64):
     """Is there a kernel without masks? True for 16 bits on a GPU, Ampere or newer, and heads of
     this size: torch asks for a multiple of 8, and 256 at most."""
@@ -196,7 +192,6 @@ def flash_attention(queries, keys, dtype, device):
 
 
 # -- 5. How many samples fit into one row ---------------------------------------------------------
-
 def micro_batches(rollouts, budget_tokens):
     """Indices of `rollouts`, cut into lists of about `budget_tokens` tokens, prompts counted once.
     Groups of similar length come together, since their attention can share a block."""
@@ -222,7 +217,6 @@ def cost_tokens(rollouts, indices):
 
 
 # -- 6. Rounding -----------------------------------------------------------------------------------
-
 def round_between_products(model, dtype):
     """Have embeddings and norms hand on `dtype`, as weights in `dtype` do in vLLM and FSDP2.
     Autocast rounds operands of products alone: the residual stream would be fp32, twice as big."""

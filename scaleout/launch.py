@@ -125,8 +125,7 @@ def server_command(config, *, length, slots, dtype, url, device=""):
         env["CUDA_VISIBLE_DEVICES"] = device
         argv += ["--gpu-memory-utilization", str(VLLM_MEMORY_SHARE)]
     else:
-        # Weights are prepacked there, so nothing compiled may hold on to them. Short of cache, vLLM
-        # throws a sequence out and computes its keys and values again, under newer weights.
+        # Nothing compiled, and a cache for all sequences: engines/vllm_inprocess.py says why.
         blocks = slots * -(-length // BLOCK_TOKENS) + 1
         memory = min(blocks * block_bytes(config.model, dtype), int(CACHE_SHARE * host_memory()))
         argv += ["--enforce-eager", "--block-size", str(BLOCK_TOKENS),
