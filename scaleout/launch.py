@@ -79,13 +79,13 @@ def check_machine(config, servers=()):
     """Raises ConfigError: the command asks for GPUs that are not here, or vLLM is not."""
     found = torch.cuda.device_count()
     needed = min(config.gpus, 1) if started() else config.gpus      # a rank may be shown one alone
-    if started() and asks_for_several(config) and not config.vllm_url:
-        raise ConfigError("RANK is set here, so this is one rank that somebody else has started: "
-                          "it takes --vllm-url; or unset RANK")
     # They are counted even where CUDA does not start.
     if found < needed or (config.gpus and found and not torch.cuda.is_available()):
         raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; is the driver new "
                           f"enough for CUDA {torch.version.cuda} (nvidia-smi)? gpus = 0: the CPU")
+    if started() and asks_for_several(config) and not config.vllm_url:
+        raise ConfigError("RANK is set here, so this is one rank that somebody else has started: "
+                          "it takes --vllm-url; or unset RANK")
     nccl = config.vllm_url and load.device_of(config) == "cuda"     # vLLM has the other end's code
     if (servers or nccl) and importlib.util.find_spec("vllm") is None:
         raise ConfigError("servers need vllm, which is not installed here: run `make vllm`")

@@ -147,11 +147,12 @@ def test_a_rank_that_was_given_gpus_and_finds_none_ends(monkeypatch):
     """Each sees those of its own node's trainers, fewer than `gpus`."""
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    config = Config(gpus=8, vllm_url="http://a:8000")
     with pytest.raises(ConfigError, match="gpus = 8: torch finds 0 here"):
-        launch.check_machine(Config(gpus=8))
+        launch.check_machine(config)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    launch.check_machine(Config(gpus=8))
+    launch.check_machine(config)
     launch.check_machine(Config(gpus=-1))
 
 
@@ -277,6 +278,8 @@ def test_only_a_process_that_nobody_has_started_as_a_rank_launches(monkeypatch):
 def test_a_rank_of_somebody_else_s_job_does_not_forget_what_it_was_asked_for(monkeypatch):
     """Kubeflow sets RANK in every pod: --gpus 8 trained on one."""
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for config in (Config(gpus=2), Config(servers=1), Config(trainers=2)):
         with pytest.raises(ConfigError, match="^RANK is set here"):
             launch.check_machine(config)

@@ -60,9 +60,9 @@ def test_estimates_of_memory_are_those_counted_by_hand(eight):
 
 
 def test_processes_of_one_cpu_share_its_memory(eight):
-    """One 8B trainer in fp32 fits 152 GB, and one server; three and two do not."""
+    """One 8B trainer in fp32 and one server have room in 700 GiB; three and two have not."""
     _, estimate = estimate_of(eight, gpus=0, servers=2, trainers=3, slots=16)
-    estimate.device = estimate.device._replace(memory=400 * GIB)
+    estimate.device = estimate.device._replace(memory=700 * GIB)
     assert not estimate.cuda
     estimate.refuse(1, 1)
     with pytest.raises(ConfigError, match="^all processes together, .* GiB, does not fit"):
