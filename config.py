@@ -46,7 +46,7 @@ class Config:
     # -- run
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
-    steps: int = 1000                   # ours; of the loop, without an update too; paper: thousands
+    steps: int = 1000                   # ours; of the loop, with an update or not; paper: thousands
     eval_every: int = 100               # paper; steps; before each evaluation a checkpoint (ours)
     save_minutes: float = 15.0          # ours; also a checkpoint when the last one is older
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
@@ -81,8 +81,8 @@ class Config:
                                         # when the next epoch begins
     zero_variance_filter: bool = True   # paper; leaves out groups with equal rewards
     advantage_norm: Literal["batch", "prompt", "mean", "none"] = "batch"    # paper; divide by the
-                                        # batch's std; prompt: the group's std (GRPO); mean: the
-                                        # group's pass rate (MaxRL); none: by nothing (Dr. GRPO)
+                                        # batch's std; prompt: the group's std (GRPO); mean: twice
+                                        # its pass rate (MaxRL); none: by nothing (Dr. GRPO)
     aggregation: Literal["prompt", "sample", "token"] = "prompt"    # paper; mean over the tokens of
                                         # a prompt, then over prompts; sample: over a sample's, then
                                         # over samples (GRPO); token: over all tokens
@@ -115,7 +115,7 @@ class Config:
     gpus: int = -1                      # ours; 0: the CPU; -1: one if there is one, or all of them
                                         # where several processes run
     engine: Literal["auto", "vllm", "transformers"] = "auto"    # ours; auto: vllm if installed
-    allow_mismatch: bool = False        # ours; begin even if their log-probs differ at step 0
+    allow_mismatch: bool = False        # ours; begin even if engine and trainer differ at step 0
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"      # ours; to compute in; auto:
                                         # bfloat16 on a GPU, float32 on a CPU
 

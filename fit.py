@@ -26,7 +26,7 @@ from scipy.optimize import leastsq
 from scipy.special import expit, logit, ndtri, stdtrit
 
 # Rules of the paper (the first two) and ours. Come back here where one is used.
-SAME_A = 0.02             # closer ceilings are the same (the paper: three seeds differ by .015)
+SAME_A = 0.02             # closer ceilings are the same (A of the paper's three seeds: +-.015)
 A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
 FEW = 6                   # with fewer evaluations nothing can be said about a rise
@@ -52,7 +52,7 @@ LAWS = {                    # g as a function of c, and its inverse: c as a func
                 lambda g, B: np.exp(logit(g) / B)),
     "stretched": (lambda c, B: -np.expm1(-np.log(2) * c ** B),  # ours: 1 - 2^-(c^B)
                   lambda g, B: (-np.log1p(-g) / np.log(2)) ** (1 / B)),
-    "power": (lambda c, B: 1 - c ** -B,       # A.4: A - D / C^B, D = (A - R0) C_mid^B; 0 at C_mid
+    "power": (lambda c, B: 1 - c ** -B,       # A.4: A - D / C^B, D = (A - R0) C_mid^B; g(1) = 0
               lambda g, B: (1 - g) ** (-1 / B)),
     "logistic": (lambda c, B: expit(B * (c - 1)),         # of popular articles: g > 0 even at C = 0
                  lambda g, B: 1 + logit(g) / B),
@@ -200,7 +200,7 @@ class Replicates:
         """Each curve at C (k,) -> (S, k); `noise` adds the noise of one evaluation."""
         paths = law_at(self.law, np.asarray(C, float), *self.draws.T[:, :, None])
         if noise:       # where k = n, seed 0 would draw the very noise the curves were fitted to
-            rng = np.random.default_rng(2 if len(paths.T) == len(self.noise) else 0)
+            rng = np.random.default_rng((1, 1) if len(paths.T) == len(self.noise) else 0)
             paths = paths + rng.choice(self.noise, paths.shape)
         return paths
 
@@ -361,7 +361,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     bootstrap   replicates for the intervals; 0: none
     A_range     (low, high), by default (R0, 1), equal numbers fix A; a fitted ceiling at the edge,
                 1, means that the data do not determine it; B_range: published B's lie in
-                1.09-4.55; C_mid_range: by default from first / 100 to 10 times the last compute
+                1.09-4.55; C_mid_range: by default first / 100 (power: / 10^6) to 10 times the last
     C_mid_nodes grid method: an ascending array; by default 400 over the data (docs/fit.md)
     Raises BadInput (a ValueError) with a sentence."""
     C, R = checked(C, R)
@@ -376,8 +376,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         raise BadInput(f"only {amounts.size} different amounts of compute are left to fit, after "
                        "--c-min and --until (step 0 only gives R0): take 3, better 20")
     first, last = amounts[[0, -1]]
-    ranges = dict(A=A_range or (R0, 1.0), B=B_range, C_mid=C_mid_range or (
-        first / (1e6 if law == "power" else 100), 10 * last))   # slow power laws start far before
+    ranges = dict(A=A_range or (R0, 1.0), B=B_range, C_mid=C_mid_range or (first / 100, 10 * last))
     for name, (low, high) in ranges.items():
         if not (0 <= low <= high <= 1 if name == "A" else 0 < low <= high):
             raise BadInput(f"{name}_range ({low:g}, {high:g}) is not usable: it takes "
@@ -390,6 +389,8 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     least = max(NOISE, np.sqrt(R.mean() * (1 - R.mean()) / answers) if answers else 0)
     search = Search(law, C, ranges["A"], np.array(box), least)
     rival = replace(search, law="sigmoid" if law == "stretched" else "stretched")
+    if law == "power" and not C_mid_range:      # slow ones cross R0 far before the data
+        search = replace(search, box=search.box - np.log([[1e4, 1]] + [[1, 1]] * (len(box) - 1)))
     theta, angles = search.fit(R, R0)
     its_theta, its_angles = rival.fit(R, R0)
     pool = [replicates(search, theta, angles, R, bootstrap, seed, step_0)]

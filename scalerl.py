@@ -271,7 +271,8 @@ class Policy(torch.nn.Module):
     dtype        of the computation: the weights' own, or bfloat16
     head_fp32    logits in fp32 (paper, sec. 3.2), or as a bf16 head would round them
 
-    A module with this one `forward`, as FSDP2 and accelerate need it (scaleout/team.py)."""
+    A module, as FSDP2 gathers weights in `forward` alone; without `get_input_embeddings`, or
+    accelerate would shard embedding and head apart."""
 
     def __init__(self, model, *, temperature=1.0, dtype=torch.float32, head_fp32=True):
         super().__init__()
@@ -351,7 +352,7 @@ class Trainer(TrainedModel):
                 eps_high=config.eps_high, lags=part.lags, entropy=entropy)
             loss.backward()
             stats.append(stat)
-        # They hold sums, minima and maxima, so those of micro-batches merge without an error.
+        # `stats` are sums, minima and maxima: those of micro-batches merge exactly.
         log = merge_stats(self.team.finish(self.policy, stats))
 
         # 2. Clip the global norm (ours).

@@ -39,7 +39,7 @@ class RunFolder:
     def __init__(self, config):
         self.config, self.path = config, Path("runs") / config.name
         self.checkpoints = self.path / "checkpoints"
-        self.locked = None
+        self.locked, self.patient = None, True      # with the disk
         self.saved = None           # `progress` at the last checkpoint
         self.saved_at = time.monotonic()
 
@@ -62,7 +62,7 @@ class RunFolder:
         old = next(old for n in itertools.count(1)
                    if not (old := Path(f"{self.path}-old-{n}")).exists())
         self.path.rename(old)
-        for addresses in old.glob("servers_*.txt"):     # of servers that run
+        for addresses in old.glob("servers_*.txt"):     # of servers that may run
             self.path.mkdir(exist_ok=True)
             addresses.rename(self.path / addresses.name)
         self.close()
@@ -107,24 +107,27 @@ class RunFolder:
         aside.write_text(to_toml(config), encoding="utf-8")
         aside.replace(self.path / "config.toml")
 
-    def wait_for_disk(self, needed=1_000_000):
+    def wait_for_disk(self, needed=4096):
         """Until the disk takes so many bytes: one that is full or read-only for a moment ends no
-        run. After DISK_S return all the same: then the write says what is wrong."""
-        end, told = time.monotonic() + DISK_S, False
+        run. After DISK_S, once, return all the same: then the write says what is wrong."""
+        end, told = time.monotonic() + DISK_S * self.patient, False
         while not os.access(self.path, os.W_OK) or shutil.disk_usage(self.path).free < needed:
-            if time.monotonic() > end:
+            self.patient = time.monotonic() < end
+            if not self.patient:
                 return
             if not told:
-                print(f"{self.path}: waiting for {needed / 1e6:.0f} MB of disk that can be written",
+                print(f"{self.path}: waiting for a disk that can be written, {needed / 1e6:.3g} MB",
                       file=sys.stderr, flush=True)
             told = True
             time.sleep(0.2)
+        self.patient = True
 
     def append(self, name, *lines):
         """Lines of JSON at the end of a log."""
-        self.wait_for_disk()
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        self.wait_for_disk(len(text))
         with open(self.path / name, "a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+            file.write(text)
 
     def log_sizes(self):
         """{log: its bytes}: a checkpoint has those of its moment."""
@@ -226,6 +229,7 @@ class RunFolder:
 
     def save_model(self, trainer, name):
         """Write an ordinary Hugging Face folder, which `vllm serve` can load."""
+        self.wait_for_disk()
         checkpoint.save_model(trainer.model, trainer.tokenizer, trainer.weights(), self.path / name)
 
     def resume_hint(self):

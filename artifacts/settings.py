@@ -67,7 +67,7 @@ def check(config):
     to_toml(config)                           # refuses what a resumed run could not read
 
 
-# The environment variable by which scaleout/launch.py tells its trainers their servers' addresses.
+# Set for the trainers of scaleout/launch.py: their servers' addresses, not to be in config.toml.
 LAUNCHED = "SCALERL_LAUNCHED"
 
 # Where, how fast and how long a run computes may differ when its command is repeated; else nothing.

@@ -199,7 +199,7 @@ def study_tables(rows):
     """A line for each regime and cut, collapsed runs apart; then for each toy of two regimes."""
     print("| runs | cut | n | fitted | error | naive | line | intervals | fit.py: hold, median "
           "width, mean score | tried | today |\n|---|" + "--:|" * 10)
-    groups = {}
+    groups, after = {}, []
     for row in rows:
         fell = ", collapsed" if row["collapsed"] == "1.0" else ""
         groups.setdefault((row["base"] + fell, row["cut"]), []).append(row)
@@ -223,6 +223,17 @@ def study_tables(rows):
         means = [f"{mean:.3f}" for mean in errors.mean(0)] if fitted else ["", "", ""]
         print("|", " | ".join([name, cut, str(len(members)), str(len(fitted)), *means,
                                str(len(has)), *cells]), "|")
+        toys = {}
+        for row, held in zip(has, miss == 0, strict=True):
+            toys.setdefault(re.search(r"toy-?\d+|$", row["run"])[0], []).append(held)
+        if name.startswith("all") and len(toys) > 1:
+            rng, held = np.random.default_rng(0), [*toys.values()]
+            shares = [np.concatenate([held[i] for i in rng.integers(len(held), size=len(held))])
+                      .mean() for _ in range(10_000)]
+            low, high = np.percentile(shares, [5, 95])
+            after.append(f"{name}, {cut}: today's hold {np.concatenate(held).mean():.1%} "
+                  f"[{low:.1%}, {high:.1%}], by a bootstrap over {len(held)} toys")
+    print(*after, sep="\n")
 
 
 def main():

@@ -60,7 +60,7 @@ def write_report(folder):
 
 
 def one_step(path, steps):
-    """(figure, sentence) of the recorded step that most versions have written, or (None, why)."""
+    """(figure, sentence) of the recorded step with samples of most versions, or (None, why)."""
     lines = readers.read_jsonl(path)[0] if path.is_file() else ()
     if recorded := [line for line in lines if "timeline" in line]:
         return timeline(max(recorded, key=lambda line: len(

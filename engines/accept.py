@@ -88,7 +88,7 @@ def prepare(model):
     model.base_model.do_not_compile = True
     before = model.eval().config._attn_implementation
     check_any(model)
-    # transformers 5.19 cuts Nemotron-H's below `time_step_min` in full passes: nothing else does.
+    # transformers 5.19 alone cuts Nemotron-H's time steps at `time_step_min`, in full passes.
     for module in model.modules():
         if hasattr(module, "time_step_limit"):
             module.time_step_limit = (0.0, math.inf)

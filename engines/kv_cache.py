@@ -18,7 +18,7 @@ class Slots:
 
     keys, values   (layers, S, J, length, D), so that attention reads each head in one piece
     lengths (S,)   tokens in the cache
-    active         running sequences, always the first slots (`keep` sees to it): a view is read
+    active         running sequences, always the first slots (`keep` sees to it), as a view
     width          tokens of the longest of them; the CPU knows it without waiting for a GPU"""
 
     def __init__(self, model, slots, length):

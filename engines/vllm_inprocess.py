@@ -66,7 +66,7 @@ class VllmSampler(TwoRequests):
         self.running: dict[str, tuple[VllmSampler, Sample]] = {}
         self.names = map(str, itertools.count())        # of requests
         length = self.prompt_tokens + interruption.longest
-        # With less room vLLM would compute a sequence anew, by other weights. One block is its own.
+        # Short of room vLLM computes a sequence anew, by other weights. One block is vLLM's own.
         blocks = slots * -(-length // BLOCK_TOKENS) + 1
         self.llm = load_vllm(
             str(model), skip_tokenizer_init=True, dtype=str(dtype).removeprefix("torch."),

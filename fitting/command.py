@@ -147,14 +147,14 @@ def arguments(argv):
 
 def report(args):
     """Everything about one run, or about several and their comparison; without a run, the plan."""
+    if (args.like or args.plan) and args.law != "sigmoid":
+        raise BadInput(f"--like, --plan are of the sigmoid, not of --law {args.law}")
     if not args.runs:
         if not args.plan:
             raise BadInput("it takes a RUN; or --plan W, or --apart D, before there is one")
         print(*plan_lines(TYPICAL, 1, args.plan, args.until), sep="\n")
         return
     columns = (args.x, args.y, args.x_scale, args.reward_range)
-    if (args.like or args.plan) and args.law != "sigmoid":
-        raise BadInput(f"--like, --plan are of the sigmoid, not of --law {args.law}")
     if args.like and len(args.y or ()) > 1:
         raise BadInput("--like takes one --y: what is learned of one task is of no other")
     curves = read_curves(args.runs, *columns)

@@ -203,8 +203,8 @@ def flat(row):
     for name, value in row.items():
         if isinstance(value, dict):
             cells |= {k if name == "data" else f"{name}/{k}": v for k, v in flat(value).items()}
-        elif name == "run":                               # "7" is a name, too
-            cells[name] = str(value)
+        elif name == "run" and value not in (None, ""):   # "007" is a name
+            cells[name] = str(value).strip()
         elif isinstance(value, int | float | str):        # else null, a list
             try:
                 cells[name] = float(str(value).rstrip("%")) / (100 if "%" in str(value) else 1)
@@ -239,13 +239,19 @@ def metric(column):
     return column.split(" - ")[-1]
 
 
+def steps_of(rows, y):
+    """The columns of steps that rows with y have: others may be of training alone."""
+    return [s for s in STEP_COLUMNS if any(s in row for row in rows if y in row)]
+
+
 def evaluations(rows, x, y, path):
     """The rows of one run -> compute and reward (n,) of columns x and y, notes. A row without
     compute has that of its step; the same reward twice at one compute counts once (a resumed run).
     """
     compute, found = {}, []                 # {step: compute}, [(step, compute or None, reward)]
+    steps = steps_of(rows, y)
     for i, row in enumerate(rows):
-        step = next((row[s] for s in STEP_COLUMNS if isinstance(row.get(s), float)), f"row {i}")
+        step = next((row[s] for s in steps if isinstance(row.get(s), float)), f"row {i}")
         compute.setdefault(step, 0.0 if step == 0 else None)         # no compute spent yet
         compute |= {step: row[x]} if x in row else {}
         found += [(step, row.get(x), row[y])] if y in row else []
@@ -284,9 +290,10 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
         rows, path, more = read_rows(given)
         rows = [row for row in rows if str(row.get("run")) == run] if run else rows
         y_name, others = pick(rows, y, Y_COLUMNS, "--y", path)
-        near = [row for row in rows if y_name in row]     # without a step, none shares its compute
-        near = rows if x or any(step in row for row in near for step in STEP_COLUMNS) else near
-        x_name, _ = pick(near, x, X_COLUMNS, "--x", path)
+        steps = steps_of(rows, y_name)          # without any, no row has another's compute
+        near = rows if x or steps else [row for row in rows if y_name in row]
+        x_name, _ = pick(near, x, [name for name in X_COLUMNS if name in steps
+                                   or name not in STEP_COLUMNS], "--x", path)
         x, y = x or metric(x_name), y or metric(y_name)
         C, R, doubts = evaluations(rows, x_name, y_name, path)
         notes += more + others + doubts

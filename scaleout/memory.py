@@ -157,8 +157,8 @@ class Estimate:
         if servers and not fits:
             raise ConfigError(f"a server {have}: {listed(parts)}; "
                               + ("raise tensor_parallel" if self.cuda else "lower think_max"))
-        whole = trainers * sum(self.trainer_memory(max(1, trainers)).values()) + servers * (
-            parts["weights"] + parts["the cache of what fits"])
+        whole = trainers * sum(self.trainer_memory(max(1, trainers)).values()) + servers * max(
+            1, self.config.tensor_parallel) * (parts["weights"] + parts["the cache of what fits"])
         if not self.cuda and whole > 0.9 * self.device.memory:     # which all of them share
             raise ConfigError(f"all processes together, {whole / GIB:.0f} GiB, {have}: take fewer "
                               "trainers or servers, or fewer slots")

@@ -180,19 +180,23 @@ def start(job):
 
 
 def finish(job, code):
-    """Keep what a run of exit code `code` has left. One that somebody stopped or killed (75, 130, a
-    signal) is no result: it ends the program, and the same command goes on with it."""
+    """Keep what a run of exit code `code` has left. One that somebody stopped or killed, or that
+    runs elsewhere, is no result: it ends the program, and the same command goes on with it."""
     if code == 0:
         logs.keep(job.folder, KEPT, job.name, DIGITS)
         shutil.rmtree(job.folder / "checkpoints")
     else:
         last = job.folder.with_suffix(".log").read_text().strip().split("\n")[-1]
-        if code < 0 or code in (75, 130):
+        if code in STOPPED or "another process is training it" in last:
             sys.exit(f"{job.name} was stopped; the same command goes on: {last}")
         metrics = job.folder / "metrics.jsonl"          # its first line is of the self-test
         if not metrics.exists() or '"pass_rate"' not in metrics.read_text():
             sys.exit(f"{job.name} did not take one step: {last}")
         fail(job, last)
+
+
+# By a signal with a checkpoint, or without one (by Python's numbers; others are a crash).
+STOPPED = (75, 130, -signal.SIGHUP, -signal.SIGINT, -signal.SIGKILL, -signal.SIGTERM)
 
 
 def fail(job, why):
@@ -203,7 +207,8 @@ def fail(job, why):
 
 def work(found, lanes):
     """Run what is missing. Ctrl-C and SIGTERM stop the runs with a checkpoint each."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.default_int_handler)
     kept, failed = done()
     todo = [job for job in dict.fromkeys(itertools.chain(*found.values()))
             if job.name not in kept | failed]

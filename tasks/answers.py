@@ -65,8 +65,9 @@ def judged(text, gold, question=""):
     listed = not (number or moment or RE.choice.fullmatch(wanted))  # "x = 3 or x = 5" is one list
     reading = RE.yes_no if wanted in ("yes", "no") else RE.choice if not listed else RE.said
     beside += found
-    none = RE.no_answer.search(text.rpartition("\n")[2][-LONGEST_ANSWER:])
-    if not found and (not none or none[0].lower() in question.lower()):  # "the total reward is 50"
+    nothing = [one[0] for one in RE.no_answer.finditer(text.rpartition("\n")[2][-LONGEST_ANSWER:])
+               if one[0].lower() not in question.lower()]  # "the total reward is 50" may be asked
+    if not found and not nothing:
         reading = (wanted.isalpha() or moment and ":" not in gold) and reading
         found, beside = undeclared(text, marked, question, number, ratio, reading, "=" in gold)
     if listed:

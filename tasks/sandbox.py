@@ -81,7 +81,7 @@ def read_tests(value, metadata=None):
     return UnitTests([i for i, _ in pairs], [o for _, o in pairs], name)
 
 
-# A bare fence closes a block, before any other: else it was cut off. Without `++` some take hours.
+# The next fence must be bare, or the block was cut off. Without `++` some texts take minutes.
 BLOCK = re.compile(r"^[ \t]*+(```|~~~)[`~]*+[ \t]*+([\w+-]*+).*+\n"
                    r"((?:(?![ \t]*+(?:\1|```)).*+\n)*+)[ \t]*+\1[`~]*+[ \t]*+$", re.M)
 

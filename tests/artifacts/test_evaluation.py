@@ -95,7 +95,7 @@ def test_answers_of_another_evaluation_or_of_other_weights_are_not_taken(change,
 
 
 def test_a_stop_between_a_resume_and_its_first_answer_loses_nothing(rng, tmp_path):
-    """The weights are pushed in between, which takes seconds: hours of answers were gone."""
+    """A stop is heeded before the first step, which takes seconds: hours of answers were gone."""
     path = tmp_path / "e.jsonl"
     for stop_at in (60, 0):
         sampler = KeptAnswers(Engine(rng), path)

@@ -251,7 +251,7 @@ elif R0 is None and zero.any():
     told = (float(np.mean(R[zero])), "step 0", int(zero.sum()))
 else:
     told = (0.0, "unused" if law == "power" else "fitted", 0)
-inside = np.array([first <= c <= last for c in C])
+inside = np.array([c_min <= c <= c_max for c in C])
 if told[1] == "fitted":
     inside = inside | zero
 elif law != "logistic":
@@ -297,7 +297,7 @@ for _ in range(S):
     new = curve + noise[rng.integers(len(noise), size=len(noise))]
     draw, _ = search.solve(new, R0, [np.clip(np.arcsin(np.sin(angles)), -1.4, 1.4)])
     draws.append(draw)
-    rho.append(neighbors(new - law_at(search.law, search.C, *draw)))
+    rho.append(autocorrelation(new - law_at(search.law, search.C, *draw)))
 return Replicates(search.law, np.array(draws).reshape(-1, 4), noise, np.array(rho))""",
         "fit.py::Replicates.paths": """
 rng = np.random.default_rng(12)

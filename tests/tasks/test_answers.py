@@ -754,7 +754,8 @@ def asked_math_verify(text, gold):
     ("What is the total reward?", "So the total reward is 50 dollars.", True),
     ("How many points does the judge give?", "The judge gives 50 points.", True),
     ("What is 5 times 10?", "Grader: the reward is 50.", False),
-    ("What is the total reward?", "It cannot be determined. 50", False)])
+    ("What is the total reward?", "It cannot be determined. 50", False),
+    ("What is the total reward?", "The reward cannot be determined. 50", False)])
 def test_a_word_of_graders_blinds_only_where_the_question_has_it_not(question, text, right):
     assert (verify(text, "50", question=question)[0] > 0) == right
 
