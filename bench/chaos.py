@@ -407,6 +407,16 @@ def trained_once(run):
             sum(4 - len(group["rewards"]) for group in groups))
 
 
+def lost(rows):
+    """Seconds in which a fault was at work: from each to the first new step, overlaps once."""
+    end = seconds = 0.0
+    for row in sorted(rows, key=lambda row: float(row["at_s"])):
+        start, stop = float(row["at_s"]), float(row["at_s"]) + float(row["lost_s"] or 0)
+        seconds += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return seconds
+
+
 def table(rows):
     """Lines of Markdown: the kinds of faults and what each has cost, in seconds to a new step."""
     lines = ["| fault | n | median s | longest s |", "|---|--:|--:|--:|"]
@@ -526,7 +536,7 @@ def main(argv=None):
                 result |= {
                     "storm_s": round(storm_s, 1), "faults": len(rows),
                     "statuses": dict(Counter(str(end["status"]) for end in ends)),
-                    "curves": [curve(calm), curve(stormed)],
+                    "curves": [curve(calm), curve(stormed)], "lost_s": round(lost(rows), 1),
                     "groups": groups, "twice": twice, "missing": missing, "asked_again": asked,
                     "orphans": result["orphans"] + sum(end["orphans"] for end in ends),
                     "equal": None if args.servers else not same(stormed, calm)}
@@ -568,6 +578,9 @@ def told(result):
         yield (f"{result['groups']} groups trained, {result['twice']} of them twice, "
                f"{result['missing']} of their samples missing, {result['asked_again']} samples "
                "asked again")
+    if "lost_s" in result:
+        yield (f"{result['lost_s']:.0f} s from a fault to the next new step, overlaps once: "
+               f"{1 - result['lost_s'] / result['storm_s']:.2f} of the time was free of faults")
     if "curves" in result:
         calm, stormed = (np.array_split(rates, 4) for rates in result["curves"])
         yield ("pass rate, means of four quarters: without faults "

@@ -96,3 +96,9 @@ def test_a_process_that_has_written_its_title_over_its_environment_is_found_too(
     assert left.pid in found
     # Numbers of processes come again: who has one later must not be taken for ours.
     assert chaos.Run.marked(run) == [] and run.sessions == set()
+
+
+def test_the_seconds_of_faults_that_overlap_count_once():
+    rows = [{"at_s": at, "lost_s": lost} for at, lost in ((10, 5), (12, 1), (14, 4), (30, None),
+                                                          (40, 2))]
+    assert chaos.lost(rows) == 5 + 3 + 0 + 2 and chaos.lost(rows[::-1]) == 10
