@@ -11,8 +11,8 @@ GRPO. ScaleRL is GRPO, but:
 
     paper   here                what
     3.1     part 2              generation does not wait for training: the weights change while a
-                                sample is being written, and a token may be k steps old (8). The
-                                loss weighs it by its probability now / when it was drawn.
+                                sample is being written, and a token may be up to k = 8 steps old.
+                                The loss weighs it by its probability now / when it was drawn.
     3.2     parts 1 and 3       learned prompts retire; groups of equal rewards leave the batch
     3.2     loss.py             CISPO caps the ratio, PPO clips it; one std for the whole batch;
                                 tokens are averaged by prompt; fp32 logits, also in the sampler
