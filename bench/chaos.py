@@ -582,8 +582,8 @@ def told(result):
         yield (f"{result['lost_s']:.0f} s from a fault to the next new step, overlaps once: "
                f"{1 - result['lost_s'] / result['storm_s']:.2f} of the time was free of faults")
     if "curves" in result:
-        calm, stormed = (np.array_split(rates, 4) for rates in result["curves"])
-        yield ("pass rate, means of four quarters: without faults "
+        calm, stormed = (np.array_split(rates, min(4, len(rates))) for rates in result["curves"])
+        yield ("pass rate, means of quarters: without faults "
                + " ".join(f"{part.mean():.3f}" for part in calm) + ", with them "
                + " ".join(f"{part.mean():.3f}" for part in stormed))
     yield f"left behind: {result['orphans']} processes"
