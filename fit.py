@@ -390,7 +390,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     search = Search(law, C, ranges["A"], np.array(box), least)
     rival = replace(search, law="sigmoid" if law == "stretched" else "stretched")
     if law == "power" and not C_mid_range:      # slow ones cross R0 far before the data
-        search = replace(search, box=search.box - np.log([[1e4, 1]] + [[1, 1]] * (len(box) - 1)))
+        search = replace(search, box=search.box - [[np.log(1e4), 0], [0, 0]])   # R0 is not in it
     theta, angles = search.fit(R, R0)
     its_theta, its_angles = rival.fit(R, R0)
     pool = [replicates(search, theta, angles, R, bootstrap, seed, step_0)]

@@ -410,8 +410,8 @@ def trained_once(run):
 def lost(rows):
     """Seconds in which a fault was at work: from each to the first new step, overlaps once."""
     end = seconds = 0.0
-    for row in sorted(rows, key=lambda row: float(row["at_s"])):
-        start, stop = float(row["at_s"]), float(row["at_s"]) + float(row["lost_s"] or 0)
+    for row in sorted(rows, key=lambda row: row["at_s"]):
+        start, stop = row["at_s"], row["at_s"] + (row["lost_s"] or 0)
         seconds += max(0.0, stop - max(start, end))
         end = max(end, stop)
     return seconds

@@ -21,6 +21,11 @@ from engines.packed import heads
 EXPERTS = ("num_experts_per_tok", "moe_topk", "moe_top_k", "top_k_experts")     # that a token meets
 
 
+def experts_met(config):
+    """How many experts of a layer a token meets; 0: it has none."""
+    return next((getattr(config, name) for name in EXPERTS if getattr(config, name, None)), 0)
+
+
 class ModelFlops:
     """FLOPs of one forward pass of `model`, a transformers causal LM; its shapes alone are read."""
 
@@ -35,7 +40,7 @@ class ModelFlops:
         for parameter, name in parameters.items():
             # transformers keeps the experts of a layer in one tensor; its first axis counts them.
             experts = len(parameter) if ".experts." in name and parameter.ndim == 3 else 1
-            active = next((getattr(config, n) for n in EXPERTS if getattr(config, n, None)), 1)
+            active = experts_met(config) or 1
             weights += parameter.numel() * (active / experts if experts > 1 else 1)
         # Layers of each (FLOPs for a token and a token it attends to, window).
         self.attention, states = Counter(), 0

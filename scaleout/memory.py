@@ -7,7 +7,7 @@ import psutil
 import torch
 
 from config import ConfigError
-from engines.compute import EXPERTS
+from engines.compute import experts_met
 from engines.head import logits_chunk
 from engines.own_forward import text_config
 from engines.packed import heads, uses_flash
@@ -89,7 +89,7 @@ class Estimate:
         mlp = 4 * inner * self.itemsize
         # Also each expert's input and output, without autocast; the order of the tokens by expert,
         # and the router's probabilities.
-        if experts := next((getattr(s, n) for n in EXPERTS if getattr(s, n, None)), 0):
+        if experts := experts_met(s):
             inner = getattr(s, "moe_intermediate_size", None) or inner
             mlp = experts * ((4 * inner + 2 * hidden) * (self.itemsize if sharded else 4) + 24)
         # Bytes of a token in a layer: two norms, fp32 inside, with what they hand to the products,
