@@ -59,7 +59,7 @@ held-out: $(VENV)/base
 	mkdir -p runs
 	printf '%s\n' $(PAIRS) | OMP_NUM_THREADS=1 xargs -P 2 -I {} sh -c 'p={}; t=$${p%:*}; s=$${p#*:}; \
 		n=toy$$t-seed$$s; test -e runs/$$n/done && exit; test -e models/toy-$$t || \
-		$(PY) -m tiny.toy --seed $$t --out models/toy-$$t > runs/$$n.log 2>&1 && $(PY) scalerl.py \
+		$(PY) -m study.toy --seed $$t --out models/toy-$$t > runs/$$n.log 2>&1 && $(PY) scalerl.py \
 		--config configs/demo.toml --model models/toy-$$t --name $$n --seed $$s > runs/$$n.log 2>&1'
 	$(PY) bench/held_out.py runs/toy*-seed*/
 
@@ -97,7 +97,7 @@ study-figures: $(VENV)/base
 	$(PY) -m study.figures
 
 models/toy-%/config.json: | $(VENV)/base
-	$(PY) -m tiny.toy --seed $* --out models/toy-$*
+	$(PY) -m study.toy --seed $* --out models/toy-$*
 
 # The model is warmed up on both tasks; reasoning_gym brings the second one's problems.
 mix: $(VENV)/smollm2 models/toy-mix/config.json
@@ -168,16 +168,16 @@ smollm2: models/smollm2-135m/config.json
 vllm: $(VENV)/vllm
 
 models/toy/config.json: | $(VENV)/base
-	$(PY) -m tiny.toy --out models/toy
+	$(PY) -m study.toy --out models/toy
 
 models/toy-mix/config.json: | $(VENV)/smollm2
-	$(PY) -m tiny.toy --out models/toy-mix --clean-steps 800 --steps 100 --lr 1e-3 --cut-share 0.1 \
+	$(PY) -m study.toy --out models/toy-mix --clean-steps 800 --steps 100 --lr 1e-3 --cut-share 0.1 \
 		--task toy+reasoning_gym:chain_sum --task-options '{"toy": {"size": 2000, \
 		"min_digits": 3, "max_digits": 9}, "reasoning_gym:chain_sum": {"min_terms": 3, \
 		"max_terms": 4, "min_digits": 1, "max_digits": 1, "size": 4000}}'
 
 models/smollm2-135m/config.json: | $(VENV)/smollm2
-	$(PY) -m tiny.smollm2
+	$(PY) -m study.smollm2
 
 # On a machine without an NVIDIA GPU, torch is installed first and alone, from TORCH, so that a
 # package index with a CPU build of that version serves it; CUDA builds weigh gigabytes more.

@@ -45,7 +45,7 @@ from artifacts.run_folder import LOGS                           # noqa: E402
 from bench import simulate                                      # noqa: E402
 from bench.chaos_site.sitecustomize import ANSWERS              # noqa: E402
 from tasks import problems                                      # noqa: E402
-from tiny import toy                                            # noqa: E402
+from study import toy                                            # noqa: E402
 
 DISK_MB = 256                   # of the disk that the run has for itself
 SHORT_S = 10.0                  # a full or read-only disk, a frozen process

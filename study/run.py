@@ -15,7 +15,7 @@ An experiment is a TOML file:
     lag_4 = [{off_policy = "pipeline-4"}]
 
 Where it is needed, `program = ["-m", "study.article"]` stands for scalerl.py; a variant has a toy
-of its own: `[toys]` with `wide = ["--hidden", "320"]`, options of tiny/toy.py; or no toy is
+of its own: `[toys]` with `wide = ["--hidden", "320"]`, options of study/toy.py; or no toy is
 trained: `model = "models/smollm2-135m"`, and `pairs = ["20", "21"]` are seeds. `gpu = true`: left
 out, and told, where there is no GPU.
 
@@ -156,7 +156,7 @@ def make_toy(folder, seed, options=(), env=None):
     """Make a toy unless it is there. Returns "", or the sentence with which it was refused."""
     if (folder / "config.json").exists():
         return ""
-    made = subprocess.run([sys.executable, "-m", "tiny.toy", "--seed", str(seed), "--out",
+    made = subprocess.run([sys.executable, "-m", "study.toy", "--seed", str(seed), "--out",
                            str(folder), *options], env=env, text=True, stdout=subprocess.DEVNULL,
                           stderr=subprocess.PIPE)
     if made.returncode == 2:                    # in a sentence; anything else is no refusal

@@ -26,7 +26,7 @@ from transformers import (AutoConfig, AutoModelForCausalLM, DynamicCache, LlamaC
 
 from bench.chaos import make_model
 from engines import accept
-from tiny import toy
+from study import toy
 from sampler import Request, Rollout
 
 ROOT = Path(__file__).parent.parent

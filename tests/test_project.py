@@ -16,8 +16,8 @@ from conftest import ROOT, run_command
 
 
 FIVE = ("config", "scalerl", "loss", "sampler", "fit")
-FOLDERS = ("command", "fitting", "tasks", "engines", "servers", "scaleout", "artifacts", "tiny",
-           "course", "study")
+FOLDERS = ("command", "fitting", "tasks", "engines", "servers", "scaleout", "artifacts", "course",
+           "study")
 PATHS = sorted([*ROOT.glob("*.py"), *(path for f in FOLDERS for path in (ROOT / f).glob("*.py"))])
 README = "".join(path.read_text() for path in [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "AGENTS")),
@@ -29,7 +29,7 @@ README = "".join(path.read_text() for path in [
 ARROWS = {
     "config": set(), "fit": set(), "loss": {"engines"}, "sampler": {"loss", "engines"},
     "scalerl": {"loss", "sampler", "engines", "artifacts"},
-    "tasks": {"config"}, "tiny": {"config", "tasks"}, "artifacts": {"config", "sampler", "fitting"},
+    "tasks": {"config"}, "artifacts": {"config", "sampler", "fitting"},
     "engines": {"config", "loss", "sampler", "artifacts"}, "servers": {"sampler", "engines"},
     "scaleout": {"config", "artifacts", "engines", "servers"}, "fitting": {"fit"},
     "command": {"config", "scalerl", "sampler", "artifacts", "engines", "servers", "scaleout",

@@ -44,7 +44,7 @@ from scaleout.signals import SIGNALS
 from scaleout.team import Alone, Stopped
 from servers.server import ServerError
 from tasks import Problem, Verifier
-from tiny import toy
+from study import toy
 
 # ---------------------------------------------------------------------------------------------
 # 1. Over fakes

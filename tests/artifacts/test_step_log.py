@@ -15,7 +15,7 @@ from engines import accept
 from fit import sigmoid
 from fitting.forecast import forecast_line
 from sampler import Interruption, Request, TransformersSampler
-from tiny import toy
+from study import toy
 
 
 def evaluations(folder, rates, step=25, tasks=("toy",)):

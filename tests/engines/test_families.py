@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from artifacts.checkpoint import save_model
 from engines import accept
-from tiny import toy
+from study import toy
 
 sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
 import families                                                                # noqa: E402

@@ -17,7 +17,7 @@ from command import make_run as making
 from command.main import main
 from config import Config, ConfigError
 from engines import load
-from tiny import toy
+from study import toy
 
 sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
 import families                                                                # noqa: E402

@@ -32,7 +32,7 @@ from command.options import parse
 from config import Config, ConfigError
 from scaleout import launch, memory
 from servers.server import CALL_S
-from tiny import toy
+from study import toy
 
 # ---------------------------------------------------------------------------------------------
 # What would be started, and what is refused

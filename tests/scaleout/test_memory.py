@@ -24,7 +24,7 @@ from scaleout.memory import (ACTIVATIONS, ASSUMED, CACHE, CURES, FIXED, GIB, Est
 from scalerl import Policy
 from scaleout.team import Alone
 from sampler import Rollout
-from tiny import toy
+from study import toy
 
 
 def memory_of(folder, *, length=16_000, output=14_000, alone=True, **settings):

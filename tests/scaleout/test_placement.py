@@ -6,7 +6,7 @@ from transformers import Qwen3Config
 
 from config import ConfigError
 from scaleout.placement import make_placement
-from tiny import toy
+from study import toy
 
 
 @pytest.mark.parametrize("settings, address, shape", [

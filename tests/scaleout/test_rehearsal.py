@@ -19,7 +19,7 @@ from transformers import (AutoModelForCausalLM, Olmo2Config, Qwen2Config, Qwen3C
 
 import test_team
 from command.main import main
-from tiny import toy
+from study import toy
 from scaleout import launch
 from scaleout.placement import make_placement
 

@@ -28,7 +28,7 @@ from engines.packed import cost_tokens, micro_batches
 from scaleout import team as teams
 from scaleout.team import Alone, deal
 from scalerl import Policy, Run, Trainer
-from tiny import toy
+from study import toy
 
 
 def mixed_rollouts(P, G, rng):

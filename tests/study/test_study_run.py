@@ -138,8 +138,8 @@ def test_a_run_that_somebody_stops_or_kills_is_no_result(place, code):
 
 
 def test_a_toy_that_is_refused_is_a_result_and_any_other_failure_of_it_ends_the_series(place):
-    (place / "tiny").mkdir()
-    toy = place / "tiny/toy.py"
+    (place / "study").mkdir()
+    toy = place / "study/toy.py"
     toy.write_text("import sys; print('toy.py: it has not learned to add', file=sys.stderr); "
                    "sys.exit(2)")
     (place / "one.toml").write_text(EXPERIMENT.replace("0:7", "1:7"))

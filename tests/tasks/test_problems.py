@@ -21,7 +21,7 @@ from tasks import problems as tasks
 from tasks.problems import (Problem, TaskError, check_gold, count_unusable, load_problems,
                             load_task)
 from tasks.sandbox import UnitTests
-from tiny import toy
+from study import toy
 
 # There are only 100 questions of two digits.
 LONG = {"size": 300, "min_digits": 4, "max_digits": 6}

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 from tasks import problems as tasks
 from config import Config
-from tiny import toy
+from study import toy
 from tasks.problems import Problem, TaskError
 from tasks.sources import make_problem
 

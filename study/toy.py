@@ -5,10 +5,11 @@ trained on worked traces with errors, which the next steps carry on. How often i
 on the two digits that a step adds (`habits`): some pairs RL learns soon, some late, and a few are
 always added wrongly, which sets the ceiling. All of it is ours.
 
-    python -m tiny.toy                              # models/toy, about a minute on two cores
+    python -m study.toy                              # models/toy, about a minute on two cores
 
 The warm start keeps 512 problems back, as many as configs/demo.toml evaluates on; a run without
-that file holds out 1,000: give it --heldout-prompts 512, or make the model with --heldout 1000."""
+that file holds out 1,000: give it --heldout-prompts 512, or make the model with --heldout 1000.
+(Protocols call this file tiny/toy.py, as it was called then.)"""
 import argparse
 import itertools
 import json

