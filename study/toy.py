@@ -195,6 +195,12 @@ def base_rate(model, tokenizer, problems):
 
 
 def make(args):
+    for option, wrong, right in (
+            ("heldout", args.heldout < 1, "1 or more"), ("steps", args.steps < 0, "0 or more"),
+            ("clean-steps", args.clean_steps < 0, "0 or more"),
+            ("hidden", args.hidden < 1 or args.hidden % HEAD_DIM, f"a multiple of {HEAD_DIM}")):
+        if wrong:
+            raise tasks.TaskError(f"--{option} takes {right}")
     train, heldout = (tasks.load_task(args.task, split, heldout=args.heldout, seed=args.seed,
                                       options=args.task_options) for split in ("train", "heldout"))
     tokenizer = make_tokenizer()

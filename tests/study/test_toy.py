@@ -324,6 +324,10 @@ def test_the_command_makes_a_folder_also_for_two_tasks(tmp_path, capsys, monkeyp
         (["--task", "tyo"], "task 'tyo' is unknown"),
         (["--task-options", "{max: 3"], "--task-options: invalid loads value: '{max: 3'"),
         (["--task", "reasoning_gym:count_bits", "--heldout", "5"], "no worked traces"),
+        (["--heldout", "0"], "--heldout takes 1 or more"),
+        (["--steps", "-1"], "--steps takes 0 or more"),
+        (["--clean-steps", "-1"], "--clean-steps takes 0 or more"),
+        (["--hidden", "33"], "--hidden takes a multiple of 32"),
     ],
 )
 def test_wrong_arguments_end_in_one_sentence(arguments, message, tmp_path, capsys):
