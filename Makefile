@@ -9,7 +9,7 @@
 # make test      the whole test suite
 # make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
 # make held-out  five other toys with five other seeds: how good are the demo's predictions
-# make public    ninety published curves of others: how good is fit.py's forecast there
+# make public    141 published curves of others: how good is fit.py's forecast there
 # make study     the paper's findings, looked for on a laptop: the runs that are missing (hours)
 # make record    seconds to .80 of fresh toys, beside the record's (results/baselines)
 # make study-figures  the tables and figures of results/study, from the kept logs
@@ -43,7 +43,7 @@ seeds: RUN := $(or $(RUN),seed$(if $(wildcard $(SEEDS:%=runs/seed%)),-$(NOW)))
 demo: $(VENV)/base models/toy/config.json
 	$(PY) scalerl.py --config configs/demo.toml --name $(RUN) --seed $(SEED)
 	$(PY) fit.py runs/$(RUN) --until 0.5
-	$(PY) bench/held_out.py runs/$(RUN) --beside results/demo/errors.csv
+	$(if $(wildcard bench/held_out.py),$(PY) bench/held_out.py runs/$(RUN) --beside results/demo/errors.csv)
 
 # Seeds of the demo, two at a time on one core each: does the first half predict the second?
 seeds: $(VENV)/base models/toy/config.json
@@ -85,13 +85,13 @@ stress: $(VENV)/base $(foreach p,$(STRESS),models/toy-$(firstword $(subst :, ,$p
 	$(PY) bench/stress.py $(foreach r,$(RECIPES),runs/$r-toy*-seed*/)
 
 # What is compared, and how: study/PLAN.md.
-study: $(VENV)/base
+study: $(VENV)/smollm2
 	$(PY) -m study.run $(EXPERIMENTS)
 
 # How fast is a recipe? CONFIG=mine.toml make record: beside the record's; MODEL=models/smollm2-135m:
 # on SmolLM2 instead of fresh toys. results/baselines.
 record: $(VENV)/base
-	$(PY) bench/record.py $(if $(CONFIG),--config $(CONFIG)) $(if $(MODEL),--model $(MODEL))
+	$(PY) bench/record.py $(if $(CONFIG),--config "$(CONFIG)") $(if $(MODEL),--model $(MODEL))
 
 study-figures: $(VENV)/base
 	$(PY) -m study.figures
@@ -117,7 +117,7 @@ student:
 STUDENT ?= $(if $(wildcard course/handed_out.json),.,student)
 grade: $(VENV)/test
 	$(PY) -m course.grade "$(STUDENT)" --json grade.json $(if $(REPLAY),--replay $(REPLAY)) \
-		$(if $(filter command line,$(origin SEED)),--seed $(SEED))
+		$(if $(filter command line environment,$(origin SEED)),--seed $(SEED))
 
 # What is graded, for the instructor; and a folder of such archives: make grade-all DIR=handed_in
 # (PLANS=FOLDER: those of before the runs)
@@ -125,7 +125,7 @@ submit:
 	$(PYTHON) -B -m course.batch --pack "$(or $(OUT),submission.zip)"
 grade-all: $(VENV)/test
 	$(PY) -m course.batch "$(DIR)" --out "$(or $(OUT),graded)" $(if $(PLANS),--plans "$(PLANS)") \
-		$(if $(filter command line,$(origin SEED)),--seed $(SEED))
+		$(if $(filter command line environment,$(origin SEED)),--seed $(SEED))
 
 # Faults by the hundred (docs/reliability.md): one process, two servers and two ranks, a fleet on
 # paper. Linux; root for full disks and cut networks. About three hours.

@@ -41,13 +41,13 @@ class Config:
     instruction: str = ""               # ours; stands before every question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
     think_open: str = ""                # ours; appended to every prompt: "<think>\n"
-    think_close: str = "</think>"       # paper; the verifier reads only what follows it
+    think_close: str = "</think>"       # paper; the verifier reads what follows it (or all)
 
     # -- run
     name: str = ""                      # ours; the folder runs/NAME; "": from model, task, seed
     seed: int = 0                       # ours; of sampling and of the order of prompts
     steps: int = 1000                   # ours; of the loop, with an update or not; paper: thousands
-    eval_every: int = 100               # paper; steps; before each evaluation a checkpoint (ours)
+    eval_every: int = 100               # paper; steps; a checkpoint (ours) before all but the first
     save_minutes: float = 15.0          # ours; also a checkpoint when the last one is older
     eval_samples: int = 16              # paper; for each held-out prompt; the curve is their mean
 
@@ -89,12 +89,12 @@ class Config:
     # "dapo" with eps_high = eps_low is "grpo": see configs/rivals. GSPO clips the ratio of whole
     # sequences, which stays close to 1: its eps_low and eps_high are about 1e-3. "dppo" bounds
     # π - μ by them, "cispo_masked" the mean of log μ/π: see `policy_loss`.
-    loss: Literal[                      # paper; only the formula of one token: whole rival recipes
-                                        # are in configs/rivals
+    loss: Literal[                      # paper; only the formula: whole rival recipes are in
+                                        # configs/rivals
         "cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"
-    behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; log μ of the ratio π/μ: as
-                                        # recorded; recomputed: the trainer's own, ratio 1
-    eps_max: float = 5.0                # paper; caps the ratio of CISPO; 4, 5, 8 do equally well
+    behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; log μ, in the ratio π/μ of
+                                        # trainer to sampler: as recorded, or the trainer's own
+    eps_max: float = 5.0                # ours, of the paper's 4, 5, 8, all alike; CISPO's cap
     eps_low: float = 0.2                # paper, for grpo and dapo; clips the ratio at 1 - this
     eps_high: float = 0.2               # paper, for grpo; at 1 + this; the paper's dapo: 0.26
     head_fp32: bool = True              # paper; logits in fp32, in trainer and sampler

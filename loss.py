@@ -58,7 +58,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
     head_fp32          True: operands may be bf16, but sums and logits are fp32 (ours: in backward
                        a GPU rounds the logits' gradient to bf16).
-                       False: logits rounded to bf16 (the paper: the ceiling falls, .61 to .52).
+                       False: logits rounded to bf16 (paper, in a plainer recipe: A .52, not .61).
     softcap            c: logits are c tanh(h W' / c), of a few models; None: as they are
     Returns (logprobs, entropy), each (...), float32 (float64 where an operand is). Entropy is a
     diagnostic without a gradient. The same in plain lines:
@@ -164,7 +164,7 @@ def advantages(rewards, *, norm="batch"):
 # -- 3. 1/Σ|y|: how much each token counts ---------------------------------------------------------
 
 def token_weights(mask, prompt_index, *, aggregation="prompt"):
-    """Each token's share of the step's loss: (N, T) float32, summing to 1, zero off the mask.
+    """Each token's share of the step's loss: (N, T) float32, summing to 1 (0 if none is trained).
 
     mask          (N, T) bool; True for tokens that the policy sampled and that are trained on
     prompt_index  (N,) int64; equal for the samples of one prompt, any numbers
@@ -206,13 +206,13 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
     weights            (N, T)  rows of `token_weights`; tokens of weight 0 are ignored everywhere
     loss               "cispo"      sg(min(ρ, eps_max)) · Â · log π
                        "cispo_masked"  the same, but a sample with Â < 0 is dropped if the mean of
-                                    log μ/π over its tokens is above eps_high (DeepSeek-V3.2,
-                                    2512.02556)
+                                    log μ/π over its tokens is above eps_high (the mask is
+                                    DeepSeek-V3.2's, 2512.02556; with CISPO: ours)
                        "dppo"       ρ Â; a token is dropped if Â > 0 and π - μ > eps_high already,
                                     or if Â < 0 and π - μ < -eps_low already (DPPO's binary mask
                                     of total variation, 2602.04879)
                        "grpo"       min(ρ Â, clip(ρ, 1 - eps_low, 1 + eps_high) Â)
-                       "dapo"       the same; DAPO has eps_high 0.26 and aggregation "prompt"
+                       "dapo"       the same; in the paper eps_high 0.26 and aggregation "prompt"
                        "gspo"       the same with one ratio for a sequence, (Π_t ρ_t)^(1/|y|), and
                                     aggregation "sample"
                        "reinforce"  Â · log π: no ratio at all (ours), as if there were no lag

@@ -16,7 +16,7 @@ GRPO. ScaleRL is GRPO, but:
     3.2     parts 1 and 3       learned prompts retire; groups of equal rewards leave the batch
     3.2     loss.py             CISPO caps the ratio, PPO clips it; one std for the whole batch;
                                 tokens are averaged by prompt; fp32 logits, also in the sampler
-    4       sampler.py          who thinks too long is interrupted, and has to answer
+    4       sampler.py          a sample that thinks too long is interrupted, and has to answer
     4                           no KL penalty, no value network
 
 "Ours" marks what the paper does not say. For example: compute, the x of the curve, is the FLOPs of
@@ -271,8 +271,8 @@ class Policy(torch.nn.Module):
     dtype        of the computation: the weights' own, or bfloat16
     head_fp32    logits in fp32 (paper, sec. 3.2), or as a bf16 head would round them
 
-    A module, as FSDP2 gathers weights in `forward` alone; without `get_input_embeddings`, or
-    accelerate would shard embedding and head apart."""
+    A module, for FSDP2 (scaleout/team.py), which shards weights over GPUs and gathers them in
+    `forward` alone; without `get_input_embeddings`, or it would shard embedding and head apart."""
 
     def __init__(self, model, *, temperature=1.0, dtype=torch.float32, head_fp32=True):
         super().__init__()
@@ -309,9 +309,9 @@ class Trainer(TrainedModel):
     checkpoints ask for: logprobs, weights, save, load.
 
     team    the processes that train together (scaleout/team.py). With one process:
-            mine(batches, rollouts) is batches; loss(f, x, ..) is f(x, ..), but a ValueError waits;
-            finish(policy, stats) is stats, or raises that error, as a FloatingPointError; whole(x)
-            is x; begin(part, version) names the part of a step that comes.
+            mine(batches, rollouts) is batches; loss(f, x, ..) is f(x, ..), but keeps a ValueError
+            for `finish`; finish(policy, stats) is stats, or raises it as a FloatingPointError;
+            whole(x) is x; begin(part, version) names the part of a step that comes.
     """
 
     def __init__(self, config, team):

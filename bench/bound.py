@@ -84,7 +84,9 @@ def main():
     ends = set(range(max(1, args.vocab // 38)))
 
     def generate():
-        """(CPU seconds, rollouts) of prompts x samples that end while the slots stay full."""
+        """(CPU seconds, rollouts) of prompts x samples that end while the slots stay full; the same
+        at each call, so that the whole and its parts can be compared."""
+        rng.seed(0)
         budget = Interruption(args.tokens - 1, args.tokens - 1, 1)
         sampler = TransformersSampler(model, None, budget, slots=n, prompt_tokens=16, eos_ids=ends)
         done, asked, start = {}, 0, None

@@ -25,6 +25,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -519,7 +520,7 @@ def main(argv=None):
         calm, stormed = runs
         try:
             calm_s, seen = watched(calm, limit_s=20 * args.limit)
-            result = {"command": f"python bench/chaos.py {' '.join(argv or sys.argv[1:])}",
+            result = {"command": f"python bench/chaos.py {shlex.join(argv or sys.argv[1:])}",
                       "steps": args.steps, "calm_s": round(calm_s, 1), "orphans": orphans(calm),
                       "start_s": min(row["at_s"] for row in seen if row["step"]),
                       "save_s": 60 * SAVE_MINUTES,

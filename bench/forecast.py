@@ -247,10 +247,11 @@ def main():
     if args.study or args.later:
         path = KEPT.with_name("study_later.csv" if args.later else "study.csv")
         if not args.tables:
+            rows = [*study(args.later)]             # minutes: a stop leaves the old file
             with open(path, "w", newline="") as file:
                 out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
                 out.writeheader()
-                out.writerows(study(args.later))
+                out.writerows(rows)
         with open(path, newline="") as file:
             study_tables(list(csv.DictReader(file)))
         return

@@ -302,9 +302,9 @@ def main():
     heads = args.hidden // 64
     model = Qwen3ForCausalLM(Qwen3Config(
         vocab_size=args.vocab, hidden_size=args.hidden, intermediate_size=3 * args.hidden,
-        num_hidden_layers=args.layers, num_attention_heads=heads, num_key_value_heads=heads // 2,
-        head_dim=128, max_position_embeddings=40960, tie_word_embeddings=True,
-        use_sliding_window=False)).eval()
+        num_hidden_layers=args.layers, num_attention_heads=heads,
+        num_key_value_heads=max(1, heads // 2), head_dim=128, max_position_embeddings=40960,
+        tie_word_embeddings=True, use_sliding_window=False)).eval()
     rows = []
     if args.profile:
         (Path(args.out) / "profile.md").unlink(missing_ok=True)

@@ -36,9 +36,10 @@ RECORD = {TOY: ("configs/record.toml",),
 SUMS = read_toml(ROOT / "configs/smollm2.toml")
 # What an entry may not choose: the problems and the evaluation. Standard errors at .80: .018, and
 # .022 at most.
-RULES = {TOY: ["--task", "toy", "--heldout-prompts", "512", "--eval-samples", "1",
-               "--eval-every", "5"],
-         SMOLLM2: ["--task", SUMS["task"], "--heldout-prompts", "40", "--eval-samples", "8",
+BOTH = ["--temperature", "1", "--eval-tasks", "", "--servers", "0", "--trainers", "1"]
+RULES = {TOY: [*BOTH, "--task", "toy", "--heldout-prompts", "512", "--eval-samples", "1",
+               "--eval-every", "5", "--task-options", "{}"],
+         SMOLLM2: [*BOTH, "--task", SUMS["task"], "--heldout-prompts", "40", "--eval-samples", "8",
                    "--eval-every", "4", "--task-options", json.dumps(SUMS["task_options"]),
                    "--instruction", SUMS["instruction"]]}
 
@@ -90,9 +91,10 @@ def main():
             continue
         for recipe in recipes:
             found[recipe].append(run(recipe, model, seed, RULES[args.model]))
-        print(f"{seed:>8}", *(f"{s:>14.1f} s" if (s := found[recipe][-1]) else f"{'never':>16}"
-                              for recipe in recipes), flush=True)
-    middle = [median(s or float("inf") for s in seconds) for seconds in found.values() if seconds]
+        print(f"{seed:>8}", *(f"{'never':>16}" if (s := found[recipe][-1]) is None else
+                              f"{s:>14.1f} s" for recipe in recipes), flush=True)
+    middle = [median(float("inf") if s is None else s for s in seconds)
+              for seconds in found.values() if seconds]
     if middle:
         print(f"{'median':>8}", *(f"{s:>14.1f} s" for s in middle),
               f"   ratio {middle[0] / middle[-1]:.2f}", f"   {os.cpu_count()} cores")

@@ -1,7 +1,7 @@
 """What staleness does to the losses: one line for each run of `make stress`  (results/stress)
 
     python bench/stress.py --csv results/stress/runs.csv           # what is kept in results/stress
-    python bench/stress.py runs/*-toy*/ --keep results/stress      # keep these first
+    python bench/stress.py runs/scalerl-toy*/ --keep results/stress    # keep these first
 
 Run folders are named RECIPE-toyT-seedS; what is kept of them is in evals.csv and steps.csv. A run's
 end is the mean of its last three evaluations, its best that of its best three in a row; it has
@@ -24,9 +24,12 @@ COLUMNS = ("recipe", "toy", "seed", "start", "best", "end", "collapsed", "lag", 
            "ess_median", "clipped_most")
 
 
+NAME = re.compile(r"(\w+)-toy(\d+)-seed(\d+)")
+
+
 def row_of(name, evals, steps):
     """The row of one run, as a dict of COLUMNS, from its rows of both tables."""
-    recipe, toy, seed = re.fullmatch(r"(\w+)-toy(\d+)-seed(\d+)", name).groups()
+    recipe, toy, seed = NAME.fullmatch(name).groups()
     R = np.array([row["eval/toy/mean@1"] for row in evals])
     lag, ess, clipped = (np.array([step[column] for step in steps if column in step])
                          for column in logs.STEPS)
@@ -41,6 +44,9 @@ def main():
     p.add_argument("--csv", help="write the rows to this file")
     p.add_argument("--keep", type=Path, default=KEPT, help="the folder of the tables")
     args = p.parse_args()
+    for run in args.runs:           # all of them, before one is kept
+        if not NAME.fullmatch(run.name) or not (run / "evals.jsonl").is_file():
+            p.error(f"{run} is no run with the name RECIPE-toyT-seedS and a log")
     for run in args.runs:
         logs.keep(run, args.keep, run.name)
     evals, steps = (logs.read(args.keep / f"{name}.csv") for name in ("evals", "steps"))

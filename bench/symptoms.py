@@ -207,6 +207,8 @@ def profile(folder, parts=6):
     """Markdown: means of a run's columns in so many equal parts of its steps."""
     rows = [row for row in symptoms.read(folder) if "pass_rate" in row]
     size = len(rows) // parts
+    if not size:
+        raise SystemExit(f"symptoms.py: {folder} has {len(rows)} finished steps; it takes {parts}")
     chunks = [rows[i * size: (i + 1) * size] for i in range(parts)]
     lines = ["| column | " + " | ".join(f"{c[0]['step']}-{c[-1]['step']}" for c in chunks) + " |",
              "|---|" + "--:|" * parts]

@@ -180,7 +180,8 @@ def check(mutants, tell=print):
 
 
 def table(mutants, verdicts, before=""):
-    """mutants.md; of mutants that were not run, the last cell is that of the table before."""
+    """mutants.md; of mutants that were not run, the last cell is that of the table before, and with
+    them the day."""
     ends = {line.split()[1]: line.rpartition(" | ")[2].rstrip(" |")
             for line in before.splitlines() if line.startswith("| ")}
     ends |= {name: why if verdict == "killed" else f"{verdict}: {why}"
@@ -189,15 +190,18 @@ def table(mutants, verdicts, before=""):
     killed = sum(": " not in ends[mutant.name] for mutant in mutants)
     rows = "".join(f"| {m.name}{' (silent)' * m.silent} | `{m.file}` | {m.story} "
                    f"| {ends[m.name]} |\n" for m in mutants)
-    machine = f"{os.cpu_count()} cores ({platform.system()}, {platform.machine()})"
+    last = (f", last on {datetime.date.today()}, with Python\n{platform.python_version()} on "
+            f"{os.cpu_count()} cores ({platform.system()}, {platform.machine()})")
+    if not {mutant.name for mutant in mutants} <= verdicts.keys() and (
+            found := re.search(r"Made by `make mutants`(.*?)\. The patches", before, re.S)):
+        last = found[1]
     return f"""\
 # What the tests notice
 
 {len(mutants)} real bugs, put into the project one at a time: {killed} are killed, each by all
 of the tests beside it, on an assertion. Only these tests are run on a mutant: the whole suite for
-each would take many hours. Made by `make mutants`, last on {datetime.date.today()}, with Python
-{platform.python_version()} on {machine}. The patches are in `mutants.toml`. Silent ones
-are dealt out for [an exercise](silent_bugs.md), so this page is the instructor's.
+each would take many hours. Made by `make mutants`{last}. The patches are in `mutants.toml`.
+Silent ones are dealt out for [an exercise](silent_bugs.md), so this page is the instructor's.
 
 | bug | file | what goes wrong, and where it was seen | killed by |
 |---|---|---|---|

@@ -2,29 +2,33 @@
 
     python -m course.random_rewards --config configs/stress.toml --name coins --seed 0
 
-All options are scalerl.py's. Each sample earns +1 or -1 by chance, whatever it says. Evaluations,
-and `pass_rate` in the log, still tell the truth; so does the curriculum, which may retire prompts.
-Whatever such a run gains, no reward has taught it.
+All options are scalerl.py's, but for those of several processes. Each sample earns +1 or -1 by
+chance, whatever it says. Evaluations, and `pass_rate` in the log, still tell the truth; so does the
+curriculum, which may retire prompts. Whatever such a run gains, no reward has taught it.
 """
+import random
 import sys
 
 import torch
 
 import scalerl
 from command.main import main
+from study import in_one_process
 
 
-def reward_by_coins(seed=0):
-    """From now on runs in this process are trained on coins."""
-    true, generator = scalerl.Run.reward, torch.Generator().manual_seed(seed)
+def reward_by_coins():
+    """From now on runs in this process are trained on coins: others for each seed of a run, and for
+    each of its steps, so that a resumed run tosses alike."""
+    true = scalerl.Run.reward
 
     def reward(self, groups):
         rollouts, rewards, log = true(self, groups)
-        coins = torch.randint(2, rewards.shape, generator=generator)
+        number = random.Random(f"{self.config.seed}/{self.step}").randrange(2 ** 63)
+        coins = torch.randint(2, rewards.shape, generator=torch.Generator().manual_seed(number))
         return rollouts, coins * 2.0 - 1.0, log
     scalerl.Run.reward = reward
 
 
 if __name__ == "__main__":
     reward_by_coins()
-    sys.exit(main())
+    sys.exit(main(in_one_process(sys.argv[1:])))

@@ -21,12 +21,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 # No tests/ and no bench/head.py: their oracles are the answers in plain lines. No hidden values,
 # no mutants (patches quote the code), no guide, of results/ only logs that pages and fit.py read.
-TAKEN = ("*.py", "*.toml", "Makefile", "LICENSE", ".gitignore", "tasks/*.*", "engines/*.*",
-         "scaleout/*.*", "artifacts/*.*", "configs/**/*.*", "docs/*", "study/__init__.py",
-         "study/toy.py", "study/smollm2.py", "bench/simulate.py", "results/demo/evals.csv",
-         "results/stress/*.csv", "results/stress/PROTOCOL.md", "command/*.*", "fitting/*.*",
-         "servers/*.*", "course/*.md", "course/*.ipynb", "course/*.py", "course/checks/*.py",
-         "course/exercises.toml", "course/late/*.jsonl", "CONTRIBUTING.md")
+TAKEN = ("*.py", "*.toml", "constraints.txt", "Makefile", "LICENSE", ".gitignore", "tasks/*.*",
+         "engines/*.*", "scaleout/*.*", "artifacts/*.*", "configs/**/*.*", "docs/*",
+         "study/__init__.py", "study/toy.py", "study/smollm2.py", "bench/simulate.py",
+         "results/demo/evals.csv", "results/stress/*.csv", "results/stress/PROTOCOL.md",
+         "command/*.*", "fitting/*.*", "servers/*.*", "course/*.md", "course/*.ipynb",
+         "course/*.py", "course/checks/*.py", "course/exercises.toml", "course/late/*.jsonl", "CONTRIBUTING.md")
 KEPT_BACK = ("course/guide.md", "course/syllabus.md", "course/mutants.md", "course/mutants.py",
              "course/slides.md", "course/slides.py", "course/CHANGES.md", "course/tour.py")
 MANIFEST = "course/handed_out.json"       # {path: sha256} of what was written: the rest is work

@@ -7,3 +7,20 @@ retired prompts again. Its models need no hub: toy.py makes one that reasons a l
 gets a real one. Only bench/, course/ and tests import this folder; on a first reading it may be
 ignored.
 """
+import sys
+
+
+def in_one_process(argv):
+    """The words of a command line for command.main, from a program that changes classes first. Ends
+    the program where they ask for several processes: these would be plain scalerl.py."""
+    from command.options import parse
+    from config import ConfigError
+    from scaleout import launch
+    try:
+        config, flags = parse(argv)
+    except ConfigError:                     # of which main tells
+        return argv
+    if config and (flags.serve_only or launch.wanted(config)):
+        sys.exit("one process only, as others would train plain ScaleRL: leave out --servers, "
+                 "--trainers, --serve-only and --gpus above 1")
+    return argv

@@ -17,6 +17,7 @@ import torch
 
 import scalerl
 from command.main import main
+from study import in_one_process
 from loss import k3
 
 KL, ENTROPY = 0.05, 0.01
@@ -82,4 +83,4 @@ LOSS = scalerl.policy_loss
 
 if __name__ == "__main__":
     scalerl.Curriculum = EasyFirst
-    sys.exit(main(make_trainer=ArticleTrainer))
+    sys.exit(main(in_one_process(sys.argv[1:]), make_trainer=ArticleTrainer))

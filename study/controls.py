@@ -19,6 +19,7 @@ import sys
 import scalerl
 from command import make_run
 from command.main import main
+from study import in_one_process
 
 WHOLE_NUMBER = re.compile(r"\s*-?[0-9]+\s*")
 
@@ -62,4 +63,4 @@ if __name__ == "__main__":
     parser.add_argument("--reward", choices=("right", "format", "even", "random"), default="right")
     args, others = parser.parse_known_args()
     ControlRun.kind, make_run.Run = args.reward, ControlRun
-    sys.exit(main(others))
+    sys.exit(main(in_one_process(others)))

@@ -11,6 +11,7 @@ import sys
 
 import scalerl
 from command.main import main
+from study import in_one_process
 
 
 class EssTrainer(scalerl.Trainer):
@@ -34,4 +35,4 @@ class EssTrainer(scalerl.Trainer):
 MERGE_STATS = scalerl.merge_stats
 
 if __name__ == "__main__":
-    sys.exit(main(make_trainer=EssTrainer))
+    sys.exit(main(in_one_process(sys.argv[1:]), make_trainer=EssTrainer))

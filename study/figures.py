@@ -162,11 +162,13 @@ def table_of(jobs, rows, comparisons, visible=np.inf):
         end, A, B, C_mid = (found[name] if found else (np.nan, np.nan, np.nan, 0)
                             for name in ("end", "A", "log B", "log C_mid"))
         same_A = A[3] > 1 and verdict(*A[:3]) != "differs"
+        edge = sum(row["A"] > 0.9999 for row in mine)       # of its range: not a ceiling seen
         lines.append(" | ".join([
             f"| {base}", f"`{variant}`", str(len(mine)), number(mean("end"), ".3f"), told(end),
             verdict(*end[:3], visible=visible) if end[3] > 1 else "",
             number(mean("A"), ".3f"), told(A),
-            verdict(*A[:3]) if A[3] > 1 else "", told(B, "+.2f") if same_A else "",
+            verdict(*A[:3]) + (f" ({edge} of {len(mine)} at 1)" if edge else "")
+            if A[3] > 1 else "", told(B, "+.2f") if same_A else "",
             told((*np.exp(C_mid[:3]), C_mid[3]), ".2f"),
             number(mean("lag"), ".1f"),
             f"{sum(row['collapsed'] == 1 for row in mine)}"
@@ -250,9 +252,10 @@ def compute_to(jobs):
                           for first, fit in pairs]) for rate in (0.7, 0.8)]
         ends = paired([float(fit.curve(first.C[-1]) - first.curve(first.C[-1]))
                        for first, fit in pairs])
-        lines.append(f"| `{variant}` | " + " | ".join(
-            told((*np.exp(share[:3]), share[3]), ".2f") for share in shares)
-            + f" | {told(ends)} |")
+        cells = [told((*np.exp(share[:3]), share[3]), ".2f") + (
+            f", in {share[3]} of {len(pairs)}: the rest never reaches it"
+            if share[3] < len(pairs) else "") for share in shares]
+        lines.append(f"| `{variant}` | {' | '.join(cells)} | {told(ends)} |")
     return "\n".join(lines)
 
 

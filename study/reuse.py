@@ -16,6 +16,7 @@ import sys
 
 import scalerl
 from command.main import main
+from study import in_one_process
 
 GENERATION = 12
 
@@ -42,4 +43,4 @@ if __name__ == "__main__":
     if args.uses < 1:
         parser.error("--uses takes a whole number of at least 1")
     ReuseTrainer.uses, scalerl.Compute = args.uses, ReuseCompute
-    sys.exit(main(others, make_trainer=ReuseTrainer))
+    sys.exit(main(in_one_process(others), make_trainer=ReuseTrainer))

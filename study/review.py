@@ -15,6 +15,7 @@ from collections import Counter
 
 import scalerl
 from command.main import main
+from study import in_one_process
 
 
 class Review(scalerl.Curriculum):
@@ -50,4 +51,4 @@ if __name__ == "__main__":
     if not 0 <= args.review < 1:
         parser.error("--review takes a share from 0 to below 1")
     Review.share, scalerl.Curriculum = args.review, Review
-    sys.exit(main(others))
+    sys.exit(main(in_one_process(others)))

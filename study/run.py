@@ -159,7 +159,7 @@ def make_toy(folder, seed, options=(), env=None):
     made = subprocess.run([sys.executable, "-m", "study.toy", "--seed", str(seed), "--out",
                            str(folder), *options], env=env, text=True, stdout=subprocess.DEVNULL,
                           stderr=subprocess.PIPE)
-    if made.returncode == 2:                    # in a sentence; anything else is no refusal
+    if made.returncode == 3:                    # it has not learned; anything else is no result
         return made.stderr.strip().split("\n")[-1]
     made.check_returncode()
     return ""
@@ -244,6 +244,8 @@ def main():
     p.add_argument("--lanes", type=int, default=2, help="runs at a time, a core each")
     p.add_argument("--list", action="store_true", help="print what there is; start nothing")
     args = p.parse_args()
+    if args.lanes < 1:
+        p.error("--lanes takes 1 or more")
     try:
         found = experiments(args.experiments)
     except ConfigError as error:

@@ -35,6 +35,10 @@ LEARNED = 0.5  # the likeliest token must solve so many held-out problems, else 
 HIDDEN, LAYERS, HEAD_DIM = 160, 3, 32  # two layers had not learned it after twice the steps
 
 
+class NotLearned(Exception):
+    """Such a toy is refused: a result of its own."""
+
+
 def make_tokenizer():
     """One token for each digit, symbol and word of the phrase: text and tokens are one to one.
     `<think>` and `</think>` are not "special": decoding must keep them."""
@@ -217,15 +221,15 @@ def make(args):
     solved = base_rate(model, tokenizer, heldout)
     print(f"greedy: {solved:.3f} of {len(heldout)} held-out problems right")
     if args.task == "toy" and solved < LEARNED:
-        raise tasks.TaskError(f"the toy has not learned to add ({solved:.2f} of the problems, and "
-                              f"{LEARNED:g} is needed): take another --seed, or more --steps")
+        raise NotLearned(f"the toy has not learned to add ({solved:.2f} of the problems, and "
+                         f"{LEARNED:g} is needed): take another --seed, or more --steps")
     model.save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)
     print(f"wrote {args.out}: {model.num_parameters():,} parameters")
 
 
 def main(argv=None):
-    """Exit code 2 with one sentence where the task is at fault."""
+    """Exit code 2 with one sentence where the task is at fault, 3 where the toy has not learned."""
     p = argparse.ArgumentParser(description="Make the toy model.",
                                 formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     for name, default, text in (
@@ -241,8 +245,8 @@ def main(argv=None):
     p.add_argument("--task-options", type=json.loads, default={}, help="its options, as JSON")
     try:
         make(p.parse_args(argv))
-    except tasks.TaskError as error:
-        p.exit(2, f"toy.py: {error}\n")
+    except (tasks.TaskError, NotLearned) as error:
+        p.exit(3 if isinstance(error, NotLearned) else 2, f"toy.py: {error}\n")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
@@ -64,7 +65,9 @@ class Part:
 
 def library(path):
     """Would this new file of a student's lie in front of a library? Such a one is not taken."""
-    return (Path(PACKAGES) / Path(path).parts[0]).exists()
+    name = Path(path).parts[0].removesuffix(".py")
+    return name in sys.stdlib_module_names or any(
+        (Path(PACKAGES) / f"{name}{end}").exists() for end in ("", ".py"))
 
 
 def parts():

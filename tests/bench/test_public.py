@@ -95,7 +95,7 @@ def test_all_errors_of_the_law_are_those_of_a_fit_to_the_first_part():
 @pytest.mark.parametrize("run", ["half-gsm8k-grpo-lr5e6", "pickcube-ppo", "c5p-mean-true",
                                  "shi-lr5e-6", "rohun-4"])
 def test_a_run_gives_its_whole_rows_again(run):
-    for cut, row in zip(public.CUTS, [row for row in ALL if row["run"] == run]):
+    for cut, row in zip(public.CUTS, [row for row in ALL if row["run"] == run], strict=True):
         for name, cell in public.forecast(*curve(run), cut).items():
             assert row[name] == (cell if isinstance(cell, str) else pytest.approx(cell, abs=2e-3))
 
@@ -366,7 +366,8 @@ def test_the_third_round_is_told_as_it_is():
             f"{of(half, 'line')} of the line, on evaluations {of(evaluations, 'sigmoid')} for "
             f"{of(evaluations, 'naive')}") in page
     assert f"better, {of(half, 'sigmoid')} for {of(half, 'naive')};" in readme
-    assert f"of the 51 then {calm} hold ({narrow.split()[0]} without it), but only 2 are" in readme
+    assert (f"on the 51 then {hold(half)} hold ({calm.split()[0]} of the {calm.split()[2]} without "
+            f"a fall; {narrow.split()[0]} before), but only 2 are") in readme
     falls = [sum(row["collapse"] for row in every if row["cut"] == cut) for cut in (0.5, 0.3)]
     assert f"{falls[0]:g} of 141 fell after the half, {falls[1]:g} after 30%" in docs
     assert f"as {falls[0]:g} of 141 published ones did" in forecast.FALLS

@@ -124,6 +124,7 @@ def test_gradescopes_container_form_writes_results(tree, tmp_path):
     place = tmp_path / "autograder"
     names = batch.write_autograder(tmp_path / "autograder.zip")
     assert {"setup.sh", "run_autograder", "course/hidden/values_2.py", "fit.py"} <= {*names}
+    assert {*names} >= {*student.handed_out()} - {student.MANIFEST, "PROJECT.md"}
     with zipfile.ZipFile(tmp_path / "autograder.zip") as archive:
         archive.extractall(place / "source")
         modes = {info.filename: info.external_attr >> 16 for info in archive.infolist()}
@@ -152,7 +153,7 @@ def test_on_gradescope_what_is_no_tree_has_no_points_and_a_reason(tmp_path):
     assert json.loads((tmp_path / "r.json").read_text())["score"] == 10
 
 
-def test_whatever_an_archive_does_it_is_a_row(tree, tmp_path):
+def test_a_damaged_archive_is_unpacked_or_refused_and_raises_nothing_else(tree, tmp_path):
     """Bytes in the middle that are no deflate stream raise zlib.error, a damaged header others."""
     batch.pack(tree, tmp_path / "a.zip")
     data = (tmp_path / "a.zip").read_bytes()

@@ -248,14 +248,16 @@ def test_a_module_with_the_name_of_a_library_costs_nobody_his_points(tmp_path):
     student.write(tmp_path / "tree")
     student.restore(tmp_path / "tree", [2])
     (tmp_path / "tree" / "six.py").write_text("raise SystemExit")
+    (tmp_path / "tree" / "torch.py").write_text("raise SystemExit")         # of a package
+    (tmp_path / "tree" / "random.py").write_text("raise SystemExit")        # of Python's own
     (tmp_path / "tree" / "numpy").mkdir()
     (tmp_path / "tree" / "numpy" / "mine.py").write_text("x = 1")
     (tmp_path / "tree" / "loss.py.d").mkdir()
     (tmp_path / "tree" / "loss.py.d" / "x.py").write_text("x = 1")
     told = grade.grade(tmp_path / "tree", 3, only=[2])
     assert told["points"] == 10
-    assert {"six.py has the name of a library: it is not used",
-            "numpy/mine.py has the name of a library: it is not used"} <= {*told["notes"]}
+    assert {f"{path} has the name of a library: it is not used" for path in (
+        "six.py", "torch.py", "random.py", "numpy/mine.py")} <= {*told["notes"]}
 
 
 @sandboxed

@@ -179,6 +179,10 @@ def test_a_claim_kills_a_crash_does_not_and_a_harmless_change_survives():
     text = mutants.table(made, verdicts)
     assert "4 real bugs" in text and "one at a time: 1 are killed" in text
     assert "| survived: " in text and text.count("| crashed: ") == 2
+    old = re.sub(r"last on \S+,", "last on 2020-01-01,", text)
+    assert old != text == mutants.table(made, verdicts, old)
+    again = mutants.table(made, {"group_std": verdicts["group_std"]}, old)
+    assert again == old             # of rows that were not run the day stays
     assert (ROOT / "loss.py").read_text().count("import torch\n") == 1          # the tree is whole
 
 

@@ -135,6 +135,19 @@ def test_make_check_and_grade_know_where_they_are(tree):
     assert said(ROOT, "student", "EX=3 5")[-3:] == ["--only", "3", "5"]
 
 
+def test_every_command_of_the_trees_page_has_what_it_needs(tree):
+    """`make -n` fails where a file that a rule needs is not in the tree, as constraints.txt was
+    not once: then nothing at all can be installed there. No script of the project's is missing."""
+    commands = re.findall(r"^make (.*?)(?:  +#.*)?$", student.README, re.M)
+    for command in commands:
+        done = subprocess.run(["make", "-n", "VENV=elsewhere", *command.split()], cwd=tree,
+                              text=True, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        for script in re.findall(r"python (\w[\w/]*\.py)", done.stdout):
+            assert (tree / script).is_file(), script
+    assert {"toy", "demo", "grade", "submit"} <= {*commands}
+
+
 def test_a_tree_that_holds_work_is_not_overwritten(tmp_path):
     folder = tmp_path / "student"
 

@@ -141,7 +141,7 @@ def test_a_toy_that_is_refused_is_a_result_and_any_other_failure_of_it_ends_the_
     (place / "study").mkdir()
     toy = place / "study/toy.py"
     toy.write_text("import sys; print('toy.py: it has not learned to add', file=sys.stderr); "
-                   "sys.exit(2)")
+                   "sys.exit(3)")
     (place / "one.toml").write_text(EXPERIMENT.replace("0:7", "1:7"))
     study.work(study.experiments(["one.toml"]), lanes=2)
     assert study.logs.read_failed("kept") == {

@@ -1,7 +1,7 @@
 """What toy.py promises: an ordinary folder, lossless tokens, honest noise, a general warm start.
 
 The models here are smaller still than the toy, so that the file takes seconds; that the toy itself
-learns is measured when it is made (`python toy.py` prints it).
+learns is measured when it is made (`python -m study.toy` prints it).
 """
 
 import json
@@ -294,7 +294,7 @@ def run_toy(*arguments):
 def test_a_toy_that_has_not_learned_to_add_is_not_written(tmp_path, capsys):
     """RL would have nothing to reinforce, and its curve would be flat for no visible reason."""
     assert run_toy("--out", tmp_path / "made", "--hidden", 32, "--steps", 2,
-                   "--task-options", json.dumps(SHORT), "--heldout", 20) == 2
+                   "--task-options", json.dumps(SHORT), "--heldout", 20) == 3
     error = capsys.readouterr().err
     assert "toy.py: the toy has not learned to add (0." in error
     assert not (tmp_path / "made").exists()
