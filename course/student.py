@@ -26,7 +26,8 @@ TAKEN = ("*.py", "*.toml", "constraints.txt", "Makefile", "LICENSE", ".gitignore
          "study/__init__.py", "study/toy.py", "study/smollm2.py", "bench/simulate.py",
          "results/demo/evals.csv", "results/stress/*.csv", "results/stress/PROTOCOL.md",
          "command/*.*", "fitting/*.*", "servers/*.*", "course/*.md", "course/*.ipynb",
-         "course/*.py", "course/checks/*.py", "course/exercises.toml", "course/late/*.jsonl", "CONTRIBUTING.md")
+         "course/*.py", "course/checks/*.py", "course/exercises.toml", "course/late/*.jsonl",
+         "CONTRIBUTING.md")
 KEPT_BACK = ("course/guide.md", "course/syllabus.md", "course/mutants.md", "course/mutants.py",
              "course/slides.md", "course/slides.py", "course/CHANGES.md", "course/tour.py")
 MANIFEST = "course/handed_out.json"       # {path: sha256} of what was written: the rest is work
