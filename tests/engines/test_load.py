@@ -152,7 +152,7 @@ WRONG = {
     "int8 of bitsandbytes": (lambda f: without(f, **{
         UP: torch.ones(88, 48).to(torch.int8), UP.replace("weight", "SCB"): torch.ones(88)}),
         r"quantized weights.*up_proj\.SCB"),
-    "no causal mask": (lambda f: settings(f, is_causal=False), "no causal mask"),
+    "no causal mask": (lambda f: settings(f, is_causal=False), "otherwise in a batch"),
     "a larger tokenizer": (lambda f: random_llama(vocab=30).save_pretrained(f),
                            "the tokenizer has 38 tokens, the model rows for 30"),
     "no causal language model": (lambda f: settings(f, model_type="t5"), "Unrecognized"),
