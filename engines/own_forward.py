@@ -58,7 +58,7 @@ def hidden_states(model, ids, cache=None):
 class Rows:
     """A micro-batch, a row for each sample; arguments and fields as of `packed.Pack`."""
 
-    def __init__(self, prompts, outputs, prompt_of, *, dtype=torch.float32, device="cpu"):
+    def __init__(self, prompts, outputs, prompt_of, *, dtype=None, device="cpu", head=None):
         rows = [torch.tensor([*prompts[p], *output[:-1]]) for p, output in zip(prompt_of, outputs)]
         self.input_ids = pad_sequence(rows, batch_first=True).to(device)                # (n, T)
         T = self.input_ids.shape[1]

@@ -13,7 +13,6 @@ So both agree to rounding (1e-5 in fp32). The layout is ours: the paper does not
 Axes: m prompts, n outputs (samples), T tokens in the row, K output tokens, H query heads, J
 key-value heads, D head size, R queries and L keys of the longest sequence of a block."""
 import copy
-import functools
 import math
 
 import torch
@@ -100,10 +99,10 @@ def pack_rollouts(model, rollouts, dtype):
     """The `Pack` of some rollouts, or of a model that cannot be packed their `own_forward.Rows`."""
     prompts = {r.group_id: r.prompt_ids for r in rollouts}
     place = {group_id: i for i, group_id in enumerate(prompts)}
-    kind = functools.partial(Pack, head=heads(model.config)[2]) if own_forward.is_packed(model) \
-        else own_forward.Rows
+    kind = Pack if own_forward.is_packed(model) else own_forward.Rows
     return kind([*prompts.values()], [r.output_ids for r in rollouts],
-                [place[r.group_id] for r in rollouts], dtype=dtype, device=model.device)
+                [place[r.group_id] for r in rollouts], dtype=dtype, device=model.device,
+                head=heads(model.config)[2])
 
 
 # -- 3. Attention by masks, anywhere ---------------------------------------------------------------

@@ -71,17 +71,13 @@ def checkpoint_and_compile(model, recompute, compiled):
         # compiled with the forward pass, because a later failure would end the run.
         torch._dynamo.config.suppress_errors = True
         torch._functorch.config.force_non_lazy_backward_lowering = True
-    make = functools.cache(training_forward)            # one function for each class of layers
+
+    @functools.cache                        # one function for each class of layers
+    def training_forward(plain):
+        step = torch.compile(plain, dynamic=True) if compiled else plain
+        if recompute:       # no random numbers to keep for the second run: there is no dropout
+            step = functools.partial(recomputed, step, use_reentrant=False,
+                                     preserve_rng_state=False)
+        return lambda *args, **kwargs: (step if torch.is_grad_enabled() else plain)(*args, **kwargs)
     for layer in layers:
-        layer.forward = types.MethodType(make(type(layer).forward, recompute, compiled), layer)
-
-
-def training_forward(plain, recompute, compiled):
-    """The forward method `plain` of a class of layers, with both choices where a gradient is."""
-    step = torch.compile(plain, dynamic=True) if compiled else plain
-    if recompute:       # no random numbers to keep for the second run: there is no dropout
-        step = functools.partial(recomputed, step, use_reentrant=False, preserve_rng_state=False)
-
-    def forward(layer, *args, **kwargs):
-        return (step if torch.is_grad_enabled() else plain)(layer, *args, **kwargs)
-    return forward
+        layer.forward = types.MethodType(training_forward(type(layer).forward), layer)
