@@ -66,6 +66,7 @@ class Estimate:
         self.kv = heads(self.shape)[1]                      # heads of keys and values
         self.root = head if model.config.tie_word_embeddings else 2 * head  # embedding and head
         self.kv_token = block_bytes(config.model, dtype) / BLOCK_TOKENS     # bytes, all layers
+        self.sequence = length * self.kv_token              # bytes of the longest one's cache
         # Assumed: prompt and output are half as long as they may be, the latter half written.
         self.mean_length = (length - output) / 2 + output / 4
 
@@ -110,10 +111,6 @@ class Estimate:
         sequences = least + (0 if c.engine == "vllm" else c.slots)
         return {FIXED: fixed, ACTIVATIONS: kept, LOGITS: logits,
                 CACHE: sequences * self.sequence * self.alone}
-
-    @property
-    def sequence(self):             # bytes of the cache for the longest one
-        return self.length * self.kv_token
 
     def sequences_left(self, free):
         """Whole sequences for which a GPU has room. free: its bytes beside the fp32 weights."""

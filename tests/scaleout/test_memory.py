@@ -93,9 +93,9 @@ def test_a_server_decodes_no_more_at_once_than_its_cache_holds_of_half_finished_
     _, fits = estimate.server_memory()
     assert (fits, config.slots, estimate.slots()) == (23, 256, 81)
     assert "81 are decoded at once, of slots = 256" in estimate.text(3, 5)
-    estimate.kv_token /= 4
+    estimate.sequence /= 4
     assert estimate.slots() == 256
-    estimate.kv_token *= 400
+    estimate.sequence *= 400
     assert estimate.slots() == 0                            # not one fits: refused elsewhere
     _, few = estimate_of(eight, gpus=8, slots=32)
     assert few.slots() == 32 and "32 are decoded at once, of slots = 32" in few.text(3, 5)
@@ -146,6 +146,7 @@ def test_the_advice_names_the_largest_buffer_and_shrinks_it(eight, seed):
         shrunk[0].recompute = True
         shrunk[1].config = Config(micro_batch_tokens=1, slots=memory.config.slots)
         shrunk[1].length = shrunk[1].output = 1000              # as with a lower think_max
+        shrunk[1].sequence = 1000 * memory.kv_token
         shrunk[2].config = Config(micro_batch_tokens=memory.config.micro_batch_tokens, slots=15)
         names = {ACTIVATIONS: shrunk[:2], CACHE: shrunk[1:], FIXED: []}[buffer]
         assert all(other.trainer_memory(trainers)[buffer] < sizes[buffer] for other in names)
