@@ -78,13 +78,10 @@ def load_model(config, shapes_only=False):
         model, info = read_model(
             AutoModelForCausalLM, config, dtype=torch.float32, output_loading_info=True,
             ignore_mismatched_sizes=True, device_map="meta" if shapes_only else None)
-    ids = model.generation_config       # how it samples is not used; published ones may be invalid
-    try:
-        ids.validate(strict=True)
-    except ValueError:                  # transformers would not save it
-        model.generation_config = GenerationConfig(**{      # old ones have a pad token of -1
-            name: getattr(ids, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-            if getattr(ids, name) != -1})
+    # How it samples is not used; what is published of it may be invalid, and could not be saved.
+    model.generation_config = GenerationConfig(**{      # old ones have a pad token of -1
+        name: token for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+        if (token := getattr(model.generation_config, name)) != -1})
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > rows:
         raise ConfigError(f"{about}the tokenizer has {len(tokenizer)} tokens, the model rows for "
