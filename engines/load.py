@@ -39,21 +39,16 @@ def refused(about="", errors=ValueError):
 def read_model(what, config, **options):
     """`what.from_pretrained` of the config's model: AutoConfig, AutoTokenizer, or the model's."""
     name, about = config.model, f"model = {config.model!r}: "
-    gguf = name.endswith(".gguf") or any(Path(name).glob("*.gguf"))
-    on_hub = name.count("/") == 1 and not name.startswith("models/") and not gguf
-    # transformers would take the base model, or what lies beside the adapter.
-    with refused(f"{about}cannot be read: ", Exception):
-        adapter = (on_hub or Path(name).is_dir()) and find_adapter_config_file(name) \
-            or any(Path(name).glob("adapter*.safetensors"))
-    if adapter:
-        raise ConfigError(f"{about}an adapter: merge it into its base model (peft's "
-                          "merge_and_unload), save that, and give its folder")
-    files = [*Path(name).glob("*.safetensors"), *Path(name).glob("*.bin")]
-    if not on_hub and (gguf and not files or not Path(name, "config.json").exists()):
+    on_hub = name.count("/") == 1 and not name.startswith("models/")
+    if not on_hub and not Path(name, "config.json").exists():
         raise ConfigError(f"{about}no folder with config.json and weights of 16 or 32 bits (GGUF "
-                          "is not read); `make toy` and `make smollm2` make those of configs/; a "
-                          "name on the hub reads OWNER/NAME")
+                          "is not read; an adapter: merge it into its base model); `make toy` and "
+                          "`make smollm2` make those of configs/; the hub's names read OWNER/NAME")
     with refused(f"{about}cannot be read: ", Exception):
+        # transformers would take the base model, or what lies beside the adapter.
+        if find_adapter_config_file(name) or any(Path(name).glob("adapter*.safetensors")):
+            raise ValueError("an adapter: merge it into its base model (peft's merge_and_unload), "
+                             "save that, and give its folder")
         return what.from_pretrained(name, **options)
 
 

@@ -113,11 +113,6 @@ def adapter(folder, alone):
         (folder / "config.json").unlink()
 
 
-def gguf_beside(folder):
-    (folder / "model.safetensors").unlink()
-    (folder / "model-Q4_K_M.gguf").touch()
-
-
 def scaled_fp8(folder):
     """As ModelOpt writes it: config.json says nothing of it."""
     without(folder, **{UP: torch.ones(88, 48).to(torch.float8_e4m3fn),
@@ -138,7 +133,6 @@ WRONG = {
     "FP8": (lambda f: settings(f, quantization_config={"quant_method": "fp8"}),
             r"quantized \(fp8\)"),
     "GGUF": (only_gguf, "GGUF is not read"),
-    "GGUF beside a config": (gguf_beside, "GGUF is not read"),
     "FP8 that no config names": (scaled_fp8, rf"quantized weights.*{UP}_scale"),
     "int8 that no config names": (lambda f: without(f, **{
         UP: torch.ones(88, 48).to(torch.int8), UP.replace("weight", "scales"): torch.ones(1)}),
@@ -216,9 +210,13 @@ def test_a_gguf_file_beside_whole_weights_does_no_harm(tmp_path, seed):
 
 
 def test_a_gguf_file_is_refused_as_a_folder_of_them_is(tmp_path, capsys):
-    (tmp_path / "model-Q4_K_M.gguf").touch()
+    random_llama(vocab=41).save_pretrained(tmp_path)
+    toy.make_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-Q4_K_M.gguf")
     assert main([*arguments(tmp_path / "model-Q4_K_M.gguf", gpus=0), "--dry-run"]) == 2
     assert "GGUF is not read" in capsys.readouterr().err
+    assert main(arguments(tmp_path, gpus=0)) == 2           # with a config.json beside it
+    assert "cannot be read: Error no file named model.safetensors" in capsys.readouterr().err
 
 
 def test_an_adapter_on_the_hub_is_refused_though_it_has_a_config_of_its_own(tmp_path, monkeypatch,
@@ -226,7 +224,7 @@ def test_an_adapter_on_the_hub_is_refused_though_it_has_a_config_of_its_own(tmp_
     """transformers would look for it with peft installed alone, and else train what it finds."""
     monkeypatch.setattr(load, "find_adapter_config_file", lambda name: f"/cache/{name}")
     assert main([*arguments("somebody/adapter", gpus=0), "--dry-run"]) == 2
-    assert "somebody/adapter': an adapter" in capsys.readouterr().err
+    assert "somebody/adapter': cannot be read: an adapter: merge it" in capsys.readouterr().err
 
 
 def test_a_tied_head_is_not_missing_and_further_tensors_are_named(tmp_path, seed, capsys):
