@@ -103,10 +103,6 @@ class ServerPool:
                 f"{s.url} is lost: {s.why}" for s in lost) + "; look at the servers' logs")
         return lost
 
-    @property
-    def needs_push(self):
-        return any(server.state == "stale" for server in self.servers)
-
     def push(self, named_tensors, version):
         """Bring every connected server to these weights, (Hugging Face name, full tensor) pairs.
         They are advanced only while no send is under way: behind them may be collectives of all
@@ -277,7 +273,7 @@ class ServerSampler(TwoRequests):
     def step(self) -> list[Rollout]:
         """Waits a second at most. Raises ServerError: no server was ready for the deadline."""
         pool = self.pool
-        if pool.needs_push:
+        if any(server.state == "stale" for server in pool.servers):
             self.push_weights(self.weights(pool.dtype), max(self.version, pool.version))
         rollouts = self.finished()
         if self.in_flight and not rollouts:

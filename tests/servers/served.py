@@ -30,6 +30,11 @@ def until(condition, seconds=60, what="the condition"):
         time.sleep(0.05)
 
 
+def needs_push(sampler):
+    """Is a server connected and without the current weights?"""
+    return any(server.state == "stale" for server in sampler.pool.servers)
+
+
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]

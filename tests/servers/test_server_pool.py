@@ -18,7 +18,7 @@ import pytest
 import torch
 from conftest import EOS, V, WORDS, drain, requests
 from transformers import AutoConfig
-from served import Fake, connect, drained, free_port, push, until  # noqa: F401
+from served import Fake, connect, drained, free_port, needs_push, push, until  # noqa: F401
 
 from config import Config, ConfigError
 from command.make_run import make_samplers
@@ -453,7 +453,7 @@ def test_a_server_that_is_lost_amid_a_push_gets_all_weights_again_before_it_serv
     assert there.state != "ready" and server.paused and server.version.endswith("-0")
     server.hung.clear()
     sampler.weights.tensors, sent = [*WEIGHT, ("b", torch.ones(3))], len(server.updates)
-    until(lambda: sampler.pool.needs_push)
+    until(lambda: needs_push(sampler))
     assert len(drain(sampler, requests(1))) == 3            # whole, by `step`
     assert server.version.endswith("-1") and not server.paused
     assert [info["names"] for info in server.updates[sent:]] == [[WEIGHT[0][0]], ["b"]]
@@ -470,7 +470,7 @@ def test_a_server_that_fails_in_a_push_stays_paused_until_a_whole_push_succeeds(
     assert bad.paused and bad.version.endswith("-0") and good.version.endswith("-1")
     assert not good.paused and len(good.pushes) == 2 and len(bad.pushes) == 1
     asked = len(bad.asked)
-    until(lambda: sampler.pool.needs_push)  # connected again
+    until(lambda: needs_push(sampler))  # connected again
     assert bad.paused and len(bad.asked) == asked
     assert len(drain(sampler, requests(1))) == 3            # and gets the weights in `step`
     assert sampler.weights.calls == 1
@@ -703,7 +703,7 @@ def test_a_server_that_dies_in_a_push_over_nccl_holds_nobody_up_and_leaves_no_me
     assert first.destroyed.wait(10)
     assert f"push of version 1: {server.url}/update_weights answered 500" in capfd.readouterr().err
     del server.failing["/update_weights"]
-    until(lambda: sampler.pool.needs_push)  # connected again
+    until(lambda: needs_push(sampler))  # connected again
     push(sampler, WEIGHT, 1)
     assert server.version.endswith("-1") and len(nccl.made) == 2
     server.version = "someone-elses"                        # lost without a push: the same
@@ -727,7 +727,7 @@ def test_another_who_uses_the_server_is_noticed(fake, connect, monkeypatch):
     push(sampler, WEIGHT, 0)
     drain(sampler, requests(1))
     server.version = "someone-elses"
-    until(lambda: sampler.pool.needs_push)  # connected again
+    until(lambda: needs_push(sampler))  # connected again
     drain(sampler, requests(1))
     # Blocks that were filled before this was noticed may be of other weights: never found again.
     assert len({body["cache_salt"] for body in server.asked}) == 2

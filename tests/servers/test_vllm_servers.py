@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import (ROOT, VLLM_FAMILIES, check_cut_thinking, drain, errors, moved, of_family,
                       plain_logprobs, requests, run_command, swapped_logprobs, todays)
-from served import Served, connect, drained, push, some, until  # noqa: F401
+from served import Served, connect, drained, needs_push, push, some, until  # noqa: F401
 from transformers import AutoModelForCausalLM
 
 from servers.server import ServerError
@@ -253,7 +253,7 @@ def test_a_server_that_stops_answering_is_given_up_after_the_deadline(
     finally:
         for process in processes:
             process.send_signal(signal.SIGCONT)
-    until(lambda: sampler.pool.needs_push, 120, "the server")
+    until(lambda: needs_push(sampler), 120, "the server")
     rollouts = drained(sampler, rollouts)
     assert Counter(r.group_id for r in rollouts) == {i: 5 for i in range(8)}
     assert errors(plain, rollouts).max() < 1e-4
