@@ -1,6 +1,5 @@
 """kv_cache.py: keys and values of the sequences that are being generated, one slot a sequence.
 
-The model calls its attention back, layer by layer (packed.py).
 Axes: S slots, n running sequences, m new prompts, C longest prompt, J key-value heads of size D."""
 import torch
 
