@@ -68,9 +68,6 @@ def plan(config, address=""):
     output, length = load.longest_tokens(config, tokenizer, model)
     estimate = Estimate(config, model, output, length, load.compute_dtype(config, cuda),
                         device_here(cuda), alone=not (several or config.vllm_url))
-    if estimate.alone and config.eval_samples > config.slots:
-        raise ConfigError(f"eval_samples = {config.eval_samples}: the samples of a problem run "
-                          f"together, and slots = {config.slots}")
     estimate.recompute |= not several and cuda and not estimate.trainer_fits(1)
     return estimate
 
