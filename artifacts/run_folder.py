@@ -1,6 +1,7 @@
 """run_folder.py: runs/NAME, what a run is and what happened in it; its files: docs/metrics.md."""
 import contextlib
 import dataclasses
+import fcntl
 import itertools
 import json
 import os
@@ -11,12 +12,6 @@ import sys
 import time
 from importlib.metadata import distributions
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:     # it is the first of many such modules that a run imports
-    sys.exit("scalerl.py: Windows has no locks, signals and limits as a run needs them: use WSL, "
-             "the Windows Subsystem for Linux")
 
 import torch
 from tqdm import tqdm

@@ -87,6 +87,9 @@ def answer_at_once():
     """Print help, or what is wrong with the command line, and end the program; else do nothing."""
     try:
         parse(sys.argv[1:])
+        if sys.platform == "win32":
+            raise ConfigError("Windows has no locks, signals and limits as a run needs them: use "
+                              "WSL, the Windows Subsystem for Linux")
         if find_spec("torch") is None:
             raise ConfigError("this Python has no torch: call .venv/bin/python, which `make` makes")
     except ConfigError as error:

@@ -43,15 +43,8 @@ import psutil, sysconfig, urllib.request        # these ask for whom they were b
 sysconfig.get_config_vars()
 sys.platform = "darwin"
 """ + "".join(MISSING.values())
-# Packages have their own way there; the project's own files find no such module.
-WINDOWS = """
-import builtins
-def find(name, globals=None, *rest, real=builtins.__import__, **named):
-    if name == "fcntl" and globals["__name__"].startswith("artifacts"):
-        raise ModuleNotFoundError("No module named 'fcntl'")
-    return real(name, globals, *rest, **named)
-builtins.__import__ = find
-"""
+# Found before anything is imported that is not there; argparse asks for the size of a terminal.
+WINDOWS = "import sys, shutil, subprocess\nsys.platform = 'win32'"
 
 
 @pytest.fixture
