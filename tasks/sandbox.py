@@ -187,10 +187,7 @@ def which_walls():
         return "Landlock"
     raise SandboxError(
         f"code cannot be verified: no sandbox can be made here (bubblewrap: {cause}; Landlock: "
-        f"{second}); apt install bubblewrap, and allow user namespaces: on Ubuntu 24.04 by `sudo "
-        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`, for Docker by `docker run "
-        "--security-opt seccomp=unconfined --security-opt apparmor=unconfined`; or take a kernel "
-        "with Landlock (5.13)")
+        f"{second}); docs/tasks.md says how to allow user namespaces, or take Linux 5.13 or later")
 
 
 def failure(walls):
