@@ -22,7 +22,7 @@ from artifacts.settings import LAUNCHED, to_toml
 from config import ConfigError
 
 CODE = Path(__file__).parent.parent
-DISK_S = 30.0       # longest wait for a disk; a scheduler's SIGTERM waits with it
+LOOKS = 150         # at a disk, at most, 0.2 s apart; a scheduler's SIGTERM waits with them
 KEPT = 2            # checkpoints: the last, and one before it should that be damaged
 EVALUATION = "evaluation.jsonl"             # the answers of the last one: `KeptAnswers`
 LOGS = ("metrics.jsonl", "evals.jsonl", "groups.jsonl", "samples.jsonl")
@@ -104,18 +104,15 @@ class RunFolder:
 
     def wait_for_disk(self, needed=4096):
         """Until the disk takes so many bytes: one that is full or read-only for a moment ends no
-        run. After DISK_S, once, return all the same: then the write says what is wrong."""
-        end, told = time.monotonic() + DISK_S * self.patient, False
-        while not os.access(self.path, os.W_OK) or shutil.disk_usage(self.path).free < needed:
-            self.patient = time.monotonic() < end
-            if not self.patient:
+        run. After 30 s, once in a run, return all the same: then the write says what is wrong."""
+        for look in range(LOOKS * self.patient):
+            if os.access(self.path, os.W_OK) and shutil.disk_usage(self.path).free >= needed:
                 return
-            if not told:
+            if look == 0:
                 print(f"{self.path}: waiting for a disk that can be written, {needed / 1e6:.3g} MB",
                       file=sys.stderr, flush=True)
-            told = True
             time.sleep(0.2)
-        self.patient = True
+        self.patient = False
 
     def append(self, name, *lines):
         """Lines of JSON at the end of a log."""
