@@ -19,7 +19,7 @@ from tqdm import tqdm
 from config import Config, ConfigError
 from tasks.sandbox import SandboxError, which_walls
 from tasks.sources import Problem, load_pool, own_problems, question_hash
-from tasks.verifier import TaskError, verify
+from tasks.verifier import TaskError
 
 
 def load_task(spec, split, *, heldout=1000, seed=0, options=None):
@@ -109,9 +109,9 @@ def split_pool(name, pool, heldout, unread):
     return order[heldout:], order[:heldout]
 
 
-def check_gold(problems, verifier=None, kept=None):
+def check_gold(problems, verifier, kept=None):
     """{id: sentence} of problems whose gold answer their own verifier calls wrong: all get -1.
-    Without a Verifier there is no deadline. kept: a file, what it has is not judged again."""
+    kept: a file, what it has is not judged again."""
     judged = [p for p in problems if p.kind in ("math", "exact")]
     items = [(rf"\boxed{{{p.answer}}}" if p.kind == "math" else p.answer, p.answer, p.kind)
              for p in judged]
@@ -125,8 +125,7 @@ def check_gold(problems, verifier=None, kept=None):
         part = items[start : start + 500]
         name = hashlib.sha256(repr(part).encode()).hexdigest()[:16]
         if name not in known:
-            known[name] = verifier.score(part).reasons if verifier else [
-                verify(*item)[1] for item in part]
+            known[name] = verifier.score(part).reasons
             if kept and len(items) > 500:  # fewer take seconds, and a refused run leaves nothing
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 with open(kept, "a") as file:

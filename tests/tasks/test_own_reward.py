@@ -12,6 +12,7 @@ import time
 import psutil
 import pytest
 from conftest import ROOT, arguments, lines, run_command
+from made_tasks import AtOnce
 from test_verifier import Chars, finished
 
 from tasks import TaskError, Verifier, load_task, verifier as room
@@ -48,7 +49,7 @@ def test_the_example_of_the_page_is_a_task_and_pays_right_words_alone(file, seed
     assert len(EXAMPLE.splitlines()) <= 15
     path, problems = file(EXAMPLE, "words.py")
     rng = random.Random(seed)
-    assert len(problems) == 6 * 26 and check_gold(problems) == {}
+    assert len(problems) == 6 * 26 and check_gold(problems, AtOnce()) == {}
     assert load_task(path, "heldout", heldout=30) == load_task(path, "heldout", heldout=30)
     asked = {p.id: p for p in rng.sample(problems, 12)}
     rollouts, expected = [], []

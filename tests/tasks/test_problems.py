@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
-from made_tasks import SUMS, questions, write_jsonl
+from made_tasks import SUMS, AtOnce, questions, write_jsonl
 
 from config import Config, ConfigError
 from tasks import problems as tasks
@@ -180,7 +180,7 @@ def test_the_gold_check_names_the_problems_that_fail():
     good = Problem("x/1", "x", "3+4", "7")
     bad = check_gold([
         good, *(Problem(f"x/{i}", "x", "1/3?", r"\frac{1}{") for i in (2, 3)),
-        Problem("x/5", "x", "sky?", "blue", kind="exact")])
+        Problem("x/5", "x", "sky?", "blue", kind="exact")], AtOnce())
     assert list(bad) == ["x/2", "x/3"]
     assert re.search(r"problem x/2: its own answer .* is judged 'error'", bad["x/2"])
 
@@ -230,7 +230,7 @@ def test_what_cannot_be_used_is_counted_over_the_task_and_too_much_stops():
 def test_unit_tests_are_no_part_of_the_gold_check():
     """They are no text that a model could have written."""
     answer = json.dumps(UnitTests(["1"], ["2"]))
-    assert check_gold([Problem("x/1", "x", "add one", answer, kind="code")]) == {}
+    assert check_gold([Problem("x/1", "x", "add one", answer, kind="code")], AtOnce()) == {}
 
 
 # ------------------------------------------------------------------------------------------------
@@ -257,7 +257,8 @@ def test_a_chat_template_that_fails_is_one_sentence(template, says, tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", [{"question": str(n), "answer": "1"}
                                               for n in range(9)])
     with pytest.raises(ConfigError, match=says):
-        load_problems(Config(task=path, heldout_prompts=3, think_open="<think>"), tokenizer, None)
+        load_problems(Config(task=path, heldout_prompts=3, think_open="<think>"), tokenizer,
+                      AtOnce())
 
 
 def test_a_run_trains_and_evaluates_on_what_is_sound_and_short_enough(tmp_path):
@@ -274,7 +275,7 @@ def test_a_run_trains_and_evaluates_on_what_is_sound_and_short_enough(tmp_path):
     config = Config(task=a, heldout_prompts=13, eval_tasks=b, max_unusable=0.25,
                     prompt_tokens=52 + len("\n\nAnswer:"))
     with pytest.warns(UserWarning) as told:
-        found = load_problems(config, Letters(), None)
+        found = load_problems(config, Letters(), AtOnce())
     texts = [str(warning.message) for warning in told]
     for sentence in ("1 of 46 problems of", "11 of 62 problems cannot be used"):
         assert sum(sentence in text for text in texts) == 1, texts
@@ -302,10 +303,10 @@ def test_the_math_and_code_run_leaves_long_prompts_out_and_counts_them(tmp_path)
     assert ours["task"] == "polaris-53k+deepcoder"
     config = Config(task="+".join(parts), heldout_prompts=8, prompt_tokens=100)
     with pytest.raises(TaskError, match="max_unusable = 0.02: 4 of 60 problems cannot be used"):
-        load_problems(config, Letters(), None)
+        load_problems(config, Letters(), AtOnce())
     config.max_unusable = ours["max_unusable"]
     with pytest.warns(UserWarning, match="4 of 60 problems cannot be used .*'too_long': 4"):
-        found = load_problems(config, Letters(), None)
+        found = load_problems(config, Letters(), AtOnce())
     assert found.log["problems/too_long"] == 4
     assert len(found.train) + len(found.heldout) == 56
 
@@ -313,7 +314,7 @@ def test_the_math_and_code_run_leaves_long_prompts_out_and_counts_them(tmp_path)
 def test_held_out_problems_are_a_fair_sample_in_their_order(tmp_path):
     """Whoever shows the first few of them must show what the whole set is."""
     config = Config(task="toy", seed=3, heldout_prompts=70, task_options={"toy": LONG})
-    found = load_problems(config, Letters(), None)
+    found = load_problems(config, Letters(), AtOnce())
     fair = load_task("toy", "heldout", heldout=70, options=LONG)
     assert list(found.heldout.values()) == fair and len(found.train) == 300
 
@@ -328,15 +329,15 @@ def test_a_run_without_a_held_out_problem_short_enough_is_refused_whatever_else_
     longest = len(f"{held.question}\n\nAnswer:")
     config = Config(task=a, heldout_prompts=1, eval_tasks=b, max_unusable=1.0,
                     prompt_tokens=longest)
-    found = load_problems(config, Letters(), None)
+    found = load_problems(config, Letters(), AtOnce())
     assert held.id in found.heldout and len(found.heldout) == 2 and found.curve_tasks == {"a"}
     assert found.log["problems/too_long"] == 9 - len(held.question)
     config.prompt_tokens -= 1
     with pytest.raises(TaskError, match="no held-out problem is left of"):
-        load_problems(config, Letters(), None)
+        load_problems(config, Letters(), AtOnce())
     config.max_unusable = 0.0
     with pytest.raises(TaskError, match="max_unusable = 0: .* 'too_long': .* and none is cut"):
-        load_problems(config, Letters(), None)
+        load_problems(config, Letters(), AtOnce())
 
 
 def test_options_go_to_the_parts_of_task_and_evaluation():
@@ -352,7 +353,7 @@ def test_options_go_to_the_parts_of_task_and_evaluation():
         tasks.options_by_part({"size": 30}, ["toy", "n.csv"], ["m.jsonl"])
     config = Config(task="toy", eval_tasks="toy", heldout_prompts=3)
     with pytest.raises(TaskError, match="task and eval_tasks name 'toy' twice"):
-        load_problems(config, Letters(), None)
+        load_problems(config, Letters(), AtOnce())
 
 
 # ------------------------------------------------------------------------------------------------

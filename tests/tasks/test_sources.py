@@ -14,7 +14,7 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from made_tasks import SUMS, questions, write_jsonl
+from made_tasks import SUMS, AtOnce, questions, write_jsonl
 
 from tasks import sandbox, sources
 from tasks.problems import TaskError, check_gold, count_unusable, load_task
@@ -118,7 +118,7 @@ def test_a_generator_that_runs_dry_says_so():
 def test_a_generator_whose_answers_are_no_whole_numbers_is_refused():
     """Only its own rule can judge a sudoku: a task of a Python file may ask it."""
     problems = load_task("reasoning_gym:count_bits", "train", heldout=3, options={"size": 20})
-    assert {p.kind for p in problems} == {"math"} and check_gold(problems) == {}
+    assert {p.kind for p in problems} == {"math"} and check_gold(problems, AtOnce()) == {}
     with pytest.raises(TaskError, match="'reasoning_gym:sudoku' has answers that are no whole .* "
                                         "in a task of a Python file"):
         load_task("reasoning_gym:sudoku", "train", heldout=3, options={"size": 20})
@@ -236,7 +236,7 @@ def test_a_preset_reads_its_data_set(name, tmp_path, monkeypatch):
         assert f"`{function}`" in problem.question if function else (
             ("standard input" in problem.question) == (problem.kind == "code"))
         assert ("def total(self" in problem.question) == (function == "total")
-    assert check_gold(problems) == {}
+    assert check_gold(problems, AtOnce()) == {}
     rows = [row for part in files.values() for row in part if "solutions" in row]
     for row, problem in zip(rows, problems if rows else [], strict=True):
         program = row["solutions"][0].removeprefix("```python\n").removesuffix("\n```")
@@ -315,7 +315,7 @@ def test_a_usual_layout_is_recognized_by_its_columns_and_told(rows, told, first,
     assert capsys.readouterr().out == (
         f"{tmp_path}/my.jsonl: 7 problems in 7 records, {told}\n")
     assert [p.level for p in problems] == (list(range(7)) if ", level" in told else [0] * 7)
-    assert check_gold(problems) == {}
+    assert check_gold(problems, AtOnce()) == {}
 
 
 def test_options_go_before_what_is_recognized(tmp_path, capsys):
