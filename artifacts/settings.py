@@ -95,10 +95,8 @@ def read_toml(path):
     """The settings in a TOML file, as {name: value}."""
     try:
         values = tomllib.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except ValueError as error:                     # no TOML, or no text
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except (OSError, ValueError) as error:          # no file, no TOML, or no text
+        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from None
     if unknown := [*values.keys() - {field.name for field in dataclasses.fields(Config)}]:
         raise ConfigError(f"{path}: unknown key {unknown[0]!r}; --help lists all")
     return values
