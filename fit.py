@@ -287,34 +287,23 @@ class Fit:
     R0: float
     R0_from: str              # "step 0" | "given" | "fitted" | "unused" (power law)
     law: str
-    method: str
     n: int
     rmse: float               # of the fitted evaluations: sqrt(mean(residual^2))
     C: np.ndarray             # (n,) the compute that was fitted, ascending
     R: np.ndarray             # (n,)
     pool: tuple = field(repr=False)         # Replicates of this law and, if in POOLED, the other
     ci: dict                  # {"A": (low, high), ...}: 90% intervals, from this law's replicates
-    rivals: dict              # as from compare_laws
+    rivals: dict              # as from compare_laws: the other law, then "constant"
     warnings: tuple = ()      # sentences
-
-    @property
-    def rival(self):
-        """(name, {"A": .., "delta_aic": ..}) of the other law."""
-        return next((law, told) for law, told in self.rivals.items() if law != "constant")
 
     def curve(self, C):
         """The fitted law at C (any shape)."""
         return law_at(self.law, np.asarray(C, float), self.A, self.B, self.C_mid, self.R0)
 
     @property
-    def draws(self):
-        """theta (S, 4) of this law's replicates."""
-        return self.pool[0].draws
-
-    @property
     def no_interval(self):
         """Why no forecast has an interval, or ""."""
-        if not len(self.draws):
+        if not len(self.pool[0].draws):
             return f"{self.n} evaluations, too few for the parameters, or no bootstrap"
         flat = self.n >= FEW and self.rivals["constant"]["delta_aic"] < RIVAL
         return "a constant fits as well: the fitted evaluations show no rise" if flat else ""
@@ -346,7 +335,7 @@ class Fit:
         return float(compute_needed(self.law, R, self.A, self.B, self.C_mid, self.R0))
 
 
-def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=None,
+def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=0, c_max=np.inf,
               answers=None, bootstrap=200, seed=0, A_range=None, B_range=(0.1, 20),
               C_mid_range=None, C_mid_nodes=None) -> Fit:
     """Fit pass rates R (n,) against compute C (n,).
@@ -367,8 +356,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     C, R = checked(C, R)
     if law not in LAWS or method not in ("free", "grid"):
         raise BadInput(f"law {law!r}, method {method!r}: it takes {', '.join(LAWS)}; free, grid")
-    C, R, R0, R0_from, step_0 = points_to_fit(
-        C, R, R0, law, c_min or 0, np.inf if c_max is None else c_max)
+    C, R, R0, R0_from, step_0 = points_to_fit(C, R, R0, law, c_min, c_max)
     if not 0 <= R0 <= 1:
         raise BadInput(f"R0 is a pass rate in [0, 1], got {R0:g}")
     amounts = np.unique(C[C > 0])
@@ -406,10 +394,9 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
             C_mid_nodes = np.geomspace(*(C_mid_range or (first / 10, 2 * last)), 400)
         theta = grid_search(search, R, theta[3], A_nodes, C_mid_nodes)
 
-    low, high = interval(pool[0].draws).tolist()                                 # (4,) each
-    fit = Fit(**dict(zip(THETA, map(float, theta))), R0_from=R0_from, law=law, method=method,
-              n=R.size, rmse=float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean())), C=C, R=R,
-              pool=tuple(pool), ci=dict(zip(THETA, zip(low, high))), rivals=rivals)
+    rmse = float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean()))
+    ci = dict(zip(THETA, zip(*interval(pool[0].draws).tolist())))
+    fit = Fit(*map(float, theta), R0_from, law, R.size, rmse, C, R, tuple(pool), ci, rivals)
     return replace(fit, warnings=tuple(diagnostics(fit)))
 
 

@@ -87,7 +87,7 @@ def truths(runs=120, replicates=100):
                         held += [low <= later <= high, high - low]
                     rows.append((abs(mean - later), abs(R[-3:].mean() - later), *held,
                                  any("have a trend" in w for w in f.warnings),
-                                 f.rival[1]["delta_aic"] < -fit.RIVAL))
+                                 f.rivals["stretched"]["delta_aic"] < -fit.RIVAL))
                 share, middle = np.mean(rows, 0), np.median(rows, 0)
                 held = "  ".join(f"{share[i]:6.1%} +-{middle[i + 1] / 2:.3f}" for i in (2, 4, 6))
                 print(f"{truth:16}  {noise:8}  {n:2}  {share[0]:.3f}  {share[1]:.3f}  {held}  "
@@ -105,7 +105,7 @@ def answers(runs=60, replicates=100):
             fits = [fit.fit_curve(*noisy(truth, "binomial", 24, seed, answers=n)[:2],
                                   bootstrap=replicates, seed=seed) for seed in range(runs)]
             trend = np.mean([any("have a trend" in w for w in f.warnings) for f in fits])
-            law = np.mean([f.rival[1]["delta_aic"] < -fit.RIVAL for f in fits])
+            law = np.mean([f.rivals["stretched"]["delta_aic"] < -fit.RIVAL for f in fits])
             print(f"{trend:10.0%} | {law:4.0%} ", end="", flush=True)
         print()
 

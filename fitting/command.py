@@ -44,7 +44,7 @@ def fit_table(fits):
 
 def rival_line(label, fit):
     """The other laws' ceilings, and whether they fit better."""
-    (law, rival), constant = fit.rival, fit.rivals["constant"]
+    (law, rival), (_, constant) = fit.rivals.items()
     return (f"rivals of {label}: {law}, ceiling {rival['A']:.3f}, AIC {rival['delta_aic']:+.1f}; "
             f"a constant, AIC {constant['delta_aic']:+.1f} (below 0: fits better)")
 

@@ -6,10 +6,10 @@ from fitting.figures import FORMS, span, with_interval
 
 
 def difference(name, a, b):
-    """a - b in parameter `name` ("A", "B") with its interval, as text. The bootstrap does not know
-    how much seeds of one recipe differ: for recipes use the paper's 0.02."""
-    size, column, form = min(len(a.draws), len(b.draws)), THETA.index(name), f"+{FORMS[name]}"
-    ends = interval(a.draws[:size, column] - b.draws[:size, column])
+    """a - b in parameter `name` ("A", "B") with its interval, as text; either may have no draws.
+    The bootstrap does not know how much seeds of one recipe differ: there take the paper's 0.02."""
+    ours, theirs = (fit.pool[0].draws[:, THETA.index(name)] for fit in (a, b))
+    ends, form = interval(ours[:len(theirs)] - theirs[:len(ours)]), f"+{FORMS[name]}"
     return f"{getattr(a, name) - getattr(b, name):{form}} {span(*ends, form)}"
 
 
@@ -20,7 +20,7 @@ def same_ceiling(A):
 
 def ceiling_doubt(fit):
     """Why this ceiling cannot be compared with another one, or ""."""
-    (low, high), (law, rival) = fit.ci["A"], fit.rival
+    (low, high), (law, rival) = fit.ci["A"], next(iter(fit.rivals.items()))
     if high - low > 0.1:
         return f"its interval is {high - low:.2f} wide"
     if rival["delta_aic"] < RIVAL and abs(rival["A"] - fit.A) > SAME_A:

@@ -195,9 +195,9 @@ def test_fit_does_not_care_about_the_order_of_evaluations_and_repeats_with_its_s
 def test_equal_bounds_hold_a_parameter():
     """The shared ceiling of a comparison is a held A; with a free one B's cannot be compared."""
     f = fit_curve(*made(), A_range=(0.6, 0.6), bootstrap=100)
-    assert f.A == 0.6 and f.ci["A"] == (0.6, 0.6) and np.ptp(f.draws[:, 1]) > 0
+    assert f.A == 0.6 and f.ci["A"] == (0.6, 0.6) and np.ptp(f.pool[0].draws[:, 1]) > 0
     steep = fit_curve(*made(), B_range=(2, 2), C_mid_range=(2500, 2500), bootstrap=100)
-    assert (steep.B, steep.C_mid) == pytest.approx((2, 2500)) and np.ptp(steep.draws[:, 0]) > 0
+    assert (steep.B, steep.C_mid) == pytest.approx((2, 2500)) and np.ptp(steep.pool[0].draws[:, 0]) > 0
 
 
 # --------------------------------------------------------------------- the paper's own numbers
@@ -393,7 +393,7 @@ def test_futures_are_those_of_two_laws_with_an_error_of_the_law_and_of_the_run(m
     mean, low, high = f.predict(C)
     np.testing.assert_allclose([low, high], np.sort(futures, 0)[[5, 94]], rtol=1e-9)
     assert mean == pytest.approx(f.curve(C)) and (low < mean).all() and (mean < high).all()
-    assert f.ci["B"] == pytest.approx(np.sort(f.draws[:, 1])[[2, 47]])
+    assert f.ci["B"] == pytest.approx(np.sort(f.pool[0].draws[:, 1])[[2, 47]])
     assert len(fit_curve(*made(), law="power", bootstrap=5).pool) == 1
 
 
@@ -405,7 +405,7 @@ def test_noise_is_at_least_that_of_the_answers_by_chance():
     p = R[1:].mean()
     assert few.pool[0].noise.std() == pytest.approx((p * (1 - p) / 40) ** 0.5, rel=0.15)
     assert (few.pool[1].noise.std() > 0.05 and many.pool[0].noise.std() < 0.003
-            and np.array_equal(many.draws, none.draws))
+            and np.array_equal(many.pool[0].draws, none.pool[0].draws))
     small, large = (np.ptp(fit.interval(f.paths([32_000.0]))) for f in (many, few))
     assert large > 5 * small
 
@@ -415,7 +415,7 @@ def test_there_is_no_interval_with_as_many_points_as_parameters_and_one_more():
     C, R = made(n=13, sd=0.01)
     for first, n, has in ((0, 4, False), (0, 5, True), (1, 5, False), (1, 6, True)):
         f = fit_curve(C[first: first + n], R[first: first + n], bootstrap=5)
-        assert (len(f.draws) > 0) is has, (first, n)
+        assert (len(f.pool[0].draws) > 0) is has, (first, n)
         assert has or f.no_interval.startswith(f"{f.n} evaluations, too few")
 
 
