@@ -51,7 +51,7 @@ def fit_like(early, prior, draws=400, seed=0):
         x = rng.multivariate_normal(found.x, np.linalg.pinv(found.jac.T @ found.jac), draws)
         x = x.clip([0, -50, -50], [1, 50, 50])          # exp() of more is no number
         theta = np.stack(np.broadcast_arrays(*parameters(x)), -1)                     # (S, 4)
-        pool.append(Replicates(law, theta, noise * rng.standard_normal(200), np.zeros(draws)))
+        pool.append(Replicates(law, theta, noise * rng.standard_normal(200)))
         best[law] = map(float, parameters(found.x)[:3])
     A, B, C_mid = best["sigmoid"]
     flat = early.rivals["constant"] | {"delta_aic": np.inf}       # earlier runs show the rise

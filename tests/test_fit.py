@@ -268,17 +268,6 @@ def test_R0_of_pooled_seeds_is_the_mean_of_their_step_0():
     assert f.R0 == pytest.approx(0.36) and f.R0_from == "step 0" and f.n == 24
 
 
-def test_an_unknown_ceiling_is_doubted():
-    """The interval of A is .05 to .17 wide here: wider than the paper's .02 on both sides, and
-    wider than the gain that is left.  Without the warning A would be read as a result."""
-    for end, n, sd in ((8000, 21, 0.02), (16_000, 13, 0.03), (6000, 41, 0.012), (4000, 31, 0.004)):
-        f = fit_curve(*made(end=end, n=n, sd=sd, seed=1), bootstrap=200)
-        (low, high), gain = f.ci["A"], f.A - f.curve(end)
-        assert max(0.04, gain) < high - low < 0.2
-        assert any(f"the ceiling is only known to lie in [{low:.3f}, {high:.3f}]" in w
-                   for w in f.warnings), (end, f.warnings)
-
-
 def test_R0_moves_everything():
     """docs/fit.md, the row on R0: a tool that hides R0 hides the largest choice it makes."""
     C, R = made(sd=0)
@@ -507,7 +496,7 @@ def test_intervals_hold_the_truth_when_noise_lasts():
 def test_the_trend_warning_knows_what_residuals_of_a_good_fit_look_like():
     """Against 0 it almost never fired, because the fit pushes the correlation below 0."""
     fired = [sum(any("residuals have a trend" in w for w in fit_curve(
-        *noisy("sigmoid", 2, 24, seed, rho), bootstrap=60).warnings) for seed in range(20))
+        *noisy("sigmoid", 2, 24, seed, rho), bootstrap=0).warnings) for seed in range(20))
         for rho in (0.0, 0.7)]
     assert fired[0] <= 2 and fired[1] >= 10, fired
 
@@ -535,8 +524,6 @@ def bent():
     ("R0 is fitted", (made()[0][1:], made()[1][1:]), {}),
     ("falls at the end", collapse(), {}),
     ("residuals have a trend", bent(), {}),
-    ("wider than the gain", made(end=3000, sd=0.02), {}),
-    ("B is only known to lie in", made(end=16_000, n=7, sd=0.06, seed=1), {}),
 ])
 def test_each_doubt_is_raised(sentence, data, options):
     """Each of these fits looks fine in a picture and is not."""

@@ -370,7 +370,7 @@ def test_residuals_are_made_wider_before_they_are_drawn(n, monkeypatch):
 def test_a_replicate_is_the_curve_plus_noise_that_is_drawn(monkeypatch):
     found, asked, curve, residual, _ = bootstrapped(monkeypatch, 0)
     assert len(asked) == 300, f"300 replicates are asked for, {len(asked)} were fitted."
-    assert np.shape(found.draws) == (300, 4) and np.shape(found.autocorrelation) == (300,)
+    assert np.shape(found.draws) == (300, 4)
     drawn = np.array([rewards for rewards, _ in asked]) - curve
     near = np.abs(drawn[:, :, None] - found.noise).min(-1).max()
     if near > 1e-9:
@@ -425,7 +425,7 @@ def test_paths_are_the_curves_and_with_noise_single_evaluations():
     rng = np.random.default_rng(0)
     draws = np.stack([rng.uniform(0.7, 0.9, 400), rng.uniform(1, 3, 400),
                       rng.uniform(200, 400, 400), rng.uniform(0.2, 0.3, 400)], 1)
-    one = Replicates("sigmoid", draws, np.array([-0.03, 0.01, 0.02]), np.zeros(400))
+    one = Replicates("sigmoid", draws, np.array([-0.03, 0.01, 0.02]))
     C = [100.0, 500.0, 900.0, 1300.0, 2000.0]
     curves = np.array([[plain_law("sigmoid", c, *row) for c in C] for row in draws])
     assert np.shape(one.paths(C)) == (400, 5), (

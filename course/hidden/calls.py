@@ -457,12 +457,12 @@ def compare_laws(law, C, A_range, box, theta, rival, its_theta, R):
 def replicates(law, C, A_range, box, theta, angles, R, bootstrap, seed, step_0):
     from fit import replicates
     found = replicates(search(law, C, A_range, box), theta, angles, R, bootstrap, seed, step_0)
-    return [found.draws, found.noise, found.autocorrelation, found.law]
+    return [found.draws, found.noise, found.law]
 
 
 def paths(law, draws, noise, C, with_noise):
     from fit import Replicates
-    return Replicates(law, draws, noise, draws[:, 0]).paths(C, noise=with_noise)
+    return Replicates(law, draws, noise).paths(C, noise=with_noise)
 
 
 # ------------------------------------------------------------------------- exercises 9, 10 and 12

@@ -289,16 +289,14 @@ return {"constant": {"A": float(np.mean(R)), "delta_aic": float(aic(R - R.mean()
 curve = law_at(search.law, search.C, *theta)
 noise = widened(R - curve, search.parameters)
 S = bootstrap if len(R) > search.parameters else 0
-rng, draws, rho = np.random.default_rng([seed, 4]), [], []
+rng, draws = np.random.default_rng([seed, 4]), []
 for _ in range(S):
     R0 = theta[3]
     if step_0:
         R0 = min(max(R0 + np.mean(rng.choice(noise, step_0)), 0), 1)
     new = curve + noise[rng.integers(len(noise), size=len(noise))]
-    draw, _ = search.solve(new, R0, [np.clip(np.arcsin(np.sin(angles)), -1.4, 1.4)])
-    draws.append(draw)
-    rho.append(autocorrelation(new - law_at(search.law, search.C, *draw)))
-return Replicates(search.law, np.array(draws).reshape(-1, 4), noise, np.array(rho))""",
+    draws.append(search.solve(new, R0, [np.clip(np.arcsin(np.sin(angles)), -1.4, 1.4)])[0])
+return Replicates(search.law, np.array(draws).reshape(-1, 4), noise)""",
         "fit.py::Replicates.paths": """
 rng = np.random.default_rng(12)
 rows = np.array([law_at(self.law, np.asarray(C, float), *draw) for draw in self.draws])

@@ -355,8 +355,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     draws = np.empty((S, 4))
     for s in range(S):
         draws[s] = search.solve(made[s], R0[s], [begin])[0]
-    rest = made - law_at(search.law, search.C, *np.hsplit(draws, 4))
-    return Replicates(search.law, draws, noise, autocorrelation(rest))
+    return Replicates(search.law, draws, noise)
 
 
 class Replicates:

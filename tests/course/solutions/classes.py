@@ -487,15 +487,14 @@ class Bootstrap:
         R, R0 = self.curve + self.draw(len(self.noise)), self.theta[3]
         if step_0:
             R0 = np.clip(R0 + self.draw(step_0).mean(), 0, 1)
-        theta = self.search.solve(R, R0, [self.start])[0]
-        return [*theta, autocorrelation(R - law_at(self.search.law, self.search.C, *theta))]
+        return self.search.solve(R, R0, [self.start])[0]
 
 
 def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     made = Bootstrap(search, theta, angles, R, seed)
     count = bootstrap if R.size > search.parameters else 0
-    rows = np.array([made.one(step_0) for _ in range(count)]).reshape(count, 5)
-    return Replicates(search.law, rows[:, :4], made.noise, rows[:, 4])
+    rows = np.array([made.one(step_0) for _ in range(count)]).reshape(count, 4)
+    return Replicates(search.law, rows, made.noise)
 
 
 class Replicates:

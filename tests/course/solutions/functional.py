@@ -364,11 +364,8 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
             R0 = np.clip(theta[3] + choose(step_0).mean(), 0, 1) if step_0 else theta[3]
             yield curve + choose(R.size), R0
 
-    def fitted(new, R0):
-        draw = search.solve(new, R0, inside)[0]
-        return (*draw, autocorrelation(new - law_at(search.law, search.C, *draw)))
-    rows = np.array([fitted(*pair) for pair in made()]).reshape(-1, 5)
-    return Replicates(search.law, rows[:, :4], noise, rows[:, 4])
+    rows = np.array([search.solve(*pair, inside)[0] for pair in made()]).reshape(-1, 4)
+    return Replicates(search.law, rows, noise)
 
 
 class Replicates:

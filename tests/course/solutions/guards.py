@@ -352,7 +352,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     curve = law_at(search.law, search.C, *theta)
     noise = widened(R - curve, search.parameters)
     if R.size <= search.parameters or not bootstrap:
-        return Replicates(search.law, np.zeros((0, 4)), noise, np.zeros(0))
+        return Replicates(search.law, np.zeros((0, 4)), noise)
     rng = np.random.default_rng(seed)
     start = [np.clip(np.arcsin(np.sin(angles)), -1.4, 1.4)]
     draws = np.zeros((bootstrap, 4))
@@ -360,9 +360,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     for i, new in enumerate(made):
         R0 = theta[3] if not step_0 else min(1, max(0, theta[3] + rng.choice(noise, step_0).mean()))
         draws[i], _ = search.solve(new, R0, start)
-    A, B, C_mid, R0 = draws.T[..., None]
-    return Replicates(search.law, draws, noise,
-                      autocorrelation(made - law_at(search.law, search.C, A, B, C_mid, R0)))
+    return Replicates(search.law, draws, noise)
 
 
 class Replicates:

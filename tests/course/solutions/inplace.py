@@ -366,7 +366,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     np.sin(start, out=start)
     np.arcsin(start, out=start)
     np.clip(start, -1.4, 1.4, out=start)
-    draws, rho = np.zeros((S, 4)), np.zeros(S)
+    draws = np.zeros((S, 4))
     for s in range(S):
         made = curve.copy()
         made += rng.choice(noise, R.size)
@@ -374,9 +374,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
         if step_0:
             R0 = float(np.clip(R0 + rng.choice(noise, step_0).mean(), 0, 1))
         draws[s] = search.solve(made, R0, [start])[0]
-        made -= law_at(search.law, search.C, *draws[s])
-        rho[s] = autocorrelation(made)
-    return Replicates(search.law, draws, noise, rho)
+    return Replicates(search.law, draws, noise)
 
 
 class Replicates:

@@ -453,7 +453,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     curve = law_at(search.law, search.C, *theta)
     noise = widened(R - curve, search.parameters)
     start = np.clip(np.arcsin(np.sin(angles)), -1.4, 1.4)
-    draws, correlations = [], []
+    draws = []
     if len(R) > search.parameters:
         for _ in range(bootstrap):
             made = np.array([c + noise[rng.integers(len(noise))] for c in curve])
@@ -461,11 +461,8 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
             if step_0 > 0:
                 R0 += np.mean([noise[rng.integers(len(noise))] for _ in range(step_0)])
                 R0 = min(max(R0, 0.0), 1.0)
-            found = search.solve(made, R0, [start])[0]
-            draws.append(found)
-            correlations.append(autocorrelation(made - law_at(search.law, search.C, *found)))
-    return Replicates(search.law, np.array(draws).reshape(len(draws), 4), noise,
-                      np.array(correlations))
+            draws.append(search.solve(made, R0, [start])[0])
+    return Replicates(search.law, np.array(draws).reshape(len(draws), 4), noise)
 
 
 class Replicates:

@@ -370,15 +370,13 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     inside = np.clip(np.arcsin(np.sin(angles)), -1.4, 1.4)
     for _ in range(bootstrap if len(R) > search.parameters else 0):
         found.append(_replicate(search, theta, inside, noise, rng, step_0))
-    draws, rho = zip(*found) if found else (np.empty((0, 4)), np.empty(0))
-    return Replicates(search.law, np.array(draws), noise, np.array(rho))
+    return Replicates(search.law, np.reshape(found, (-1, 4)), noise)
 
 
 def _replicate(search, theta, inside, noise, rng, step_0):
     R = law_at(search.law, search.C, *theta) + rng.choice(noise, noise.size)
     R0 = np.clip(theta[3] + rng.choice(noise, step_0).mean(), 0, 1) if step_0 else theta[3]
-    draw, _ = search.solve(R, R0, [inside])
-    return draw, autocorrelation(R - law_at(search.law, search.C, *draw))
+    return search.solve(R, R0, [inside])[0]
 
 
 class Replicates:

@@ -310,8 +310,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
     R0 = [np.clip(theta[3] + rng.choice(noise, step_0).mean(), 0, 1) if step_0 else theta[3]
           for _ in range(S)]
     draws = [search.solve(n, r, starts)[0] for n, r in zip(new, R0)]
-    rho = [autocorrelation(n - law_at(search.law, search.C, *d)) for n, d in zip(new, draws)]
-    return Replicates(search.law, np.array(draws).reshape(S, 4), noise, np.array(rho))
+    return Replicates(search.law, np.array(draws).reshape(S, 4), noise)
 
 
 Replicates.paths = lambda self, C, noise=False: (

@@ -367,15 +367,13 @@ def replicates(search: Search, theta: NDArray, angles: NDArray, R: NDArray, boot
     count: int = bootstrap if R.size > search.parameters else 0
     begin: NDArray = np.clip(np.arcsin(np.sin(angles)), -1.4, 1.4)
     draws: NDArray = np.zeros((count, 4))
-    rho: NDArray = np.zeros(count)
     for i in range(count):
         new: NDArray = curve + rng.choice(noise, R.size)
         R0: float = float(theta[3])
         if step_0 > 0:
             R0 = float(np.clip(R0 + rng.choice(noise, step_0).mean(), 0.0, 1.0))
         draws[i] = search.solve(new, R0, [begin])[0]
-        rho[i] = float(autocorrelation(new - law_at(search.law, search.C, *draws[i])))
-    return Replicates(law=search.law, draws=draws, noise=noise, autocorrelation=rho)
+    return Replicates(law=search.law, draws=draws, noise=noise)
 
 
 class Replicates:

@@ -226,8 +226,7 @@ def replicates(search, theta, angles, R, bootstrap, seed, step_0):
         np.full(S, theta[3])
     draws = np.array([search.solve(y, r, [np.arcsin(np.sin(angles)).clip(-1.4, 1.4)])[0]
                       for y, r in zip(new, R0)]).reshape(S, 4)
-    return Replicates(search.law, draws, noise, autocorrelation(
-        new - law_at(search.law, search.C, *draws.T[:, :, None])))
+    return Replicates(search.law, draws, noise)
 
 
 class Replicates:
