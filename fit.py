@@ -250,7 +250,7 @@ def checked(C, R):
     if (bad := C[~((0 <= C) & (C < np.inf))]).size:
         raise BadInput(f"compute {bad[0]:g} is not a finite number >= 0")
     if (bad := R[~((0 <= R) & (R <= 1 + 1e-9))]).size:
-        raise BadInput(f"reward {bad[0]:g} is not a pass rate in [0, 1]: use --reward-range LO HI")
+        raise BadInput(f"reward {bad[0]:g} is not a pass rate in [0, 1]; --reward-range maps it")
     order = np.argsort(C, kind="stable")
     return C[order], R[order]
 
