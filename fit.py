@@ -250,7 +250,8 @@ def checked(C, R):
     if (bad := C[~((0 <= C) & (C < np.inf))]).size:
         raise BadInput(f"compute {bad[0]:g} is not a finite number >= 0")
     if (bad := R[~((0 <= R) & (R <= 1 + 1e-9))]).size:
-        raise BadInput(f"reward {bad[0]:g} is not a pass rate in [0, 1]; --reward-range maps it")
+        raise BadInput(f"reward {bad[0]:g} is not a pass rate in [0, 1]; --reward-range LO HI maps "
+                       "another scale onto it")
     order = np.argsort(C, kind="stable")
     return C[order], R[order]
 
@@ -258,8 +259,7 @@ def checked(C, R):
 def points_to_fit(C, R, R0, law, c_min, c_max):
     """Which of all evaluations C, R, in order of compute, are fitted. -> C, R (n,); R0 (0.0 if it
     is fitted or unused); R0_from, as in Fit; how many step-0 evaluations R0 is the mean of"""
-    step_0 = R[C == 0]
-    R0_from = "given"
+    step_0, R0_from = R[C == 0], "given"
     if R0 == "fit" or (R0 is None and not step_0.size):
         R0, R0_from = 0.0, "unused" if law == "power" else "fitted"      # A - D / C^B has no R0
     elif R0 is None:
