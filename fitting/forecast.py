@@ -42,7 +42,7 @@ def judge(fit, C):
         verdict, reasons = RANGE, [f"the interval is {high - low:.2f} wide"]
     if falls(fit):
         verdict, reasons = LAST_VALUE, ["the reward falls, and no law here does", *reasons]
-    if fit.R0_from == "fitted":
+    if fit.R0_from == "fitted" and fit.C[0] > 0:
         reasons.append("no evaluation at step 0: R0 is a guess")
     if not fit.no_interval and any("the bend" in warning for warning in diagnostics(fit)):
         reasons.append("the bend towards the ceiling has hardly been seen")

@@ -110,6 +110,14 @@ def test_a_curve_at_its_ceiling_has_seen_its_bend():
     assert any("the bend" in reason for reason in judge(early, np.full(5, 16_000.0))["reasons"])
 
 
+def test_a_fitted_R0_is_called_a_guess_only_without_a_step_0():
+    """"No evaluation at step 0", said to somebody who made one, is false."""
+    C, R = made(4000, n=21)
+    for first, guessed in ((0, False), (1, True)):
+        told = judge(fit_curve(C[first:], R[first:], "fit", bootstrap=0), np.full(5, 8000.0))
+        assert any("R0 is a guess" in reason for reason in told["reasons"]) == guessed
+
+
 def test_the_verdict_comes_before_everything_else(tmp_path, capsys):
     """Warnings that come with every fit are read by nobody: first the verdict, two reasons."""
     run = write_run(tmp_path / "r", *made(sd=0.004))
