@@ -24,7 +24,7 @@ from transformers import (AutoModelForCausalLM, GenerationConfig, LlamaConfig,
                           PreTrainedTokenizerFast, Qwen3MoeConfig)
 
 from config import Config
-from tasks import problems as tasks
+from tasks import problems as tasks, verify
 
 # Chosen on seeds 0 to 2: results/demo/PROTOCOL.md.
 CHANCE = (0.1, 0.98)  # evenly spaced over the pairs: a step is right so often by more than luck
@@ -96,11 +96,30 @@ def habits(seed):
     return found
 
 
-def noisy_trace(problem, noise, rng):
-    """The problem's worked trace with wrong steps, and the answer that follows from them: what RL
-    can unlearn is the arithmetic alone. noise: `habits`, or the probability of a wrong step."""
-    thinking, closing, answer = problem.trace.partition("</think>")
-    digits = problem.task == "toy"  # its sums are taken modulo 10
+def worked_trace(problem):
+    """A correct completion, "thinking</think>answer": "4+0=4;4+7=1;1+8=9</think>9" of the toy's
+    "4+0+7+8", whose sums are taken modulo 10; with spaces, and not modulo 10, of chain_sum's. "" of
+    other tasks."""
+    found = problem.task in ("toy", "reasoning_gym:chain_sum") and re.search(
+        r"-?[0-9]+(?: ?[-+] ?[0-9]+)+", problem.question)
+    if not found:
+        return ""
+    first, *rest = re.findall(r"^-?[0-9]+|[-+]|[0-9]+", found[0])
+    total, steps = int(first), []
+    for sign, term in zip(rest[::2], rest[1::2], strict=True):
+        step = f"{total} {sign} {term} = "
+        total += int(sign + term)
+        total = total % 10 if problem.task == "toy" else total
+        steps.append(f"{step}{total}")
+    trace = f"{'; '.join(steps)}</think>{total}"
+    return trace.replace(" ", "") if problem.task == "toy" else trace
+
+
+def noisy_trace(trace, noise, rng, digits=False):
+    """A worked trace with wrong steps, and the answer that follows from them: what RL can unlearn
+    is the arithmetic alone. noise: `habits`, or the probability of a wrong step; digits: sums are
+    taken modulo 10."""
+    thinking, closing, answer = trace.partition("</think>")
     total = None  # the running value as this trace has it, right or wrong
 
     def redo(step):
@@ -132,11 +151,11 @@ def make_pairs(tokenizer, problems, count, *, noise, cut_share, seed):
     phrase_ids = encode(tokenizer, Config.interrupt_phrase)
     pairs = []
     for problem in order[:count]:
-        if problem.trace is None or not STEP.search(problem.trace):
+        if not (trace := worked_trace(problem)):
             raise tasks.TaskError(f"task {problem.task!r} has no worked traces with steps such as "
                                   "2 + 3 = 5: use toy or reasoning_gym:chain_sum")
         prompt = tasks.prompt_ids(tokenizer, problem)
-        trace = noisy_trace(problem, noise, rng)
+        trace = noisy_trace(trace, noise, rng, digits=problem.task == "toy")
         if rng.random() < cut_share:
             thinking = encode(tokenizer, trace.partition("</think>")[0])
             thinking = thinking[: rng.randrange(1, len(thinking))]
@@ -194,7 +213,7 @@ def base_rate(model, tokenizer, problems):
     solved = 0
     for problem, row in zip(problems, rows[:, prompts["input_ids"].shape[1]:], strict=True):
         text, end, _ = tokenizer.decode(row).partition(tokenizer.eos_token)
-        solved += bool(end) and tasks.verify(text, problem.answer, problem.kind)[0] > 0
+        solved += bool(end) and verify(text, problem.answer, problem.kind)[0] > 0
     return solved / len(problems)
 
 

@@ -2,8 +2,8 @@
 
 The paper (sec. 2, 3) trains on math problems and holds 1,000 out to draw its curve.
 
-    >>> load_task("toy", "train", heldout=512)[0].trace
-    '4+0=4;4+7=1;1+8=9</think>9'
+    >>> load_task("toy", "train", heldout=512)[0].question
+    '4+0+7+8'
 """
 import contextlib
 import hashlib

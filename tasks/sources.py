@@ -27,7 +27,6 @@ class Problem:
     answer: str  # the gold one; of other kinds what judges it
     kind: str = "math"  # which rule of `verify` judges it
     level: int = 0  # graded difficulty, 0 where nobody graded it
-    trace: str | None = None  # a correct completion, "thinking</think>answer", for warm starts
 
 
 def make_problem(task, question, answer, **fields):
@@ -83,23 +82,9 @@ def toy_problems(heldout, seed, *, size, min_digits, max_digits):
         count = total * (i + 1) // len(levels) - total * i // len(levels)
         for number in rng.sample(range(10**level), min(count, 10**level)):
             terms = f"{number:0{level}d}"
-            steps, answer = worked_steps(" + ".join(terms), modulus=10)
-            trace = ";".join(steps).replace(" ", "") + f"</think>{answer}"
-            problems.append(make_problem("toy", "+".join(terms), str(answer), kind="exact",
-                                         level=level, trace=trace))
+            problems.append(make_problem("toy", "+".join(terms), str(sum(map(int, terms)) % 10),
+                                         kind="exact", level=level))
     return problems
-
-
-def worked_steps(expression, modulus=None):
-    """(["6 + 3 = 9", "9 - 10 = -1"], -1) of "6 + 3 - 10"."""
-    first, *rest = expression.split()
-    total, steps = int(first), []
-    for sign, term in zip(rest[::2], rest[1::2], strict=True):
-        step = f"{total} {sign} {term} = "
-        total += int(sign + term)
-        total = total % modulus if modulus else total
-        steps.append(f"{step}{total}")
-    return steps, total
 
 
 def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
@@ -115,7 +100,7 @@ def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
     except (TypeError, ValueError, AssertionError) as error:  # how its configurations refuse
         raise TaskError(f"task {name!r} with options {options}, size {size!r}: {error}") from error
     for entry in source:
-        answer, level, trace = entry["answer"], 0, None
+        answer, level = entry["answer"], 0
         if not re.fullmatch("[-+]?[0-9]+", answer or ""):
             bad.append(f"task {name!r} has answers that are no whole numbers, such as {answer!r}: "
                        "judge them in a task of a Python file (docs/tasks.md)")
@@ -123,9 +108,8 @@ def reasoning_gym_problems(name, heldout, seed, *, size=2000, **options):
                 raise TaskError(bad[0])
             continue
         if generator == "chain_sum":  # its level is the number of terms
-            steps, total = worked_steps(entry["metadata"]["expression"])
-            level, trace = len(steps) + 1, "; ".join(steps) + f"</think>{total}"
-        found = make_problem(name, entry["question"], answer, level=level, trace=trace)
+            level = len(entry["metadata"]["expression"].split()) // 2 + 1
+        found = make_problem(name, entry["question"], answer, level=level)
         problems.setdefault(found.id, found)
         if len(problems) == wanted:
             break

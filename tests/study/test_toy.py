@@ -8,7 +8,6 @@ import json
 import random
 import re
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,8 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from tasks import problems as tasks
 from config import Config
 from study import toy
-from tasks.problems import Problem, TaskError
+from tasks.problems import Problem, TaskError, load_task
 from tasks.sources import make_problem
+from tasks.verifier import verify
 
 SHORT = {"min_digits": 2, "max_digits": 4, "size": 90}
 
@@ -119,17 +119,43 @@ def walk(trace):
     return [tuple(map(int, re.split(r"[+=]", step))) for step in thinking.split(";")], int(answer)
 
 
+def test_toy_traces_are_right_at_every_step():
+    """A warm start copies the traces, so one wrong step in them would be taught as truth."""
+    for problem in load_task("toy", "heldout", heldout=70):
+        thinking, answer = toy.worked_trace(problem).split("</think>")
+        digits, total = problem.question.split("+"), 0
+        for i, step in enumerate(thinking.split(";")):
+            left, result = step.split("=")
+            before, term = left.split("+")
+            assert term == digits[i + 1] and before == (digits[0] if i == 0 else total)
+            total = result
+            assert (int(before) + int(term)) % 10 == int(result)
+        assert i == len(digits) - 2 and answer == total == problem.answer
+
+
+def test_chain_sum_traces_agree_with_python():
+    """The trace must reach the same number step by step."""
+    for problem in load_task("reasoning_gym:chain_sum", "train", heldout=13,
+                             options={"size": 60, "min_terms": 2, "max_terms": 5}):
+        trace = toy.worked_trace(problem)
+        steps = trace.partition("</think>")[0].split("; ")
+        assert all(eval(step.replace("=", "==")) for step in steps)
+        assert len(steps) + 1 == problem.level
+        assert verify(trace, problem.answer) == (1.0, "correct")
+
+
 def test_without_noise_the_trace_is_the_worked_one(problems):
     """Noise 0 is the clean stage."""
     for problem in problems[:20]:
-        assert toy.noisy_trace(problem, 0.0, random.Random(0)) == problem.trace
+        trace = toy.worked_trace(problem)
+        assert toy.noisy_trace(trace, 0.0, random.Random(0), digits=True) == trace
 
 
 def test_steps_are_wrong_as_often_as_asked_and_carried_on(problems):
     """An error that the next step corrects would teach that results do not matter."""
     rng, wrong, total = random.Random(3), 0, 0
     for problem in problems * 30:
-        steps, answer = walk(toy.noisy_trace(problem, 0.3, rng))
+        steps, answer = walk(toy.noisy_trace(toy.worked_trace(problem), 0.3, rng, digits=True))
         carried = int(problem.question[0])
         for (before, term, result), digit in zip(steps, problem.question[2::2], strict=True):
             assert before == carried and term == int(digit) and 0 <= result <= 9
@@ -142,7 +168,8 @@ def test_steps_are_wrong_as_often_as_asked_and_carried_on(problems):
 def test_noise_of_one_makes_every_step_wrong(problems):
     """A "wrong" result drawn from all ten digits is right once in ten."""
     for problem in problems:
-        steps, _ = walk(toy.noisy_trace(problem, 1.0, random.Random(problem.id)))
+        steps, _ = walk(toy.noisy_trace(toy.worked_trace(problem), 1.0, random.Random(problem.id),
+                                        digits=True))
         assert all((before + term) % 10 != result for before, term, result in steps)
 
 
@@ -151,10 +178,8 @@ def test_each_pair_of_digits_is_added_as_its_habit_says():
     habits, rng, counts = toy.habits(7), random.Random(8), Counter()
     assert len(habits) == 100 and habits == toy.habits(7) != toy.habits(8)
     digits = [rng.randrange(10) for _ in range(40_001)]
-    problem = Problem("toy/x", "toy", "+".join(map(str, digits)), "0", trace=";".join(
-        f"0+{b}=0" for b in digits[1:]) + "</think>0")
-    problem = replace(problem, trace=problem.trace.replace("0+", f"{digits[0]}+", 1))
-    for before, term, result in walk(toy.noisy_trace(problem, habits, rng))[0]:
+    trace = toy.worked_trace(Problem("toy/x", "toy", "+".join(map(str, digits)), "0"))
+    for before, term, result in walk(toy.noisy_trace(trace, habits, rng, digits=True))[0]:
         counts[before, term, result] += 1
     misses = []
     for (a, b), (chance, wrong) in habits.items():
@@ -173,10 +198,12 @@ def test_each_pair_of_digits_is_added_as_its_habit_says():
 
 def test_noise_works_on_subtraction_and_larger_numbers():
     """The same function serves chain_sum, whose results are not taken modulo 10."""
-    problem = Problem("x/1", "x", "q", "-8", trace="14 - 3 = 11; 11 - 19 = -8</think>-8")
-    assert toy.noisy_trace(problem, 1e-12, random.Random(0)) == problem.trace
+    trace = "14 - 3 = 11; 11 - 19 = -8</think>-8"
+    assert toy.worked_trace(Problem(
+        "x/1", "reasoning_gym:chain_sum", "What is: 14 - 3 - 19 =", "-8")) == trace
+    assert toy.noisy_trace(trace, 1e-12, random.Random(0)) == trace
     step = re.compile(r"(-?\d+) - (\d+) = (-?\d+)")
-    noisy = toy.noisy_trace(problem, 1.0, random.Random(0))
+    noisy = toy.noisy_trace(trace, 1.0, random.Random(0))
     (a, b, c), (d, e, f) = [tuple(map(int, found)) for found in step.findall(noisy)]
     assert (a, b, e) == (14, 3, 19) and c != 11 and d == c and f != d - e
     assert noisy.endswith(f"</think>{f}")
@@ -192,7 +219,7 @@ def test_a_cut_trace_teaches_the_answer_and_not_the_phrase(tokenizer, problems):
         question, kept = prompt.removesuffix(phrase).split("<think>")
         problem = next(p for p in problems if p.question == question)
         assert prompt.endswith(phrase) and phrase not in completion
-        thinking = problem.trace.partition("</think>")[0]
+        thinking = toy.worked_trace(problem).partition("</think>")[0]
         assert kept and thinking.startswith(kept) and kept != thinking
         running = re.findall(r"=(\d)", kept) or [kept[0]]
         assert completion == running[-1] + "<eos>"
@@ -339,6 +366,6 @@ def test_wrong_arguments_end_in_one_sentence(arguments, message, tmp_path, capsy
 
 def test_a_trace_that_noise_cannot_touch_is_an_error(tokenizer):
     """Not a silently clean trace."""
-    problem = Problem("x/1", "x", "sky?", "blue", kind="exact", trace="Look up.</think>blue")
+    problem = Problem("x/1", "x", "2+3?", "blue", kind="exact")
     with pytest.raises(TaskError, match="no worked traces with steps such as 2 [+] 3 = 5"):
         toy.make_pairs(tokenizer, [problem], 1, noise=0.4, cut_share=0, seed=0)

@@ -34,25 +34,11 @@ def everything(name, max_unusable=0.02, **options):
 
 
 def test_toy_answers_agree_with_plain_arithmetic():
-    """The answer comes from worked_steps; here the question is simply added up."""
+    """Here the question is read back and added up."""
     for problem in load_task("toy", "train", heldout=70):
         digits = [int(digit) for digit in problem.question.split("+")]
         assert problem.answer == str(sum(digits) % 10)
         assert problem.level == len(digits)
-
-
-def test_toy_traces_are_right_at_every_step():
-    """A warm start copies the traces, so one wrong step in them would be taught as truth."""
-    for problem in load_task("toy", "heldout", heldout=70):
-        thinking, answer = problem.trace.split("</think>")
-        digits, total = problem.question.split("+"), 0
-        for i, step in enumerate(thinking.split(";")):
-            left, result = step.split("=")
-            before, term = left.split("+")
-            assert term == digits[i + 1] and before == (digits[0] if i == 0 else total)
-            total = result
-            assert (int(before) + int(term)) % 10 == int(result)
-        assert i == len(digits) - 2 and answer == total == problem.answer
 
 
 def test_toy_has_the_sizes_it_was_asked_for_and_equal_levels():
@@ -86,15 +72,12 @@ def test_a_short_level_has_no_more_problems_than_there_are_questions():
 # Generated problems
 
 
-def test_chain_sum_answers_and_traces_agree_with_python():
-    """eval of the question is the oracle; the trace must reach the same number step by step."""
+def test_chain_sum_answers_agree_with_python():
+    """eval of the question is the oracle."""
     for problem in load_task("reasoning_gym:chain_sum", "train", heldout=13, options=SUMS):
         expression = re.search(r"problem: (.*) =", problem.question).group(1)
         assert eval(expression) == int(problem.answer)
-        steps = problem.trace.partition("</think>")[0].split("; ")
-        assert all(eval(step.replace("=", "==")) for step in steps)
-        assert len(steps) + 1 == problem.level == len(expression.split()) // 2 + 1
-        assert verify(problem.trace, problem.answer) == (1.0, "correct")
+        assert problem.level == len(expression.split()) // 2 + 1
 
 
 def test_neighboring_seeds_draw_different_problems():
