@@ -8,8 +8,7 @@ Defaults are the recipe of ScaleRL (arXiv 2510.13786, sec. 4 and appendix A). Th
 give some numbers: Adam's betas, the gradient clip, the temperature, `slots`. Its models and its
 verifier are not published; configs/scalerl.toml comes closest to its 8B run.
 
-Lag is explained below, at `off_policy`; advantage and ratio in scalerl.py, which comes next.
-"""
+Lag is explained below, at `off_policy`; advantage and ratio in scalerl.py, which comes next."""
 
 from __future__ import annotations
 

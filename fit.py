@@ -16,9 +16,8 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
 For `from fit import fit_curve` this file, numpy and scipy are enough; the command is in fitting/.
 Ours, not the paper's: R0 is the measured step-0 evaluation, and all later ones are fitted; least
 squares anywhere in the ranges, not on the grid alone; 90% intervals; the stretched law. A forecast
-is for runs that do not collapse: of 141 published ones 20 did. Axes: n evaluations, S bootstrap
-replicates, m nodes of C_mid, k values of C.
-"""
+is for runs that do not fall: of 141 published ones 20 did, after their half.
+Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k values of C."""
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -35,7 +34,7 @@ RIVAL = 4                 # two laws fit equally well if their AIC differs by le
 THETA = ("A", "B", "C_mid", "R0")         # theta: the parameters of a curve, in this order
 POOLED = ("sigmoid", "stretched")         # which is true? A prediction's interval mixes both
 RHO_MAX = 0.8             # a higher autocorrelation of residuals widens the intervals no further
-NOISE = 0.002             # the least noise of one evaluation, if the number of answers is unknown
+NOISE = 0.002             # the least noise of one evaluation, however many answers it has
 LAW_ERROR = 0.5           # std of the factor on a rise beyond the data: no law is exact
 RUN_ERROR = 0.02          # std of the shift of all that lies beyond the data: no run is smooth
 
@@ -76,7 +75,8 @@ def sigmoid(C, A, B, C_mid, R0):
 
 
 def compute_needed(law, R, A, B, C_mid, R0):
-    """The C at which the law reaches R: 0 if R is not above R0, inf if R is not below A."""
+    """The C at which the law reaches R: 0 if R is not above R0 (of the power law, too, which begins
+    lower), inf if R is not below A."""
     with np.errstate(all="ignore"):           # outside R0 < R < A there is no inverse
         C = C_mid * LAWS[law][1](np.divide(R - R0, A - R0), B)
     return np.where(R <= R0, 0.0, np.where(R >= A, np.inf, np.maximum(C, 0)))
@@ -110,7 +110,7 @@ class Search:
         R0 = np.asarray(values[2] if len(values) > 2 else R0)
         # With A = 1 and R0 = 0 the law is g, the share of the gain.
         g = law_at(self.law, self.C, 1.0, B[..., None], C_mid[..., None], 0.0)       # (..., n)
-        # The best A: the slope of gains on shares. A ceiling is not below R0.
+        # The best A: the slope of gains on shares. A ceiling is not below R0 (unless A_range is).
         gain = R - R0[..., None]                                                     # (..., n)
         slope = (gain * g).sum(-1) / np.maximum((g * g).sum(-1), 1e-30)              # (...)
         A = np.clip(R0 + np.maximum(slope, 0), *self.A_range)
@@ -198,7 +198,7 @@ class Replicates:
     def paths(self, C, noise=False):
         """Each curve at C (k,) -> (S, k); `noise` adds the noise of one evaluation."""
         paths = law_at(self.law, np.asarray(C, float), *self.draws.T[:, :, None])
-        if noise:       # where k = n, seed 0 would draw the very noise the curves were fitted to
+        if noise:       # other draws than `replicates`: its seed 0 gives the same where k = n
             rng = np.random.default_rng((1, 1) if len(paths.T) == len(self.noise) else 0)
             paths = paths + rng.choice(self.noise, paths.shape)
         return paths
@@ -330,14 +330,14 @@ class Fit:
         return float(compute_needed(self.law, R, self.A, self.B, self.C_mid, self.R0))
 
 
-def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=0, c_max=np.inf,
+def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=None,
               answers=None, bootstrap=200, seed=0, A_range=None, B_range=(0.1, 20),
               C_mid_range=None, C_mid_nodes=None) -> Fit:
     """Fit pass rates R (n,) against compute C (n,).
 
     R0          None: the mean of the evaluations at C = 0, held fixed ("fit" if there are none);
                 a number: held fixed; "fit": fitted
-    method      "free": anywhere in the ranges; "grid": the paper's A.5
+    method      "free": anywhere in the ranges; "grid": A.5's way, by default on nodes of ours
     law         "sigmoid" (Eq. 1), "stretched" (ours), "power" (A.4), "logistic" (not the paper's)
     c_min, c_max  evaluations with less or more compute are left out; R0 is still taken from C = 0
     answers     problems times samples of an evaluation; their binomial error is its least noise
@@ -345,12 +345,13 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=0, c_max=np.
     A_range     (low, high), by default (R0, 1), equal numbers fix A; a fitted ceiling at the edge,
                 1, means that the data do not determine it; B_range: published B's lie in
                 1.09-4.55; C_mid_range: by default first / 100 (power: / 10^6) to 10 times the last
-    C_mid_nodes grid method: an ascending array; by default 400 over the data (docs/fit.md)
+    C_mid_nodes grid method: an ascending array; by default 400 over the data
     Raises BadInput (a ValueError) with a sentence."""
     C, R = checked(C, R)
     if law not in LAWS or method not in ("free", "grid"):
         raise BadInput(f"law {law!r}, method {method!r}: it takes {', '.join(LAWS)}; free, grid")
-    C, R, R0, R0_from, step_0 = points_to_fit(C, R, R0, law, c_min, c_max)
+    C, R, R0, R0_from, step_0 = points_to_fit(
+        C, R, R0, law, c_min or 0, np.inf if c_max is None else c_max)
     if not 0 <= R0 <= 1:
         raise BadInput(f"R0 is a pass rate in [0, 1], got {R0:g}")
     amounts = np.unique(C[C > 0])
@@ -412,7 +413,7 @@ def diagnostics(fit):
         yield f"no interval: {fit.no_interval}"
     if found := falls(fit):
         yield (f"the reward falls at the end: {found[0]:.3f} over the last {found[2]} evaluations, "
-               f"{found[1]:.3f} at its best; no law here describes a collapse")
+               f"{found[1]:.3f} at its best; no law here describes that")
     if fit.R0_from == "fitted" and fit.C[0] > 0:
         yield "R0 is fitted, not measured, and it moves every other number: evaluate at step 0"
     # The noise of a good fit is independent: neighbors correlate at about -p / n +- 1 / sqrt(n).

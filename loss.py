@@ -73,8 +73,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     [True, True]
 
     which hold (T, V) logits, 10 GB for 16,384 tokens and a vocabulary of 152k. We never do, see
-    engines/head.py. Under torch.autocast both operands are cast to its dtype; logits stay fp32.
-    """
+    engines/head.py. Under torch.autocast both operands are cast to its dtype; logits stay fp32."""
     assert hidden.shape[:-1] == targets.shape, (hidden.shape, targets.shape)
     assert weight.ndim == 2 and weight.shape[1] == hidden.shape[-1], (weight.shape, hidden.shape)
     if not temperature > 0:
@@ -102,8 +101,7 @@ def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
 
     For a sampler, which draws from whole rows; hidden and weight have its compute dtype already.
     Trainer and sampler must round alike: an fp32 head in one of them alone does not bring the ratio
-    back to 1.
-    """
+    back to 1."""
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
     head = Head(weight, 1.0, operand_dtype, head_fp32, softcap)
     return head.logits(hidden, out=hidden.new_empty(len(hidden), head.V, dtype=head.dtype))
@@ -121,8 +119,7 @@ def zero_variance(rewards, tol=1e-6):
     """(P, G) -> (P,) bool: True where all samples of a prompt earned the same, within tol (ours).
 
     Such a prompt has no gradient, and leaves the batch before any denominator is counted (paper,
-    sec. 3.2). The tolerance is for rewards that differ by rounding only (0.1 + 0.2 and 0.3).
-    """
+    sec. 3.2). The tolerance is for rewards that differ by rounding only (0.1 + 0.2 and 0.3)."""
     assert rewards.ndim == 2, rewards.shape
     return rewards.amax(1) - rewards.amin(1) <= tol
 
@@ -139,8 +136,7 @@ def advantages(rewards, *, norm="batch"):
     "none"    1 (Dr. GRPO).
     Equal rewards give exact zeros; drop such groups by `zero_variance` first, or under "batch"
     they make the std smaller and every other Â larger.
-    Raises ValueError for an unknown norm or a reward that is not finite.
-    """
+    Raises ValueError for an unknown norm or a reward that is not finite."""
     _check_choice("norm", norm, NORMS)
     assert rewards.ndim == 2, rewards.shape
     rewards = rewards if rewards.is_floating_point() else rewards.float()
@@ -175,8 +171,7 @@ def token_weights(mask, prompt_index, *, aggregation="prompt"):
                   "token"   mean over all tokens: a prompt with long answers outweighs the others
 
     Call it once for the whole step: micro-batches take rows of the result, and their losses add up
-    to the step's, however samples are split.
-    """
+    to the step's, however samples are split."""
     _check_choice("aggregation", aggregation, AGGREGATIONS)
     assert mask.dtype == torch.bool and mask.ndim == 2, (mask.dtype, mask.shape)
     assert prompt_index.shape == mask.shape[:1], (prompt_index.shape, mask.shape)
@@ -224,8 +219,7 @@ def policy_loss(logprobs, behavior_logprobs, advantages, weights, *, loss="cispo
 
     Returns (loss, stats): a scalar, and floats from which `merge_stats` makes a step's metrics
     (engines/loss_stats.py explains them). Raises ValueError for an unknown loss, an impossible
-    clip, or a trained token with an infinite or undefined log-prob.
-    """
+    clip, or a trained token with an infinite or undefined log-prob."""
     _check_choice("loss", loss, LOSSES)
     if loss in ("cispo", "cispo_masked") and not eps_max >= 1:
         raise ValueError(f"eps_max = {eps_max}: it caps the ratio itself, not its distance from 1;"
@@ -271,8 +265,7 @@ def _capped(logprobs, log_rho, A, eps_max):
 
     The stop-gradient (`detach`) is the idea: the ratio is only a weight of the gradient. A token
     over the cap keeps a gradient, with weight ε_max. PPO's clip would take it away for Â > 0, and
-    leave the ratio unbounded for Â < 0.
-    """
+    leave the ratio unbounded for Â < 0."""
     ratio = log_rho.detach().exp()
     return ratio.clamp(max=eps_max) * A * logprobs, ratio > eps_max
 
@@ -297,8 +290,7 @@ def _clipped(log_rho, A, low, high):
 
     But e^89 is inf in fp32, and then PPO's gradient of a clipped token is 0 · inf = nan. So tokens
     without a gradient get log ρ = 0 before `exp`. (Where Â < 0 PPO has no bound above: such a ratio
-    makes the loss inf, and the run stops.)
-    """
+    makes the loss inf, and the run stops.)"""
     ratio = log_rho.detach().exp()
     clipped = ((ratio > high) & (A > 0)) | ((ratio < low) & (A < 0))
     zero_gradient = clipped | (A == 0)

@@ -21,8 +21,7 @@ What the paper leaves open, and what is ours:
     top-p 0.8, on a small model).
 
 Axes: n running sequences, V vocabulary. A slot is room for one sequence: the running ones fill the
-first n slots.
-"""
+first n slots."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
@@ -94,8 +93,7 @@ class Interruption:
 
     Budget 5, phrase p q r, answer_tokens 3, end token E:
         x x x x x p q r a b E     no `end` within 5 tokens: the phrase, then at most 3 more
-        x x </think> a b c d E    `end` in time: no phrase, at most 5 + 3 tokens
-    """
+        x x </think> a b c d E    `end` in time: no phrase, at most 5 + 3 tokens"""
     think_min: int
     think_max: int
     answer_tokens: int
@@ -125,8 +123,7 @@ class TransformersSampler:
     prompt_tokens   the longest prompt; a slot of the cache holds this and the longest output
     eos_ids         ids that end a sample
     seed            of the engine's own generator. It draws all budgets, and one number for each
-                    token, in the order of the slots: so a CPU run repeats bit by bit.
-    """
+                    token, in the order of the slots: so a CPU run repeats bit by bit."""
     devices = 0                 # of its own: it shares the trainer's
 
     def __init__(self, model, tokenizer, interruption: Interruption, *, slots, prompt_tokens,
@@ -242,8 +239,7 @@ class TransformersSampler:
 
         Inverse-CDF sampling: the first token whose cumulative probability exceeds a uniform u.
         (torch.multinomial draws V numbers a sequence, not one: 8 times slower at V = 49k.) The sum
-        is in float64: in fp32 a sum of 50k numbers loses the small ones.
-        """
+        is in float64: in fp32 a sum of 50k numbers loses the small ones."""
         logits = head_logits(hidden, self.head, head_fp32=self.head_fp32, softcap=cap(self.model))
         logprobs = torch.log_softmax(logits.div_(self.temperature), -1)                 # (n, V)
         cumulative = torch.exp(logprobs).cumsum(-1, dtype=torch.float64)                # (n, V)

@@ -28,8 +28,7 @@ sampler.py, fit.py.
 Axes: P prompts in a step (after the filter: those kept), G samples of a prompt, N = P*G samples, T
 tokens of the longest output (shorter ones are padded on the right). The version of the weights is
 the number of optimizer steps taken; a step of the loop that has nothing to learn from takes none.
-A `Rollout` is one sample, with the log-prob and the version of every token.
-"""
+A `Rollout` is one sample, with the log-prob and the version of every token."""
 
 if __name__ == "__main__":      # help, or a typo: before torch is imported, which takes seconds
     from command.options import answer_at_once
@@ -63,8 +62,7 @@ class Curriculum:
 
     When an epoch begins, a prompt leaves for good if its pass rate, over all samples that steps
     have consumed so far, is `retire_at` (0.9) or higher: at .9, .9^16 = 19% of its groups are all
-    right and teach nothing, and most others have one or two wrong answers.
-    """
+    right and teach nothing, and most others have one or two wrong answers."""
 
     def __init__(self, prompts, retire_at, seed):
         self.retire_at, self.seed = retire_at, seed
@@ -114,8 +112,7 @@ class PipelinePacer:
     happens often, more than P old groups have the same deadline, and one step takes only P. So a
     step is taken only if all groups that it leaves behind can still meet their deadlines, P in each
     later step. Else the trainer waits for older groups (ours: the paper only says that it waits
-    when it is k steps ahead). Nothing is dropped for being old.
-    """
+    when it is k steps ahead). Nothing is dropped for being old."""
 
     def __init__(self, k, prompts_per_step):
         self.k, self.P, self.largest_lag = k, prompts_per_step, k
@@ -154,8 +151,7 @@ class PipelinePacer:
         Example, k = 2 and P = 1. Groups a, b (slow) and c (quick) start at version 0: deadline 2.
         The step at version 0 takes c; a and b are left for versions 1 and 2: enough time. Group d
         starts at version 1 and is quick. The step at version 1 may not take it: a and b would be
-        left for version 2, which holds one. The trainer waits until a or b has finished.
-        """
+        left for version 2, which holds one. The trainer waits until a or b has finished."""
         chosen = {group.group_id for group in taken}
         deadlines = sorted(g.start + self.k for g in self.groups.values()
                            if g.group_id not in chosen)
@@ -206,8 +202,7 @@ def effective_batch(rollouts, rewards, config):
 
     rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards have zero advantages.
     They leave first: their zeros would make the loss's mean and the advantages' std smaller. No new
-    groups take their place (paper, sec. 3.2: no refill).
-    """
+    groups take their place (paper, sec. 3.2: no refill)."""
     P, G = rewards.shape
     equal = zero_variance(rewards)                                                  # (P,)
     keep = ~equal if config.zero_variance_filter else torch.ones_like(equal)
@@ -247,8 +242,7 @@ def make_batch(rollouts, rewards, version, config):
     once: so it does not matter how samples are divided among micro-batches and processes.
 
     rollouts (P*G), group by group; rewards (P, G), P: groups that are kept; version: of the
-    weights before the step.
-    """
+    weights before the step."""
     P, G = rewards.shape
     # In the loss: tokens that the policy sampled, not those of the forced phrase.
     mask = padded(rollouts, "sampled", torch.bool)                                      # (N, T)
@@ -311,8 +305,7 @@ class Trainer(TrainedModel):
     team    the processes that train together (scaleout/team.py). With one process:
             mine(batches, rollouts) is batches; loss(f, x, ..) is f(x, ..), but keeps a ValueError
             for `finish`; finish(policy, stats) is stats, or raises it as a FloatingPointError;
-            whole(x) is x; begin(part, version) names the part of a step that comes.
-    """
+            whole(x) is x; begin(part, version) names the part of a step that comes."""
 
     def __init__(self, config, team):
         self.config, self.team = config, team
@@ -330,8 +323,7 @@ class Trainer(TrainedModel):
         """Update the weights once. Returns (1, metrics); (0, metrics) if nothing can be learned.
 
         rollouts, rewards, version as in `make_batch`. Raises FloatingPointError when a log-prob,
-        the loss or the gradient is not finite.
-        """
+        the loss or the gradient is not finite."""
         config = self.config
         batch = make_batch(rollouts, rewards, version, config) if rollouts else None
         if batch is None or not batch.token_weights.any():  # no group, or no token, is left
@@ -380,8 +372,7 @@ class Run:
                            ids} (tasks/problems.py)
     verifier               is an answer right? (tasks/verifier.py)
     sampler, eval_sampler  generation (sampler.py), for training and for evaluations
-    folder                 runs/NAME (artifacts/run_folder.py)
-    """
+    folder                 runs/NAME (artifacts/run_folder.py)"""
 
     def __init__(self, config, trainer, problems, verifier, sampler, eval_sampler, folder):
         self.config, self.trainer, self.team, self.folder = config, trainer, trainer.team, folder
@@ -569,8 +560,7 @@ def mean_at_k(correct, problems, k):
     """{task: mean@k}, the y of the curve: the pass rate over k samples of each held-out problem
     (paper, sec. 2.2 and A: 1,000 prompts, k = 16).
 
-    correct {problem id: right samples of k}; problems {id: Problem}
-    """
+    correct {problem id: right samples of k}; problems {id: Problem}"""
     solved = {}                                     # task -> right samples of each problem
     for problem in problems.values():
         solved.setdefault(problem.task, []).append(correct[problem.id])

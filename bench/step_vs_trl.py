@@ -81,7 +81,7 @@ def trl(args):
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from tasks import problems as tasks
+    from tasks import problems as tasks, verify
 
     torch.set_num_threads(args.threads)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
@@ -90,7 +90,7 @@ def trl(args):
              "answer": p.answer, "kind": p.kind} for p in problems]
 
     def reward(completions, answer, kind, **_):
-        return [tasks.verify(c, a, k)[0] for c, a, k in zip(completions, answer, kind)]
+        return [verify(c, a, k)[0] for c, a, k in zip(completions, answer, kind)]
 
     lengths, stamps = [], []
 

@@ -6,7 +6,7 @@ from fit import FEW, LAST, SAME_A, BadInput, diagnostics, falls, fit_curve, inte
 
 USABLE, RANGE, LAST_VALUE = ("forecast usable", "only a range", "no better than the last value")
 WIDEST = 0.5              # a wider interval is of no use as a forecast
-FALLS = "if the run does not collapse, as 20 of 141 published ones did"
+FALLS = "if the run does not fall, as 20 of 141 published ones did"
 
 
 def line_at(C, R, C_at):

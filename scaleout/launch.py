@@ -80,7 +80,8 @@ def check_machine(config, servers=()):
     if found < needed or (config.gpus and found and not torch.cuda.is_available()):
         raise ConfigError(f"gpus = {config.gpus}: torch finds {found} here; is the driver new "
                           f"enough for CUDA {torch.version.cuda} (nvidia-smi)? gpus = 0: the CPU")
-    if started() and asks_for_several(config) and not config.vllm_url:
+    several = asks_for_several(config) or int(os.environ.get("WORLD_SIZE", 1)) > 1
+    if started() and several and not config.vllm_url:
         raise ConfigError("RANK is set here, so this is one rank that somebody else has started: "
                           "it takes --vllm-url; or unset RANK")
     nccl = config.vllm_url and load.device_of(config) == "cuda"     # vLLM has the other end's code

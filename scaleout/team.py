@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from artifacts.resume import Stopped
-from config import ConfigError
 from engines.load import compute_dtype, device_of
 from engines.packed import cost_tokens
 from engines.trained_model import TrainedModel
@@ -120,13 +119,10 @@ def deal(batches, costs, size):
 
 
 class Ranks(Alone):
-    """One of several. No collective outlasts deadline_s. Raises ConfigError: no servers."""
+    """One of several. No collective outlasts deadline_s."""
 
     def __init__(self, config):
         super().__init__(config)
-        if not config.vllm_url:
-            raise ConfigError("vllm_url = '': several trainer processes need servers to generate; "
-                              "give their addresses, or let --trainers and --servers start both")
         from accelerate import Accelerator, FullyShardedDataParallelPlugin, InitProcessGroupKwargs
         from torch.distributed.fsdp import MixedPrecisionPolicy
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -124,7 +124,7 @@ def test_the_verdict_comes_before_everything_else(tmp_path, capsys):
     assert main([str(run), "--until", "0.3", "--bootstrap", "60", "--out", "none"]) == 0
     _, verdict, *rest = capsys.readouterr().out.splitlines()
     assert verdict.startswith((forecast.USABLE, forecast.RANGE, forecast.LAST_VALUE))
-    assert "if the run does not collapse" in verdict
+    assert "if the run does not fall" in verdict
     assert sum(line.startswith(("  but ", "  because ")) for line in rest) <= 2
 
 

@@ -284,6 +284,10 @@ def test_a_rank_of_somebody_else_s_job_does_not_forget_what_it_was_asked_for(mon
         with pytest.raises(ConfigError, match="^RANK is set here"):
             launch.check_machine(config)
     launch.check_machine(Config(gpus=0, servers=1, vllm_url="http://a:8000"))
+    launch.check_machine(Config(gpus=0))            # alone, as torchrun --nproc-per-node 1
+    monkeypatch.setenv("WORLD_SIZE", "2")           # who would generate?
+    with pytest.raises(ConfigError, match="^RANK is set here"):
+        launch.check_machine(Config(gpus=0))
 
 
 def test_the_slurm_script_serves_on_some_nodes_and_hands_each_rank_every_word_whole(tmp_path):
