@@ -3,7 +3,6 @@
 Many families mix tokens otherwise than by attention over all earlier ones: packed rows would
 compute another model, in silence. These are computed by their own forward pass, or refused. Some
 settings tell; for the rest a few tokens are scored in three ways (docs/models.md)."""
-import contextlib
 import inspect
 import math
 import random
@@ -19,7 +18,6 @@ from engines.packed import Pack
 # other families up to 5e-5), a forgotten final softcap 0.01, samples that saw each other 0.3 up.
 LARGEST = 1e-3
 STEPS = 5                   # tokens that are decoded; each reads all weights once
-WINDOW = 8                  # to which larger ones are cut meanwhile: few tokens see no more
 WINDOWS = ("sliding_window", "window_size", "attention_window_size", "keep_window_size")
 # What a dry run, which has no numbers, could not tell (transformers 5.19; bench/families.py): their
 # decoding is not their full pass, has another cache, or shapes do not tell memory and FLOPs; what
@@ -61,7 +59,7 @@ def check_packed(model):
     types = set(getattr(config, "layer_types", None) or ())
     mixers = types - {"full_attention", "attention"}
     # A window may stand there that the family's code does not read, or that no layer looks through.
-    source = inspect.getsource(inspect.getmodule(type(model)))
+    source = code(model)
     spared = types and not mixers and "layer_types" in source
     windows = () if spared else [name for name in WINDOWS if name in source]
     caps = [name for name in vars(config) if "softcap" in name or "soft_cap" in name]
@@ -87,30 +85,21 @@ def prepare(model):
             module.time_step_limit = (0.0, math.inf)
     try:
         check_packed(model)
-        with short_windows(model):
-            compare(model, "packed")
+        compare(model, "packed")
     except ValueError as error:
+        # Without types of layers, transformers' cache forgets what the layers would still look at.
+        refuse({name: getattr(text_config(model), name, None) for name in WINDOWS
+                if name not in code(model) and not hasattr(text_config(model), "layer_types")},
+               ", which its layers do not read: not computed here")
         model.set_attn_implementation(before)
-        with short_windows(model):
-            compare(model, before)
+        compare(model, before)
         model.slow_because = str(error)
     return model
 
 
-@contextlib.contextmanager
-def short_windows(model):
-    """Windows of thousands of tokens are WINDOW meanwhile, in the config and where layers keep it:
-    who forgets them, or cuts its cache where the layers do not, is seen."""
-    long = [(holder, name, value) for holder in (text_config(model), *model.modules())
-            for name in WINDOWS if type(value := getattr(holder, name, None)) is int
-            and value > WINDOW]
-    for holder, name, _ in long:
-        setattr(holder, name, WINDOW)
-    try:
-        yield
-    finally:
-        for holder, name, value in long:
-            setattr(holder, name, value)
+def code(model):
+    """The file with the layers of its language model."""
+    return inspect.getsource(inspect.getmodule(type(model.get_decoder())))
 
 
 @torch.no_grad()
