@@ -88,8 +88,9 @@ def prepare(model):
         compare(model, "packed")
     except ValueError as error:
         # Without types of layers, transformers' cache forgets what the layers would still look at.
-        refuse({name: getattr(text_config(model), name, None) for name in WINDOWS
-                if name not in code(model) and not hasattr(text_config(model), "layer_types")},
+        config = text_config(model)
+        refuse({name: getattr(config, name, None) for name in WINDOWS
+                if name not in code(model) and not getattr(config, "layer_types", None)},
                ", which its layers do not read: not computed here")
         model.set_attn_implementation(before)
         compare(model, before)
