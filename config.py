@@ -31,8 +31,7 @@ class Config:
     # -- model and problems
     model: str = ""                     # ours; Hugging Face folder or name; the paper has its own
     task: str = "toy"                   # ours; the paper has "polaris-53k"; a mix: "a+b"
-    # Each part of a mix, and of eval_tasks, has its own table of options, under its name.
-    task_options: dict = field(default_factory=dict)    # ours; as JSON; for a mix: {part: options}
+    task_options: dict = field(default_factory=dict)    # ours; JSON; {part: options} for parts
     eval_tasks: str = ""                # ours; more problems, only evaluated: "aime-24+math-500"
     heldout_prompts: int = 1000         # paper; never trained on, all of them evaluated
     max_unusable: float = 0.02          # ours; a run is refused if a larger share of problems
@@ -88,8 +87,7 @@ class Config:
     # "dapo" with eps_high = eps_low is "grpo": see configs/rivals. GSPO clips the ratio of whole
     # sequences, which stays close to 1: its eps_low and eps_high are about 1e-3. "dppo" bounds
     # π - μ by them, "cispo_masked" the mean of log μ/π: see `policy_loss`.
-    loss: Literal[                      # paper; only the formula: whole rival recipes are in
-                                        # configs/rivals
+    loss: Literal[                      # paper; a formula; whole rival recipes: configs/rivals
         "cispo", "cispo_masked", "dppo", "grpo", "dapo", "gspo", "reinforce"] = "cispo"
     behavior: Literal["sampler", "recomputed"] = "sampler"  # paper; log μ, in the ratio π/μ of
                                         # trainer to sampler: as recorded, or the trainer's own

@@ -206,9 +206,7 @@ class TransformersSampler:
                 "decode/batch": sequences / max(1, steps)}
 
     def close(self):
-        self.waiting.clear()
-        self.running.clear()
-        self.in_flight = 0
+        """Nothing to end; the engines on vLLM have processes."""
 
     # -- the parts of a step, in their order -------------------------------------------------------
 

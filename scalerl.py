@@ -380,7 +380,6 @@ class Run:
         self.sampler, self.eval_sampler = sampler, eval_sampler
         self.curriculum = Curriculum(problems.train, config.retire_at, config.seed)
         self.pacer = make_pacer(config)
-        # The compute so far, x of the curve.
         self.compute = Compute(trainer.model, self.team.size + sampler.devices, trainer.device)
         self.step = 0                   # steps of this loop so far
         self.version = 0                # optimizer steps taken: a step of the loop may take none

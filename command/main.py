@@ -5,14 +5,14 @@ from artifacts import settings
 from artifacts.resume import Stopped
 from artifacts.run_folder import RunFolder
 from artifacts.step_log import describe
-from command.make_run import make_run, try_model
+from command.make_run import make_run
 from command.options import parse
 from command.preflight import preflight
 from config import ConfigError
 from engines import load
 from scalerl import Trainer
 from scaleout import launch
-from scaleout.signals import Signals, exit_code
+from scaleout.supervise import Signals, exit_code
 from scaleout.team import make_team
 from servers.pool import ServerError
 from tasks import TaskError, check_files
@@ -33,7 +33,6 @@ def main(argv=None, make_trainer=Trainer):
         if flags.dry_run:
             print(settings.to_toml(config))
             launch.describe(config, argv, flags.serve_only)
-            try_model(config)
             return 0
         settings.check(config)
         check_platform(config, flags.serve_only)

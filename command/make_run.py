@@ -13,10 +13,9 @@ from engines import load, packed
 from engines.vllm_inprocess import VllmSampler
 from sampler import TransformersSampler
 from scalerl import Run
-from scaleout.memory import Estimate, device_here, host_memory
+from scaleout.memory import Estimate, device_here
 from servers.pool import ServerPool, ServerSampler, read_addresses
-from tasks import Problem, Verifier, load_problems
-from tasks.problems import prompt_ids
+from tasks import Verifier, load_problems
 
 
 def make_run(config, trainer, folder):
@@ -28,20 +27,6 @@ def make_run(config, trainer, folder):
     if config.engine == "vllm":
         eval_sampler = KeptAnswers(eval_sampler, folder.path / EVALUATION)
     return Run(config, trainer, problems, verifier, sampler, eval_sampler, folder)
-
-
-def try_model(config):
-    """For --dry-run: what the start of a run would refuse by the model's numbers and its chat
-    template, if its files are here and small. Raises ConfigError."""
-    files = [*Path(config.model).glob("*.safetensors")]
-    if not files or sum(file.stat().st_size for file in files) > host_memory() / 8:
-        print("note: the weights were not read, as they are not in a folder here, or too large "
-              "for a dry run; what they alone show the run would refuse (docs/models.md)")
-        return
-    model, tokenizer = load.load_model(config)
-    load.end_ids(config, tokenizer, model)
-    prompt_ids(tokenizer, Problem("", "", "1 + 1 = ?", "2"), config.instruction,
-               think_open=config.think_open, template_options=config.template_options)
 
 
 def make_samplers(config, trainer, prompt_tokens):
@@ -62,12 +47,11 @@ def make_samplers(config, trainer, prompt_tokens):
     slots = min(slots, left if config.engine == "vllm" else max(0, left - slots))
     together = max(config.samples_per_prompt, config.eval_samples)
     if slots < together:
-        cure = "lower them, or raise slots" if config.slots < together else \
-            "lower them, think_max or slots"
         raise ConfigError(
             f"samples_per_prompt = {config.samples_per_prompt}, eval_samples = "
             f"{config.eval_samples}: the samples of a prompt run together, and there is room for "
-            f"{slots} sequences of {positions} tokens; {cure}")
+            f"{slots} sequences of {positions} tokens (slots = {config.slots}): lower them, or "
+            "raise slots; where memory is short, lower slots or think_max")
     if slots < config.slots:
         print(f"warning: memory has room for {slots} sequences at once, fewer than slots = "
               f"{config.slots}", file=sys.stderr)

@@ -35,5 +35,5 @@ def self_test(run):
         if not run.config.allow_mismatch:
             raise RuntimeError(f"{sentence}; --allow-mismatch true begins nevertheless")
         print(f"warning: {sentence}", file=sys.stderr)
-    log = {"mean_abs_dlogp": mean, "max_abs_dlogp": most, "kl_k3": kl}
-    return {f"mismatch/{head}_head/{name}": value for name, value in log.items()}
+    return {f"mismatch/{head}_head/{name}": value for name, value in (
+        ("mean_abs_dlogp", mean), ("max_abs_dlogp", most), ("kl_k3", kl))}

@@ -1,9 +1,8 @@
 """head.py: log π and entropy from hidden states, without a tensor of tokens times vocabulary.
 
-The docstring of `loss.token_logprobs` has the plain lines that this file makes affordable: 16,384
-tokens of a vocabulary of 152k are 10 GB of fp32 logits, three times with plain autograd. Here they
-exist for `chunk_tokens` tokens at a time, and the backward pass computes them again, but for those
-of the last chunk (bench/head.py: time and memory beside the plain lines and torch's checkpoint).
+The docstring of `loss.token_logprobs` has the plain lines, whose logits autograd keeps three times.
+Here they exist for `chunk_tokens` tokens at a time, and the backward pass computes them again, but
+for those of the last chunk (bench/head.py: time and memory of all this and of its rivals).
 Axes: T tokens, c tokens of one chunk, H hidden, V vocabulary."""
 import torch
 

@@ -18,20 +18,23 @@ from fit import BadInput, checked
 # Tried in this order when --x or --y is not given; the choice is always printed. FLOPs come first
 # because they are the same on every machine and every day, which hours are not. _step comes late:
 # it counts the calls of a logger, and transformers makes several in one step.
-STEP_COLUMNS = ("step", "train/global_step", "_step", "Step", "global_step", "training/global_step")
+STEP_COLUMNS = ("step", "train/global_step", "_step", "Step", "global_step", "training/global_step",
+                "current_steps", "iteration")
 X_COLUMNS = ("compute/flops", "compute/gpu_hours", "compute/core_hours", "compute/tokens",
              "gpu_hours", "num_tokens", *STEP_COLUMNS, "epoch")
 Y_COLUMNS = ("eval/*/mean@*", "eval/*/avg@*", "val-core/*/mean@*", "val/test_score/*",
              "eval*pass_rate*", "eval/reward", "eval/*reward*", "eval_reward",
              "eval_rewards/*/mean", "*pass_rate*", "Value")     # Value: what TensorBoard exports
-LIKELY = {"--x": "step|flop|hour|time|token|epoch",
-          "--y": "reward|score|acc|succ|solve|correct|pass|value"}
+LIKELY = {"--x": "step|flop|hour|time|token|epoch|iter|episode",
+          "--y": "reward|score|acc|succ|solve|correct|pass|value|win|^eval/"}
 # Spreads and extremes: only taken if --y names them. Weights & Biases has __MIN and __MAX.
 SPREAD = re.compile("(?i)std|[_/](min|max)$")
 csv.field_size_limit(2 ** 31 - 1)      # by default 131,072 characters a cell
 LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",
-        "**/*tfevents*", "*.wandb", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl",
-        "*/metrics.jsonl", "files/output.log", "*.log", "*.ipynb")
+        "**/*tfevents*", "*.wandb", "*run-*/*.wandb", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl",
+        "*/metrics.jsonl", "files/output.log", "*log*.json", "*.log", "*log*.txt", "*.ipynb")
+PLAIN_STEP = re.compile(r"(?i)\b(?:epoch\W+\d+/\s*\d+\W+|(?:step|iteration)\W+)(\d+)")
+PLAIN_CELL = re.compile(r"([A-Za-z][\w /.]*?)\s*[:=]\s*(-?[0-9.]+(?:[eE][+-]?\d+)?)(?![\w:])")
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def read_rows(path):
     elif suffix in (".json", ".jsonl", ".ipynb") or path.read_bytes()[:2] == b'{"':
         rows, notes = read_jsonl(path)
     elif not (rows := read_console(path.read_text(errors="replace"))):
-        raise BadInput(f"{path} has no line `step:1 - name:0.5` or `{{'name': 0.5}}`")
+        raise BadInput(f"{path} has no line `step:1 - a:1`, `{{'a': 1}}`, `Step 1 | Reward: 0.5`")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path} holds values that are not JSON objects")
     return [flat(row) for row in rows], path, notes
@@ -128,8 +131,9 @@ def read_jsonl(path):
 
 def read_console(text):
     """The rows that trainers print among other text: `step:12 - a/b:0.53 - ...` (verl), or else
-    `step 12: {'reward': 0.53, ...}` (OpenRLHF, slime; TRL names no step)."""
-    lines, dicts, first = [], [], {}
+    `step 12: {'reward': 0.53, ...}` (OpenRLHF, slime; TRL names no step), or else a line with a
+    step and a reward: `Step 28 | Reward: 0.39` (prime-rl), `Epoch:[1/1](7/500), Reward: 0.39`."""
+    lines, dicts, plain, first = [], [], [], {}
     for line in re.split(r"[\r\n]", re.sub(r"np\.\w+\(([^()]*)\)", r"\1", text)):
         if found := re.search(r"\bstep:\d+ - .*", line):
             row = dict(cell.rsplit(":", 1) for cell in found[0].split(" - ") if ":" in cell)
@@ -143,7 +147,9 @@ def read_console(text):
                 first = {re.sub("^test_score", "val/test_score", name): row[name] for name in row}
             elif isinstance(row, dict):
                 dicts.append({"step": found[1]} | row if found[1] else row)
-    return lines or dicts
+        elif (found := PLAIN_STEP.search(line)) and "reward" in line.lower():
+            plain.append(dict(PLAIN_CELL.findall(line[found.end():])) | {"step": found[1]})
+    return lines or dicts or plain
 
 
 def read_notebook(cells):
@@ -257,7 +263,8 @@ def evaluations(rows, x, y, path):
         found += [(step, row.get(x), row[y])] if y in row else []
     pairs = [(compute[step] if own is None else own, reward) for step, own, reward in found]
     kept = dict.fromkeys(pair for pair in pairs if all(
-        isinstance(v, float) and np.isfinite(v) for v in pair))
+        isinstance(v, float) and np.isfinite(v) for v in pair)
+        and (pair[0] or x != "epoch" or "eval" in y))       # TRL prints .004 as 0.0: no step 0
     if not kept:
         raise BadInput(f"{path} has no evaluation with both {x} and {y}")
     lost = [f"{x} = {C}, {y} = {reward}" for C, reward in pairs if (C, reward) not in kept]
@@ -296,11 +303,16 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
                                    or name not in STEP_COLUMNS], "--x", path)
         x, y = x or metric(x_name), y or metric(y_name)
         C, R, doubts = evaluations(rows, x_name, y_name, path)
+        more += [f"read from {path}"] * (given.is_dir() and path.name != LOGS[0])
         notes += more + others + doubts
         usual = (lo, hi) == (0, 1) and not re.search("(?i)reward|score|return", y_name)
         if percent := usual and 1.05 < R.max() <= 100:                # 1.001 is a slip, no percent
             notes.append(f"{y_name} goes up to {R.max():g}: it is read as percent")
-        seeds.append((C * x_scale, R / 100 if percent else (R - lo) / (hi - lo)))
+        rates = R / 100 if percent else (R - lo) / (hi - lo)
+        if not 0 <= rates.min() <= rates.max() <= 1 + 1e-9:
+            raise BadInput(f"{y_name} goes from {R.min():g} to {R.max():g}, not from {lo:g} to "
+                           f"{hi:g}: a pass rate lies in [0, 1], --reward-range LO HI maps others")
+        seeds.append((C * x_scale, rates))
     label = run or (given.absolute().name if given.is_dir() else given.stem)
     picture = given / "curve.png" if given.is_dir() else Path(
         "" if "wandb:" in paths[-1] else given.parent, f"{label.replace('/', '_')}_curve.png")

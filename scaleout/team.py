@@ -19,7 +19,7 @@ from artifacts.resume import Stopped
 from engines.load import compute_dtype, device_of
 from engines.packed import cost_tokens
 from engines.trained_model import TrainedModel
-from scaleout.signals import SIGNALS
+from scaleout.supervise import SIGNALS
 
 LOST_S = 5.0                                # a rank waits so long for the cause of a lost line
 

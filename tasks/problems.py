@@ -1,10 +1,6 @@
 """Problems and prompts: what the model is asked in a run.
 
-The paper (sec. 2, 3) trains on math problems and holds 1,000 out to draw its curve.
-
-    >>> load_task("toy", "train", heldout=512)[0].question
-    '4+0+7+8'
-"""
+The paper (sec. 2, 3) trains on math problems and holds 1,000 out to draw its curve."""
 import contextlib
 import hashlib
 import json

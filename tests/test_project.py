@@ -123,6 +123,14 @@ def test_the_five_files_hold_the_method_and_no_machinery():
     assert sum(len((ROOT / f"{name}.py").read_text().splitlines()) for name in FIVE) <= 1850
 
 
+def test_the_project_stays_below_8800_lines_and_fitting_within_1000():
+    """Where something is added, something goes: but for experiments, lessons, benches and tests."""
+    lines = {path: len(path.read_text().splitlines()) for path in PATHS
+             if room(path) not in ("course", "study")}
+    assert sum(lines.values()) < 8800
+    assert sum(n for path, n in lines.items() if room(path) == "fitting") <= 1000
+
+
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples_in_docstrings_are_true(path):
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts)

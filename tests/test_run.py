@@ -40,7 +40,7 @@ from config import Config
 from engines.agreement import self_test
 from sampler import Rollout, TransformersSampler
 from scalerl import Group, Run
-from scaleout.signals import SIGNALS
+from scaleout.supervise import SIGNALS
 from scaleout.team import Alone, Stopped
 from servers.server import ServerError
 from tasks import Problem, Verifier

@@ -41,7 +41,7 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["a="], "NAME=PATH"),
     (["nan.csv"], "no evaluation with both"),
     (["semicolons.csv"], "only 1 different amounts"),
-    (["percent.csv", "--y", "reward"], "reward 20 is not a pass rate in [0, 1]; --reward-range"),
+    (["percent.csv", "--y", "reward"], "goes from 20 to 30, not from 0 to 1: "),
     (["run", "--until", "2"], "only 0 different amounts of compute are left to fit"),
     (["run", "--until", "-1"], "only 0 different amounts of compute are left to fit"),
     (["run", "--until", "1e9"], "nothing to predict"),

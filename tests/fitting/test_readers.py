@@ -37,7 +37,8 @@ def test_one_run_is_the_same_in_every_tools_log(log, options, unit):
     curve = readers.load(str(FIXTURES / log), **options)
     np.testing.assert_allclose(curve.C, ours.C / 1e12 * unit, rtol=1e-6)
     np.testing.assert_allclose(curve.R, ours.R, atol=1e-4)
-    assert curve.C[0] == 0 and curve.C.size == 13 and not curve.notes
+    assert curve.C[0] == 0 and curve.C.size == 13
+    assert all(note.startswith("read from") for note in curve.notes)
     f = fit_curve(curve.C, curve.R, bootstrap=0)
     assert (f.A, f.B, f.C_mid) == pytest.approx((0.8, 1.5, 400 * unit), rel=0.06)
 
@@ -123,7 +124,7 @@ def test_percent_is_decided_for_each_run_and_not_by_a_slip_above_1(tmp_path):
     curve = readers.load(f"ab={tmp_path}/a.csv,{tmp_path}/b.csv", y="accuracy")
     assert curve.R.tolist() == [0.2, 0.2, 0.5, 0.5, 0.6, 0.6] and len(curve.notes) == 1
     (tmp_path / "a.csv").write_text("step,accuracy\n0,.2\n1,.5\n2,1.001\n")
-    with pytest.raises(BadInput, match="reward 1.001 is not a pass rate in .0, 1."):
+    with pytest.raises(BadInput, match="accuracy goes from 0.2 to 1.001, not from 0 to 1: "):
         readers.load(str(tmp_path / "a.csv"), y="accuracy")
 
 
@@ -132,7 +133,7 @@ def test_what_is_no_pass_rate_and_no_percent_is_refused(tmp_path):
     for column, values in (("reward", (0, 53)), ("accuracy", (3, 102)), ("accuracy", (-1, 50))):
         path = tmp_path / "a.csv"
         path.write_text("step," + column + "".join(f"\n{i},{v}" for i, v in enumerate(values)))
-        with pytest.raises(BadInput, match="is not a pass rate in .0, 1.; --reward-range LO HI"):
+        with pytest.raises(BadInput, match="a pass rate lies in .0, 1., --reward-range LO HI"):
             readers.load(str(path), y=column)
 
 
@@ -429,7 +430,7 @@ def test_what_other_trainers_print_or_export_is_read(name, head, line, y, tmp_pa
 
 def test_text_without_numbers_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "run.log").write_text("loading\ndone\n")
-    with pytest.raises(BadInput, match="run.log has no line `step:1 - name:0.5` or `{"):
+    with pytest.raises(BadInput, match="run.log has no line `step:1 - a:1`, `{"):
         readers.load(str(tmp_path / "run.log"))
 
 
@@ -560,3 +561,49 @@ def test_a_printed_dict_may_hold_any_of_numpy_s_numbers(tmp_path):
     log.write_text("".join(f"step {i}: {{'eval/reward': np.float64({r}), 'n': np.int64(3)}}\n"
                            for i, r in enumerate(made(n=9)[1])))
     assert readers.load(str(log)).R.size == 9
+
+
+def test_plain_lines_with_a_step_and_a_reward_are_read(tmp_path):
+    """prime-rl's console and MiniMind's (their shapes); of a line without a step or a reward, and
+    of the clock in front, nothing is taken."""
+    for name, line in (("prime", "02:33:26 SUCCESS Step {0} | Time: 73.77s | Reward: {1} | Lag: 2"),
+                       ("mind", "Epoch:[1/1]({0}/500), Reward: {1}, Fmt: 1.00, lr: 1e-05"),
+                       ("dots", "[Step {0}/50] loss=10.2222 reward={1} avg_resp_len=236.8")):
+        log = tmp_path / f"{name}.log"
+        log.write_text("\n".join(["starting, reward model loaded", *(
+            line.format(step, 0.1 + step / 100) for step in range(1, 9)), "Step 9 | Time: 1s"]))
+        curve = readers.load(str(log), y="[Rr]eward")
+        assert curve.C.tolist() == [*range(1, 9)] and curve.x == "step"
+        assert curve.R == pytest.approx(0.1 + curve.C / 100)
+
+
+def test_an_epoch_that_is_rounded_to_zero_is_no_step_zero(tmp_path):
+    """TRL prints epoch .004 as 0.0: three trained steps would be taken for R0."""
+    log = tmp_path / "trl.log"
+    log.write_text("\n".join(str({"rewards/accuracy_reward": 0.1 + i / 50, "epoch": i // 3 / 100})
+                             for i in range(12)))
+    curve = readers.load(str(log), y="rewards/accuracy_reward")
+    assert curve.x == "epoch" and curve.C.min() == 0.01 and curve.C.size == 9
+    log.write_text("\n".join(str({"eval_reward": 0.1 + i / 50, "epoch": i / 100})
+                             for i in range(12)))
+    assert readers.load(str(log)).C.min() == 0            # an evaluation before training
+
+
+def test_rewards_of_another_range_are_told_whole_and_in_their_own_units(tmp_path):
+    """One offender at a time sent people in circles."""
+    log = tmp_path / "run.jsonl"
+    log.write_text("".join(json.dumps({"step": i, "reward": x}) + "\n"
+                           for i, x in enumerate((1.2, 1.3, -.4, 2.8, 3.9))))
+    with pytest.raises(BadInput, match="^reward goes from -0.4 to 3.9, not from -1 to 2: "):
+        readers.load(str(log), y="reward", reward_range=(-1, 2))
+    assert readers.load(str(log), y="reward", reward_range=(-1, 4)).R.max() == pytest.approx(.98)
+
+
+def test_of_a_folder_it_is_said_which_log_was_read(tmp_path):
+    """An old run's checkpoint may lie beside a newer one's."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "training_log.json").write_text(json.dumps(
+        [{"iteration": i, "eval/win_rate": i / 10} for i in range(5)]))
+    curve = readers.load(str(tmp_path / "a"), y="eval/win_rate")
+    assert curve.notes == (f"read from {tmp_path / 'a' / 'training_log.json'}",)
+    assert curve.x == "iteration"

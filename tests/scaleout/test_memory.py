@@ -277,14 +277,14 @@ def test_caches_on_a_gpu_are_as_large_as_what_training_leaves(micro, monkeypatch
         assert (training.cache.slots, evaluation.cache.slots) == (8, left)
     assert capsys.readouterr().err.count("room for 5 sequences at once") == 1
     with pytest.raises(ConfigError, match="samples_per_prompt = 4, eval_samples = 3: .* room for 3 "
-                                          "sequences of .* think_max or slots$"):
+                                          "sequences of .* lower slots or think_max$"):
         samplers_on_a_gpu(monkeypatch, micro, 11.5, slots=8, engine="transformers")
 
     monkeypatch.setattr(making, "VllmSampler", lambda *_, slots, **__: SimpleNamespace(
         beside=lambda seed: slots))
     for free, slots in ((5.5, 5), (40.5, 8)):
         assert samplers_on_a_gpu(monkeypatch, micro, free, slots=8, engine="vllm")[1] == slots
-    with pytest.raises(ConfigError, match="room for 3 sequences of .* think_max or slots$"):
+    with pytest.raises(ConfigError, match="room for 3 sequences of .* lower slots or think_max$"):
         samplers_on_a_gpu(monkeypatch, micro, 3.5, slots=8, engine="vllm")
 
 

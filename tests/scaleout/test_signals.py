@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT
 
-from scaleout import signals
-from scaleout.signals import Signals
+from scaleout import supervise as signals
+from scaleout.supervise import Signals
 
 # Never comes to a place where it could stop, as in a kernel. The time limits are shortened.
 BUSY = """
 import sys, time
 from types import SimpleNamespace
-from scaleout import signals
+from scaleout import supervise as signals
 signals.HEED_S = 0.5
 mine = signals.Signals()
 with mine.heeded():
@@ -98,7 +98,7 @@ def test_a_signal_that_comes_while_python_unloads_does_not_change_the_exit_code(
     """A second or two, with torch: a launcher whose SIGUSR1 came again then ended with 138."""
     process = subprocess.Popen([sys.executable, "-c", """
 import signal, sys, time
-from scaleout.signals import SIGNALS, Signals
+from scaleout.supervise import SIGNALS, Signals
 class Slow:
     def __del__(self, sleep=time.sleep, say=print):
         say("unloading", flush=True)
