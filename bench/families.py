@@ -5,8 +5,8 @@
     python bench/families.py --out table.md        the table, in Markdown
 
 Each family of the installed transformers is built as a tiny random model from its config class. It
-goes the way of a model of a run: in packed rows, slowly by its own forward pass, or refused, and a
-dry run, which has no weights, has to say the same. Of accepted ones, about a hundred fresh tokens
+goes the way of a model of a run: in packed rows, slowly by its own forward pass, or refused; a dry
+run, which has no weights, says the same but of three. Of accepted ones, about a hundred fresh tokens
 are scored in a batch and from the cache, and compared with the model's own logits.
 """
 
