@@ -31,10 +31,10 @@ LIKELY = {"--x": "step|flop|hour|time|token|epoch|iter|episode",
 SPREAD = re.compile("(?i)std|[_/](min|max)$")
 csv.field_size_limit(2 ** 31 - 1)      # by default 131,072 characters a cell
 LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",
-        "**/*tfevents*", "*.wandb", "*run-*/*.wandb", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl",
-        "*/metrics.jsonl", "files/output.log", "*log*.json", "*.log", "*log*.txt", "*.ipynb")
-PLAIN_STEP = re.compile(r"(?i)\b(?:epoch\W+\d+/\s*\d+\W+|(?:step|iteration)\W+)(\d+)")
-PLAIN_CELL = re.compile(r"([A-Za-z][\w /.]*?)\s*[:=]\s*(-?[0-9.]+(?:[eE][+-]?\d+)?)(?![\w:])")
+        "**/*tfevents*", "*.wandb", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl", "*/metrics.jsonl",
+        "files/output.log", "*.log", "*log*.txt", "*log*.json", "*run-*/*.wandb", "*.ipynb")
+PLAIN_STEP = re.compile(r"(?i)\b(?:epoch\W+1/1\W+|(?:step|iteration)\W+)(\d++)(?!,\d)")
+PLAIN_CELL = re.compile(r"([A-Za-z][\w /.]*?)\s*[:=]\s*(-?[0-9.]++(?:[eE][+-]?\d++)?%?)(?![\w:])")
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,7 @@ def steps_of(rows, y):
 
 def evaluations(rows, x, y, path):
     """The rows of one run -> compute and reward (n,) of columns x and y, notes. A row without
-    compute has that of its step; the same reward twice at one compute counts once (a resumed run).
-    """
+    compute has that of its step; the same reward twice at one compute (resumed) counts once."""
     compute, found = {}, []                 # {step: compute}, [(step, compute or None, reward)]
     steps = steps_of(rows, y)
     for i, row in enumerate(rows):
@@ -263,12 +262,13 @@ def evaluations(rows, x, y, path):
         found += [(step, row.get(x), row[y])] if y in row else []
     pairs = [(compute[step] if own is None else own, reward) for step, own, reward in found]
     kept = dict.fromkeys(pair for pair in pairs if all(
-        isinstance(v, float) and np.isfinite(v) for v in pair)
-        and (pair[0] or x != "epoch" or "eval" in y))       # TRL prints .004 as 0.0: no step 0
+        isinstance(v, float) and np.isfinite(v) for v in pair))
+    if x == "epoch" and any(C % 1 for C, _ in kept) and not re.search("val|test", y):
+        kept = {pair: None for pair in kept if pair[0]}     # TRL prints .004 as 0.0: no step 0
     if not kept:
         raise BadInput(f"{path} has no evaluation with both {x} and {y}")
     lost = [f"{x} = {C}, {y} = {reward}" for C, reward in pairs if (C, reward) not in kept]
-    notes = [f"{len(lost)} of {len(pairs)} evaluations in {path} have no number in {x} or {y}: "
+    notes = [f"{len(lost)} of {len(pairs)} evaluations in {path} have no usable {x} or {y}: "
              f"left out (the first: {lost[0]})"] if lost else []
     if again := len(kept) - len({C for C, _ in kept}):
         notes.append(f"{path} repeats {x} with another {y} {again} times, and all are fitted: "
@@ -303,7 +303,7 @@ def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:
                                    or name not in STEP_COLUMNS], "--x", path)
         x, y = x or metric(x_name), y or metric(y_name)
         C, R, doubts = evaluations(rows, x_name, y_name, path)
-        more += [f"read from {path}"] * (given.is_dir() and path.name != LOGS[0])
+        more += [f"read from {path}"] * (given.is_dir() and path != given / LOGS[0])
         notes += more + others + doubts
         usual = (lo, hi) == (0, 1) and not re.search("(?i)reward|score|return", y_name)
         if percent := usual and 1.05 < R.max() <= 100:                # 1.001 is a slip, no percent

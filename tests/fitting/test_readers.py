@@ -575,6 +575,15 @@ def test_plain_lines_with_a_step_and_a_reward_are_read(tmp_path):
         curve = readers.load(str(log), y="[Rr]eward")
         assert curve.C.tolist() == [*range(1, 9)] and curve.x == "step"
         assert curve.R == pytest.approx(0.1 + curve.C / 100)
+    log.write_text("".join(f"Step {i} | Time: 7{i}.77s | num_tokens: {i}.5M | Reward: {i}0%\n"
+                           for i in range(1, 5)))
+    curve = readers.load(str(log), y="Reward")
+    assert curve.x == "step" and curve.R.tolist() == [.1, .2, .3, .4]
+    assert readers.read_rows(log)[0][0] == {"step": 1, "Reward": .1}       # no part of a number
+    for line in ("Epoch:[{0}/2](7/500), Reward: 0.1", "Step 1,00{0} | Reward: 0.1"):
+        log.write_text("".join(line.format(i) + "\n" for i in (1, 2)))    # no second step 7, no 1
+        with pytest.raises(BadInput, match="has no line"):
+            readers.load(str(log), y="Reward")
 
 
 def test_an_epoch_that_is_rounded_to_zero_is_no_step_zero(tmp_path):
@@ -587,6 +596,10 @@ def test_an_epoch_that_is_rounded_to_zero_is_no_step_zero(tmp_path):
     log.write_text("\n".join(str({"eval_reward": 0.1 + i / 50, "epoch": i / 100})
                              for i in range(12)))
     assert readers.load(str(log)).C.min() == 0            # an evaluation before training
+    log = tmp_path / "whole.csv"                          # whole epochs are not rounded
+    log.write_text("epoch,reward\n" + "".join(f"{i},.{i + 1}\n" for i in range(6)))
+    curve = readers.load(str(log), y="reward")
+    assert curve.C.tolist() == [*range(6)] and not curve.notes
 
 
 def test_rewards_of_another_range_are_told_whole_and_in_their_own_units(tmp_path):
@@ -607,3 +620,19 @@ def test_of_a_folder_it_is_said_which_log_was_read(tmp_path):
     curve = readers.load(str(tmp_path / "a"), y="eval/win_rate")
     assert curve.notes == (f"read from {tmp_path / 'a' / 'training_log.json'}",)
     assert curve.x == "iteration"
+    ours = tmp_path / "b" / "run"
+    ours.mkdir(parents=True)
+    (ours / "evals.jsonl").write_text('{"step": 0, "eval/x/mean@1": 0.5}\n')
+    assert readers.load(str(tmp_path / "b")).notes == (f"read from {ours / 'evals.jsonl'}",)
+    assert readers.load(str(ours)).notes == ()
+
+
+def test_other_files_beside_a_log_do_not_take_its_place(tmp_path):
+    """Settings of a logger, a tracker's folders."""
+    for log, others in (("run.log", ("logging_config.json", "dialog.json", "log.txt")),
+                        ("x.csv", ("run-1/a.wandb", "run-2/b.wandb"))):
+        folder = tmp_path / log.partition(".")[0]
+        for name in (log, *others):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("{}")
+        assert readers.log_in(folder) == folder / log
