@@ -101,14 +101,13 @@ def worked_trace(problem):
     "4+0+7+8", whose sums are taken modulo 10; with spaces, and not modulo 10, of chain_sum's. "" of
     other tasks."""
     found = problem.task in ("toy", "reasoning_gym:chain_sum") and re.search(
-        r"-?[0-9]+(?: ?[-+] ?[0-9]+)+", problem.question)
+        r"(-?[0-9]+)((?: ?[-+] ?-?[0-9]+)+)", problem.question)
     if not found:
         return ""
-    first, *rest = re.findall(r"^-?[0-9]+|[-+]|[0-9]+", found[0])
-    total, steps = int(first), []
-    for sign, term in zip(rest[::2], rest[1::2], strict=True):
+    total, steps = int(found[1]), []
+    for sign, term in re.findall(r"([-+]) ?(-?[0-9]+)", found[2]):
         step = f"{total} {sign} {term} = "
-        total += int(sign + term)
+        total += int(term) * (-1 if sign == "-" else 1)
         total = total % 10 if problem.task == "toy" else total
         steps.append(f"{step}{total}")
     trace = f"{'; '.join(steps)}</think>{total}"

@@ -142,6 +142,9 @@ def test_chain_sum_traces_agree_with_python():
         assert all(eval(step.replace("=", "==")) for step in steps)
         assert len(steps) + 1 == problem.level
         assert verify(trace, problem.answer) == (1.0, "correct")
+    for problem in load_task("reasoning_gym:chain_sum", "train", heldout=13, options={
+            "size": 60, "min_terms": 2, "max_terms": 5, "allow_negation": True}):
+        assert toy.worked_trace(problem).endswith(f"</think>{problem.answer}"), problem.question
 
 
 def test_without_noise_the_trace_is_the_worked_one(problems):
