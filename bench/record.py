@@ -36,7 +36,8 @@ RECORD = {TOY: ("configs/record.toml",),
 SUMS = read_toml(ROOT / "configs/smollm2.toml")
 # What an entry may not choose: the problems and the evaluation. Standard errors at .80: .018, and
 # .022 at most.
-BOTH = ["--temperature", "1", "--eval-tasks", "", "--servers", "0", "--trainers", "1"]
+BOTH = ["--temperature", "1", "--eval-tasks", "", "--servers", "0", "--trainers", "1", "--gpus",
+        "-1", "--vllm-url", ""]
 RULES = {TOY: [*BOTH, "--task", "toy", "--heldout-prompts", "512", "--eval-samples", "1",
                "--eval-every", "5", "--task-options", "{}"],
          SMOLLM2: [*BOTH, "--task", SUMS["task"], "--heldout-prompts", "40", "--eval-samples", "8",
@@ -71,6 +72,9 @@ def run(recipe, model, seed, rules):
                     "--name", name, *rules], check=True, stdout=subprocess.DEVNULL)
     evals, steps = ([json.loads(line) for line in (Path("runs") / name / log).open()]
                     for log in ("evals.jsonl", "metrics.jsonl"))
+    wanted, found = rules[rules.index("--heldout-prompts") + 1], steps[0]["problems/heldout"]
+    if str(found) != wanted:        # whatever has left some out: `prompt_tokens`, `max_unusable`
+        sys.exit(f"{name}: it was evaluated on {found} problems, and the rules have {wanted}")
     return seconds_to(GOAL, evals, steps)
 
 

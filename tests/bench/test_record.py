@@ -1,5 +1,6 @@
 """The record's clock: what it counts, when it stops, and that its recipe may be entered."""
 
+import json
 import random
 import sys
 import tomllib
@@ -41,5 +42,28 @@ def test_the_records_recipes_keep_the_rules(model):
     # A lower temperature solves more before any training (.69 for .25 at .3, toy), and so do sums
     # of fewer digits; servers would generate for nothing while the clock stands.
     assert ruled >= {"task", "heldout_prompts", "eval_samples", "eval_every", "temperature",
-                     "task_options", "eval_tasks", "servers", "trainers"}
+                     "task_options", "eval_tasks", "servers", "trainers", "gpus", "vllm_url"}
     assert not (ruled | {"seed"}) & set(told)
+
+
+@pytest.mark.parametrize("found", (512, 24))
+def test_a_run_that_was_evaluated_on_fewer_problems_is_no_entry(found, tmp_path, monkeypatch):
+    """`prompt_tokens = 5` left the 24 short ones, which are easy."""
+    monkeypatch.chdir(tmp_path)
+    evals, steps = logs([0.3, 0.85, 0.9], [1.0] * 15)
+    steps[0]["problems/heldout"] = found
+
+    def train(*_, **__):
+        folder = tmp_path / "runs" / "record-mine-3"
+        folder.mkdir(parents=True)
+        for name, rows in (("evals", evals), ("metrics", steps)):
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setattr(record.subprocess, "run", train)
+
+    def enter():
+        return record.run(("mine.toml",), "models/toy-3", 3, record.RULES[record.TOY])
+    if found == 512:
+        assert enter() == pytest.approx(5.0)
+        return
+    with pytest.raises(SystemExit, match="^record-mine-3: it was evaluated on 24 problems, and"):
+        enter()
