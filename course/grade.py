@@ -141,7 +141,7 @@ def grade(folder, seed, only=(), limit_s=LIMIT_S, plans=None, replay=None, box=N
     notes += said
     from course.hidden import values
     notes += [f"{path} has the name of a library: it is not used" for path in extra
-              if values.library(path)]
+              if values.hides_a_library(path)]
     with nullcontext(box) if box else values.Sandbox(limit_s) as box:
         before = box.spent_s() + values.Sandbox.total_s
         graded = [grade_one(row, rows, folder, sources, extra, seed, limit_s, plans, replay, box)

@@ -56,9 +56,9 @@ Graded is what the functions in `course/exercises.toml` return, signatures as th
 that nobody has seen. They run in a sandbox, without network and without files but yours and the
 libraries'. Write them in any style: with helpers, constants, imports, new methods anywhere in the
 same files, or in new modules: beside them, or in folders, two deep, of any name that no library
-has. Edits of other files, and of the checks, are not taken. An exercise runs beside our functions
-of all others; a line that raises costs what needs it, and one that ends Python costs all
-exercises that import its file. New modules are 200 at most, and 4 MB together.
+(nor Python itself) has. Edits of other files, and of the checks, are not taken. An exercise runs
+beside our functions of all others; a line that raises costs what needs it, and one that ends
+Python costs all exercises that import its file. New modules are 200 at most, and 4 MB together.
 
 Left out: the tests and the scripts of `bench/` (they repeat the functions in plain lines; only
 `bench/simulate.py` is here), the project's figures (of `results/` only logs are here), its history,

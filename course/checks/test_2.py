@@ -1,7 +1,7 @@
 """Exercise 2: advantages and token weights.
 
-The truth is loops over Python lists. Axes: P prompts, G samples of each, N = P·G samples, T tokens;
-no two are equal.
+The truth is loops over Python lists. Axes: P prompts, G samples of each, N = P·G samples, T
+tokens; no two are equal.
 """
 
 import itertools

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("seed")
 
 
 def tokens(dtype=torch.float64):
-    """log π (with a gradient), log ρ of it, A, both (N, T); ratios on both sides of every bound."""
+    """log π (with a gradient), log ρ of it, A, both (N, T); ratios on both sides of each bound."""
     log_pi = (-0.1 - 3 * torch.rand(N, T, dtype=dtype)).requires_grad_()
     shift = torch.linspace(-1, 1, N * T, dtype=dtype)[torch.randperm(N * T)].view(N, T)
     A = torch.where(torch.rand(N, T) < 0.5, 1, -1) * (0.5 + torch.rand(N, T, dtype=dtype))
@@ -63,8 +63,8 @@ def test_cispo_weighs_the_gradient_by_the_capped_ratio():
         "the ratio is not detached, so the gradient goes through it as well. It is a weight: "
         "log_rho.detach().exp().":
             torch.where(rho < cap, rho * A * (1 + log_pi), cap * A),
-        "this is the gradient of min(ρ, ε) Â, PPO's form: over the cap it is zero. CISPO's is that "
-        "of sg(min(ρ, ε)) Â log π, and a capped token keeps the weight ε.":
+        "this is the gradient of min(ρ, ε) Â, PPO's form: over the cap it is zero. CISPO's is "
+        "that of sg(min(ρ, ε)) Â log π, and a capped token keeps the weight ε.":
             torch.where(rho < cap, rho * A, 0),
         "the cap is on the wrong side: the ratio is at least ε instead of at most.":
             rho.clamp(min=cap) * A,
@@ -77,8 +77,8 @@ def test_cispo_weighs_the_gradient_by_the_capped_ratio():
             torch.where(ppo, 0, rho * A),
         "capped tokens have no gradient: the cap is their weight, do not mask them.":
             torch.where(rho > cap, 0, rho * A),
-        "min(ρ Â, ε Â) is not min(ρ, ε) Â: for a negative advantage it takes the larger ratio.":
-            torch.minimum(rho * A, cap * A),
+        "min(ρ Â, ε Â) is not min(ρ, ε) Â: for a negative advantage it takes the larger "
+        "ratio.": torch.minimum(rho * A, cap * A),
         "the cap acts on ρ Â, it must act on ρ alone.": (rho * A).clamp(max=cap),
         "the sign is wrong: the terms of J are to be maximized, policy_loss puts the minus.":
             -rho.clamp(max=cap) * A,
@@ -121,8 +121,8 @@ LOW, HIGH = 0.8, 1.26
 
 
 def test_ppos_clip_silences_only_tokens_that_have_moved_the_way_their_advantage_points():
-    """min(ρ Â, clip(ρ) Â): clipped are ρ > high with Â > 0, and ρ < low with Â < 0. A good token
-    that became unlikely, or a bad one that became likely, is still pulled back."""
+    """min(ρ Â, clip(ρ) Â): clipped are ρ > high with Â > 0, and ρ < low with Â < 0. A good
+    token that became unlikely, or a bad one that became likely, is still pulled back."""
     log_pi, log_rho, A = tokens()
     objective, _ = _clipped(log_rho, A, LOW, HIGH)
     rho = log_rho.detach().exp()
@@ -131,12 +131,12 @@ def test_ppos_clip_silences_only_tokens_that_have_moved_the_way_their_advantage_
         lambda r, a: 0 if (a > 0 and r > HIGH) or (a < 0 and r < LOW) else r * a, rho, A), {
         "it is zero: the ratio must keep its gradient here. Only CISPO detaches it.":
             torch.zeros(N, T),
-        "both sides are clipped, whatever the advantage: this is clip(ρ) Â without the min. A bad "
-        "token that became likely would never be pulled back.": torch.where(inside, rho * A, 0),
+        "both sides are clipped, whatever the advantage: this is clip(ρ) Â without the min. A "
+        "bad token that became likely would never be pulled back.": torch.where(inside, rho * A, 0),
         "max instead of min: it silences the tokens that must be pulled back, and lets the others "
         "run away.": torch.where(((rho > HIGH) & (A < 0)) | ((rho < LOW) & (A > 0)), 0, rho * A),
-        "min(ρ, clip(ρ)) Â: the min must be of the two products with Â. For a negative advantage "
-        "it is the other side.": torch.where(rho > HIGH, 0, rho * A),
+        "min(ρ, clip(ρ)) Â: the min must be of the two products with Â. For a negative "
+        "advantage it is the other side.": torch.where(rho > HIGH, 0, rho * A),
         "no token is clipped.": rho * A,
         "clipped at low and high as distances from 1. They are the bounds themselves.":
             torch.where(((rho > 1 + HIGH) & (A > 0)) | ((rho < 1 - LOW) & (A < 0)), 0, rho * A),

@@ -63,7 +63,7 @@ class Part:
     work: object
 
 
-def library(path):
+def hides_a_library(path):
     """Would this new file of a student's lie in front of a library? Such a one is not taken."""
     name = Path(path).parts[0].removesuffix(".py")
     return name in sys.stdlib_module_names or any(
@@ -249,10 +249,10 @@ class Service:
         self.patience = ASK_S           # a third of it after each question not answered in time
         self.submission = dict(
             tree=tree, sources=sources, others=others, memory=memory,
-            extra={path: text for path, text in extra.items() if not library(path)},
+            extra={path: text for path, text in extra.items() if not hides_a_library(path)},
             steps=base64.b64encode(system_call_filter(os.uname().machine)).decode())
         # A library beside the project itself: where it is installed as a package.
-        if there := [path for path in tree if library(path)]:
+        if there := [path for path in tree if hides_a_library(path)]:
             raise SandboxError(f"{PACKAGES} holds a {there[0]}: where the project itself is "
                                "installed as a package the answers are in reach")
 

@@ -158,7 +158,7 @@ self.version = version"""}, "", {}),
                                       "fit.py::compare_laws": "return {}",
                                       "fit.py::Search.starts": "return [[0.0, 0.0]] * 4"}, "", {}),
     "a bootstrap of one number": (7, {"fit.py::replicates": """
-return Replicates(search.law, np.tile(theta, (bootstrap, 1)), R * 0, np.zeros(bootstrap))"""},
+return Replicates(search.law, np.tile(theta, (bootstrap, 1)), R * 0)"""},
                                   "", {}),
     "nan is not unequal": (7, dict.fromkeys(ALL[7], "return np.float64('nan')"), "", {}),
     "always the first run": (9, {ALL[9][0]: "return 0"}, "", {}),
