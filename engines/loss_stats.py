@@ -22,8 +22,8 @@ def statistics(*, mask, weights, lags, log_ratio, log_rho, clipped, token_loss, 
     """{"": {name: float, ...} of all tokens, "/lag_0": the same at lag 0, ...}.
 
     All are (N, T); lags and entropy may be None. mask: the trained tokens. log_rho: log of the
-    ratio that the loss clips, for "gspo" the sequence's. Each float is Σ w x over the tokens of the
-    mask, or one of the EXTREMES; in float64, for ratios of e^80."""
+    ratio that the loss clips, for "gspo" the sequence's. Each float is Σ w x over the tokens of
+    the mask, or one of the EXTREMES; in float64, for ratios of e^80."""
     ratio, distance = log_rho.double().exp(), log_ratio.abs().double()
     columns = {  # each (N, T), averaged with the weights of the loss
         "weight": torch.ones_like(ratio), "loss": token_loss, "ratio/clipped_frac": clipped,
