@@ -108,19 +108,12 @@ def timeline(trained, steps):
 
 
 def charts(rows):
-    """The columns of the log, grouped by question: what changes as a chart, the rest as text."""
+    """A chart of each column that the log has, grouped by question."""
     for question, columns in CHARTS.items():
-        drawn, constant = [], []
-        for column in columns.split():
-            points = np.array([(row["step"], row[column]) for row in rows if column in row], float)
-            if len(points) and np.ptp(points[:, 1]) <= 1e-9 * abs(points[0, 1]):
-                constant.append(f"{column} {points[0, 1]:g}")
-            elif len(points):
-                drawn.append(inline(chart(column, points)))
-        if drawn or constant:
+        drawn = [inline(chart(column, np.array(points, float))) for column in columns.split()
+                 if (points := [(row["step"], row[column]) for row in rows if column in row])]
+        if drawn:
             yield f"<h2>{question}</h2><div class=charts>{''.join(drawn)}</div>"
-        if constant:
-            yield f"<p>The same in every step: {', '.join(constant)}.</p>"
 
 
 def chart(title, points):
