@@ -28,6 +28,7 @@ from scipy.special import expit, logit, ndtri, stdtrit
 SAME_A = 0.02             # closer ceilings are the same (A of the paper's three seeds: +-.015)
 A_STEP = 0.005            # grid method: the distance of the A nodes
 LEVEL = 0.90              # of every interval
+B_RANGE = 0.1, 20         # where B is looked for; published B's lie in 1.09-4.55
 FEW = 6                   # with fewer evaluations nothing can be said about a rise
 LAST = 5                  # "the last evaluation" is the mean of the last 5: one alone is too noisy
 RIVAL = 4                 # two laws fit equally well if their AIC differs by less than this
@@ -331,8 +332,7 @@ class Fit:
 
 
 def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=None,
-              answers=None, bootstrap=200, seed=0, A_range=None, B_range=(0.1, 20),
-              C_mid_range=None, C_mid_nodes=None) -> Fit:
+              answers=None, bootstrap=200, seed=0, A_range=None, C_mid_nodes=None) -> Fit:
     """Fit pass rates R (n,) against compute C (n,).
 
     R0          None: the mean of the evaluations at C = 0, held fixed ("fit" if there are none);
@@ -343,8 +343,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     answers     problems times samples of an evaluation; their binomial error is its least noise
     bootstrap   replicates for the intervals; 0: none
     A_range     (low, high), by default (R0, 1), equal numbers fix A; a fitted ceiling at the edge,
-                1, means that the data do not determine it; B_range: published B's lie in
-                1.09-4.55; C_mid_range: by default first / 100 (power: / 10^6) to 10 times the last
+                1, means that the data do not determine it
     C_mid_nodes grid method: an ascending array; by default 400 over the data
     Raises BadInput (a ValueError) with a sentence."""
     C, R = checked(C, R)
@@ -359,20 +358,18 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         raise BadInput(f"only {amounts.size} different amounts of compute are left to fit, after "
                        "--c-min and --until (step 0 only gives R0): take 3, better 20")
     first, last = amounts[[0, -1]]
-    ranges = dict(A=A_range or (R0, 1.0), B=B_range, C_mid=C_mid_range or (first / 100, 10 * last))
-    for name, (low, high) in ranges.items():
-        if not (0 <= low <= high <= 1 if name == "A" else 0 < low <= high):
-            raise BadInput(f"{name}_range ({low:g}, {high:g}) is not usable: it takes "
-                           "0 < low <= high, for A 0 <= low <= high <= 1")
-    box = [np.log(ranges["C_mid"]), np.log(ranges["B"])]
+    low, high = A_range or (R0, 1.0)
+    if not 0 <= low <= high <= 1:
+        raise BadInput(f"A_range ({low:g}, {high:g}) is not usable: 0 <= low <= high <= 1")
+    box = [np.log((first / 100, 10 * last)), np.log(B_RANGE)]               # of C_mid and B
     if R0_from == "fitted":
         box.append((0.0, R.mean()))           # a curve that rises starts below the mean
 
     # The best curve of this law and of a rival, each with its bootstrap.
     least = max(NOISE, np.sqrt(R.mean() * (1 - R.mean()) / answers) if answers else 0)
-    search = Search(law, C, ranges["A"], np.array(box), least)
+    search = Search(law, C, (low, high), np.array(box), least)
     rival = replace(search, law="sigmoid" if law == "stretched" else "stretched")
-    if law == "power" and not C_mid_range:      # slow ones cross R0 far before the data
+    if law == "power":                        # slow ones cross R0 far before the data
         search = replace(search, box=search.box - [[np.log(1e4), 0], [0, 0]])   # R0 is not in it
     theta, angles = search.fit(R, R0)
     its_theta, its_angles = rival.fit(R, R0)
@@ -383,10 +380,10 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
     # The paper's grid. Its replicates would all fall on nodes: intervals are the free fit's.
     if method == "grid":
-        low = A_range[0] if A_range else np.ceil(theta[3] / A_STEP) * A_STEP     # .450, .455, ...
-        A_nodes = np.arange(low, ranges["A"][1] + 1e-9, A_STEP).round(12)
+        first_node = low if A_range else np.ceil(theta[3] / A_STEP) * A_STEP    # .450, .455, ...
+        A_nodes = np.arange(first_node, high + 1e-9, A_STEP).round(12)
         if C_mid_nodes is None:
-            C_mid_nodes = np.geomspace(*(C_mid_range or (first / 10, 2 * last)), 400)
+            C_mid_nodes = np.geomspace(first / 10, 2 * last, 400)
         theta = grid_search(search, R, theta[3], A_nodes, C_mid_nodes)
 
     rmse = float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean()))
