@@ -11,6 +11,7 @@ import functools
 import re
 import tomllib
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +31,7 @@ UNITS = {name + end: (kind, names.split()[0]) for kind, row in WORDS["units"].it
 # Places. Every pattern runs once over a whole text, whatever a policy writes.
 # A box closes; in it braces up to eight deep: "\boxed{" 7,000 times must not cost 7,000 scans.
 INSIDE = functools.reduce(lambda inside, _: rf"(?:[^{{}}\\]|\\.|\{{{inside}\}})*+", range(8), "")
-BOX = re.compile(rf"\\(?:boxed|fbox)\s*\{{({INSIDE})\}}", re.S)
+BOX = re.compile(rf"\\(?:boxed|fbox|framebox)\s*\{{({INSIDE})\}}", re.S)
 
 # One spelling: sizes, colors and spaces, and what Math-Verify does not know or reads as letters.
 ROWS = [row.split("\t") for row in Path(__file__).with_name("spellings.tsv").read_text(
@@ -51,7 +52,11 @@ def judged(text, gold, question=""):
         lambda found: f"\1{found[3]}\2" if found[2] else found[3], text[-LONGEST_TEXT:])).strip())
     text = marked.replace("\1", "").replace("\2", "")
     text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
-    found, text = [part for part in BOX.findall(text) if part.strip()], BOX.sub("\0", text)
+    boxes, text = BOX.findall(text), BOX.sub("\0", text)
+    if "," in gold:  # "\boxed{6} and \boxed{-6}" is one list
+        boxes = iter(boxes)
+        boxes = [", ".join(islice(boxes, one.count("\0"))) for one in RE.boxes.findall(text)]
+    found = [part for part in boxes if part.strip()]
     beside = [f"0 {part}" for part in RE.beside_box.findall(text)]
     said = [RE.end_of_answer.split(part.lstrip(" \t\n*_:"), 1)[0]
             for part in RE.declared.split(text)[1:]]
@@ -84,6 +89,7 @@ def judged(text, gold, question=""):
     parts = found if number else list(map(clean, found))
     return parts, [
         False if len(part) > LONGEST_ANSWER or RE.unfinished.search(raw[:LONGEST_ANSWER])
+        or RE.huge.search(part) and not RE.huge.search(gold)
         else same_number(part, number, question, ratio) if number
         else same_moment(part, clean(gold)) if moment else same_text(part, gold, question)
         for part, raw in zip(parts, found)]
@@ -184,7 +190,7 @@ def plain_number(part, ratio=False):
 
 def same_number(part, gold, question="", ratio=False):
     """Whether a text is right, for a gold answer of plain_number; None: ask Math-Verify."""
-    if not (found := plain_number(part, ratio)):
+    if not (found := plain_number(RE.remainder.sub(r"\1", part), ratio)):
         return None if not gold[1] and RE.constant.fullmatch(
             RE.unit_at_end.sub("", clean(part))) else False
     (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold
@@ -272,7 +278,7 @@ def word(part):
     text = RE.text.sub(r"\1", clean(part)).strip(" *`")
     if found := RE.choice.fullmatch(text):
         return found[1]
-    if base := re.fullmatch(r"\(?(\w+)\)?\s*(?:_\s*\{?|\(?(?:in )?base )(\w+)\W*", text):
+    if base := re.fullmatch(r"\(?(\w+)\)?\s*(?:_\s*[{(]*|\(?(?:in )?base )(\w+)\W*", text):
         return f"{base[1]}_{BASES.get(base[2], base[2])}"
     if not re.search("[0-9_]", text) and len(text) > 1:
         text = re.sub("^(?:the|an?) ", "", text.lower())
