@@ -77,7 +77,7 @@ def judged(text, gold, question=""):
         found, beside = undeclared(text, marked, question, number, ratio, reading, "=" in gold)
     if listed:
         found = [said[said.lastindex] if wanted.isalpha() and (
-            said := reading.fullmatch(RE.text.sub(r"\1", part)))
+            said := reading.fullmatch(RE.text.sub(r"\1", part))) and word(part) != wanted
             else ", ".join(RE.formula.findall(part[: LONGEST_ANSWER + 100])) or part
             for part in found]
     found = list(dict.fromkeys(found))

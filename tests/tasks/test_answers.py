@@ -646,7 +646,8 @@ def test_labelled_answers_are_judged_as_a_person_does(part, verifier):
 
 
 @pytest.mark.parametrize(("part", "refused", "paid"), [
-    ("fourth", 8, 0), ("fifth", 10, 0), ("sixth", 3, 1), ("seventh", 1, 0)])
+    ("fourth", 8, 0), ("fifth", 10, 0), ("sixth", 3, 1), ("seventh", 1, 0),
+    ("eighth", 16, 2)])
 def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid, verifier):
     """bench/answers/README.md: as it is after mending."""
     rows = [json.loads(line) for line in (FOLDER / f"{part}.jsonl").read_text().splitlines()]
@@ -655,6 +656,30 @@ def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid,
     bad = [(row[0], row[3]) for row, r in zip(rows, rewards) if (r > 0) != (row[0] == "right")]
     counts = [sum(label == kind for label, _ in bad) for kind in ("right", "wrong")]
     assert counts[0] <= refused and counts[1] <= paid, bad
+
+
+@pytest.mark.parametrize(("answer", "gold", "reason"), [
+    ("9^{9^{9}}", "x^2", "wrong"), ("2^{100000} + x", "x^2", "wrong"), ("12345!+x", "x", "wrong"),
+    ("2^{2023}-1", "2^{2023}-1", "correct"), ("10^{100000}", "10^{100000}", "correct")])
+def test_what_would_take_seconds_to_compute_is_wrong_at_once(answer, gold, reason):
+    """Each held a worker for its whole deadline. Where the gold answer is so, it may be right."""
+    found = room.read(rf"\boxed{{{answer}}}", gold, "math")
+    assert found == "wrong" if reason == "wrong" else room.grade(*found) == reason
+
+
+@pytest.mark.parametrize(("text", "gold", "right"), [
+    (r"The values are $\boxed{6}$ and $\boxed{-6}$.", "-6, 6", True),
+    (r"The values are $\boxed{6}$ and $\boxed{-5}$.", "-6, 6", False),
+    (r"$\boxed{2^{100}\equiv 4 \pmod{12}}$", "4", True), (r"\boxed{48 \bmod 5}", "48", False),
+    (r"\boxed{x \equiv 2 \pmod{5}}", r"x\equiv 2 \pmod 5", True),
+    (r"\boxed{x \equiv 2 \pmod{7}}", r"x\equiv 2 \pmod 5", False),
+    ("#### 33\n\nExplanation: 40 less 7.", "33", True),
+    ("#### 15\nNote that 12 is less.", "12", False),
+    ("因此选B。", "B", True), ("选项B不正确，故选：C．", "C", True), ("不选B。", "B", False),
+    ("The correct choice is **B. Jupiter**, as 11 is more.", "B", True),
+    (r"\boxed{\text{k is even}}", r"k \text{ is even}", True)])
+def test_what_the_eighth_set_showed(text, gold, right):
+    assert (verify(text, gold)[0] > 0) == right
 
 
 def test_no_text_that_looks_for_the_reward_is_paid(verifier, seed):
