@@ -109,10 +109,10 @@ class KeptAnswers:
 
     def step(self):
         rollouts, self.ready = self.ready or self.sampler.step(), []
-        if self.writes:
-            with open(self.path, "w" if self.head else "a") as file:
+        if self.writes and rollouts:    # what a full disk loses ends what is taken
+            with contextlib.suppress(OSError), open(self.path, "w" if self.head else "a") as file:
                 file.write(self.head)
                 file.writelines(json.dumps(asdict(r) | self.FOR_TRAINING) + "\n" for r in rollouts)
-            self.head = ""
+                self.head = ""
         self.writes &= self.in_flight > 0
         return rollouts

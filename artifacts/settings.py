@@ -20,9 +20,9 @@ def check(config):
     for rule, holds, names in (
         ("above zero", lambda x: 0 < x < math.inf, "steps prompts_per_step micro_batch_tokens "
          "slots prompt_tokens think_max answer_tokens eval_every eval_samples heldout_prompts "
-         "temperature lr grad_clip deadline_s save_minutes"),
+         "temperature lr grad_clip adam_eps deadline_s save_minutes"),
         ("zero or above", lambda x: 0 <= x < math.inf,
-         "warmup_steps weight_decay adam_eps servers trainers tensor_parallel"),
+         "warmup_steps weight_decay servers trainers tensor_parallel"),
         ("in [0, 1)", lambda x: 0 <= x < 1, "beta1 beta2 eps_low eps_high"),
         ("in [0, 1]", lambda x: 0 <= x <= 1, "max_unusable"),
         ("1 or above", lambda x: 1 <= x < math.inf, "eps_max"),     # the ratio starts at 1
@@ -108,7 +108,7 @@ def make_config(values):
     config = Config(**{name: typed(name, value, kinds[name]) for name, value in values.items()})
     if not config.name:
         config.name = "-".join([Path(config.model).name, config.task.replace(":", "-"),
-                                f"seed{config.seed}"]).replace("/", "-")
+                                f"seed{config.seed}"]).replace("/", "-")[-200:]
     return config
 
 

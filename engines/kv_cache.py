@@ -81,8 +81,10 @@ class Slots:
     def state(self):
         """Tensors for a checkpoint: the active sequences, as far as they are filled."""
         parts = (slice(None), slice(self.active), slice(None), slice(self.width))
-        return {"lengths": self.lengths[: self.active].clone(),
-                "keys": self.keys[parts].clone(), "values": self.values[parts].clone()}
+        # To the CPU: a GPU whose memory the cache was given has no room for it twice.
+        tensors = {"lengths": self.lengths[: self.active], "keys": self.keys[parts],
+                   "values": self.values[parts]}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
     def load_state(self, tensors):
         _, n, _, width, _ = tensors["keys"].shape

@@ -138,8 +138,6 @@ def arguments(argv):
         for value in np.ravel(getattr(args, name)):
             if value is not None and not low <= value < np.inf:
                 raise BadInput(f"--{name} takes a number of at least {low:g}, got {value:g}")
-    if (args.target or 0) > 1:
-        raise BadInput(f"--target takes a pass rate from 0 to 1, got {args.target:g}")
     if args.apart:
         args.plan = args.apart / APART
     return args

@@ -32,9 +32,10 @@ SPREAD = re.compile("(?i)std|[_/](min|max)$")
 csv.field_size_limit(2 ** 31 - 1)      # by default 131,072 characters a cell
 LOGS = ("evals.jsonl", "metrics.jsonl", "trainer_state.json", "checkpoint-*/trainer_state.json",
         "**/*tfevents*", "*.wandb", "*.jsonl", "*.csv", "*.tsv", "*/evals.jsonl", "*/metrics.jsonl",
-        "files/output.log", "*.log", "*log*.txt", "*log*.json", "*run-*/*.wandb", "*.ipynb")
-PLAIN_STEP = re.compile(r"(?i)\b(?:epoch\W+1/1\W+|(?:step|iteration)\W+)(\d++)(?!,\d)")
-PLAIN_CELL = re.compile(r"([A-Za-z][\w /.]*?)\s*[:=]\s*(-?[0-9.]++(?:[eE][+-]?\d++)?%?)(?![\w:])")
+        "*run-*/*.wandb", "files/output.log", "*.log", "*log*.txt", "*log*.json", "*.ipynb")
+PLAIN_STEP = re.compile(r"(?i)\b(?:epoch\W+1/1\W+|(?:step|iteration)\W+)(\d++)(?![.,]\d|\w)")
+PLAIN_CELL = re.compile(r"(?i)([a-z][\w /.-]{0,60}?)\s*[:=]\s*"
+                        r"([-+]?(?:(?:[.,]?\d)++(?:e[+-]?\d++)?%?|nan|inf))(?![\w:])")
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def read_console(text):
                 dicts.append({"step": found[1]} | row if found[1] else row)
         elif (found := PLAIN_STEP.search(line)) and "reward" in line.lower():
             plain.append(dict(PLAIN_CELL.findall(line[found.end():])) | {"step": found[1]})
-    return lines or dicts or plain
+    return lines or ("reward" in str(dicts).lower() and dicts) or plain or dicts
 
 
 def read_notebook(cells):
@@ -260,20 +261,20 @@ def evaluations(rows, x, y, path):
         compute.setdefault(step, 0.0 if step == 0 else None)         # no compute spent yet
         compute |= {step: row[x]} if x in row else {}
         found += [(step, row.get(x), row[y])] if y in row else []
-    pairs = [(compute[step] if own is None else own, reward) for step, own, reward in found]
+    pairs = [(step, compute[step] if own is None else own, reward) for step, own, reward in found]
     kept = dict.fromkeys(pair for pair in pairs if all(
-        isinstance(v, float) and np.isfinite(v) for v in pair))
-    if x == "epoch" and any(C % 1 for C, _ in kept) and not re.search("val|test", y):
-        kept = {pair: None for pair in kept if pair[0]}     # TRL prints .004 as 0.0: no step 0
+        isinstance(v, float) and np.isfinite(v) for v in pair[1:]))
+    if x == "epoch" and not re.match("eval|val|test", y) and any(0 < p[1] <= .01 for p in kept):
+        kept = {pair: None for pair in kept if pair[1]}     # TRL prints .004 as 0.0: no step 0
     if not kept:
         raise BadInput(f"{path} has no evaluation with both {x} and {y}")
-    lost = [f"{x} = {C}, {y} = {reward}" for C, reward in pairs if (C, reward) not in kept]
+    lost = [f"{x} = {pair[1]}, {y} = {pair[2]}" for pair in pairs if pair not in kept]
     notes = [f"{len(lost)} of {len(pairs)} evaluations in {path} have no usable {x} or {y}: "
              f"left out (the first: {lost[0]})"] if lost else []
-    if again := len(kept) - len({C for C, _ in kept}):
+    if again := len(kept) - len({C for _, C, _ in kept}):
         notes.append(f"{path} repeats {x} with another {y} {again} times, and all are fitted: "
                      "several seeds, or a restarted run?")
-    return *np.array([*kept]).T, notes
+    return *np.array([pair[1:] for pair in kept]).T, notes
 
 
 def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:

@@ -199,7 +199,7 @@ class Server:
             raise ServerFailed("it has other weights than were pushed: started again, or shared?")
         counts = re.findall(r"^vllm:generation_tokens_total{.*} (\S+)$", metrics, re.MULTILINE)
         tokens, now = sum(map(float, counts)), time.monotonic()
-        if tokens != self.tokens or not self.requests:
+        if tokens != self.tokens or not self.requests or not counts:    # --disable-log-stats
             self.tokens, self.progress = tokens, now
         elif now - self.progress > self.pool.deadline_s:
             self.pool.restart(self)

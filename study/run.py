@@ -162,8 +162,7 @@ def make_toy(folder, seed, options=(), env=None):
     if made.returncode == 3:                    # it has not learned; anything else is no result
         return made.stderr.strip().split("\n")[-1]
     if made.returncode:
-        sys.stderr.write(made.stderr)
-    made.check_returncode()
+        sys.exit(made.stderr.strip().split("\n")[-1])
     return ""
 
 

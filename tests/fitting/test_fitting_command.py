@@ -59,7 +59,6 @@ def test_warnings_of_a_rival_are_printed_with_its_ceiling(tmp_path, capsys):
     (["run", "--like", "run", "--law", "power"], "are of the sigmoid, not of --law power"),
     (["run", "--plan", ".02", "--law", "power"], "are of the sigmoid, not of --law power"),
     (["run", "--like", "run"], "--like: an earlier run is the run itself, and knows its end"),
-    (["run", "--target", "90"], "--target takes a pass rate from 0 to 1, got 90"),
     (["run", "--like", "falls"], "--like: earlier run 1 shows no rise, nor its B: leave it out"),
     (["run", "--like", "run", "zero"], "--like: earlier run 2 shows no rise"),
     (["run", "--plan", "0"], "--plan takes a number of at least 0.0001, got 0"),

@@ -150,7 +150,7 @@ def test_a_toy_that_is_refused_is_a_result_and_any_other_failure_of_it_ends_the_
     assert not (place / "started.txt").exists()
     toy.write_text("import nowhere")
     (place / "one.toml").write_text(EXPERIMENT.replace("0:7", "2:7"))
-    with pytest.raises(subprocess.CalledProcessError):
+    with pytest.raises(SystemExit, match="No module named .nowhere"):
         study.work(study.experiments(["one.toml"]), lanes=2)
 
 
