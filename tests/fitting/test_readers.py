@@ -586,6 +586,28 @@ def test_plain_lines_with_a_step_and_a_reward_are_read(tmp_path):
             readers.load(str(log), y="Reward")
 
 
+def test_numbers_of_plain_lines_are_read_whole_with_their_signs_or_not_at_all(tmp_path):
+    """A lost "+0.10" leaves the negative rewards alone; 1,234 read as 1 was taken for compute."""
+    log = tmp_path / "plain.log"
+    log.write_text("args {'lr': 1e-05}\n" + "".join(
+        f"Step {i} | num_tokens: {1234 * i:,} | Reward: {(i - 4) / 10:+.2f}\n"
+        for i in range(1, 9)))
+    curve = readers.load(str(log), y="Reward", reward_range=(-1, 1))
+    assert curve.x == "step" and curve.R == pytest.approx((1 + (curve.C - 4) / 10) / 2)
+    log.write_text("".join(f"Step {i} | Reward: {'nan' if i % 2 else .1}\n" for i in range(8)))
+    assert "4 of 8 evaluations" in readers.load(str(log), y="Reward").notes[0]
+
+
+@pytest.mark.parametrize(("y", "epochs", "kept"), [
+    ("rewards/run_tests_reward", (0.0, 0.0, 0.01, 0.01, 0.02), 3),
+    ("pass_rate", (0.0, 0.5, 1.0, 1.5), 4), ("eval_reward", (0.0, 0.01, 0.02), 3)])
+def test_a_first_epoch_is_left_out_only_where_rounding_made_it_zero(tmp_path, y, epochs, kept):
+    log = tmp_path / "epochs.jsonl"
+    log.write_text("".join(json.dumps({"epoch": epoch, y: .1 + i / 100}) + "\n"
+                           for i, epoch in enumerate(epochs)))
+    assert readers.load(str(log), x="epoch", y=y).C.size == kept
+
+
 def test_an_epoch_that_is_rounded_to_zero_is_no_step_zero(tmp_path):
     """TRL prints epoch .004 as 0.0: three trained steps would be taken for R0."""
     log = tmp_path / "trl.log"
