@@ -6,7 +6,7 @@
 
 Each family of the installed transformers is built as a tiny random model from its config class. It
 goes the way of a model of a run: in packed rows, slowly by its own forward pass, or refused; a dry
-run, which has no weights, says the same but of three. Of accepted ones a hundred fresh tokens
+run, which has no weights, says the same but of three. Of accepted ones 102 fresh tokens
 are scored in a batch and from the cache, and compared with the model's own logits.
 """
 
