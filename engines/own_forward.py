@@ -8,7 +8,6 @@ For models that a packed row cannot serve: sliding windows, linear attention, co
                  cost: a forward pass for each group, not one for all.
 
 About a quarter of the packed speed (docs/models.md). Axes: n rows, T tokens of the longest."""
-import copy
 from types import SimpleNamespace
 
 import torch
@@ -112,9 +111,9 @@ class GroupCaches:
         self.groups, self.active = [group for group in self.groups if group.slots], active
 
     def state(self):
-        """For a checkpoint: of each group its slots, and a copy of what its cache's layers hold."""
+        """For a checkpoint: of each group its slots, and a CPU's copy of what its layers hold."""
         kept = torch.Tensor | int | dict
-        return copy.deepcopy([(group.slots, [
+        return tree_map_only(torch.Tensor, lambda x: x.to("cpu", copy=True), [(group.slots, [
             {name: value for name, value in vars(layer).items() if isinstance(value, kept)}
             for layer in group.cache.layers]) for group in self.groups])
 
