@@ -109,7 +109,8 @@ class KeptAnswers:
 
     def step(self):
         rollouts, self.ready = self.ready or self.sampler.step(), []
-        if self.writes and rollouts:    # what a full disk loses ends what is taken
+        if self.writes and rollouts:
+            # A full disk ends no evaluation: what can be taken later ends before what it has lost.
             with contextlib.suppress(OSError), open(self.path, "w" if self.head else "a") as file:
                 file.write(self.head)
                 file.writelines(json.dumps(asdict(r) | self.FOR_TRAINING) + "\n" for r in rollouts)

@@ -108,7 +108,7 @@ def make_config(values):
     config = Config(**{name: typed(name, value, kinds[name]) for name, value in values.items()})
     if not config.name:
         config.name = "-".join([Path(config.model).name, config.task.replace(":", "-"),
-                                f"seed{config.seed}"]).replace("/", "-")[-200:]
+                                f"seed{config.seed}"]).replace("/", "-")[-200:]   # of a file: 255
     return config
 
 

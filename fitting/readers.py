@@ -253,7 +253,7 @@ def steps_of(rows, y):
 
 def evaluations(rows, x, y, path):
     """The rows of one run -> compute and reward (n,) of columns x and y, notes. A row without
-    compute has that of its step; the same reward twice at one compute (resumed) counts once."""
+    compute has that of its step; the same reward twice at one step (resumed) counts once."""
     compute, found = {}, []                 # {step: compute}, [(step, compute or None, reward)]
     steps = steps_of(rows, y)
     for i, row in enumerate(rows):
@@ -261,20 +261,21 @@ def evaluations(rows, x, y, path):
         compute.setdefault(step, 0.0 if step == 0 else None)         # no compute spent yet
         compute |= {step: row[x]} if x in row else {}
         found += [(step, row.get(x), row[y])] if y in row else []
-    pairs = [(step, compute[step] if own is None else own, reward) for step, own, reward in found]
-    kept = dict.fromkeys(pair for pair in pairs if all(
-        isinstance(v, float) and np.isfinite(v) for v in pair[1:]))
-    if x == "epoch" and not re.match("eval|val|test", y) and any(0 < p[1] <= .01 for p in kept):
-        kept = {pair: None for pair in kept if pair[1]}     # TRL prints .004 as 0.0: no step 0
+    found = [(step, compute[step] if own is None else own, reward) for step, own, reward in found]
+    kept = dict.fromkeys(row for row in found if all(
+        isinstance(v, float) and np.isfinite(v) for v in row[1:]))
+    if x == "epoch" and not re.match("eval|val|test", y) and any(0 < C <= .01 for _, C, _ in kept):
+        kept = {row: None for row in kept if row[1]}        # TRL prints .004 as 0.0: no step 0
     if not kept:
         raise BadInput(f"{path} has no evaluation with both {x} and {y}")
-    lost = [f"{x} = {pair[1]}, {y} = {pair[2]}" for pair in pairs if pair not in kept]
-    notes = [f"{len(lost)} of {len(pairs)} evaluations in {path} have no usable {x} or {y}: "
+    lost = [f"{x} = {C}, {y} = {reward}" for step, C, reward in found
+            if (step, C, reward) not in kept]
+    notes = [f"{len(lost)} of {len(found)} evaluations in {path} have no usable {x} or {y}: "
              f"left out (the first: {lost[0]})"] if lost else []
     if again := len(kept) - len({C for _, C, _ in kept}):
         notes.append(f"{path} repeats {x} with another {y} {again} times, and all are fitted: "
                      "several seeds, or a restarted run?")
-    return *np.array([pair[1:] for pair in kept]).T, notes
+    return *np.array([row[1:] for row in kept]).T, notes
 
 
 def load(spec, x=None, y=None, x_scale=1.0, reward_range=(0.0, 1.0)) -> Curve:

@@ -159,11 +159,10 @@ def make_toy(folder, seed, options=(), env=None):
     made = subprocess.run([sys.executable, "-m", "study.toy", "--seed", str(seed), "--out",
                            str(folder), *options], env=env, text=True, stdout=subprocess.DEVNULL,
                           stderr=subprocess.PIPE)
-    if made.returncode == 3:                    # it has not learned; anything else is no result
-        return made.stderr.strip().split("\n")[-1]
-    if made.returncode:
-        sys.exit(made.stderr.strip().split("\n")[-1])
-    return ""
+    said = made.stderr.strip().split("\n")[-1]
+    if made.returncode not in (0, 3):           # 3: it has not learned; anything else is no result
+        sys.exit(said or f"study/toy.py ended with status {made.returncode}")
+    return said if made.returncode else ""
 
 
 def start(job):

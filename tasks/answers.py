@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 LONGEST_ANSWER = 400  # the longest gold answer in MATH has about 160; longer ones are wrong
 MOST_ANSWERS = 20  # in different words; a text with more of them is a list
-LONGEST_TEXT = 10_000  # of what follows the thinking its end is read: 3 ms, whatever it holds
+LONGEST_TEXT = 10_000  # of what follows the thinking its end is read: 20 ms, whatever it holds
 
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))
 RE = SimpleNamespace()  # RE.declared: the pattern "declared" of that file, with the parts it names
@@ -54,8 +54,8 @@ def judged(text, gold, question=""):
     text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
     boxes, text = BOX.findall(text), BOX.sub("\0", text)
     if "," in gold:  # "\boxed{6} and \boxed{-6}" is one list
-        boxes = iter(boxes)
-        boxes = [", ".join(islice(boxes, one.count("\0"))) for one in RE.boxes.findall(text)]
+        each = iter(boxes)
+        boxes = [", ".join(islice(each, one.count("\0"))) for one in RE.boxes.findall(text)]
     found = [part for part in boxes if part.strip()]
     beside = [f"0 {part}" for part in RE.beside_box.findall(text)]
     said = [RE.end_of_answer.split(part.lstrip(" \t\n*_:"), 1)[0]

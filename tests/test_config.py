@@ -164,6 +164,7 @@ BAD_INPUT = {
     "no tag": (["--think-close", ""], "think_close = '': must be text"),
     "zero steps": (["--steps", "0"], "steps = 0: must be above zero"),
     "a rate that is none": (["--lr", "inf"], "lr = inf: must be above zero"),
+    "no epsilon": (["--adam-eps", "0"], "adam_eps = 0.0: must be above zero"),
     "negative warm-up": (["--warmup-steps", "-1"], "warmup_steps = -1: must be zero or above"),
     "loss": (["--loss", "ppo"], "loss = 'ppo': use one of cispo, cispo_masked, dppo, grpo"),
     "dapo without its clip": (["--loss", "dapo"], "eps_high = 0.2: dapo's upper clip is"),

@@ -78,6 +78,12 @@ def test_what_finished_before_the_first_unfinished_problem_is_kept_and_the_rest_
     assert len(ask(third, 31, 3)) == 93 and third.sampler.asked == []
 
 
+def test_a_file_that_cannot_be_written_ends_no_evaluation(rng, tmp_path):
+    sampler = KeptAnswers(Engine(rng), tmp_path / "gone" / "e.jsonl")
+    sampler.reseed(1030)
+    assert len(ask(sampler, 7, 3)) == 21
+
+
 @pytest.mark.parametrize("change", ["seed", "version", "file", "cut"])
 def test_answers_of_another_evaluation_or_of_other_weights_are_not_taken(change, rng, tmp_path):
     first = KeptAnswers(Engine(rng), tmp_path / "e.jsonl")
