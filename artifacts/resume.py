@@ -3,6 +3,7 @@
 The five files know nothing of checkpoints: the state of their objects is taken, and given back,
 between two steps. The engines on vLLM have state() and load_state() of their own."""
 import contextlib
+import hashlib
 import json
 from collections import deque
 from dataclasses import asdict
@@ -25,8 +26,18 @@ def state_of(run):
     """All of a run but weights and optimizer: what `checkpoint.save` writes."""
     return {"random": torch.get_rng_state(), "sampler": sampler_state(run.sampler),
             "curriculum": vars(run.curriculum), "pacer": vars(run.pacer),
+            "problems": problems_hash(run),
             "compute": {name: getattr(run.compute, name) for name in COSTS},
             **{name: getattr(run, name) for name in COUNTERS}}
+
+
+def problems_hash(run):
+    """Of all questions and gold answers: an id is the hash of a question (1 s for a million)."""
+    told = hashlib.sha256()
+    for part in (run.problems.train, run.problems.heldout):
+        for problem in part.values():
+            told.update(f"{problem.id} {problem.answer!r} {problem.kind}\n".encode())
+    return told.hexdigest()
 
 
 def load_state(run, state):

@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from artifacts import checkpoint
-from artifacts.resume import Stopped, load_state, state_of, untrain
+from artifacts.resume import Stopped, load_state, problems_hash, state_of, untrain
 from artifacts.settings import LAUNCHED, to_toml
 from config import ConfigError
 
@@ -181,12 +181,10 @@ class RunFolder:
         if folder is None:
             self.write_config()
             return f"{self.path} has no checkpoint yet: starting from the first step."
-        ids = {*state["curriculum"]["active"],
-               *(group.prompt_id for group in state["pacer"]["groups"].values())}
-        if gone := ids - run.problems.train.keys():
-            raise ConfigError(f"task = {self.config.task!r}: {len(gone)} problems of {self.path} "
-                              "are no longer there or have changed; bring them back, or choose "
-                              "another --name")
+        if state.get("problems", now := problems_hash(run)) != now:
+            raise ConfigError(f"task = {self.config.task!r}: problems or gold answers of {self.path}"
+                              " have changed, and a curve has one test set; bring them back, or "
+                              "choose another --name")
         run.trainer.load(folder)
         load_state(run, state)
         self.saved = progress(run)

@@ -15,8 +15,9 @@ fitted; the mean of the last fifth of the curve (3 points at least) is to be for
               nothing is better
 
 A forecast that cannot be made is an empty cell with its reason, and the row stays; means are over
-the curves on which all of them exist. Interval and verdict stand there twice: of today, and as they
-were before the third round, in which the first two were judged (lo_before, ...).
+the curves on which all of them exist. Interval and verdict stand there three times: of today, as
+they were before the third round, in which the first two were judged (lo_before, ...), and in the
+third, with today's intervals (verdict_third).
 """
 import argparse
 import contextlib
@@ -30,6 +31,7 @@ from scipy.special import expit, logit
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import fit as law
+import fitting.forecast
 from fit import BadInput, fit_curve
 from fitting.forecast import LAST_VALUE, RANGE, USABLE, judge, line_at
 
@@ -40,21 +42,22 @@ WAYS = (*FORECASTS, "followed")
 KINDS = ("evaluations", "training", "robots")
 CLIP = 0.01
 VERDICTS = (USABLE, RANGE, LAST_VALUE)
-ROUNDS = ("first", "second", "third")
-BEFORE = {"LAW_ERROR": 0.3, "RUN_ERROR": 0.0}      # of fit.py, until the third round
+ROUNDS = ("first", "second", "third", "fourth")
+THIRD = {"CLEAR": 0.95}                         # the rule of the verdict, until the fourth round
+BEFORE = THIRD | {"LAW_ERROR": 0.3, "RUN_ERROR": 0.0}      # and of fit.py, until the third
 JUDGED = ("lo", "hi", "verdict")
 
 
 # ---------------------------------------------------------------------------------- 1. one curve
 def sources_of(*rounds):
-    """{run: its row of sources.csv} of these rounds of the collection, 1 to 3."""
+    """{run: its row of sources.csv} of these rounds of the collection, 1 to 4."""
     with open(HERE / "sources.csv", newline="") as file:
         return {row["run"]: row for row in csv.DictReader(file) if int(row["round"]) in rounds}
 
 
 def curves():
     """{run: (x, y), each (n,) in order of x}, {run: its row of sources.csv}, of all rounds."""
-    sources = sources_of(1, 2, 3)
+    sources = sources_of(1, 2, 3, 4)
     points = {run: [] for run in sources}
     with open(HERE / "curves.csv", newline="") as file:
         for row in csv.DictReader(file):
@@ -94,14 +97,18 @@ def logit_line(x, y, at):
 
 
 @contextlib.contextmanager
-def before():
-    """In here intervals are those of before the third round."""
-    now = {name: getattr(law, name) for name in BEFORE}
+def before(settings=BEFORE):
+    """In here intervals and verdicts are those of before the third round, or as `settings` say."""
+    modules = (law, fitting.forecast)
+    now = [{name: vars(module)[name] for name in settings if name in vars(module)}
+           for module in modules]
     try:
-        vars(law).update(BEFORE)
+        for module, names in zip(modules, now):
+            vars(module).update({name: settings[name] for name in names})
         yield
     finally:
-        vars(law).update(now)
+        for module, names in zip(modules, now):
+            vars(module).update(names)
 
 
 def forecast(x, y, cut):
@@ -110,12 +117,14 @@ def forecast(x, y, cut):
     measured, end = y[-last:].mean(), x[-last:]
     row = dict(points=x.size, fitted=int(early.sum()), last=last, measured=measured,
                lo="", hi="", reason="", verdict=VERDICTS[2], lo_before="", hi_before="",
-               verdict_before=VERDICTS[2])
+               verdict_before=VERDICTS[2], verdict_third=VERDICTS[2])
 
     def sigmoid():
         fit = fit_curve(x, y, c_max=cut * x[-1])
         with before():
             earlier = judge(fit, end)
+        with before(THIRD):
+            row["verdict_third"] = judge(fit, end)["verdict"]
         for when, told in (("", judge(fit, end)), ("_before", earlier)):
             row["verdict" + when] = told["verdict"]
             if not fit.no_interval:
@@ -207,17 +216,16 @@ def by_way(rows):
     return {name: [row for row in rows if way(row)] for name, way in ways.items()}
 
 
-def kept(number=1, as_judged=False):
+def kept(number=1, judged=""):
     """The rows of errors.csv of a round: numbers where there are numbers, "" for an empty cell.
-    as_judged: with interval and verdict as they were before the third round."""
-    text = ("run", "kind", "step_0", "reason", "verdict", "verdict_before")
+    judged: "_before", with interval and verdict of before the third round, or "_third"."""
+    text = ("run", "kind", "step_0", "reason", "verdict", "verdict_before", "verdict_third")
     sources = sources_of(number)
     with open(HERE / "errors.csv", newline="") as file:
         rows = [{name: cell if name in text or not cell else float(cell)
                  for name, cell in row.items()} for row in csv.DictReader(file)
                 if row["run"] in sources]
-    rows = [row | {name: row[f"{name}_before"] for name in JUDGED} if as_judged else row
-            for row in rows]
+    rows = [row | {name: row.get(name + judged, row[name]) for name in JUDGED} for row in rows]
     return [row | {"followed": row["naive" if row["verdict"] == LAST_VALUE else "sigmoid"]}
             for row in rows]
 
@@ -230,21 +238,45 @@ def holding(rows):
             f"{width:.3f}"[1:])
 
 
-def before_and_now():
+def called_usable(number, cut, judged=""):
+    """-> the rows called usable, and the number of all rows."""
+    rows = [row for row in kept(number, judged) if row["cut"] == cut]
+    return [row for row in rows if row["verdict"] == USABLE], len(rows)
+
+
+def wider_intervals():
     """The table of the third round: without a fall, what holds and how wide it is, then which are
-    called usable and what holds of these; before, and today."""
-    told = ["| curves | cut | hold, before | width | today | width | usable, before | of them hold "
-            "| today | of them hold |", "|---" + "|--:" * 9 + "|"]
-    for number, name in enumerate(ROUNDS, 1):
+    called usable and what holds of these; before, and in that round."""
+    told = ["| curves | cut | hold, before | width | then | width | usable, before | of them hold "
+            "| then | of them hold |", "|---" + "|--:" * 9 + "|"]
+    for number, name in enumerate(ROUNDS[:3], 1):
         for cut in CUTS[::-1]:
             cells = []
-            for as_judged in (True, False):
-                rows = [row for row in kept(number, as_judged) if row["cut"] == cut]
-                usable = [row for row in rows if row["verdict"] == USABLE]
+            for judged in ("_before", "_third"):
+                rows = [row for row in kept(number, judged) if row["cut"] == cut]
+                usable, n = called_usable(number, cut, judged)
                 cells.append((holding([row for row in rows if not row["collapse"]]),
-                              (f"{len(usable)} of {len(rows)}", holding(usable)[0].split()[0])))
+                              (f"{len(usable)} of {n}", holding(usable)[0].split()[0])))
             told.append(f"| {name} round | {cut:g} | ".replace("| 0.", "| .") + " | ".join(
                 [*cells[0][0], *cells[1][0], *cells[0][1], *cells[1][1]]) + " |")
+    return "\n".join(told)
+
+
+def usable_by_rule():
+    """The table of the fourth round: by the third round's rule and by today's, which are called
+    usable, how many of their intervals hold, and the median errors of law and last value."""
+    told = ["| curves | cut | usable, third round | hold | law | last value | usable, today | hold "
+            "| law | last value |", "|---" + "|--:" * 9 + "|"]
+    for numbers, name in (((1, 2, 3), "the first three rounds"), ((4,), "the fourth round")):
+        for cut in CUTS[::-1]:
+            cells = []
+            for judged in ("_third", ""):
+                parts = [called_usable(number, cut, judged) for number in numbers]
+                rows, n = sum((some for some, _ in parts), []), sum(n for _, n in parts)
+                errors = [f"{np.median(np.abs([row[way] for row in rows])):.3f}"[1:] if rows else ""
+                          for way in ("sigmoid", "naive")]
+                cells += [f"{len(rows)} of {n}", holding(rows)[0].split()[0], *errors]
+            told.append(f"| {name} | {cut:g} | ".replace("| 0.", "| .") + " | ".join(cells) + " |")
     return "\n".join(told)
 
 
@@ -261,9 +293,10 @@ def main():
             writer.writerows(rows)
     print("Mean absolute errors of the forecasts, then medians; 90% intervals that hold what "
           "was measured,\nof those that exist; runs that fall for good after the cut.\n")
-    first, second = kept(1, as_judged=True), kept(2, as_judged=True)
-    print("\n\n".join([*tables(first), beside(first, second), before_and_now(),
-                       lines(by_way(kept(3)))]))
+    first, second = kept(1, "_before"), kept(2, "_before")
+    print("\n\n".join([*tables(first), beside(first, second), wider_intervals(),
+                       lines(by_way(kept(3, "_third"))), usable_by_rule(),
+                       lines(by_way(kept(4)))]))
 
 
 if __name__ == "__main__":

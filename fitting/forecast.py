@@ -5,7 +5,7 @@ import numpy as np
 from fit import FEW, LAST, SAME_A, BadInput, diagnostics, falls, fit_curve, interval
 
 USABLE, RANGE, LAST_VALUE = ("forecast usable", "only a range", "no better than the last value")
-WIDEST = 0.5              # a wider interval is of no use as a forecast
+CLEAR, WIDEST = 0.8, 0.5  # share of its curves beyond the last value; a wider one is useless
 FALLS = "if the run does not fall, as 20 of 141 published ones did"
 
 
@@ -30,14 +30,14 @@ def judge(fit, C):
     -> {"verdict", "reasons" (two sentences at most), "value", "law", "lo", "hi", "naive", "line"}:
     value is what to expect, law what the curve says, with its interval"""
     law, naive = float(fit.curve(C).mean()), float(fit.R[-3:].mean())
-    low, high = map(float, interval(fit.futures(C, noise=True).mean(1)))
+    low, high = map(float, interval(ends := fit.futures(C, noise=True).mean(1)))
     reasons, verdict = [], USABLE
     if fit.no_interval:
         verdict, reasons = LAST_VALUE, [fit.no_interval]
     elif abs(law - naive) <= SAME_A:
         verdict, reasons = LAST_VALUE, ["the curve promises about the last value"]
-    elif low <= naive <= high:
-        verdict, reasons = RANGE, ["the last value lies in the interval as well"]
+    elif np.quantile(ends, 1 - CLEAR) <= naive <= np.quantile(ends, CLEAR):
+        verdict, reasons = RANGE, ["at most 80% of its curves end on one side of the last value"]
     elif high - low > WIDEST:
         verdict, reasons = RANGE, [f"the interval is {high - low:.2f} wide"]
     if falls(fit):

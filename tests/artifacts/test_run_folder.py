@@ -15,10 +15,11 @@ import torch
 from conftest import ROOT
 
 from artifacts import checkpoint, run_folder
+from artifacts.resume import problems_hash
 from artifacts.run_folder import Progress, RunFolder
 from artifacts.settings import LAUNCHED, make_config, read_toml
 from config import Config, ConfigError
-from sampler import Group
+from tasks.sources import make_problem
 
 
 class Alone:
@@ -282,16 +283,25 @@ def test_a_run_is_not_resumed_to_fewer_steps_than_it_has_taken(make):
     folder.close()
 
 
-def test_a_run_whose_problems_have_changed_is_not_resumed(make):
-    """An id is a hash of the question: one that is reworded is another problem."""
+@pytest.mark.parametrize("changed", ["a training question", "a held-out answer", "one more", ""])
+def test_a_run_whose_problems_or_gold_answers_have_changed_is_not_resumed(make, changed):
+    """Else one curve has two test sets, or a prompt two rewards, and nothing says so."""
+    def run_on(*problems):
+        train, held, *more = (make_problem("mine", *pair) for pair in problems)
+        return SimpleNamespace(problems=SimpleNamespace(
+            train={train.id: train}, heldout={p.id: p for p in (held, *more)}))
+    before = [("What is 1 + 2?", "3"), ("What is 4 + 5?", "9")]
+    after = {"a training question": [("What is 1 + 3?", "4"), before[1]],
+             "a held-out answer": [before[0], ("What is 4 + 5?", "10")],
+             "one more": [*before, ("What is 6 + 8?", "14")], "": before}[changed]
     folder = make(task="mine.jsonl")
     checkpoint.save(folder.checkpoints / "step_1", torch.nn.Linear(3, 1), SimpleNamespace(state={}),
-                    Alone(), {"step": 1, "logs": {}, "curriculum": {"active": ["a", "b"]},
-                              "pacer": {"groups": {0: Group(0, "c", 0, 2)}}})
-    found = again(folder)
-    run = SimpleNamespace(problems=SimpleNamespace(train={"b": 1, "d": 1}))
-    with pytest.raises(ConfigError, match="^task = 'mine.jsonl': 2 problems of runs/r are no "
-                                          "longer there or have changed"):
+                    Alone(), {"step": 1, "logs": {}, "problems": problems_hash(run_on(*before))})
+    found, run = again(folder), run_on(*after)
+    run.trainer = SimpleNamespace(load=lambda path: 1 / 0)
+    with pytest.raises(ConfigError if changed else ZeroDivisionError,
+                       match="^task = 'mine.jsonl': problems or gold answers of runs/r have "
+                             "changed" if changed else None):
         found.restore(run)
     found.close()
 

@@ -20,7 +20,7 @@ from fitting.readers import read_curves                                     # no
 PUBLIC = ROOT / "results" / "public"
 BOTH = [*public.kept(), *public.kept(2)]
 ALL = [*BOTH, *public.kept(3)]
-OLD = {"as_judged": True}
+OLD = {"judged": "_before"}
 
 
 def curve(run):
@@ -124,7 +124,10 @@ def test_the_tables_of_the_page_are_those_of_the_rows():
     page = (PUBLIC / "README.md").read_text()
     assert all(table in page for table in public.tables(public.kept(**OLD)))
     assert public.beside(public.kept(**OLD), public.kept(2, **OLD)) in page
-    assert public.before_and_now() in page and public.lines(public.by_way(public.kept(3))) in page
+    assert public.wider_intervals() in page
+    assert public.lines(public.by_way(public.kept(3, "_third"))) in page
+    assert public.usable_by_rule() in page
+    assert public.lines(public.by_way(public.kept(4))) in page
 
 
 @pytest.mark.parametrize("number", [2, 3])
@@ -319,14 +322,14 @@ def test_the_second_round_is_told_as_it_is():
 
 def test_the_third_round_is_told_as_it_is():
     """What was wanted, what it has cost, and that the narrower intervals would have done."""
-    def part(cut, **judged):
-        return [row for row in public.kept(3, **judged) if row["cut"] == cut]
+    def part(cut, judged="_third"):
+        return [row for row in public.kept(3, judged) if row["cut"] == cut]
     half, early = part(0.5), part(0.3)
     calm, calm_early, narrow, narrow_early = (
         hold([row for row in some if not row["collapse"]])
-        for some in (half, early, part(0.5, **OLD), part(0.3, **OLD)))
+        for some in (half, early, part(0.5, "_before"), part(0.3, "_before")))
     usable, before = ([row for row in some if row["verdict"] == public.USABLE]
-                      for some in (half, part(0.5, **OLD)))
+                      for some in (half, part(0.5, "_before")))
     median, median_before = (
         f"{of(some, 'sigmoid', np.median)} for {of(some, 'naive', np.median)}"
         for some in (usable, before))
@@ -336,9 +339,9 @@ def test_the_third_round_is_told_as_it_is():
             f"{calm_early}.") in page
     assert (f"At the half {len(usable)} of 51 are called usable, both intervals hold, median error "
             f"{median} of the last value") in page
-    both = [[row for number in (1, 2, 3) for row in public.kept(number, as_judged)
+    both = [[row for number in (1, 2, 3) for row in public.kept(number, judged)
              if row["cut"] == 0.5 and row["verdict"] == public.USABLE]
-            for as_judged in (False, True)]
+            for judged in ("_third", "_before")]
     assert (f"of all 141 curves {len(both[0])} are called usable at the half, where {len(both[1])} "
             f"were, and these {len(both[0])} are the wide ones (width "
             + " for ".join(f"{np.median([row['hi'] - row['lo'] for row in some]):.2f}"[1:]
