@@ -9,7 +9,7 @@
 # make test      the whole test suite
 # make seeds     the demo on five seeds (SEEDS="5 6": others), and what each first half predicted
 # make held-out  five other toys with five other seeds: how good are the demo's predictions
-# make public    141 published curves of others: how good is fit.py's forecast there
+# make public    196 published curves of others: how good is fit.py's forecast there
 # make study     the paper's findings, looked for on a laptop: the runs that are missing (hours)
 # make record    seconds to .80 of fresh toys, beside the record's (results/baselines)
 # make study-figures  the tables and figures of results/study, from the kept logs
@@ -61,7 +61,7 @@ held-out: $(VENV)/base
 		n=toy$$t-seed$$s; test -e runs/$$n/done && exit; test -e models/toy-$$t || \
 		$(PY) -m study.toy --seed $$t --out models/toy-$$t > runs/$$n.log 2>&1 && $(PY) scalerl.py \
 		--config configs/demo.toml --model models/toy-$$t --name $$n --seed $$s > runs/$$n.log 2>&1'
-	$(PY) bench/held_out.py runs/toy*-seed*/
+	$(PY) bench/held_out.py $(foreach p,$(PAIRS),runs/toy$(firstword $(subst :, ,$p))-seed$(lastword $(subst :, ,$p)))
 
 # Other people's curves, committed with their sources: results/public.
 public: $(VENV)/base
@@ -124,7 +124,7 @@ grade: $(VENV)/test
 submit:
 	$(PYTHON) -B -m course.batch --pack "$(or $(OUT),submission.zip)"
 grade-all: $(VENV)/test
-	$(PY) -m course.batch "$(DIR)" --out "$(or $(OUT),graded)" $(if $(PLANS),--plans "$(PLANS)") \
+	$(PY) -m course.batch "$(or $(DIR),$(error DIR=FOLDER))" --out "$(or $(OUT),graded)" $(if $(PLANS),--plans "$(PLANS)") \
 		$(if $(filter command line environment,$(origin SEED)),--seed $(SEED))
 
 # Faults by the hundred (docs/reliability.md): one process, two servers and two ranks, a fleet on

@@ -120,7 +120,7 @@ class Config:
     servers: int = 0                    # ours; vLLM servers to start; 0: by the launcher's rule
     trainers: int = 0                   # ours; trainer processes; 0: by the launcher's rule
     tensor_parallel: int = 0            # ours; GPUs that share every layer of a server's model; 0:
-                                        # by the launcher's rule
+                                        # by the launcher's rule; unused without servers
     vllm_args: str = ""                 # ours; for each server, as "--max-num-batched-tokens 4096";
                                         # an engine in the trainer reads only --enforce-eager
     vllm_url: str = ""                  # ours; servers that others started, "http://a:8000,...",

@@ -16,7 +16,7 @@ The law is Eq. 1 of ScaleRL (arXiv 2510.13786); appendix A.5 tells how the paper
 For `from fit import fit_curve` this file, numpy and scipy are enough; the command is in fitting/.
 Ours, not the paper's: R0 is the measured step-0 evaluation, and all later ones are fitted; least
 squares anywhere in the ranges, not on the grid alone; 90% intervals; the stretched law. A forecast
-is for runs that do not fall: of 141 published ones 20 did, after their half.
+is for runs that do not fall: of 196 published ones 25 did, after their half.
 Axes: n evaluations, S bootstrap replicates, m nodes of C_mid, k values of C."""
 from dataclasses import dataclass, field, replace
 

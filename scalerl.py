@@ -507,9 +507,8 @@ class Run:
         rewards = torch.where(right, 1.0, -1.0)     # paper, sec. 2
         if config.length_penalty:       # the paper's ablation: correct samples alone pay for length
             lengths = torch.tensor([sum(r.sampled) for r in rollouts]).float().view(-1, G)
-            rewards += right * length_penalty(
-                lengths, l_max=config.think_max + config.answer_tokens,
-                l_cache=config.length_penalty)
+            rewards += right * length_penalty(lengths, l_cache=config.length_penalty,
+                                              l_max=config.think_max + config.answer_tokens)
         return rollouts, rewards, {"pass_rate": right.float().mean().item()} | log
 
     def push_weights(self, sampler=None):

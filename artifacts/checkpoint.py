@@ -100,7 +100,8 @@ def save_model(model, tokenizer, named_tensors, folder):
 
 def saved(folder):
     """Checkpoint folders below `folder`, newest first."""
-    return sorted(folder.glob("step_*[0-9]"), key=lambda path: -int(path.name.split("_")[1]))
+    found = {int(p.name[5:]): p for p in folder.glob("step_*") if p.name[5:].isdecimal()}
+    return [found[step] for step in sorted(found, reverse=True)]
 
 
 def read_state(folder):

@@ -33,11 +33,8 @@ def state_of(run):
 
 def problems_hash(run):
     """Of all questions and gold answers: an id is the hash of a question (1 s for a million)."""
-    told = hashlib.sha256()
-    for part in (run.problems.train, run.problems.heldout):
-        for problem in part.values():
-            told.update(f"{problem.id} {problem.answer!r} {problem.kind}\n".encode())
-    return told.hexdigest()
+    problems = (*run.problems.train.values(), *run.problems.heldout.values())
+    return hashlib.sha256(repr([(p.id, p.answer, p.kind) for p in problems]).encode()).hexdigest()
 
 
 def load_state(run, state):
@@ -112,8 +109,8 @@ class KeptAnswers:
 
     def submit(self, request):
         answers = self.kept.get(request.group_id, [])
-        if len(answers) == request.samples:
-            self.ready += [Rollout(**fields) for fields in answers]
+        if [r["prompt_id"] for r in answers] == [request.prompt_id] * request.samples:
+            self.ready += [Rollout(**r | {"prompt_ids": request.prompt_ids}) for r in answers]
         else:
             self.kept = {}              # nor any problem that comes later
             self.sampler.submit(request)

@@ -29,7 +29,7 @@ LOGS = ("metrics.jsonl", "evals.jsonl", "groups.jsonl", "samples.jsonl")
 
 
 class RunFolder:
-    """runs/NAME of this config; nothing is made or written before `begin`."""
+    """runs/NAME of this config; nothing of it is made before `make`."""
 
     def __init__(self, config):
         self.config, self.path = config, Path("runs") / config.name
@@ -182,9 +182,8 @@ class RunFolder:
             self.write_config()
             return f"{self.path} has no checkpoint yet: starting from the first step."
         if state.get("problems", now := problems_hash(run)) != now:
-            raise ConfigError(f"task = {self.config.task!r}: problems or gold answers of {self.path}"
-                              " have changed, and a curve has one test set; bring them back, or "
-                              "choose another --name")
+            raise ConfigError(f"task = {self.config.task!r}: problems or answers of {self.path} "
+                              "have changed; bring them back, or choose another --name")
         run.trainer.load(folder)
         load_state(run, state)
         self.saved = progress(run)
@@ -227,8 +226,9 @@ class RunFolder:
 
 
 def progress(run):
-    """What has changed if a checkpoint is worth its time: steps, evaluations, finished samples."""
-    return run.step, run.evaluated, run.pacer.admitted, run.generated
+    """What has changed if a checkpoint is worth its time. clock: of samples that have not ended."""
+    clock = getattr(run.sampler, "decoded", {}).get("clock")
+    return run.step, run.evaluated, run.pacer.admitted, run.generated, clock
 
 
 def commit():

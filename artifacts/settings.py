@@ -27,6 +27,7 @@ def check(config):
         ("in [0, 1]", lambda x: 0 <= x <= 1, "max_unusable"),
         ("1 or above", lambda x: 1 <= x < math.inf, "eps_max"),     # the ratio starts at 1
         ("above zero; above 1 no prompt retires", lambda x: x > 0, "retire_at"),
+        ("from 0 to 2^32 - 2, as vLLM asks", lambda x: 0 <= x < 2**32 - 1, "seed"),
         ("-1 (one if there is one), 0, or their number", lambda x: x >= -1, "gpus"),
     ):
         for name in names.split():
@@ -114,10 +115,10 @@ def make_config(values):
 
 def to_toml(config):
     """All settings as TOML, whose strings are JSON's if characters beyond ASCII stay as they are.
-    Raises ConfigError for null, which TOML does not have."""
+    Raises ConfigError for null, which TOML does not have, and for a date."""
     def render(value):
-        if value is None:
-            raise ConfigError("options cannot hold null: leave the option out")
+        if not isinstance(value, (str, int, float, list, dict)):
+            raise ConfigError(f"options cannot hold {value}: leave it out, or write text")
         if isinstance(value, dict):
             return "{" + ", ".join(f"{render(k)} = {render(v)}" for k, v in value.items()) + "}"
         if isinstance(value, list):

@@ -67,9 +67,8 @@ def log_step(run, groups, rewards, log, watch):
     } | run.sampler.log() | run.compute.log()
     run.folder.append("metrics.jsonl", line)
     # Which samples were trained on: none may be lost, and none may be there twice.
-    trained = {"step": run.step, "groups": [
-        {"id": group.group_id, "prompt_id": group.prompt_id, "start": group.start,
-         "rewards": row.tolist()} for group, row in zip(groups, rewards)]}
+    trained = {"step": run.step, "groups": [{"id": group.group_id, "prompt_id": group.prompt_id,
+        "start": group.start, "rewards": row.tolist()} for group, row in zip(groups, rewards)]}
     if run.step % TIMELINE_EVERY == 0 and all(r.ended for r in rollouts):
         trained["timeline"] = [decoded(r) for r in rollouts]
     run.folder.append("groups.jsonl", trained)

@@ -212,6 +212,8 @@ def main():
     p.add_argument("families", nargs="*", help="none: all")
     p.add_argument("--out", type=Path, help="write the table there")
     args = p.parse_args()
+    if unknown := set(args.families) - set(FAMILIES):
+        p.error(f"no family of this list: {', '.join(sorted(unknown))}")
     transformers.utils.logging.set_verbosity_error()
     rows = []
     for family in args.families or FAMILIES:

@@ -68,8 +68,10 @@ def run(recipe, model, seed, rules):
     name = f"record-{Path(recipe[-1]).stem}-{seed}"
     configs = [word for config in recipe for word in ("--config", config)]
     shutil.rmtree(Path("runs") / name, ignore_errors=True)
-    subprocess.run([sys.executable, "scalerl.py", *configs, "--model", model, "--seed", str(seed),
-                    "--name", name, *rules], check=True, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "scalerl.py", *configs, "--model", model, "--seed", str(seed),
+               "--name", name, *rules]
+    if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
+        sys.exit(f"{name} ended with an error")
     evals, steps = ([json.loads(line) for line in (Path("runs") / name / log).open()]
                     for log in ("evals.jsonl", "metrics.jsonl"))
     wanted, found = rules[rules.index("--heldout-prompts") + 1], steps[0]["problems/heldout"]
@@ -85,6 +87,9 @@ def main():
     p.add_argument("--times", type=int, default=3, help="how many fresh toys, or seeds")
     p.add_argument("--seeds", type=int, nargs="+", help="these seeds, instead of drawn ones")
     args = p.parse_args()
+    for config in args.config or ():
+        if not Path(config).is_file():
+            p.error(f"no file {config}")
     recipes = list(dict.fromkeys([tuple(args.config or RECORD[args.model]), RECORD[args.model]]))
     found = {recipe: [] for recipe in recipes}
     print(f"{'seed':>8}", *(f"{Path(recipe[-1]).stem:>16}" for recipe in recipes), flush=True)

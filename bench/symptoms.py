@@ -215,7 +215,8 @@ def profile(folder, parts=6):
     for column in PROFILE:
         means = [[row[column] for row in chunk if column in row] for chunk in chunks]
         lines.append(f"| `{column}` | " + " | ".join(
-            f"{x:.0f}" if x > 100 else f"{x:.2g}" for x in (sum(m) / len(m) for m in means)) + " |")
+            f"{x:.0f}" if x > 100 else f"{x:.2g}" for x in
+            (sum(m) / len(m) if m else float("nan") for m in means)) + " |")
     return "\n".join(lines)
 
 

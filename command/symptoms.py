@@ -78,7 +78,7 @@ def ranges(steps):
 def told(folder):
     """A sentence for each symptom that a run's folder shows."""
     rows = read(folder)
-    few = f", of {len(rows)} steps; most rules need 10, some 60" * (len(rows) < 60)
+    few = f", of {sum(row['step'] > 0 for row in rows)} steps; most rules need 10, some 60"
     return [f"symptom: {s.name}, step {ranges(steps)} ({s.rule}). Likely: {s.cause}. "
             f"Try: {s.advice}." for s, steps in found(rows)] or [
-        f"no symptom of docs/is-it-working.md{few}"]
+        f"no symptom of docs/is-it-working.md{few * (len(rows) < 60)}"]

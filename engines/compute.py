@@ -106,9 +106,8 @@ class Compute:
     def group_flops(self, rollouts, samples_per_prompt):
         """FLOPs of one forward pass over groups of rollouts, one after another."""
         starts = range(0, len(rollouts), samples_per_prompt)
-        return sum(self.model_flops.of_group(
-            len(rollouts[i].prompt_ids),
-            [len(r.output_ids) for r in rollouts[i: i + samples_per_prompt]]) for i in starts)
+        return sum(self.model_flops.of_group(len(rollouts[i].prompt_ids), [
+            len(r.output_ids) for r in rollouts[i: i + samples_per_prompt]]) for i in starts)
 
     def log(self):
         return {"compute/flops": self.flops, "compute/tokens": self.tokens,

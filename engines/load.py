@@ -143,14 +143,13 @@ def interruption_of(config, tokenizer):
 
 
 def end_ids(config, tokenizer, model):
-    """The ids that end a text. Raises ConfigError: the model names none."""
+    """The ids that end a text: the model's, and the tokenizer's as in vLLM. Raises ConfigError."""
     eos = model.generation_config.eos_token_id
-    eos = tokenizer.eos_token_id if eos is None else eos
-    ends = eos if isinstance(eos, list) else [eos]
+    ends = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
     if not ends or not all(isinstance(end, int) for end in ends):
         raise ConfigError(f"model = {config.model!r}: names no end-of-sequence token by its number "
                           f"({eos!r})")
-    return set(ends)
+    return ends
 
 
 def longest_tokens(config, tokenizer, model, prompt_tokens=1):

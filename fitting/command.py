@@ -138,8 +138,7 @@ def arguments(argv):
         for value in np.ravel(getattr(args, name)):
             if value is not None and not low <= value < np.inf:
                 raise BadInput(f"--{name} takes a number of at least {low:g}, got {value:g}")
-    if args.apart:
-        args.plan = args.apart / APART
+    args.plan = args.apart / APART if args.apart else args.plan
     return args
 
 
@@ -178,9 +177,8 @@ def report(args):
         warnings += doubts
     if several:
         print(*compare_lines(curves, {c.label: fits[c.label] for c in curves}, refits), sep="\n")
-    why = [f"{len(warnings)} warning{'s' * (len(warnings) > 1)}: --why"] if warnings else []
-    if args.why:
-        why = [*(rival_line(*each) for each in fits.items()), *warnings]
+    why = [*(rival_line(*each) for each in fits.items()), *warnings] if args.why else [
+        f"{len(warnings)} warning{'s' * (len(warnings) > 1)}: --why"] * bool(warnings)
     print(*fit_table(fits), *why, sep="\n")
     if args.out != "none" and not several:
         path = Path(args.out or curve.picture)

@@ -6,7 +6,7 @@ from fit import FEW, LAST, SAME_A, BadInput, diagnostics, falls, fit_curve, inte
 
 USABLE, RANGE, LAST_VALUE = ("forecast usable", "only a range", "no better than the last value")
 CLEAR, WIDEST = 0.8, 0.5  # share of its curves beyond the last value; a wider one is useless
-FALLS = "if the run does not fall, as 20 of 141 published ones did"
+FALLS = "if the run does not fall, as 25 of 196 published ones did"
 
 
 def line_at(C, R, C_at):
@@ -47,8 +47,7 @@ def judge(fit, C):
     if not fit.no_interval and any("the bend" in warning for warning in diagnostics(fit)):
         reasons.append("the bend towards the ceiling has hardly been seen")
     return dict(verdict=verdict, reasons=reasons[:2], value=naive if verdict == LAST_VALUE else law,
-                law=law, lo=low, hi=high, naive=naive,
-                line=float(line_at(fit.C, fit.R, C).mean()))
+                law=law, lo=low, hi=high, naive=naive, line=float(line_at(fit.C, fit.R, C).mean()))
 
 
 def verdict_line(told, where):
@@ -57,10 +56,10 @@ def verdict_line(told, where):
     other = f"the last value is {told['naive']:.3f}"
     if told["verdict"] == LAST_VALUE:
         first, other = f"{told['value']:.3f}", f"the curve says {first}"
-    link = "but" if told["verdict"] == USABLE else "because"
     return (f"{told['verdict']}: {first} {where}, {FALLS}; {other}, the line in log C "
             f"{told['line']:.3f}"
-            + "".join(f"\n  {link} {reason}" for reason in told["reasons"]))
+            + "".join(f"\n  {'but' if told['verdict'] == USABLE else 'because'} {reason}"
+                      for reason in told["reasons"]))
 
 
 def forecast_line(C, R, end):

@@ -112,14 +112,19 @@ def read_table(path):
 
 def read_jsonl(path):
     """(rows, notes) of a log with an object a line, the last perhaps half-written (ours, verl,
-    prime-rl); or of a whole list, a trainer_state.json (TRL, transformers), a notebook."""
+    prime-rl); or of a whole list, columns, a trainer_state.json (TRL), a notebook."""
     rows, lines = [], list(filter(str.strip, path.read_text(errors="replace").split("\n")))
     if path.suffix != ".jsonl":
         with contextlib.suppress(json.JSONDecodeError):         # lines of objects
             whole = json.loads("\n".join(lines))
+            if not isinstance(whole, dict):
+                return whole, []
             if path.suffix == ".ipynb":
                 return read_notebook(whole.get("cells", ())), []
-            return (whole.get("log_history", [whole]) if isinstance(whole, dict) else whole), []
+            sizes = {isinstance(column, list) and len(column) for column in whole.values()}
+            if "log_history" not in whole and len(sizes) == 1 and any(sizes):
+                return [dict(zip(whole, row)) for row in zip(*whole.values())], []
+            return whole.get("log_history", [whole]), []
     for i, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
@@ -140,15 +145,13 @@ def read_console(text):
             row = dict(cell.rsplit(":", 1) for cell in found[0].split(" - ") if ":" in cell)
             lines.append(first | row if row["step"] == "0" else row)
         elif found := re.search(r"(?:\b(?:step|eval|rollout) (\d+)[^{]*)?(\{'[^{}]*\})", line):
-            try:
+            with contextlib.suppress(SyntaxError, ValueError):  # a dict of other things
                 row = ast.literal_eval(re.sub(r": (-?(?:nan|inf))\b", r": '\1'", found[2]))
-            except (SyntaxError, ValueError):     # a dict of other things than numbers and text
-                continue
-            if "Initial validation metrics" in line:       # verl's step 0, the oldest without val/
-                first = {re.sub("^test_score", "val/test_score", name): row[name] for name in row}
-            elif isinstance(row, dict):
-                dicts.append({"step": found[1]} | row if found[1] else row)
-        elif (found := PLAIN_STEP.search(line)) and "reward" in line.lower():
+                if "Initial validation metrics" in line:        # verl's step 0, the oldest: no val/
+                    first = {re.sub("^test_s", "val/test_s", name): row[name] for name in row}
+                elif isinstance(row, dict):
+                    dicts.append({"step": found[1]} | row if found[1] else row)
+        elif (found := PLAIN_STEP.search(line)) and re.search(r"(?i)reward|\bacc\b|accuracy", line):
             plain.append(dict(PLAIN_CELL.findall(line[found.end():])) | {"step": found[1]})
     return lines or ("reward" in str(dicts).lower() and dicts) or plain or dicts
 
@@ -216,8 +219,7 @@ def flat(row):
             try:
                 cells[name] = float(str(value).rstrip("%")) / (100 if "%" in str(value) else 1)
             except ValueError:
-                if text := str(value).strip():
-                    cells[name] = text
+                cells |= {name: text} if (text := str(value).strip()) else {}
     return cells
 
 

@@ -26,7 +26,8 @@ LOST_S = 5.0                                # a rank waits so long for the cause
 
 def make_team(config):
     """The `Alone` or `Ranks` of this process, from the environment that its launcher has set."""
-    return Ranks(config) if int(os.environ.get("WORLD_SIZE", 1)) > 1 else Alone(config)
+    several = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+    return Ranks(config) if several else Alone(config)
 
 
 class Alone:

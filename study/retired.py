@@ -72,6 +72,9 @@ def main():
     p.add_argument("runs", nargs="+", type=Path)
     p.add_argument("--csv", help="write the rows to this file")
     args = p.parse_args()
+    for folder in args.runs:
+        if not (folder / "groups.jsonl").exists():
+            p.error(f"{folder} is no run: it has no groups.jsonl")
     rows = []
     for folder in args.runs:
         rows.append({name: round(value, 4) if isinstance(value, float) else value

@@ -9,7 +9,8 @@ in optimizer steps a sample's lag is `uses` times that, and grows by one with ea
 The FLOPs of the log count a generated token GENERATION times: decoding reaches a small share of
 what a GPU can multiply. With one use 80% of the compute would then be generation (a token costs 2
 FLOPs a weight to generate, 6 to train on), more where groups of equal rewards are not trained on.
-One process only: a launcher would start plain trainers.
+One process only: a launcher would start plain trainers. A run that a signal stops between two uses
+has kept the first, and after the resume trains those groups from their first use again.
 """
 import argparse
 import sys

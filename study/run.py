@@ -187,7 +187,7 @@ def finish(job, code):
         shutil.rmtree(job.folder / "checkpoints")
     else:
         last = job.folder.with_suffix(".log").read_text().strip().split("\n")[-1]
-        if code in STOPPED or "another process is training it" in last:
+        if code in STOPPED or "another process is training it" in last or "[Errno" in last:
             sys.exit(f"{job.name} was stopped; the same command goes on: {last}")
         metrics = job.folder / "metrics.jsonl"          # its first line is of the self-test
         if not metrics.exists() or '"pass_rate"' not in metrics.read_text():

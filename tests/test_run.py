@@ -446,6 +446,7 @@ def test_samplers_and_trainer_compute_log_probs_at_one_temperature_and_with_one_
     trainer = make_trainer(temperature=0.7, head_fp32=head_fp32, engine="transformers", slots=16,
                            think_min=5, think_max=17, answer_tokens=3, prompt_tokens=13)
     trainer.model.generation_config.eos_token_id = 1
+    trainer.tokenizer = SimpleNamespace(eos_token_id=1)
     monkeypatch.setattr(making, "load_problems", lambda *_: SimpleNamespace(
         train={"p": None}, heldout=dict.fromkeys("abc"), prompt_tokens=13,
         prompts={name: tuple(range(2, 4 + i)) for i, name in enumerate("abc")}))
@@ -522,6 +523,7 @@ def test_two_seeds_share_neither_order_nor_samples_nor_the_draws_of_an_evaluatio
     def drawn(seed):
         trainer = make_trainer(seed=seed, engine="transformers", slots=16, eval_samples=4)
         trainer.model.generation_config.eos_token_id = 1
+        trainer.tokenizer = SimpleNamespace(eos_token_id=1)
         train = {f"p{i}": None for i in range(23)}
         heldout = {name: Problem(name, "m", "?", "7") for name in "abc"}
         monkeypatch.setattr(making, "load_problems", lambda *_: SimpleNamespace(
@@ -951,6 +953,30 @@ def test_a_run_that_is_stopped_again_and_again_within_one_step_keeps_what_has_fi
     assert 0 < kept[0] < kept[1] < kept[2]
     assert train(tmp_path, arguments(micro, name="r"), monkeypatch) == 0
     assert same_logs(tmp_path / "runs" / "r", reference)
+
+
+def test_a_stop_in_which_no_sample_has_finished_keeps_the_tokens_that_were_decoded(
+        micro, tmp_path, monkeypatch):
+    """A sample may take longer than a scheduler lends the machine."""
+    decode, kept, calls = scalerl.Run.decode, [], []
+
+    def stopping(run, sampler):
+        calls.append(run.evaluated is not None)         # before that it is the self-test
+        if calls[-1] and calls.count(True) % 3 == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return decode(run, sampler)
+    for _ in range(3):
+        with monkeypatch.context() as patch:
+            patch.setattr(scalerl.Run, "evaluate", lambda run: setattr(run, "evaluated", run.step))
+            patch.setattr(scalerl.Run, "train_step", lambda run: run.generate())
+            patch.setattr(scalerl.Run, "decode", stopping)
+            patch.setattr(making.load, "end_ids", lambda *_: set())         # none ends early
+            assert train(tmp_path, [*arguments(micro, name="r", think_min=30, think_max=40),
+                                    "--no-preflight"], patch) == 75
+        state = checkpoint.read_state(next(iter(checkpoint.saved(tmp_path / "runs/r/checkpoints"))))
+        assert state["generated"] == 0
+        kept.append(state["sampler"]["decoded"]["clock"])
+    assert kept[0] < kept[1] < kept[2]
 
 
 def test_ctrl_c_while_a_run_is_still_being_built_is_one_sentence(micro, monkeypatch, capsys):

@@ -363,6 +363,7 @@ def test_a_list_of_checksums_that_is_none_is_said(damage, tmp_path):
 
 
 def test_the_newest_is_the_one_with_the_largest_number_and_unfinished_ones_do_not_count(tmp_path):
-    for name in ("step_9", "step_10", "step_2", ".step_12.tmp", "best"):
+    for name in ("step_9", "step_10", "step_2", ".step_12.tmp", "best", "step_9_copy1",
+                 "step_best1"):
         (tmp_path / name).mkdir()
     assert [path.name for path in checkpoint.saved(tmp_path)] == ["step_10", "step_9", "step_2"]

@@ -78,6 +78,25 @@ def test_what_finished_before_the_first_unfinished_problem_is_kept_and_the_rest_
     assert len(ask(third, 31, 3)) == 93 and third.sampler.asked == []
 
 
+def test_a_kept_answer_has_its_prompt_again_and_is_of_the_problem_that_asks(rng, tmp_path):
+    """The verifier reads in the prompt whether thinking was open: without it, unfinished thinking
+    is graded as an answer. Problems that have moved get no answer of another one."""
+    first = KeptAnswers(Engine(rng), tmp_path / "e.jsonl")
+    first.reseed(1030)
+    ask(first, 13, 3)
+    for shift, asked in ((0, []), (4, list(range(13)))):
+        again = KeptAnswers(Engine(rng), tmp_path / "e.jsonl")
+        again.reseed(1030)
+        for i in range(13):
+            again.submit(Request(i, f"p{i + shift}", (1, 2, i), 3))
+        rollouts = []
+        while again.in_flight:
+            rollouts += again.step()
+        assert again.sampler.asked == asked
+        assert {(r.prompt_id, *r.prompt_ids) for r in rollouts} == {
+            (f"p{i + shift}", 1, 2, i) for i in range(13)}
+
+
 def test_a_file_that_cannot_be_written_ends_no_evaluation(rng, tmp_path):
     sampler = KeptAnswers(Engine(rng), tmp_path / "gone" / "e.jsonl")
     sampler.reseed(1030)

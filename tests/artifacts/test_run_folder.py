@@ -300,8 +300,8 @@ def test_a_run_whose_problems_or_gold_answers_have_changed_is_not_resumed(make, 
     found, run = again(folder), run_on(*after)
     run.trainer = SimpleNamespace(load=lambda path: 1 / 0)
     with pytest.raises(ConfigError if changed else ZeroDivisionError,
-                       match="^task = 'mine.jsonl': problems or gold answers of runs/r have "
-                             "changed" if changed else None):
+                       match="^task = 'mine.jsonl': problems or answers of runs/r have changed"
+                       if changed else None):
         found.restore(run)
     found.close()
 
@@ -386,7 +386,8 @@ def test_the_last_two_checkpoints_are_kept_and_the_best(make, monkeypatch):
     team = SimpleNamespace(saving=contextlib.nullcontext)
     for step, evaluated in ((8, 8), (9, 8), (10, 8), (10, 8), (10, 10), (11, 10)):
         run = SimpleNamespace(step=step, evaluated=evaluated, trainer=trainer, team=team,
-                              generated=0, pacer=SimpleNamespace(admitted=step))
+                              generated=0, sampler=SimpleNamespace(),
+                              pacer=SimpleNamespace(admitted=step))
         folder.save(run)
     assert [path.name for path in written] == ["step_8", "step_9", "step_10", "step_10", "step_11"]
     assert {path.name for path in folder.checkpoints.iterdir()} == {"step_10", "step_11", "best"}

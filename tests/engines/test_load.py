@@ -42,10 +42,11 @@ def test_what_ends_this_models_thinking_reaches_the_sampler_and_the_phrase_has_n
     assert (rule.think_min, rule.think_max, rule.answer_tokens) == (3, 5, 2)
 
 
-@pytest.mark.parametrize("named, ends", [([1, 2], {1, 2}), (5, {5}), (None, {9})])
+@pytest.mark.parametrize("named, ends", [([1, 2], {1, 2, 9}), (5, {5, 9}), (None, {9})])
 def test_every_end_token_of_the_model_ends_a_sample(named, ends, llama):
     """Chat models often have two: <|im_end|> of a turn, and the end of the text. A list is all of
-    them; a model that names none has its tokenizer's."""
+    them. The tokenizer's is always one: a chat template ends its turn with it, and vLLM stops
+    there; a model that does not name it would have every sample truncated."""
     config = Config(model="m", engine="transformers", think_min=3, think_max=5, answer_tokens=2,
                     interrupt_phrase="", slots=16, eval_samples=4)
     llama.generation_config.eos_token_id = named

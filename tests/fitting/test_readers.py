@@ -586,6 +586,33 @@ def test_plain_lines_with_a_step_and_a_reward_are_read(tmp_path):
             readers.load(str(log), y="Reward")
 
 
+def test_a_json_file_of_columns_is_read_and_columns_of_other_lengths_are_not_paired(tmp_path):
+    """The history that a loop of one's own dumps; an evaluation each tenth step is no column."""
+    path = tmp_path / "history.json"
+    path.write_text(json.dumps({"epoch": [0, 500, 1000, 1500], "acc": [.1, .2, .3, .4]}, indent=1))
+    curve = readers.load(str(path), y="acc")
+    assert curve.x == "epoch" and curve.C.tolist() == [0, 500, 1000, 1500]
+    assert curve.R.tolist() == [.1, .2, .3, .4]
+    for other in ({"epoch": [0, 500], "acc": [.1]}, {"epoch": [], "acc": []}, {}):
+        path.write_text(json.dumps(other))
+        with pytest.raises(BadInput, match="it has: no numbers yet"):
+            readers.load(str(path), y="acc")
+    path.write_text(json.dumps({"log_history": [{"step": i, "acc": i / 10} for i in (1, 2, 3)]}))
+    assert readers.load(str(path), y="acc").R.tolist() == [.1, .2, .3]
+    path = tmp_path / "list.ipynb"
+    path.write_text("[3]")
+    with pytest.raises(BadInput, match="list.ipynb holds values that are not JSON objects"):
+        readers.load(str(path))
+
+
+def test_a_plain_line_with_an_accuracy_is_a_row_as_one_with_a_reward_is(tmp_path):
+    log = tmp_path / "ppo.log"
+    log.write_text("".join(f"[step {i}] avg_loss=0.0047 acc=0.{i}000\n" for i in range(1, 5)))
+    with pytest.raises(BadInput, match="it has: acc, avg_loss, step; likely: acc"):
+        readers.load(str(log))
+    assert readers.load(str(log), y="acc").R.tolist() == [.1, .2, .3, .4]
+
+
 def test_numbers_of_plain_lines_are_read_whole_with_their_signs_or_not_at_all(tmp_path):
     """A lost "+0.10" leaves the negative rewards alone; 1,234 read as 1 was taken for compute."""
     log = tmp_path / "plain.log"

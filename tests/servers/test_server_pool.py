@@ -763,7 +763,7 @@ def test_the_head_must_round_as_the_trainers_does(head, dtype, fp32, fits, fake,
 
 class Words:
     """A tokenizer of which nothing is known but the phrase."""
-    decode = staticmethod(WORDS.decode)
+    decode, eos_token_id = staticmethod(WORDS.decode), EOS
 
     def __call__(self, text, **_):
         return {"input_ids": [30, 31, 7]}
