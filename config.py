@@ -38,7 +38,7 @@ class Config:
                                         # cannot be used: unreadable gold answer, long prompt
     instruction: str = ""               # ours; stands before every question
     template_options: dict = field(default_factory=dict)    # ours; switches of the chat template
-    think_open: str = ""                # ours; appended to every prompt: "<think>\n"
+    think_open: str = ""                # ours; ends every prompt, as "<think>\n"
     think_close: str = "</think>"       # paper; the verifier reads what follows it (or all)
 
     # -- run
@@ -55,8 +55,8 @@ class Config:
     # Lag of a token: optimizer steps between the weights that wrote it and those now trained; if
     # it is always 0, training is on-policy.
     off_policy: str = "pipeline-8"      # paper; "pipeline-K": lag <= K; "ppo-K":
-                                        # frozen weights write the samples of K steps, which then
-                                        # train on them: lag < K
+                                        # frozen weights write samples for K steps, then these K
+                                        # steps train on them: lag < K
     slots: int = 256                    # ours; sequences decoded at once, at most; of each server;
                                         # more: faster, but a larger mean lag
 

@@ -46,7 +46,7 @@ class BadInput(ValueError):
 
 # -------------------------------------------------------------------------------------- 1. laws
 # Every law is R = R0 + (A - R0) g(c), c = C / C_mid. g is the share of the gain A - R0 that is
-# reached: 0 at C = 0, one half at C_mid. Two exceptions are told beside their laws.
+# reached: 0 at C = 0, one half at C_mid. Two laws differ, as told beside them.
 LAWS = {                    # g as a function of c, and its inverse: c as a function of g
     "sigmoid": (lambda c, B: expit(B * np.log(c)),              # Eq. 1: 1 / (1 + c^-B)
                 lambda g, B: np.exp(logit(g) / B)),
@@ -103,8 +103,8 @@ class Search:
         return sum(bool(low < high) for low, high in (self.A_range, *self.box))
 
     def at(self, x, R, R0):
-        """Angles x (2 or 3, ...) -> (theta, residuals (..., n)): theta = (A, B, C_mid, R0), each
-        (...), with the best A for the rewards R (n,). With a third angle R0 is fitted."""
+        """Angles x of trick 2 (2 or 3, ...) -> (theta, residuals (..., n)), theta (A, B, C_mid, R0)
+        each (...), with the best A for the rewards R (n,). With a third angle R0 is fitted."""
         values = [low + (high - low) * (np.sin(angle) + 1) / 2
                   for angle, (low, high) in zip(x, self.box)]
         C_mid, B = np.exp(values[0]), np.exp(values[1])                              # (...) each
@@ -254,7 +254,7 @@ def checked(C, R):
         raise BadInput(f"reward {bad[0]:g} is not a pass rate in [0, 1]; --reward-range LO HI maps "
                        "another scale onto it")
     order = np.argsort(C, kind="stable")
-    return C[order], R[order]
+    return C[order], np.minimum(R[order], 1)
 
 
 def points_to_fit(C, R, R0, law, c_min, c_max):
@@ -344,7 +344,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     bootstrap   replicates for the intervals; 0: none
     A_range     (low, high), by default (R0, 1), equal numbers fix A; a fitted ceiling at the edge,
                 1, means that the data do not determine it
-    C_mid_nodes grid method: an ascending array; by default 400 over the data
+    C_mid_nodes grid method: an ascending array; by default 400, from first C / 10 to 2 * last C
     Raises BadInput (a ValueError) with a sentence."""
     C, R = checked(C, R)
     if law not in LAWS or method not in ("free", "grid"):
@@ -378,7 +378,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         pool.append(replicates(rival, its_theta, its_angles, R, bootstrap, seed, step_0))
     rivals = compare_laws(search, theta, rival, its_theta, R)
 
-    # The paper's grid. Its replicates would all fall on nodes: intervals are the free fit's.
+    # The paper's grid. Its replicates would all fall on nodes: intervals and rivals are of "free".
     if method == "grid":
         first_node = low if A_range else np.ceil(theta[3] / A_STEP) * A_STEP    # .450, .455, ...
         A_nodes = np.arange(first_node, high + 1e-9, A_STEP).round(12)
@@ -394,7 +394,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
 
 # ---------------------------------------------------------------------------- 5. reasons to doubt
 def falls(fit):
-    """(last mean, best mean, k) over k rewards in a row, a fifth of all, if the last is lower by
+    """(last mean, best mean, k) over k rewards in a row, a fifth or 3, if the last is lower by
     more than 0.02 and 3 standard errors; else None. A short run needs its step 0 to be seen."""
     R = np.append(fit.R0, fit.R) if fit.n < FEW and fit.R0_from == "step 0" else fit.R
     k = max(3, R.size // 5)

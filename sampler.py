@@ -194,7 +194,7 @@ class TransformersSampler:
         return self._release(ended) if ended else []
 
     def finished(self) -> list[Rollout]:
-        return []               # of servers alone: what has ended while nobody called `step`
+        return []               # of vLLM alone: what has ended while nobody called `step`
 
     def reseed(self, seed):
         self.random.manual_seed(seed)

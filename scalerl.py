@@ -12,7 +12,7 @@ GRPO. ScaleRL is GRPO, but:
     paper   here                what
     3.1     part 2              generation does not wait for training: the weights change while a
                                 sample is being written, and a token may be up to k = 8 steps old.
-                                The loss weighs it by its probability now / when it was drawn.
+                                The loss weighs it by p(now) / p(when it was drawn).
     3.2     parts 1 and 3       learned prompts retire; groups of equal rewards leave the batch
     3.2     loss.py             CISPO caps the ratio, PPO clips it; one std for the whole batch;
                                 tokens are averaged by prompt; fp32 logits, also in the sampler
@@ -61,8 +61,8 @@ class Curriculum:
     """Epochs over the prompts in random order, with No-Positive-Resampling (paper, sec. 3.2).
 
     When an epoch begins, a prompt leaves for good if its pass rate, over all samples that steps
-    have consumed so far, is `retire_at` (0.9) or higher: at .9, .9^16 = 19% of its groups are all
-    right and teach nothing, and most others have one or two wrong answers."""
+    have consumed so far, is `retire_at` (0.9) or higher: at .9, of a prompt's groups of 16 samples
+    .9^16 = 19% are all right and teach nothing; most others have one or two wrong answers."""
 
     def __init__(self, prompts, retire_at, seed):
         self.retire_at, self.seed = retire_at, seed
@@ -201,8 +201,8 @@ def effective_batch(rollouts, rewards, config):
     """(rollouts, rewards) of the groups that are trained on, and metrics of all P groups.
 
     rollouts (P*G), group by group; rewards (P, G). Groups of equal rewards have zero advantages.
-    They leave first: their zeros would make the loss's mean and the advantages' std smaller. No new
-    groups take their place (paper, sec. 3.2: no refill)."""
+    They leave first: their zeros would make the loss's mean and the advantages' std smaller (that
+    the std is over what is left: ours). No new ones take their place (paper, sec. 3.2)."""
     P, G = rewards.shape
     equal = zero_variance(rewards)                                                  # (P,)
     keep = ~equal if config.zero_variance_filter else torch.ones_like(equal)
@@ -266,7 +266,7 @@ class Policy(torch.nn.Module):
     head_fp32    logits in fp32 (paper, sec. 3.2), or as a bf16 head would round them
 
     A module, for FSDP2 (scaleout/team.py), which shards weights over GPUs and gathers them in
-    `forward` alone; without `get_input_embeddings`, or it would shard embedding and head apart."""
+    `forward` alone. It must have no `get_input_embeddings`: FSDP2 would shard that table apart."""
 
     def __init__(self, model, *, temperature=1.0, dtype=torch.float32, head_fp32=True):
         super().__init__()
@@ -303,9 +303,9 @@ class Trainer(TrainedModel):
     checkpoints ask for: logprobs, weights, save, load.
 
     team    the processes that train together (scaleout/team.py). With one process:
-            mine(batches, rollouts) is batches; loss(f, x, ..) is f(x, ..), but keeps a ValueError
-            for `finish`; finish(policy, stats) is stats, or raises it as a FloatingPointError;
-            whole(x) is x; begin(part, version) names the part of a step that comes."""
+            mine(batches, rollouts) gives batches, largest first; loss(f, x, ..) is f(x, ..), but
+            keeps a ValueError for `finish`; finish(policy, stats) is stats, or raises it as a
+            FloatingPointError; whole(x) is x; begin(part, version) names the part that comes."""
 
     def __init__(self, config, team):
         self.config, self.team = config, team
@@ -336,7 +336,7 @@ class Trainer(TrainedModel):
             part = batch.rows(indices, self.device)
             logprobs, entropy = self.policy(part.rollouts)          # (N, T) of this micro-batch
             if config.behavior == "recomputed":
-                # Ablation: log μ is this pass's own log π, so that every ratio is 1.
+                # Ablation: log μ is this pass's own log π; every ratio is 1, no lag is corrected.
                 part.behavior_logprobs = logprobs.detach()
             loss, stat = self.team.loss(
                 policy_loss, logprobs, part.behavior_logprobs, part.advantages, part.token_weights,
@@ -420,7 +420,7 @@ class Run:
         """One step, from prompts to new weights. Returns its line in the log; None: no prompts."""
         watch, config = Stopwatch(), self.config
         # 1. Generate. Samples of later steps are in flight already; servers go on with them during
-        #    2 to 4, a sampler in this process waits meanwhile.
+        #    2 and 3 and pause in 4, a sampler in this process waits meanwhile.
         groups = self.generate()
         watch.lap("generate")
         if groups is None:
@@ -520,7 +520,7 @@ class Run:
     # -- evaluation ---------------------------------------------------------------------------
 
     def evaluate(self):
-        """Answer the held-out prompts, with a sampler of their own: training's stays as it is."""
+        """Answer the held-out prompts, by a sampler of their own; training's waits (vLLM's not)."""
         start, config, heldout = time.perf_counter(), self.config, self.problems.heldout
         self.push_weights(self.eval_sampler)
         self.eval_sampler.reseed(config.seed + 1000 + self.step)    # other numbers than training's
@@ -558,7 +558,7 @@ def mean_at_k(correct, problems, k):
     """{task: mean@k}, the y of the curve: the pass rate over k samples of each held-out problem
     (paper, sec. 2.2 and A: 1,000 prompts, k = 16).
 
-    correct {problem id: right samples of k}; problems {id: Problem}"""
+    correct: Counter {problem id: right samples of k}; problems {id: Problem}"""
     solved = {}                                     # task -> right samples of each problem
     for problem in problems.values():
         solved.setdefault(problem.task, []).append(correct[problem.id])

@@ -496,6 +496,8 @@ def main(argv=None):
     parser.add_argument("--tell", type=Path, metavar="FOLDER")
     args = parser.parse_args(argv)
     if args.tell:
+        if not any(args.tell.glob("*.json")):
+            parser.error(f"--tell {args.tell}: no results are there")
         print(*kept(args.tell), sep="\n")
         return 0
     # Mounts and a network of our own, which end with this process however it ends.

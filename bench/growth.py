@@ -232,6 +232,8 @@ def main():
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--only", default="", help="rows whose name has this text")
     args = p.parse_args()
+    if not any(args.only in row for row in ROWS):
+        p.error(f"--only {args.only!r}: none of {', '.join(ROWS)}")
     torch.set_num_threads(1)
     MODEL = tiny_model()
     print("| cost against | at the sizes | exponent |\n|---|---|---|")

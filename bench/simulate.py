@@ -34,8 +34,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import simpy
 from scipy.optimize import nnls
+
+try:
+    import simpy
+except ImportError:
+    sys.exit(f"{Path(__file__).name}: needs simpy: .venv/bin/pip install -e .[test]")
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 

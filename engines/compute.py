@@ -1,4 +1,4 @@
-"""compute.py: what training has cost so far, the x of the curve.
+"""compute.py: what training has cost, the x of the curve; of the samples that steps have consumed.
 
     a matrix product    2 FLOPs for each weight and token; of a layer of experts, only the experts
                         that a token is sent to (its router and shared experts: every token)
@@ -8,8 +8,8 @@
                         (to decay, to write) is not counted, as in norms
     a training step     three forward passes (one forward, two for the backward pass)
 
-What is computed twice (to save memory, after an interruption) counts once; evaluation and padding
-do not count. Ours: the paper's x axis is GPU-hours, and it does not say what is in them."""
+Ours: every token counts through all weights, the head too; what is computed twice counts once,
+evaluation and padding never. The paper's x axis is GPU-hours; it does not say what is in them."""
 from collections import Counter
 
 import torch
@@ -97,7 +97,7 @@ class Compute:
         self.flops, self.tokens, self.hours = 0, 0, 0.0
 
     def add_step(self, generated, trained, samples_per_prompt, tokens, seconds):
-        """A step has generated and trained on these rollouts, group after group."""
+        """A step has consumed `generated` and trained on `trained`, rollouts group after group."""
         self.flops += self.group_flops(generated, samples_per_prompt) \
             + 3 * self.group_flops(trained, samples_per_prompt)
         self.tokens += tokens

@@ -1,6 +1,6 @@
 """head.py: log π and entropy from hidden states, without a tensor of tokens times vocabulary.
 
-The docstring of `loss.token_logprobs` has the plain lines, whose logits autograd keeps three times.
+The docstring of `loss.token_logprobs` has the plain lines, of which autograd keeps two (T, V).
 Here they exist for `chunk_tokens` tokens at a time, and the backward pass computes them again, but
 for those of the last chunk (bench/head.py: time and memory of all this and of its rivals).
 Axes: T tokens, c tokens of one chunk, H hidden, V vocabulary."""

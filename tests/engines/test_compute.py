@@ -14,6 +14,9 @@ from conftest import ROOT
 from engines import accept
 from engines.compute import Compute, ModelFlops, attended
 from engines.own_forward import hidden_states
+from sampler import Rollout
+from scalerl import Policy
+from study import toy
 
 sys.path.append(str(ROOT / "bench"))      # last: bench/fit.py is not fit.py
 import families                                                                # noqa: E402
@@ -149,3 +152,23 @@ def test_a_token_of_qwen3_30b_a3b_meets_3_of_its_30_billion_weights():
     assert whole == sum(p.numel() for p in model.parameters()) == 30_532_122_624
     active = 48 * (attention + norms + router + 8 * expert) + 2048 + table
     assert ModelFlops(model).per_token == 2 * active and 3.0e9 < active < 3.1e9
+
+
+def test_the_counted_forward_pass_is_a_tenth_more_than_the_one_that_runs_at_14_tokens():
+    """docs/metrics.md: an output's last token, and the head of all but sampled tokens, are counted
+    and not computed. torch counts what runs."""
+    model = toy.make_model(toy.make_tokenizer(), 3).eval()
+    accept.prepare(model)
+    P, G, n = 30, 8, 14
+    rollouts = [Rollout("p", 0, tuple(range(3, 3 + P)), [5] * n, [0.0] * n, [0] * n, [True] * n,
+                        "stop", False) for _ in range(G)]
+    with FlopCounterMode(display=False) as counted, torch.no_grad():
+        Policy(model)(rollouts)
+    told = ModelFlops(model).of_group(P, [n] * G)
+    head = 2 * model.config.vocab_size * model.config.hidden_size
+    weights = 2 * sum(p.numel() for p in model.parameters() if p.dim() == 2)     # tied: head once
+    runs = (weights - head) * (P + G * (n - 1)) + head * G * n
+    assert counted.get_total_flops() == pytest.approx(runs, rel=0.03)
+    assert told / counted.get_total_flops() == pytest.approx(1.106, abs=0.02)
+    assert "(at outputs of 14 tokens 1.106 times what runs, at thousands 1)" in (
+        ROOT / "docs" / "metrics.md").read_text()
