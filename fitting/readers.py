@@ -276,7 +276,7 @@ def evaluations(rows, x, y, path):
              f"left out (the first: {lost[0]})"] if lost else []
     if again := len(kept) - len({C for _, C, _ in kept}):
         notes.append(f"{path} repeats {x} with another {y} {again} times, and all are fitted: "
-                     "several seeds, or a restarted run?")
+                     "several runs (TABLE:RUN names one), or a restarted one?")
     return *np.array([row[1:] for row in kept]).T, notes
 
 
