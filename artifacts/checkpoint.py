@@ -76,9 +76,8 @@ def save(folder, model, optimizer, team, state=None):
     part = f".{team.rank:05}-of-{team.size:05}" if team.size > 1 else ""    # sorts as text
     with replacing(folder, team.rank == 0) as aside:
         team.all(None)              # rank 0 has made the folder; others see it or cannot write
-        save_file({name: my_rows(tensor, team).contiguous()
-                   for name, tensor in tensors_of(model, optimizer)},
-                  aside / f"model{part}.safetensors")
+        save_file({name: my_rows(tensor, team).contiguous() for name, tensor in
+                   tensors_of(model, optimizer)}, aside / f"model{part}.safetensors")
         if state is not None:
             try:
                 torch.save(state, aside / "state.pt")

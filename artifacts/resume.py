@@ -24,17 +24,18 @@ GENERATION = ("version", "decoded", "running", "in_flight")                 # of
 
 def state_of(run):
     """All of a run but weights and optimizer: what `checkpoint.save` writes."""
-    return {"random": torch.get_rng_state(), "sampler": sampler_state(run.sampler),
-            "curriculum": vars(run.curriculum), "pacer": vars(run.pacer),
-            "problems": problems_hash(run),
+    return {"random": torch.get_rng_state(), "problems": problems_hash(run),
+            "sampler": sampler_state(run.sampler), "curriculum": vars(run.curriculum),
+            "pacer": vars(run.pacer),
             "compute": {name: getattr(run.compute, name) for name in COSTS},
             **{name: getattr(run, name) for name in COUNTERS}}
 
 
 def problems_hash(run):
     """Of all questions and gold answers: an id is the hash of a question (1 s for a million)."""
-    problems = (*run.problems.train.values(), *run.problems.heldout.values())
-    return hashlib.sha256(repr([(p.id, p.answer, p.kind) for p in problems]).encode()).hexdigest()
+    told = [(p.id, p.answer if p.kind[:6] != "reward" else p.answer.partition(", ")[2])  # no path
+            for part in (run.problems.train, run.problems.heldout) for p in part.values()]
+    return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
 def load_state(run, state):

@@ -117,8 +117,8 @@ def to_toml(config):
     """All settings as TOML, whose strings are JSON's if characters beyond ASCII stay as they are.
     Raises ConfigError for null, which TOML does not have, and for a date."""
     def render(value):
-        if not isinstance(value, (str, int, float, list, dict)):
-            raise ConfigError(f"options cannot hold {value}: leave it out, or write text")
+        if not isinstance(value, (str, int, float, list, tuple, dict)):
+            raise ConfigError(f"options cannot hold {value or 'null'}: leave it out, or write text")
         if isinstance(value, dict):
             return "{" + ", ".join(f"{render(k)} = {render(v)}" for k, v in value.items()) + "}"
         if isinstance(value, list):

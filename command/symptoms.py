@@ -81,4 +81,4 @@ def told(folder):
     few = f", of {sum(row['step'] > 0 for row in rows)} steps; most rules need 10, some 60"
     return [f"symptom: {s.name}, step {ranges(steps)} ({s.rule}). Likely: {s.cause}. "
             f"Try: {s.advice}." for s, steps in found(rows)] or [
-        f"no symptom of docs/is-it-working.md{few * (len(rows) < 60)}"]
+        f"no symptom of docs/is-it-working.md{few * (len(rows) <= 60)}"]

@@ -145,11 +145,11 @@ def interruption_of(config, tokenizer):
 def end_ids(config, tokenizer, model):
     """The ids that end a text: the model's, and the tokenizer's as in vLLM. Raises ConfigError."""
     eos = model.generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
-    if not ends or not all(isinstance(end, int) for end in ends):
+    ends = [tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])]
+    if {*map(type, ends)} - {type(None)} != {int}:
         raise ConfigError(f"model = {config.model!r}: names no end-of-sequence token by its number "
                           f"({eos!r})")
-    return ends
+    return {*ends} - {None}
 
 
 def longest_tokens(config, tokenizer, model, prompt_tokens=1):

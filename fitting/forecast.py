@@ -5,7 +5,7 @@ import numpy as np
 from fit import FEW, LAST, SAME_A, BadInput, diagnostics, falls, fit_curve, interval
 
 USABLE, RANGE, LAST_VALUE = ("forecast usable", "only a range", "no better than the last value")
-CLEAR, WIDEST = 0.8, 0.5  # share of its curves beyond the last value; a wider one is useless
+CLEAR, WIDEST = 0.8, 0.5  # share of its draws beyond the last value; a wider one is useless
 FALLS = "if the run does not fall, as 25 of 196 published ones did"
 
 
@@ -37,7 +37,7 @@ def judge(fit, C):
     elif abs(law - naive) <= SAME_A:
         verdict, reasons = LAST_VALUE, ["the curve promises about the last value"]
     elif np.quantile(ends, 1 - CLEAR) <= naive <= np.quantile(ends, CLEAR):
-        verdict, reasons = RANGE, ["at most 80% of its curves end on one side of the last value"]
+        verdict, reasons = RANGE, ["at most 80% of its draws end on one side of the last value"]
     elif high - low > WIDEST:
         verdict, reasons = RANGE, [f"the interval is {high - low:.2f} wide"]
     if falls(fit):

@@ -151,9 +151,9 @@ def read_console(text):
                     first = {re.sub("^test_s", "val/test_s", name): row[name] for name in row}
                 elif isinstance(row, dict):
                     dicts.append({"step": found[1]} | row if found[1] else row)
-        elif (found := PLAIN_STEP.search(line)) and re.search(r"(?i)reward|\bacc\b|accuracy", line):
+        elif (found := PLAIN_STEP.search(line)) and re.search(r"(?i)reward|acc\b|accuracy", line):
             plain.append(dict(PLAIN_CELL.findall(line[found.end():])) | {"step": found[1]})
-    return lines or ("reward" in str(dicts).lower() and dicts) or plain or dicts
+    return lines or max(dicts, plain, key=lambda r: "reward" in str(r).lower() or len(r) / 1e9)
 
 
 def read_notebook(cells):

@@ -32,6 +32,7 @@ of output is kept in failed.csv. One that fails before (a package is missing) en
 import argparse
 import itertools
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -187,7 +188,8 @@ def finish(job, code):
         shutil.rmtree(job.folder / "checkpoints")
     else:
         last = job.folder.with_suffix(".log").read_text().strip().split("\n")[-1]
-        if code in STOPPED or "another process is training it" in last or "[Errno" in last:
+        if code in STOPPED or "another process is training it" in last \
+                or re.search(r"\[Errno (5|28|30)\]", last):        # of a disk
             sys.exit(f"{job.name} was stopped; the same command goes on: {last}")
         metrics = job.folder / "metrics.jsonl"          # its first line is of the self-test
         if not metrics.exists() or '"pass_rate"' not in metrics.read_text():

@@ -48,6 +48,9 @@ def test_what_toml_has_to_escape_is_read_back_as_it_was(tmp_path):
     config = Config(model=text, name="n", task_options={text: [text, {"x": [1, 2.5, True]}]})
     (tmp_path / "config.toml").write_text(to_toml(config), encoding="utf-8")
     assert make_config(read_toml(tmp_path / "config.toml")) == config
+    (tmp_path / "date.toml").write_text("model = 'm'\ntask_options = {since = 2024-01-02}\n")
+    said = refusal(["--config", str(tmp_path / "date.toml")])
+    assert said == "options cannot hold 2024-01-02: leave it out, or write text"
 
 
 def test_of_several_config_files_the_later_wins_and_the_command_line_last(tmp_path):
@@ -173,13 +176,14 @@ BAD_INPUT = {
     "unusable problems": (["--max-unusable", "-1"], "max_unusable = -1.0: must be in [0, 1]"),
     "more than all": (["--max-unusable", "1.01"], "max_unusable = 1.01: must be in [0, 1]"),
     "a seed that vLLM refuses": (["--seed", "-1"], "seed = -1: must be from 0 to 2^32 - 2"),
+    "one beside it": (["--seed", str(2**32 - 1)], "must be from 0 to 2^32 - 2"),
     "no group": (["--samples-per-prompt", "1"], "an advantage compares samples"),
     "no room for a group": (["--slots", "15"], "slots = 15: must hold the 16 samples"),
     "beta": (["--beta1", "1.5"], "beta1 = 1.5: must be in [0, 1)"),
     "cap": (["--eps-max", "0.5"], "eps_max = 0.5: must be 1 or above"),
     "no thinking": (["--think-min", "0"], "think_min = 0: must lie in 1..think_max"),
     "penalty": (["--length-penalty", "14337"], "must lie in 0..think_max + answer_tokens"),
-    "null": (["--template-options", '{"a": null}'], "options cannot hold None"),
+    "null": (["--template-options", '{"a": null}'], "options cannot hold null"),
     "schedule": (["--off-policy", "async"], "off_policy = 'async'"),
     "ppo of no steps": (["--off-policy", "ppo-0"], "off_policy = 'ppo-0'"),
     "the same, longer": (["--off-policy", "ppo-00"], "off_policy = 'ppo-00'"),

@@ -105,6 +105,14 @@ def test_no_bounded_search_finds_a_better_fit(law, R0):
             assert ours <= 2 * best.cost * (1 + 1e-7)
 
 
+def test_a_reward_that_rounding_has_put_above_1_is_1():
+    """It is let in; beyond 1 it had no binomial error, and as R0 it was refused with "got 1"."""
+    C, R = np.array([0, 1, 2, 3, 5, 8, 13.0]), np.array([1, .9, .95, .97, .98, 1, 1])
+    above = np.where(R == 1, 1 + 5e-10, R)
+    ours, exact = (fit_curve(C, rewards, answers=100, bootstrap=0) for rewards in (above, R))
+    assert (ours.A, ours.R0, ours.rmse) == (exact.A, exact.R0, exact.rmse)
+
+
 def test_the_search_finds_the_deepest_valley():
     """From one start it would end in another valley for one run in ten of these, of all lengths,
     spacings and noises.  Our own dense table of starts, 8 times finer, may not find better."""

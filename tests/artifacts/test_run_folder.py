@@ -19,6 +19,7 @@ from artifacts.resume import problems_hash
 from artifacts.run_folder import Progress, RunFolder
 from artifacts.settings import LAUNCHED, make_config, read_toml
 from config import Config, ConfigError
+from tasks.problems import load_splits
 from tasks.sources import make_problem
 
 
@@ -304,6 +305,19 @@ def test_a_run_whose_problems_or_gold_answers_have_changed_is_not_resumed(make, 
                        if changed else None):
         found.restore(run)
     found.close()
+
+
+def test_a_task_file_that_has_moved_is_the_same_problem(tmp_path):
+    """Another mount, another node: its path is part of what judges it, and no part of the hash."""
+    def hashed(folder, n):
+        path = tmp_path / folder / "mine.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"problems = [{{'question': 'Write a word.', 'n': {n}}}]\n"
+                        "def reward(problem, text): return 1\n")
+        problems, = load_splits(str(path), heldout=0)[:1]
+        return problems_hash(SimpleNamespace(problems=SimpleNamespace(
+            train={p.id: p for p in problems}, heldout={})))
+    assert hashed("a", 5) == hashed("b", 5) != hashed("c", 6)
 
 
 def test_a_preflight_that_was_killed_leaves_no_checkpoint_behind(make):

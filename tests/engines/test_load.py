@@ -45,7 +45,7 @@ def test_what_ends_this_models_thinking_reaches_the_sampler_and_the_phrase_has_n
 @pytest.mark.parametrize("named, ends", [([1, 2], {1, 2, 9}), (5, {5, 9}), (None, {9})])
 def test_every_end_token_of_the_model_ends_a_sample(named, ends, llama):
     """Chat models often have two: <|im_end|> of a turn, and the end of the text. A list is all of
-    them. The tokenizer's is always one: a chat template ends its turn with it, and vLLM stops
+    them. The tokenizer's is always one: a chat template often ends its turn with it, and vLLM stops
     there; a model that does not name it would have every sample truncated."""
     config = Config(model="m", engine="transformers", think_min=3, think_max=5, answer_tokens=2,
                     interrupt_phrase="", slots=16, eval_samples=4)

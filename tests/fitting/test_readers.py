@@ -611,6 +611,12 @@ def test_a_plain_line_with_an_accuracy_is_a_row_as_one_with_a_reward_is(tmp_path
     with pytest.raises(BadInput, match="it has: acc, avg_loss, step; likely: acc"):
         readers.load(str(log))
     assert readers.load(str(log), y="acc").R.tolist() == [.1, .2, .3, .4]
+    log.write_text("args {'lr': 1e-05}\n" + "".join(
+        f"Step {i} | val_acc: 0.{i}\n" for i in range(1, 5)))
+    assert readers.load(str(log), y="val_acc").R.tolist() == [.1, .2, .3, .4]
+    log.write_text("".join(f"Step {i}: evaluating, accuracy so far\n{{'loss': .5, 'eval_acc': .{i},"
+                           f" 'step': {i}}}\n" for i in range(1, 5)))
+    assert readers.load(str(log), y="eval_acc").R.tolist() == [.1, .2, .3, .4]
 
 
 def test_numbers_of_plain_lines_are_read_whole_with_their_signs_or_not_at_all(tmp_path):

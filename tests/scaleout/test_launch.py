@@ -30,12 +30,27 @@ from artifacts import checkpoint
 from artifacts.settings import LAUNCHED
 from command.options import parse
 from config import Config, ConfigError
-from scaleout import launch, memory
+from scaleout import launch, memory, team
 from servers.server import CALL_S
 from study import toy
 
 # ---------------------------------------------------------------------------------------------
 # What would be started, and what is refused
+
+
+def test_a_world_size_without_a_rank_is_nobodys_job(monkeypatch):
+    """A scheduler's shell may have it set; without RANK this process is one of one."""
+    made = []
+    monkeypatch.setattr(team, "Ranks", lambda config: made.append("ranks"))
+    for environment, expected in (({"WORLD_SIZE": "2"}, 0), ({"RANK": "0"}, 0),
+                                  ({"RANK": "0", "WORLD_SIZE": "1"}, 0),
+                                  ({"RANK": "1", "WORLD_SIZE": "2"}, 1)):
+        monkeypatch.delenv("RANK", raising=False)
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        found = team.make_team(Config(model="m"))
+        assert len(made) == expected and (found is None) == bool(expected)
 
 
 @pytest.mark.gpu_rehearsal
