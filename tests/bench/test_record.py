@@ -4,6 +4,7 @@ import json
 import random
 import sys
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -58,6 +59,7 @@ def test_a_run_that_was_evaluated_on_fewer_problems_is_no_entry(found, tmp_path,
         folder.mkdir(parents=True)
         for name, rows in (("evals", evals), ("metrics", steps)):
             (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return SimpleNamespace(returncode=0)
     monkeypatch.setattr(record.subprocess, "run", train)
 
     def enter():
@@ -66,4 +68,7 @@ def test_a_run_that_was_evaluated_on_fewer_problems_is_no_entry(found, tmp_path,
         assert enter() == pytest.approx(5.0)
         return
     with pytest.raises(SystemExit, match="^record-mine-3: it was evaluated on 24 problems, and"):
+        enter()
+    monkeypatch.setattr(record.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=2))
+    with pytest.raises(SystemExit, match="^record-mine-3 ended with an error$"):
         enter()
