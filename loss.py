@@ -57,7 +57,7 @@ def token_logprobs(hidden, weight, targets, *, temperature=1.0, chunk_tokens=102
     temperature        the sampler's; another temperature would be another policy
     chunk_tokens       logits exist for so many tokens at a time, (chunk_tokens, V)
     head_fp32          True: operands may be bf16, but sums and logits are fp32 (ours: in backward
-                       a GPU rounds bf16 operands' logit gradient to bf16).
+                       with bf16 operands a GPU rounds the logits' gradient to bf16).
                        False: logits rounded to bf16 (paper, in a plainer recipe: A .52, not .61).
     softcap            c: logits are c tanh(h W' / c), of a few models; None: as they are
     Returns (logprobs, entropy), each (...), float32 (float64 where an operand is). Entropy is a

@@ -26,8 +26,7 @@ def state_of(run):
     """All of a run but weights and optimizer: what `checkpoint.save` writes."""
     return {"random": torch.get_rng_state(), "problems": problems_hash(run),
             "sampler": sampler_state(run.sampler), "curriculum": vars(run.curriculum),
-            "pacer": vars(run.pacer),
-            "compute": {name: getattr(run.compute, name) for name in COSTS},
+            "pacer": vars(run.pacer), "compute": {key: getattr(run.compute, key) for key in COSTS},
             **{name: getattr(run, name) for name in COUNTERS}}
 
 

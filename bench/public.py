@@ -254,9 +254,9 @@ def wider_intervals():
             cells = []
             for judged in ("_before", "_third"):
                 rows = [row for row in kept(number, judged) if row["cut"] == cut]
-                usable, n = called_usable(number, cut, judged)
+                usable = [row for row in rows if row["verdict"] == USABLE]
                 cells.append((holding([row for row in rows if not row["collapse"]]),
-                              (f"{len(usable)} of {n}", holding(usable)[0].split()[0])))
+                              (f"{len(usable)} of {len(rows)}", holding(usable)[0].split()[0])))
             told.append(f"| {name} round | {cut:g} | ".replace("| 0.", "| .") + " | ".join(
                 [*cells[0][0], *cells[1][0], *cells[0][1], *cells[1][1]]) + " |")
     return "\n".join(told)

@@ -11,6 +11,7 @@ import torch
 from artifacts.run_folder import KEPT
 from engines import load
 from sampler import Rollout
+from scaleout.memory import ACTIVATIONS, CURES
 
 ADAM, PLAIN = 12e-9, 4e-9       # GB of a parameter in a checkpoint, and in an ordinary folder
 
@@ -30,8 +31,7 @@ def preflight(run):
         with part("checkpoint", "all trainers must be able to write to runs/") as told:
             trainer.save(folder)
             told.append(f"{size * PLAIN:.3g} GB written, without Adam's moments")
-        with part("longest rows", "set recompute_layers = true, or lower micro_batch_tokens or "
-                  "think_max") as told:
+        with part("longest rows", CURES[ACTIVATIONS]) as told:
             rollouts, rewards = longest_rows(run)
             trainer.update(rollouts, rewards, -1)       # version -1: the warm-up is at rate 0
             r = rollouts[0]

@@ -56,10 +56,10 @@ def verdict_line(told, where):
     other = f"the last value is {told['naive']:.3f}"
     if told["verdict"] == LAST_VALUE:
         first, other = f"{told['value']:.3f}", f"the curve says {first}"
+    link = "but" if told["verdict"] == USABLE else "because"
     return (f"{told['verdict']}: {first} {where}, {FALLS}; {other}, the line in log C "
             f"{told['line']:.3f}"
-            + "".join(f"\n  {'but' if told['verdict'] == USABLE else 'because'} {reason}"
-                      for reason in told["reasons"]))
+            + "".join(f"\n  {link} {reason}" for reason in told["reasons"]))
 
 
 def forecast_line(C, R, end):

@@ -44,7 +44,8 @@ def host_memory(limit="/sys/fs/cgroup/memory.max"):
 # The buffers of `Estimate.trainer_memory`, and what makes each of them smaller.
 CURES = {
     "weights, gradients and Adam": "take a smaller model, or more GPUs, whose trainers share it",
-    "a micro-batch's activations": "set recompute_layers, or lower micro_batch_tokens or think_max",
+    "a micro-batch's activations":
+        "set recompute_layers = true, or lower micro_batch_tokens or think_max",
     "logits and the head's gradient": "take a model of fewer words",
     "the sampler's cache": "lower slots or think_max"}
 FIXED, ACTIVATIONS, LOGITS, CACHE = CURES

@@ -26,7 +26,7 @@ LOST_S = 5.0                                # a rank waits so long for the cause
 
 def make_team(config):
     """The `Alone` or `Ranks` of this process, from the environment that its launcher has set."""
-    several = "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+    several = "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
     return Ranks(config) if several else Alone(config)
 
 

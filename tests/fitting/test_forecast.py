@@ -70,6 +70,8 @@ def test_a_forecast_whose_curves_end_on_both_sides_of_the_last_value_is_only_a_r
         width = told["hi"] - told["lo"]
         if told["verdict"] == forecast.RANGE:
             assert 0.2 <= above <= 0.8 or width > 0.5
+            reason = told["reasons"][0]
+            assert f"at most {forecast.CLEAR:.0%} of its draws" in reason or "wide" in reason
         if told["verdict"] == forecast.USABLE:
             assert (above > 0.8 or above < 0.2) and width <= 0.5
         seen.add(told["verdict"])
