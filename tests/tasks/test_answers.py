@@ -662,6 +662,9 @@ def test_sets_that_others_wrote_are_judged_as_the_page_says(part, refused, paid,
     ("9^{9^{9}}", "x^2", "wrong"), ("2^{100000} + x", "x^2", "wrong"), ("12345!+x", "x", "wrong"),
     ("x^{2^3}", "x^8", "correct"), ("10^{2^{2^{9}}}+x", "x^2", "wrong"),
     ("(x+y+z)^{2^{9}}", "x^2", "wrong"), ("x^{2^{4}!}", "x^2", "wrong"),
+    ("(x+y+z+w+1)^{714}", "x^2", "wrong"), (r"9^{512\cdot 9999999}+x", "x^2", "wrong"),
+    ("(a+b-c)^{31}", "x^2", "wrong"), ("(x+1)^{30}", "(1+x)^{30}", "correct"),
+    ("(x+y+1)^{200}", "(x+y+1)^{200}", "correct"), ("(2-1/2)^{100}", "1.5^{100}", "correct"),
     ("2^{2023}-1", "2^{2023}-1", "correct"), ("10^{100000}", "10^{100000}", "correct")])
 def test_what_would_take_seconds_to_compute_is_wrong_at_once(answer, gold, reason):
     """Each held a worker for its whole deadline. Where the gold answer is so, it may be right."""
