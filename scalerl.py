@@ -402,8 +402,8 @@ class Run:
                 if line is None:
                     break
                 progress.show(line)
-                self.folder.save_if_due(self)   # by the clock, and before each evaluation
                 if self.step % self.config.eval_every == 0:
+                    self.folder.save(self)      # before each evaluation, else by the clock
                     self.evaluate()
         if self.evaluated != self.step:         # no evaluation fell on the last step
             self.folder.save(self)
@@ -464,6 +464,7 @@ class Run:
         self.team.begin("generate", self.version)
         self.collect(self.sampler.finished())
         while True:
+            self.folder.save_if_due(self)       # a step may take longer than `save_minutes`
             self.admit()
             groups = self.pacer.take(self.version)
             if groups or not self.sampler.in_flight:        # none in flight: prompts ran out

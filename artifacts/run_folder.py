@@ -198,9 +198,8 @@ class RunFolder:
         return next(iter(checkpoint.saved(self.checkpoints)), None)
 
     def save_if_due(self, run):
-        """Write a checkpoint before each evaluation, and `save_minutes` after the last one."""
-        if run.step % self.config.eval_every == 0 or \
-                time.monotonic() - self.saved_at >= 60 * self.config.save_minutes:
+        """Write a checkpoint `save_minutes` after the last one."""
+        if time.monotonic() - self.saved_at >= 60 * self.config.save_minutes:
             self.save(run)
 
     def save(self, run):

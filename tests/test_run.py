@@ -127,7 +127,7 @@ def by_hand(monkeypatch, tmp_path, llama):
             with open(tmp_path / name, "a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
         folder = SimpleNamespace(
-            append=append, path=tmp_path, checkpoints=tmp_path,
+            append=append, path=tmp_path, checkpoints=tmp_path, save_if_due=lambda run: None,
             save_model=lambda _, name: saved.append(name.rpartition("/")[2]))
         folder.bad_step = functools.partial(RunFolder.bad_step, folder)
         verifier = SimpleNamespace(rewards=lambda rollouts, problems, tokenizer: (
@@ -890,7 +890,7 @@ def test_a_run_that_stops_between_two_tokens_goes_on_as_if_it_had_not(
 
 
 @pytest.mark.parametrize("where, save_minutes, step", [
-    ("evaluate", 15, 3), ("evaluate", 15, 8), ("generate", 1e-9, 4)])
+    ("evaluate", 15, 3), ("evaluate", 15, 8), ("admit", 1e-9, 4)])
 def test_a_checkpoint_is_written_before_an_evaluation_and_by_the_clock(
         where, save_minutes, step, reference, micro, tmp_path, monkeypatch):
     """Killed without a word in the evaluation after step 3, in that of the end, or long after the
@@ -904,6 +904,26 @@ def test_a_checkpoint_is_written_before_an_evaluation_and_by_the_clock(
     assert RunFolder.newest(SimpleNamespace(checkpoints=folder / "checkpoints")).name == \
         f"step_{step}"
     assert train(tmp_path, ["--config", "runs/r/config.toml"], monkeypatch) == 0
+    assert same_logs(folder, reference)
+
+
+def test_a_step_longer_than_the_clock_is_saved_in_its_middle(reference, micro, tmp_path,
+                                                             monkeypatch):
+    """Killed without a word when samples of step 5 have finished: they are in the checkpoint."""
+    collect, calls = scalerl.Run.collect, []
+
+    def killed(run, rollouts):
+        if run.step == 4 and rollouts:
+            calls.append(run.generated)
+            if len(calls) == 4:
+                sys.exit()
+        return collect(run, rollouts)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(scalerl.Run, "collect", killed)
+        train(tmp_path, arguments(micro, name="r", save_minutes=1e-9), patch)
+    folder = tmp_path / "runs" / "r"
+    assert checkpoint.read_state(folder / "checkpoints" / "step_4")["generated"] == calls[-1] > 0
+    assert train(tmp_path, arguments(micro, name="r"), monkeypatch) == 0
     assert same_logs(folder, reference)
 
 
