@@ -54,9 +54,8 @@ class Config:
     samples_per_prompt: int = 16        # paper; G; a group: the samples of one prompt
     # Lag of a token: optimizer steps between the weights that wrote it and those now trained; if
     # it is always 0, training is on-policy.
-    off_policy: str = "pipeline-8"      # paper; "pipeline-K": lag <= K; "ppo-K":
-                                        # frozen weights write samples for K steps, then these K
-                                        # steps train on them: lag < K
+    off_policy: str = "pipeline-8"      # paper; "pipeline-K": lag <= K; "ppo-K": frozen weights
+                                        # write the samples of K steps: lag < K
     slots: int = 256                    # ours; sequences decoded at once, at most; of each server;
                                         # more: faster, but a larger mean lag
 

@@ -289,13 +289,17 @@ class Fit:
     C: np.ndarray             # (n,) the compute that was fitted, ascending
     R: np.ndarray             # (n,)
     pool: tuple = field(repr=False)         # Replicates of this law and, if in POOLED, the other
-    ci: dict                  # {"A": (low, high), ...}: 90% intervals, from this law's replicates
     rivals: dict              # as from compare_laws: the other law, then "constant"
     warnings: tuple = ()      # sentences
 
     def curve(self, C):
         """The fitted law at C (any shape)."""
         return law_at(self.law, np.asarray(C, float), self.A, self.B, self.C_mid, self.R0)
+
+    @property
+    def ci(self):
+        """{"A": (low, high), ...}: 90% intervals, from this law's replicates."""
+        return dict(zip(THETA, zip(*interval(self.pool[0].draws).tolist())))
 
     @property
     def no_interval(self):
@@ -344,7 +348,7 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
     bootstrap   replicates for the intervals; 0: none
     A_range     (low, high), by default (R0, 1), equal numbers fix A; a fitted ceiling at the edge,
                 1, means that the data do not determine it
-    C_mid_nodes grid method: an ascending array; by default 400, from first C / 10 to 2 * last C
+    C_mid_nodes grid method: ascending; by default 400, first C / 10 (power: 1e5) to 2 * last C
     Raises BadInput (a ValueError) with a sentence."""
     C, R = checked(C, R)
     if law not in LAWS or method not in ("free", "grid"):
@@ -383,12 +387,13 @@ def fit_curve(C, R, R0=None, *, method="free", law="sigmoid", c_min=None, c_max=
         first_node = low if A_range else np.ceil(theta[3] / A_STEP) * A_STEP    # .450, .455, ...
         A_nodes = np.arange(first_node, high + 1e-9, A_STEP).round(12)
         if C_mid_nodes is None:
-            C_mid_nodes = np.geomspace(first / 10, 2 * last, 400)
+            C_mid_nodes = np.geomspace(first / (1e5 if law == "power" else 10), 2 * last, 400)
         theta = grid_search(search, R, theta[3], A_nodes, C_mid_nodes)
 
     rmse = float(np.sqrt(((R - law_at(law, C, *theta)) ** 2).mean()))
-    ci = dict(zip(THETA, zip(*interval(pool[0].draws).tolist())))
-    fit = Fit(*map(float, theta), R0_from, law, R.size, rmse, C, R, tuple(pool), ci, rivals)
+    fit = Fit(*map(float, theta), R0_from, law, R.size, rmse, C, R, tuple(pool), rivals)
+    if fit.no_interval:                       # where no curve rises all B and C_mid fit alike
+        pool[0].draws[:, 1:3] = np.nan
     return replace(fit, warnings=tuple(diagnostics(fit)))
 
 

@@ -100,8 +100,7 @@ def head_logits(hidden, weight, *, head_fp32=True, softcap=None):
     """(n, H), (V, H) -> (n, V) fp32 logits, by the same products as `token_logprobs`.
 
     For a sampler, which draws from whole rows; hidden and weight have its compute dtype already.
-    Trainer and sampler must round alike: an fp32 head in one of them alone does not bring the ratio
-    back to 1."""
+    Trainer and sampler must round alike: an fp32 head in one of them does not make the ratio 1."""
     operand_dtype = torch.promote_types(hidden.dtype, weight.dtype) if head_fp32 else torch.bfloat16
     head = Head(weight, 1.0, operand_dtype, head_fp32, softcap)
     return head.logits(hidden, out=hidden.new_empty(len(hidden), head.V, dtype=head.dtype))

@@ -20,8 +20,7 @@ What the paper leaves open, and what is ours:
     probabilities, but not the trainer's: the mean ratio would be 0.896 and not 1 (measured at
     top-p 0.8, on a small model).
 
-Axes: n running sequences, V vocabulary. A slot is room for one sequence: the running ones fill the
-first n slots."""
+Axes: n running sequences, V vocabulary. A slot has room for one; the first n slots are filled."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field

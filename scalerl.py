@@ -241,8 +241,7 @@ def make_batch(rollouts, rewards, version, config):
     """The `Batch` of the next optimizer step. All that is averaged over the step is computed here,
     once: so it does not matter how samples are divided among micro-batches and processes.
 
-    rollouts (P*G), group by group; rewards (P, G), P: groups that are kept; version: of the
-    weights before the step."""
+    rollouts (P*G), group by group; rewards (P, G), P: groups kept; version: before the step."""
     P, G = rewards.shape
     # In the loss: tokens that the policy sampled, not those of the forced phrase.
     mask = padded(rollouts, "sampled", torch.bool)                                      # (N, T)

@@ -123,6 +123,8 @@ def replacing(folder, first=True):
         if first:
             sums = {path.name: sha256(path) for path in aside.iterdir() if path.is_file()}
             (aside / "sums.tmp").write_text(json.dumps(sums))
+            for name in sums:           # safetensors' files only their owner may read
+                shutil.copymode(aside / "sums.tmp", aside / name)
             (aside / "sums.tmp").rename(aside / CHECKSUMS)
             shutil.rmtree(folder, ignore_errors=True)
             aside.rename(folder)

@@ -11,8 +11,10 @@ fitted; the mean of the last fifth of the curve (3 points at least) is to be for
     line      least squares of y on log x over the last half of the fitted points after step 0,
               at least three of them; what it foretells is clipped to [0, 1]
     logit     the same for the logit of y, of a y clipped to [.01, .99]: 0 and 1 have none
-    followed  what fit.py's first line says: the law, or the last value where the verdict says that
-              nothing is better
+    followed  what fit.py's first line said until the fifth round: the law, or the last value where
+              the verdict says that nothing is better
+    middle    of law, last value and line the one between the other two
+    printed   what fit.py's first line says: the law, or the middle where the verdict is that one
 
 A forecast that cannot be made is an empty cell with its reason, and the row stays; means are over
 the curves on which all of them exist. Interval and verdict stand there three times: of today, as
@@ -42,7 +44,7 @@ WAYS = (*FORECASTS, "followed")
 KINDS = ("evaluations", "training", "robots")
 CLIP = 0.01
 VERDICTS = (USABLE, RANGE, LAST_VALUE)
-ROUNDS = ("first", "second", "third", "fourth")
+ROUNDS = ("first", "second", "third", "fourth", "fifth")
 THIRD = {"CLEAR": 0.95}                         # the rule of the verdict, until the fourth round
 BEFORE = THIRD | {"LAW_ERROR": 0.3, "RUN_ERROR": 0.0}      # and of fit.py, until the third
 JUDGED = ("lo", "hi", "verdict")
@@ -50,14 +52,14 @@ JUDGED = ("lo", "hi", "verdict")
 
 # ---------------------------------------------------------------------------------- 1. one curve
 def sources_of(*rounds):
-    """{run: its row of sources.csv} of these rounds of the collection, 1 to 4."""
+    """{run: its row of sources.csv} of these rounds of the collection, 1 to 5."""
     with open(HERE / "sources.csv", newline="") as file:
         return {row["run"]: row for row in csv.DictReader(file) if int(row["round"]) in rounds}
 
 
 def curves():
     """{run: (x, y), each (n,) in order of x}, {run: its row of sources.csv}, of all rounds."""
-    sources = sources_of(1, 2, 3, 4)
+    sources = sources_of(1, 2, 3, 4, 5)
     points = {run: [] for run in sources}
     with open(HERE / "curves.csv", newline="") as file:
         for row in csv.DictReader(file):
@@ -226,8 +228,13 @@ def kept(number=1, judged=""):
                  for name, cell in row.items()} for row in csv.DictReader(file)
                 if row["run"] in sources]
     rows = [row | {name: row.get(name + judged, row[name]) for name in JUDGED} for row in rows]
-    return [row | {"followed": row["naive" if row["verdict"] == LAST_VALUE else "sigmoid"]}
-            for row in rows]
+    for row in rows:
+        three = sorted(row[way] for way in ("sigmoid", "naive", "line") if row[way] != "")
+        row["middle"] = three[1] if len(three) == 3 else ""
+        last = row["verdict"] == LAST_VALUE
+        row |= {"followed": row["naive" if last else "sigmoid"],
+                "printed": row["middle" if last else "sigmoid"]}
+    return rows
 
 
 def holding(rows):
@@ -263,11 +270,12 @@ def wider_intervals():
 
 
 def usable_by_rule():
-    """The table of the fourth round: by the third round's rule and by today's, which are called
-    usable, how many of their intervals hold, and the median errors of law and last value."""
+    """The table of the fourth and the fifth round: by the third round's rule and by today's, which
+    are called usable, how many of their intervals hold, median errors of law and last value."""
     told = ["| curves | cut | usable, third round | hold | law | last value | usable, today | hold "
             "| law | last value |", "|---" + "|--:" * 9 + "|"]
-    for numbers, name in (((1, 2, 3), "the first three rounds"), ((4,), "the fourth round")):
+    for numbers, name in (((1, 2, 3), "the first three rounds"), ((4,), "the fourth round"),
+                          ((5,), "the fifth round"), ((4, 5), "both")):
         for cut in CUTS[::-1]:
             cells = []
             for judged in ("_third", ""):
@@ -277,6 +285,29 @@ def usable_by_rule():
                           for way in ("sigmoid", "naive")]
                 cells += [f"{len(rows)} of {n}", holding(rows)[0].split()[0], *errors]
             told.append(f"| {name} | {cut:g} | ".replace("| 0.", "| .") + " | ".join(cells) + " |")
+    return "\n".join(told)
+
+
+def forecasts_beside():
+    """The table of the fifth round: mean and median absolute error of every forecast, and on how
+    many curves it is nearer than the last value, or farther."""
+    told = ["| curves | cut | n | forecast | mean | median | nearer than the last value in "
+            "| farther in |", "|---|--:|--:|---" + "|--:" * 4 + "|"]
+    names = {"sigmoid": "the law", "naive": "the last value", "line": "the line in log x",
+             "followed": "printed until then", "printed": "printed now",
+             "middle": "the middle everywhere"}
+    for numbers, part in (((1, 2, 3, 4), "the first four rounds"), ((5,), "the fifth round")):
+        for cut in CUTS[::-1]:
+            rows = [row for number in numbers for row in kept(number)
+                    if row["cut"] == cut and all(row[way] != "" for way in FORECASTS)]
+            last = np.abs([row["naive"] for row in rows])
+            for way, name in names.items():
+                errors = np.abs([row[way] for row in rows])
+                beside = ["", ""] if way == "naive" else [
+                    str((errors < last - 1e-9).sum()), str((errors > last + 1e-9).sum())]
+                told.append(" | ".join([
+                    f"| {part}", f"{cut:g}"[1:], str(len(rows)), name, f"{errors.mean():.3f}"[1:],
+                    f"{np.median(errors):.3f}"[1:], *beside]) + " |")
     return "\n".join(told)
 
 
@@ -296,7 +327,7 @@ def main():
     first, second = kept(1, "_before"), kept(2, "_before")
     print("\n\n".join([*tables(first), beside(first, second), wider_intervals(),
                        lines(by_way(kept(3, "_third"))), usable_by_rule(),
-                       lines(by_way(kept(4)))]))
+                       lines(by_way(kept(4))), forecasts_beside(), lines(by_way(kept(5)))]))
 
 
 if __name__ == "__main__":

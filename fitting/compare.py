@@ -43,8 +43,7 @@ def compare_lines(curves, fits, refits):
     for label, doubt in doubts.items():
         yield f"  A({label}) is not determined: {doubt}"
     if doubts or not same_ceiling(A):
-        yield "B is not compared: " + ("a ceiling is not determined" if doubts else
-                                       "the ceilings differ")
+        yield f"B is not compared: {'a ceiling is not determined' if doubts else 'ceilings differ'}"
         return
     yield f"steepness at the shared ceiling {A.mean():.3f}:"
     shared = {curve.label: refits[curve.label](curve.C, curve.R, A_range=(A.mean(), A.mean()))

@@ -1,5 +1,5 @@
-"""forecast.py: what the end of a run will be: a verdict, two reasons, one line. The rules are ours.
-Where the law is no better than the last value, the forecast is the last value (results/public)."""
+"""forecast.py: what the end of a run will be: a verdict, two reasons, one line; ours. Where the law
+is not believed, the forecast is the middle one of law, last value and line (results/public)."""
 import numpy as np
 
 from fit import FEW, LAST, SAME_A, BadInput, diagnostics, falls, fit_curve, interval
@@ -30,6 +30,7 @@ def judge(fit, C):
     -> {"verdict", "reasons" (two sentences at most), "value", "law", "lo", "hi", "naive", "line"}:
     value is what to expect, law what the curve says, with its interval"""
     law, naive = float(fit.curve(C).mean()), float(fit.R[-3:].mean())
+    line = float(line_at(fit.C, fit.R, C).mean())
     low, high = map(float, interval(ends := fit.futures(C, noise=True).mean(1)))
     reasons, verdict = [], USABLE
     if fit.no_interval:
@@ -46,8 +47,9 @@ def judge(fit, C):
         reasons.append("no evaluation at step 0: R0 is a guess")
     if not fit.no_interval and any("the bend" in warning for warning in diagnostics(fit)):
         reasons.append("the bend towards the ceiling has hardly been seen")
-    return dict(verdict=verdict, reasons=reasons[:2], value=naive if verdict == LAST_VALUE else law,
-                law=law, lo=low, hi=high, naive=naive, line=float(line_at(fit.C, fit.R, C).mean()))
+    value = float(np.median([law, naive, line])) if verdict == LAST_VALUE else law
+    return dict(verdict=verdict, reasons=reasons[:2], value=value, law=law, lo=low, hi=high,
+                naive=naive, line=line)
 
 
 def verdict_line(told, where):
@@ -55,7 +57,7 @@ def verdict_line(told, where):
     first = with_ends(told["law"], told["lo"], told["hi"])
     other = f"the last value is {told['naive']:.3f}"
     if told["verdict"] == LAST_VALUE:
-        first, other = f"{told['value']:.3f}", f"the curve says {first}"
+        first, other = f"{told['value']:.3f}", f"the curve says {first}, {other}"
     link = "but" if told["verdict"] == USABLE else "because"
     return (f"{told['verdict']}: {first} {where}, {FALLS}; {other}, the line in log C "
             f"{told['line']:.3f}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import least_squares
 
-from fit import POOLED, RIVAL, THETA, BadInput, Replicates, fit_curve, interval, law_at
+from fit import POOLED, RIVAL, BadInput, Replicates, fit_curve, law_at
 
 SPREAD, WORTH = np.array([0.1, 0.25]), 3    # of both numbers from run to run: a guess, worth 3 runs
 NOISE, NOISE_WORTH = 0.02, 6                # of an evaluation: a guess, worth 6 residuals
@@ -39,8 +39,7 @@ def fit_like(early, prior, draws=400, seed=0):
             return R0 + x[..., 0] * (1 - R0), np.exp(x[..., 1]), C[-1] * np.exp(x[..., 2]), R0
 
         def residuals(x):
-            return np.concatenate([(R - law_at(law, C, *parameters(x))) / noise,
-                                   (x[:2] - mean) / sd])
+            return np.append((R - law_at(law, C, *parameters(x))) / noise, (x[:2] - mean) / sd)
         noise = NOISE
         for _ in range(2):                      # the noise: from the residuals and the guess
             found = min((least_squares(residuals, [np.clip(mean[0], 0.01, 0.99), mean[1], log_C],
@@ -55,9 +54,8 @@ def fit_like(early, prior, draws=400, seed=0):
         best[law] = map(float, parameters(found.x)[:3])
     A, B, C_mid = best["sigmoid"]
     flat = early.rivals["constant"] | {"delta_aic": np.inf}       # earlier runs show the rise
-    ci = dict(zip(THETA, zip(*interval(pool[0].draws).tolist())))
-    return replace(early, law="sigmoid", A=A, B=B, C_mid=C_mid, pool=tuple(pool), ci=ci,
-                   rivals=early.rivals | {"constant": flat})
+    rivals = early.rivals | {"constant": flat}
+    return replace(early, law="sigmoid", A=A, B=B, C_mid=C_mid, pool=tuple(pool), rivals=rivals)
 
 
 def disagree(early, like):

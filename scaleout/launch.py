@@ -147,9 +147,8 @@ def commands(config, argv, placement, estimate, logs, port):
     env = {"OMP_NUM_THREADS": str(threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
     servers = []
     for index, (url, devices) in enumerate(placement.servers.items()):
-        command, its_env = server_command(
-            config, length=estimate.length, slots=estimate.slots(), dtype=estimate.dtype,
-            url=url, device=visible(devices))
+        command, its_env = server_command(config, length=estimate.length, slots=estimate.slots(),
+                                          dtype=estimate.dtype, url=url, device=visible(devices))
         servers.append(Child(f"server {index} ({url})", command, env | its_env,
                              log=logs / f"server_{index}.log", hangs=Path(
                                  "runs", config.name, "logs", f"{urlsplit(url).netloc}.hangs")))

@@ -197,9 +197,8 @@ def load_problems(config, tokenizer, verifier, kept=None):
                 f"{config.prompt_tokens}, and none is cut"
                 for i, ids in prompts.items() if len(ids) > config.prompt_tokens}
         prompts = {i: ids for i, ids in prompts.items() if i not in long}
-        counts = count_unusable({"bad_records": bad, "bad_gold": list(bad_gold.values()),
-                                 "too_long": list(long.values())}, len(prompts),
-                                config.max_unusable)
+        counts = count_unusable({"bad_records": bad, "bad_gold": [*bad_gold.values()],
+                                 "too_long": [*long.values()]}, len(prompts), config.max_unusable)
         train, heldout, extra = ({p.id: p for p in part if p.id in prompts} for part in parts)
         if not train or not heldout:
             raise TaskError(f"no {'held-out' if train else 'training'} problem is left of {counts}")

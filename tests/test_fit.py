@@ -227,6 +227,15 @@ def test_every_row_of_table_1_is_recovered(run, A, B, C_mid):
     assert hits >= 0.95 * 40
 
 
+def test_the_grid_of_a_power_law_begins_where_slow_ones_cross_R0():
+    """Far before the data: .9 - C^-.2 is 0 at C = 1.7, and its first evaluation is at 100."""
+    B = np.random.default_rng().uniform(0.15, 0.6)
+    C = np.geomspace(100, 10_000, 31)
+    f = fit_curve(C, 0.9 - C ** -B, method="grid", law="power", bootstrap=0)
+    assert f.A == pytest.approx(0.9, abs=0.006) and f.B == pytest.approx(B, rel=0.06)
+    assert f.rmse < 1e-3
+
+
 def test_the_printed_C_mid_grid_cannot_have_made_the_table():
     """Header, point c: a user who takes the printed grid for the real one gets other numbers.
     The paper's values under 4,000 are the floors of nodes of linspace(100, 4000, 100)."""
@@ -505,6 +514,23 @@ def test_the_trend_warning_knows_what_residuals_of_a_good_fit_look_like():
         *noisy("sigmoid", 2, 24, seed, rho), bootstrap=0).warnings) for seed in range(20))
         for rho in (0.0, 0.7)]
     assert fired[0] <= 2 and fired[1] >= 10, fired
+
+
+def test_a_flat_run_has_an_interval_of_its_ceiling_alone():
+    """It had risen before its first evaluation. No B is better than another there, so no replicate
+    moved, and B had an interval of no width: certain, and wrong."""
+    rng, flat = np.random.default_rng(), []
+    C = np.r_[0, np.linspace(100, 2000, 20)]
+    for _ in range(8):
+        R = np.r_[0.2, 0.2 + 0.4 / (1 + (5 / C[1:]) ** 1.5) + rng.normal(0, 0.01, 20)]
+        f = fit_curve(C, R, bootstrap=20)
+        flat += [f] * bool(f.no_interval)   # of one in ten a trend is seen, by chance
+    assert len(flat) >= 3
+    for f in flat:
+        low, high = f.ci["A"]
+        assert 0.57 < low < high < 0.63 and np.isnan([*f.ci["B"], *f.ci["C_mid"]]).all()
+    rising = fit_curve(*made(), bootstrap=20)
+    assert np.isfinite([*rising.ci["B"], *rising.ci["C_mid"]]).all()
 
 
 def test_without_bootstrap_there_are_no_intervals():

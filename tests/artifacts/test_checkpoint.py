@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import json
+import os
 import pickle
 import random
 import resource
@@ -218,6 +219,18 @@ def disk_with_room_for(size):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_files_of_a_checkpoint_can_be_read_by_whom_the_umask_lets(mask, tmp_path):
+    """safetensors makes them for their owner alone: a colleague was told that there is no file."""
+    old = os.umask(mask)
+    try:
+        save(tmp_path / "step_1", *trained(1), state={"step": 1})
+    finally:
+        os.umask(old)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "step_1").iterdir()}
+    assert len(modes) == 3 and set(modes.values()) == {0o666 & ~mask}, modes
 
 
 def test_a_disk_that_is_full_leaves_what_was_there_and_nothing_else(tmp_path):

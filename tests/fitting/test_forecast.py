@@ -66,7 +66,9 @@ def test_a_forecast_whose_curves_end_on_both_sides_of_the_last_value_is_only_a_r
         above = sum(end > told["naive"] for end in ends) / len(ends)
         assert told["naive"] == pytest.approx(f.R[-3:].mean())
         assert told["law"] == pytest.approx(f.curve(16_000.0))
-        assert told["value"] == told["naive" if told["verdict"] == forecast.LAST_VALUE else "law"]
+        assert told["value"] == (
+            sorted(told[name] for name in ("law", "naive", "line"))[1]
+            if told["verdict"] == forecast.LAST_VALUE else told["law"])
         width = told["hi"] - told["lo"]
         if told["verdict"] == forecast.RANGE:
             assert 0.2 <= above <= 0.8 or width > 0.5
@@ -79,14 +81,28 @@ def test_a_forecast_whose_curves_end_on_both_sides_of_the_last_value_is_only_a_r
     assert {forecast.RANGE, forecast.USABLE} <= seen
 
 
-def test_where_the_law_is_no_better_the_forecast_is_the_last_value(monkeypatch):
-    """On 36 published curves of which the verdict says so the law missed by three times as much."""
+@pytest.mark.parametrize("rewards, middle", [
+    ([0.30, 0.31, 0.29, 0.30, 0.31, 0.28], "naive"), ([0.20, 0.50, 0.60, 0.62, 0.63, 0.63], "law"),
+    ([0.10, 0.11, 0.12, 0.14, 0.17, 0.21], "line")])
+def test_where_the_law_is_not_believed_the_forecast_is_the_middle_one(rewards, middle):
+    """Without an interval: a flat run, one that has bent, one of which the law promises far more
+    than the line."""
+    told = judge(fit_curve(np.arange(6.0), rewards, bootstrap=0), np.full(3, 20.0))
+    assert told["verdict"] == forecast.LAST_VALUE
+    assert told["naive"] == pytest.approx(sum(rewards[-3:]) / 3)
+    assert told["value"] == told[middle] == sorted(
+        told[name] for name in ("law", "naive", "line"))[1]
+
+
+def test_where_a_run_falls_the_forecast_is_the_last_value(monkeypatch):
+    """The law promises what was at its best, a line falls on: the last value lies between."""
     C, R = made(16_000, n=41, sd=0.004)
     R[-10:] -= 0.15
     told = judge(fit_curve(C, R, bootstrap=60), np.full(5, 32_000.0))
     assert told["value"] == told["naive"] == R[-3:].mean() != told["law"]
     assert re.fullmatch(rf"{forecast.LAST_VALUE}: {R[-3:].mean():.3f} at 32000, .*; the curve says "
-                        rf"{told['law']:.3f} \[.*\], the line in log C .*",
+                        rf"{told['law']:.3f} \[.*\], the last value is {told['naive']:.3f}, the "
+                        r"line in log C .*",
                         forecast.verdict_line(told, "at 32000").splitlines()[0])
     for low, where in ((0.2, " [.20, .90]"), (0.6, "")):        # the law's interval leaves it out
         monkeypatch.setattr(forecast, "judge", lambda *_: dict(
