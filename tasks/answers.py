@@ -52,6 +52,8 @@ def judged(text, gold, question=""):
         lambda found: f"\1{found[3]}\2" if found[2] else found[3], text[-LONGEST_TEXT:])).strip())
     text = marked.replace("\1", "").replace("\2", "")
     text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
+    if "(B)" in question and not RE.choice.fullmatch(gold):  # "(B) surplus", of its options
+        text = re.sub(r"(?<!\w)\([A-J]\)\s+(?=[A-Za-z])", "", text)
     boxes, text = BOX.findall(text), BOX.sub("\0", text)
     if "," in gold:  # "\boxed{6} and \boxed{-6}" is one list
         each = iter(boxes)
@@ -80,6 +82,8 @@ def judged(text, gold, question=""):
             said := reading.fullmatch(RE.text.sub(r"\1", part))) and word(part) != wanted
             else ", ".join(RE.formula.findall(part[: LONGEST_ANSWER + 100])) or part
             for part in found]
+    if number:  # "1.5 or 3/2"
+        found = [each for part in found for each in re.split(r"\bor\b", part)]
     found = list(dict.fromkeys(found))
     if len(found) > MOST_ANSWERS or "\0" in text and RE.not_boxed.search(text) or any(
             other_unit(part[:LONGEST_ANSWER], gold, question) for part in beside):
@@ -252,7 +256,7 @@ def same_moment(part, gold):
 
 def same_text(part, gold, question=""):
     """Whether a cleaned answer is right; None: ask Math-Verify, for which "der" is "red"."""
-    several, letters = (re.sub(r"\band\b|[\s,;]", "", RE.text.sub(r"\1", clean(one)))
+    several, letters = (re.sub(r"\band\b|[\s,;、和]", "", RE.text.sub(r"\1", clean(one)))
                         for one in (gold, part))
     if re.fullmatch("(?=..)A?B?C?D?E?F?G?H?I?J?", several) and re.fullmatch("[A-J]+", letters):
         return "".join(sorted(letters)) == several  # "B, D" and BD

@@ -533,7 +533,7 @@ def test_a_text_that_talks_to_the_judge_does_not_score(text, gold, verifier):
 # Nothing hangs, nothing is silently wrong
 
 
-ENDLESS = r"\boxed{(x+y+z+w+1)^{4000}}"
+ENDLESS = rf"\boxed{{{''.join(f'(x+y+z+w+{i})^9' for i in range(1, 13))}}}"      # to be expanded
 
 
 def test_an_endless_check_costs_its_sample_the_reward_and_the_run_a_deadline():
