@@ -54,6 +54,7 @@ def judged(text, gold, question=""):
     text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
     if "(B)" in question and not RE.choice.fullmatch(gold):  # "(B) surplus", of its options
         text = re.sub(r"(?<!\w)\([A-J]\)\s+(?=[A-Za-z])", "", text)
+    text = RE.tagged.sub(r"\\boxed{\1}", text)
     boxes, text = BOX.findall(text), BOX.sub("\0", text)
     if "," in gold:  # "\boxed{6} and \boxed{-6}" is one list
         each = iter(boxes)
@@ -200,7 +201,8 @@ def same_number(part, gold, question="", ratio=False):
     (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold
     if unit and gold_unit and unit != gold_unit or not lowest and RE.lowest.search(question):
         return False
-    if value == gold_value:
+    if value == gold_value or (  # 1/6 for .1666666666666
+            gold_value.denominator > 10**9 and abs(value - gold_value) < 1e-9):
         # .05% for .05, also as a probability, and 7% of apples
         if percent and not gold_percent and (question or abs(value) < 1) and not RE.percent.search(
                 question if abs(value) > 1 else question.replace("probab", "")):
