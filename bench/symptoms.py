@@ -200,7 +200,7 @@ def alarms(folders):
         found = symptoms.found(rows)
         for name, steps in [(s.name, steps) for s, steps in found] or [("none", [])]:
             yield {"run": Path(folder).name, "length": int(rows[-1]["step"]), "symptom": name,
-                   "count": len(steps), "steps": symptoms.ranges(steps)}
+                   "count": len(steps), "steps": symptoms.ranges(steps) if steps else ""}
 
 
 def profile(folder, parts=6):

@@ -62,7 +62,7 @@ def main(argv=None, make_trainer=Trainer):
             print(trained(run, tried=flags.no_preflight or folder.newest() is not None))
             team.close()
         # Stopped is not done: whoever wrote `&& python fit.py` should know.
-        return exit_code(team.stop) if team.stop else 0
+        return exit_code(team.stop) if team.stop and not folder.done() else 0
     except (ConfigError, TaskError) as error:
         print(f"scalerl.py: {error}", file=sys.stderr)
         return 2

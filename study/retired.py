@@ -12,6 +12,7 @@ tell the two apart, the same is done with the model before training.
 """
 import argparse
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def pass_rates(folder, model, prompts):
     run = make_run(config, team.lead(Trainer(config, team)), RunFolder(config))
     try:
         run.push_weights(run.eval_sampler)
+        run.eval_sampler.path = os.devnull      # on vLLM: no answers kept of another model
         run.eval_sampler.reseed(config.seed)
         asked = {prompt: run.problems.train[prompt] for prompt in prompts}
         rollouts = run.answers(run.eval_sampler, asked, SAMPLES)

@@ -52,8 +52,7 @@ def judged(text, gold, question=""):
         lambda found: f"\1{found[3]}\2" if found[2] else found[3], text[-LONGEST_TEXT:])).strip())
     text = marked.replace("\1", "").replace("\2", "")
     text = RE.exclaimed.sub(r"\1.", RE.one_line.sub(lambda one: one[0].replace("\n", " "), text))
-    if "(B)" in question and not RE.choice.fullmatch(gold):  # "(B) surplus", of its options
-        text = re.sub(r"(?<!\w)\([A-J]\)\s+(?=[A-Za-z])", "", text)
+    text = RE.explained.sub("<answer>", text) if plain_number(gold) else text
     text = RE.tagged.sub(r"\\boxed{\1}", text)
     boxes, text = BOX.findall(text), BOX.sub("\0", text)
     if "," in gold:  # "\boxed{6} and \boxed{-6}" is one list
@@ -83,8 +82,7 @@ def judged(text, gold, question=""):
             said := reading.fullmatch(RE.text.sub(r"\1", part))) and word(part) != wanted
             else ", ".join(RE.formula.findall(part[: LONGEST_ANSWER + 100])) or part
             for part in found]
-    if number:  # "1.5 or 3/2"
-        found = [each for part in found for each in re.split(r"\bor\b", part)]
+    found = [each for part in found for each in (RE.either.split(part) if number else [part])]
     found = list(dict.fromkeys(found))
     if len(found) > MOST_ANSWERS or "\0" in text and RE.not_boxed.search(text) or any(
             other_unit(part[:LONGEST_ANSWER], gold, question) for part in beside):
@@ -266,6 +264,7 @@ def same_text(part, gold, question=""):
     if re.fullmatch("[A-J]|[0-9A-Z]+_[0-9]+", wanted) or re.fullmatch("[a-z'-]{2,}", wanted) and (
             r"\text" in gold or RE.words.fullmatch(gold)):
         part = re.sub(r"^\(([a-j])\)\W*$", lambda one: one[1].upper(), part)
+        part = re.sub(r"^\([A-J]\)\s+", "", part) if wanted[1:] else part  # "(B) surplus"
         return word(part) in (wanted, wanted.partition("_")[0])
     names, asked = map(RE.pair.findall, (part.partition("=")[0], question))
     if any(one != two and sorted(one) == sorted(two) for one in names for two in asked):

@@ -999,6 +999,22 @@ def test_a_stop_in_which_no_sample_has_finished_keeps_the_tokens_that_were_decod
     assert kept[0] < kept[1] < kept[2]
 
 
+def test_a_signal_while_the_last_model_is_written_leaves_a_finished_run_finished(
+        micro, tmp_path, monkeypatch, capsys):
+    """With exit code 75 a scheduler would queue it again, and a loop would go round once more."""
+    save_model = RunFolder.save_model
+
+    def signalled(folder, trainer, name):
+        if name == "model":
+            os.kill(os.getpid(), signal.SIGTERM)
+        save_model(folder, trainer, name)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save_model", signalled)
+        assert train(tmp_path, arguments(micro, name="r", steps=2), patch) == 0
+    said = capsys.readouterr().out
+    assert "Done: 2 steps." in said and (tmp_path / "runs/r/done").exists()
+
+
 def test_ctrl_c_while_a_run_is_still_being_built_is_one_sentence(micro, monkeypatch, capsys):
     """Servers take a minute to come up: the moment in which people change their minds."""
     def interrupted(*_):
