@@ -687,6 +687,57 @@ def test_what_the_eighth_set_showed(text, gold, right):
     assert (verify(text, gold)[0] > 0) == right
 
 
+OPTIONS = "What is it? Options: (A) shortage (B) surplus"
+
+
+@pytest.mark.parametrize(("text", "gold", "question", "right"), [
+    # tags of other prompts; a tag outranks sentences on "the answer", as a box does
+    ("So it is.\n<SOLUTION>\n12", "12", "", True), ("<SOLUTION>13", "12", "", False),
+    (r"<solution>\frac{2}{7}</solution>", r"\frac27", "", True),
+    ("The answer is a positive integer, as asked.\n<answer>\n116\n</answer>", "116", "", True),
+    ("Let me check the answer: it fits.\n<answer>116</answer>", "116", "", True),
+    ("<answer>115</answer> The answer is 116.", "116", "", False),
+    (r"<answer>115</answer> so \boxed{116}", "116", "", False),
+    ("<answer><answer>116</answer>B</answer>", "116", "", False),
+    # sentences in a tag
+    ("<answer>Mr. Li needs 7 packs of paper.</answer>", "7", "", True),
+    ("<answer>There are 5 rows. So he needs $5 * 39 = $195. Therefore he will pay $195.</answer>",
+     "195", "", True),
+    ("<answer>The chance is 5/11. This is because 5 of 11 are white.</answer>", "5/11", "", True),
+    ("<answer>There are 14 days. So he needs 9 packs.</answer>", "14", "", False),
+    ("<answer>So the final answer is 10 - 3 = 7.</answer>", "7", "", True),
+    ("<answer>First, 3,140 + 9,980 + 2,500 = 15,620.</answer>", "15620", "", True),
+    ("<answer>First, 3,140 + 9,980 + 2,500 = 15,621.</answer>", "15620", "", False),
+    # #### behind prose, tags behind the last sentence
+    ("So she makes 18 dollars. #### 18", "18", "", True), ("It is 18. #### 19", "18", "", False),
+    ("The sum is $66.\n</reasoning>", "66", "", True), ("It is 66.<|im_end|>", "66", "", True),
+    # choices
+    ("(B) surplus", "surplus", OPTIONS, True), ("The answer is (B) surplus.", "surplus", OPTIONS, True),
+    ("(A) shortage", "surplus", OPTIONS, False), ("(A) yes.", "yes", "", True),
+    ("(B) no.", "yes", "", False), (r"\boxed{\text{A. }-\frac{1}{21}}", "A", "", True),
+    ("正确选项为 **B、C、D**。\n\\boxed{BCD}", "BCD", "", True),
+    ("正确的选项是 B 和 C。\n\\boxed{BC}", "BC", "", True),
+    ("正确的选项是 B 和 D。\n\\boxed{BC}", "BC", "", False),
+    ("所以选项 B 是正确的。\n【答案】B", "B", "", True), ("【答案】: C <eoa>", "C", "", True),
+    ("【答案】: C <eoa>", "D", "", False), ("【答案】$y=x+1$<eoa>", "y=x+1", "", True),
+    ("最终答案：\n公差是四，对应选项乙。\n\\boxed{4}", "4", "", True),
+    # values
+    ("**Answer:** 1.5 or 3/2.", "3/2", "", True), ("The answer is 1.5 or 2.", "3/2", "", False),
+    (r"\boxed{20\%}", "20", "手动挡汽车的百分比是多少？", True),
+    ("The answer is 1/6.", "0.16666666666666666", "", True),
+    ("The answer is 1/7.", "0.16666666666666666", "", False), ("It is 0.17.", "1/6", "", False),
+    (r"\boxed{q_{\max}=\sqrt{5}}", r"\sqrt5", "", True),
+    (r"\boxed{\lim_{n\to\infty}\frac{a_n}{n}=\frac38}", r"\frac38", "", True),
+    (r"\boxed{\lim_{n\to\infty}\frac{a_n}{n}=\frac14}",
+     r"\lim_{n\to\infty}\frac{a_n}{n}=\frac38", "", False),
+    (r"\boxed{\frac38}", r"\lim_{n\to\infty}\frac{a_n}{n}=\frac38", "", True),
+    (r"Fill \(\boxed{\phantom{2}}\): it is \(\boxed{4}\).", "4", "", True),
+    ("Минимальное количество полосок равно **4302**.", "4302", "", True)])
+def test_what_outputs_of_other_models_showed(text, gold, question, right):
+    """Frames of other people's prompts: bench/answers/README.md, outputs.csv."""
+    assert (verify(text, gold, question=question)[0] > 0) == right
+
+
 def test_no_text_that_looks_for_the_reward_is_paid(verifier, seed):
     """Boxes in boxes, lists of everything, phrases for the grader, the question as the answer."""
     hacks = runpy.run_path(FOLDER / "hacks.py")["hacks"](400, random.Random(seed))
