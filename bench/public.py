@@ -14,7 +14,8 @@ fitted; the mean of the last fifth of the curve (3 points at least) is to be for
     followed  what fit.py's first line said until the fifth round: the law, or the last value where
               the verdict says that nothing is better
     middle    of law, last value and line the one between the other two
-    printed   what fit.py's first line says: the law, or the middle where the verdict is that one
+    tested    what it was to say after it: the law, or the middle where the verdict is that one
+    printed   what it says: the law where the verdict is "usable", else the middle
 
 A forecast that cannot be made is an empty cell with its reason, and the row stays; means are over
 the curves on which all of them exist. Interval and verdict stand there three times: of today, as
@@ -233,7 +234,8 @@ def kept(number=1, judged=""):
         row["middle"] = three[1] if len(three) == 3 else ""
         last = row["verdict"] == LAST_VALUE
         row |= {"followed": row["naive" if last else "sigmoid"],
-                "printed": row["middle" if last else "sigmoid"]}
+                "tested": row["middle" if last else "sigmoid"],
+                "printed": row["sigmoid" if row["verdict"] == USABLE else "middle"]}
     return rows
 
 
@@ -294,9 +296,10 @@ def forecasts_beside():
     told = ["| curves | cut | n | forecast | mean | median | nearer than the last value in "
             "| farther in |", "|---|--:|--:|---" + "|--:" * 4 + "|"]
     names = {"sigmoid": "the law", "naive": "the last value", "line": "the line in log x",
-             "followed": "printed until then", "printed": "printed now",
-             "middle": "the middle everywhere"}
-    for numbers, part in (((1, 2, 3, 4), "the first four rounds"), ((5,), "the fifth round")):
+             "followed": "printed until then", "tested": "printed in the test",
+             "printed": "printed now", "middle": "the middle everywhere"}
+    for numbers, part in (((1, 2, 3, 4), "the first four rounds"), ((5,), "the fifth round"),
+                          ((1, 2, 3, 4, 5), "all")):
         for cut in CUTS[::-1]:
             rows = [row for number in numbers for row in kept(number)
                     if row["cut"] == cut and all(row[way] != "" for way in FORECASTS)]

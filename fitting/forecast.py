@@ -1,12 +1,12 @@
 """forecast.py: what the end of a run will be: a verdict, two reasons, one line; ours. Where the law
-is not believed, the forecast is the middle one of law, last value and line (results/public)."""
+is not usable, the forecast is the middle one of law, last value and line (results/public)."""
 import numpy as np
 
 from fit import FEW, LAST, SAME_A, BadInput, diagnostics, falls, fit_curve, interval
 
 USABLE, RANGE, LAST_VALUE = ("forecast usable", "only a range", "no better than the last value")
 CLEAR, WIDEST = 0.8, 0.5  # share of its draws beyond the last value; a wider one is useless
-FALLS = "if the run does not fall, as 25 of 196 published ones did"
+FALLS = "if this run does not fall (35 of 257 published ones did)"
 
 
 def line_at(C, R, C_at):
@@ -47,7 +47,7 @@ def judge(fit, C):
         reasons.append("no evaluation at step 0: R0 is a guess")
     if not fit.no_interval and any("the bend" in warning for warning in diagnostics(fit)):
         reasons.append("the bend towards the ceiling has hardly been seen")
-    value = float(np.median([law, naive, line])) if verdict == LAST_VALUE else law
+    value = law if verdict == USABLE else float(np.median([law, naive, line]))
     return dict(verdict=verdict, reasons=reasons[:2], value=value, law=law, lo=low, hi=high,
                 naive=naive, line=line)
 
@@ -56,7 +56,7 @@ def verdict_line(told, where):
     """What `judge` told, in one line, and a line for each reason."""
     first = with_ends(told["law"], told["lo"], told["hi"])
     other = f"the last value is {told['naive']:.3f}"
-    if told["verdict"] == LAST_VALUE:
+    if told["verdict"] != USABLE:
         first, other = f"{told['value']:.3f}", f"the curve says {first}, {other}"
     link = "but" if told["verdict"] == USABLE else "because"
     return (f"{told['verdict']}: {first} {where}, {FALLS}; {other}, the line in log C "
