@@ -129,8 +129,7 @@ class Config:
     def schedule(self):
         """(scheme, k) of `off_policy`, as ("pipeline", 8). Raises ConfigError: it is neither."""
         scheme, _, k = self.off_policy.partition("-")
-        if scheme not in ("pipeline", "ppo") or not k.isdecimal() or (
-                scheme == "ppo" and int(k) == 0):
+        if scheme not in ("pipeline", "ppo") or not k.isdecimal() or scheme == "ppo" and not int(k):
             raise ConfigError(f'off_policy = {self.off_policy!r}: use "pipeline-K" (K = 0: '
                               'on-policy) or "ppo-K" with K >= 1')
         return scheme, int(k)

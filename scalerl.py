@@ -499,8 +499,7 @@ class Run:
         a truncated sample as wrong, whatever its text says (ours)."""
         config, G = self.config, self.config.samples_per_prompt
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        verdicts, log = self.verifier.rewards(
-            rollouts, self.problems.train, self.trainer.tokenizer)
+        verdicts, log = self.verifier.rewards(rollouts, self.problems.train, self.trainer.tokenizer)
         right = torch.tensor(verdicts).view(-1, G) > 0                                  # (P, G)
         for group, row in zip(groups, right):
             self.curriculum.record(group.prompt_id, int(row.sum()), G)

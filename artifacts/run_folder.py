@@ -65,6 +65,8 @@ class RunFolder:
 
     def make(self, device):
         """The folder of a new run; device: the trainer's. It is a run once config.toml is there."""
+        if self.log_sizes():
+            raise ConfigError(f"{self.path} has logs and no config.toml: choose another --name")
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.lock()
         parts = f"{self.config.task}+{self.config.eval_tasks}".split("+")

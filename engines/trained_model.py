@@ -1,6 +1,6 @@
 """trained_model.py: what samplers and checkpoints ask of a trainer; how its layers run."""
-import functools
 import types
+from functools import cache, cached_property, partial
 
 import torch
 import torch._functorch.config
@@ -35,7 +35,7 @@ class TrainedModel:
         for start in range(0, len(self.named_parameters), GATHERED):
             yield from self.gather(start, dtype)
 
-    @functools.cached_property
+    @cached_property
     def named_parameters(self):
         """[(name, parameter)], listed once: a walk for each few took 1.3 s of a push of 2,595."""
         return [*self.model.named_parameters()]
@@ -72,12 +72,11 @@ def checkpoint_and_compile(model, recompute, compiled):
         torch._dynamo.config.suppress_errors = True
         torch._functorch.config.force_non_lazy_backward_lowering = True
 
-    @functools.cache                        # one function for each class of layers
+    @cache                        # one function for each class of layers
     def training_forward(plain):
         step = torch.compile(plain, dynamic=True) if compiled else plain
         if recompute:       # no random numbers to keep for the second run: there is no dropout
-            step = functools.partial(recomputed, step, use_reentrant=False,
-                                     preserve_rng_state=False)
+            step = partial(recomputed, step, use_reentrant=False, preserve_rng_state=False)
         return lambda *args, **kwargs: (step if torch.is_grad_enabled() else plain)(*args, **kwargs)
     for layer in layers:
         layer.forward = types.MethodType(training_forward(type(layer).forward), layer)

@@ -80,8 +80,8 @@ class Estimate:
         # One process alone rounds its weights to bf16 by autocast, a copy.
         fixed, sharded = 16 * self.weights / (trainers if self.cuda else 1), trainers > 1
         if self.cuda and sharded:
-            fixed += self.root * (self.itemsize + 4) \
-                + 2 * (self.weights - self.root) / layers * self.itemsize
+            two_layers = 2 * (self.weights - self.root) / layers
+            fixed += self.root * (self.itemsize + 4) + two_layers * self.itemsize
         rounded = self.itemsize < 4                         # and the sampler has a copy of its own
         copy = self.alone and (c.engine == "vllm" or rounded)       # the sampler's
         fixed += self.weights * self.itemsize * (rounded * (not sharded) + copy)

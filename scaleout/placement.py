@@ -45,9 +45,8 @@ def make_placement(config, estimate, address=""):
         count = 0 if c.vllm_url else c.servers or 1
         why = f"no GPU: {trainers} train, {count} servers generate"
     size, devices = max(1, c.tensor_parallel), range(trainers, c.gpus)      # none on CPUs
-    return Placement(trainers, {
-        f"http://{host}:{port}": devices[i * size:(i + 1) * size]
-        for i, port in enumerate(free_ports(count, host))}, why)
+    return Placement(trainers, {f"http://{host}:{port}": devices[i * size:(i + 1) * size]
+                                for i, port in enumerate(free_ports(count, host))}, why)
 
 
 def on_gpus(c, estimate, address):

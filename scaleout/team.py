@@ -134,9 +134,8 @@ class Ranks(Alone):
             cpu_ram_efficient_loading=False, mixed_precision_policy=MixedPrecisionPolicy(
                 param_dtype=compute_dtype(config, cuda), reduce_dtype=torch.float32))
         timeout = datetime.timedelta(seconds=config.deadline_s)
-        self.accelerator = Accelerator(
-            cpu=not cuda, mixed_precision="no", fsdp_plugin=self.plugin,
-            kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)])
+        self.accelerator = Accelerator(cpu=not cuda, mixed_precision="no", fsdp_plugin=self.plugin,
+                                       kwargs_handlers=[InitProcessGroupKwargs(timeout=timeout)])
         # Calls travel apart from gradients, over TCP; the wait for the next one has no limit.
         self.group = dist.new_group(backend="gloo", timeout=timeout)
         self.calls = dist.new_group(backend="gloo", timeout=datetime.timedelta(days=365))

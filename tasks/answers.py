@@ -199,8 +199,7 @@ def same_number(part, gold, question="", ratio=False):
     (value, percent, unit, lowest), (gold_value, gold_percent, gold_unit, _) = found, gold
     if unit and gold_unit and unit != gold_unit or not lowest and RE.lowest.search(question):
         return False
-    if value == gold_value or (  # 1/6 for .1666666666666
-            gold_value.denominator > 10**9 and abs(value - gold_value) < 1e-9):
+    if abs(value - gold_value) <= (1e-9 if gold_value.denominator > 10**9 else 0):  # 1/6 = .1666...
         # .05% for .05, also as a probability, and 7% of apples
         if percent and not gold_percent and (question or abs(value) < 1) and not RE.percent.search(
                 question if abs(value) > 1 else question.replace("probab", "")):

@@ -86,9 +86,8 @@ def grade(kind, answer, parts, asked=()):
     if gold is None or None in found:
         return "error" if gold is None else "unreadable"
     asked = [one for one in map(expression, asked) if one is not None]
-    if "=" not in answer and answers.plain_number(answer) and any(
-            same(gold, one) for one in asked):  # 4^5, too, is no answer to "compute 2^{10}"
-        return "wrong"
+    if "=" not in answer and answers.plain_number(answer) and any(same(gold, one) for one in asked):
+        return "wrong"  # 4^5, too, is no answer to "compute 2^{10}"
     return verdict([same(gold, one) and is_answer(one, gold, asked) for one in found])
 
 

@@ -1015,6 +1015,19 @@ def test_a_signal_while_the_last_model_is_written_leaves_a_finished_run_finished
     assert "Done: 2 steps." in said and (tmp_path / "runs/r/done").exists()
 
 
+def test_a_run_that_has_lost_its_settings_is_not_begun_again_into_its_logs(micro, tmp_path,
+                                                                         monkeypatch, capsys):
+    """Two runs, of other seeds even, in one log: nothing would show it."""
+    assert train(tmp_path, arguments(micro, name="r", steps=2), monkeypatch) == 0
+    folder = tmp_path / "runs" / "r"
+    before = (folder / "metrics.jsonl").read_bytes()
+    (folder / "config.toml").unlink()
+    (folder / "done").unlink()
+    assert train(tmp_path, arguments(micro, name="r", steps=2, seed=9), monkeypatch) == 2
+    assert "runs/r has logs and no config.toml: choose another --name" in capsys.readouterr().err
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
 def test_ctrl_c_while_a_run_is_still_being_built_is_one_sentence(micro, monkeypatch, capsys):
     """Servers take a minute to come up: the moment in which people change their minds."""
     def interrupted(*_):

@@ -712,7 +712,8 @@ OPTIONS = "What is it? Options: (A) shortage (B) surplus"
     ("So she makes 18 dollars. #### 18", "18", "", True), ("It is 18. #### 19", "18", "", False),
     ("The sum is $66.\n</reasoning>", "66", "", True), ("It is 66.<|im_end|>", "66", "", True),
     # choices
-    ("(B) surplus", "surplus", OPTIONS, True), ("The answer is (B) surplus.", "surplus", OPTIONS, True),
+    ("(B) surplus", "surplus", OPTIONS, True),
+    ("The answer is (B) surplus.", "surplus", OPTIONS, True),
     ("(A) shortage", "surplus", OPTIONS, False), ("(A) yes.", "yes", "", True),
     ("(B) no.", "yes", "", False), (r"\boxed{\text{A. }-\frac{1}{21}}", "A", "", True),
     ("正确选项为 **B、C、D**。\n\\boxed{BCD}", "BCD", "", True),
