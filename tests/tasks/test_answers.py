@@ -4,10 +4,12 @@ The oracle is a person: every gold answer below stands beside another right spel
 answer that is near to it. For formulas of Math-Verify's kind: Math-Verify itself.
 """
 
+import csv
 import itertools
 import json
 import logging
 import random
+import re
 import runpy
 import time
 
@@ -722,6 +724,12 @@ OPTIONS = "What is it? Options: (A) shortage (B) surplus"
     ("所以选项 B 是正确的。\n【答案】B", "B", "", True), ("【答案】: C <eoa>", "C", "", True),
     ("【答案】: C <eoa>", "D", "", False), ("【答案】$y=x+1$<eoa>", "y=x+1", "", True),
     ("最终答案：\n公差是四，对应选项乙。\n\\boxed{4}", "4", "", True),
+    ("Thus, the answer is D (70°).", "D", "", True), ("The answer is D (70).", "C", "", False),
+    (r"\boxed{A (x)}", "B", "", False),
+    # calculators' notes, remarks, a tag that goes on
+    ("So he spent $28 + $44 = $<<28+44=72>>72 in all.", "72", "", True),
+    ("It is about 2 inches long.\nIs there anything else I can help you with?", "2", "", True),
+    ("<answer>It yields n = 12, but since 10 is one, there are 11.</answer>", "12", "", False),
     # values
     ("**Answer:** 1.5 or 3/2.", "3/2", "", True), ("The answer is 1.5 or 2.", "3/2", "", False),
     (r"\boxed{20\%}", "20", "手动挡汽车的百分比是多少？", True),
@@ -737,6 +745,23 @@ OPTIONS = "What is it? Options: (A) shortage (B) surplus"
 def test_what_outputs_of_other_models_showed(text, gold, question, right):
     """Frames of other people's prompts: bench/answers/README.md, outputs.csv."""
     assert (verify(text, gold, question=question)[0] > 0) == right
+
+
+def test_the_page_on_outputs_of_real_models_has_the_sums_of_its_table():
+    with open(FOLDER / "outputs.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    page = (FOLDER / "README.md").read_text()
+    for part in "ABC":
+        some = [row for row in rows if row["part"] == part]
+        texts, right, refused, paid, theirs, theirs_paid, mark, mark_paid, after, after_paid = (
+            sum(int(row[name] or 0) for row in some) for name in (
+                "texts", "right", "refused", "paid", "math_verify_refused", "math_verify_paid",
+                "mark_refused", "mark_paid", "refused_after", "paid_after"))
+        assert re.search(rf"(?m)^\| {part}, .* \| {len(some)} \| {texts:,d} \| {right:,d} \| "
+                         rf"{refused}, {paid} \| {theirs}, {theirs_paid} \| {mark}, {mark_paid} "
+                         rf"\| {after}, {after_paid} \|$", page), part
+    assert len({row["repository"] for row in rows}) == len(rows) == 38
+    assert f"{sum(int(row['texts']) for row in rows):,d} finished texts" in page
 
 
 def test_no_text_that_looks_for_the_reward_is_paid(verifier, seed):
