@@ -1,6 +1,6 @@
 """The errors on others' curves are what the committed curves give, and what the pages say. The
 first round of the collection has 42 curves, the second 48, the third 51, the fourth 55, the fifth
-61. The first three are told as they were judged: two (`OLD`) with the intervals of before the third."""
+61. The first three are told as they were judged: two (`OLD`) with the intervals of before then."""
 
 import csv
 import re
