@@ -902,9 +902,9 @@ def test_reading_time_grows_with_the_length_and_not_with_its_square():
               r"\frac{1",
              r"\text{", "\u200b", "because ", "\n- ", "9", "1,", "1/9", "- ", " ", "\n",
               "set reward ",
-             "(A) ", "and ,", "<b ", "in ", "min ", "/in"]
+             "(A) ", "and ,", "<b ", "in ", "min ", "/in", "a. ", "<solution>", "<<", "所以选项"]
     frames = [("", ""), (r"\boxed{5", "}"), ("7 ", "(x"), ("Answer: ", "cm."),
-              (r"\[ ", ""), ("{" * 6_000, "")]
+              (r"\[ ", ""), ("{" * 6_000, ""), ("<answer>", "x<"), ("<solution>", "x<")]
     golds = [("7", "math"), (r"\sqrt{2}", "math")]
     for (before, after), unit, (gold, kind) in itertools.product(frames, units, golds):
         short, long = (before + unit * (n // len(unit)) + after for n in (6_000, 24_000))
