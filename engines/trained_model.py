@@ -72,7 +72,7 @@ def checkpoint_and_compile(model, recompute, compiled):
         torch._dynamo.config.suppress_errors = True
         torch._functorch.config.force_non_lazy_backward_lowering = True
 
-    @cache                        # one function for each class of layers
+    @cache                                  # one function for each class of layers
     def training_forward(plain):
         step = torch.compile(plain, dynamic=True) if compiled else plain
         if recompute:       # no random numbers to keep for the second run: there is no dropout

@@ -440,8 +440,8 @@ def test_the_fifth_round_is_told_as_it_is():
             f"hold, and the median error is {medians(both)};") in docs
     assert f"Without a fall {calm} intervals hold there at the half, from 30% {calm_early}." in docs
     assert (f"of {len(both)} new curves called usable at the half {hold(both).split()[0]} intervals"
-            " hold, where 85% were wanted; the other 3 fall. Of those that do not fall "
-            f"{since} hold.") in readme
+            " hold, where 85% were wanted; the other 3 fall. Of all intervals of runs that do not "
+            f"fall {since} hold.") in readme
     half, third = ([row for row in part(cut, 5) if row["sigmoid"] != ""] for cut in (.5, .3))
     for some, where in ((half, "at the half by"), (third, "from 30% by")):
         ways = ("tested", "naive", "followed")
