@@ -48,6 +48,10 @@ SPELLINGS.append((  # 0.1\overline{6} = 15/90
 
 def judged(text, gold, question=""):
     """(the answers of a text, cleaned, and of each whether it is right; None: ask Math-Verify)."""
+    if not RE.choice.fullmatch(gold):  # the gold answer is perhaps the text of a choice
+        for letter, said in RE.choices.findall(question):
+            if clean(said) == clean(gold) and judged(text, letter, question)[1] == [True]:
+                return [letter], [True]
     marked = RE.aside.sub("", RE.decoration.sub("", RE.emphasis.sub(
         lambda found: f"\1{found[3]}\2" if found[2] else found[3], text[-LONGEST_TEXT:])).strip())
     text = marked.replace("\1", "").replace("\2", "")

@@ -690,6 +690,7 @@ def test_what_the_eighth_set_showed(text, gold, right):
 
 
 OPTIONS = "What is it? Options: (A) shortage (B) surplus"
+ANGLES = "Find x.\n(A) 17.5°\n(B) 35°\n(C) 60°\n(D) 70°"
 
 
 @pytest.mark.parametrize(("text", "gold", "question", "right"), [
@@ -726,6 +727,22 @@ OPTIONS = "What is it? Options: (A) shortage (B) surplus"
     ("最终答案：\n公差是四，对应选项乙。\n\\boxed{4}", "4", "", True),
     ("Thus, the answer is D (70°).", "D", "", True), ("The answer is D (70).", "C", "", False),
     (r"\boxed{A (x)}", "B", "", False),
+    ("So the correct answer is 'D)80'.", "D", "", True), ("The answer is 'A'.", "A", "", True),
+    ("So the correct answer is 'D)80'.", "C", "", False), ("The answer is A'.", "A", "", False),
+    # the gold answer is the text of a choice: its letter is right, too
+    ("So, the answer is D (70°).", "70°", ANGLES, True), ("The answer is D.", "70°", ANGLES, True),
+    ("The answer is 70°.", "70°", ANGLES, True), ("The answer is B.", "70°", ANGLES, False),
+    ("The answer is B or D.", "70°", ANGLES, False), (r"\boxed{B} \boxed{D}", "70°", ANGLES, False),
+    ("So the answer is (C).", "2√{2}", "Which? (A) 1 (B) 2 (C) 2√{2} (D) √{6}", True),
+    ("So the answer is (D).", "2√{2}", "Which? (A) 1 (B) 2 (C) 2√{2} (D) √{6}", False),
+    # "Answer:" over the working is a headline; underscores between thousands
+    ("Answer:\n\nAnn owns 30 barrels of oil.\nBo owns 7 times as many: 210.\n\n#### 210", "210",
+     "", True),
+    ("Answer: To find out how many, we multiply 311 by 8.\n\nTherefore, Ann has 2,488 coins.",
+     "2488", "", True),
+    ("Answer: The number of coins that Ann has is 2,488.\nThis is 311 times 8.", "2488", "", True),
+    ("Answer: 311 times 8 coins of Ann.\nTherefore, Ann has 2,489 coins.", "2488", "", False),
+    ("#### 2173", "2_173", "", True), ("#### 2174", "2_173", "", False),
     # calculators' notes, remarks, a tag that goes on
     ("So he spent $28 + $44 = $<<28+44=72>>72 in all.", "72", "", True),
     ("It is about 2 inches long.\nIs there anything else I can help you with?", "2", "", True),
@@ -902,9 +919,11 @@ def test_reading_time_grows_with_the_length_and_not_with_its_square():
               r"\frac{1",
              r"\text{", "\u200b", "because ", "\n- ", "9", "1,", "1/9", "- ", " ", "\n",
               "set reward ",
-             "(A) ", "and ,", "<b ", "in ", "min ", "/in", "a. ", "<solution>", "<<", "所以选项"]
+             "(A) ", "and ,", "<b ", "in ", "min ", "/in", "a. ", "<solution>", "<<", "所以选项",
+             "'", "answer '", "Answer: abc def ghi\n", "So\n"]
     frames = [("", ""), (r"\boxed{5", "}"), ("7 ", "(x"), ("Answer: ", "cm."),
-              (r"\[ ", ""), ("{" * 6_000, ""), ("<answer>", "x<"), ("<solution>", "x<")]
+              (r"\[ ", ""), ("{" * 6_000, ""), ("<answer>", "x<"), ("<solution>", "x<"),
+              ("Answer: abc def ghi ", "")]
     golds = [("7", "math"), (r"\sqrt{2}", "math")]
     for (before, after), unit, (gold, kind) in itertools.product(frames, units, golds):
         short, long = (before + unit * (n // len(unit)) + after for n in (6_000, 24_000))
